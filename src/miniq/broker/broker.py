@@ -1,0 +1,504 @@
+"""The broker: send, receive, ack, release, extend, edit, peek, redrive and the rest, on any store.
+
+Calls run in one event loop. Each validates, asks the store for one atomic change at a time, and raises a
+`MiniQError` that leaves the state as it was. `upkeep.py` holds what runs in the background.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from miniq.broker import rules
+from miniq.broker.clock import Clock, SystemClock
+from miniq.broker.redrive import Redrives
+from miniq.broker.upkeep import Upkeep
+from miniq.broker.waiters import Waiters
+from miniq.errors import (
+    Closed,
+    InvalidRequest,
+    MessageLeased,
+    MessageNotFound,
+    QueueNotFound,
+    QueueProtected,
+    StaleReceipt,
+)
+from miniq.ids import IdSource
+from miniq.message import (
+    Draft,
+    HistoryPage,
+    HistorySpan,
+    Lease,
+    Message,
+    Mode,
+    Outcome,
+    Page,
+    QueueInfo,
+    QueueSettings,
+    RedriveProgress,
+    Status,
+    Stored,
+)
+from miniq.options import Options
+from miniq.store.base import ANY, FREE, Edit, Fence, Room, Store
+
+DEFAULT_QUEUE = "default"
+T = TypeVar("T")
+
+
+class Broker:
+    """The queue rules over one store. `async with Broker(store) as broker`."""
+
+    def __init__(self, store: Store, options: Options | None = None, clock: Clock | None = None) -> None:
+        self.options = options or Options()
+        self.clock = clock or SystemClock()
+        self.store = store
+        self._limits = self.options.limits
+        self._settings: dict[str, QueueSettings] = {}
+        self._ids = IdSource()
+        self._waiters = Waiters(self.clock)
+        self._redrives = Redrives(self)
+        self._upkeep = Upkeep(self)
+        self._open = False
+
+    async def open(self) -> None:
+        """Open the store, learn its queues, begin upkeep."""
+        self.store.on_ready = self._waiters.wake
+        await self.store.open()
+        self._settings = await self.store.queues()
+        self._ids = IdSource(await self.store.last_id())
+        self._open = True
+        await self.ensure_queue(DEFAULT_QUEUE)
+        self._upkeep.start()
+
+    async def close(self) -> None:
+        """Refuse new calls, let long polls return, flush and close the store. Harmless to repeat."""
+        self._open = False
+        self._waiters.wake_all()
+        await self._redrives.stop()
+        await self._upkeep.stop()
+        await self.store.close()
+
+    async def __aenter__(self) -> Broker:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    # Queues
+
+    async def configure(self, queue: str, changes: dict[str, Any] | None = None) -> QueueInfo:
+        """Create a queue or change some of its settings. Its dead-letter queue is created with it."""
+        self._check_open()
+        rules.check_name(queue)
+        settings = rules.change_settings(queue, self._settings.get(queue), changes or {}, self._limits)
+        dead = rules.dead_letter_queue(queue, settings)
+        if dead is not None:
+            await self.ensure_queue(dead)
+        await self._save(queue, settings)
+        return await self.queue(queue)
+
+    async def delete_queue(self, queue: str) -> None:
+        """Remove a queue with everything in it."""
+        self.settings(queue)
+        if queue == DEFAULT_QUEUE:
+            raise QueueProtected(f"queue: {queue!r} is always there; purge it instead", field="queue")
+        await self.store.delete_queue(queue)
+        self._settings.pop(queue, None)
+
+    async def queue(self, queue: str) -> QueueInfo:
+        """Settings and counts of one queue."""
+        settings = self.settings(queue)
+        counts = await self.store.counts(queue, now=self.clock.now())
+        return QueueInfo(queue, settings, counts, self._redrives.progress(queue))
+
+    async def queues(self) -> list[QueueInfo]:
+        """All queues by name."""
+        self._check_open()
+        return [await self.queue(name) for name in sorted(self._settings)]
+
+    def names(self) -> list[str]:
+        """The names of all queues."""
+        return list(self._settings)
+
+    def settings(self, queue: str) -> QueueSettings:
+        """The settings of a queue that must exist."""
+        self._check_open()
+        settings = self._settings.get(queue)
+        if settings is None:
+            raise self._unknown(queue)
+        return settings
+
+    async def ensure_queue(self, queue: str) -> QueueSettings:
+        """The settings of a queue, which is created if need be."""
+        settings = self._settings.get(queue)
+        if settings is None:
+            settings = QueueSettings()
+            await self._save(queue, settings)
+        return settings
+
+    # Messages
+
+    async def send(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
+        """Add messages, all or none, and return their ids once they are on disk."""
+        settings = self._settings.get(queue)
+        if settings is None or not self._open:
+            settings = await self._first_send(queue)
+        now = self.clock.now()
+        messages = rules.admit(queue, settings, drafts, self._ids, now, self._limits)
+        room = Room(settings.max_length, settings.max_bytes) if settings.max_length or settings.max_bytes else None
+        until = now + rules.micros(settings.dedup_window)
+        return await self.store.put(messages, now=now, dedup_until=until, room=room, keep=settings.history)
+
+    async def receive(
+        self,
+        queue: str,
+        *,
+        max: int = 1,
+        visibility_timeout: float | None = None,
+        wait: float = 0,
+        consumer: str | None = None,
+        mode: Mode = "at-least-once",
+    ) -> list[Stored]:
+        """Lease up to `max` messages; with `wait`, wait that long for the first one.
+
+        A queue that does not exist yet is an empty one, unless queues must be made by hand.
+        """
+        self._check_open()
+        limits = self._limits
+        rules.check_count(max, "max", 1, limits.batch)
+        if wait:
+            rules.check_seconds(wait, "wait", 0, limits.wait)
+        if visibility_timeout is not None:
+            rules.check_seconds(visibility_timeout, "visibility_timeout", 0, limits.visibility_timeout)
+        if consumer is not None:
+            rules.check_text(consumer, "consumer", limits)
+        if mode not in ("at-least-once", "at-most-once"):
+            raise InvalidRequest(f"mode: {mode!r}; use at-least-once or at-most-once", field="mode")
+        if queue not in self._settings:
+            rules.check_name(queue)
+            if not self.options.auto_create:
+                raise self._unknown(queue)
+        taken = await self._receive_now(queue, max, visibility_timeout, consumer, mode)
+        if taken or not wait:
+            return taken
+        deadline = self.clock.now() + rules.micros(wait)
+        with self._waiters.join(queue, consumer) as waiter:
+            while True:
+                taken = await self._receive_now(queue, max, visibility_timeout, consumer, mode)
+                if taken:
+                    self._waiters.wake_each(queue)
+                    return taken
+                now = self.clock.now()
+                if now >= deadline or not self._open:
+                    return []
+                if queue in self._settings:
+                    self._waiters.expect(queue, await self.store.next_visible(queue, now=now))
+                await waiter.until(deadline)
+                if not self._open:
+                    return []
+
+    async def ack(self, queue: str, leases: Sequence[Lease]) -> list[Outcome]:
+        """Remove messages for good: they were processed."""
+        settings = self.settings(queue)
+        rules.check_batch(leases, "leases", self._limits)
+        return await self.store.drop(
+            queue,
+            [(lease.id, _receipt(lease)) for lease in leases],
+            now=self.clock.now(),
+            event="acked",
+            reason=None,
+            keep=settings.history,
+        )
+
+    async def release(self, queue: str, leases: Sequence[Lease], delay: float = 0) -> list[Outcome]:
+        """Give messages back, ready again at once or after `delay`. One that has used up its receives
+        goes to the dead-letter queue instead."""
+        settings = self.settings(queue)
+        rules.check_batch(leases, "leases", self._limits)
+        rules.check_seconds(delay, "delay", 0, self._limits.delay)
+        fences = [(lease.id, _receipt(lease)) for lease in leases]
+        outcomes: dict[Fence, Outcome] = {}
+        if settings.max_receives is not None:
+            worn: list[tuple[Fence, Stored]] = []
+            for fence in fences:
+                stored = await self.store.find(queue, fence[0])
+                if stored is not None and stored.receipt == fence[1] and rules.worn_out(stored, settings):
+                    worn.append((fence, stored))
+            if worn:
+                dead = await self._bury(queue, settings, worn, "max_receives", extra=0)
+                outcomes = {fence: outcome for (fence, _), outcome in zip(worn, dead, strict=True)}
+        rest = [fence for fence in dict.fromkeys(fences) if fence not in outcomes]
+        if rest:
+            now = self.clock.now()
+            done = await self.store.reschedule(
+                queue,
+                rest,
+                now=now,
+                visible_at=now + rules.micros(delay),
+                release=True,
+                event="released",
+                keep=settings.history,
+            )
+            outcomes.update(zip(rest, done, strict=True))
+        return [outcomes[fence] for fence in fences]
+
+    async def extend(
+        self, queue: str, leases: Sequence[Lease], visibility_timeout: float | None = None
+    ) -> list[Outcome]:
+        """Let leases end `visibility_timeout` from now."""
+        settings = self.settings(queue)
+        rules.check_batch(leases, "leases", self._limits)
+        seconds = rules.lease_seconds(visibility_timeout, settings, self._limits)
+        now = self.clock.now()
+        return await self.store.reschedule(
+            queue,
+            [(lease.id, _receipt(lease)) for lease in leases],
+            now=now,
+            visible_at=now + rules.micros(seconds),
+            release=False,
+            event=None,
+            keep=settings.history,
+        )
+
+    async def get(self, queue: str, id: str) -> Stored:
+        """Look at one message without consuming it."""
+        settings = self.settings(queue)
+        stored = await self.store.find(queue, id)
+        if stored is None or rules.expired(stored, settings, self.clock.now()):
+            raise _no_message(queue, id)
+        return stored
+
+    async def peek(
+        self, queue: str, *, status: Status | None = None, after: str | None = None, limit: int = 100
+    ) -> Page:
+        """Browse a queue without consuming; `after` is the `next` of the page before."""
+        settings = self.settings(queue)
+        rules.check_count(limit, "limit", 1, self._limits.batch)
+        if status not in (None, "ready", "delayed", "leased"):
+            raise InvalidRequest(f"status: {status!r}; use ready, delayed or leased", field="status")
+        now = self.clock.now()
+        size = self._limits.response_bytes
+        page = await self.store.scan(queue, status=status, after=after, limit=limit, max_bytes=size, now=now)
+        live = [stored for stored in page.messages if not rules.expired(stored, settings, now)]
+        return page if len(live) == len(page.messages) else Page(live, page.next)
+
+    async def edit(
+        self,
+        queue: str,
+        id: str,
+        *,
+        body: bytes | None = None,
+        content_type: str | None = None,
+        headers: dict[str, str] | None = None,
+        priority: int | None = None,
+        delay: float | None = None,
+        receipt: str | None = None,
+    ) -> Stored:
+        """Change a message that is not leased, or that the caller holds the receipt of."""
+        settings = self.settings(queue)
+        now = self.clock.now()
+        if body is None and headers is None and priority is None and delay is None:
+            raise InvalidRequest("edit: nothing to change; give body, headers, priority or delay", field="body")
+        if body is None and content_type is not None:
+            raise InvalidRequest("content_type: comes only with a new body", field="content_type")
+        if body is not None:
+            rules.check_body(body, "application/json" if content_type is None else content_type, self._limits)
+        if headers is not None:
+            rules.check_headers(headers, self._limits)
+        if priority is not None:
+            rules.check_count(priority, "priority", 0, 9)
+        if delay is not None:
+            rules.check_seconds(delay, "delay", 0, self._limits.delay)
+            if receipt is not None:
+                raise InvalidRequest("delay: a leased message has none; release it with a delay", field="delay")
+        change = Edit(
+            body=body,
+            content_type=content_type,
+            headers=headers,
+            priority=priority,
+            visible_at=None if delay is None else now + rules.micros(delay),
+        )
+        fence = (id, FREE if receipt is None else _receipt(Lease(id, receipt)))
+        outcome = await self.store.edit(queue, fence, change, now=now, keep=settings.history)
+        _raise_unless_done(queue, id, outcome)
+        stored = await self.store.find(queue, id)
+        if stored is None:
+            raise _no_message(queue, id)
+        return stored
+
+    async def remove(self, queue: str, id: str, receipt: str | None = None) -> None:
+        """Delete one message that is not leased, or that the caller holds the receipt of."""
+        settings = self.settings(queue)
+        fence = (id, FREE if receipt is None else _receipt(Lease(id, receipt)))
+        outcomes = await self.store.drop(
+            queue, [fence], now=self.clock.now(), event="purged", reason="removed", keep=settings.history
+        )
+        _raise_unless_done(queue, id, outcomes[0])
+
+    async def ack_by_id(self, queue: str, id: str) -> bool:
+        """Ack without a receipt: only for the short routes and `MiniQ`, whose users have none."""
+        settings = self.settings(queue)
+        outcomes = await self.store.drop(
+            queue, [(id, ANY)], now=self.clock.now(), event="acked", reason=None, keep=settings.history
+        )
+        return outcomes[0] == "done"
+
+    async def purge(self, queue: str) -> int:
+        """Remove all messages of a queue, leased ones too, and say how many there were."""
+        settings = self.settings(queue)
+        return await self.store.clear(queue, now=self.clock.now(), keep=settings.history)
+
+    async def redrive(
+        self,
+        queue: str,
+        *,
+        ids: Sequence[str] | None = None,
+        to: str | None = None,
+        rate: float | None = None,
+    ) -> RedriveProgress:
+        """Move dead letters back where they came from, or `to` another queue: all, or some `ids`.
+
+        With `rate` it goes on in the background at so many a second; `queue()` shows how far it is.
+        """
+        self.settings(queue)
+        return await self._redrives.run(queue, ids, to, rate)
+
+    # History and care
+
+    async def history(self, *, after: int = 0, limit: int = 100, queue: str | None = None) -> HistoryPage:
+        """What happened, by rising offset, from the one that follows `after`."""
+        self._check_open()
+        rules.check_count(after, "after", 0, 2**63 - 1)
+        rules.check_count(limit, "limit", 1, self._limits.batch)
+        if queue is not None:
+            rules.check_name(queue)
+        return await self.store.history(after=after, limit=limit, queue=queue)
+
+    async def history_span(self) -> HistorySpan:
+        """How far the history reaches."""
+        self._check_open()
+        return await self.store.history_span()
+
+    async def backup(self, path: str) -> None:
+        """Write a consistent copy of everything to a new folder, while work goes on."""
+        self._check_open()
+        await self.store.backup(path)
+
+    async def upkeep(self) -> None:
+        """One bounded pass over ttl, retention, dedup records and history; also runs by itself."""
+        self._check_open()
+        await self._upkeep.once()
+
+    # Inside
+
+    async def _receive_now(
+        self, queue: str, limit: int, visibility_timeout: float | None, consumer: str | None, mode: Mode
+    ) -> list[Stored]:
+        """Take, ask the rules about each message, hand out those that are fit."""
+        while True:
+            settings = self._settings.get(queue)
+            if settings is None or not self._open:
+                return []
+            now = self.clock.now()
+            seconds = settings.visibility_timeout if visibility_timeout is None else visibility_timeout
+            taken = await self.store.take(
+                queue,
+                limit=limit,
+                max_bytes=self._limits.response_bytes,
+                now=now,
+                until=now + rules.micros(seconds),
+                token=secrets.token_urlsafe(12),
+                consumer=consumer,
+                keep=settings.history,
+            )
+            if not taken:
+                return taken
+            self._waiters.expect(queue, taken[0].visible_at)
+            fit = await self._sort_out(queue, settings, taken, now)
+            if not fit:
+                continue
+            if mode == "at-most-once":
+                fences = [(stored.message.id, stored.receipt or FREE) for stored in fit]
+                done = await self.store.drop(
+                    queue, fences, now=now, event="acked", reason="at-most-once", keep=settings.history
+                )
+                fit = [stored for stored, outcome in zip(fit, done, strict=True) if outcome == "done"]
+            return fit
+
+    async def _sort_out(self, queue: str, settings: QueueSettings, taken: list[Stored], now: int) -> list[Stored]:
+        """Those of `taken` that may be handed out; expired ones are dropped, worn-out ones buried."""
+        oldest = now - rules.micros(settings.retention)
+        most = settings.max_receives or 2**62
+        for stored in taken:
+            message = stored.message
+            if message.expires_at is not None or message.sent_at <= oldest or stored.receives > most:
+                break
+        else:
+            return taken
+        fit: list[Stored] = []
+        over: dict[str, list[Stored]] = {}
+        for stored in taken:
+            reason = rules.verdict(stored, settings, now)
+            (fit if reason == "deliver" else over.setdefault(reason, [])).append(stored)
+        for why, some in over.items():
+            fences = [(stored.message.id, stored.receipt or FREE) for stored in some]
+            if why == "max_receives":
+                await self._bury(queue, settings, list(zip(fences, some, strict=True)), why, extra=1)
+            else:
+                await self.store.drop(queue, fences, now=now, event="expired", reason=why, keep=settings.history)
+        return fit
+
+    async def _bury(
+        self, queue: str, settings: QueueSettings, worn: list[tuple[Fence, Stored]], reason: str, extra: int
+    ) -> list[Outcome]:
+        """Move messages to the dead-letter queue. `extra` receives were counted but not handed out."""
+        to = rules.dead_letter_queue(queue, settings)
+        assert to is not None  # noqa: S101  the caller found max_receives set
+        target = await self.ensure_queue(to)
+        now = self.clock.now()
+        moves: list[tuple[Fence, Message]] = [
+            (fence, rules.bury(stored.message, to, reason, stored.receives - extra, now)) for fence, stored in worn
+        ]
+        return await self.store.move(
+            queue, moves, now=now, event="dead", reason=reason, keep=settings.history, keep_to=target.history
+        )
+
+    async def _first_send(self, queue: str) -> QueueSettings:
+        self._check_open()
+        rules.check_name(queue)
+        if not self.options.auto_create:
+            raise self._unknown(queue)
+        return await self.ensure_queue(queue)
+
+    async def _save(self, queue: str, settings: QueueSettings) -> None:
+        await self.store.save_queue(queue, settings)
+        self._settings[queue] = settings
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise Closed("the broker is closed")
+
+    def _unknown(self, queue: str) -> QueueNotFound:
+        rules.check_name(queue)
+        return QueueNotFound(f"queue: there is no queue {queue!r}", field="queue")
+
+
+def _receipt(lease: Lease) -> str:
+    """The receipt of a lease as a fence; the marks that would open every door are no receipts."""
+    return "?" if lease.receipt in (FREE, ANY) else lease.receipt
+
+
+def _no_message(queue: str, id: str) -> MessageNotFound:
+    return MessageNotFound(f"id: there is no message {id!r} in queue {queue!r}", field="id")
+
+
+def _raise_unless_done(queue: str, id: str, outcome: Outcome) -> None:
+    if outcome == "missing":
+        raise _no_message(queue, id)
+    if outcome == "leased":
+        raise MessageLeased(f"id: message {id!r} is with a consumer; give its receipt, or wait", field="receipt")
+    if outcome == "stale":
+        raise StaleReceipt(f"receipt: message {id!r} has been handed out again or given back", field="receipt")

@@ -1,0 +1,141 @@
+"""Moving dead letters back: all at once, or in the background at a rate."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING
+
+from miniq.broker import rules
+from miniq.errors import InvalidRequest, MiniQError
+from miniq.message import Message, RedriveProgress, Stored
+from miniq.store.base import FREE, Fence
+
+if TYPE_CHECKING:
+    from miniq.broker.broker import Broker
+
+log = logging.getLogger("miniq.redrive")
+PAGE = 500
+
+
+class _Job:
+    def __init__(self, queue: str, to: str | None) -> None:
+        self.queue = queue
+        self.to = to
+        self.moved = 0
+        self.skipped = 0
+        self.running = True
+        self.task: asyncio.Task[None] | None = None
+
+    def progress(self) -> RedriveProgress:
+        return RedriveProgress(self.moved, self.skipped, self.running)
+
+
+class Redrives:
+    """The redrives of a broker. One may run in the background per queue; a new one replaces it."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._jobs: dict[str, _Job] = {}
+
+    def progress(self, queue: str) -> RedriveProgress | None:
+        """How far the last background redrive of a queue has come."""
+        job = self._jobs.get(queue)
+        return None if job is None else job.progress()
+
+    async def run(self, queue: str, ids: Sequence[str] | None, to: str | None, rate: float | None) -> RedriveProgress:
+        """Move messages and say how many; with `rate`, begin and come back at once."""
+        broker = self._broker
+        if ids is not None:
+            rules.check_batch(ids, "ids", broker.options.limits)
+        if to is not None:
+            rules.check_name(to, "to")
+            if to == queue:
+                raise InvalidRequest(f"to: {to!r} is the queue itself; choose another", field="to")
+        if rate is not None and (isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate <= 1e6):
+            raise InvalidRequest(f"rate: {rate!r} is out of range; use more than 0, at most 1000000", field="rate")
+        job = _Job(queue, to)
+        if rate is None:
+            async for page in self._pages(queue, ids):
+                await self._move(job, page)
+            job.running = False
+            return job.progress()
+        await self._cancel(self._jobs.get(queue))
+        self._jobs[queue] = job
+        job.task = asyncio.create_task(self._paced(job, ids, rate))
+        return job.progress()
+
+    async def stop(self) -> None:
+        """End all background work; what is not moved yet stays where it is."""
+        for job in self._jobs.values():
+            await self._cancel(job)
+
+    async def _paced(self, job: _Job, ids: Sequence[str] | None, rate: float) -> None:
+        """Move about twenty times a second, or one by one where the rate is lower than that."""
+        share = max(1, round(rate / 20))
+        try:
+            async for page in self._pages(job.queue, ids):
+                for start in range(0, len(page), share):
+                    some = page[start : start + share]
+                    await self._move(job, some)
+                    await asyncio.sleep(len(some) / rate)
+        except MiniQError as error:
+            log.warning("redrive of %s stopped after %d messages: %s", job.queue, job.moved, error)
+        finally:
+            job.running = False
+
+    async def _pages(self, queue: str, ids: Sequence[str] | None) -> AsyncIterator[list[Stored]]:
+        """The messages to move. What was moved is gone, what was skipped lies behind the cursor."""
+        broker = self._broker
+        if ids is not None:
+            found = [await broker.store.find(queue, id) for id in ids]
+            yield [stored for stored in found if stored is not None]
+            return
+        after: str | None = None
+        while True:
+            page = await broker.store.scan(
+                queue,
+                status="ready",
+                after=after,
+                limit=PAGE,
+                max_bytes=broker.options.limits.response_bytes,
+                now=broker.clock.now(),
+            )
+            yield page.messages
+            after = page.next
+            if after is None:
+                return
+
+    async def _move(self, job: _Job, page: list[Stored]) -> None:
+        broker = self._broker
+        settings = broker.settings(job.queue)
+        now = broker.clock.now()
+        targets: dict[str, list[tuple[Fence, Message]]] = {}
+        for stored in page:
+            message = stored.message
+            to = job.to or (message.dead.origin if message.dead is not None else None)
+            if to is None or to == job.queue:
+                job.skipped += 1
+            else:
+                targets.setdefault(to, []).append(((message.id, FREE), rules.revive(message, to, now)))
+        for to, moves in targets.items():
+            target = await broker.ensure_queue(to)
+            done = await broker.store.move(
+                job.queue,
+                moves,
+                now=now,
+                event="redriven",
+                reason=None,
+                keep=settings.history,
+                keep_to=target.history,
+            )
+            moved = done.count("done")
+            job.moved += moved
+            job.skipped += len(done) - moved
+
+    @staticmethod
+    async def _cancel(job: _Job | None) -> None:
+        if job is not None and job.task is not None:
+            job.task.cancel()
+            await asyncio.gather(job.task, return_exceptions=True)

@@ -1,0 +1,303 @@
+"""Pure decisions: what may come in, when things are due, what is done with a message that is met.
+
+No I/O and no clock. Every refusal names the field, the value and what would be right.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import msgspec
+
+from miniq.errors import BadName, InvalidRequest, TooLarge
+from miniq.ids import RUN, IdSource
+from miniq.message import SECOND, DeadLetter, Draft, History, Message, QueueSettings, Stored
+from miniq.options import Limits
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_CONTENT_TYPE = re.compile(r"[!-~]+/[!-~][ -~]*")
+YEARS_100 = 100 * 366 * 86400.0
+
+Verdict = Literal["deliver", "ttl", "retention", "max_receives"]
+
+
+def check_name(name: object, field: str = "queue") -> str:
+    """A queue name that is allowed."""
+    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+        raise BadName(f"{field}: {_show(name)} is not a queue name; use 1 to 128 of A-Z a-z 0-9 . _ -", field=field)
+    return name
+
+
+def check_seconds(value: object, field: str, low: float, high: float) -> float:
+    """A finite number of seconds in a range."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InvalidRequest(f"{field}: {_show(value)} is not a number of seconds", field=field)
+    if not low <= value <= high:
+        raise InvalidRequest(f"{field}: {value:g} s is out of range; use {low:g} to {high:g}", field=field)
+    return value
+
+
+def check_count(value: object, field: str, low: int, high: int) -> int:
+    """A whole number in a range."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequest(f"{field}: {_show(value)} is not a whole number", field=field)
+    if not low <= value <= high:
+        raise InvalidRequest(f"{field}: {value} is out of range; use {low} to {high}", field=field)
+    return value
+
+
+def check_text(value: object, field: str, limits: Limits) -> str:
+    """A short text that people chose: a key, a recipient, a group, a consumer."""
+    if not isinstance(value, str) or not value:
+        raise InvalidRequest(f"{field}: {_show(value)} is not a text of at least one character", field=field)
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        raise InvalidRequest(f"{field}: {_show(value)} is not valid Unicode", field=field) from None
+    if size > limits.name_bytes:
+        raise TooLarge(f"{field}: {size} bytes in UTF-8; at most {limits.name_bytes}", field=field)
+    return value
+
+
+def check_body(body: object, content_type: object, limits: Limits) -> None:
+    """A body that fits, with a content type that can be one."""
+    if not isinstance(body, bytes):
+        raise InvalidRequest(f"body: {_show(body)} is not bytes", field="body")
+    if len(body) > limits.body_bytes:
+        raise TooLarge(f"body: {len(body)} bytes; at most {limits.body_bytes}", field="body")
+    if not isinstance(content_type, str) or _CONTENT_TYPE.fullmatch(content_type) is None:
+        raise InvalidRequest(
+            f"content_type: {_show(content_type)} is not a media type such as application/json",
+            field="content_type",
+        )
+    if len(content_type) > limits.name_bytes:
+        raise TooLarge(
+            f"content_type: {len(content_type)} characters; at most {limits.name_bytes}", field="content_type"
+        )
+
+
+def check_headers(headers: object, limits: Limits) -> None:
+    """A map from text to text, not too many, none too long."""
+    if not isinstance(headers, dict):
+        raise InvalidRequest(f"headers: {_show(headers)} is not a map from text to text", field="headers")
+    if len(headers) > limits.headers:
+        raise TooLarge(f"headers: {len(headers)} of them; at most {limits.headers}", field="headers")
+    for name, value in headers.items():
+        if not isinstance(name, str) or not isinstance(value, str) or not name:
+            raise InvalidRequest(f"headers: {_show(name)}: {_show(value)} is not text to text", field="headers")
+        try:
+            size = len(name.encode()) + len(value.encode())
+        except UnicodeEncodeError:
+            raise InvalidRequest(f"headers: {_show(name)} is not valid Unicode", field="headers") from None
+        if size > limits.header_bytes:
+            raise TooLarge(f"headers: {_show(name)} has {size} bytes; at most {limits.header_bytes}", field="headers")
+
+
+def check_batch(items: Sequence[object], field: str, limits: Limits) -> None:
+    """At least one, and not more than a call may carry."""
+    if not items:
+        raise InvalidRequest(f"{field}: empty; give at least one", field=field)
+    if len(items) > limits.batch:
+        raise TooLarge(f"{field}: {len(items)} in one call; at most {limits.batch}", field=field)
+
+
+def check_draft(draft: Draft, limits: Limits) -> None:
+    """Everything about a draft that does not depend on its queue."""
+    check_body(draft.body, draft.content_type, limits)
+    if draft.headers is not None:
+        check_headers(draft.headers, limits)
+    check_count(draft.priority, "priority", 0, 9)
+    if draft.delay is not None:
+        check_seconds(draft.delay, "delay", 0, limits.delay)
+    if draft.ttl is not None:
+        check_seconds(draft.ttl, "ttl", 0, YEARS_100)
+    for field in ("key", "recipient", "group", "dedup_id"):
+        value = getattr(draft, field)
+        if value is not None:
+            check_text(value, field, limits)
+
+
+def admit(
+    queue: str, settings: QueueSettings, drafts: Sequence[Draft], ids: IdSource, now: int, limits: Limits
+) -> list[Message]:
+    """The messages that these drafts become, with ids in the order given; refuses all if one is wrong.
+
+    Drafts that are alike share a run of ids (see `ids.py`). The first loop is the common case, a batch
+    of plain bodies: it does no more per message than it must.
+    """
+    check_batch(drafts, "messages", limits)
+    first = drafts[0]
+    kind, priority, most = first.content_type, first.priority, limits.body_bytes
+    check_draft(first, limits)
+    due = now + micros(settings.delay)
+    for draft in drafts:
+        if (
+            draft.priority != priority
+            or draft.content_type != kind
+            or type(draft.body) is not bytes
+            or len(draft.body) > most
+            or draft.delay is not None
+            or draft.headers is not None
+            or draft.recipient is not None
+            or draft.group is not None
+            or draft.dedup_id is not None
+            or draft.ttl is not None
+            or draft.key is not None
+        ):
+            return _admit_each(queue, settings, drafts, ids, now, limits)
+    messages: list[Message] = []
+    for start in range(0, len(drafts), RUN):
+        some = drafts[start : start + RUN]
+        messages += [
+            Message(id, queue, now, due, draft.body, kind, priority)
+            for id, draft in zip(ids.run(len(some), now), some, strict=True)
+        ]
+    return messages
+
+
+def _admit_each(
+    queue: str, settings: QueueSettings, drafts: Sequence[Draft], ids: IdSource, now: int, limits: Limits
+) -> list[Message]:
+    for place, draft in enumerate(drafts):
+        try:
+            check_draft(draft, limits)
+        except InvalidRequest as error:
+            if len(drafts) == 1:
+                raise
+            raise type(error)(f"messages[{place}].{error.text}", field=f"messages[{place}].{error.field}") from None
+    messages: list[Message] = []
+    run: list[str] = []
+    before: tuple[object, ...] | None = None
+    for draft in drafts:
+        alone = draft.recipient is not None or draft.group is not None or draft.dedup_id is not None
+        alike = None if alone else (draft.priority, draft.delay)
+        if alike is None or alike != before or not run:
+            run = ids.run(1 if alike is None else RUN, now)
+            run.reverse()
+        before = alike
+        delay = settings.delay if draft.delay is None else draft.delay
+        messages.append(
+            Message(
+                run.pop(),
+                queue,
+                now,
+                now + micros(delay),
+                draft.body,
+                draft.content_type,
+                draft.priority,
+                draft.headers or None,
+                None if draft.ttl is None else now + micros(draft.ttl),
+                draft.key,
+                draft.recipient,
+                draft.group,
+                draft.dedup_id,
+            )
+        )
+    return messages
+
+
+def micros(seconds: float) -> int:
+    """Seconds as a whole number of microseconds."""
+    return round(seconds * SECOND)
+
+
+def lease_seconds(value: float | None, settings: QueueSettings, limits: Limits) -> float:
+    """How long a lease runs: as asked, else as the queue says."""
+    if value is None:
+        return settings.visibility_timeout
+    return check_seconds(value, "visibility_timeout", 0, limits.visibility_timeout)
+
+
+def dead_letter_queue(name: str, settings: QueueSettings) -> str | None:
+    """Where messages of this queue go when they die, None if they never do."""
+    if settings.max_receives is None:
+        return None
+    return settings.dead_letter_queue or f"{name}.dead"
+
+
+def verdict(stored: Stored, settings: QueueSettings, now: int) -> Verdict:
+    """What to do with a message that was just taken: hand it out, or why not."""
+    message = stored.message
+    if message.expires_at is not None and message.expires_at <= now:
+        return "ttl"
+    since = message.sent_at if message.dead is None else message.dead.at
+    if since + micros(settings.retention) <= now:
+        return "retention"
+    if settings.max_receives is not None and stored.receives > settings.max_receives:
+        return "max_receives"
+    return "deliver"
+
+
+def expired(stored: Stored, settings: QueueSettings, now: int) -> Literal["ttl", "retention"] | None:
+    """Why a message that is met by chance is over, None if it is not."""
+    reason = verdict(stored, settings, now)
+    return reason if reason in ("ttl", "retention") else None
+
+
+def worn_out(stored: Stored, settings: QueueSettings) -> bool:
+    """Whether a message that is given back has used up its receives."""
+    return settings.max_receives is not None and stored.receives >= settings.max_receives
+
+
+def bury(message: Message, to: str, reason: str, receives: int, now: int) -> Message:
+    """The dead letter that a message becomes. It lives by the retention of its new queue."""
+    return msgspec.structs.replace(
+        message,
+        queue=to,
+        due_at=now,
+        expires_at=None,
+        dead=DeadLetter(message.queue, reason, receives, now),
+    )
+
+
+def revive(message: Message, to: str, now: int) -> Message:
+    """A message on its way out of a dead-letter queue; its chances start anew."""
+    return msgspec.structs.replace(message, queue=to, due_at=now, dead=None)
+
+
+def change_settings(
+    name: str, current: QueueSettings | None, changes: Mapping[str, Any], limits: Limits
+) -> QueueSettings:
+    """The settings of a queue after `changes`, all checked; what is not named stays as it is."""
+    settings = current or QueueSettings()
+    for field, value in changes.items():
+        if field in ("visibility_timeout", "delay"):
+            high = limits.visibility_timeout if field == "visibility_timeout" else limits.delay
+            check_seconds(value, field, 0, high)
+        elif field in ("retention", "dedup_window"):
+            check_seconds(value, field, 0, YEARS_100)
+        elif field == "max_receives":
+            if value is not None:
+                check_count(value, field, 1, 1_000_000)
+        elif field in ("max_length", "max_bytes"):
+            check_count(value, field, 0, 2**53)
+        elif field == "history":
+            if value not in get_args(History):
+                raise InvalidRequest(f"history: {_show(value)}; use off, events or full", field=field)
+        elif field == "dead_letter_queue":
+            if value is not None:
+                check_name(value, field)
+        else:
+            known = ", ".join(QueueSettings.__struct_fields__)
+            raise InvalidRequest(f"{field}: no such setting; there are {known}", field=field)
+    settings = msgspec.structs.replace(settings, **changes)
+    dead = dead_letter_queue(name, settings)
+    if dead is not None:
+        if dead == name:
+            raise InvalidRequest(
+                f"dead_letter_queue: {name!r} cannot be its own dead-letter queue", field="dead_letter_queue"
+            )
+        if _NAME.fullmatch(dead) is None:
+            raise BadName(
+                f"dead_letter_queue: {dead!r} is too long for a queue name; choose one of up to 128 characters",
+                field="dead_letter_queue",
+            )
+    return settings
+
+
+def _show(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,115 @@
+"""Long polling: who waits for which queue, and who is woken.
+
+A wake is a hint to look again, never a promise. Waiters are woken in the order they came. A wake that
+finds its waiter already on the way out is passed to the next one, so that no message stays unseen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+
+from miniq.broker.clock import Clock, Timer
+
+
+class Waiter:
+    """One receive call that waits. Join before looking, so that nothing sent in between is missed."""
+
+    __slots__ = ("_future", "_waiters", "consumer", "queue", "woken")
+
+    def __init__(self, waiters: Waiters, queue: str, consumer: str | None) -> None:
+        self._waiters = waiters
+        self._future: asyncio.Future[None] | None = None
+        self.queue = queue
+        self.consumer = consumer
+        self.woken = False
+
+    def __enter__(self) -> Waiter:
+        self._waiters._queues.setdefault(self.queue, {})[self] = None
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        waiting = self._waiters._queues[self.queue]
+        del waiting[self]
+        if not waiting:
+            self._waiters._forget(self.queue)
+        elif self.woken:
+            self._waiters.wake(self.queue, None, 1)
+
+    async def until(self, deadline: int) -> None:
+        """Sleep until woken or until `deadline`."""
+        if not self.woken:
+            self._future = asyncio.get_running_loop().create_future()
+            timer = self._waiters._clock.call_at(deadline, self.wake)
+            try:
+                await self._future
+            finally:
+                timer.cancel()
+                self._future = None
+        self.woken = False
+
+    def wake(self) -> None:
+        self.woken = True
+        if self._future is not None and not self._future.done():
+            self._future.set_result(None)
+
+
+class Waiters:
+    """All waiting receives of a broker."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._queues: dict[str, dict[Waiter, None]] = {}
+        self._timers: dict[str, tuple[int, Timer]] = {}
+
+    def join(self, queue: str, consumer: str | None) -> Waiter:
+        """A place in the line of a queue, to be entered with `with`."""
+        return Waiter(self, queue, consumer)
+
+    def wake(self, queue: str, recipient: str | None, count: int) -> None:
+        """`count` messages became ready in a queue: for anybody, or for one recipient."""
+        waiting = self._queues.get(queue)
+        if waiting is None:
+            return
+        for waiter in waiting:
+            if waiter.woken or (recipient is not None and waiter.consumer != recipient):
+                continue
+            waiter.wake()
+            count -= 1
+            if not count:
+                return
+
+    def wake_each(self, queue: str) -> None:
+        """Something may be ready for somebody: wake the first waiter of each consumer name."""
+        seen: set[str | None] = set()
+        for waiter in self._queues.get(queue, ()):
+            if not waiter.woken and waiter.consumer not in seen:
+                seen.add(waiter.consumer)
+                waiter.wake()
+
+    def wake_all(self) -> None:
+        """The broker closes: everybody looks once more and leaves."""
+        for waiting in self._queues.values():
+            for waiter in waiting:
+                waiter.wake()
+
+    def expect(self, queue: str, moment: int | None) -> None:
+        """A lease or delay in a queue ends at `moment`: look then. The earliest one counts."""
+        if moment is None or queue not in self._queues:
+            return
+        known = self._timers.get(queue)
+        if known is not None:
+            if known[0] <= moment:
+                return
+            known[1].cancel()
+        self._timers[queue] = (moment, self._clock.call_at(moment, lambda: self._due(queue)))
+
+    def _due(self, queue: str) -> None:
+        self._timers.pop(queue, None)
+        self.wake_each(queue)
+
+    def _forget(self, queue: str) -> None:
+        del self._queues[queue]
+        timer = self._timers.pop(queue, None)
+        if timer is not None:
+            timer[1].cancel()

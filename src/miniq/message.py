@@ -1,0 +1,203 @@
+"""The records that everything else passes around: drafts, messages, their state, queues, history.
+
+All are frozen. Moments are integers, microseconds since 1970 UTC; durations that people type are
+seconds. `body` is bytes as the sender gave them; with a JSON content type they are JSON text.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+JSON = "application/json"
+SECOND = 1_000_000
+NEVER = 2**62
+"""A moment that does not come: the deadline of a claim."""
+
+Status = Literal["ready", "delayed", "leased"]
+History = Literal["off", "events", "full"]
+Mode = Literal["at-least-once", "at-most-once"]
+Outcome = Literal["done", "stale", "leased", "missing"]
+"""What became of one conditional change: made; the receipt is not the current one; the message is
+with a consumer; there is no such message."""
+
+
+class Draft(Struct, frozen=True, gc=False):
+    """What a sender gives. `delay=None` takes the queue's own delay."""
+
+    body: bytes
+    content_type: str = JSON
+    headers: dict[str, str] | None = None
+    priority: int = 0
+    delay: float | None = None
+    ttl: float | None = None
+    key: str | None = None
+    recipient: str | None = None
+    group: str | None = None
+    dedup_id: str | None = None
+
+
+class DeadLetter(Struct, frozen=True, array_like=True, gc=False):
+    """Where a dead letter came from and why, how often it was handed out there, and when it died."""
+
+    origin: str
+    reason: str
+    receives: int
+    at: int
+
+
+class Message(Struct, frozen=True, array_like=True, gc=False):
+    """A message as it was sent (or last edited or moved). Its position in the array is its format on
+    disk: add new fields at the end, with a default."""
+
+    id: str
+    queue: str
+    sent_at: int
+    due_at: int
+    """When it was or will be ready for the first time: `sent_at` plus its delay."""
+    body: bytes
+    content_type: str = JSON
+    priority: int = 0
+    headers: dict[str, str] | None = None
+    expires_at: int | None = None
+    key: str | None = None
+    recipient: str | None = None
+    group: str | None = None
+    dedup_id: str | None = None
+    dead: DeadLetter | None = None
+
+    @property
+    def size(self) -> int:
+        """The bytes it counts for in `max_bytes` and statistics: body, headers and content type."""
+        if self.headers is None:
+            return len(self.body)
+        return len(self.body) + sum(len(k) + len(v) for k, v in self.headers.items())
+
+
+class Stored(Struct, frozen=True, gc=False):
+    """A message with its present state. One timestamp serves delay and lease."""
+
+    message: Message
+    visible_at: int
+    receives: int = 0
+    receipt: str | None = None
+    consumer: str | None = None
+
+    def status(self, now: int) -> Status:
+        """Ready once `visible_at` has come, otherwise leased if it has a receipt, else delayed."""
+        if self.visible_at <= now:
+            return "ready"
+        return "delayed" if self.receipt is None else "leased"
+
+
+class Page(Struct, frozen=True):
+    """Some messages of a queue and the cursor of those that follow, None at the end."""
+
+    messages: list[Stored]
+    next: str | None
+
+
+class QueueSettings(Struct, frozen=True, kw_only=True):
+    """How a queue behaves. Seconds, bytes and counts; 0 is unlimited where a limit is meant."""
+
+    visibility_timeout: float = 30.0
+    max_receives: int | None = None
+    dead_letter_queue: str | None = None
+    retention: float = 14 * 86400.0
+    delay: float = 0.0
+    dedup_window: float = 300.0
+    max_length: int = 0
+    max_bytes: int = 0
+    history: History = "off"
+
+
+class Counts(Struct, frozen=True):
+    """How many messages a queue holds in each state, their bytes, and when the oldest of those that
+    anybody may take next was sent (to the millisecond)."""
+
+    ready: int = 0
+    delayed: int = 0
+    leased: int = 0
+    bytes: int = 0
+    oldest: int | None = None
+
+    @property
+    def total(self) -> int:
+        return self.ready + self.delayed + self.leased
+
+
+class QueueInfo(Struct, frozen=True):
+    """A queue's name, settings, present counts, and the redrive that is running on it, if any."""
+
+    name: str
+    settings: QueueSettings
+    counts: Counts
+    redrive: RedriveProgress | None = None
+
+
+class RedriveProgress(Struct, frozen=True):
+    """How far a redrive has come: messages moved, messages that had nowhere to go, still at work."""
+
+    moved: int
+    skipped: int
+    running: bool
+
+
+class Lease(Struct, frozen=True, array_like=True, gc=False):
+    """A message's id with the receipt that proves who holds it."""
+
+    id: str
+    receipt: str
+
+
+EventName = Literal["sent", "received", "acked", "released", "expired", "dead", "edited", "purged", "redriven"]
+
+
+class Event(Struct, frozen=True, array_like=True, gc=False):
+    """One line of history. Arrivals in a queue are `sent`; departures `acked`, `dead`, `purged`,
+    `redriven`, and `expired` with reason `ttl` or `retention`. `expired` with reason `lease` is a
+    lease that ran out."""
+
+    at: int
+    event: EventName
+    queue: str
+    id: str
+    receives: int = 0
+    size: int = 0
+    """Its bytes; `bytes` on the wire."""
+    consumer: str | None = None
+    wait_ms: float | None = None
+    """On `received`: from when it could first be had until it was handed out."""
+    held_ms: float | None = None
+    """On what ends a lease: how long the consumer had it."""
+    reason: str | None = None
+    body: bytes | None = None
+    """On `sent` and `edited`, where the queue's history is `full`."""
+    content_type: str | None = None
+    count: int = 1
+    """How many messages it stands for: on `purged` without an id, all that the queue held."""
+
+
+class HistoryRecord(Struct, frozen=True):
+    """An event at its place in the history: offsets rise by one and are never reused."""
+
+    offset: int
+    event: Event
+
+
+class HistoryPage(Struct, frozen=True):
+    """Some records, and the offset to give as `after` for those that follow."""
+
+    records: list[HistoryRecord]
+    next: int
+
+
+class HistorySpan(Struct, frozen=True):
+    """What the history holds now: first and last offset (`last < first` when empty), bytes, and the
+    moment of its oldest event."""
+
+    first: int
+    last: int
+    bytes: int
+    oldest_at: int | None

@@ -1,0 +1,47 @@
+"""All settings of a broker with their defaults, in one record.
+
+Only the command line and `server.py` fill it from flags, environment and file; everything else is
+handed the finished record.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+MIB = 1024 * 1024
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """What one call may carry."""
+
+    body_bytes: int = MIB
+    batch: int = 1000
+    headers: int = 64
+    header_bytes: int = 4096
+    name_bytes: int = 256
+    """Longest `key`, `recipient`, `group`, `dedup_id`, `content_type` and consumer name, in UTF-8."""
+    wait: float = 60.0
+    visibility_timeout: float = 43200.0
+    delay: float = 14 * 86400.0
+    response_bytes: int = 16 * MIB
+    """A receive or peek stops adding messages past this; at least one is always given."""
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """How one broker runs."""
+
+    store: str = "rocksdb:./miniq-data"
+    durability: Literal["fsync", "relaxed"] = "fsync"
+    """`fsync`: confirmed means on disk. `relaxed`: confirmed means the operating system has it."""
+    auto_create: bool = True
+    min_free_bytes: int = 64 * MIB
+    """Sends are refused with `no_space` while the disk has less than this free."""
+    history_retention: float = 7 * 86400.0
+    history_max_bytes: int = 1024 * MIB
+    upkeep_interval: float = 1.0
+    """Seconds between two bounded background passes (ttl, retention, dedup records, history)."""
+    upkeep_batch: int = 500
+    """Messages looked at per queue in one pass."""
+    limits: Limits = Limits()

@@ -1,0 +1,268 @@
+"""The store contract: one atomic, conditional change at a time, and no queue rules.
+
+A store knows two predicates. A message can be taken when `visible_at <= now`, in queue order. A message
+may be changed only while its fence holds. Everything else (limits, deadlines, ids, tokens, what is dead)
+the broker computes and passes in. `now` is always an argument; no store reads a clock.
+
+**Queue order** is higher priority first, then lower id. A message for a recipient is seen only by that
+consumer. Of a group only the head can be taken: the first to arrive becomes the head and stays it until
+it leaves the queue; then the lowest id left becomes the head.
+
+**Fences.** A change names `(id, receipt)`. A receipt matches while it is the one of the last take, even
+after that lease ran out. `FREE` matches when the message is not leased at `now`; `ANY` always matches.
+Outcomes: `done`; `stale` (receipt differs); `leased` (wanted `FREE`); `missing` (no such message).
+
+**Durability.** When a call returns, its change survives `kill -9`. Unless it is a `take`, it also
+survives power loss. A message can be taken, found and scanned only once its `put` is durable.
+
+**History.** With `keep` other than `off` the events of a change are written in the same atomic change.
+Offsets start at 1, rise by one, have no gaps and are never reused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+from miniq.errors import QueueFull
+from miniq.message import (
+    Counts,
+    EventName,
+    History,
+    HistoryPage,
+    HistorySpan,
+    Message,
+    Outcome,
+    Page,
+    QueueSettings,
+    Status,
+    Stored,
+)
+
+FREE = ""
+ANY = "*"
+
+Fence = tuple[str, str]
+"""A message id, and a receipt or `FREE` or `ANY`."""
+
+ReadyHint = Callable[[str, str | None, int], None]
+"""Called with (queue, recipient or None, how many) when messages came or came back, due now or later."""
+
+
+class Room(Struct, frozen=True):
+    """What a queue may hold in all; 0 is unlimited."""
+
+    messages: int
+    bytes: int
+
+
+def check_room(room: Room, count: int, size: int, fresh: Sequence[Message]) -> None:
+    """Raise `QueueFull` if `fresh` does not fit beside `count` messages of `size` bytes."""
+    if not fresh:
+        return
+    if room.messages and count + len(fresh) > room.messages:
+        raise QueueFull(
+            f"max_length: queue {fresh[0].queue!r} holds {count} of at most {room.messages} messages, "
+            f"no room for {len(fresh)} more",
+            field="max_length",
+        )
+    added = sum(message.size for message in fresh)
+    if room.bytes and size + added > room.bytes:
+        raise QueueFull(
+            f"max_bytes: queue {fresh[0].queue!r} holds {size} of at most {room.bytes} bytes, no room for {added} more",
+            field="max_bytes",
+        )
+
+
+class Edit(Struct, frozen=True, kw_only=True):
+    """What to change in a message; None leaves a field as it is."""
+
+    body: bytes | None = None
+    content_type: str | None = None
+    headers: dict[str, str] | None = None
+    priority: int | None = None
+    visible_at: int | None = None
+
+    def apply(self, message: Message) -> Message:
+        """The message with these changes."""
+        return Message(
+            message.id,
+            message.queue,
+            message.sent_at,
+            message.due_at if self.visible_at is None else self.visible_at,
+            message.body if self.body is None else self.body,
+            message.content_type if self.content_type is None else self.content_type,
+            message.priority if self.priority is None else self.priority,
+            message.headers if self.headers is None else self.headers,
+            message.expires_at,
+            message.key,
+            message.recipient,
+            message.group,
+            message.dedup_id,
+            message.dead,
+        )
+
+
+class Store(Protocol):
+    """One broker's durable state. Calls may run concurrently in one event loop."""
+
+    on_ready: ReadyHint
+    """A hint for long polls, never the truth. The broker sets it."""
+
+    async def open(self) -> None:
+        """Make ready for use; raise `StoreLocked`, `StoreCorrupt`, `StoreFormat` or `StoreUnavailable`."""
+        ...
+
+    async def close(self) -> None:
+        """Write out what was staged, then let go of everything. Harmless to repeat."""
+        ...
+
+    def failure(self) -> Exception | None:
+        """What made this store unusable for good, None while it works."""
+        ...
+
+    # Queues
+
+    async def queues(self) -> dict[str, QueueSettings]:
+        """All queues with their settings."""
+        ...
+
+    async def save_queue(self, name: str, settings: QueueSettings) -> None:
+        """Create a queue or replace its settings."""
+        ...
+
+    async def delete_queue(self, name: str) -> bool:
+        """Remove a queue with all its messages and dedup records; False if there is none."""
+        ...
+
+    async def last_id(self) -> str:
+        """An id not below any that was put so far, "" if none was."""
+        ...
+
+    # Messages
+
+    async def put(
+        self, messages: Sequence[Message], *, now: int, dedup_until: int, room: Room | None, keep: History
+    ) -> list[str]:
+        """Add messages, all of one existing queue, all or none; ready at their `due_at`.
+
+        A message with a `dedup_id` that stands in the queue's records and has not run out at `now` is
+        not added; the answer has the id that stands. Others with a `dedup_id` are recorded until
+        `dedup_until`. Raise `QueueFull` if the queue would then hold more than `room`, `NoSpace` if the
+        disk is nearly full.
+        """
+        ...
+
+    async def take(
+        self,
+        queue: str,
+        *,
+        limit: int,
+        max_bytes: int,
+        now: int,
+        until: int,
+        token: str,
+        consumer: str | None,
+        keep: History,
+    ) -> list[Stored]:
+        """Lease up to `limit` messages to `consumer` until `until`, in queue order.
+
+        Each gets `receipt = token`, `visible_at = until`, `receives + 1`. Stops before `max_bytes` is
+        passed, but gives at least one. If one had a lease that ran out, `expired` (reason `lease`)
+        precedes its `received` in the history.
+        """
+        ...
+
+    async def drop(
+        self,
+        queue: str,
+        fences: Sequence[Fence],
+        *,
+        now: int,
+        event: EventName,
+        reason: str | None,
+        keep: History,
+    ) -> list[Outcome]:
+        """Remove messages, each on its own fence."""
+        ...
+
+    async def reschedule(
+        self,
+        queue: str,
+        fences: Sequence[Fence],
+        *,
+        now: int,
+        visible_at: int,
+        release: bool,
+        event: EventName | None,
+        keep: History,
+    ) -> list[Outcome]:
+        """Set `visible_at`; with `release` also forget receipt and consumer. `receives` stays."""
+        ...
+
+    async def edit(self, queue: str, fence: Fence, edit: Edit, *, now: int, keep: History) -> Outcome:
+        """Change one message in place; its lease, if it has one, goes on unless `visible_at` is set."""
+        ...
+
+    async def move(
+        self,
+        queue: str,
+        moves: Sequence[tuple[Fence, Message]],
+        *,
+        now: int,
+        event: EventName,
+        reason: str | None,
+        keep: History,
+        keep_to: History,
+    ) -> list[Outcome]:
+        """Take messages out of `queue` and, in the same change, put each as given (same id) into the
+        existing queue it names, ready at its `due_at`, with `receives` 0 and no receipt."""
+        ...
+
+    async def clear(self, queue: str, *, now: int, keep: History) -> int:
+        """Remove all messages, in whatever state, and say how many there were. Dedup records stay.
+        The history gets one `purged` event with their `count`, if any."""
+        ...
+
+    async def find(self, queue: str, id: str) -> Stored | None: ...
+
+    async def scan(
+        self, queue: str, *, status: Status | None, after: str | None, limit: int, max_bytes: int, now: int
+    ) -> Page:
+        """Browse without changing anything. Order and cursor are the store's own; while nothing changes,
+        following `next` gives every message once. A page may be shorter than `limit`."""
+        ...
+
+    async def held(self, token: str) -> list[Stored]:
+        """All messages whose receipt is `token`, in order of id."""
+        ...
+
+    async def counts(self, queue: str, *, now: int) -> Counts: ...
+
+    async def next_visible(self, queue: str, *, now: int) -> int | None:
+        """The earliest `visible_at` after `now` of a leased or delayed message."""
+        ...
+
+    # History and upkeep
+
+    async def history(self, *, after: int, limit: int, queue: str | None) -> HistoryPage:
+        """Up to `limit` records with offsets above `after`, of one queue if given. A page may be short
+        or empty though more follow; at the end `next` no longer rises."""
+        ...
+
+    async def history_span(self) -> HistorySpan: ...
+
+    async def trim_history(self, upto: int) -> None:
+        """Forget records with offsets up to `upto`, or a few less where they are stored together."""
+        ...
+
+    async def tidy(self, *, now: int, limit: int) -> int:
+        """Remove up to about `limit` records that have no meaning any more (dedup records that ran out,
+        remains of deleted queues); say how many."""
+        ...
+
+    async def backup(self, path: str) -> None:
+        """Write a consistent copy to the new folder `path` while work goes on."""
+        ...

@@ -1,0 +1,157 @@
+"""Group commit: what arrives while one write runs goes into the next; one fsync serves all.
+
+Changes are staged in the event loop's thread, in order. A batch is handed to one commit thread, because
+the write releases the interpreter lock; a batch that waits for no fsync, or that belongs to a single
+caller, is written at once, which saves two thread switches. A failed write is final: nothing is confirmed
+after it, and nothing is tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from miniq.errors import Closed, StoreError, StoreFailed
+from miniq.message import Event
+from miniq.store.kv import Op
+
+Write = Callable[[Sequence[Op], bool], None]
+
+
+class Batch:
+    """Changes that will be written together, and who waits for them."""
+
+    __slots__ = ("done", "events", "ops", "sync", "waiting")
+
+    def __init__(self) -> None:
+        self.ops: list[Op] = []
+        self.events: list[Event] = []
+        self.done: list[Callable[[], None]] = []
+        """Called in order once the batch is written, before anybody who waits goes on."""
+        self.waiting: list[asyncio.Future[None]] = []
+        self.sync = False
+
+
+class GroupCommit:
+    """Writes batches one after the other. `complete` adds what is due once per batch (counters)."""
+
+    def __init__(self, write: Write, complete: Callable[[Batch], None], durable: bool) -> None:
+        self.batch = Batch()
+        self.failed: StoreError | None = None
+        self.writes = 0
+        self.syncs = 0
+        self._write = write
+        self._complete = complete
+        self._durable = durable
+        self._busy: Batch | None = None
+        self._scheduled = False
+        self._loop = asyncio.get_running_loop()
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="miniq-commit", daemon=True)
+        self._thread.start()
+
+    async def commit(self, sync: bool) -> None:
+        """Wait until everything staged so far is written, and on disk if `sync`."""
+        if self.failed is not None:
+            raise self.failed
+        batch = self.batch
+        if sync:
+            batch.sync = True
+        future = self._loop.create_future()
+        batch.waiting.append(future)
+        if self._busy is None and not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._flush)
+        await future
+
+    async def settle(self) -> None:
+        """Wait until nothing that was staged is unwritten."""
+        if self._busy is not None or self.batch.ops:
+            await self.commit(True)
+
+    async def run(self, job: Callable[[], None]) -> None:
+        """Run something in the commit thread, between two batches."""
+        future = self._loop.create_future()
+
+        def work() -> None:
+            try:
+                job()
+            except BaseException as error:
+                self._loop.call_soon_threadsafe(_settle_future, future, error)
+            else:
+                self._loop.call_soon_threadsafe(_settle_future, future, None)
+
+        self._jobs.put(work)
+        await future
+
+    async def close(self) -> None:
+        """Write what is staged, end the thread, refuse everything after."""
+        if self.failed is None:
+            await self.settle()
+            self.failed = StoreFailed("the store is closed")
+            self.failed.code = Closed.code
+        self._jobs.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    def _flush(self) -> None:
+        self._scheduled = False
+        batch = self.batch
+        if self._busy is not None or self.failed is not None or not batch.waiting:
+            return
+        self.batch = Batch()
+        self._complete(batch)
+        sync = batch.sync and self._durable
+        self.writes += 1
+        self.syncs += sync
+        self._busy = batch
+        if not sync or len(batch.waiting) == 1:
+            self._finish(batch, self._attempt(batch, sync))
+        else:
+            self._jobs.put(partial(self._write_in_thread, batch, sync))
+
+    def _write_in_thread(self, batch: Batch, sync: bool) -> None:
+        self._loop.call_soon_threadsafe(self._finish, batch, self._attempt(batch, sync))
+
+    def _attempt(self, batch: Batch, sync: bool) -> StoreError | None:
+        try:
+            self._write(batch.ops, sync)
+        except StoreError as error:
+            return error
+        except Exception as error:
+            return StoreFailed(f"store: {error}")
+        return None
+
+    def _finish(self, batch: Batch, error: StoreError | None) -> None:
+        self._busy = None
+        if error is not None:
+            self.failed = StoreFailed(
+                f"{error.text}. Nothing after the last confirmation is certain: stop and start again",
+                field="store",
+            )
+            for future in batch.waiting + self.batch.waiting:
+                if not future.done():
+                    future.set_exception(self.failed)
+            return
+        for call in batch.done:
+            call()
+        for future in batch.waiting:
+            if not future.done():
+                future.set_result(None)
+        if self.batch.waiting:
+            self._flush()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+
+def _settle_future(future: asyncio.Future[None], error: BaseException | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)

@@ -1,0 +1,666 @@
+"""The embedded store: ordered keys over RocksDB or LevelDB, for one process.
+
+The backlog lives on disk; memory holds what is leased or delayed and a window of what is next. A change is
+made in memory at once and staged for the next group commit; the caller goes on when that is written.
+Because batches are written in order, nobody is told of a change before everything it rests on is written.
+A write that fails is final, so memory never has to be taken back.
+
+`keys.py` is the legend of the keys, `blocks.py` what is in memory, `window.py` how the backlog is read,
+`ledger.py` how it changes, `commit.py` the group commit, `folder.py` the folder with its lock and format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from miniq.errors import NoSpace, StoreError
+from miniq.ids import sent_ms
+from miniq.message import (
+    Counts,
+    EventName,
+    History,
+    HistoryPage,
+    HistorySpan,
+    Message,
+    Outcome,
+    Page,
+    QueueSettings,
+    Status,
+    Stored,
+)
+from miniq.store import events, keys, recovery
+from miniq.store.base import ANY, FREE, Edit, Fence, ReadyHint, Room, check_room
+from miniq.store.blocks import Block, Lane, Run, Shelf
+from miniq.store.browse import browse, browse_held
+from miniq.store.commit import Batch, GroupCommit
+from miniq.store.folder import Folder, begin_backup, end_backup
+from miniq.store.history import HistoryLog
+from miniq.store.kv import KV, open_kv
+from miniq.store.ledger import Ledger
+from miniq.store.window import Window
+
+SPACE_CHECK_BYTES = 1024 * 1024
+GROUPS_IN_MEMORY = 10_000
+
+
+class EmbeddedStore:
+    """One folder, one process; see `Store` for what each method promises."""
+
+    def __init__(self, engine: str, path: str, *, durable: bool = True, min_free_bytes: int = 0) -> None:
+        self.on_ready: ReadyHint = lambda queue, recipient, count: None
+        self._folder = Folder(path, engine)
+        self._durable = durable
+        self._min_free = min_free_bytes
+        self._unchecked = SPACE_CHECK_BYTES
+        self._shelves: dict[str, Shelf] = {}
+        self._garbage: list[int] = []
+        self._numbers = 0
+        self._tidy_from = b"d"
+        self._kv: KV
+        self._commit: GroupCommit | None = None
+        self._ledger: Ledger
+        self._window: Window
+        self._log: HistoryLog
+
+    async def open(self) -> None:
+        self._folder.open()
+        try:
+            self._kv = kv = open_kv(self._folder.engine, self._folder.data)
+        except BaseException:
+            self._folder.close()
+            raise
+        try:
+            self._shelves = recovery.load_shelves(kv)
+            self._garbage = [int.from_bytes(key[1:], "big") for key, _ in kv.scan(b"z", keys.after(b"z"))]
+            numbers = [n for shelf in self._shelves.values() for n in (shelf.number, shelf.serial)]
+            self._numbers = max([0, *numbers, *self._garbage])
+            self._window = Window(kv)
+            self._log = HistoryLog(kv)
+            version = recovery.newest_version(kv)
+            self._commit = GroupCommit(kv.write, self._complete, self._durable)
+            self._ledger = Ledger(kv, self._window, self._commit, self._ready, version)
+            self._ledger.last_id = (kv.get(keys.LAST_ID) or b"").decode()
+            for shelf in self._shelves.values():
+                recovery.load_states(kv, shelf, self._ledger)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        commit, self._commit = self._commit, None
+        try:
+            if commit is not None:
+                await commit.close()
+        finally:
+            if hasattr(self, "_kv"):
+                self._kv.close()
+                del self._kv
+            self._folder.close()
+
+    def failure(self) -> Exception | None:
+        return None if self._commit is None else self._commit.failed
+
+    @property
+    def commits(self) -> tuple[int, int]:
+        """How many batches were written, and how many of them with an fsync."""
+        commit = self._committer()
+        return commit.writes, commit.syncs
+
+    # Queues
+
+    async def queues(self) -> dict[str, QueueSettings]:
+        return {name: shelf.settings for name, shelf in self._shelves.items()}
+
+    async def save_queue(self, name: str, settings: QueueSettings) -> None:
+        shelf = self._shelves.get(name)
+        if shelf is None:
+            number = self._next_number()
+            shelf = self._shelves[name] = Shelf(name, number, number, settings)
+        shelf.settings = settings
+        self._save(shelf)
+        await self._committer().commit(sync=True)
+
+    async def delete_queue(self, name: str) -> bool:
+        shelf = self._shelves.pop(name, None)
+        if shelf is None:
+            return False
+        ops = self._committer().batch.ops
+        ops.append((keys.queue_key(name), None))
+        self._discard(shelf, shelf.number)
+        if shelf.serial != shelf.number:
+            self._discard(shelf, shelf.serial)
+        await self._committer().commit(sync=True)
+        return True
+
+    async def last_id(self) -> str:
+        return self._ledger.last_id
+
+    # Messages
+
+    async def put(
+        self, messages: Sequence[Message], *, now: int, dedup_until: int, room: Room | None, keep: History
+    ) -> list[str]:
+        commit = self._committer()
+        shelf = self._shelves[messages[0].queue]
+        self._check_space(messages)
+        ids = [message.id for message in messages]
+        fresh = messages
+        dedup: dict[str, str] = {}
+        if any(message.dedup_id for message in messages):
+            fresh, dedup = self._sift(shelf, messages, ids, now)
+        if room is not None:
+            check_room(room, shelf.count, shelf.size, fresh)
+        if not fresh:
+            await commit.settle()
+            return ids
+        batch = commit.batch
+        for dedup_id, id in dedup.items():
+            record = shelf.dedup[dedup_id] = keys.DedupRecord(id, dedup_until)
+            batch.ops.append((keys.dedup_key(shelf.serial, dedup_id), keys.encode(record)))
+        if dedup:
+            batch.done.append(lambda: self._dedup_written(shelf, dedup))
+        self._ledger.arrive(shelf, fresh, now)
+        if keep != "off":
+            batch.events += [events.sent(message, now, None, keep) for message in fresh]
+        await commit.commit(sync=True)
+        return ids
+
+    async def take(
+        self,
+        queue: str,
+        *,
+        limit: int,
+        max_bytes: int,
+        now: int,
+        until: int,
+        token: str,
+        consumer: str | None,
+        keep: History,
+    ) -> list[Stored]:
+        commit = self._committer()
+        shelf = self._shelves[queue]
+        self._ledger.wake(shelf, now)
+        tracks = [shelf.tracks[""]]
+        if consumer is not None:
+            tracks.append(shelf.track(consumer))
+            self._window.trim_owners(shelf)
+        taken: list[Stored] = []
+        left_bytes = max_bytes
+        for priority in range(9, -1, -1):
+            lanes = [lane for track in tracks if (lane := track.lanes[priority]).fresh or lane.back or lane.more]
+            while lanes and len(taken) < limit and left_bytes > 0:
+                picked = self._pick(shelf, lanes, limit - len(taken), left_bytes if taken else max_bytes, not taken)
+                if picked is None:
+                    break
+                block, places, old = picked
+                if not places:
+                    left_bytes = 0
+                    break
+                receives = 1 if old is None else old.receives + 1
+                self._ledger.set_state(shelf, block, places, until, receives, token, consumer, now)
+                messages = self._window.load(block)[places.start : places.stop]
+                left_bytes -= sum(self._window.sizes(block)[places.start : places.stop])
+                if block.next >= block.count and not any(run is None or run.due for run in block.runs):
+                    self._window.forget(block)
+                taken += [Stored(message, until, receives, token, consumer) for message in messages]
+                if keep != "off":
+                    self._log_taken(commit.batch, messages, old, receives, consumer, now)
+        if taken:
+            await commit.commit(sync=False)
+        return taken
+
+    async def drop(
+        self,
+        queue: str,
+        fences: Sequence[Fence],
+        *,
+        now: int,
+        event: EventName,
+        reason: str | None,
+        keep: History,
+    ) -> list[Outcome]:
+        commit = self._committer()
+        shelf = self._shelves[queue]
+        outcomes: list[Outcome] = []
+        touched: dict[Block, None] = {}
+        for id, receipt in fences:
+            found = self._window.locate(shelf, id)
+            outcome = _check(found, receipt, now)
+            outcomes.append(outcome)
+            if found is not None and outcome == "done":
+                block, place = found
+                if keep != "off":
+                    self._log_left(commit.batch, event, shelf, block, place, now, reason)
+                self._ledger.remove(shelf, block, place)
+                shelf.blocks[block.name] = block
+                touched[block] = None
+        await self._changed(shelf, touched, commit)
+        return outcomes
+
+    async def reschedule(
+        self,
+        queue: str,
+        fences: Sequence[Fence],
+        *,
+        now: int,
+        visible_at: int,
+        release: bool,
+        event: EventName | None,
+        keep: History,
+    ) -> list[Outcome]:
+        commit = self._committer()
+        shelf = self._shelves[queue]
+        outcomes: list[Outcome] = []
+        changed = False
+        stretch: tuple[Block, int, int, Run | None] | None = None
+        for id, receipt in fences:
+            found = self._window.locate(shelf, id)
+            outcome = _check(found, receipt, now)
+            if found is not None and outcome == "done":
+                block, place = found
+                run = block.runs[place]
+                if stretch is not None and stretch[0] is block and stretch[2] == place and stretch[3] is run:
+                    stretch = (block, stretch[1], place + 1, run)
+                else:
+                    if stretch is not None:
+                        self._set_time(shelf, stretch, visible_at, release)
+                        run = block.runs[place]
+                        outcome = _check(found, receipt, now)
+                    stretch = (block, place, place + 1, run) if outcome == "done" else None
+                if outcome == "done":
+                    changed = True
+                    if event is not None and keep != "off":
+                        self._log_left(commit.batch, event, shelf, block, place, now, None)
+            outcomes.append(outcome)
+        if stretch is not None:
+            self._set_time(shelf, stretch, visible_at, release)
+        if changed:
+            await commit.commit(sync=True)
+        else:
+            await commit.settle()
+        return outcomes
+
+    async def edit(self, queue: str, fence: Fence, edit: Edit, *, now: int, keep: History) -> Outcome:
+        commit = self._committer()
+        shelf = self._shelves[queue]
+        found = self._window.locate(shelf, fence[0])
+        outcome = _check(found, fence[1], now)
+        if found is None or outcome != "done":
+            return outcome
+        block, place = found
+        run = block.runs[place]
+        message = edit.apply(self._window.load(block)[place])
+        if block.alone:
+            new = self._ledger.replace(shelf, block, message)
+        else:
+            new = self._ledger.detach(shelf, block, place, message)
+        receives = 0 if run is None else run.receives
+        if edit.visible_at is not None:
+            if edit.visible_at > now or receives:
+                self._ledger.set_state(shelf, new, range(1), edit.visible_at, receives, None, None, 0)
+        elif run is not None:
+            self._ledger.set_state(
+                shelf, new, range(1), run.visible_at, receives, run.receipt, run.consumer, run.taken_at
+            )
+        elif message.due_at > now:
+            self._ledger.set_state(shelf, new, range(1), message.due_at, 0, None, None, 0)
+        self._ledger.announce(shelf, new)
+        if keep != "off":
+            commit.batch.events.append(events.edited(message, now, receives, keep))
+        await commit.commit(sync=True)
+        return outcome
+
+    async def move(
+        self,
+        queue: str,
+        moves: Sequence[tuple[Fence, Message]],
+        *,
+        now: int,
+        event: EventName,
+        reason: str | None,
+        keep: History,
+        keep_to: History,
+    ) -> list[Outcome]:
+        commit = self._committer()
+        shelf = self._shelves[queue]
+        outcomes: list[Outcome] = []
+        touched: dict[Block, None] = {}
+        for (id, receipt), message in moves:
+            found = self._window.locate(shelf, id)
+            outcome = _check(found, receipt, now)
+            outcomes.append(outcome)
+            if found is None or outcome != "done":
+                continue
+            block, place = found
+            if keep != "off":
+                self._log_left(commit.batch, event, shelf, block, place, now, reason)
+            self._ledger.remove(shelf, block, place)
+            shelf.blocks[block.name] = block
+            touched[block] = None
+            self._ledger.arrive_moved(self._shelves[message.queue], message, now)
+            if keep_to != "off":
+                commit.batch.events.append(events.sent(message, now, event, keep_to))
+        await self._changed(shelf, touched, commit)
+        return outcomes
+
+    async def clear(self, queue: str, *, now: int, keep: History) -> int:
+        commit = self._committer()
+        old = self._shelves[queue]
+        if not old.count:
+            return 0
+        fresh = Shelf(queue, self._next_number(), old.serial, old.settings)
+        fresh.dedup = old.dedup
+        self._shelves[queue] = fresh
+        self._discard(old, old.number)
+        self._save(fresh)
+        if keep != "off":
+            commit.batch.events.append(events.purged(queue, old.count, old.size, now))
+        await commit.commit(sync=True)
+        return old.count
+
+    async def find(self, queue: str, id: str) -> Stored | None:
+        found = self._window.locate(self._shelves[queue], id)
+        if found is None:
+            return None
+        block, place = found
+        return block.stored(place, self._window.load(block)[place])
+
+    async def scan(
+        self, queue: str, *, status: Status | None, after: str | None, limit: int, max_bytes: int, now: int
+    ) -> Page:
+        shelf = self._shelves[queue]
+        if status in ("leased", "delayed"):
+            return browse_held(self._window, shelf, status, after, limit, max_bytes, now)
+        return browse(self._kv, shelf, status, after, limit, max_bytes, now)
+
+    async def held(self, token: str) -> list[Stored]:
+        found = [
+            run.block.stored(place, self._window.load(run.block)[place])
+            for shelf in self._shelves.values()
+            for run in shelf.tokens.get(token, ())
+            for place in run.held_places()
+        ]
+        return sorted(found, key=lambda stored: stored.message.id)
+
+    async def counts(self, queue: str, *, now: int) -> Counts:
+        shelf = self._shelves[queue]
+        self._ledger.wake(shelf, now)
+        heads = [self._window.head(shelf, lane) for lane in shelf.tracks[""].lanes]
+        oldest = min((head for head in heads if head is not None), default=None)
+        return Counts(
+            shelf.count - shelf.leased - shelf.delayed,
+            shelf.delayed,
+            shelf.leased,
+            shelf.size,
+            None if oldest is None else sent_ms(oldest) * 1000,
+        )
+
+    async def next_visible(self, queue: str, *, now: int) -> int | None:
+        shelf = self._shelves[queue]
+        self._ledger.wake(shelf, now)
+        return self._ledger.next_due(shelf)
+
+    # History and upkeep
+
+    async def history(self, *, after: int, limit: int, queue: str | None) -> HistoryPage:
+        return self._log.read(after, limit, queue)
+
+    async def history_span(self) -> HistorySpan:
+        return self._log.span()
+
+    async def trim_history(self, upto: int) -> None:
+        commit = self._committer()
+        await commit.settle()
+        self._log.trim(upto, commit.batch.ops)
+        await commit.settle()
+
+    async def tidy(self, *, now: int, limit: int) -> int:
+        commit = self._committer()
+        ops = commit.batch.ops
+        before = len(ops)
+        if self._garbage:
+            self._sweep(self._garbage[0], limit)
+        for looked, (key, value) in enumerate(self._kv.scan(self._tidy_from, keys.after(b"d"))):
+            if looked == limit:
+                self._tidy_from = key
+                break
+            if keys.decode_dedup(value).until <= now:
+                ops.append((key, None))
+        else:
+            self._tidy_from = b"d"
+        removed = len(ops) - before
+        await commit.settle()
+        return removed
+
+    async def backup(self, path: str) -> None:
+        engine = self._folder.engine
+        data = begin_backup(path, engine)
+        commit = self._committer()
+        await commit.settle()
+        await commit.run(lambda: self._kv.checkpoint(data))
+        end_backup(path, engine)
+
+    # Inside
+
+    def _committer(self) -> GroupCommit:
+        if self._commit is None:
+            raise StoreError("the store is closed")
+        if self._commit.failed is not None:
+            raise self._commit.failed
+        return self._commit
+
+    def _complete(self, batch: Batch) -> None:
+        """What every batch carries besides its changes: counters, the highest id, the history."""
+        ledger = self._ledger
+        for shelf in ledger.dirty:
+            if self._shelves.get(shelf.name) is shelf:
+                record = keys.CountRecord(shelf.count, shelf.size, shelf.lows())
+                batch.ops.append((keys.count_key(shelf.number), keys.encode(record)))
+                if len(shelf.groups) > GROUPS_IN_MEMORY:
+                    batch.done.append(lambda shelf=shelf: self._forget_groups(shelf))  # type: ignore[misc]
+        if ledger.dirty:
+            batch.ops.append((keys.LAST_ID, ledger.last_id.encode()))
+            ledger.dirty.clear()
+        if batch.events:
+            self._log.append(batch.events, batch.ops)
+
+    def _forget_groups(self, shelf: Shelf) -> None:
+        if not self._committer().batch.ops:
+            shelf.groups.clear()
+
+    def _ready(self, queue: str, recipient: str | None, count: int) -> None:
+        self.on_ready(queue, recipient, count)
+
+    def _check_space(self, messages: Sequence[Message]) -> None:
+        """Refuse sends while the disk is nearly full; look again about every MiB."""
+        self._unchecked += sum([len(message.body) for message in messages]) + 512 * len(messages)
+        if self._unchecked < SPACE_CHECK_BYTES:
+            return
+        free = self._folder.free_bytes()
+        if free < self._min_free:
+            raise NoSpace(
+                f"store: {free} bytes free on the disk of {self._folder.path}, {self._min_free} are kept for "
+                "receive and ack; free some space and send again",
+                field="store",
+            )
+        self._unchecked = 0
+
+    def _sift(
+        self, shelf: Shelf, messages: Sequence[Message], ids: list[str], now: int
+    ) -> tuple[list[Message], dict[str, str]]:
+        """The messages that are new, and the dedup ids they bring; `ids` gets those that stand."""
+        fresh: list[Message] = []
+        brought: dict[str, str] = {}
+        for place, message in enumerate(messages):
+            dedup_id = message.dedup_id
+            if dedup_id is not None:
+                first = brought.get(dedup_id)
+                if first is None:
+                    record = shelf.dedup.get(dedup_id)
+                    if record is None:
+                        value = self._kv.get(keys.dedup_key(shelf.serial, dedup_id))
+                        record = None if value is None else keys.decode_dedup(value)
+                    if record is not None and record.until > now:
+                        first = record.id
+                if first is not None:
+                    ids[place] = first
+                    continue
+                brought[dedup_id] = message.id
+            fresh.append(message)
+        return fresh, brought
+
+    @staticmethod
+    def _dedup_written(shelf: Shelf, dedup: dict[str, str]) -> None:
+        for dedup_id, id in dedup.items():
+            record = shelf.dedup.get(dedup_id)
+            if record is not None and record.id == id:
+                del shelf.dedup[dedup_id]
+
+    def _pick(
+        self, shelf: Shelf, lanes: list[Lane], limit: int, max_bytes: int, first: bool
+    ) -> tuple[Block, range, Run | None] | None:
+        """The next messages in line: neighbours in one block that have one state. None if there is
+        nothing; an empty range if the next one is too large for `max_bytes` and is not the first."""
+        heads = [(id, lane) for lane in lanes if (id := self._window.head(shelf, lane)) is not None]
+        if not heads:
+            return None
+        id, lane = heads[0] if len(heads) == 1 else min(heads, key=lambda head: head[0])
+        old: Run | None = None
+        if lane.back and lane.back[0][0] == id:
+            _, _, block, place, old = lane.back[0]
+            stop = place + 1
+        else:
+            block = lane.fresh[0]
+            place = block.next
+            stop = block.fresh_until(place, 1 if lane.back or len(heads) > 1 else limit)
+        sizes = self._window.sizes(block)
+        if sum(sizes[place:stop]) > max_bytes:
+            total, end = 0, place
+            while end < stop and total + sizes[end] <= max_bytes:
+                total += sizes[end]
+                end += 1
+            stop = max(end, place + 1) if first else end
+        if old is None and stop > place and lane.fresh and block is lane.fresh[0] and place == block.next:
+            block.next = stop
+        return block, range(place, stop), old
+
+    def _set_time(
+        self, shelf: Shelf, stretch: tuple[Block, int, int, Run | None], visible_at: int, release: bool
+    ) -> None:
+        block, start, stop, run = stretch
+        receives = 0 if run is None else run.receives
+        if release or run is None or run.receipt is None:
+            self._ledger.set_state(shelf, block, range(start, stop), visible_at, receives, None, None, 0)
+        else:
+            self._ledger.set_state(
+                shelf,
+                block,
+                range(start, stop),
+                visible_at,
+                receives,
+                run.receipt,
+                run.consumer,
+                run.taken_at,
+            )
+        self.on_ready(shelf.name, block.owner or None, stop - start)
+
+    async def _changed(self, shelf: Shelf, touched: dict[Block, None], commit: GroupCommit) -> None:
+        """Finish removals; even if there were none, wait for those that others made."""
+        if touched:
+            self._ledger.mend(shelf, touched)
+            await commit.commit(sync=True)
+        else:
+            await commit.settle()
+
+    @staticmethod
+    def _log_taken(
+        batch: Batch, messages: list[Message], old: Run | None, receives: int, consumer: str | None, now: int
+    ) -> None:
+        for message in messages:
+            if old is not None and old.receipt is not None:
+                batch.events.append(
+                    events.left(
+                        "expired",
+                        message.queue,
+                        message.id,
+                        message.size,
+                        now,
+                        receives=old.receives,
+                        consumer=old.consumer,
+                        held=old.visible_at - old.taken_at,
+                        reason="lease",
+                    )
+                )
+            since = message.due_at if old is None else old.visible_at
+            batch.events.append(events.received(message, now, receives, since, consumer))
+
+    def _log_left(
+        self,
+        batch: Batch,
+        event: EventName,
+        shelf: Shelf,
+        block: Block,
+        place: int,
+        now: int,
+        reason: str | None,
+    ) -> None:
+        run = block.runs[place]
+        leased = run is not None and run.receipt is not None
+        batch.events.append(
+            events.left(
+                event,
+                shelf.name,
+                block.id_at(place),
+                self._window.sizes(block)[place],
+                now,
+                receives=0 if run is None else run.receives,
+                consumer=None if run is None else run.consumer,
+                held=now - run.taken_at if run is not None and leased else None,
+                reason=reason,
+            )
+        )
+
+    def _next_number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    def _save(self, shelf: Shelf) -> None:
+        record = keys.QueueRecord(shelf.number, shelf.serial, shelf.settings)
+        self._committer().batch.ops.append((keys.queue_key(shelf.name), keys.encode(record)))
+
+    def _discard(self, shelf: Shelf, number: int) -> None:
+        """Nothing under this number counts any more; `tidy` removes it bit by bit."""
+        self._ledger.dirty.discard(shelf)
+        self._garbage.append(number)
+        self._committer().batch.ops.append((keys.garbage_key(number), b""))
+
+    def _sweep(self, number: int, limit: int) -> None:
+        """Stage the removal of up to `limit` records of a number that is no longer used."""
+        ops = self._committer().batch.ops
+        kinds = [bytes([kind]) for kind in keys.MESSAGE_KINDS]
+        if not any(shelf.serial == number for shelf in self._shelves.values()):
+            kinds.append(b"d")
+        left = limit
+        for kind in kinds:
+            prefix = keys.of_queue(kind, number)
+            for key, _ in self._kv.scan(prefix, keys.after(prefix)):
+                if not left:
+                    return
+                left -= 1
+                ops.append((key, None))
+        ops.append((keys.count_key(number), None))
+        ops.append((keys.garbage_key(number), None))
+        self._garbage.remove(number)
+
+
+def _check(found: tuple[Block, int] | None, receipt: str, now: int) -> Outcome:
+    """Whether a fence holds."""
+    if found is None:
+        return "missing"
+    run = found[0].runs[found[1]]
+    if receipt == FREE:
+        leased = run is not None and run.receipt is not None and run.visible_at > now
+        return "leased" if leased else "done"
+    if receipt == ANY or (run is not None and run.receipt == receipt):
+        return "done"
+    return "stale"

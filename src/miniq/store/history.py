@@ -1,0 +1,86 @@
+"""The history of the embedded store: events of one batch lie in one record, keyed by the last offset.
+
+So a batch costs one record however many messages it moves, and offsets are given when it is written.
+"""
+
+from __future__ import annotations
+
+from miniq.message import Event, HistoryPage, HistoryRecord, HistorySpan
+from miniq.store import keys
+from miniq.store.kv import KV, Op
+
+RECORD_BYTES = 1024 * 1024
+EXAMINED = 20_000
+
+
+class HistoryLog:
+    def __init__(self, kv: KV) -> None:
+        self._kv = kv
+        head = kv.get(keys.HISTORY_HEAD)
+        last = kv.last(keys.history_key(0), keys.after(b"h"))
+        found = keys.HistoryHead(1, 0) if head is None else keys.decode_head(head)
+        self._first, self._bytes = found.first, found.bytes
+        self._last = found.first - 1 if last is None else keys.offset_of(last)
+
+    def append(self, events: list[Event], ops: list[Op]) -> None:
+        """Give events the next offsets and stage their record."""
+        part: list[Event] = []
+        size = 0
+        for event in events:
+            part.append(event)
+            if event.body is not None:
+                size += len(event.body)
+                if size > RECORD_BYTES:
+                    self._append(part, ops)
+                    part, size = [], 0
+        if part:
+            self._append(part, ops)
+        ops.append((keys.HISTORY_HEAD, keys.encode(keys.HistoryHead(self._first, self._bytes))))
+
+    def read(self, after: int, limit: int, queue: str | None) -> HistoryPage:
+        """See `Store.history`. Looks at a bounded number of events."""
+        found: list[HistoryRecord] = []
+        looked = 0
+        for key, value in self._kv.scan(keys.history_key(max(after + 1, self._first)), keys.after(b"h")):
+            events = keys.decode_events(value)
+            offset = keys.offset_of(key) - len(events)
+            for event in events:
+                offset += 1
+                if offset <= after:
+                    continue
+                if len(found) == limit:
+                    return HistoryPage(found, after)
+                after = offset
+                if queue is None or event.queue == queue:
+                    found.append(HistoryRecord(offset, event))
+            looked += len(events)
+            if looked >= EXAMINED:
+                break
+        return HistoryPage(found, after)
+
+    def span(self) -> HistorySpan:
+        oldest = None
+        if self._last >= self._first:
+            page = self.read(self._first - 1, 1, None)
+            oldest = page.records[0].event.at if page.records else None
+        return HistorySpan(self._first, self._last, self._bytes, oldest)
+
+    def trim(self, upto: int, ops: list[Op]) -> None:
+        """Stage the removal of whole records up to an offset, a bounded number of them."""
+        removed = 0
+        for key, value in self._kv.scan(keys.history_key(self._first), keys.after(b"h")):
+            last = keys.offset_of(key)
+            if last > upto or removed == 1000:
+                break
+            ops.append((key, None))
+            self._bytes -= len(value)
+            self._first = last + 1
+            removed += 1
+        if removed:
+            ops.append((keys.HISTORY_HEAD, keys.encode(keys.HistoryHead(self._first, self._bytes))))
+
+    def _append(self, events: list[Event], ops: list[Op]) -> None:
+        value = keys.encode(events)
+        self._last += len(events)
+        self._bytes += len(value)
+        ops.append((keys.history_key(self._last), value))

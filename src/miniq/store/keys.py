@@ -1,0 +1,174 @@
+"""The records of the embedded store: what each key means, and how its value is written.
+
+    f                              format version (also in the file MINIQ beside the database)
+    l                              the highest message id so far
+    o                              history: first offset, bytes
+    q NAME                         queue: number, serial, settings
+    c NUMBER                       queue: counters, and from where each lane has to be read
+    z NUMBER                       a number whose records are to be removed
+    b NUMBER OWNER PRIORITY BLOCK  messages that can be taken, one block of up to 128
+    w NUMBER GROUP BLOCK           a message that waits behind the head of its group
+    g NUMBER GROUP                 group: how many messages, and a lower bound of the waiting ids
+    i NUMBER ID                    the key of a block that cannot be found from the id alone
+    s NUMBER BLOCK VERSION         state of some messages of a block: lease or delay
+    x NUMBER BLOCK                 which messages of a block are gone
+    d SERIAL DEDUP_ID              dedup: message id, until when it counts
+    h OFFSET                       history events up to and including OFFSET
+
+NUMBER and SERIAL are 4 bytes; a queue that is emptied gets a new number and keeps its serial. OWNER and
+GROUP are a 2-byte length and UTF-8 text; OWNER is the recipient, empty for anybody. PRIORITY is a digit,
+9 minus the priority. VERSION and OFFSET are 8 bytes. All numbers are big-endian, so keys sort as read.
+
+BLOCK is the first id of the run (see `ids.py`) for messages that were sent together, or the id and
+an `m` for one that stands alone: one with a recipient or group, and one that was edited or moved.
+
+Values are MessagePack. To change a record, add a field at the end with a default; for anything else raise
+`FORMAT` and convert at start.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+from msgspec import Struct
+
+from miniq.message import Event, Message, QueueSettings
+
+FORMAT = 1
+
+_u32 = struct.Struct(">I").pack
+_u64 = struct.Struct(">Q")
+
+
+class QueueRecord(Struct, frozen=True, array_like=True):
+    number: int
+    serial: int
+    settings: QueueSettings
+
+
+class CountRecord(Struct, frozen=True, array_like=True):
+    count: int
+    size: int
+    lows: dict[int, str]
+    """For each priority a block name below which the lane for anybody holds nothing unread."""
+
+
+class GroupRecord(Struct, array_like=True):
+    count: int
+    low: str
+
+
+class StateRecord(Struct, frozen=True, array_like=True, gc=False):
+    """A lease or a delay that some messages of one block share."""
+
+    owner: str
+    priority: int
+    count: int
+    start: int
+    stop: int
+    visible_at: int
+    receives: int
+    receipt: str | None
+    consumer: str | None
+    taken_at: int
+    group: str | None = None
+    waiting: bool = False
+
+
+class GoneRecord(Struct, frozen=True, array_like=True, gc=False):
+    owner: str
+    priority: int
+    count: int
+    gone: bytes
+    """A bitmap as a little-endian number."""
+
+
+class DedupRecord(Struct, frozen=True, array_like=True, gc=False):
+    id: str
+    until: int
+
+
+class HistoryHead(Struct, frozen=True, array_like=True):
+    first: int
+    bytes: int
+
+
+encode = msgspec.msgpack.Encoder().encode
+decode_block = msgspec.msgpack.Decoder(list[Message]).decode
+decode_queue = msgspec.msgpack.Decoder(QueueRecord).decode
+decode_count = msgspec.msgpack.Decoder(CountRecord).decode
+decode_group = msgspec.msgpack.Decoder(GroupRecord).decode
+decode_state = msgspec.msgpack.Decoder(StateRecord).decode
+decode_gone = msgspec.msgpack.Decoder(GoneRecord).decode
+decode_dedup = msgspec.msgpack.Decoder(DedupRecord).decode
+decode_head = msgspec.msgpack.Decoder(HistoryHead).decode
+decode_events = msgspec.msgpack.Decoder(list[Event]).decode
+
+LAST_ID = b"l"
+HISTORY_HEAD = b"o"
+MESSAGE_KINDS = b"bwgisx"
+
+
+def _text(text: str) -> bytes:
+    raw = text.encode()
+    return len(raw).to_bytes(2, "big") + raw
+
+
+def queue_key(name: str) -> bytes:
+    return b"q" + name.encode()
+
+
+def count_key(number: int) -> bytes:
+    return b"c" + _u32(number)
+
+
+def garbage_key(number: int) -> bytes:
+    return b"z" + _u32(number)
+
+
+def of_queue(kind: bytes, number: int) -> bytes:
+    """What all keys of a kind and queue begin with."""
+    return kind + _u32(number)
+
+
+def lane_prefix(number: int, owner: str, priority: int) -> bytes:
+    return b"b" + _u32(number) + _text(owner) + b"%d" % (9 - priority)
+
+
+def group_prefix(number: int, group: str) -> bytes:
+    return b"w" + _u32(number) + _text(group)
+
+
+def group_key(number: int, group: str) -> bytes:
+    return b"g" + _u32(number) + group.encode()
+
+
+def index_key(number: int, id: str) -> bytes:
+    return b"i" + _u32(number) + id.encode()
+
+
+def state_key(number: int, block: str, version: int) -> bytes:
+    return b"s" + _u32(number) + block.encode() + _u64.pack(version)
+
+
+def gone_key(number: int, block: str) -> bytes:
+    return b"x" + _u32(number) + block.encode()
+
+
+def dedup_key(serial: int, dedup_id: str) -> bytes:
+    return b"d" + _u32(serial) + dedup_id.encode()
+
+
+def history_key(offset: int) -> bytes:
+    return b"h" + _u64.pack(offset)
+
+
+def offset_of(key: bytes) -> int:
+    return int(_u64.unpack(key[1:9])[0])
+
+
+def after(prefix: bytes) -> bytes:
+    """The first key that no longer begins with `prefix`."""
+    raw = prefix.rstrip(b"\xff")
+    return raw[:-1] + bytes([raw[-1] + 1])

@@ -1,0 +1,231 @@
+"""The part of the backlog that is in memory, and how the rest is read.
+
+Each lane keeps the next few thousand ready messages; the whole store keeps a bounded number of them and a
+bounded number of bytes. The cursor of a lane only moves forward, so reading never passes over what was
+removed. What is not written yet cannot be read: arriving blocks are skipped and come in when written.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+from itertools import count
+
+from miniq.errors import StoreCorrupt
+from miniq.ids import run_of
+from miniq.message import Message
+from miniq.store import keys
+from miniq.store.blocks import Block, Lane, Run, Shelf
+from miniq.store.kv import KV
+
+LANE_MESSAGES = 4096
+TOTAL_MESSAGES = 65536
+READ_MESSAGES = 512
+READ_BYTES = 2 * 1024 * 1024
+CACHE_BYTES = 32 * 1024 * 1024
+OWNERS = 1024
+
+
+class Window:
+    def __init__(self, kv: KV) -> None:
+        self._kv = kv
+        self._messages = 0
+        self._bytes = 0
+        self._ties = count()
+
+    # Bodies
+
+    def load(self, block: Block) -> list[Message]:
+        """The messages of a block, from memory or from disk."""
+        messages = block.messages
+        if messages is None:
+            value = self._kv.get(block.key)
+            if value is None:
+                raise StoreCorrupt(f"store: the record of message {block.id_at(0)} is missing", field="store")
+            messages = keys.decode_block(value)
+            self.hold(block, messages)
+        return messages
+
+    def sizes(self, block: Block) -> list[int]:
+        """The sizes of the messages of a block."""
+        if block.sizes is None:
+            block.sizes = [message.size for message in self.load(block)]
+        return block.sizes
+
+    def forget(self, block: Block) -> None:
+        """Let go of the bodies of a block, unless they are nowhere else yet; its state stays."""
+        if block.messages is not None and block.arrives is None:
+            block.messages = None
+            self._bytes -= block.charged
+            block.charged = 0
+
+    def offer(self, block: Block, messages: list[Message]) -> None:
+        """Keep the bodies of a block that will soon be wanted, while there is room for them."""
+        block.sizes = [message.size for message in messages]
+        if not self.full:
+            self.hold(block, messages)
+
+    @property
+    def full(self) -> bool:
+        return self._bytes >= CACHE_BYTES
+
+    def hold(self, block: Block, messages: list[Message]) -> None:
+        """Keep the bodies of a block."""
+        if block.sizes is None:
+            block.sizes = [message.size for message in messages]
+        block.messages = messages
+        block.charged = sum(block.sizes)
+        self._bytes += block.charged
+
+    # Lanes
+
+    def admit(self, shelf: Shelf, block: Block) -> None:
+        """A fresh block is written: put it in its lane, or leave it on disk until its turn."""
+        track = shelf.tracks.get(block.owner)
+        if track is None:
+            self.forget(block)
+            return
+        lane = track.lanes[block.priority]
+        if block.name <= lane.seen and len(lane.back) >= LANE_MESSAGES:
+            self._rewind(shelf, lane, block.name)
+        if block.name <= lane.seen:
+            shelf.blocks[block.name] = block
+            for place in range(block.count):
+                if block.is_fresh(place):
+                    self.push_back(lane, block, place, None)
+        elif lane.more or lane.size >= LANE_MESSAGES or self._messages >= TOTAL_MESSAGES:
+            lane.more = True
+            self.forget(block)
+        else:
+            lane.seen = block.name
+            if self.full:
+                self.forget(block)
+            self._append(shelf, lane, block)
+
+    def push_back(self, lane: Lane, block: Block, place: int, run: Run | None) -> None:
+        """A message is ready out of turn; it keeps its place by age."""
+        heappush(lane.back, (block.id_at(place), next(self._ties), block, place, run))
+
+    def head(self, shelf: Shelf, lane: Lane) -> str | None:
+        """The id of the next message of a lane, which is then `back[0]` or the `next` of `fresh[0]`."""
+        back, fresh = lane.back, lane.fresh
+        while back:
+            _, _, block, place, run = back[0]
+            if block.runs[place] is run and not block.is_gone(place):
+                break
+            heappop(back)
+        while True:
+            while fresh:
+                block = fresh[0]
+                block.next = block.fresh_from(block.next)
+                if block.next < block.count:
+                    id = block.id_at(block.next)
+                    return min(id, back[0][0]) if back else id
+                fresh.popleft()
+                block.windowed = False
+                lane.size -= block.count
+                self._messages -= block.count
+            if not lane.more:
+                return back[0][0] if back else None
+            self._read(shelf, lane)
+
+    def _append(self, shelf: Shelf, lane: Lane, block: Block) -> None:
+        shelf.blocks[block.name] = block
+        block.windowed = True
+        lane.fresh.append(block)
+        lane.size += block.count
+        self._messages += block.count
+
+    def _rewind(self, shelf: Shelf, lane: Lane, name: str) -> None:
+        """Too much is ready out of turn: leave on disk what has no state, and read the lane again from
+        the lowest name among it."""
+        dropped = {block.name: block for block in lane.fresh}
+        dropped |= {block.name: block for _, _, block, _, run in lane.back if run is None}
+        lane.fresh.clear()
+        lane.back = [entry for entry in lane.back if entry[4] is not None]
+        heapify(lane.back)
+        self._messages -= lane.size
+        lane.size = 0
+        for block in dropped.values():
+            block.windowed = False
+            self.forget(block)
+            if not block.touched:
+                shelf.blocks.pop(block.name, None)
+        lane.seen = min(name, *dropped)[:-1] if dropped else name[:-1]
+        lane.more = True
+
+    def _read(self, shelf: Shelf, lane: Lane) -> None:
+        """Read the next blocks of a lane from disk."""
+        found = size = 0
+        start = lane.prefix + lane.seen.encode() + b"\0" if lane.seen else lane.prefix
+        cut = len(lane.prefix)
+        for key, value in self._kv.scan(start, keys.after(lane.prefix)):
+            name = key[cut:].decode()
+            lane.seen = name
+            if name in shelf.arriving or name in shelf.leaving:
+                continue
+            block = shelf.blocks.get(name)
+            if block is None:
+                messages = keys.decode_block(value)
+                first = messages[0]
+                block = Block(name, key, first.recipient or "", first.priority, len(messages))
+                block.group = first.group
+                self.offer(block, messages)
+            elif block.windowed or block.fresh_from(block.next) == block.count:
+                continue
+            self._append(shelf, lane, block)
+            found += block.count
+            size += len(value)
+            if found >= READ_MESSAGES or size >= READ_BYTES:
+                return
+        lane.more = False
+
+    def trim_owners(self, shelf: Shelf) -> None:
+        """Forget the lanes of recipients for whom nothing is in memory, if there are many."""
+        if len(shelf.tracks) > OWNERS:
+            for owner in [owner for owner, track in shelf.tracks.items() if owner and track.idle()]:
+                del shelf.tracks[owner]
+
+    # By id
+
+    def locate(self, shelf: Shelf, id: str) -> tuple[Block, int] | None:
+        """Where a message is, None if there is none with that id. A block read for this is not kept."""
+        if len(id) != 36 or not id.isascii():
+            return None
+        alone = id + "m"
+        block = shelf.blocks.get(alone) or shelf.arriving.get(alone)
+        if block is not None:
+            return None if block.is_gone(0) else (block, 0)
+        try:
+            first, place = run_of(id)
+        except KeyError:
+            return None
+        block = shelf.blocks.get(first) or shelf.arriving.get(first)
+        if block is not None and place < block.count and not block.is_gone(place):
+            return block, place
+        if block is None and first not in shelf.leaving:
+            for priority in range(10):
+                key = keys.lane_prefix(shelf.number, "", priority) + first.encode()
+                value = self._kv.get(key)
+                if value is not None:
+                    found = self._found(key, value, first, place)
+                    if found is not None:
+                        return found
+        if alone in shelf.leaving:
+            return None
+        index = self._kv.get(keys.index_key(shelf.number, id))
+        if index is None:
+            return None
+        value = self._kv.get(index)
+        return None if value is None else self._found(index, value, alone, 0)
+
+    def _found(self, key: bytes, value: bytes, name: str, place: int) -> tuple[Block, int] | None:
+        messages = keys.decode_block(value)
+        if place >= len(messages):
+            return None
+        first = messages[0]
+        block = Block(name, key, first.recipient or "", first.priority, len(messages))
+        block.group = first.group
+        block.waiting = key[:1] == b"w"
+        block.sizes = [message.size for message in messages]
+        block.messages = messages
+        return block, place
