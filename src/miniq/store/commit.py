@@ -1,8 +1,8 @@
 """Group commit: what arrives while one write runs goes into the next; one fsync serves all.
 
 Changes are staged in the event loop's thread, in order. A batch is handed to one commit thread, because
-the write releases the interpreter lock; a batch that waits for no fsync, or that belongs to a single
-caller, is written at once, which saves two thread switches. A failed write is final: nothing is confirmed
+the write releases the interpreter lock. A batch that waits for no fsync is written at once, and so is that
+of a caller who is alone, which saves two thread switches. A failed write is final: nothing is confirmed
 after it, and nothing is tried again.
 """
 
@@ -48,6 +48,8 @@ class GroupCommit:
         self._durable = durable
         self._busy: Batch | None = None
         self._scheduled = False
+        self._alone = True
+        """Whether the last batch had a single caller."""
         self._loop = asyncio.get_running_loop()
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="miniq-commit", daemon=True)
@@ -107,7 +109,10 @@ class GroupCommit:
         self.writes += 1
         self.syncs += sync
         self._busy = batch
-        if not sync or len(batch.waiting) == 1:
+        alone = len(batch.waiting) == 1
+        inline = not sync or (alone and self._alone)
+        self._alone = alone
+        if inline:
             self._finish(batch, self._attempt(batch, sync))
         else:
             self._jobs.put(partial(self._write_in_thread, batch, sync))
