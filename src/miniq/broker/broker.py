@@ -219,7 +219,8 @@ class Broker:
         settings = self.settings(queue)
         rules.check_batch(leases, "leases", self._limits)
         rules.check_seconds(delay, "delay", 0, self._limits.delay)
-        fences = [(lease.id, _receipt(lease)) for lease in leases]
+        asked = [(lease.id, _receipt(lease)) for lease in leases]
+        fences = list(dict.fromkeys(asked))
         outcomes: dict[Fence, Outcome] = {}
         if settings.max_receives is not None:
             worn: list[tuple[Fence, Stored]] = []
@@ -230,7 +231,7 @@ class Broker:
             if worn:
                 dead = await self._bury(queue, settings, worn, "max_receives", extra=0)
                 outcomes = {fence: outcome for (fence, _), outcome in zip(worn, dead, strict=True)}
-        rest = [fence for fence in dict.fromkeys(fences) if fence not in outcomes]
+        rest = [fence for fence in fences if fence not in outcomes]
         if rest:
             now = self.clock.now()
             done = await self.store.reschedule(
@@ -243,7 +244,7 @@ class Broker:
                 keep=settings.history,
             )
             outcomes.update(zip(rest, done, strict=True))
-        return [outcomes[fence] for fence in fences]
+        return [outcomes[fence] for fence in asked]
 
     async def extend(
         self, queue: str, leases: Sequence[Lease], visibility_timeout: float | None = None

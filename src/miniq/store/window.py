@@ -92,14 +92,14 @@ class Window:
             for place in range(block.count):
                 if block.is_fresh(place):
                     self.push_back(lane, block, place, None)
-        elif lane.more or lane.size >= LANE_MESSAGES or self._messages >= TOTAL_MESSAGES:
+        elif lane.more or lane.size + len(lane.back) >= LANE_MESSAGES or self._messages >= TOTAL_MESSAGES:
             lane.more = True
             self.forget(block)
         else:
             lane.seen = block.name
             if self.full:
                 self.forget(block)
-            self._append(shelf, lane, block)
+            self._line_up(shelf, lane, block)
 
     def push_back(self, lane: Lane, block: Block, place: int, run: Run | None) -> None:
         """A message is ready out of turn; it keeps its place by age."""
@@ -124,13 +124,18 @@ class Window:
                 block.windowed = False
                 lane.size -= block.count
                 self._messages -= block.count
-            if not lane.more:
+            if not lane.more or (back and back[0][0] <= lane.seen):
                 return back[0][0] if back else None
             self._read(shelf, lane)
 
-    def _append(self, shelf: Shelf, lane: Lane, block: Block) -> None:
+    def _line_up(self, shelf: Shelf, lane: Lane, block: Block) -> None:
+        """Put a fresh block at the end of its lane. One that stands alone may have its place between the
+        messages of a block before it, so it goes where the order is by id."""
         shelf.blocks[block.name] = block
         block.windowed = True
+        if block.alone:
+            self.push_back(lane, block, 0, None)
+            return
         lane.fresh.append(block)
         lane.size += block.count
         self._messages += block.count
@@ -156,11 +161,16 @@ class Window:
     def _read(self, shelf: Shelf, lane: Lane) -> None:
         """Read the next blocks of a lane from disk."""
         found = size = 0
+        run = ""
         start = lane.prefix + lane.seen.encode() + b"\0" if lane.seen else lane.prefix
         cut = len(lane.prefix)
         for key, value in self._kv.scan(start, keys.after(lane.prefix)):
             name = key[cut:].decode()
+            # What was edited stands alone right after the block it came from: read it with that.
+            if (found >= READ_MESSAGES or size >= READ_BYTES) and name[:34] != run:
+                return
             lane.seen = name
+            run = name[:34]
             if name in shelf.arriving or name in shelf.leaving:
                 continue
             block = shelf.blocks.get(name)
@@ -172,11 +182,9 @@ class Window:
                 self.offer(block, messages)
             elif block.windowed or block.fresh_from(block.next) == block.count:
                 continue
-            self._append(shelf, lane, block)
+            self._line_up(shelf, lane, block)
             found += block.count
             size += len(value)
-            if found >= READ_MESSAGES or size >= READ_BYTES:
-                return
         lane.more = False
 
     def trim_owners(self, shelf: Shelf) -> None:

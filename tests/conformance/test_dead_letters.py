@@ -1,0 +1,205 @@
+"""Dead letters, redrive, expiry and purge: on every store."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from miniq.broker import Broker
+from miniq.errors import InvalidRequest, QueueNotFound
+from miniq.message import DeadLetter
+from tests.clock import FrozenClock
+from tests.kit import bodies, draft, drain, ids, leases, send, states
+
+
+async def wear_out(broker: Broker, clock: FrozenClock, queue: str, times: int) -> None:
+    for _ in range(times):
+        assert await broker.receive(queue, max=100, visibility_timeout=1)
+        clock.advance(1)
+
+
+async def test_a_message_dies_after_max_receives(broker: Broker, clock: FrozenClock) -> None:
+    await broker.configure("q", {"max_receives": 2})
+    (id,) = await send(broker, "q", "poison", priority=4)
+    await send(broker, "q", "fine")
+    await wear_out(broker, clock, "q", 2)
+    assert await broker.receive("q", max=9) == []
+    got = await broker.receive("q.dead", max=9)
+    assert {*ids(got)} >= {id}
+    dead = next(stored for stored in got if stored.message.id == id)
+    assert dead.message.dead == DeadLetter("q", "max_receives", 2, clock.now())
+    assert (dead.message.priority, dead.receives, dead.message.queue) == (4, 1, "q.dead")
+
+
+async def test_good_messages_are_handed_out_beside_dying_ones(broker: Broker, clock: FrozenClock) -> None:
+    await broker.configure("q", {"max_receives": 1, "dead_letter_queue": "graveyard"})
+    await send(broker, "q", 1, 2)
+    await broker.receive("q", max=1, visibility_timeout=1)
+    clock.advance(1)
+    assert bodies(await broker.receive("q", max=5)) == [2]
+    assert bodies(await broker.receive("graveyard", max=5)) == [1]
+    assert await states(broker, "q") == (0, 0, 1)
+
+
+async def test_release_of_a_worn_out_message_buries_it_at_once(broker: Broker) -> None:
+    await broker.configure("q", {"max_receives": 1})
+    await send(broker, "q", 1)
+    got = await broker.receive("q")
+    assert await broker.release("q", leases(got) * 2) == ["done", "done"]
+    assert await states(broker, "q") == (0, 0, 0)
+    assert await states(broker, "q.dead") == (1, 0, 0)
+    assert await broker.release("q", leases(got)) == ["missing"]
+
+
+async def test_dead_letters_keep_their_body_headers_and_key_and_outlive_their_ttl(
+    broker: Broker, clock: FrozenClock
+) -> None:
+    await broker.configure("q", {"max_receives": 1})
+    await broker.send("q", [draft("x", ttl=5, key="k", headers={"a": "b"})])
+    await broker.release("q", leases(await broker.receive("q")))
+    clock.advance(10)
+    (got,) = await broker.receive("q.dead")
+    assert (got.message.body, got.message.key, got.message.headers) == (b'"x"', "k", {"a": "b"})
+
+
+async def test_redrive_brings_all_back_where_they_came_from(broker: Broker, clock: FrozenClock) -> None:
+    for name in ("a", "b"):
+        await broker.configure(name, {"max_receives": 1, "dead_letter_queue": "dead"})
+        await send(broker, name, f"{name}1", f"{name}2")
+        await broker.release(name, leases(await broker.receive(name, max=2)))
+    await send(broker, "dead", "sent here by hand")
+    progress = await broker.redrive("dead")
+    assert (progress.moved, progress.skipped, progress.running) == (4, 1, False)
+    assert await drain(broker, "a") == ["a1", "a2"]
+    (got,) = await broker.receive("b", max=1)
+    assert (got.receives, got.message.dead) == (1, None)
+    assert await drain(broker, "dead") == ["sent here by hand"]
+
+
+async def test_redrive_of_some_ids_or_to_another_queue(broker: Broker) -> None:
+    await broker.configure("q", {"max_receives": 1})
+    sent = await send(broker, "q", 1, 2, 3)
+    await broker.release("q", leases(await broker.receive("q", max=3)))
+    assert (await broker.redrive("q.dead", ids=[sent[1], "no-such-id"])).moved == 1
+    assert await drain(broker, "q") == [2]
+    assert (await broker.redrive("q.dead", to="elsewhere")).moved == 2
+    assert await drain(broker, "elsewhere") == [1, 3]
+    assert await states(broker, "q.dead") == (0, 0, 0)
+
+
+async def test_a_redriven_message_keeps_its_place_by_age(broker: Broker) -> None:
+    await broker.configure("q", {"max_receives": 1})
+    await send(broker, "q", "old")
+    await broker.release("q", leases(await broker.receive("q")))
+    await send(broker, "q", "young")
+    await broker.redrive("q.dead")
+    assert await drain(broker, "q") == ["old", "young"]
+
+
+async def test_redrive_leaves_leased_messages_alone(broker: Broker) -> None:
+    await broker.configure("q", {"max_receives": 1})
+    await send(broker, "q", 1, 2)
+    await broker.release("q", leases(await broker.receive("q", max=2)))
+    held = await broker.receive("q.dead")
+    assert (await broker.redrive("q.dead")).moved == 1
+    assert (await broker.redrive("q.dead", ids=ids(held))).skipped == 1
+    assert await broker.ack("q.dead", leases(held)) == ["done"]
+
+
+async def test_redrive_at_a_rate_goes_on_in_the_background(broker: Broker) -> None:
+    await broker.configure("q", {"max_receives": 1})
+    await send(broker, "q", *range(30))
+    await broker.release("q", leases(await broker.receive("q", max=30)))
+    assert (await broker.redrive("q.dead", rate=500)).running
+    for _ in range(2000):
+        progress = (await broker.queue("q.dead")).redrive
+        if progress is not None and not progress.running:
+            break
+        await asyncio.sleep(0.005)
+    assert progress is not None
+    assert (progress.moved, progress.running) == (30, False)
+    assert await drain(broker, "q") == list(range(30))
+
+
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [({"rate": 0}, "rate"), ({"rate": -1}, "rate"), ({"to": "a b"}, "to"), ({"to": "q"}, "to"), ({"ids": []}, "ids")],
+)
+async def test_a_wrong_redrive_is_refused(broker: Broker, asked: dict[str, object], field: str) -> None:
+    await send(broker, "q", 1)
+    with pytest.raises(InvalidRequest) as error:
+        await broker.redrive("q", **asked)  # type: ignore[arg-type]
+    assert error.value.field == field
+    with pytest.raises(QueueNotFound):
+        await broker.redrive("nowhere")
+
+
+async def test_ttl_ends_a_message_wherever_it_is_met(broker: Broker, clock: FrozenClock) -> None:
+    short, long = await broker.send("q", [draft("short", ttl=5), draft("long", ttl=500)])
+    clock.advance(5)
+    page = await broker.peek("q")
+    assert ids(page.messages) == [long]
+    assert bodies(await broker.receive("q", max=5)) == ["long"]
+    assert await states(broker, "q") == (0, 0, 1)
+    with pytest.raises(Exception, match=short):
+        await broker.get("q", short)
+
+
+async def test_a_message_that_expires_while_leased_can_still_be_acked(broker: Broker, clock: FrozenClock) -> None:
+    await send(broker, "q", 1, ttl=5)
+    got = await broker.receive("q", visibility_timeout=60)
+    clock.advance(30)
+    await broker.upkeep()
+    assert await broker.ack("q", leases(got)) == ["done"]
+
+
+async def test_retention_follows_the_settings_of_the_queue(broker: Broker, clock: FrozenClock) -> None:
+    await broker.configure("q", {"retention": 100})
+    await send(broker, "q", "old")
+    clock.advance(60)
+    await send(broker, "q", "young")
+    clock.advance(40)
+    assert await drain(broker, "q") == ["young"]
+
+
+async def test_upkeep_removes_what_nobody_meets(broker: Broker, clock: FrozenClock) -> None:
+    await broker.send("q", [draft(n, ttl=10) for n in range(900)])
+    await send(broker, "q", "stays", group="g")
+    await send(broker, "q", "goes", group="g", ttl=1)
+    await send(broker, "q", "goes too", recipient="nobody", ttl=1)
+    clock.advance(10)
+    for _ in range(4):
+        await broker.upkeep()
+    assert await states(broker, "q") == (1, 0, 0)
+    assert await drain(broker, "q") == ["stays"]
+
+
+async def test_retention_of_a_dead_letter_starts_when_it_dies(broker: Broker, clock: FrozenClock) -> None:
+    await broker.configure("q", {"max_receives": 1})
+    await broker.configure("q.dead", {"retention": 100})
+    await send(broker, "q", 1)
+    clock.advance(90)
+    await broker.release("q", leases(await broker.receive("q")))
+    clock.advance(90)
+    await broker.upkeep()
+    assert await states(broker, "q.dead") == (1, 0, 0)
+    clock.advance(10)
+    await broker.upkeep()
+    assert await states(broker, "q.dead") == (0, 0, 0)
+
+
+async def test_purge_empties_a_queue_in_whatever_state(broker: Broker, clock: FrozenClock) -> None:
+    await send(broker, "q", *range(300))
+    await send(broker, "q", 1, 2, delay=10)
+    await send(broker, "q", 1, 2, group="g")
+    held = await broker.receive("q", max=10)
+    assert await broker.purge("q") == 304
+    assert await states(broker, "q") == (0, 0, 0)
+    assert set(await broker.ack("q", leases(held))) == {"missing"}
+    clock.advance(1000)
+    assert await broker.receive("q", max=10) == []
+    await broker.upkeep()
+    await send(broker, "q", "new", group="g")
+    assert await drain(broker, "q") == ["new"]
+    assert await broker.purge("q") == 0

@@ -1,0 +1,294 @@
+"""Exclusive, fenced, at least once or at most once: on every store."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from miniq.broker import Broker
+from miniq.errors import MessageLeased, MessageNotFound, StaleReceipt
+from miniq.message import SECOND, Draft, Lease
+from tests.clock import FrozenClock
+from tests.kit import bodies, drain, ids, leases, send, states
+
+
+async def test_sent_messages_are_received_as_they_were_sent(broker: Broker) -> None:
+    raw = "application/octet-stream"
+    sent = await broker.send("q", [Draft(b"\x00\xff", raw, {"a": "b"})])
+    (got,) = await broker.receive("q", consumer="me")
+    message = got.message
+    assert [message.id] == sent
+    assert (message.body, message.content_type, message.headers) == (b"\x00\xff", raw, {"a": "b"})
+    assert (message.queue, message.priority, message.key, message.dead) == ("q", 0, None, None)
+    assert (got.receives, got.consumer) == (1, "me")
+
+
+async def test_a_leased_message_is_invisible_to_others(broker: Broker) -> None:
+    await send(broker, "q", 1, 2)
+    first = await broker.receive("q", max=1)
+    second = await broker.receive("q", max=10)
+    assert (bodies(first), bodies(second)) == ([1], [2])
+    assert await broker.receive("q", max=10) == []
+    assert await states(broker, "q") == (0, 0, 2)
+
+
+async def test_expired_lease_goes_to_the_next_worker_at_its_deadline(broker: Broker, clock: FrozenClock) -> None:
+    await send(broker, "q", 1)
+    (first,) = await broker.receive("q", visibility_timeout=5)
+    assert first.visible_at == clock.now() + 5 * SECOND
+    clock.advance(4.999999)
+    assert await broker.receive("q") == []
+    clock.advance(0.000001)
+    (second,) = await broker.receive("q")
+    assert second.message == first.message
+    assert (first.receives, second.receives) == (1, 2)
+    assert first.receipt != second.receipt
+    assert second.visible_at == clock.now() + 30 * SECOND
+
+
+async def test_a_zero_visibility_timeout_leaves_the_message_ready(broker: Broker) -> None:
+    await send(broker, "q", 1)
+    for receives in (1, 2, 3):
+        (got,) = await broker.receive("q", max=5, visibility_timeout=0)
+        assert got.receives == receives
+    assert await states(broker, "q") == (1, 0, 0)
+
+
+async def test_acked_messages_do_not_come_back(broker: Broker, clock: FrozenClock) -> None:
+    await send(broker, "q", 1, 2, 3)
+    got = await broker.receive("q", max=3)
+    assert await broker.ack("q", leases(got)) == ["done", "done", "done"]
+    clock.advance(100)
+    assert await broker.receive("q", max=3) == []
+    assert await states(broker, "q") == (0, 0, 0)
+    assert (await broker.queue("q")).counts.bytes == 0
+
+
+async def test_a_repeated_ack_is_harmless_and_says_missing(broker: Broker) -> None:
+    await send(broker, "q", 1)
+    got = await broker.receive("q")
+    assert await broker.ack("q", leases(got) * 2) == ["done", "missing"]
+    assert await broker.ack("q", leases(got)) == ["missing"]
+
+
+async def test_a_late_ack_counts_if_nobody_else_got_the_message(broker: Broker, clock: FrozenClock) -> None:
+    await send(broker, "q", 1)
+    got = await broker.receive("q", visibility_timeout=1)
+    clock.advance(50)
+    assert await states(broker, "q") == (1, 0, 0)
+    assert await broker.ack("q", leases(got)) == ["done"]
+    assert await broker.receive("q") == []
+
+
+async def test_an_old_receipt_is_refused_once_handed_out_again(broker: Broker, clock: FrozenClock) -> None:
+    await send(broker, "q", 1)
+    old = leases(await broker.receive("q", visibility_timeout=1))
+    clock.advance(1)
+    new = await broker.receive("q")
+    before = await states(broker, "q")
+    assert await broker.ack("q", old) == ["stale"]
+    assert await broker.release("q", old) == ["stale"]
+    assert await broker.extend("q", old, 100) == ["stale"]
+    with pytest.raises(StaleReceipt):
+        await broker.edit("q", old[0].id, priority=3, receipt=old[0].receipt)
+    with pytest.raises(StaleReceipt):
+        await broker.remove("q", old[0].id, receipt=old[0].receipt)
+    assert await states(broker, "q") == before
+    assert await broker.get("q", old[0].id) == new[0]
+    assert await broker.ack("q", leases(new)) == ["done"]
+
+
+@pytest.mark.parametrize("receipt", ["", "*", "?", "nonsense"])
+async def test_no_made_up_receipt_opens_a_lease(broker: Broker, receipt: str) -> None:
+    (id,) = await send(broker, "q", 1)
+    assert await broker.ack("q", [Lease(id, receipt)]) == ["stale"]
+    await broker.receive("q")
+    assert await broker.ack("q", [Lease(id, receipt)]) == ["stale"]
+    assert await states(broker, "q") == (0, 0, 1)
+
+
+async def test_a_released_message_is_ready_again_and_keeps_its_place(broker: Broker) -> None:
+    await send(broker, "q", 1, 2, 3)
+    got = await broker.receive("q", max=2)
+    assert await broker.release("q", leases(got)) == ["done", "done"]
+    assert await broker.ack("q", leases(got)) == ["stale", "stale"]
+    again = await broker.receive("q", max=3)
+    assert bodies(again) == [1, 2, 3]
+    assert [stored.receives for stored in again] == [2, 2, 1]
+
+
+async def test_a_message_released_with_a_delay_comes_back_when_it_is_over(broker: Broker, clock: FrozenClock) -> None:
+    await send(broker, "q", 1)
+    await broker.release("q", leases(await broker.receive("q")), delay=10)
+    assert await states(broker, "q") == (0, 1, 0)
+    clock.advance(9.9)
+    assert await broker.receive("q") == []
+    clock.advance(0.1)
+    assert bodies(await broker.receive("q")) == [1]
+
+
+async def test_extend_moves_the_deadline_from_now(broker: Broker, clock: FrozenClock) -> None:
+    await send(broker, "q", 1, 2)
+    got = await broker.receive("q", max=2, visibility_timeout=10)
+    clock.advance(9)
+    assert await broker.extend("q", leases(got)[:1], 20) == ["done"]
+    clock.advance(2)
+    assert bodies(await broker.receive("q", max=2)) == [2]
+    clock.advance(17.9)
+    assert await broker.receive("q", max=1) == []
+    clock.advance(0.2)
+    assert 1 in bodies(await broker.receive("q", max=2))
+
+
+async def test_extend_can_end_a_lease_early(broker: Broker, clock: FrozenClock) -> None:
+    await send(broker, "q", 1)
+    got = await broker.receive("q")
+    assert await broker.extend("q", leases(got), 0) == ["done"]
+    assert bodies(await broker.receive("q")) == [1]
+
+
+async def test_parts_of_one_receive_can_go_different_ways(broker: Broker, clock: FrozenClock) -> None:
+    await send(broker, "q", *range(10))
+    got = await broker.receive("q", max=10, visibility_timeout=10)
+    held = leases(got)
+    assert await broker.ack("q", [held[1], held[5], held[9]]) == ["done"] * 3
+    assert await broker.release("q", [held[0], held[2]]) == ["done"] * 2
+    assert await broker.extend("q", [held[7], held[3]], 60) == ["done"] * 2
+    assert await states(broker, "q") == (2, 0, 5)
+    assert bodies(await broker.receive("q", max=10, visibility_timeout=100)) == [0, 2]
+    clock.advance(10)
+    assert bodies(await broker.receive("q", max=10, visibility_timeout=100)) == [4, 6, 8]
+    clock.advance(50)
+    assert bodies(await broker.receive("q", max=10, visibility_timeout=100)) == [3, 7]
+    assert await broker.ack("q", held) == ["stale", "missing", *["stale"] * 3, "missing", *["stale"] * 3, "missing"]
+
+
+async def test_at_most_once_removes_before_handing_out(broker: Broker, clock: FrozenClock) -> None:
+    await send(broker, "q", 1, 2)
+    got = await broker.receive("q", max=1, mode="at-most-once")
+    assert bodies(got) == [1]
+    assert await states(broker, "q") == (1, 0, 0)
+    clock.advance(1000)
+    assert await drain(broker, "q") == [2]
+    assert await broker.ack("q", leases(got)) == ["missing"]
+
+
+async def test_concurrent_consumers_never_share_a_message(broker: Broker) -> None:
+    sent = await send(broker, "q", *range(500))
+    seen: list[str] = []
+
+    async def consume(size: int) -> None:
+        while got := await broker.receive("q", max=size):
+            seen.extend(ids(got))
+            await asyncio.sleep(0)
+            await broker.ack("q", leases(got))
+
+    await asyncio.gather(*[consume(size) for size in (1, 2, 3, 5, 7, 11, 13)])
+    assert sorted(seen) == sorted(sent)
+    assert await states(broker, "q") == (0, 0, 0)
+
+
+async def test_concurrent_senders_and_consumers_lose_nothing(broker: Broker) -> None:
+    seen: list[str] = []
+    sent: list[str] = []
+    senders = 8
+
+    async def produce(name: int) -> None:
+        nonlocal senders
+        for number in range(20):
+            sent.extend(await send(broker, "q", *range(number % 4 + 1), priority=name % 3))
+        senders -= 1
+
+    async def consume() -> None:
+        while True:
+            got = await broker.receive("q", max=5)
+            if not got and not senders:
+                return
+            half = len(got) // 2
+            if half:
+                await broker.release("q", leases(got[:half]))
+            if got[half:]:
+                assert set(await broker.ack("q", leases(got[half:]))) == {"done"}
+                seen.extend(ids(got[half:]))
+            await asyncio.sleep(0)
+
+    await asyncio.gather(*[produce(n) for n in range(8)], *[consume() for _ in range(6)])
+    assert sorted(seen) == sorted(sent)
+
+
+async def test_only_one_of_two_simultaneous_acks_counts(broker: Broker) -> None:
+    await send(broker, "q", 1)
+    got = leases(await broker.receive("q"))
+    outcomes = await asyncio.gather(broker.ack("q", got), broker.ack("q", got))
+    assert sorted(outcome for (outcome,) in outcomes) == ["done", "missing"]
+
+
+async def test_edit_changes_a_message_that_is_not_leased(broker: Broker) -> None:
+    first, second, third = await send(broker, "q", 1, 2, 3)
+    edited = await broker.edit("q", second, body=b'"two"', headers={"a": "b"})
+    assert (edited.message.body, edited.message.headers, edited.receives) == (b'"two"', {"a": "b"}, 0)
+    got = await broker.receive("q", max=3)
+    assert ids(got) == [first, second, third]
+    assert bodies(got) == [1, "two", 3]
+
+
+async def test_edit_of_priority_moves_a_message_in_line(broker: Broker) -> None:
+    _, _, third = await send(broker, "q", 1, 2, 3)
+    await broker.edit("q", third, priority=9)
+    await broker.edit("q", third, body=b'"3"')
+    assert await drain(broker, "q") == ["3", 1, 2]
+
+
+async def test_edit_of_delay_hides_and_shows_a_message(broker: Broker, clock: FrozenClock) -> None:
+    first, _ = await send(broker, "q", 1, 2)
+    await broker.edit("q", first, delay=10)
+    assert await states(broker, "q") == (1, 1, 0)
+    assert await drain(broker, "q") == [2]
+    await broker.edit("q", first, delay=0)
+    assert await drain(broker, "q") == [1]
+
+
+async def test_edit_of_a_leased_message_needs_its_receipt_and_keeps_the_lease(
+    broker: Broker, clock: FrozenClock
+) -> None:
+    (id,) = await send(broker, "q", 1)
+    (got,) = await broker.receive("q", visibility_timeout=10)
+    with pytest.raises(MessageLeased):
+        await broker.edit("q", id, body=b"2")
+    with pytest.raises(MessageLeased):
+        await broker.remove("q", id)
+    edited = await broker.edit("q", id, body=b"2", receipt=got.receipt)
+    assert (edited.visible_at, edited.receives, edited.receipt) == (got.visible_at, 1, got.receipt)
+    assert await broker.receive("q") == []
+    clock.advance(10)
+    (again,) = await broker.receive("q")
+    assert (again.message.body, again.receives) == (b"2", 2)
+    assert await broker.ack("q", leases([again])) == ["done"]
+
+
+async def test_remove_takes_one_message_out(broker: Broker) -> None:
+    _, second, _ = await send(broker, "q", 1, 2, 3)
+    await broker.remove("q", second)
+    with pytest.raises(MessageNotFound):
+        await broker.remove("q", second)
+    with pytest.raises(MessageNotFound):
+        await broker.get("q", second)
+    assert await drain(broker, "q") == [1, 3]
+
+
+async def test_ack_by_id_needs_no_receipt(broker: Broker) -> None:
+    (id,) = await send(broker, "q", 1)
+    await broker.receive("q")
+    assert await broker.ack_by_id("q", id) is True
+    assert await broker.ack_by_id("q", id) is False
+
+
+async def test_a_response_stops_at_its_cap_but_gives_at_least_one(broker: Broker) -> None:
+    cap = broker._limits.response_bytes
+    big = "x" * (broker._limits.body_bytes - 2)
+    for _ in range(20):
+        await send(broker, "q", big)
+    first = await broker.receive("q", max=100)
+    assert len(first) == cap // (len(big) + 2)
+    assert len(await broker.receive("q", max=100)) == 20 - len(first)

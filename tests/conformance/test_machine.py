@@ -1,0 +1,369 @@
+"""Any store against the oracle: the same random changes, the same answers, through crashes and restarts.
+
+`MINIQ_STEPS` sets how many steps are tried on each store (2,000 by default).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from miniq.errors import QueueFull
+from miniq.ids import IdSource
+from miniq.message import SECOND, Message, QueueSettings, Stored
+from miniq.store import open_store, window
+from miniq.store.base import ANY, FREE, Edit, Room, Store
+from miniq.store.memory import MemoryStore
+from tests.clock import START
+from tests.conftest import store_url
+
+STEPS = int(os.environ.get("MINIQ_STEPS", "2000"))
+STEPS_PER_EXAMPLE = 50
+QUEUES = ("a", "b")
+T = TypeVar("T")
+
+queues = st.sampled_from(QUEUES)
+consumers = st.sampled_from([None, None, "ann", "bob"])
+keeps = st.sampled_from(["off", "events", "full"])
+picks = st.lists(st.integers(0, 10**6), min_size=1, max_size=6)
+
+
+class Machine(RuleBasedStateMachine):
+    kind = "rocksdb"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.folder = Path(tempfile.mkdtemp(prefix="miniq-machine-"))
+        self.generation = 0
+        self.now = START
+        self.ids = IdSource()
+        self.tokens = 0
+        self.known: dict[str, list[str]] = {queue: [] for queue in QUEUES}
+        """Ids that are or were in each queue."""
+        self.receipts: dict[str, list[str]] = {}
+        """By id, all receipts it ever had, the newest last."""
+        self.oracle: Store = MemoryStore()
+        self.store = self.open()
+
+    def run(self, call: Coroutine[Any, Any, T]) -> T:
+        return self.loop.run_until_complete(call)
+
+    def open(self) -> Store:
+        store = open_store(store_url(self.kind, self.folder / str(self.generation)))
+        self.run(store.open())
+        return store
+
+    def both(self, method: str, *args: Any, **named: Any) -> Any:
+        """Make a change on both stores and compare what they answer."""
+        answers = []
+        for store in (self.oracle, self.store):
+            try:
+                answers.append(self.run(getattr(store, method)(*args, **named)))
+            except QueueFull as error:
+                answers.append(error.text)
+        assert answers[1] == answers[0]
+        return answers[0]
+
+    @initialize()
+    def begin(self) -> None:
+        for queue in QUEUES:
+            self.both("save_queue", queue, QueueSettings())
+
+    def teardown(self) -> None:
+        self.run(self.store.close())
+        self.loop.run_until_complete(self.loop.shutdown_default_executor())
+        self.loop.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def chosen(self, queue: str, picked: list[int]) -> list[str]:
+        known = self.known[queue]
+        return [known[pick % len(known)] for pick in picked] if known else []
+
+    def fences(self, queue: str, picked: list[int], how: str) -> list[tuple[str, str]]:
+        found = []
+        for id in self.chosen(queue, picked):
+            receipts = self.receipts.get(id, ["never-given"])
+            receipt = {"new": receipts[-1], "old": receipts[0], "free": FREE, "any": ANY}[how]
+            found.append((id, receipt))
+        return found
+
+    # Changes
+
+    @rule(
+        queue=queues,
+        count=st.integers(1, 9),
+        priority=st.sampled_from([0, 0, 0, 5, 9]),
+        delay=st.sampled_from([0, 0, 0, 3, 20]),
+        keep=keeps,
+        room=st.sampled_from([None, None, None, Room(12, 0), Room(0, 300)]),
+    )
+    def send(self, queue: str, count: int, priority: int, delay: int, keep: str, room: Room | None) -> None:
+        due = self.now + delay * SECOND
+        messages = [
+            Message(id, queue, self.now, due, b"%d" % place, priority=priority)
+            for place, id in enumerate(self.ids.run(count, self.now))
+        ]
+        self.put(queue, messages, keep, room)
+
+    @rule(
+        queue=queues,
+        count=st.integers(1, 4),
+        group=st.sampled_from([None, "g", "h"]),
+        recipient=st.sampled_from([None, None, "ann", "bob"]),
+        dedup=st.sampled_from([None, None, "d1", "d2"]),
+        delay=st.sampled_from([0, 0, 5]),
+        keep=keeps,
+    )
+    def send_special(
+        self,
+        queue: str,
+        count: int,
+        group: str | None,
+        recipient: str | None,
+        dedup: str | None,
+        delay: int,
+        keep: str,
+    ) -> None:
+        due = self.now + delay * SECOND
+        messages = [
+            Message(
+                self.ids.run(1, self.now)[0],
+                queue,
+                self.now,
+                due,
+                b"%d" % place,
+                headers={"n": str(place)},
+                group=group,
+                recipient=recipient,
+                dedup_id=dedup,
+                priority=place,
+            )
+            for place in range(count)
+        ]
+        self.put(queue, messages, keep, None)
+
+    def put(self, queue: str, messages: list[Message], keep: str, room: Room | None) -> None:
+        until = self.now + 30 * SECOND
+        answer = self.both("put", messages, now=self.now, dedup_until=until, room=room, keep=keep)
+        if isinstance(answer, list):
+            self.known[queue] += [id for id in answer if id not in self.known[queue]]
+
+    @rule(
+        queue=queues,
+        limit=st.integers(1, 12),
+        seconds=st.sampled_from([0, 1, 5, 60]),
+        consumer=consumers,
+        most=st.sampled_from([10**6, 10**6, 3]),
+        keep=keeps,
+    )
+    def take(self, queue: str, limit: int, seconds: int, consumer: str | None, most: int, keep: str) -> None:
+        self.tokens += 1
+        token = f"t{self.tokens}"
+        taken: list[Stored] = self.both(
+            "take",
+            queue,
+            limit=limit,
+            max_bytes=most,
+            now=self.now,
+            until=self.now + seconds * SECOND,
+            token=token,
+            consumer=consumer,
+            keep=keep,
+        )
+        for stored in taken:
+            self.receipts.setdefault(stored.message.id, []).append(token)
+        assert self.both("held", token) == sorted(taken, key=lambda stored: stored.message.id)
+
+    @rule(queue=queues, picked=picks, how=st.sampled_from(["new", "new", "old", "free", "any"]), keep=keeps)
+    def drop(self, queue: str, picked: list[int], how: str, keep: str) -> None:
+        fences = self.fences(queue, picked, how)
+        self.both("drop", queue, fences, now=self.now, event="acked", reason=None, keep=keep)
+
+    @rule(queue=queues, keep=keeps)
+    def drop_all_held(self, queue: str, keep: str) -> None:
+        held = self.run(self.oracle.held(f"t{self.tokens}"))
+        fences = [(stored.message.id, f"t{self.tokens}") for stored in held]
+        self.both("drop", queue, fences, now=self.now, event="acked", reason=None, keep=keep)
+
+    @rule(
+        queue=queues,
+        picked=picks,
+        how=st.sampled_from(["new", "new", "old", "any"]),
+        seconds=st.sampled_from([0, 2, 40]),
+        release=st.booleans(),
+        keep=keeps,
+    )
+    def reschedule(self, queue: str, picked: list[int], how: str, seconds: int, release: bool, keep: str) -> None:
+        fences = list(dict.fromkeys(self.fences(queue, picked, how)))
+        at = self.now + seconds * SECOND
+        event = "released" if release else None
+        self.both("reschedule", queue, fences, now=self.now, visible_at=at, release=release, event=event, keep=keep)
+
+    @rule(
+        queue=queues,
+        pick=st.integers(0, 10**6),
+        how=st.sampled_from(["new", "free", "free", "any"]),
+        body=st.sampled_from([None, b"edited", b""]),
+        priority=st.sampled_from([None, None, 0, 5]),
+        delay=st.sampled_from([None, None, 0, 7]),
+        keep=keeps,
+    )
+    def edit(
+        self, queue: str, pick: int, how: str, body: bytes | None, priority: int | None, delay: int | None, keep: str
+    ) -> None:
+        for fence in self.fences(queue, [pick], how):
+            at = None if delay is None else self.now + delay * SECOND
+            edit = Edit(body=body, priority=priority, visible_at=at, headers={"e": "1"} if body else None)
+            self.both("edit", queue, fence, edit, now=self.now, keep=keep)
+
+    @rule(
+        queue=queues,
+        picked=picks,
+        how=st.sampled_from(["new", "free", "any"]),
+        delay=st.sampled_from([0, 0, 4]),
+        keep=keeps,
+    )
+    def move(self, queue: str, picked: list[int], how: str, delay: int, keep: str) -> None:
+        to = "b" if queue == "a" else "a"
+        moves = []
+        for id, receipt in dict(self.fences(queue, picked, how)).items():
+            stored = self.run(self.oracle.find(queue, id))
+            if stored is not None:
+                old = stored.message
+                moved = Message(
+                    old.id, to, old.sent_at, self.now + delay * SECOND, old.body, old.content_type, old.priority,
+                    old.headers, None, old.key, old.recipient, old.group, old.dedup_id,
+                )  # fmt: skip
+                moves.append(((id, receipt), moved))
+        done = self.both("move", queue, moves, now=self.now, event="redriven", reason=None, keep=keep, keep_to="events")
+        for (fence, _), outcome in zip(moves, done, strict=True):
+            if outcome == "done" and fence[0] not in self.known[to]:
+                self.known[to].append(fence[0])
+
+    @precondition(lambda self: self.now % 5 == 0)
+    @rule(queue=queues, keep=keeps)
+    def clear(self, queue: str, keep: str) -> None:
+        self.both("clear", queue, now=self.now, keep=keep)
+
+    @precondition(lambda self: self.now % 7 == 0)
+    @rule(queue=queues)
+    def delete(self, queue: str) -> None:
+        self.both("delete_queue", queue)
+        self.both("save_queue", queue, QueueSettings())
+
+    @rule(micros=st.sampled_from([1, SECOND, 3 * SECOND + 1, 10 * SECOND, 61 * SECOND]))
+    def time_passes(self, micros: int) -> None:
+        self.now += micros
+
+    @rule()
+    def tidy(self) -> None:
+        for store in (self.oracle, self.store):
+            self.run(store.tidy(now=self.now, limit=5))
+
+    @precondition(lambda self: self.kind != "memory")
+    @rule()
+    def restart(self) -> None:
+        self.run(self.store.close())
+        self.store = self.open()
+
+    @precondition(lambda self: self.kind != "memory")
+    @rule()
+    def crash(self) -> None:
+        """What `kill -9` leaves is what the operating system has: a copy of the files as they are now."""
+        old = self.folder / str(self.generation)
+        self.generation += 1
+        new = self.folder / str(self.generation)
+        for _ in range(20):
+            # A file that is compacted away while it is copied: copy again.
+            with contextlib.suppress(shutil.Error, FileNotFoundError):
+                shutil.copytree(old, new)
+                break
+            shutil.rmtree(new, ignore_errors=True)
+        self.run(self.store.close())
+        shutil.rmtree(old, ignore_errors=True)
+        self.store = self.open()
+
+    # Looking
+
+    @rule(queue=queues, status=st.sampled_from([None, "ready", "delayed", "leased"]), limit=st.integers(1, 7))
+    def browse(self, queue: str, status: Any, limit: int) -> None:
+        expected = self.run(
+            self.oracle.scan(queue, status=status, after=None, limit=10**6, max_bytes=10**9, now=self.now)
+        ).messages
+        found: list[Stored] = []
+        after: str | None = None
+        while True:
+            page = self.run(
+                self.store.scan(queue, status=status, after=after, limit=limit, max_bytes=10**9, now=self.now)
+            )
+            found += page.messages
+            after = page.next
+            if after is None:
+                break
+        by_id = {stored.message.id: stored for stored in found}
+        assert len(by_id) == len(found)
+        assert by_id == {stored.message.id: stored for stored in expected}
+
+    @rule(queue=queues, picked=picks)
+    def find(self, queue: str, picked: list[int]) -> None:
+        for id in self.chosen(queue, picked):
+            self.both("find", queue, id)
+
+    @rule()
+    def read_history(self) -> None:
+        self.both("history", after=0, limit=10**6, queue=None)
+        self.both("history", after=3, limit=10**6, queue="a")
+
+    @invariant()
+    def counts_agree(self) -> None:
+        for queue in QUEUES:
+            if queue in self.run(self.oracle.queues()):
+                oracle, store = (self.run(s.counts(queue, now=self.now)) for s in (self.oracle, self.store))
+                assert (store.ready, store.delayed, store.leased, store.bytes) == (
+                    oracle.ready,
+                    oracle.delayed,
+                    oracle.leased,
+                    oracle.bytes,
+                )
+                self.both("next_visible", queue, now=self.now)
+
+
+@pytest.mark.parametrize("kind", ["rocksdb", "leveldb"])
+@pytest.mark.parametrize("size", ["small", "real"])
+def test_a_store_answers_as_the_oracle_does(kind: str, size: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a window of a few messages every path between memory and disk is taken; half of the steps each."""
+    if size == "small":
+        monkeypatch.setattr(window, "LANE_MESSAGES", 4)
+        monkeypatch.setattr(window, "READ_MESSAGES", 3)
+        monkeypatch.setattr(window, "CACHE_BYTES", 40)
+        monkeypatch.setattr(window, "OWNERS", 1)
+    machine = type("Machine", (Machine,), {"kind": kind})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=max(1, STEPS // 2 // STEPS_PER_EXAMPLE),
+            stateful_step_count=STEPS_PER_EXAMPLE,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            print_blob=True,
+        ),
+    )

@@ -1,0 +1,363 @@
+"""Queues, their settings and limits, dedup, peeking, and everything that is refused: on every store."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any
+
+import pytest
+
+from miniq.broker import Broker
+from miniq.errors import (
+    BadName,
+    Closed,
+    InvalidRequest,
+    MiniQError,
+    QueueFull,
+    QueueNotFound,
+    QueueProtected,
+    TooLarge,
+)
+from miniq.message import Draft, Lease, QueueSettings
+from miniq.options import Options
+from miniq.store import open_store
+from tests.clock import FrozenClock
+from tests.kit import bodies, draft, drain, ids, leases, send, states
+
+
+async def test_there_is_always_a_queue_default(broker: Broker) -> None:
+    assert [info.name for info in await broker.queues()] == ["default"]
+    with pytest.raises(QueueProtected):
+        await broker.delete_queue("default")
+
+
+async def test_the_first_send_creates_a_queue(broker: Broker) -> None:
+    await send(broker, "new", 1)
+    info = await broker.queue("new")
+    assert info.settings == QueueSettings()
+    assert info.counts.total == 1
+
+
+async def test_without_auto_create_an_unknown_queue_is_refused(url: str, clock: FrozenClock) -> None:
+    async with Broker(open_store(url), Options(upkeep_interval=0, auto_create=False), clock) as broker:
+        for call in (send(broker, "new", 1), broker.receive("new")):
+            with pytest.raises(QueueNotFound):
+                await call
+        await broker.configure("new")
+        await send(broker, "new", 1)
+
+
+async def test_settings_change_one_by_one_and_stay(broker: Broker) -> None:
+    await broker.configure("q", {"visibility_timeout": 5, "max_receives": 3})
+    await broker.configure("q", {"history": "full"})
+    settings = (await broker.queue("q")).settings
+    assert settings == QueueSettings(visibility_timeout=5, max_receives=3, history="full")
+    assert [info.name for info in await broker.queues()] == ["default", "q", "q.dead"]
+
+
+async def test_a_deleted_queue_is_gone_with_its_messages(broker: Broker) -> None:
+    await broker.configure("q", {"delay": 0, "history": "off"})
+    await send(broker, "q", 1, dedup_id="d")
+    held = await broker.receive("q")
+    await broker.delete_queue("q")
+    with pytest.raises(QueueNotFound):
+        await broker.ack("q", leases(held))
+    with pytest.raises(QueueNotFound):
+        await broker.delete_queue("q")
+    await broker.upkeep()
+    await send(broker, "q", 2, dedup_id="d")
+    assert await drain(broker, "q") == [2]
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a/b", "x" * 129, "ä", "a\n", "*"])
+async def test_bad_queue_names_are_refused_everywhere(broker: Broker, name: str) -> None:
+    ack = broker.ack(name, [Lease("i", "r")])
+    for call in (send(broker, name, 1), broker.receive(name), broker.configure(name), ack):
+        with pytest.raises(BadName) as error:
+            await call
+        assert error.value.field == "queue"
+    assert len(await broker.queues()) == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"visibility_timeout": -1},
+        {"visibility_timeout": 43201},
+        {"visibility_timeout": "5"},
+        {"visibility_timeout": math.nan},
+        {"max_receives": 0},
+        {"max_receives": 1.5},
+        {"max_receives": True},
+        {"dead_letter_queue": "a b"},
+        {"retention": -1},
+        {"delay": math.inf},
+        {"dedup_window": None},
+        {"max_length": -1},
+        {"max_bytes": "many"},
+        {"history": "on"},
+        {"colour": "red"},
+    ],
+)
+async def test_wrong_settings_are_refused_and_change_nothing(broker: Broker, changes: dict[str, Any]) -> None:
+    await broker.configure("q", {"delay": 3})
+    before = await broker.queue("q")
+    with pytest.raises(InvalidRequest) as error:
+        await broker.configure("q", {"max_length": 5, **changes})
+    assert error.value.field == next(iter(changes))
+    assert await broker.queue("q") == before
+
+
+async def test_a_queue_cannot_be_its_own_grave_and_needs_a_name_that_fits(broker: Broker) -> None:
+    with pytest.raises(InvalidRequest):
+        await broker.configure("q", {"max_receives": 1, "dead_letter_queue": "q"})
+    with pytest.raises(BadName):
+        await broker.configure("x" * 126, {"max_receives": 1})
+    assert len(await broker.queues()) == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        (Draft(b"x" * (1024 * 1024 + 1)), "body"),
+        (Draft("text"), "body"),  # type: ignore[arg-type]
+        (Draft(b"1", "json"), "content_type"),
+        (Draft(b"1", "a/b\n"), "content_type"),
+        (draft(headers={"a": 1}), "headers"),
+        (draft(headers={"": "x"}), "headers"),
+        (draft(headers={str(n): "" for n in range(65)}), "headers"),
+        (draft(headers={"a": "x" * 4097}), "headers"),
+        (draft(headers={"a": "\ud800"}), "headers"),
+        (draft(headers=["a"]), "headers"),
+        (draft(priority=-1), "priority"),
+        (draft(priority=10), "priority"),
+        (draft(priority=1.5), "priority"),
+        (draft(delay=-0.1), "delay"),
+        (draft(delay=math.nan), "delay"),
+        (draft(delay=15 * 86400), "delay"),
+        (draft(ttl=-1), "ttl"),
+        (draft(ttl="1"), "ttl"),
+        (draft(key=""), "key"),
+        (draft(key="k" * 257), "key"),
+        (draft(recipient=5), "recipient"),
+        (draft(group=""), "group"),
+        (draft(dedup_id="\ud800"), "dedup_id"),
+    ],
+)
+async def test_a_wrong_message_is_refused_with_all_its_batch(broker: Broker, wrong: Draft, field: str) -> None:
+    with pytest.raises(InvalidRequest) as error:
+        await broker.send("q", [wrong])
+    assert error.value.field == field
+    with pytest.raises(InvalidRequest) as error:
+        await broker.send("q", [draft(1), draft(2, dedup_id="d"), wrong])
+    assert error.value.field == f"messages[2].{field}"
+    assert (await broker.peek("q")).messages == []
+    assert len(await send(broker, "q", 1, dedup_id="d")) == 1
+    assert (await broker.queue("q")).counts.total == 1
+
+
+async def test_empty_and_oversized_batches_are_refused(broker: Broker) -> None:
+    await send(broker, "q", 1)
+    for call in (broker.send("q", []), broker.ack("q", []), broker.release("q", []), broker.extend("q", [])):
+        with pytest.raises(InvalidRequest):
+            await call
+    with pytest.raises(TooLarge):
+        await broker.send("q", [draft()] * 1001)
+    with pytest.raises(TooLarge):
+        await broker.ack("q", [Lease("i", "r")] * 1001)
+    assert len(await send(broker, "q", *range(1000))) == 1000
+
+
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [
+        ({"max": 0}, "max"),
+        ({"max": 1001}, "max"),
+        ({"max": "1"}, "max"),
+        ({"wait": -1}, "wait"),
+        ({"wait": 61}, "wait"),
+        ({"visibility_timeout": -1}, "visibility_timeout"),
+        ({"visibility_timeout": 43201}, "visibility_timeout"),
+        ({"consumer": ""}, "consumer"),
+        ({"consumer": "c" * 257}, "consumer"),
+        ({"mode": "exactly-once"}, "mode"),
+    ],
+)
+async def test_a_wrong_receive_is_refused_and_takes_nothing(broker: Broker, asked: dict[str, Any], field: str) -> None:
+    await send(broker, "q", 1)
+    with pytest.raises(InvalidRequest) as error:
+        await broker.receive("q", **asked)
+    assert error.value.field == field
+    assert await states(broker, "q") == (1, 0, 0)
+
+
+async def test_wrong_edits_are_refused_and_change_nothing(broker: Broker) -> None:
+    (id,) = await send(broker, "q", 1)
+    before = await broker.get("q", id)
+    for wrong in (
+        {},
+        {"priority": 10},
+        {"delay": -1},
+        {"headers": {"a": 1}},
+        {"body": b"x" * (1024 * 1024 + 1)},
+        {"content_type": "text/plain"},
+        {"delay": 1, "receipt": "r"},
+    ):
+        with pytest.raises(InvalidRequest):
+            await broker.edit("q", id, **wrong)  # type: ignore[arg-type]
+    assert await broker.get("q", id) == before
+    for unknown in ("nope", "0" * 36, id[:-1] + ("0" if id[-1] != "0" else "1"), id.upper() + "x"):
+        with pytest.raises(MiniQError):
+            await broker.edit("q", unknown, priority=1)
+
+
+async def test_a_full_queue_refuses_the_whole_send(broker: Broker) -> None:
+    await broker.configure("q", {"max_length": 3})
+    await send(broker, "q", 1, 2)
+    with pytest.raises(QueueFull) as error:
+        await send(broker, "q", 3, 4)
+    assert "2 of at most 3" in error.value.text
+    assert (await broker.queue("q")).counts.total == 2
+    await send(broker, "q", 3)
+    got = await broker.receive("q", max=3)
+    with pytest.raises(QueueFull):
+        await send(broker, "q", 4)
+    await broker.ack("q", leases(got))
+    await send(broker, "q", 4)
+
+
+async def test_max_bytes_counts_bodies_and_headers(broker: Broker) -> None:
+    await broker.configure("q", {"max_bytes": 10})
+    await broker.send("q", [Draft(b"12345", headers={"a": "b"})])
+    assert (await broker.queue("q")).counts.bytes == 7
+    with pytest.raises(QueueFull):
+        await broker.send("q", [Draft(b"1234")])
+    await broker.send("q", [Draft(b"123")])
+
+
+async def test_senders_at_once_do_not_overfill_a_queue(broker: Broker) -> None:
+    await broker.configure("q", {"max_length": 10})
+    done = await asyncio.gather(*[send(broker, "q", n) for n in range(30)], return_exceptions=True)
+    assert sum(isinstance(outcome, QueueFull) for outcome in done) == 20
+    assert (await broker.queue("q")).counts.total == 10
+
+
+async def test_a_second_send_with_a_dedup_id_returns_the_first_id(broker: Broker, clock: FrozenClock) -> None:
+    (first,) = await send(broker, "q", 1, dedup_id="d")
+    other, again = await broker.send("q", [draft(2), draft(3, dedup_id="d")])
+    assert again == first != other
+    assert await drain(broker, "q") == [1, 2]
+    assert await send(broker, "q", 4, dedup_id="d") == [first]
+    clock.advance(300)
+    assert await send(broker, "q", 5, dedup_id="d") != [first]
+    assert await drain(broker, "q") == [5]
+
+
+async def test_dedup_holds_within_one_batch_between_callers_and_per_queue(broker: Broker) -> None:
+    one, two = await broker.send("q", [draft(1, dedup_id="d"), draft(2, dedup_id="d")])
+    assert one == two
+    answers = await asyncio.gather(*[send(broker, "q", n, dedup_id="e") for n in range(10)])
+    assert len({id for (id,) in answers}) == 1
+    await send(broker, "other", 1, dedup_id="d")
+    assert (await broker.queue("q")).counts.total == 2
+    assert (await broker.queue("other")).counts.total == 1
+
+
+async def test_dedup_outlives_a_purge_and_a_full_queue_still_answers(broker: Broker) -> None:
+    await broker.configure("q", {"max_length": 1})
+    (first,) = await send(broker, "q", 1, dedup_id="d")
+    assert await send(broker, "q", 1, dedup_id="d") == [first]
+    await broker.purge("q")
+    assert await send(broker, "q", 1, dedup_id="d") == [first]
+
+
+async def test_upkeep_forgets_dedup_records_that_ran_out(broker: Broker, clock: FrozenClock) -> None:
+    await broker.send("q", [draft(n, dedup_id=f"d{n}") for n in range(50)])
+    clock.advance(299)
+    await broker.upkeep()
+    await broker.send("q", [draft(n, dedup_id=f"d{n}") for n in range(50)])
+    assert (await broker.queue("q")).counts.total == 50
+    clock.advance(1)
+    assert await broker.store.tidy(now=clock.now(), limit=1000) == 50
+
+
+async def test_peek_shows_every_message_once_and_changes_nothing(broker: Broker, clock: FrozenClock) -> None:
+    sent = set(await send(broker, "q", *range(300)))
+    sent |= set(await send(broker, "q", 1, 2, priority=9))
+    sent |= set(await send(broker, "q", 1, 2, 3, group="g"))
+    sent |= set(await send(broker, "q", 1, 2, recipient="r"))
+    delayed = await send(broker, "q", *range(7), delay=10)
+    held = await broker.receive("q", max=40)
+    for id in ids(held[:10]):
+        await broker.edit("q", id, body=b"0", receipt=held[0].receipt)
+    before = await states(broker, "q")
+    for status, expected in (
+        (None, sent | set(delayed)),
+        ("leased", set(ids(held))),
+        ("delayed", set(delayed)),
+        ("ready", sent - set(ids(held))),
+    ):
+        found: list[str] = []
+        after = None
+        while True:
+            page = await broker.peek("q", status=status, after=after, limit=17)  # type: ignore[arg-type]
+            assert len(page.messages) <= 17
+            found += ids(page.messages)
+            after = page.next
+            if after is None:
+                break
+        assert len(found) == len(set(found))
+        assert set(found) == expected
+    assert await states(broker, "q") == before
+
+
+async def test_peek_and_get_show_the_state_of_a_message(broker: Broker, clock: FrozenClock) -> None:
+    (id,) = await send(broker, "q", 1)
+    assert (await broker.get("q", id)).status(clock.now()) == "ready"
+    (got,) = await broker.receive("q", consumer="ann")
+    assert await broker.get("q", id) == got
+    assert (await broker.peek("q")).messages == [got]
+    for wrong in ({"limit": 0}, {"status": "dead"}, {"after": "%%%"}, {"after": "nope"}):
+        with pytest.raises(InvalidRequest):
+            await broker.peek("q", **wrong)  # type: ignore[arg-type]
+
+
+async def test_held_finds_all_messages_of_a_receipt(broker: Broker) -> None:
+    await send(broker, "q", *range(200))
+    await send(broker, "q", "x", group="g")
+    got = await broker.receive("q", max=201)
+    token = got[0].receipt or ""
+    await broker.ack("q", leases(got[5:7]))
+    await broker.release("q", leases(got[100:120]))
+    held = await broker.store.held(token)
+    assert ids(held) == sorted(ids(got[:5] + got[7:100] + got[120:]))
+    assert await broker.store.held("nobody") == []
+
+
+async def test_counts_know_bytes_and_the_oldest(broker: Broker, clock: FrozenClock) -> None:
+    await send(broker, "q", "a", "bb")
+    first = clock.now() // 1000 * 1000
+    clock.advance(10)
+    await send(broker, "q", "ccc", priority=9)
+    counts = (await broker.queue("q")).counts
+    assert (counts.ready, counts.bytes, counts.oldest) == (3, 3 + 4 + 5, first)
+    await broker.ack("q", leases(await broker.receive("q", max=1)))
+    await broker.ack("q", leases(await broker.receive("q", max=2)))
+    assert (await broker.queue("q")).counts.oldest is None
+
+
+async def test_a_closed_broker_refuses_politely(broker: Broker) -> None:
+    await broker.close()
+    for call in (send(broker, "q", 1), broker.receive("q"), broker.queues(), broker.purge("q")):
+        with pytest.raises(Closed):
+            await call
+    await broker.close()
+
+
+async def test_bodies_are_kept_to_the_byte(broker: Broker) -> None:
+    blobs = [b"", b"\x00", bytes(range(256)), '{"ä": "😀\\u0000"}'.encode(), b"[1,  2]", b"x" * 1024 * 1024]
+    await broker.send("q", [Draft(blob, "application/octet-stream") for blob in blobs])
+    got = await broker.receive("q", max=10)
+    assert [stored.message.body for stored in got] == blobs
+    assert bodies(got[4:5]) == [[1, 2]]

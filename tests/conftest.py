@@ -1,0 +1,55 @@
+"""Fixtures for every suite: one store of each kind, a broker on it, a clock that stands still."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from miniq.broker import Broker
+from miniq.options import Options
+from miniq.store import open_store
+from miniq.store.base import Store
+from tests.clock import FrozenClock
+
+STORES = ("memory", "rocksdb", "leveldb")
+
+
+def store_url(kind: str, folder: Path) -> str:
+    """The URL of a store of a kind; skip where its driver is absent, fail where nothing may be absent."""
+    if kind == "leveldb":
+        try:
+            import plyvel  # noqa: F401
+        except ImportError:
+            if os.environ.get("CI") == "true":
+                raise
+            pytest.skip("plyvel is not installed: pip install 'miniq[leveldb]'")
+    return "memory:" if kind == "memory" else f"{kind}:{folder / kind}"
+
+
+@pytest.fixture(params=STORES)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return store_url(request.param, tmp_path)
+
+
+@pytest.fixture
+def clock() -> FrozenClock:
+    return FrozenClock()
+
+
+@pytest.fixture
+async def store(url: str) -> AsyncIterator[Store]:
+    """A store of each kind, opened."""
+    opened = open_store(url)
+    await opened.open()
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+async def broker(url: str, clock: FrozenClock) -> AsyncIterator[Broker]:
+    """A broker on a store of each kind, whose clock stands still and whose upkeep is called by hand."""
+    async with Broker(open_store(url), Options(upkeep_interval=0), clock) as opened:
+        yield opened
