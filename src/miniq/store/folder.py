@@ -1,6 +1,6 @@
 """The folder of an embedded store: who has it open, what format it is in, and how it is restored.
 
-MINIQ       one line of JSON: format and engine; checked before anything else is touched
+MINIQ       one line of JSON: format and engine; checked before anything is touched
 LOCK        locked by the process that has the folder open, whose number it holds
 data/       the database
 """
@@ -16,6 +16,9 @@ from miniq.errors import InvalidRequest, StoreError, StoreFormat, StoreLocked
 from miniq.store.keys import FORMAT
 
 ENGINES = ("rocksdb", "leveldb")
+MARKER = "MINIQ"
+NEW = ".new"
+"""What a marker is called until it is whole."""
 
 
 class Folder:
@@ -28,9 +31,10 @@ class Folder:
         self._lock: int | None = None
 
     def open(self) -> None:
-        """Lock the folder, or refuse at once; make it if it is not there."""
+        """Lock the folder, or refuse at once; make it if it is not there. What is not ours stays as it is."""
+        self._check_format()
         try:
-            os.makedirs(self.path, exist_ok=True)
+            _make_folder(self.path)
             lock = os.open(os.path.join(self.path, "LOCK"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise StoreError(f"store: cannot use {self.path}: {error.strerror}", field="store") from None
@@ -47,7 +51,10 @@ class Folder:
         os.write(lock, f"{os.getpid()}\n".encode())
         self._lock = lock
         try:
-            self._check_format()
+            # Again, now that nobody else can be making it.
+            if not self._check_format():
+                _write_marker(self.path, self.engine)
+            _make_folder(self.data)
         except BaseException:
             self.close()
             raise
@@ -63,33 +70,43 @@ class Folder:
         disk = os.statvfs(self.path)
         return disk.f_bavail * disk.f_frsize
 
-    def _check_format(self) -> None:
-        marker = os.path.join(self.path, "MINIQ")
-        if not os.path.exists(marker):
-            others = sorted(set(os.listdir(self.path)) - {"LOCK"})
+    def _check_format(self) -> bool:
+        """Whether the folder is a store of ours; False if it can become one, else refuse."""
+        if not os.path.isdir(self.path):
+            return False
+        if not os.path.lexists(os.path.join(self.path, MARKER)):
+            others = sorted(set(os.listdir(self.path)) - {"LOCK", MARKER + NEW})
             if others:
                 raise StoreFormat(
                     f"store: {self.path} is not a MiniQ folder (it holds {others[0]!r}); use an empty or new one",
                     field="store",
                 )
-            _write_synced(marker, json.dumps({"format": FORMAT, "engine": self.engine}) + "\n")
-            return
-        try:
-            with open(marker, encoding="utf-8") as file:
-                found = json.load(file)
-            version, engine = found["format"], found["engine"]
-        except (ValueError, KeyError, TypeError):
-            raise StoreFormat(f"store: {marker} cannot be read; restore it from a backup", field="store") from None
-        if version != FORMAT:
-            raise StoreFormat(
-                f"store: {self.path} has format {version}, this version of MiniQ knows {FORMAT}; "
-                "use the version that wrote it, or export and import",
-                field="store",
-            )
-        if engine != self.engine:
+            return False
+        if (engine := read_marker(self.path, "store")) != self.engine:
             raise StoreFormat(
                 f"store: {self.path} was made by {engine}; open it as {engine}:{self.path}", field="store"
             )
+        return True
+
+
+def read_marker(folder: str, field: str) -> str:
+    """The engine that a folder names, if it is in the format that this version knows."""
+    marker = os.path.join(folder, MARKER)
+    try:
+        with open(marker, encoding="utf-8") as file:
+            found = json.load(file)
+        version, engine = found["format"], found["engine"]
+        if type(version) is not int or engine not in ENGINES:
+            raise ValueError
+    except (OSError, ValueError, KeyError, TypeError):
+        raise StoreFormat(f"{field}: {marker} cannot be read; restore it from a backup", field=field) from None
+    if version != FORMAT:
+        raise StoreFormat(
+            f"{field}: {folder} has format {version}, this version of MiniQ knows {FORMAT}; "
+            "use the version that wrote it, or export and import",
+            field=field,
+        )
+    return str(engine)
 
 
 def begin_backup(path: str, engine: str) -> str:
@@ -104,31 +121,44 @@ def begin_backup(path: str, engine: str) -> str:
 
 
 def end_backup(path: str, engine: str) -> None:
-    """Mark a backup as whole."""
-    _write_synced(os.path.join(path, "MINIQ"), json.dumps({"format": FORMAT, "engine": engine}) + "\n")
+    """Mark a backup as whole, once all of it is on disk."""
+    _sync_tree(path)
+    _write_marker(path, engine)
 
 
 def restore(backup: str, folder: str) -> str:
     """Copy a backup to a new store folder and return the store's URL."""
-    marker = os.path.join(backup, "MINIQ")
-    if not os.path.exists(marker):
+    data = os.path.join(backup, "data")
+    if not os.path.exists(os.path.join(backup, MARKER)) or not os.path.isdir(data):
         raise InvalidRequest(f"backup: {backup} is not a complete MiniQ backup", field="backup")
-    if os.path.exists(folder) and os.listdir(folder):
+    engine = read_marker(backup, "backup")
+    if os.path.lexists(folder) and not (os.path.isdir(folder) and not os.listdir(folder)):
         raise InvalidRequest(f"folder: {folder} is not empty; name a new one", field="folder")
-    with open(marker, encoding="utf-8") as file:
-        engine = json.load(file)["engine"]
-    shutil.copytree(os.path.join(backup, "data"), os.path.join(folder, "data"))
-    shutil.copy(marker, os.path.join(folder, "MINIQ"))
-    _sync_tree(folder)
+    try:
+        shutil.copytree(data, os.path.join(folder, "data"))
+        end_backup(folder, engine)
+    except OSError as error:
+        raise StoreError(f"folder: cannot restore to {folder}: {error}", field="folder") from None
     return f"{engine}:{folder}"
 
 
-def _write_synced(path: str, text: str) -> None:
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text)
+def _write_marker(folder: str, engine: str) -> None:
+    """Written aside and renamed: a start that is cut off leaves no half of it."""
+    path = os.path.join(folder, MARKER)
+    with open(path + NEW, "w", encoding="utf-8") as file:
+        file.write(json.dumps({"format": FORMAT, "engine": engine}) + "\n")
         file.flush()
         os.fsync(file.fileno())
-    _sync_folder(os.path.dirname(path))
+    os.replace(path + NEW, path)
+    _sync_folder(folder)
+
+
+def _make_folder(path: str) -> None:
+    """Make a folder that survives power loss: its name is on disk before anything in it matters."""
+    if not os.path.isdir(path):
+        _make_folder(os.path.dirname(path))
+        os.mkdir(path)
+        _sync_folder(os.path.dirname(path))
 
 
 def _sync_tree(folder: str) -> None:

@@ -1,0 +1,163 @@
+"""What the tests of the embedded store share: opening it, copying it as a crash leaves it, a seam for faults."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from miniq.broker import Broker
+from miniq.errors import StoreFailed
+from miniq.ids import IdSource
+from miniq.message import SECOND, Message, QueueSettings, Stored
+from miniq.options import Options
+from miniq.store import embedded, open_store
+from miniq.store.embedded import EmbeddedStore
+from miniq.store.kv import KV, Op
+from tests.clock import START, FrozenClock
+
+BIG = 10**9
+
+
+@asynccontextmanager
+async def opened(url: str, clock: FrozenClock | None = None, **options: Any) -> AsyncIterator[Broker]:
+    """A broker on a folder, closed at the end; its upkeep is called by hand."""
+    chosen = Options(upkeep_interval=0, **options)
+    async with Broker(open_store(url, chosen), chosen, clock or FrozenClock()) as broker:
+        yield broker
+
+
+@asynccontextmanager
+async def store_in(url: str, *queues: str) -> AsyncIterator[EmbeddedStore]:
+    """The bare store, with some queues."""
+    engine, _, path = url.partition(":")
+    store = EmbeddedStore(engine, path)
+    await store.open()
+    try:
+        for queue in queues:
+            await store.save_queue(queue, QueueSettings())
+        yield store
+    finally:
+        with suppress(StoreFailed):
+            await store.close()
+
+
+def copy_as_after_kill(folder: Path, to: Path) -> None:
+    """What `kill -9` leaves is what the operating system has: the files as they are now."""
+    for _ in range(20):
+        # A file that is compacted away while it is copied: copy again.
+        with suppress(shutil.Error, FileNotFoundError):
+            shutil.copytree(folder, to)
+            return
+        shutil.rmtree(to, ignore_errors=True)
+    raise AssertionError("the folder does not hold still")
+
+
+class Maker:
+    """Makes messages whose ids rise, as the broker does."""
+
+    def __init__(self, queue: str = "q", now: int = START) -> None:
+        self.queue = queue
+        self.now = now
+        self._ids = IdSource()
+
+    def run(self, count: int, **fields: Any) -> list[Message]:
+        """Up to 128 messages that lie in one record."""
+        due = self.now + fields.pop("delay", 0) * SECOND
+        return [
+            Message(id, self.queue, self.now, due, b'"%d"' % place, **fields)
+            for place, id in enumerate(self._ids.run(count, self.now))
+        ]
+
+    def one(self, **fields: Any) -> Message:
+        return self.run(1, **fields)[0]
+
+
+async def put(store: EmbeddedStore, messages: Sequence[Message], **changed: Any) -> list[str]:
+    asked: dict[str, Any] = {"now": START, "dedup_until": START + 300 * SECOND, "room": None, "keep": "off"}
+    return await store.put(messages, **asked | changed)
+
+
+async def take(store: EmbeddedStore, queue: str = "q", **changed: Any) -> list[Stored]:
+    asked: dict[str, Any] = {
+        "limit": 1, "max_bytes": BIG, "now": START, "until": START + 30 * SECOND, "token": "t", "consumer": None,
+        "keep": "off",
+    }  # fmt: skip
+    return await store.take(queue, **asked | changed)
+
+
+async def drop(store: EmbeddedStore, fences: Sequence[tuple[str, str]], queue: str = "q", **changed: Any) -> list[str]:
+    asked: dict[str, Any] = {"now": START, "event": "acked", "reason": None, "keep": "off"}
+    return list(await store.drop(queue, fences, **asked | changed))
+
+
+async def take_all(store: EmbeddedStore, queue: str = "q", limit: int = 1000, **changed: Any) -> list[str]:
+    """Take until there is nothing more and return the ids in the order they came."""
+    found: list[str] = []
+    while got := await take(store, queue, limit=limit, **changed):
+        found += [stored.message.id for stored in got]
+    return found
+
+
+class FaultyKV:
+    """A real database with a switch in front of `write`: it can fail, and it can be held."""
+
+    def __init__(self, kv: KV) -> None:
+        self.kv = kv
+        self.fail_after: int | None = None
+        """So many writes still succeed, then all fail."""
+        self.tear = False
+        """Whether the write that fails gets onto disk all the same: nobody can tell after an fsync error."""
+        self.reads = 0
+        """Records that were read, one by one or in a scan."""
+        self.hold_after_write: Callable[[], None] = lambda: None
+        """Called in the writing thread between the write and its confirmation."""
+        self.writers: set[int] = set()
+
+    def get(self, key: bytes) -> bytes | None:
+        self.reads += 1
+        return self.kv.get(key)
+
+    def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        for pair in self.kv.scan(start, end):
+            self.reads += 1
+            yield pair
+
+    def last(self, start: bytes, end: bytes) -> bytes | None:
+        self.reads += 1
+        return self.kv.last(start, end)
+
+    def write(self, ops: Sequence[Op], sync: bool) -> None:
+        self.writers.add(threading.get_ident())
+        if self.fail_after is not None:
+            if self.fail_after == 0:
+                if self.tear:
+                    self.kv.write(ops, sync)
+                raise StoreFailed("store: Input/output error", field="store")
+            self.fail_after -= 1
+        self.kv.write(ops, sync)
+        self.hold_after_write()
+
+    def checkpoint(self, path: str) -> None:
+        self.kv.checkpoint(path)
+
+    def close(self) -> None:
+        self.kv.close()
+
+
+def seam(monkeypatch: pytest.MonkeyPatch) -> list[FaultyKV]:
+    """Let every store opened from now on go through a `FaultyKV`; the list holds them, the newest last."""
+    made: list[FaultyKV] = []
+    real = embedded.open_kv
+
+    def open_faulty(engine: str, path: str) -> FaultyKV:
+        made.append(FaultyKV(real(engine, path)))
+        return made[-1]
+
+    monkeypatch.setattr(embedded, "open_kv", open_faulty)
+    return made

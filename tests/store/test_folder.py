@@ -1,0 +1,211 @@
+"""The folder: one process at a time, one format, one engine, and hands off everything else."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from miniq.errors import StoreError, StoreFormat, StoreLocked
+from miniq.store import open_store
+from tests.kit import drain, send
+from tests.store.parts import opened
+
+HOLDER = """
+import asyncio, sys
+from miniq.store import open_store
+
+async def main():
+    store = open_store(sys.argv[1])
+    try:
+        await store.open()
+    except Exception as error:
+        print(type(error).__name__, error, flush=True)
+        return
+    print("open", flush=True)
+    sys.stdin.readline()
+    await store.close()
+
+asyncio.run(main())
+"""
+
+
+@contextmanager
+def process_on(url: str) -> Iterator[subprocess.Popen[str]]:
+    """Another process that opens the store and keeps it until its input ends."""
+    command = [sys.executable, "-c", HOLDER, url]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+async def refused(url: str, kind: type[StoreError]) -> str:
+    """Try to open; the text of the refusal."""
+    store = open_store(url)
+    with pytest.raises(kind) as caught:
+        await store.open()
+    await store.close()
+    return caught.value.text
+
+
+async def test_second_process_is_refused_at_once_and_told_who_holds_the_folder(url: str, folder: Path) -> None:
+    async with opened(url) as broker:
+        before = contents(folder)["LOCK"]
+        with process_on(url) as other:
+            text = said(other)
+        assert text.startswith("StoreLocked")
+        assert f"process {os.getpid()}" in text
+        assert str(folder) in text
+        assert contents(folder)["LOCK"] == before
+        await send(broker, "default", "still works")
+        assert await drain(broker, "default") == ["still works"]
+
+
+async def test_refusal_takes_less_than_a_second(url: str) -> None:
+    with process_on(url) as holder:
+        assert said(holder) == "open"
+        started = time.monotonic()
+        text = await refused(url, StoreLocked)
+        assert time.monotonic() - started < 1
+        assert f"process {holder.pid}" in text
+
+
+async def test_second_open_in_the_same_process_is_refused_and_leaves_the_first_alone(url: str) -> None:
+    async with opened(url) as broker:
+        assert f"process {os.getpid()}" in await refused(url, StoreLocked)
+        assert f"process {os.getpid()}" in await refused(url, StoreLocked)
+        await send(broker, "default", 1)
+    async with opened(url) as broker:
+        assert await drain(broker, "default") == [1]
+
+
+async def test_closed_folder_can_be_opened_by_another_process(url: str) -> None:
+    async with opened(url):
+        pass
+    with process_on(url) as other:
+        assert said(other) == "open"
+
+
+async def test_folder_of_a_killed_process_can_be_opened(url: str) -> None:
+    with process_on(url) as holder:
+        assert said(holder) == "open"
+        await refused(url, StoreLocked)
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+        async with opened(url) as broker:
+            await send(broker, "default", 1)
+
+
+async def test_close_may_be_repeated_and_does_not_free_the_lock_of_another(url: str) -> None:
+    store = open_store(url)
+    await store.open()
+    await store.close()
+    async with opened(url):
+        await store.close()
+        await refused(url, StoreLocked)
+
+
+async def test_unknown_format_is_refused_and_nothing_is_touched(url: str, folder: Path) -> None:
+    async with opened(url) as broker:
+        await send(broker, "default", 1)
+    marker = json.loads((folder / "MINIQ").read_text())
+    (folder / "MINIQ").write_text(json.dumps(marker | {"format": 99}))
+    before = contents(folder)
+    text = await refused(url, StoreFormat)
+    assert "format 99" in text
+    assert "this version of MiniQ knows 1" in text
+    assert contents(folder) == before
+    (folder / "MINIQ").write_text(json.dumps(marker))
+    async with opened(url) as broker:
+        assert await drain(broker, "default") == [1]
+
+
+async def test_wrong_engine_is_refused_with_the_url_that_would_be_right(url: str, folder: Path, engine: str) -> None:
+    async with opened(url):
+        pass
+    other = "leveldb" if engine == "rocksdb" else "rocksdb"
+    before = contents(folder)
+    text = await refused(f"{other}:{folder}", StoreFormat)
+    assert f"{engine}:{folder}" in text
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "LOCK.txt", "data"])
+async def test_folder_with_other_things_in_it_is_refused_and_nothing_is_added(
+    url: str, folder: Path, name: str
+) -> None:
+    folder.mkdir()
+    (folder / name).write_text("mine")
+    text = await refused(url, StoreFormat)
+    assert "not a MiniQ folder" in text
+    assert repr(name) in text
+    assert contents(folder) == {name: b"mine"}
+    assert [path.name for path in folder.iterdir()] == [name]
+
+
+async def test_the_lock_file_of_another_program_is_not_written_to(url: str, folder: Path) -> None:
+    # A bare RocksDB or LevelDB folder has a file of this name too.
+    folder.mkdir()
+    (folder / "LOCK").write_text("not yours")
+    (folder / "CURRENT").write_text("MANIFEST-000001\n")
+    await refused(url, StoreFormat)
+    assert contents(folder) == {"LOCK": b"not yours", "CURRENT": b"MANIFEST-000001\n"}
+
+
+@pytest.mark.parametrize(
+    "marker", [b"", b"{", b"\xff\xfe", b"[]", b"1", b"{}", b'{"format": 1}', b'{"format": true, "engine": "x"}']
+)
+async def test_marker_that_makes_no_sense_is_refused(url: str, folder: Path, marker: bytes) -> None:
+    folder.mkdir()
+    (folder / "MINIQ").write_bytes(marker)
+    text = await refused(url, StoreFormat)
+    assert "MINIQ" in text
+    assert contents(folder) == {"MINIQ": marker}
+
+
+async def test_marker_that_cannot_be_read_is_refused(url: str, folder: Path) -> None:
+    (folder / "MINIQ").mkdir(parents=True)
+    assert "MINIQ" in await refused(url, StoreFormat)
+
+
+async def test_path_that_is_a_file_is_refused_with_its_name(url: str, folder: Path) -> None:
+    folder.write_text("a file")
+    assert str(folder) in await refused(url, StoreError)
+    assert folder.read_text() == "a file"
+
+
+async def test_start_that_was_cut_off_before_the_marker_was_written_is_taken_up(url: str, folder: Path) -> None:
+    folder.mkdir()
+    (folder / "LOCK").write_text("12345\n")
+    (folder / "MINIQ.new").write_text("")
+    async with opened(url) as broker:
+        await send(broker, "default", 1)
+        assert await drain(broker, "default") == [1]
+
+
+async def test_refused_folder_is_not_left_locked(url: str, folder: Path) -> None:
+    folder.mkdir()
+    (folder / "notes.txt").write_text("mine")
+    await refused(url, StoreFormat)
+    (folder / "notes.txt").unlink()
+    async with opened(url):
+        pass
