@@ -87,8 +87,10 @@ class Window:
         lane = track.lanes[block.priority]
         if block.name <= lane.seen and len(lane.back) >= LANE_MESSAGES:
             self._rewind(shelf, lane, block.name)
-        if block.name <= lane.seen:
+        if block.name <= lane.seen or (block.alone and block.name[:34] == lane.seen[:34]):
+            # Its place is among what was read already, at the latest within the last block.
             shelf.blocks[block.name] = block
+            block.windowed = True
             for place in range(block.count):
                 if block.is_fresh(place):
                     self.push_back(lane, block, place, None)
