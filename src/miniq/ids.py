@@ -46,6 +46,11 @@ def run_of(id: str) -> tuple[str, int]:
     return id[:34] + tail, place
 
 
+def id_after(id: str, places: int) -> str:
+    """The id so many places further in the same run."""
+    return f"{id[:34]}{int(id[34:], 16) + places:02x}"
+
+
 def sent_ms(id: str) -> int:
     """The moment in an id, in milliseconds since 1970: when it was made."""
     return int(id[:8] + id[9:13], 16)

@@ -121,6 +121,12 @@ class Block:
             return self.name[:36]
         return self.name[:34] + _TAILS[place + (128 if self.name[34] == "8" else 0)]
 
+    def ids_at(self, places: range) -> list[str]:
+        if self.alone:
+            return [self.name[:36]]
+        head, shift = self.name[:34], 128 if self.name[34] == "8" else 0
+        return [head + tail for tail in _TAILS[places.start + shift : places.stop + shift]]
+
     def is_gone(self, place: int) -> bool:
         return bool(self.gone >> place & 1)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from miniq.errors import Closed, StoreError, StoreFailed
-from miniq.message import Event
+from miniq.store.keys import EventRun
 from miniq.store.kv import Op
 
 Write = Callable[[Sequence[Op], bool], None]
@@ -28,7 +28,7 @@ class Batch:
 
     def __init__(self) -> None:
         self.ops: list[Op] = []
-        self.events: list[Event] = []
+        self.events: list[EventRun] = []
         self.done: list[Callable[[], None]] = []
         """Called in order once the batch is written, before anybody who waits goes on."""
         self.waiting: list[asyncio.Future[None]] = []

@@ -17,6 +17,7 @@ from miniq.errors import NoSpace, StoreError
 from miniq.ids import sent_ms
 from miniq.message import (
     Counts,
+    Event,
     EventName,
     History,
     HistoryPage,
@@ -35,6 +36,7 @@ from miniq.store.browse import browse, browse_held
 from miniq.store.commit import Batch, GroupCommit
 from miniq.store.folder import Folder, begin_backup, end_backup
 from miniq.store.history import HistoryLog
+from miniq.store.keys import EventRun
 from miniq.store.kv import KV, open_kv
 from miniq.store.ledger import Ledger
 from miniq.store.window import Window
@@ -159,9 +161,14 @@ class EmbeddedStore:
             batch.ops.append((keys.dedup_key(shelf.serial, dedup_id), keys.encode(record)))
         if dedup:
             batch.done.append(lambda: self._dedup_written(shelf, dedup))
-        self._ledger.arrive(shelf, fresh, now)
-        if keep != "off":
-            batch.events += [events.sent(message, now, None, keep) for message in fresh]
+        blocks = self._ledger.arrive(shelf, fresh, now)
+        if keep == "full":
+            batch.events += [EventRun(events.sent(message, now, None, keep)) for message in fresh]
+        elif keep == "events":
+            place = 0
+            for block in blocks:
+                batch.events.append(_event_run(events.sent(fresh[place], now, None, keep), block.sizes))
+                place += block.count
         await commit.commit(sync=True)
         return ids
 
@@ -199,12 +206,13 @@ class EmbeddedStore:
                 receives = 1 if old is None else old.receives + 1
                 self._ledger.set_state(shelf, block, places, until, receives, token, consumer, now)
                 messages = self._window.load(block)[places.start : places.stop]
-                left_bytes -= sum(self._window.sizes(block)[places.start : places.stop])
+                sizes = self._window.sizes(block)[places.start : places.stop]
+                left_bytes -= sum(sizes)
                 if block.next >= block.count and not any(run is None or run.due for run in block.runs):
                     self._window.forget(block)
                 taken += [Stored(message, until, receives, token, consumer) for message in messages]
                 if keep != "off":
-                    self._log_taken(commit.batch, messages, old, receives, consumer, now)
+                    self._log_taken(commit.batch, messages[0], sizes, old, receives, consumer, now)
         if taken:
             await commit.commit(sync=False)
         return taken
@@ -223,7 +231,14 @@ class EmbeddedStore:
         shelf = self._shelves[queue]
         outcomes: list[Outcome] = []
         touched: dict[Block, None] = {}
-        for id, receipt in fences:
+        for run in _whole_runs(shelf, fences):
+            if keep != "off":
+                sizes = self._window.sizes(run.block)[run.places.start : run.places.stop]
+                self._log_left(commit.batch, event, shelf, run.block, run.places.start, now, reason, sizes)
+            self._ledger.remove_run(shelf, run)
+            touched[run.block] = None
+            outcomes += ["done"] * len(run.places)
+        for id, receipt in fences[len(outcomes) :]:
             found = self._window.locate(shelf, id)
             outcome = _check(found, receipt, now)
             outcomes.append(outcome)
@@ -306,7 +321,7 @@ class EmbeddedStore:
             self._ledger.set_state(shelf, new, range(1), message.due_at, 0, None, None, 0)
         self._ledger.announce(shelf, new)
         if keep != "off":
-            commit.batch.events.append(events.edited(message, now, receives, keep))
+            commit.batch.events.append(EventRun(events.edited(message, now, receives, keep)))
         await commit.commit(sync=True)
         return outcome
 
@@ -339,7 +354,7 @@ class EmbeddedStore:
             touched[block] = None
             self._ledger.arrive_moved(self._shelves[message.queue], message, now)
             if keep_to != "off":
-                commit.batch.events.append(events.sent(message, now, event, keep_to))
+                commit.batch.events.append(EventRun(events.sent(message, now, event, keep_to)))
         await self._changed(shelf, touched, commit)
         return outcomes
 
@@ -354,7 +369,7 @@ class EmbeddedStore:
         self._discard(old, old.number)
         self._save(fresh)
         if keep != "off":
-            commit.batch.events.append(events.purged(queue, old.count, old.size, now))
+            commit.batch.events.append(EventRun(events.purged(queue, old.count, old.size, now)))
         await commit.commit(sync=True)
         return old.count
 
@@ -574,25 +589,30 @@ class EmbeddedStore:
 
     @staticmethod
     def _log_taken(
-        batch: Batch, messages: list[Message], old: Run | None, receives: int, consumer: str | None, now: int
+        batch: Batch,
+        message: Message,
+        sizes: list[int],
+        old: Run | None,
+        receives: int,
+        consumer: str | None,
+        now: int,
     ) -> None:
-        for message in messages:
-            if old is not None and old.receipt is not None:
-                batch.events.append(
-                    events.left(
-                        "expired",
-                        message.queue,
-                        message.id,
-                        message.size,
-                        now,
-                        receives=old.receives,
-                        consumer=old.consumer,
-                        held=old.visible_at - old.taken_at,
-                        reason="lease",
-                    )
-                )
-            since = message.due_at if old is None else old.visible_at
-            batch.events.append(events.received(message, now, receives, since, consumer))
+        """One message, or the first of several neighbours that are fresh, was handed out."""
+        if old is not None and old.receipt is not None:
+            event = events.left(
+                "expired",
+                message.queue,
+                message.id,
+                message.size,
+                now,
+                receives=old.receives,
+                consumer=old.consumer,
+                held=old.visible_at - old.taken_at,
+                reason="lease",
+            )
+            batch.events.append(EventRun(event))
+        since = message.due_at if old is None else old.visible_at
+        batch.events.append(_event_run(events.received(message, now, receives, since, consumer), sizes))
 
     def _log_left(
         self,
@@ -603,22 +623,23 @@ class EmbeddedStore:
         place: int,
         now: int,
         reason: str | None,
+        sizes: list[int] | None = None,
     ) -> None:
+        """One message, or the first of several neighbours that share a state, has left."""
         run = block.runs[place]
         leased = run is not None and run.receipt is not None
-        batch.events.append(
-            events.left(
-                event,
-                shelf.name,
-                block.id_at(place),
-                self._window.sizes(block)[place],
-                now,
-                receives=0 if run is None else run.receives,
-                consumer=None if run is None else run.consumer,
-                held=now - run.taken_at if run is not None and leased else None,
-                reason=reason,
-            )
+        told = events.left(
+            event,
+            shelf.name,
+            block.id_at(place),
+            self._window.sizes(block)[place],
+            now,
+            receives=0 if run is None else run.receives,
+            consumer=None if run is None else run.consumer,
+            held=now - run.taken_at if run is not None and leased else None,
+            reason=reason,
         )
+        batch.events.append(_event_run(told, sizes))
 
     def _next_number(self) -> int:
         self._numbers += 1
@@ -653,6 +674,10 @@ class EmbeddedStore:
         self._garbage.remove(number)
 
 
+def _event_run(first: Event, sizes: list[int] | None) -> EventRun:
+    return EventRun(first, sizes if sizes is not None and len(sizes) > 1 else None)
+
+
 def _check(found: tuple[Block, int] | None, receipt: str, now: int) -> Outcome:
     """Whether a fence holds."""
     if found is None:
@@ -664,3 +689,20 @@ def _check(found: tuple[Block, int] | None, receipt: str, now: int) -> Outcome:
     if receipt == ANY or (run is not None and run.receipt == receipt):
         return "done"
     return "stale"
+
+
+def _whole_runs(shelf: Shelf, fences: Sequence[Fence]) -> list[Run]:
+    """The runs that the first fences name one after the other, each whole and in order: what a consumer
+    sends who acks all he received. The rest of the fences is not looked at."""
+    found: list[Run] = []
+    start = 0
+    for run in shelf.tokens.get(fences[0][1], ()) if fences else ():
+        stop = start + len(run.places)
+        receipt = run.receipt
+        if run.live != len(run.places) or list(fences[start:stop]) != [
+            (id, receipt) for id in run.block.ids_at(run.places)
+        ]:
+            break
+        found.append(run)
+        start = stop
+    return found

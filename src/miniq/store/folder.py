@@ -157,7 +157,7 @@ def _make_folder(path: str) -> None:
     """Make a folder that survives power loss: its name is on disk before anything in it matters."""
     if not os.path.isdir(path):
         _make_folder(os.path.dirname(path))
-        os.mkdir(path)
+        os.makedirs(path, exist_ok=True)
         _sync_folder(os.path.dirname(path))
 
 

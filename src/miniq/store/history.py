@@ -1,12 +1,19 @@
-"""The history of the embedded store: events of one batch lie in one record, keyed by the last offset.
+"""The history of the embedded store: the events of one batch lie in one record, keyed by the last offset,
+and messages that shared a record and a fate share an event.
 
 So a batch costs one record however many messages it moves, and offsets are given when it is written.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import msgspec
+
+from miniq.ids import id_after
 from miniq.message import Event, HistoryPage, HistoryRecord, HistorySpan
 from miniq.store import keys
+from miniq.store.keys import EventRun
 from miniq.store.kv import KV, Op
 
 RECORD_BYTES = 1024 * 1024
@@ -22,14 +29,14 @@ class HistoryLog:
         self._first, self._bytes = found.first, found.bytes
         self._last = found.first - 1 if last is None else keys.offset_of(last)
 
-    def append(self, events: list[Event], ops: list[Op]) -> None:
+    def append(self, runs: list[EventRun], ops: list[Op]) -> None:
         """Give events the next offsets and stage their record."""
-        part: list[Event] = []
+        part: list[EventRun] = []
         size = 0
-        for event in events:
-            part.append(event)
-            if event.body is not None:
-                size += len(event.body)
+        for run in runs:
+            part.append(run)
+            if run.first.body is not None:
+                size += len(run.first.body)
                 if size > RECORD_BYTES:
                     self._append(part, ops)
                     part, size = [], 0
@@ -42,18 +49,23 @@ class HistoryLog:
         found: list[HistoryRecord] = []
         looked = 0
         for key, value in self._kv.scan(keys.history_key(max(after + 1, self._first)), keys.after(b"h")):
-            events = keys.decode_events(value)
-            offset = keys.offset_of(key) - len(events)
-            for event in events:
-                offset += 1
-                if offset <= after:
+            runs = keys.decode_events(value)
+            count = sum(map(_length, runs))
+            offset = keys.offset_of(key) - count
+            for run in runs:
+                if queue is not None and run.first.queue != queue:
+                    offset += _length(run)
+                    after = max(after, offset)
                     continue
-                if len(found) == limit:
-                    return HistoryPage(found, after)
-                after = offset
-                if queue is None or event.queue == queue:
+                for event in _expand(run):
+                    offset += 1
+                    if offset <= after:
+                        continue
+                    if len(found) == limit:
+                        return HistoryPage(found, after)
+                    after = offset
                     found.append(HistoryRecord(offset, event))
-            looked += len(events)
+            looked += count
             if looked >= EXAMINED:
                 break
         return HistoryPage(found, after)
@@ -79,8 +91,19 @@ class HistoryLog:
         if removed:
             ops.append((keys.HISTORY_HEAD, keys.encode(keys.HistoryHead(self._first, self._bytes))))
 
-    def _append(self, events: list[Event], ops: list[Op]) -> None:
-        value = keys.encode(events)
-        self._last += len(events)
+    def _append(self, runs: list[EventRun], ops: list[Op]) -> None:
+        value = keys.encode(runs)
+        self._last += sum(map(_length, runs))
         self._bytes += len(value)
         ops.append((keys.history_key(self._last), value))
+
+
+def _length(run: EventRun) -> int:
+    return 1 if run.sizes is None else len(run.sizes)
+
+
+def _expand(run: EventRun) -> Iterator[Event]:
+    first = run.first
+    yield first
+    for place, size in enumerate((run.sizes or ())[1:], 1):
+        yield msgspec.structs.replace(first, id=id_after(first.id, place), size=size)

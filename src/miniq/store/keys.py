@@ -13,7 +13,7 @@
     s NUMBER BLOCK VERSION         state of some messages of a block: lease or delay
     x NUMBER BLOCK                 which messages of a block are gone
     d SERIAL DEDUP_ID              dedup: message id, until when it counts
-    h OFFSET                       history events up to and including OFFSET
+    h OFFSET                       history: runs of events, the last of which has OFFSET
 
 NUMBER and SERIAL are 4 bytes; a queue that is emptied gets a new number and keeps its serial. OWNER and
 GROUP are a 2-byte length and UTF-8 text; OWNER is the recipient, empty for anybody. PRIORITY is a digit,
@@ -89,6 +89,14 @@ class DedupRecord(Struct, frozen=True, array_like=True, gc=False):
     until: int
 
 
+class EventRun(Struct, frozen=True, array_like=True, gc=False):
+    """An event that happened in the same way to messages whose ids follow each other in one run."""
+
+    first: Event
+    sizes: list[int] | None = None
+    """The sizes of all of them, None if there is only the first."""
+
+
 class HistoryHead(Struct, frozen=True, array_like=True):
     first: int
     bytes: int
@@ -103,7 +111,7 @@ decode_state = msgspec.msgpack.Decoder(StateRecord).decode
 decode_gone = msgspec.msgpack.Decoder(GoneRecord).decode
 decode_dedup = msgspec.msgpack.Decoder(DedupRecord).decode
 decode_head = msgspec.msgpack.Decoder(HistoryHead).decode
-decode_events = msgspec.msgpack.Decoder(list[Event]).decode
+decode_events = msgspec.msgpack.Decoder(list[EventRun]).decode
 
 LAST_ID = b"l"
 HISTORY_HEAD = b"o"

@@ -41,8 +41,9 @@ class Ledger:
 
     # Arriving
 
-    def arrive(self, shelf: Shelf, messages: Sequence[Message], now: int) -> None:
-        """New messages: as blocks where ids, lane and due time allow it, else each alone."""
+    def arrive(self, shelf: Shelf, messages: Sequence[Message], now: int) -> list[Block]:
+        """New messages: as blocks where ids, lane and due time allow it, else each alone. The blocks are
+        in the order of the messages."""
         blocks: list[Block] = []
         start, end = 0, len(messages)
         while start < end:
@@ -61,6 +62,7 @@ class Ledger:
         self._announce(shelf, blocks)
         if messages[-1].id > self.last_id:
             self.last_id = messages[-1].id
+        return blocks
 
     def arrive_moved(self, shelf: Shelf, message: Message, now: int) -> None:
         """A message that comes from another queue; its id may be older than others."""
@@ -240,14 +242,14 @@ class Ledger:
             heappop(timers)
         return timers[0][0] if timers else None
 
-    def _leave_run(self, shelf: Shelf, run: Run) -> None:
-        """One message of a run has another state now, or is gone."""
-        run.live -= 1
+    def _leave_run(self, shelf: Shelf, run: Run, count: int = 1) -> None:
+        """Some messages of a run have another state now, or are gone."""
+        run.live -= count
         if not run.due:
             if run.receipt is None:
-                shelf.delayed -= 1
+                shelf.delayed -= count
             else:
-                shelf.leased -= 1
+                shelf.leased -= count
         if not run.live:
             self._ops.append((run.key, None))
             if run.receipt is not None:
@@ -268,6 +270,18 @@ class Ledger:
         shelf.size -= self._window.sizes(block)[place]
         block.gone |= 1 << place
         block.alive -= 1
+        self.dirty.add(shelf)
+
+    def remove_run(self, shelf: Shelf, run: Run) -> None:
+        """All messages of a run that has lost none yet are gone: `remove` for each, at once."""
+        block, places = run.block, run.places
+        size = len(places)
+        self._leave_run(shelf, run, size)
+        block.runs[places.start : places.stop] = [None] * size
+        shelf.count -= size
+        shelf.size -= sum(self._window.sizes(block)[places.start : places.stop])
+        block.gone |= ((1 << size) - 1) << places.start
+        block.alive -= size
         self.dirty.add(shelf)
 
     def mend(self, shelf: Shelf, blocks: Iterable[Block]) -> None:

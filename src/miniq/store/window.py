@@ -7,6 +7,7 @@ removed. What is not written yet cannot be read: arriving blocks are skipped and
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from itertools import count
 
@@ -48,7 +49,7 @@ class Window:
     def sizes(self, block: Block) -> list[int]:
         """The sizes of the messages of a block."""
         if block.sizes is None:
-            block.sizes = [message.size for message in self.load(block)]
+            block.sizes = _sizes(self.load(block))
         return block.sizes
 
     def forget(self, block: Block) -> None:
@@ -60,7 +61,7 @@ class Window:
 
     def offer(self, block: Block, messages: list[Message]) -> None:
         """Keep the bodies of a block that will soon be wanted, while there is room for them."""
-        block.sizes = [message.size for message in messages]
+        block.sizes = _sizes(messages)
         if not self.full:
             self.hold(block, messages)
 
@@ -71,7 +72,7 @@ class Window:
     def hold(self, block: Block, messages: list[Message]) -> None:
         """Keep the bodies of a block."""
         if block.sizes is None:
-            block.sizes = [message.size for message in messages]
+            block.sizes = _sizes(messages)
         block.messages = messages
         block.charged = sum(block.sizes)
         self._bytes += block.charged
@@ -236,6 +237,10 @@ class Window:
         block = Block(name, key, first.recipient or "", first.priority, len(messages))
         block.group = first.group
         block.waiting = key[:1] == b"w"
-        block.sizes = [message.size for message in messages]
+        block.sizes = _sizes(messages)
         block.messages = messages
         return block, place
+
+
+def _sizes(messages: Sequence[Message]) -> list[int]:
+    return [len(message.body) if message.headers is None else message.size for message in messages]
