@@ -1,0 +1,48 @@
+# MiniQ. `make help` lists what there is.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup serve test check fmt bench bench-backlog demo clean
+
+help: ## this list
+	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
+
+setup: $(READY) ## make .venv with MiniQ, all extras and the tools for tests
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --upgrade pip
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all]' --group dev
+	touch $(READY)
+
+serve: setup ## set up and run the broker on 127.0.0.1
+	$(BIN)/miniq serve
+
+test: setup ## set up and run all tests
+	CI=$${CI:-true} $(BIN)/python -m pytest
+
+check: setup ## format, lint, types, import rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+fmt: setup ## format and fix what can be fixed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: setup ## speed of the embedded broker against a raw append-and-fsync loop (2 minutes, idle machine)
+	$(BIN)/python -m bench.core
+
+bench-backlog: setup ## speed, memory and start-up with 2 million queued messages (3 minutes, idle machine)
+	$(BIN)/python -m bench.backlog
+
+demo: setup ## a producer, two workers and a crash, on this machine, in ten seconds
+	$(BIN)/python -m miniq.demo
+
+clean: ## remove what the other targets made
+	rm -rf $(VENV) miniq-data .mypy_cache .ruff_cache .pytest_cache .hypothesis
