@@ -1,0 +1,126 @@
+"""Bodies: Python values to bytes with a content type, and back.
+
+`bytes` are sent as they are. Text with a content type that is not JSON is sent as text. Everything else is
+JSON, encoded once; NaN and infinities, which JSON does not have, become null.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from miniq.errors import InvalidRequest
+from miniq.message import JSON, Draft
+
+BYTES = "application/octet-stream"
+_to_json = msgspec.json.Encoder().encode
+_from_json: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
+
+
+def draft(
+    body: Any,
+    *,
+    headers: Mapping[str, str] | None = None,
+    priority: int = 0,
+    delay: float | None = None,
+    ttl: float | None = None,
+    key: str | None = None,
+    recipient: str | None = None,
+    group: str | None = None,
+    dedup_id: str | None = None,
+    content_type: str | None = None,
+) -> Draft:
+    """A message ready to be sent, for `send_many`."""
+    data, kind = encode(body, content_type)
+    if headers is not None and isinstance(headers, Mapping):
+        headers = dict(headers)  # a copy: the caller may go on to change his
+    return Draft(data, kind, headers, priority, delay, ttl, key, recipient, group, dedup_id)
+
+
+def drafts(items: Iterable[Any]) -> list[Draft]:
+    """Drafts of plain bodies; what is a draft already stays as it is."""
+    if isinstance(items, str | bytes | Mapping):
+        raise InvalidRequest(f"messages: one {type(items).__name__}, not a list; use send for one", field="messages")
+    made: list[Draft] = []
+    add = made.append
+    for item in items:
+        kind = type(item)
+        if kind is bytes:
+            add(Draft(item, BYTES))
+        elif kind is Draft:
+            add(item)
+        else:
+            data, content_type = encode(item, None)
+            add(Draft(data, content_type))
+    return made
+
+
+def encode(body: Any, content_type: str | None) -> tuple[bytes, str]:
+    """The bytes of a body and the content type they have."""
+    if isinstance(body, bytes | bytearray | memoryview):
+        data = bytes(body)
+        if content_type is None:
+            return data, BYTES
+        if isinstance(content_type, str) and is_json(content_type):
+            _read_json(data, "not given as JSON text; use another content_type, or give the value itself")
+        return data, content_type
+    if content_type is None:
+        content_type = JSON
+    elif not isinstance(content_type, str):
+        raise InvalidRequest(f"content_type: {content_type!r} is not a media type such as {JSON}", field="content_type")
+    elif not is_json(content_type):
+        if isinstance(body, str):
+            return _encode_text(body, content_type), content_type
+        raise InvalidRequest(
+            f"body: a {type(body).__name__} cannot be sent as {content_type!r}; give bytes or str", field="body"
+        )
+    try:
+        return _to_json(body), content_type
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidRequest(f"body: not a JSON value: {error}", field="body") from None
+
+
+def decode(data: bytes, content_type: str) -> Any:
+    """A body as its receiver wants it: the JSON value, text, or the bytes."""
+    if content_type == JSON or is_json(content_type):
+        return _read_json(data, f"not JSON though its content type is {content_type!r}; read `data`")
+    if content_type[:5].lower() == "text/":
+        try:
+            return data.decode(_charset(content_type))
+        except (UnicodeDecodeError, LookupError) as error:
+            raise InvalidRequest(f"body: not text ({error}); read `data`", field="body") from None
+    return data
+
+
+def is_json(content_type: str) -> bool:
+    """Whether a media type is JSON: `application/json`, or one that ends in `+json`."""
+    if content_type == JSON:
+        return True
+    kind = content_type.partition(";")[0].strip().lower()
+    return kind == JSON or kind.endswith("+json")
+
+
+def _read_json(data: bytes, problem: str) -> Any:
+    try:
+        return _from_json.decode(data)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"body: {problem} ({error})", field="body") from None
+
+
+def _encode_text(body: str, content_type: str) -> bytes:
+    try:
+        return body.encode(_charset(content_type))
+    except (UnicodeEncodeError, LookupError) as error:
+        raise InvalidRequest(f"body: cannot be written as {content_type!r}: {error}", field="body") from None
+
+
+def _charset(content_type: str) -> str:
+    """The character set that a media type names, UTF-8 if none."""
+    for parameter in content_type.split(";")[1:]:
+        name, _, value = parameter.partition("=")
+        if name.strip().lower() == "charset":
+            return codecs.lookup(value.strip().strip('"')).name
+    return "utf-8"

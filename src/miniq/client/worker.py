@@ -1,0 +1,183 @@
+"""The worker loop without its I/O: what it holds, when it fetches, and what becomes of a message.
+
+A lease is extended at a third of its time, so that two attempts may fail before it is lost. `threads.py` and
+`tasks.py` drive this with threads and with tasks.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, Literal, Protocol
+
+from msgspec import Struct
+
+from miniq.client.delivery import HELD, D, Delivery
+from miniq.errors import InvalidRequest, StaleReceipt, StoreUnavailable
+from miniq.message import Outcome
+
+log = logging.getLogger("miniq.worker")
+
+AWAY: tuple[type[Exception], ...] = (StoreUnavailable,)
+"""Errors that pass: a worker tries again after them. All others end it."""
+LOOK = 0.1
+"""Seconds between two looks at `stop` while all handlers are busy."""
+SLOWEST_RETRY = 5.0
+BULK = 500
+"""Most leases in one call."""
+
+Give = Literal["body", "message"]
+
+
+class Event(Protocol):
+    def is_set(self) -> bool: ...
+
+
+Stop = Event | Callable[[], object] | None
+"""`threading.Event`, `asyncio.Event`, or a function: says when a worker is to end."""
+
+
+class Plan(Struct, frozen=True, kw_only=True):
+    """How a worker works."""
+
+    handler: Callable[[Any], Any]
+    concurrency: int
+    batch: int | None
+    wait: float
+    visibility_timeout: float | None
+    consumer: str | None
+    retry_delay: float
+    give: Give
+    stop: Stop
+
+    def __post_init__(self) -> None:
+        if not callable(self.handler):
+            raise InvalidRequest(f"handler: {self.handler!r} cannot be called", field="handler")
+        for field, count in (("concurrency", self.concurrency), ("batch", self.batch)):
+            if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+                raise InvalidRequest(f"{field}: {count!r} is not a whole number of at least 1", field=field)
+        if self.visibility_timeout is not None:
+            check_lease(self.visibility_timeout)
+        if self.give not in ("body", "message"):
+            raise InvalidRequest(f"give: {self.give!r}; use body or message", field="give")
+        if not (self.stop is None or hasattr(self.stop, "is_set") or callable(self.stop)):
+            raise InvalidRequest(f"stop: {self.stop!r} is neither an Event nor a function", field="stop")
+
+    @property
+    def is_coroutine(self) -> bool:
+        """Whether the handler is a coroutine function, or an object that is called like one."""
+        call = getattr(self.handler, "__call__", None)  # noqa: B004  not whether, but how it is called
+        return inspect.iscoroutinefunction(self.handler) or inspect.iscoroutinefunction(call)
+
+    def stopped(self) -> bool:
+        """Whether the one who started the worker wants it to end."""
+        if self.stop is None:
+            return False
+        is_set = getattr(self.stop, "is_set", None)
+        return bool(self.stop() if is_set is None else is_set())  # type: ignore[operator]
+
+    def argument(self, message: Delivery[Any]) -> Any:
+        """What the handler is called with."""
+        return message.body if self.give == "body" else message
+
+
+class Shift(Generic[D]):
+    """The messages of one worker loop: fetched and waiting for a free handler, or being worked on."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.ending = False
+        self._plan = plan
+        self._waiting: deque[D] = deque()
+        self._running: set[D] = set()
+
+    def wanted(self) -> int:
+        """How many messages to fetch now: none while some wait or nobody is free."""
+        free = self._plan.concurrency - len(self._running)
+        if self.ending or self._waiting or free <= 0:
+            return 0
+        return self._plan.batch or min(free, BULK)
+
+    def add(self, messages: Iterable[D]) -> None:
+        """Messages were fetched."""
+        self._waiting.extend(messages)
+
+    def start(self) -> D | None:
+        """The next message to work on, if there is one and somebody is free. One whose lease was lost is
+        somebody else's by now."""
+        while self._waiting and not self.ending and len(self._running) < self._plan.concurrency:
+            message = self._waiting.popleft()
+            if message._state is HELD:
+                self._running.add(message)
+                return message
+        return None
+
+    def finish(self, message: D) -> None:
+        """The handler is through with it."""
+        self._running.discard(message)
+
+    def held(self) -> list[list[D]]:
+        """All whose leases are to be extended, in portions of one call."""
+        mine = [message for message in (*self._running, *self._waiting) if message._state is HELD]
+        return [mine[start : start + BULK] for start in range(0, len(mine), BULK)]
+
+    def end(self) -> list[list[D]]:
+        """Start nothing more; these were fetched and not started, and are to be released."""
+        self.ending = True
+        mine = [message for message in self._waiting if message._state is HELD]
+        self._waiting.clear()
+        return [mine[start : start + BULK] for start in range(0, len(mine), BULK)]
+
+
+class Backoff:
+    """How long to wait after each failure in a row."""
+
+    def __init__(self) -> None:
+        self._next = LOOK
+
+    def failed(self, error: Exception) -> float:
+        """Seconds to wait before the next attempt."""
+        seconds = self._next
+        self._next = min(2 * seconds, SLOWEST_RETRY)
+        log.warning("cannot receive, next attempt in %.1f s: %s", seconds, error)
+        return seconds
+
+    def worked(self) -> None:
+        self._next = LOOK
+
+
+def check_lease(seconds: float) -> float:
+    """A lease that a worker can live with: it needs some time."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not math.isfinite(seconds) or seconds <= 0:
+        raise InvalidRequest(
+            f"visibility_timeout: {seconds!r} leaves no time to work; use a number of seconds above 0",
+            field="visibility_timeout",
+        )
+    return seconds
+
+
+def note_failure(message: Delivery[Any], error: BaseException) -> None:
+    """The handler raised: the message goes back."""
+    log.error("handler failed on message %s of %s", message.id, message.queue, exc_info=error)
+
+
+def note_lost(messages: Iterable[Delivery[Any]], outcomes: Iterable[Outcome]) -> None:
+    """Some leases could not be extended because somebody else has the messages by now."""
+    for message, outcome in zip(messages, outcomes, strict=True):
+        if outcome == "stale":
+            log.warning("lost the lease on message %s of %s, somebody else may work on it", message.id, message.queue)
+
+
+def note_unsettled(message: Delivery[Any], verb: str, problem: Exception) -> None:
+    """An ack or release did not come through: the message is or will be somebody else's."""
+    if isinstance(problem, StaleReceipt):
+        note_lost([message], ["stale"])
+    else:
+        log.error("could not %s message %s of %s, it comes again: %s", verb, message.id, message.queue, problem)
+
+
+def note_unextended(count: int, problem: Exception) -> None:
+    """Some leases were not extended this time; two thirds of their time are left."""
+    log.warning("could not extend %d leases, trying again: %s", count, problem)

@@ -1,0 +1,89 @@
+"""How a URL becomes a client: `connect`, `connect_async`, and the one place that tells the transports apart."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Generator
+from typing import Any, Protocol
+
+from miniq.client.aio import AsyncClient
+from miniq.client.calls import AsyncTransport, Transport
+from miniq.client.sync import Client
+from miniq.errors import InvalidRequest
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
+"""Two letters at least: C: is a drive."""
+
+
+class Door(Protocol):
+    """A module that opens transports to the URLs of its schemes."""
+
+    def open(self, url: str, options: dict[str, Any]) -> Transport: ...
+
+    async def open_async(self, url: str, options: dict[str, Any]) -> AsyncTransport: ...
+
+
+def connect(url: str | os.PathLike[str], **options: Any) -> Client:
+    """A client of the broker at `url`: a folder, `rocksdb:DIR`, `leveldb:DIR` or `memory:` opens one in this
+    process, whose `options` are the fields of `Options`."""
+    door, address = _find(url)
+    return Client(door.open(address, options))
+
+
+def connect_async(url: str | os.PathLike[str], **options: Any) -> Connecting:
+    """The same for event loops: `async with connect_async(url) as mq`, or `mq = await connect_async(url)`."""
+    return Connecting(url, options)
+
+
+class Connecting:
+    """A connection that is about to be made, by `await` or by `async with`."""
+
+    def __init__(self, url: str | os.PathLike[str], options: dict[str, Any]) -> None:
+        self._url = url
+        self._options = options
+        self._client: AsyncClient | None = None
+
+    def __await__(self) -> Generator[Any, None, AsyncClient]:
+        return self._connect().__await__()
+
+    async def __aenter__(self) -> AsyncClient:
+        self._client = await self._connect()
+        return self._client
+
+    async def __aexit__(self, *error: object) -> None:
+        if self._client is not None:
+            await self._client.close()
+
+    async def _connect(self) -> AsyncClient:
+        door, address = _find(self._url)
+        return AsyncClient(await door.open_async(address, self._options))
+
+
+def _find(url: str | os.PathLike[str]) -> tuple[Door, str]:
+    """The transport for a URL, imported only now, and the URL as that transport takes it."""
+    scheme, address = _split(url)
+    if scheme in ("rocksdb", "leveldb", "memory"):
+        from miniq import embedded
+
+        return embedded, address
+    raise InvalidRequest(
+        f"url: cannot connect to {url!r}; use a folder, rocksdb:DIR, leveldb:DIR or memory:", field="url"
+    )
+
+
+def _split(url: str | os.PathLike[str]) -> tuple[str | None, str]:
+    """The scheme of a URL, and the URL; a plain folder is one of the default engine."""
+    if isinstance(url, os.PathLike):
+        return "rocksdb", f"rocksdb:{os.fspath(url)}"
+    if not isinstance(url, str) or not url:
+        return None, ""
+    scheme = _SCHEME.match(url)
+    if scheme is None:
+        return "rocksdb", f"rocksdb:{url}"
+    rest = url[scheme.end() :]
+    if scheme[1] in ("rocksdb", "leveldb") and (not rest or rest.startswith("//")):
+        return None, url  # no folder, or one that was surely not meant to be at the root
+    if scheme[1] == "memory" and rest:
+        return None, url
+    return scheme[1], url

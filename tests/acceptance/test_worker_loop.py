@@ -1,0 +1,451 @@
+"""The worker loop, `consume`, in both clients."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import miniq
+from miniq.client.calls import Call, Extend, Receive
+from tests.acceptance.faces import Opener
+
+
+class Enough:
+    """A `stop` that says so once `count` things were seen, or when a test takes too long."""
+
+    def __init__(self, count: int, seconds: float = 20) -> None:
+        self.seen: list[Any] = []
+        self._count, self._deadline = count, time.monotonic() + seconds
+
+    def __call__(self) -> bool:
+        assert time.monotonic() < self._deadline, f"saw only {self.seen}"
+        return len(self.seen) >= self._count
+
+
+def failing(mq: Any, kind: type[Call[Any]], times: int, error: Exception) -> None:
+    """Let the transport fail on the first calls of a kind."""
+    client = getattr(mq, "_target", mq)
+    transport = client._transport
+    perform = transport.perform
+    left = [times]
+
+    def attempt(call: Call[Any]) -> Any:
+        if isinstance(call, kind) and left[0]:
+            left[0] -= 1
+            raise error
+        return perform(call)
+
+    transport.perform = attempt
+
+
+def test_every_message_is_handled_once_and_acked(opener: Opener, url: str) -> None:
+    q = opener(url).queue("jobs")
+    q.send_many(range(50))
+    enough = Enough(50)
+    q.consume(enough.seen.append, concurrency=4, batch=7, stop=enough, wait=0.1)
+    assert sorted(enough.seen) == list(range(50))
+    assert q.info().counts.total == 0
+
+
+def test_one_handler_at_a_time_keeps_the_order(opener: Opener) -> None:
+    q = opener("memory:").queue("jobs")
+    q.send_many(range(20))
+    enough = Enough(20)
+    q.consume(enough.seen.append, batch=6, stop=enough, wait=0.1)
+    assert enough.seen == list(range(20))
+
+
+def test_handlers_run_at_the_same_time(opener: Opener) -> None:
+    q = opener("memory:").queue("jobs")
+    q.send_many(range(4))
+    enough, meet = Enough(4), threading.Barrier(4, timeout=10)
+
+    def handler(body: Any) -> None:
+        meet.wait()
+        enough.seen.append(body)
+
+    q.consume(handler, concurrency=4, stop=enough, wait=0.1)
+    assert q.info().counts.total == 0
+
+
+def test_an_async_handler_runs_as_a_task() -> None:
+    async def main() -> None:
+        async with miniq.connect_async("memory:") as mq:
+            q = mq.queue("jobs")
+            await q.send_many(range(8))
+            enough, gate, waiting = Enough(8), asyncio.Event(), []
+
+            async def handler(body: int) -> None:
+                waiting.append(body)
+                if len(waiting) == 8:
+                    gate.set()
+                await gate.wait()
+                enough.seen.append(body)
+
+            await q.consume(handler, concurrency=8, stop=enough, wait=0.1)
+            assert sorted(enough.seen) == list(range(8))
+            assert (await q.info()).counts.total == 0
+
+    asyncio.run(main())
+
+
+def test_a_plain_handler_does_not_hold_up_the_event_loop() -> None:
+    async def main() -> None:
+        async with miniq.connect_async("memory:") as mq:
+            q = mq.queue("jobs")
+            await q.send(1)
+            enough, released = Enough(1), threading.Event()
+
+            def handler(body: int) -> None:
+                asyncio.run_coroutine_threadsafe(other(), loop).result(10)
+                enough.seen.append(body)
+
+            async def other() -> None:
+                released.set()
+
+            loop = asyncio.get_running_loop()
+            await q.consume(handler, stop=enough, wait=0.1)
+            assert released.is_set()
+
+    asyncio.run(main())
+
+
+def test_the_handler_gets_the_message_itself_on_request(opener: Opener) -> None:
+    q = opener("memory:").queue("jobs")
+    q.send(1, headers={"a": "b"})
+    enough = Enough(1)
+    q.consume(lambda m: enough.seen.append((m.body, m.headers, m.receives)), give="message", stop=enough, wait=0.1)
+    assert enough.seen == [(1, {"a": "b"}, 1)]
+
+
+def test_a_lease_is_extended_while_its_handler_runs(opener: Opener, url: str) -> None:
+    """The handler takes four times the visibility timeout; nobody else gets the message, nor those that wait."""
+    mq = opener(url)
+    q = mq.queue("jobs")
+    q.send_many(["long", "waits"])
+    enough, receives = Enough(2), []
+
+    def handler(m: Any) -> None:
+        if m.body == "long":
+            time.sleep(1.2)
+        receives.append(m.receives)
+        enough.seen.append(m.body)
+
+    q.consume(handler, batch=2, visibility_timeout=0.3, give="message", stop=enough, wait=0.1)
+    assert (enough.seen, receives) == (["long", "waits"], [1, 1])
+    assert q.info().counts.total == 0
+
+
+def test_another_consumer_gets_nothing_while_a_handler_outlives_its_timeout(tmp_path: Path) -> None:
+    with miniq.connect(tmp_path) as mq:
+        q = mq.queue("jobs")
+        q.configure(visibility_timeout=0.3)
+        q.send(1)
+        enough, others = Enough(1), []
+
+        def handler(body: int) -> None:
+            others.extend(q.receive(wait=1.2))
+            enough.seen.append(body)
+
+        q.consume(handler, stop=enough, wait=0.1)
+        assert others == []
+        assert q.info().counts.total == 0
+
+
+def test_an_extension_that_fails_once_is_tried_again(opener: Opener) -> None:
+    mq = opener("memory:")
+    failing(mq, Extend, 1, miniq.StoreUnavailable("away"))
+    q = mq.queue("jobs")
+    q.send(1)
+    enough = Enough(1)
+    q.consume(
+        lambda m: (time.sleep(1), enough.seen.append(m.receives)),
+        visibility_timeout=0.6,
+        give="message",
+        stop=enough,
+        wait=0.1,
+    )
+    assert q.info().counts.total == 0
+
+
+def test_a_handler_that_lost_its_lease_acks_nobody_elses(caplog: pytest.LogCaptureFixture) -> None:
+    with miniq.connect("memory:") as mq:
+        outsider = mq.queue("jobs")
+        failing(mq, Extend, 1000, miniq.StoreUnavailable("away"))
+        q = mq.queue("jobs")
+        q.send(1)
+        enough, other = Enough(1), []
+
+        def handler(body: int) -> None:
+            other.extend(outsider.receive(wait=5))
+            enough.seen.append(body)
+
+        q.consume(handler, visibility_timeout=0.3, stop=enough, wait=0.1)
+        assert [m.receives for m in other] == [2]
+        assert q.info().counts.leased == 1
+        assert other[0].ack() is True
+        assert "lost the lease" in caplog.text
+
+
+def test_a_failed_handler_releases_its_message_with_the_retry_delay(
+    opener: Opener, caplog: pytest.LogCaptureFixture
+) -> None:
+    q = opener("memory:").queue("jobs")
+    id = q.send(1)
+    enough = Enough(1)
+
+    def handler(body: int) -> None:
+        enough.seen.append(body)
+        raise ValueError("cannot work")
+
+    q.consume(handler, retry_delay=60, stop=enough, wait=0.1)
+    assert q.get(id).status == "delayed"
+    assert f"handler failed on message {id} of jobs" in caplog.text
+    assert "ValueError: cannot work" in caplog.text
+
+
+def test_a_failed_message_comes_again_and_dies_where_receives_are_limited(opener: Opener) -> None:
+    mq = opener("memory:")
+    q = mq.queue("jobs")
+    q.configure(max_receives=3)
+    q.send(1)
+    enough = Enough(3)
+
+    def handler(body: int) -> None:
+        enough.seen.append(body)
+        raise ValueError
+
+    q.consume(handler, stop=enough, wait=0.1)
+    assert (q.info().counts.total, mq.queue("jobs.dead").info().counts.ready) == (0, 1)
+
+
+def test_a_body_that_cannot_be_read_is_a_failed_message(opener: Opener, caplog: pytest.LogCaptureFixture) -> None:
+    mq = opener("memory:")
+    q = mq.queue("jobs")
+    q.configure(max_receives=1)
+    q.send(b"\xff", content_type="text/plain")
+    q.send("fine")
+    enough = Enough(1)
+    q.consume(enough.seen.append, stop=enough, wait=0.1)
+    assert enough.seen == ["fine"]
+    assert mq.queue("jobs.dead").info().counts.ready == 1
+    assert "not text" in caplog.text
+
+
+def test_a_message_that_its_handler_settled_is_left_alone(opener: Opener, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    opened = opener("memory:")
+    q = opened.queue("jobs")
+    q.send(1)
+    enough = Enough(1)
+
+    async def release(m: Any) -> None:
+        await m.release(delay=60)
+        enough.seen.append(m)
+
+    def release_now(m: Any) -> None:
+        m.release(delay=60)
+        enough.seen.append(m)
+
+    handler: Callable[[Any], Any] = release if opener.kind == "async" else release_now
+    q.consume(handler, give="message", stop=enough, wait=0.1)
+    assert q.info().counts.delayed == 1
+    assert caplog.text == ""
+
+
+def test_a_broker_that_is_away_is_waited_for(opener: Opener, caplog: pytest.LogCaptureFixture) -> None:
+    mq = opener("memory:")
+    failing(mq, Receive, 2, miniq.StoreUnavailable("away for now"))
+    q = mq.queue("jobs")
+    q.send(1)
+    enough = Enough(1)
+    q.consume(enough.seen.append, stop=enough, wait=0.1)
+    assert caplog.text.count("away for now") == 2
+
+
+def test_an_error_that_does_not_pass_ends_the_worker(opener: Opener) -> None:
+    q = opener("memory:", auto_create=False).queue("nowhere")
+    with pytest.raises(miniq.QueueNotFound):
+        q.consume(print)
+
+
+def test_a_queue_without_time_to_work_is_refused_and_nothing_is_kept(opener: Opener) -> None:
+    q = opener("memory:").queue("jobs")
+    q.configure(visibility_timeout=0)
+    q.send(1)
+    with pytest.raises(miniq.InvalidRequest) as caught:
+        q.consume(lambda body: None, wait=0.1)
+    assert caught.value.field == "visibility_timeout"
+
+
+def test_a_coroutine_handler_needs_the_async_client() -> None:
+    async def handler(body: Any) -> None:
+        pass
+
+    with miniq.connect("memory:") as mq, pytest.raises(miniq.InvalidRequest, match="connect_async"):
+        mq.queue("jobs").consume(handler)
+
+
+# The end
+
+
+def test_a_stop_event_finishes_what_runs_and_gives_back_the_rest(opener: Opener, url: str) -> None:
+    q = opener(url).queue("jobs")
+    q.send_many(range(10))
+    stop = threading.Event()
+    done: list[int] = []
+
+    def handler(body: int) -> None:
+        stop.set()
+        time.sleep(0.5)
+        done.append(body)
+
+    begin = time.monotonic()
+    q.consume(handler, concurrency=2, batch=10, stop=stop, wait=0.1)
+    assert time.monotonic() - begin < 5
+    assert sorted(done) == [0, 1]
+    counts = q.info().counts
+    assert (counts.ready, counts.leased) == (8, 0)
+
+
+def test_a_worker_that_waits_for_messages_stops_within_its_wait(opener: Opener) -> None:
+    q = opener("memory:").queue("jobs")
+    begin = time.monotonic()
+    q.consume(print, stop=lambda: time.monotonic() > begin + 0.3, wait=0.2)
+    assert time.monotonic() - begin < 2
+
+
+def test_ctrl_c_finishes_what_runs_and_gives_back_the_rest() -> None:
+    with miniq.connect("memory:") as mq:
+        q = mq.queue("jobs")
+        q.send_many(range(10))
+        done: list[int] = []
+
+        def handler(body: int) -> None:
+            if body == 0:
+                os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.5)
+            done.append(body)
+
+        q.consume(handler, concurrency=2, batch=10, wait=0.1)
+        assert sorted(done) == [0, 1]
+        counts = q.info().counts
+        assert (counts.ready, counts.leased) == (8, 0)
+
+
+def test_ctrl_c_under_asyncio_finishes_what_runs_and_gives_back_the_rest() -> None:
+    done: list[int] = []
+    left: list[Any] = []
+
+    async def main() -> None:
+        async with miniq.connect_async("memory:") as mq:
+            q = mq.queue("jobs")
+            await q.send_many(range(10))
+
+            async def handler(body: int) -> None:
+                if body == 0:
+                    os.kill(os.getpid(), signal.SIGINT)
+                await asyncio.sleep(0.5)
+                done.append(body)
+
+            try:
+                await q.consume(handler, concurrency=2, batch=10, wait=0.1)
+            finally:
+                left.append((await q.info()).counts)
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(main())
+    assert sorted(done) == [0, 1]
+    assert (left[0].ready, left[0].leased) == (8, 0)
+
+
+def test_a_second_cancel_does_not_wait_for_handlers_but_releases_their_messages() -> None:
+    async def main() -> None:
+        async with miniq.connect_async("memory:") as mq:
+            q = mq.queue("jobs")
+            await q.send_many(range(3))
+            started = asyncio.Event()
+
+            async def handler(body: int) -> None:
+                started.set()
+                await asyncio.sleep(60)
+
+            task = asyncio.create_task(q.consume(handler, concurrency=2, batch=3, wait=0.1))
+            await started.wait()
+            task.cancel()
+            await asyncio.sleep(0.3)
+            assert not task.done()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            counts = (await q.info()).counts
+            assert (counts.ready, counts.leased) == (3, 0)
+
+    asyncio.run(main())
+
+
+def test_a_handler_that_exits_ends_the_worker_with_its_exit() -> None:
+    with miniq.connect("memory:") as mq:
+        q = mq.queue("jobs")
+        q.send(1)
+        with pytest.raises(SystemExit):
+            q.consume(lambda body: sys.exit(3), wait=0.1)
+        assert q.info().counts.ready == 1
+
+
+def test_a_worker_process_ends_cleanly_on_ctrl_c(tmp_path: Path) -> None:
+    script = """
+import miniq, sys, time
+with miniq.connect(sys.argv[1]) as mq:
+    q = mq.queue("jobs")
+    q.send_many(range(5))
+    def work(body):
+        print("begins", body, flush=True)
+        time.sleep(1)
+        print("ends", body, flush=True)
+    q.consume(work, batch=5)
+print("closed")
+"""
+    worker = subprocess.Popen(
+        [sys.executable, "-X", "dev", "-c", script, str(tmp_path / "data")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert worker.stdout is not None
+    assert worker.stdout.readline() == "begins 0\n"
+    worker.send_signal(signal.SIGINT)
+    out, err = worker.communicate(timeout=30)
+    assert (worker.returncode, out, err) == (0, "ends 0\nclosed\n", "")
+    with miniq.connect(tmp_path / "data") as mq:
+        assert [m.body for m in mq.queue("jobs").receive(max=9)] == [1, 2, 3, 4]
+
+
+def test_a_client_that_is_closed_ends_its_workers() -> None:
+    mq = miniq.connect("memory:")
+    q = mq.queue("jobs")
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            q.consume(print)
+        except miniq.MiniQError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    time.sleep(0.2)  # let it get into its long poll; the test holds either way
+    mq.close()
+    thread.join(10)
+    assert [type(error) for error in errors] == [miniq.Closed]
