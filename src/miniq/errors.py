@@ -12,6 +12,13 @@ MiniQError
 │   ├── MessageLeased     message_leased     it is with a consumer; come with its receipt
 │   ├── QueueFull         queue_full         the queue's max_length or max_bytes
 │   └── QueueProtected    queue_protected    the queue `default` cannot be deleted
+├── Denied
+│   ├── Unauthorized      unauthorized       an API key is needed, or this one is not known
+│   └── Forbidden         forbidden          the key may not do this on that queue
+├── BadRequest                               what a wire cannot make a call of
+│   ├── NoRoute           no_route
+│   ├── WrongMethod       wrong_method
+│   └── WrongMedia        wrong_media        a content type that is not spoken here
 ├── Closed                closed             the broker or client was closed
 ├── MissingExtra          missing_extra      an optional driver is not installed
 └── StoreError
@@ -79,6 +86,34 @@ class QueueFull(Conflict):
 
 class QueueProtected(Conflict):
     code = "queue_protected"
+
+
+class Denied(MiniQError):
+    code = "denied"
+
+
+class Unauthorized(Denied):
+    code = "unauthorized"
+
+
+class Forbidden(Denied):
+    code = "forbidden"
+
+
+class BadRequest(MiniQError):
+    code = "bad_request"
+
+
+class NoRoute(BadRequest):
+    code = "no_route"
+
+
+class WrongMethod(BadRequest):
+    code = "wrong_method"
+
+
+class WrongMedia(BadRequest):
+    code = "wrong_media"
 
 
 class Closed(MiniQError):

@@ -144,7 +144,7 @@ class RedriveProgress(Struct, frozen=True):
     running: bool
 
 
-class Lease(Struct, frozen=True, array_like=True, gc=False):
+class Lease(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """A message's id with the receipt that proves who holds it."""
 
     id: str

@@ -6,12 +6,15 @@ Calls run in one event loop. Each validates, asks the store for one atomic chang
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from miniq.broker import rules
 from miniq.broker.clock import Clock, SystemClock
+from miniq.broker.keyring import KeyRing
+from miniq.broker.metrics import Metrics
 from miniq.broker.redrive import Redrives
 from miniq.broker.upkeep import Upkeep
 from miniq.broker.waiters import Waiters
@@ -54,13 +57,18 @@ class Broker:
         self.options = options or Options()
         self.clock = clock or SystemClock()
         self.store = store
+        self.keys = KeyRing(store)
+        self.metrics = Metrics()
         self._limits = self.options.limits
         self._settings: dict[str, QueueSettings] = {}
         self._ids = IdSource()
         self._waiters = Waiters(self.clock)
         self._redrives = Redrives(self)
         self._upkeep = Upkeep(self)
+        self._errands: set[asyncio.Task[None]] = set()
         self._open = False
+        self._patient = True
+        """Whether long polls may wait; no longer when the broker is about to close."""
 
     async def open(self) -> None:
         """Open the store, learn its queues, begin upkeep."""
@@ -68,14 +76,21 @@ class Broker:
         await self.store.open()
         self._settings = await self.store.queues()
         self._ids = IdSource(await self.store.last_id())
+        await self.keys.load()
         self._open = True
         await self.ensure_queue(DEFAULT_QUEUE)
         self._upkeep.start()
 
+    def hurry(self) -> None:
+        """Let long polls return now, and let no new one wait: the broker will close soon."""
+        self._patient = False
+        self._waiters.wake_all()
+
     async def close(self) -> None:
         """Refuse new calls, let long polls return, flush and close the store. Harmless to repeat."""
         self._open = False
-        self._waiters.wake_all()
+        self.hurry()
+        await asyncio.gather(*self._errands, return_exceptions=True)
         await self._redrives.stop()
         await self._upkeep.stop()
         await self.store.close()
@@ -150,7 +165,9 @@ class Broker:
         messages = rules.admit(queue, settings, drafts, self._ids, now, self._limits)
         room = Room(settings.max_length, settings.max_bytes) if settings.max_length or settings.max_bytes else None
         until = now + rules.micros(settings.dedup_window)
-        return await self.store.put(messages, now=now, dedup_until=until, room=room, keep=settings.history)
+        ids = await self.store.put(messages, now=now, dedup_until=until, room=room, keep=settings.history)
+        self.metrics.messages[queue, "sent"] += len(ids)
+        return ids
 
     async def receive(
         self,
@@ -192,19 +209,17 @@ class Broker:
                     self._waiters.wake_each(queue)
                     return taken
                 now = self.clock.now()
-                if now >= deadline or not self._open:
+                if now >= deadline or not self._patient:
                     return []
                 if queue in self._settings:
                     self._waiters.expect(queue, await self.store.next_visible(queue, now=now))
                 await waiter.until(deadline)
-                if not self._open:
-                    return []
 
     async def ack(self, queue: str, leases: Sequence[Lease]) -> list[Outcome]:
         """Remove messages for good: they were processed."""
         settings = self.settings(queue)
         rules.check_batch(leases, "leases", self._limits)
-        return await self.store.drop(
+        outcomes = await self.store.drop(
             queue,
             [(lease.id, _receipt(lease)) for lease in leases],
             now=self.clock.now(),
@@ -212,6 +227,8 @@ class Broker:
             reason=None,
             keep=settings.history,
         )
+        self.metrics.messages[queue, "acked"] += outcomes.count("done")
+        return outcomes
 
     async def release(self, queue: str, leases: Sequence[Lease], delay: float = 0) -> list[Outcome]:
         """Give messages back, ready again at once or after `delay`. One that has used up its receives
@@ -244,6 +261,7 @@ class Broker:
                 keep=settings.history,
             )
             outcomes.update(zip(rest, done, strict=True))
+            self.metrics.messages[queue, "released"] += done.count("done")
         return [outcomes[fence] for fence in asked]
 
     async def extend(
@@ -254,7 +272,7 @@ class Broker:
         rules.check_batch(leases, "leases", self._limits)
         seconds = rules.lease_seconds(visibility_timeout, settings, self._limits)
         now = self.clock.now()
-        return await self.store.reschedule(
+        outcomes = await self.store.reschedule(
             queue,
             [(lease.id, _receipt(lease)) for lease in leases],
             now=now,
@@ -263,6 +281,8 @@ class Broker:
             event=None,
             keep=settings.history,
         )
+        self.metrics.messages[queue, "extended"] += outcomes.count("done")
+        return outcomes
 
     async def get(self, queue: str, id: str) -> Stored:
         """Look at one message without consuming it."""
@@ -405,16 +425,21 @@ class Broker:
                 return []
             now = self.clock.now()
             seconds = settings.visibility_timeout if visibility_timeout is None else visibility_timeout
-            taken = await self.store.take(
-                queue,
-                limit=limit,
-                max_bytes=self._limits.response_bytes,
-                now=now,
-                until=now + rules.micros(seconds),
-                token=secrets.token_urlsafe(12),
-                consumer=consumer,
-                keep=settings.history,
-            )
+            token = secrets.token_urlsafe(12)
+            try:
+                taken = await self.store.take(
+                    queue,
+                    limit=limit,
+                    max_bytes=self._limits.response_bytes,
+                    now=now,
+                    until=now + rules.micros(seconds),
+                    token=token,
+                    consumer=consumer,
+                    keep=settings.history,
+                )
+            except asyncio.CancelledError:
+                self._give_back(queue, token)
+                raise
             if not taken:
                 return taken
             self._waiters.expect(queue, taken[0].visible_at)
@@ -427,7 +452,20 @@ class Broker:
                     queue, fences, now=now, event="acked", reason="at-most-once", keep=settings.history
                 )
                 fit = [stored for stored, outcome in zip(fit, done, strict=True) if outcome == "done"]
+            self.metrics.messages[queue, "received"] += len(fit)
             return fit
+
+    def _give_back(self, queue: str, token: str) -> None:
+        """Whoever asked is gone while the messages were being leased: nobody will ack them, so release them."""
+
+        async def release() -> None:
+            held = await self.store.held(token)
+            if held and self._open:
+                await self.release(queue, [Lease(stored.message.id, token) for stored in held])
+
+        task = asyncio.create_task(release())
+        self._errands.add(task)
+        task.add_done_callback(self._errands.discard)
 
     async def _sort_out(self, queue: str, settings: QueueSettings, taken: list[Stored], now: int) -> list[Stored]:
         """Those of `taken` that may be handed out; expired ones are dropped, worn-out ones buried."""
@@ -450,6 +488,7 @@ class Broker:
                 await self._bury(queue, settings, list(zip(fences, some, strict=True)), why, extra=1)
             else:
                 await self.store.drop(queue, fences, now=now, event="expired", reason=why, keep=settings.history)
+                self.metrics.messages[queue, "expired"] += len(fences)
         return fit
 
     async def _bury(
@@ -463,9 +502,11 @@ class Broker:
         moves: list[tuple[Fence, Message]] = [
             (fence, rules.bury(stored.message, to, reason, stored.receives - extra, now)) for fence, stored in worn
         ]
-        return await self.store.move(
+        done = await self.store.move(
             queue, moves, now=now, event="dead", reason=reason, keep=settings.history, keep_to=target.history
         )
+        self.metrics.messages[queue, "dead"] += done.count("done")
+        return done
 
     async def _first_send(self, queue: str) -> QueueSettings:
         self._check_open()

@@ -137,6 +137,14 @@ class Store(Protocol):
         """Remove a queue with all its messages and dedup records; False if there is none."""
         ...
 
+    async def records(self, kind: str) -> dict[str, bytes]:
+        """Small records that the broker keeps beside the messages, such as API keys, by name."""
+        ...
+
+    async def save_record(self, kind: str, name: str, value: bytes | None) -> None:
+        """Write a small record, or remove it."""
+        ...
+
     async def last_id(self) -> str:
         """An id not below any that was put so far, "" if none was."""
         ...

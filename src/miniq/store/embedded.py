@@ -134,6 +134,15 @@ class EmbeddedStore:
         await self._committer().commit(sync=True)
         return True
 
+    async def records(self, kind: str) -> dict[str, bytes]:
+        prefix = keys.record_prefix(kind)
+        return {key[len(prefix) :].decode(): value for key, value in self._kv.scan(prefix, keys.after(prefix))}
+
+    async def save_record(self, kind: str, name: str, value: bytes | None) -> None:
+        commit = self._committer()
+        commit.batch.ops.append((keys.record_prefix(kind) + name.encode(), value))
+        await commit.commit(sync=True)
+
     async def last_id(self) -> str:
         return self._ledger.last_id
 

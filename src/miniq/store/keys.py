@@ -3,6 +3,7 @@
     f                              format version (also in the file MINIQ beside the database)
     l                              the highest message id so far
     o                              history: first offset, bytes
+    k KIND NAME                    a small record of the broker, such as an API key
     q NAME                         queue: number, serial, settings
     c NUMBER                       queue: counters, and from where each lane has to be read
     z NUMBER                       a number whose records are to be removed
@@ -121,6 +122,10 @@ MESSAGE_KINDS = b"bwgisx"
 def _text(text: str) -> bytes:
     raw = text.encode()
     return len(raw).to_bytes(2, "big") + raw
+
+
+def record_prefix(kind: str) -> bytes:
+    return b"k" + _text(kind)
 
 
 def queue_key(name: str) -> bytes:

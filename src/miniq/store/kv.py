@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from miniq.errors import MissingExtra, StoreCorrupt, StoreError, StoreFailed, StoreLocked
+from miniq.store import wal
 
 MIB = 1024 * 1024
 Op = tuple[bytes, bytes | None]
@@ -42,6 +43,9 @@ class KV(Protocol):
 
 def open_kv(engine: str, path: str) -> KV:
     """Open or create the database of an engine in a folder."""
+    damaged = wal.damage(path)
+    if damaged is not None:
+        raise _corrupt(*damaged)
     return RocksKV(path) if engine == "rocksdb" else LevelKV(path)
 
 
@@ -222,14 +226,18 @@ def _translate(error: Exception, path: str, opening: bool) -> StoreError:
     if "corrupt" in low or "checksum" in low or "bad record" in low or "missing" in low:
         named = next((word.strip("'\",;:()") for word in text.split() if word.strip("'\",;:()").startswith(path)), None)
         named = named or _newest_log(path) or path
-        return StoreCorrupt(
-            f"store: {named} is damaged ({text}). Nothing was changed. Restore the folder from a backup "
-            "(miniq restore), or put back the undamaged file",
-            field="store",
-        )
+        return _corrupt(named, text)
     if opening:
         return StoreError(f"store: cannot open {path}: {text}", field="store")
     return StoreFailed(f"store: {path}: {text}", field="store")
+
+
+def _corrupt(path: str, text: str) -> StoreCorrupt:
+    return StoreCorrupt(
+        f"store: {path} is damaged ({text}). Nothing was changed. Restore the folder from a backup "
+        "(miniq restore), or put back the undamaged file",
+        field="store",
+    )
 
 
 def _newest_log(path: str) -> str | None:

@@ -101,6 +101,7 @@ class MemoryStore:
         self._history: list[Event] = []
         self._first = 1
         self._last_id = ""
+        self._records: dict[str, dict[str, bytes]] = {}
 
     async def open(self) -> None:
         pass
@@ -122,6 +123,16 @@ class MemoryStore:
 
     async def delete_queue(self, name: str) -> bool:
         return self._queues.pop(name, None) is not None
+
+    async def records(self, kind: str) -> dict[str, bytes]:
+        return dict(self._records.get(kind, {}))
+
+    async def save_record(self, kind: str, name: str, value: bytes | None) -> None:
+        records = self._records.setdefault(kind, {})
+        if value is None:
+            records.pop(name, None)
+        else:
+            records[name] = value
 
     async def last_id(self) -> str:
         return self._last_id

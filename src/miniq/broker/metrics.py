@@ -1,0 +1,42 @@
+"""What a broker counts while it works: plain numbers, read by whoever shows them."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+
+BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+"""Upper bounds in seconds; a last bucket holds the rest."""
+
+
+class Latency:
+    """How long calls of one kind took."""
+
+    __slots__ = ("buckets", "count", "total")
+
+    def __init__(self) -> None:
+        self.buckets = [0] * (len(BUCKETS) + 1)
+        self.count = 0
+        self.total = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.buckets[bisect_left(BUCKETS, seconds)] += 1
+        self.count += 1
+        self.total += seconds
+
+
+class Metrics:
+    """Messages by queue and what happened to them; calls by wire and name; errors by code."""
+
+    def __init__(self) -> None:
+        self.messages: Counter[tuple[str, str]] = Counter()
+        """(queue, event) → messages; events are sent, received, acked, released, extended, dead, expired."""
+        self.calls: dict[tuple[str, str], Latency] = {}
+        self.errors: Counter[tuple[str, str]] = Counter()
+
+    def call(self, wire: str, name: str, seconds: float) -> None:
+        """A call was answered."""
+        latency = self.calls.get((wire, name))
+        if latency is None:
+            latency = self.calls[wire, name] = Latency()
+        latency.add(seconds)

@@ -1,0 +1,531 @@
+"""Records on the wire, shared by servers and clients: how messages, replies and errors look.
+
+JSON and MessagePack carry the same names. A message's `body` is any JSON value, or text where its content
+type is `text/*`; other bytes travel as `data` (base64 in JSON). JSON bodies are checked once, when they
+come in, and handed on as they are. Moments are RFC 3339 in UTC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from miniq.errors import BY_CODE, InvalidRequest, MiniQError, TooLarge
+from miniq.message import JSON, Counts, Draft, Event, HistoryRecord, Lease, Outcome, QueueInfo, Stored
+
+MSGPACK = "application/msgpack"
+PROBLEM = "application/problem+json"
+OCTETS = "application/octet-stream"
+
+Format = Literal["json", "msgpack"]
+
+STATUS: dict[str, int] = {
+    "invalid": 400,
+    "bad_name": 400,
+    "bad_request": 400,
+    "too_large": 413,
+    "unauthorized": 401,
+    "forbidden": 403,
+    "no_route": 404,
+    "not_found": 404,
+    "queue_not_found": 404,
+    "message_not_found": 404,
+    "wrong_method": 405,
+    "stale_receipt": 409,
+    "message_leased": 409,
+    "queue_protected": 409,
+    "wrong_media": 415,
+    "queue_full": 429,
+    "closed": 503,
+    "store_unavailable": 503,
+    "store_failed": 503,
+    "no_space": 507,
+}
+"""The HTTP status of each error code. A code that is not here would be a fault of ours: 500."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def moment(micros: int) -> datetime:
+    """A moment as it goes on the wire."""
+    return _EPOCH + timedelta(microseconds=micros)
+
+
+def micros(at: datetime) -> int:
+    """A moment as it is kept."""
+    return (at - _EPOCH) // timedelta(microseconds=1)
+
+
+# What comes in
+
+
+class WireDraft(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """A message to send: `body` for JSON and text, `data` for other bytes."""
+
+    body: Raw | UnsetType = UNSET
+    data: bytes | UnsetType = UNSET
+    content_type: str | None = None
+    headers: dict[str, str] | None = None
+    priority: int = 0
+    delay: float | None = None
+    ttl: float | None = None
+    key: str | None = None
+    recipient: str | None = None
+    group: str | None = None
+    dedup_id: str | None = None
+
+
+class SendBody(WireDraft):
+    """One message, or `messages` with up to 1,000 of them."""
+
+    messages: list[WireDraft] | UnsetType = UNSET
+
+
+class ReceiveBody(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    max: int = 1
+    visibility_timeout: float | None = None
+    wait: float = 0
+    consumer: str | None = None
+    mode: str = "at-least-once"
+
+
+class LeasesBody(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    leases: list[Lease]
+
+
+class ReleaseBody(LeasesBody):
+    delay: float = 0
+
+
+class ExtendBody(LeasesBody):
+    visibility_timeout: float | None = None
+
+
+class EditBody(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """What to change; what is not named stays."""
+
+    body: Raw | UnsetType = UNSET
+    data: bytes | UnsetType = UNSET
+    content_type: str | None = None
+    headers: dict[str, str] | None = None
+    priority: int | None = None
+    delay: float | None = None
+    receipt: str | None = None
+
+
+class RedriveBody(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    ids: list[str] | None = None
+    to: str | None = None
+    rate: float | None = None
+
+
+class KeyBody(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """A key to make: a name for people, and what it allows, such as `send:orders.*`."""
+
+    name: str
+    allow: list[str]
+
+
+# What goes out
+
+
+class SentReply(Struct):
+    ids: list[str]
+
+
+class WireDead(Struct):
+    origin: str
+    reason: str
+    receives: int
+    at: datetime
+
+
+class WireMessage(Struct, omit_defaults=True):
+    id: str
+    queue: str
+    sent_at: datetime
+    receives: int
+    visible_at: datetime
+    priority: int
+    content_type: str
+    body: Raw | UnsetType = UNSET
+    data: bytes | UnsetType = UNSET
+    status: str | UnsetType = UNSET
+    receipt: str | None = None
+    lease_until: datetime | None = None
+    consumer: str | None = None
+    headers: dict[str, str] | None = None
+    expires_at: datetime | None = None
+    key: str | None = None
+    recipient: str | None = None
+    group: str | None = None
+    dedup_id: str | None = None
+    dead: WireDead | None = None
+
+
+class MessagesReply(Struct):
+    messages: list[WireMessage]
+
+
+class PageReply(Struct):
+    messages: list[WireMessage]
+    next: str | None
+
+
+class OutcomeReply(Struct):
+    id: str
+    outcome: str
+
+
+class OutcomesReply(Struct):
+    results: list[OutcomeReply]
+
+
+class ExtendReply(Struct):
+    results: list[OutcomeReply]
+    lease_until: datetime
+
+
+class WireSettings(Struct):
+    visibility_timeout: float
+    max_receives: int | None
+    dead_letter_queue: str | None
+    retention: float
+    delay: float
+    dedup_window: float
+    max_length: int
+    max_bytes: int
+    history: str
+
+
+class WireCounts(Struct):
+    ready: int
+    delayed: int
+    leased: int
+    total: int
+    bytes: int
+    oldest: datetime | None
+
+
+class RedriveReply(Struct):
+    moved: int
+    skipped: int
+    running: bool
+
+
+class QueueReply(Struct):
+    name: str
+    settings: WireSettings
+    counts: WireCounts
+    redrive: RedriveReply | None = None
+
+
+class QueuesReply(Struct):
+    queues: list[QueueReply]
+
+
+class PurgeReply(Struct):
+    purged: int
+
+
+class WireEvent(Struct, omit_defaults=True):
+    offset: int
+    at: datetime
+    event: str
+    queue: str
+    id: str = ""
+    receives: int = 0
+    size: int = msgspec.field(default=0, name="bytes")
+    consumer: str | None = None
+    wait_ms: float | None = None
+    held_ms: float | None = None
+    reason: str | None = None
+    body: Raw | UnsetType = UNSET
+    data: bytes | UnsetType = UNSET
+    content_type: str | None = None
+    count: int = 1
+
+
+class HistoryReply(Struct):
+    events: list[WireEvent]
+    next: int
+
+
+class KeyReply(Struct, omit_defaults=True):
+    id: str
+    name: str
+    allow: list[str]
+    created_at: datetime
+    secret: str | None = None
+    """Shown once, in the answer that creates the key."""
+
+
+class KeysReply(Struct):
+    keys: list[KeyReply]
+
+
+class HealthReply(Struct, omit_defaults=True):
+    status: str
+    reason: str | None = None
+
+
+class Problem(Struct, omit_defaults=True):
+    """RFC 9457. `code` is stable; `field` names the input that was wrong."""
+
+    title: str
+    status: int
+    code: str
+    detail: str
+    field: str | None = None
+    type: str = "about:blank"
+
+
+# Bytes
+
+
+_json = msgspec.json.Encoder()
+_msgpack = msgspec.msgpack.Encoder()
+encode_json = _json.encode
+
+
+def encode(reply: Any, format: Format) -> bytes:
+    """A reply as bytes."""
+    return _json.encode(reply) if format == "json" else _msgpack.encode(reply)
+
+
+class Reader:
+    """Reads one kind of request in either format, and says what is wrong with one that cannot be read."""
+
+    def __init__(self, kind: Any) -> None:
+        self.kind = kind
+        self._json = msgspec.json.Decoder(kind).decode
+        self._msgpack = msgspec.msgpack.Decoder(kind).decode
+
+    def read(self, raw: bytes, format: Format) -> Any:
+        try:
+            if format == "json":
+                str(raw, "utf-8")  # a body is handed on unread, so bad UTF-8 would come out again
+                return self._json(raw)
+            return self._msgpack(raw)
+        except UnicodeDecodeError as error:
+            raise InvalidRequest(f"request: not UTF-8 at byte {error.start}", field="request") from None
+        except msgspec.ValidationError as error:
+            raise _named(error) from None
+        except (msgspec.DecodeError, RecursionError) as error:
+            name = "JSON" if format == "json" else "MessagePack"
+            raise InvalidRequest(f"request: cannot be read as {name}: {error}", field="request") from None
+
+
+def _named(error: msgspec.ValidationError) -> InvalidRequest:
+    """The field that a validation error is about."""
+    text, _, place = str(error).partition(" - at `$")
+    place = place.rstrip("`").lstrip(".")
+    if text.startswith("Object contains unknown field"):
+        unknown = text.split("`")[1]
+        field = f"{place}.{unknown}" if place else unknown
+        return InvalidRequest(f"{field}: there is no such field", field=field)
+    if text.startswith("Object missing required field"):
+        missing = text.split("`")[1]
+        field = f"{place}.{missing}" if place else missing
+        return InvalidRequest(f"{field}: is required", field=field)
+    field = place or "request"
+    return InvalidRequest(f"{field}: {text[:1].lower()}{text[1:]}", field=field)
+
+
+# Messages
+
+
+def is_json(content_type: str) -> bool:
+    """Whether bytes of this type are JSON text."""
+    if content_type == JSON:
+        return True
+    kind = content_type.partition(";")[0].strip().lower()
+    return kind == JSON or kind.endswith("+json")
+
+
+def draft_of(wire: WireDraft, format: Format, place: str = "") -> Draft:
+    """The draft that a message on the wire stands for."""
+    body, content_type = body_of(wire.body, wire.data, wire.content_type, format, place)
+    return Draft(
+        body,
+        content_type,
+        wire.headers,
+        wire.priority,
+        wire.delay,
+        wire.ttl,
+        wire.key,
+        wire.recipient,
+        wire.group,
+        wire.dedup_id,
+    )
+
+
+def body_of(
+    body: Raw | UnsetType, data: bytes | UnsetType, content_type: str | None, format: Format, place: str = ""
+) -> tuple[bytes, str]:
+    """The bytes of a body and their type."""
+    if data is not UNSET:
+        if body is not UNSET:
+            raise InvalidRequest(f"{place}data: given beside body; give one of them", field=f"{place}data")
+        return data, content_type or OCTETS
+    if body is UNSET:
+        raise InvalidRequest(f"{place}body: is required (or data, for bytes)", field=f"{place}body")
+    raw = bytes(body)
+    if content_type is None or content_type == JSON:
+        return raw if format == "json" else _json.encode(msgspec.msgpack.decode(raw)), JSON
+    if is_json(content_type):
+        return raw if format == "json" else _json.encode(msgspec.msgpack.decode(raw)), content_type
+    if content_type.startswith("text/"):
+        text = msgspec.json.decode(raw) if format == "json" else msgspec.msgpack.decode(raw)
+        if isinstance(text, str):
+            return text.encode(), content_type
+        raise InvalidRequest(
+            f"{place}body: must be a string, because content_type is {content_type}", field=f"{place}body"
+        )
+    raise InvalidRequest(
+        f"{place}body: is for JSON and text; send {content_type} as data (base64 in JSON)", field=f"{place}body"
+    )
+
+
+def wire_body(body: bytes, content_type: str, format: Format) -> tuple[Raw | UnsetType, bytes | UnsetType]:
+    """A body as `body` or as `data`."""
+    if is_json(content_type):
+        return Raw(body) if format == "json" else Raw(_msgpack.encode(msgspec.json.decode(body))), UNSET
+    if content_type.startswith("text/"):
+        try:
+            text = body.decode()
+        except UnicodeDecodeError:
+            return UNSET, body
+        return Raw(_json.encode(text) if format == "json" else _msgpack.encode(text)), UNSET
+    return UNSET, body
+
+
+def wire_messages(taken: Sequence[Stored], format: Format) -> list[WireMessage]:
+    """Messages that were handed out."""
+    moments: dict[int, datetime] = {}
+    found: list[WireMessage] = []
+    for stored in taken:
+        message = stored.message
+        sent_at = moments.get(message.sent_at)
+        if sent_at is None:
+            sent_at = moments[message.sent_at] = moment(message.sent_at)
+        until = moments.get(stored.visible_at)
+        if until is None:
+            until = moments[stored.visible_at] = moment(stored.visible_at)
+        if message.content_type == JSON and format == "json":
+            body: Raw | UnsetType = Raw(message.body)
+            data: bytes | UnsetType = UNSET
+        else:
+            body, data = wire_body(message.body, message.content_type, format)
+        dead = message.dead
+        found.append(
+            WireMessage(
+                message.id,
+                message.queue,
+                sent_at,
+                stored.receives,
+                until,
+                message.priority,
+                message.content_type,
+                body,
+                data,
+                UNSET,
+                stored.receipt,
+                until if stored.receipt is not None else None,
+                stored.consumer,
+                message.headers,
+                None if message.expires_at is None else moment(message.expires_at),
+                message.key,
+                message.recipient,
+                message.group,
+                message.dedup_id,
+                None if dead is None else WireDead(dead.origin, dead.reason, dead.receives, moment(dead.at)),
+            )
+        )
+    return found
+
+
+def shown_messages(seen: Sequence[Stored], now: int, format: Format) -> list[WireMessage]:
+    """Messages that were looked at: with their state, and without receipts, which are their holders' own."""
+    found = wire_messages(seen, format)
+    for wire, stored in zip(found, seen, strict=True):
+        wire.status = stored.status(now)
+        wire.receipt = None
+        if wire.status != "leased":
+            wire.lease_until = wire.consumer = None
+    return found
+
+
+def outcomes_reply(leases: Sequence[Lease], outcomes: Sequence[Outcome], done: str) -> list[OutcomeReply]:
+    """What became of each lease; `done` is the word for success."""
+    return [
+        OutcomeReply(lease.id, done if outcome == "done" else "stale" if outcome == "leased" else outcome)
+        for lease, outcome in zip(leases, outcomes, strict=True)
+    ]
+
+
+def queue_reply(info: QueueInfo) -> QueueReply:
+    counts: Counts = info.counts
+    settings = WireSettings(**{name: getattr(info.settings, name) for name in WireSettings.__struct_fields__})
+    redrive = info.redrive
+    return QueueReply(
+        info.name,
+        settings,
+        WireCounts(
+            counts.ready,
+            counts.delayed,
+            counts.leased,
+            counts.total,
+            counts.bytes,
+            None if counts.oldest is None else moment(counts.oldest),
+        ),
+        None if redrive is None else RedriveReply(redrive.moved, redrive.skipped, redrive.running),
+    )
+
+
+def wire_event(record: HistoryRecord, format: Format) -> WireEvent:
+    event: Event = record.event
+    body: Raw | UnsetType = UNSET
+    data: bytes | UnsetType = UNSET
+    if event.body is not None:
+        body, data = wire_body(event.body, event.content_type or JSON, format)
+    return WireEvent(
+        record.offset,
+        moment(event.at),
+        event.event,
+        event.queue,
+        event.id,
+        event.receives,
+        event.size,
+        event.consumer,
+        event.wait_ms,
+        event.held_ms,
+        event.reason,
+        body,
+        data,
+        event.content_type,
+        event.count,
+    )
+
+
+# Errors
+
+
+def problem(error: MiniQError) -> Problem:
+    """An error as it goes on the wire."""
+    status = STATUS.get(error.code, 500)
+    return Problem(error.code.replace("_", " "), status, error.code, error.text, error.field)
+
+
+def raised(found: Problem) -> MiniQError:
+    """The error that a problem stands for, of the class that the broker raised."""
+    kind = BY_CODE.get(found.code)
+    if kind is None:
+        kind = TooLarge if found.status == 413 else MiniQError
+    error = kind(found.detail, field=found.field)
+    error.code = found.code
+    return error
