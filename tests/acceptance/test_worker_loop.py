@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import miniq
-from miniq.client.calls import Call, Extend, Receive
+from miniq.client.calls import Ack, Call, Extend, Receive
 from tests.acceptance.faces import Opener
 
 
@@ -130,42 +130,41 @@ def test_the_handler_gets_the_message_itself_on_request(opener: Opener) -> None:
 
 
 def test_a_lease_is_extended_while_its_handler_runs(opener: Opener, url: str) -> None:
-    """The handler takes four times the visibility timeout; nobody else gets the message, nor those that wait."""
-    mq = opener(url)
-    q = mq.queue("jobs")
-    q.send_many(["long", "waits"])
-    enough, receives = Enough(2), []
+    """The handler takes four times the visibility timeout, and the one beside it, who is free, gets nothing."""
+    q = opener(url).queue("jobs")
+    q.send("long")
+    enough = Enough(1)
 
     def handler(m: Any) -> None:
-        if m.body == "long":
-            time.sleep(1.2)
-        receives.append(m.receives)
-        enough.seen.append(m.body)
+        time.sleep(1.2)
+        enough.seen.append((m.body, m.receives))
 
-    q.consume(handler, batch=2, visibility_timeout=0.3, give="message", stop=enough, wait=0.1)
-    assert (enough.seen, receives) == (["long", "waits"], [1, 1])
+    q.consume(handler, concurrency=2, visibility_timeout=0.3, give="message", stop=enough, wait=0.1)
+    assert enough.seen == [("long", 1)]
     assert q.info().counts.total == 0
 
 
-def test_another_consumer_gets_nothing_while_a_handler_outlives_its_timeout(tmp_path: Path) -> None:
+def test_the_lease_of_a_message_that_waits_for_a_handler_is_extended_too(tmp_path: Path) -> None:
     with miniq.connect(tmp_path) as mq:
         q = mq.queue("jobs")
         q.configure(visibility_timeout=0.3)
-        q.send(1)
-        enough, others = Enough(1), []
+        q.send_many([1, 2])
+        enough, others = Enough(2), []
 
         def handler(body: int) -> None:
-            others.extend(q.receive(wait=1.2))
+            if body == 1:
+                others.extend(q.receive(wait=1.2))
             enough.seen.append(body)
 
-        q.consume(handler, stop=enough, wait=0.1)
-        assert others == []
+        q.consume(handler, batch=2, stop=enough, wait=0.1)
+        assert (enough.seen, others) == ([1, 2], [])
         assert q.info().counts.total == 0
 
 
-def test_an_extension_that_fails_once_is_tried_again(opener: Opener) -> None:
+@pytest.mark.parametrize("error", [miniq.StoreUnavailable("away"), OSError("of some transport")])
+def test_an_extension_that_fails_once_is_tried_again(opener: Opener, error: Exception) -> None:
     mq = opener("memory:")
-    failing(mq, Extend, 1, miniq.StoreUnavailable("away"))
+    failing(mq, Extend, 1, error)
     q = mq.queue("jobs")
     q.send(1)
     enough = Enough(1)
@@ -196,6 +195,20 @@ def test_a_handler_that_lost_its_lease_acks_nobody_elses(caplog: pytest.LogCaptu
         assert q.info().counts.leased == 1
         assert other[0].ack() is True
         assert "lost the lease" in caplog.text
+
+
+@pytest.mark.parametrize("error", [miniq.StoreUnavailable("away"), OSError("of some transport")])
+def test_an_ack_that_fails_is_told_and_the_worker_goes_on(
+    opener: Opener, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    mq = opener("memory:")
+    failing(mq, Ack, 1, error)
+    q = mq.queue("jobs")
+    q.send_many([1, 2])
+    enough = Enough(2)
+    q.consume(enough.seen.append, stop=enough, wait=0.1)
+    assert q.info().counts.total == 1
+    assert "it comes again" in caplog.text
 
 
 def test_a_failed_handler_releases_its_message_with_the_retry_delay(

@@ -25,7 +25,6 @@ from miniq.client.worker import (
     note_unextended,
     note_unsettled,
 )
-from miniq.errors import MiniQError
 
 if TYPE_CHECKING:
     from miniq.client.aio import AsyncMessage, AsyncQueue
@@ -70,7 +69,7 @@ class TaskWorker:
                 for portion in self._shift.end():
                     try:
                         await self._queue.release(portion)
-                    except MiniQError as problem:
+                    except Exception as problem:
                         note_unsettled(portion[0], "release", problem)
                 if self._handlers:
                     await asyncio.wait(self._handlers)
@@ -120,7 +119,7 @@ class TaskWorker:
             for portion in self._shift.held():
                 try:
                     note_lost(portion, await self._queue.extend(portion, 3 * every))
-                except MiniQError as problem:
+                except Exception as problem:
                     note_unextended(len(portion), problem)
 
     async def _work(self, message: AsyncMessage) -> None:
@@ -152,7 +151,7 @@ class TaskWorker:
                 await message.ack()
             else:
                 await message.release(self._plan.retry_delay)
-        except MiniQError as problem:
+        except Exception as problem:
             note_unsettled(message, verb, problem)
 
     async def _call(self, message: AsyncMessage) -> None:

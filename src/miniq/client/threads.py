@@ -23,7 +23,7 @@ from miniq.client.worker import (
     note_unextended,
     note_unsettled,
 )
-from miniq.errors import InvalidRequest, MiniQError
+from miniq.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from miniq.client.sync import Message, Queue
@@ -82,7 +82,7 @@ class ThreadWorker:
         for portion in portions:
             try:
                 self._queue.release(portion)
-            except MiniQError as problem:
+            except Exception as problem:
                 note_unsettled(portion[0], "release", problem)
 
     def _fetch_until_stopped(self) -> None:
@@ -117,7 +117,7 @@ class ThreadWorker:
             for portion in portions:
                 try:
                     note_lost(portion, self._queue.extend(portion, 3 * every))
-                except MiniQError as problem:
+                except Exception as problem:
                     note_unextended(len(portion), problem)
 
     def _handle(self) -> None:
@@ -152,7 +152,7 @@ class ThreadWorker:
                 message.ack()
             else:
                 message.release(self._plan.retry_delay)
-        except MiniQError as problem:
+        except Exception as problem:
             note_unsettled(message, verb, problem)
 
     def _end(self, error: BaseException | None) -> None:

@@ -1,7 +1,8 @@
 """The worker loop without its I/O: what it holds, when it fetches, and what becomes of a message.
 
 A lease is extended at a third of its time, so that two attempts may fail before it is lost. `threads.py` and
-`tasks.py` drive this with threads and with tasks.
+`tasks.py` drive this with threads and with tasks. They catch every exception of an ack, release or extend,
+whatever a transport may raise: the message comes again by itself, and a dead thread would be missed by nobody.
 """
 
 from __future__ import annotations
