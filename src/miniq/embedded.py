@@ -21,7 +21,7 @@ from miniq.broker import Broker
 from miniq.client import calls
 from miniq.client.calls import Call
 from miniq.errors import Closed, InvalidRequest
-from miniq.message import SECOND, Lease
+from miniq.message import Lease
 from miniq.options import Options
 from miniq.store import open_store
 
@@ -30,11 +30,8 @@ T = TypeVar("T")
 
 
 async def _extend(broker: Broker, call: calls.Extend) -> calls.Extended:
-    settings = broker.settings(call.queue)
-    before = broker.clock.now()
-    outcomes = await broker.extend(call.queue, call.leases, call.seconds)
-    seconds = settings.visibility_timeout if call.seconds is None else call.seconds
-    return calls.Extended(outcomes, before + round(seconds * SECOND))
+    until, outcomes = await broker.extend(call.queue, call.leases, call.seconds)
+    return calls.Extended(outcomes, until)
 
 
 _OPERATIONS: dict[type[Call[Any]], Callable[[Broker, Any], Coroutine[Any, Any, Any]]] = {

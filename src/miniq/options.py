@@ -17,6 +17,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     """What one call may carry."""
 
     body_bytes: int = MIB
+    request_bytes: int = 16 * MIB
     batch: int = 1000
     headers: int = 64
     header_bytes: int = 4096
@@ -33,6 +34,11 @@ class Options(Struct, frozen=True, kw_only=True):
     """How one broker runs."""
 
     store: str = "rocksdb:./miniq-data"
+    host: str = "127.0.0.1"
+    """Anything but loopback needs an API key to exist."""
+    port: int = 5000
+    tls_cert: str | None = None
+    tls_key: str | None = None
     durability: Literal["fsync", "relaxed"] = "fsync"
     """`fsync`: confirmed means on disk. `relaxed`: confirmed means the operating system has it."""
     auto_create: bool = True

@@ -266,23 +266,24 @@ class Broker:
 
     async def extend(
         self, queue: str, leases: Sequence[Lease], visibility_timeout: float | None = None
-    ) -> list[Outcome]:
-        """Let leases end `visibility_timeout` from now."""
+    ) -> tuple[int, list[Outcome]]:
+        """Let leases end `visibility_timeout` from now; says when that is, and what became of each."""
         settings = self.settings(queue)
         rules.check_batch(leases, "leases", self._limits)
         seconds = rules.lease_seconds(visibility_timeout, settings, self._limits)
         now = self.clock.now()
+        until = now + rules.micros(seconds)
         outcomes = await self.store.reschedule(
             queue,
             [(lease.id, _receipt(lease)) for lease in leases],
             now=now,
-            visible_at=now + rules.micros(seconds),
+            visible_at=until,
             release=False,
             event=None,
             keep=settings.history,
         )
         self.metrics.messages[queue, "extended"] += outcomes.count("done")
-        return outcomes
+        return until, outcomes
 
     async def get(self, queue: str, id: str) -> Stored:
         """Look at one message without consuming it."""
@@ -366,6 +367,14 @@ class Broker:
             queue, [(id, ANY)], now=self.clock.now(), event="acked", reason=None, keep=settings.history
         )
         return outcomes[0] == "done"
+
+    async def edit_by_id(self, queue: str, id: str, body: bytes, content_type: str) -> bool:
+        """Change a body without a receipt, leased or not: only for the short routes."""
+        settings = self.settings(queue)
+        rules.check_body(body, content_type, self._limits)
+        change = Edit(body=body, content_type=content_type)
+        outcome = await self.store.edit(queue, (id, ANY), change, now=self.clock.now(), keep=settings.history)
+        return outcome == "done"
 
     async def purge(self, queue: str) -> int:
         """Remove all messages of a queue, leased ones too, and say how many there were."""

@@ -1,0 +1,152 @@
+"""The composition root: options → store → broker → wires, and an orderly end.
+
+On SIGTERM or SIGINT the server stops accepting, lets long polls return, finishes what it is answering, writes
+everything out and closes the store. A store that has failed ends the process with exit code 1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import socket
+import sys
+from collections.abc import Callable
+
+import uvicorn
+
+from miniq.broker import Broker
+from miniq.errors import InvalidRequest
+from miniq.options import Options
+from miniq.store import open_store
+from miniq.wire.fastlane import fast_lane
+from miniq.wire.http import HttpApp
+
+log = logging.getLogger("miniq.server")
+KEEP_ALIVE = 75
+GRACE = 20
+
+
+def run(options: Options, announce: Callable[[str], None]) -> int:
+    """Run a broker until it is told to stop; the exit code. `announce` is given one line when it is ready."""
+    try:
+        import uvloop
+
+        factory: Callable[[], asyncio.AbstractEventLoop] | None = uvloop.new_event_loop
+    except ImportError:
+        factory = None
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(serve(options, announce))
+
+
+async def serve(options: Options, announce: Callable[[str], None]) -> int:
+    """The same within an event loop."""
+    listener = bind(options.host, options.port)
+    try:
+        broker = Broker(open_store(options.store, options), options)
+        await broker.open()
+    except BaseException:
+        listener.close()
+        raise
+    try:
+        if broker.keys.open and not is_loopback(options.host):
+            raise InvalidRequest(
+                f"host: {options.host} can be reached by others, and there is no API key; make one with "
+                f"`miniq keys create NAME --allow '*' --store {options.store}`, or use 127.0.0.1",
+                field="host",
+            )
+        server = _Server(_config(broker, options), broker)
+        scheme = "https" if options.tls_cert else "http"
+        host, port = listener.getsockname()[:2]
+        address = f"[{host}]" if ":" in host else host
+        server.line = f"miniq ready: {scheme}://{address}:{port} store={options.store} durability={options.durability}"
+        server.announce = announce
+        await server.serve(sockets=[listener])
+        failure = broker.store.failure()
+        if failure is not None:
+            log.critical("the store has failed: %s", failure)
+            return 1
+        return 0
+    finally:
+        listener.close()
+        await broker.close()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket, or a clear word on why not."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise InvalidRequest(f"host: {host!r} is not an address of this machine: {error}", field="host") from None
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except (OSError, OverflowError) as error:
+        listener.close()
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise InvalidRequest(f"port: cannot listen on {host}:{port}: {reason}", field="port") from None
+    listener.listen(2048)
+    listener.setblocking(False)
+    return listener
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _config(broker: Broker, options: Options) -> uvicorn.Config:
+    most = options.limits.request_bytes
+    return uvicorn.Config(
+        HttpApp(broker, most).asgi,
+        http=fast_lane(broker, most),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE,
+        timeout_graceful_shutdown=GRACE,
+        ssl_certfile=options.tls_cert,
+        ssl_keyfile=options.tls_key,
+    )
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, with our word when it is ready and our order when it ends."""
+
+    line = ""
+    announce: Callable[[str], None] = staticmethod(lambda line: None)
+
+    def __init__(self, config: uvicorn.Config, broker: Broker) -> None:
+        super().__init__(config)
+        self._broker = broker
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if not self.should_exit:
+            self.announce(self.line)
+
+    async def on_tick(self, counter: int) -> bool:
+        return await super().on_tick(counter) or self._broker.store.failure() is not None
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._broker.hurry()
+        await super().shutdown(sockets)
+
+
+def main() -> None:
+    """`python -m miniq.server`: a broker with default options, or on the store given."""
+    store = sys.argv[1] if len(sys.argv) > 1 else Options().store
+    port = int(sys.argv[2]) if len(sys.argv) > 2 else Options().port
+    sys.exit(run(Options(store=store, port=port), lambda line: print(line, flush=True)))
+
+
+if __name__ == "__main__":
+    main()

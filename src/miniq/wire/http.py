@@ -1,0 +1,244 @@
+"""HTTP on Starlette: all routes but the hot ones' fast lane, and how a request becomes a call.
+
+`prepare` and `answer` are shared with the fast lane, so both lanes speak alike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from time import perf_counter
+from typing import Any, cast
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from miniq.broker import Broker
+from miniq.errors import InvalidRequest, MiniQError, NoRoute, TooLarge, WrongMedia, WrongMethod
+from miniq.message import JSON
+from miniq.wire import classic, codec, openapi, prometheus
+from miniq.wire.codec import MSGPACK, PROBLEM, Format
+from miniq.wire.operations import OPERATIONS, READERS, Operation, Request, authorise
+
+log = logging.getLogger("miniq.http")
+
+
+def prepare(operation: Operation, request: Request, raw: bytes, content_type: str) -> None:
+    """Read a request's body into its record. Without a content type it is taken for JSON."""
+    reader = READERS.get(operation.name)
+    if reader is None:
+        return
+    if not raw:
+        if not operation.optional:
+            raise InvalidRequest("request: is empty; a JSON object is needed", field="request")
+        raw = b"{}" if request_format(content_type) == "json" else b"\x80"
+    request.body = reader.read(raw, request_format(content_type))
+
+
+def request_format(content_type: str) -> Format:
+    """In which format a request came."""
+    kind = content_type.partition(";")[0].strip().lower()
+    if kind in ("", JSON) or kind.endswith("+json"):
+        return "json"
+    if kind in (MSGPACK, "application/x-msgpack"):
+        return "msgpack"
+    # What curl says of `-d` unless told otherwise; the body still has to be JSON.
+    if kind == "application/x-www-form-urlencoded":
+        return "json"
+    raise WrongMedia(
+        f"content-type: {content_type[:80]!r} is not spoken here; use {JSON} or {MSGPACK}", field="content-type"
+    )
+
+
+def reply_format(accept: str, asked: Format) -> Format:
+    """In which format to answer: as accepted, else as asked."""
+    if not accept or accept == "*/*":
+        return asked
+    if "msgpack" in accept:
+        return "msgpack"
+    if "json" in accept:
+        return "json"
+    return asked
+
+
+def bearer(header: str | None) -> str | None:
+    """The API key in an Authorization header."""
+    if header is None:
+        return None
+    scheme, _, secret = header.partition(" ")
+    return secret.strip() if scheme.lower() == "bearer" else ""
+
+
+def fault(operation: str, error: Exception) -> MiniQError:
+    """An exception as an error for the caller. One that is not ours is a fault of the broker: logged, not shown."""
+    if isinstance(error, MiniQError):
+        return error
+    log.error("%s failed", operation, exc_info=error)
+    return MiniQError("the broker made a mistake; its log says more")
+
+
+class HttpApp:
+    """The ASGI application of a broker."""
+
+    def __init__(self, broker: Broker, max_request: int) -> None:
+        self._broker = broker
+        self._max_request = max_request
+        routes: list[BaseRoute] = [
+            Route(operation.path, self._endpoint(operation), methods=[operation.method]) for operation in OPERATIONS
+        ]
+        routes += classic.routes(broker, self.body)
+        routes += [
+            Route("/health", self._health, methods=["GET"]),
+            Route("/ready", self._ready, methods=["GET"]),
+            Route("/metrics", self._metrics, methods=["GET"]),
+            Route("/openapi.json", openapi.document, methods=["GET"]),
+            Route("/docs", openapi.page, methods=["GET"]),
+            Route("/docs.js", openapi.script, methods=["GET"]),
+        ]
+        self.asgi = Starlette(
+            routes=routes,
+            exception_handlers={
+                MiniQError: self._failed,
+                HTTPException: self._failed,
+                Exception: self._failed,
+            },
+        )
+        self.asgi.router.redirect_slashes = False
+
+    async def body(self, request: HTTPRequest) -> bytes:
+        """The whole body of a request, up to the limit."""
+        size = request.headers.get("content-length", "0")
+        if size.isdigit() and int(size) > self._max_request:
+            raise too_large(int(size), self._max_request)
+        raw = bytearray()
+        async for chunk in request.stream():
+            raw += chunk
+            if len(raw) > self._max_request:
+                raise too_large(len(raw), self._max_request)
+        return bytes(raw)
+
+    def _endpoint(self, operation: Operation) -> Any:
+        async def endpoint(http: HTTPRequest) -> Response:
+            began = perf_counter()
+            headers = http.headers
+            raw = await self.body(http)
+            content_type = headers.get("content-type", "")
+            format = request_format(content_type) if raw else "json"
+            request = Request(
+                http.path_params,
+                _query(operation, http.query_params),
+                None,
+                format,
+                bearer(headers.get("authorization")),
+            )
+            authorise(self._broker, operation, request)
+            prepare(operation, request, raw, content_type)
+            out = reply_format(headers.get("accept", ""), format)
+            request.format = format
+            reply = await _while_connected(http, operation, _run(self._broker, operation, request, out))
+            self._broker.metrics.call("http", operation.name, perf_counter() - began)
+            if operation.reply is None:
+                return Response(status_code=operation.status)
+            return Response(codec.encode(reply, out), operation.status, media_type=JSON if out == "json" else MSGPACK)
+
+        endpoint.__name__ = operation.name
+        return endpoint
+
+    async def _health(self, request: HTTPRequest) -> Response:
+        return _json(codec.HealthReply("ok"))
+
+    async def _ready(self, request: HTTPRequest) -> Response:
+        failure = self._broker.store.failure()
+        if failure is None:
+            return _json(codec.HealthReply("ready"))
+        return _json(codec.HealthReply("failed", str(failure)), 503)
+
+    async def _metrics(self, request: HTTPRequest) -> Response:
+        authorise_read(self._broker, request)
+        return Response(await prometheus.render(self._broker), media_type=prometheus.CONTENT_TYPE)
+
+    async def _failed(self, request: HTTPRequest, error: Exception) -> Response:
+        """Every error as a problem; the short routes have a shape of their own."""
+        if isinstance(error, ClientDisconnect):
+            return Response(status_code=499)
+        if isinstance(error, HTTPException):
+            error = _from_starlette(request, error)
+        ours = fault(request.url.path, error)
+        self._broker.metrics.errors["http", ours.code] += 1
+        return problem_response(ours)
+
+
+def too_large(size: int, most: int) -> TooLarge:
+    return TooLarge(f"request: {size} bytes; at most {most}", field="request")
+
+
+def problem_response(error: MiniQError) -> Response:
+    found = codec.problem(error)
+    headers = {}
+    if found.status == 503:
+        headers["retry-after"] = "1"
+    if found.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return Response(codec.encode_json(found), found.status, headers, PROBLEM)
+
+
+def authorise_read(broker: Broker, request: HTTPRequest) -> None:
+    """What shows the broker as a whole needs a key that may read everything."""
+    broker.keys.check(bearer(request.headers.get("authorization")), "read", None)
+
+
+async def _run(broker: Broker, operation: Operation, request: Request, out: Format) -> Any:
+    # A reply's bodies are made for the format it goes out in; by now the request has been read.
+    if operation.name in ("receive", "peek", "get", "history"):
+        request.format = out
+    return await operation.run(broker, request)
+
+
+async def _while_connected(http: HTTPRequest, operation: Operation, call: Any) -> Any:
+    """Wait for a call; a receive whose client goes away is taken back."""
+    if operation.name != "receive":
+        return await call
+    task = asyncio.ensure_future(call)
+    gone = asyncio.ensure_future(_disconnected(http))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        gone.cancel()
+        if not task.done():
+            task.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _disconnected(http: HTTPRequest) -> None:
+    while (await http.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _query(operation: Operation, found: Mapping[str, str]) -> Mapping[str, str]:
+    for name in found:
+        if name not in operation.query:
+            known = ", ".join(operation.query) or "none"
+            raise InvalidRequest(f"{name[:80]}: there is no such parameter; there are: {known}", field=name[:80])
+    return found
+
+
+def _from_starlette(request: HTTPRequest, error: HTTPException) -> MiniQError:
+    path = request.url.path[:200]
+    if error.status_code == 404:
+        return NoRoute(f"there is nothing at {path}; see /docs")
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        return WrongMethod(f"{request.method[:20]} is not for {path}; use {allowed}")
+    return cast(MiniQError, InvalidRequest(str(error.detail)))
+
+
+def _json(reply: Any, status: int = 200) -> Response:
+    return Response(codec.encode_json(reply), status, media_type=JSON)

@@ -1,0 +1,300 @@
+"""Every call of the native HTTP API in one table: route, right that it needs, shapes in and out, broker call.
+
+Both lanes, the OpenAPI document and the conformance suite are made from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, cast
+
+from msgspec import UNSET, Struct
+
+from miniq.broker import Broker
+from miniq.errors import InvalidRequest, Unauthorized
+from miniq.message import Mode, QueueSettings, Status
+from miniq.wire import codec
+from miniq.wire.codec import Format
+
+
+class Request(Struct):
+    """A call on its way to the broker: what the path, the query and the body said."""
+
+    path: Mapping[str, str]
+    query: Mapping[str, str]
+    body: Any
+    format: Format
+    secret: str | None = None
+
+
+Run = Callable[[Broker, Request], Awaitable[Any]]
+
+
+class Operation(Struct, frozen=True):
+    """One call. `hot` ones are answered by the fast lane; `verb` is the right it needs (see `keyring.py`)."""
+
+    name: str
+    method: str
+    path: str
+    verb: str
+    summary: str
+    run: Run
+    body: Any = None
+    """The record of the request's body, None if it has none."""
+    optional: bool = False
+    """Whether the body may be left out."""
+    query: dict[str, type] = {}
+    reply: Any = None
+    """The record of the reply, None if it has none."""
+    status: int = 200
+    hot: bool = False
+
+
+def number(request: Request, name: str, default: int) -> int:
+    """A whole number from the query."""
+    text = request.query.get(name)
+    if text is None:
+        return default
+    try:
+        return int(text)
+    except ValueError:
+        raise InvalidRequest(f"{name}: {text[:80]!r} is not a whole number", field=name) from None
+
+
+# Messages
+
+
+async def send(broker: Broker, request: Request) -> codec.SentReply:
+    body: codec.SendBody = request.body
+    format = request.format
+    if body.messages is UNSET:
+        drafts = [codec.draft_of(body, format)]
+    else:
+        if body.body is not UNSET or body.data is not UNSET:
+            raise InvalidRequest("messages: given beside body; send one message or many", field="messages")
+        drafts = [codec.draft_of(wire, format, f"messages[{place}].") for place, wire in enumerate(body.messages)]
+    return codec.SentReply(await broker.send(request.path["queue"], drafts))
+
+
+async def receive(broker: Broker, request: Request) -> codec.MessagesReply:
+    body: codec.ReceiveBody = request.body
+    taken = await broker.receive(
+        request.path["queue"],
+        max=body.max,
+        visibility_timeout=body.visibility_timeout,
+        wait=body.wait,
+        consumer=body.consumer,
+        mode=cast(Mode, body.mode),
+    )
+    return codec.MessagesReply(codec.wire_messages(taken, request.format))
+
+
+async def ack(broker: Broker, request: Request) -> codec.OutcomesReply:
+    leases = request.body.leases
+    outcomes = await broker.ack(request.path["queue"], leases)
+    return codec.OutcomesReply(codec.outcomes_reply(leases, outcomes, "acked"))
+
+
+async def release(broker: Broker, request: Request) -> codec.OutcomesReply:
+    body: codec.ReleaseBody = request.body
+    outcomes = await broker.release(request.path["queue"], body.leases, body.delay)
+    return codec.OutcomesReply(codec.outcomes_reply(body.leases, outcomes, "released"))
+
+
+async def extend(broker: Broker, request: Request) -> codec.ExtendReply:
+    body: codec.ExtendBody = request.body
+    until, outcomes = await broker.extend(request.path["queue"], body.leases, body.visibility_timeout)
+    return codec.ExtendReply(codec.outcomes_reply(body.leases, outcomes, "extended"), codec.moment(until))
+
+
+async def peek(broker: Broker, request: Request) -> codec.PageReply:
+    page = await broker.peek(
+        request.path["queue"],
+        status=cast("Status | None", request.query.get("status")),
+        after=request.query.get("after"),
+        limit=number(request, "limit", 100),
+    )
+    shown = codec.shown_messages(page.messages, broker.clock.now(), request.format)
+    return codec.PageReply(shown, page.next)
+
+
+async def get(broker: Broker, request: Request) -> codec.WireMessage:
+    stored = await broker.get(request.path["queue"], request.path["id"])
+    return codec.shown_messages([stored], broker.clock.now(), request.format)[0]
+
+
+async def edit(broker: Broker, request: Request) -> codec.WireMessage:
+    wire: codec.EditBody = request.body
+    body = content_type = None
+    if wire.body is not UNSET or wire.data is not UNSET:
+        body, content_type = codec.body_of(wire.body, wire.data, wire.content_type, request.format)
+    elif wire.content_type is not None:
+        raise InvalidRequest("content_type: comes only with a new body", field="content_type")
+    stored = await broker.edit(
+        request.path["queue"],
+        request.path["id"],
+        body=body,
+        content_type=content_type,
+        headers=wire.headers,
+        priority=wire.priority,
+        delay=wire.delay,
+        receipt=wire.receipt,
+    )
+    return codec.shown_messages([stored], broker.clock.now(), request.format)[0]
+
+
+async def remove(broker: Broker, request: Request) -> None:
+    await broker.remove(request.path["queue"], request.path["id"], request.query.get("receipt"))
+
+
+# Queues
+
+
+async def list_queues(broker: Broker, request: Request) -> codec.QueuesReply:
+    may = broker.keys.may
+    infos = [info for info in await broker.queues() if may(request.secret, "read", info.name)]
+    return codec.QueuesReply([codec.queue_reply(info) for info in infos])
+
+
+async def configure(broker: Broker, request: Request) -> codec.QueueReply:
+    return codec.queue_reply(await broker.configure(request.path["queue"], request.body or {}))
+
+
+async def get_queue(broker: Broker, request: Request) -> codec.QueueReply:
+    return codec.queue_reply(await broker.queue(request.path["queue"]))
+
+
+async def delete_queue(broker: Broker, request: Request) -> None:
+    await broker.delete_queue(request.path["queue"])
+
+
+async def purge(broker: Broker, request: Request) -> codec.PurgeReply:
+    return codec.PurgeReply(await broker.purge(request.path["queue"]))
+
+
+async def redrive(broker: Broker, request: Request) -> codec.RedriveReply:
+    body: codec.RedriveBody = request.body or codec.RedriveBody()
+    done = await broker.redrive(request.path["queue"], ids=body.ids, to=body.to, rate=body.rate)
+    return codec.RedriveReply(done.moved, done.skipped, done.running)
+
+
+# The broker as a whole
+
+
+async def history(broker: Broker, request: Request) -> codec.HistoryReply:
+    page = await broker.history(
+        after=number(request, "after", 0), limit=number(request, "limit", 100), queue=request.query.get("queue")
+    )
+    return codec.HistoryReply([codec.wire_event(record, request.format) for record in page.records], page.next)
+
+
+async def create_key(broker: Broker, request: Request) -> codec.KeyReply:
+    body: codec.KeyBody = request.body
+    key, secret = await broker.keys.create(body.name, body.allow, broker.clock.now())
+    return codec.KeyReply(key.id, key.name, key.allow, codec.moment(key.created_at), secret)
+
+
+async def list_keys(broker: Broker, request: Request) -> codec.KeysReply:
+    return codec.KeysReply(
+        [codec.KeyReply(key.id, key.name, key.allow, codec.moment(key.created_at)) for key in broker.keys.list()]
+    )
+
+
+async def revoke_key(broker: Broker, request: Request) -> None:
+    await broker.keys.revoke(request.path["id"])
+
+
+async def backup(broker: Broker, request: Request) -> None:
+    body: BackupBody = request.body
+    await broker.backup(body.path)
+
+
+class BackupBody(Struct, forbid_unknown_fields=True):
+    """A folder on the server that does not exist yet."""
+
+    path: str
+
+
+QUEUE = "/v1/queues/{queue}"
+
+OPERATIONS: tuple[Operation, ...] = (
+    Operation(
+        "send", "POST", f"{QUEUE}/messages", "send", "Send one message or many, all or nothing", send,
+        body=codec.SendBody, reply=codec.SentReply, status=201, hot=True,
+    ),
+    Operation(
+        "receive", "POST", f"{QUEUE}/receive", "receive", "Lease messages; with `wait`, wait for the first", receive,
+        body=codec.ReceiveBody, optional=True, reply=codec.MessagesReply, hot=True,
+    ),
+    Operation(
+        "ack", "POST", f"{QUEUE}/ack", "receive", "Remove messages that were processed", ack,
+        body=codec.LeasesBody, reply=codec.OutcomesReply, hot=True,
+    ),
+    Operation(
+        "release", "POST", f"{QUEUE}/release", "receive", "Give messages back, now or after `delay`", release,
+        body=codec.ReleaseBody, reply=codec.OutcomesReply, hot=True,
+    ),
+    Operation(
+        "extend", "POST", f"{QUEUE}/extend", "receive", "Let leases end `visibility_timeout` from now", extend,
+        body=codec.ExtendBody, reply=codec.ExtendReply, hot=True,
+    ),
+    Operation(
+        "peek", "GET", f"{QUEUE}/messages", "read", "Browse messages without consuming", peek,
+        query={"status": str, "after": str, "limit": int}, reply=codec.PageReply,
+    ),
+    Operation(
+        "get", "GET", f"{QUEUE}/messages/{{id}}", "read", "Look at one message", get, reply=codec.WireMessage
+    ),
+    Operation(
+        "edit", "PATCH", f"{QUEUE}/messages/{{id}}", "manage",
+        "Change a message that is not leased, or with its receipt", edit,
+        body=codec.EditBody, reply=codec.WireMessage,
+    ),
+    Operation(
+        "remove", "DELETE", f"{QUEUE}/messages/{{id}}", "manage",
+        "Remove a message that is not leased, or with its receipt", remove, query={"receipt": str}, status=204,
+    ),
+    Operation("list_queues", "GET", "/v1/queues", "read", "All queues with their counts", list_queues,
+              reply=codec.QueuesReply),
+    Operation(
+        "configure", "PUT", QUEUE, "manage", "Create a queue, or change some of its settings", configure,
+        body=dict[str, Any], optional=True, reply=codec.QueueReply,
+    ),
+    Operation("get_queue", "GET", QUEUE, "read", "Settings and counts of a queue", get_queue, reply=codec.QueueReply),
+    Operation("delete_queue", "DELETE", QUEUE, "manage", "Remove a queue with its messages", delete_queue, status=204),
+    Operation("purge", "POST", f"{QUEUE}/purge", "manage", "Remove all messages of a queue", purge,
+              reply=codec.PurgeReply),
+    Operation(
+        "redrive", "POST", f"{QUEUE}/redrive", "manage", "Move dead letters back where they came from", redrive,
+        body=codec.RedriveBody, optional=True, reply=codec.RedriveReply,
+    ),
+    Operation(
+        "history", "GET", "/v1/history", "read", "What happened, by rising offset", history,
+        query={"after": int, "limit": int, "queue": str}, reply=codec.HistoryReply,
+    ),
+    Operation("create_key", "POST", "/v1/keys", "admin", "Make an API key; its secret is shown once", create_key,
+              body=codec.KeyBody, reply=codec.KeyReply, status=201),
+    Operation("list_keys", "GET", "/v1/keys", "admin", "All API keys, without their secrets", list_keys,
+              reply=codec.KeysReply),
+    Operation("revoke_key", "DELETE", "/v1/keys/{id}", "admin", "Make an API key useless", revoke_key, status=204),
+    Operation("backup", "POST", "/v1/backup", "admin", "Write a copy of everything to a folder on the server", backup,
+              body=BackupBody, status=204),
+)  # fmt: skip
+
+READERS = {operation.name: codec.Reader(operation.body) for operation in OPERATIONS if operation.body is not None}
+SETTINGS = QueueSettings
+"""What `configure` takes, for the OpenAPI document; the broker checks each field."""
+
+
+def authorise(broker: Broker, operation: Operation, request: Request) -> None:
+    """Raise unless the caller may make this call. Lists and history show a key what it may read."""
+    if broker.keys.open:
+        return
+    queue = request.path.get("queue")
+    if operation.name == "list_queues":
+        if request.secret is None:
+            raise Unauthorized("Authorization: an API key is needed; send `Authorization: Bearer KEY`")
+        return
+    if operation.name == "history":
+        queue = request.query.get("queue")
+    broker.keys.check(request.secret, operation.verb, queue)

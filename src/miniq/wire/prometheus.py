@@ -1,0 +1,71 @@
+"""The broker's numbers for Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from miniq.broker import Broker
+from miniq.broker.metrics import BUCKETS
+from miniq.message import SECOND, QueueInfo
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+async def render(broker: Broker) -> bytes:
+    """All metrics as they are now."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Numbers(broker, await broker.queues()))
+    return generate_latest(registry)
+
+
+class _Numbers(Collector):
+    def __init__(self, broker: Broker, queues: list[QueueInfo]) -> None:
+        self._broker = broker
+        self._queues = queues
+
+    def collect(self) -> Iterable[Metric]:
+        now = self._broker.clock.now()
+        depth = GaugeMetricFamily("miniq_queue_messages", "Messages by queue and state", labels=["queue", "state"])
+        size = GaugeMetricFamily("miniq_queue_bytes", "Bytes of messages by queue", labels=["queue"])
+        oldest = GaugeMetricFamily(
+            "miniq_queue_oldest_age_seconds", "Age of the oldest message that could be taken", labels=["queue"]
+        )
+        for info in self._queues:
+            counts = info.counts
+            depth.add_metric([info.name, "ready"], counts.ready)
+            depth.add_metric([info.name, "delayed"], counts.delayed)
+            depth.add_metric([info.name, "leased"], counts.leased)
+            size.add_metric([info.name], counts.bytes)
+            oldest.add_metric([info.name], 0 if counts.oldest is None else max(0, now - counts.oldest) / SECOND)
+        yield depth
+        yield size
+        yield oldest
+        metrics = self._broker.metrics
+        events = CounterMetricFamily(
+            "miniq_messages", "Messages by queue and what happened to them", labels=["queue", "event"]
+        )
+        for (queue, event), count in metrics.messages.items():
+            events.add_metric([queue, event], count)
+        yield events
+        errors = CounterMetricFamily("miniq_errors", "Calls that were refused, by code", labels=["wire", "code"])
+        for (wire, code), count in metrics.errors.items():
+            errors.add_metric([wire, code], count)
+        yield errors
+        calls = HistogramMetricFamily(
+            "miniq_call_seconds", "How long calls took, waiting included", labels=["wire", "call"]
+        )
+        for (wire, name), latency in metrics.calls.items():
+            total = 0
+            buckets: list[tuple[str, float]] = []
+            for bound, count in zip([*map(str, BUCKETS), "+Inf"], latency.buckets, strict=True):
+                total += count
+                buckets.append((bound, total))
+            calls.add_metric([wire, name], buckets, latency.total)
+        yield calls
+        yield GaugeMetricFamily(
+            "miniq_store_up", "1 while the store works", value=0 if self._broker.store.failure() else 1
+        )
