@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
+from miniq.ids import run_of
 from miniq.message import Message, QueueSettings, Stored
 from miniq.store import keys
 
@@ -254,7 +255,8 @@ class Shelf:
         lows = {}
         for priority, lane in enumerate(self.tracks[""].lanes):
             low = lane.fresh[0].name if lane.fresh else lane.seen
-            lows[priority] = min(low, lane.back[0][0]) if lane.back else low
+            # What came back may be part of a block, whose name is the lowest id of its run.
+            lows[priority] = min(low, run_of(lane.back[0][0])[0]) if lane.back else low
         for block in self.arriving.values():
             if not block.owner and not block.waiting:
                 lows[block.priority] = min(lows[block.priority], block.name)
