@@ -44,6 +44,7 @@ def _check(raw: mmap.mmap, size: int) -> str | None:
         left = BLOCK - at % BLOCK
         if left < header:
             at += left
+            left = BLOCK
         if at + header > size:
             return None
         checksum, length, kind = unpack(raw, at)
@@ -53,12 +54,12 @@ def _check(raw: mmap.mmap, size: int) -> str | None:
             if not any(raw[at : min(size, at + BLOCK)]) and raw[at:].count(0) == size - at:
                 return None
             return f"no record begins at byte {at}"
+        if end > at + left:
+            return f"the record at byte {at} has a wrong length"
         if end > size:
             if _whole(raw[at + header - 1 : size], checksum):
                 return f"the record at byte {at} has a wrong length"
             return None
-        if end > at + left and left >= header:
-            return f"the record at byte {at} has a wrong length"
         at = end
 
 
