@@ -1,0 +1,35 @@
+"""The baseline: what the disk gives to anybody who appends a batch to a file and waits for it.
+
+One file that only grows, as a log does. A file that is truncated and written again gets its old pages of the
+page cache back, which the system hands out several times faster than fresh ones; no log has that luck.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+
+class RawLog:
+    """A file that is appended to: one write and one fdatasync per batch."""
+
+    def __init__(self, path: str) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def append(self, data: bytes) -> None:
+        """Write all of `data` and wait until it is on disk."""
+        written = os.write(self._file, data)
+        if written != len(data):
+            raise OSError(f"wrote {written} of {len(data)} bytes")
+        os.fdatasync(self._file)
+
+    def seconds(self, body: bytes, size: int, batches: int) -> float:
+        """What it takes to append `batches` times `size` bodies."""
+        data = body * size
+        started = time.perf_counter()
+        for _ in range(batches):
+            self.append(data)
+        return time.perf_counter() - started
+
+    def close(self) -> None:
+        os.close(self._file)
