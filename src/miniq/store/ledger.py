@@ -378,6 +378,9 @@ class Ledger:
         block, message = self._next_follower(shelf, name, group)
         self._ops.append((block.key, None))
         self._unfollow(shelf, block)
+        if block.messages is None:
+            # Its record lies at another key once this is written; until then only memory has it.
+            self._window.hold(block, [message])
         block.waiting = False
         block.key = keys.lane_prefix(shelf.number, block.owner, block.priority) + block.name.encode()
         self._ops.append((block.key, keys.encode([message])))
