@@ -442,13 +442,16 @@ class EmbeddedStore:
         commit = self._committer()
         ops = commit.batch.ops
         before = len(ops)
+        renewed = {
+            keys.dedup_key(shelf.serial, dedup_id) for shelf in self._shelves.values() for dedup_id in shelf.dedup
+        }
         if self._garbage:
             self._sweep(self._garbage[0], limit)
         for looked, (key, value) in enumerate(self._kv.scan(self._tidy_from, keys.after(b"d"))):
             if looked == limit:
                 self._tidy_from = key
                 break
-            if keys.decode_dedup(value).until <= now:
+            if keys.decode_dedup(value).until <= now and key not in renewed:
                 ops.append((key, None))
         else:
             self._tidy_from = b"d"
@@ -661,8 +664,10 @@ class EmbeddedStore:
     def _discard(self, shelf: Shelf, number: int) -> None:
         """Nothing under this number counts any more; `tidy` removes it bit by bit."""
         self._ledger.dirty.discard(shelf)
-        self._garbage.append(number)
-        self._committer().batch.ops.append((keys.garbage_key(number), b""))
+        batch = self._committer().batch
+        batch.ops.append((keys.garbage_key(number), b""))
+        # Not before: what was staged earlier under this number is not on disk yet, and would be missed.
+        batch.done.append(lambda: self._garbage.append(number))
 
     def _sweep(self, number: int, limit: int) -> None:
         """Stage the removal of up to `limit` records of a number that is no longer used."""
