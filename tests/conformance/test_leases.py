@@ -89,7 +89,7 @@ async def test_an_old_receipt_is_refused_once_handed_out_again(broker: Broker, c
     before = await states(broker, "q")
     assert await broker.ack("q", old) == ["stale"]
     assert await broker.release("q", old) == ["stale"]
-    assert await broker.extend("q", old, 100) == ["stale"]
+    assert (await broker.extend("q", old, 100))[1] == ["stale"]
     with pytest.raises(StaleReceipt):
         await broker.edit("q", old[0].id, priority=3, receipt=old[0].receipt)
     with pytest.raises(StaleReceipt):
@@ -132,7 +132,7 @@ async def test_extend_moves_the_deadline_from_now(broker: Broker, clock: FrozenC
     await send(broker, "q", 1, 2)
     got = await broker.receive("q", max=2, visibility_timeout=10)
     clock.advance(9)
-    assert await broker.extend("q", leases(got)[:1], 20) == ["done"]
+    assert (await broker.extend("q", leases(got)[:1], 20))[1] == ["done"]
     clock.advance(2)
     assert bodies(await broker.receive("q", max=2)) == [2]
     clock.advance(17.9)
@@ -144,7 +144,7 @@ async def test_extend_moves_the_deadline_from_now(broker: Broker, clock: FrozenC
 async def test_extend_can_end_a_lease_early(broker: Broker, clock: FrozenClock) -> None:
     await send(broker, "q", 1)
     got = await broker.receive("q")
-    assert await broker.extend("q", leases(got), 0) == ["done"]
+    assert (await broker.extend("q", leases(got), 0))[1] == ["done"]
     assert bodies(await broker.receive("q")) == [1]
 
 
@@ -154,7 +154,7 @@ async def test_parts_of_one_receive_can_go_different_ways(broker: Broker, clock:
     held = leases(got)
     assert await broker.ack("q", [held[1], held[5], held[9]]) == ["done"] * 3
     assert await broker.release("q", [held[0], held[2]]) == ["done"] * 2
-    assert await broker.extend("q", [held[7], held[3]], 60) == ["done"] * 2
+    assert (await broker.extend("q", [held[7], held[3]], 60))[1] == ["done"] * 2
     assert await states(broker, "q") == (2, 0, 5)
     assert bodies(await broker.receive("q", max=10, visibility_timeout=100)) == [0, 2]
     clock.advance(10)

@@ -361,3 +361,24 @@ async def test_bodies_are_kept_to_the_byte(broker: Broker) -> None:
     got = await broker.receive("q", max=10)
     assert [stored.message.body for stored in got] == blobs
     assert bodies(got[4:5]) == [[1, 2]]
+
+
+async def test_a_repeated_call_adds_nothing_and_gets_the_same_answer(broker: Broker, clock: FrozenClock) -> None:
+    first = await broker.send("q", [draft(n) for n in range(200)], call="c1")
+    again = await asyncio.gather(*[broker.send("q", [draft("other")], call="c1") for _ in range(3)])
+    assert again == [first] * 3
+    assert (await broker.queue("q")).counts.total == 200
+    assert await broker.send("elsewhere", [draft(1)], call="c1") != first
+    await broker.purge("q")
+    assert await broker.send("q", [draft(1)], call="c1") == first
+    clock.advance(300)
+    assert await broker.send("q", [draft(1)], call="c1") != first
+    with pytest.raises(InvalidRequest) as error:
+        await broker.send("q", [draft(1)], call="x" * 257)
+    assert error.value.field == "idempotency-key"
+
+
+async def test_calls_at_once_with_one_name_add_once(broker: Broker) -> None:
+    answers = await asyncio.gather(*[broker.send("q", [draft(n)], call="same") for n in range(10)])
+    assert len({tuple(ids) for ids in answers}) == 1
+    assert (await broker.queue("q")).counts.total == 1

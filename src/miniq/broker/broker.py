@@ -44,7 +44,7 @@ from miniq.message import (
     Stored,
 )
 from miniq.options import Options
-from miniq.store.base import ANY, FREE, Edit, Fence, Room, Store
+from miniq.store.base import ANY, FREE, Edit, Fence, Once, Room, Store
 
 DEFAULT_QUEUE = "default"
 T = TypeVar("T")
@@ -156,8 +156,9 @@ class Broker:
 
     # Messages
 
-    async def send(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
-        """Add messages, all or none, and return their ids once they are on disk."""
+    async def send(self, queue: str, drafts: Sequence[Draft], call: str | None = None) -> list[str]:
+        """Add messages, all or none, and return their ids once they are on disk. A `call` that was made
+        before, in the last five minutes, adds nothing and gets the same answer."""
         settings = self._settings.get(queue)
         if settings is None or not self._open:
             settings = await self._first_send(queue)
@@ -165,7 +166,10 @@ class Broker:
         messages = rules.admit(queue, settings, drafts, self._ids, now, self._limits)
         room = Room(settings.max_length, settings.max_bytes) if settings.max_length or settings.max_bytes else None
         until = now + rules.micros(settings.dedup_window)
-        ids = await self.store.put(messages, now=now, dedup_until=until, room=room, keep=settings.history)
+        once = None
+        if call is not None:
+            once = Once(rules.check_text(call, "idempotency-key", self._limits), now + rules.CALL_WINDOW)
+        ids = await self.store.put(messages, now=now, dedup_until=until, room=room, keep=settings.history, call=once)
         self.metrics.messages[queue, "sent"] += len(ids)
         return ids
 

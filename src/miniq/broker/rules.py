@@ -19,6 +19,8 @@ from miniq.options import Limits
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _CONTENT_TYPE = re.compile(r"[!-~]+/[!-~][ -~]*")
+CALL_WINDOW = 300 * SECOND
+"""How long a call's name is remembered, so that a repeated call adds nothing."""
 YEARS_100 = 100 * 366 * 86400.0
 
 Verdict = Literal["deliver", "ttl", "retention", "max_receives"]

@@ -22,11 +22,11 @@ Offsets start at 1, rise by one, have no gaps and are never reused.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from msgspec import Struct
 
-from miniq.errors import QueueFull
+from miniq.errors import QueueFull, QueueNotFound
 from miniq.message import (
     Counts,
     EventName,
@@ -41,6 +41,7 @@ from miniq.message import (
     Stored,
 )
 
+T = TypeVar("T")
 FREE = ""
 ANY = "*"
 
@@ -49,6 +50,20 @@ Fence = tuple[str, str]
 
 ReadyHint = Callable[[str, str | None, int], None]
 """Called with (queue, recipient or None, how many) when messages came or came back, due now or later."""
+
+
+class Once(Struct, frozen=True):
+    """The name that a sender gave to one call, so that repeating it adds nothing, and until when it counts."""
+
+    name: str
+    until: int
+
+
+class ByName(dict[str, T]):
+    """Queues by name. One that is not there was deleted while a call was under way, or never made."""
+
+    def __missing__(self, name: str) -> T:
+        raise QueueNotFound(f"queue: there is no queue {name!r}", field="queue")
 
 
 class Room(Struct, frozen=True):
@@ -152,13 +167,21 @@ class Store(Protocol):
     # Messages
 
     async def put(
-        self, messages: Sequence[Message], *, now: int, dedup_until: int, room: Room | None, keep: History
+        self,
+        messages: Sequence[Message],
+        *,
+        now: int,
+        dedup_until: int,
+        room: Room | None,
+        keep: History,
+        call: Once | None = None,
     ) -> list[str]:
         """Add messages, all of one existing queue, all or none; ready at their `due_at`.
 
         A message with a `dedup_id` that stands in the queue's records and has not run out at `now` is
         not added; the answer has the id that stands. Others with a `dedup_id` are recorded until
-        `dedup_until`. Raise `QueueFull` if the queue would then hold more than `room`, `NoSpace` if the
+        `dedup_until`. A `call` that stands in the queue's records adds nothing at all and gets the ids it
+        got the first time. Raise `QueueFull` if the queue would then hold more than `room`, `NoSpace` if the
         disk is nearly full.
         """
         ...

@@ -58,11 +58,13 @@ def browse(
 def browse_held(
     window: Window, shelf: Shelf, status: Status, after: str | None, limit: int, max_bytes: int, now: int
 ) -> Page:
-    """Leased or delayed messages by id; all of them are known in memory."""
+    """Leased or delayed messages by id; all of them are known in memory. Those that are not written yet
+    are not shown yet."""
     places = [
         (run.block.id_at(place), run.block, place)
         for run in shelf.runs()
-        if run.visible_at > now and (run.receipt is None) == (status == "delayed")
+        if run.block.arrives is None
+        and run.visible_at > now and (run.receipt is None) == (status == "delayed")
         for place in run.held_places()
     ]
     places.sort(key=lambda entry: entry[0])

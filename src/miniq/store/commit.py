@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from miniq.errors import Closed, StoreError, StoreFailed
+from miniq.errors import Closed, MiniQError, StoreError, StoreFailed
 from miniq.store.keys import EventRun
 from miniq.store.kv import Op
 
@@ -40,7 +40,7 @@ class GroupCommit:
 
     def __init__(self, write: Write, complete: Callable[[Batch], None], durable: bool) -> None:
         self.batch = Batch()
-        self.failed: StoreError | None = None
+        self.failed: MiniQError | None = None
         self.writes = 0
         self.syncs = 0
         self._write = write
@@ -93,10 +93,12 @@ class GroupCommit:
         """Write what is staged, end the thread, refuse everything after."""
         if self.failed is None:
             await self.settle()
-            self.failed = StoreFailed("the store is closed")
-            self.failed.code = Closed.code
-        self._jobs.put(None)
-        await asyncio.to_thread(self._thread.join)
+            self.failed = Closed("the store is closed")
+        if self._thread.is_alive():
+            ended = self._loop.create_future()
+            self._jobs.put(lambda: self._loop.call_soon_threadsafe(_settle_future, ended, None))
+            self._jobs.put(None)
+            await ended
 
     def _flush(self) -> None:
         self._scheduled = False

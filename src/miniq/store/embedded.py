@@ -12,8 +12,9 @@ A write that fails is final, so memory never has to be taken back.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
-from miniq.errors import NoSpace, StoreError
+from miniq.errors import Closed, NoSpace, StoreFailed
 from miniq.ids import sent_ms
 from miniq.message import (
     Counts,
@@ -30,7 +31,7 @@ from miniq.message import (
     Stored,
 )
 from miniq.store import events, keys, recovery
-from miniq.store.base import ANY, FREE, Edit, Fence, ReadyHint, Room, check_room
+from miniq.store.base import ANY, FREE, ByName, Edit, Fence, Once, ReadyHint, Room, check_room
 from miniq.store.blocks import Block, Lane, Run, Shelf
 from miniq.store.browse import browse, browse_held
 from miniq.store.commit import Batch, GroupCommit
@@ -54,12 +55,13 @@ class EmbeddedStore:
         self._durable = durable
         self._min_free = min_free_bytes
         self._unchecked = SPACE_CHECK_BYTES
-        self._shelves: dict[str, Shelf] = {}
+        self._shelves: ByName[Shelf] = ByName()
         self._garbage: list[int] = []
         self._numbers = 0
         self._tidy_from = b"d"
         self._kv: KV
         self._commit: GroupCommit | None = None
+        self._failure: StoreFailed | None = None
         self._ledger: Ledger
         self._window: Window
         self._log: HistoryLog
@@ -94,13 +96,15 @@ class EmbeddedStore:
             if commit is not None:
                 await commit.close()
         finally:
+            if commit is not None and isinstance(commit.failed, StoreFailed):
+                self._failure = commit.failed
             if hasattr(self, "_kv"):
                 self._kv.close()
                 del self._kv
             self._folder.close()
 
     def failure(self) -> Exception | None:
-        return None if self._commit is None else self._commit.failed
+        return self._failure if self._commit is None else self._commit.failed
 
     @property
     def commits(self) -> tuple[int, int]:
@@ -111,6 +115,7 @@ class EmbeddedStore:
     # Queues
 
     async def queues(self) -> dict[str, QueueSettings]:
+        self._committer()
         return {name: shelf.settings for name, shelf in self._shelves.items()}
 
     async def save_queue(self, name: str, settings: QueueSettings) -> None:
@@ -149,7 +154,14 @@ class EmbeddedStore:
     # Messages
 
     async def put(
-        self, messages: Sequence[Message], *, now: int, dedup_until: int, room: Room | None, keep: History
+        self,
+        messages: Sequence[Message],
+        *,
+        now: int,
+        dedup_until: int,
+        room: Room | None,
+        keep: History,
+        call: Once | None = None,
     ) -> list[str]:
         commit = self._committer()
         shelf = self._shelves[messages[0].queue]
@@ -157,6 +169,11 @@ class EmbeddedStore:
         ids = [message.id for message in messages]
         fresh = messages
         dedup: dict[str, str] = {}
+        if call is not None:
+            given = self._standing(shelf, "\0" + call.name, now)
+            if given is not None:
+                await commit.settle()
+                return given.split(",")
         if any(message.dedup_id for message in messages):
             fresh, dedup = self._sift(shelf, messages, ids, now)
         if room is not None:
@@ -164,12 +181,12 @@ class EmbeddedStore:
         if not fresh:
             await commit.settle()
             return ids
-        batch = commit.batch
-        for dedup_id, id in dedup.items():
-            record = shelf.dedup[dedup_id] = keys.DedupRecord(id, dedup_until)
-            batch.ops.append((keys.dedup_key(shelf.serial, dedup_id), keys.encode(record)))
+        if call is not None:
+            self._remember(shelf, {"\0" + call.name: ",".join(ids)}, call.until)
         if dedup:
-            batch.done.append(lambda: self._dedup_written(shelf, dedup))
+            self._remember(shelf, dedup, dedup_until)
+        batch = commit.batch
+        batch = commit.batch
         blocks = self._ledger.arrive(shelf, fresh, now)
         if keep == "full":
             batch.events += [EventRun(events.sent(message, now, None, keep)) for message in fresh]
@@ -198,8 +215,9 @@ class EmbeddedStore:
         self._ledger.wake(shelf, now)
         tracks = [shelf.tracks[""]]
         if consumer is not None:
-            tracks.append(shelf.track(consumer))
+            # Before his own lanes are looked up: they must not be among those that are forgotten.
             self._window.trim_owners(shelf)
+            tracks.append(shelf.track(consumer))
         taken: list[Stored] = []
         left_bytes = max_bytes
         for priority in range(9, -1, -1):
@@ -383,21 +401,28 @@ class EmbeddedStore:
         return old.count
 
     async def find(self, queue: str, id: str) -> Stored | None:
-        found = self._window.locate(self._shelves[queue], id)
-        if found is None:
-            return None
-        block, place = found
+        while True:
+            commit = self._committer()
+            found = self._window.locate(self._shelves[queue], id)
+            if found is None:
+                return None
+            block, place = found
+            if block.arrives is None:
+                break
+            await commit.settle()
         return block.stored(place, self._window.load(block)[place])
 
     async def scan(
         self, queue: str, *, status: Status | None, after: str | None, limit: int, max_bytes: int, now: int
     ) -> Page:
+        self._committer()
         shelf = self._shelves[queue]
         if status in ("leased", "delayed"):
             return browse_held(self._window, shelf, status, after, limit, max_bytes, now)
         return browse(self._kv, shelf, status, after, limit, max_bytes, now)
 
     async def held(self, token: str) -> list[Stored]:
+        self._committer()
         found = [
             run.block.stored(place, self._window.load(run.block)[place])
             for shelf in self._shelves.values()
@@ -407,6 +432,7 @@ class EmbeddedStore:
         return sorted(found, key=lambda stored: stored.message.id)
 
     async def counts(self, queue: str, *, now: int) -> Counts:
+        self._committer()
         shelf = self._shelves[queue]
         self._ledger.wake(shelf, now)
         heads = [self._window.head(shelf, lane) for lane in shelf.tracks[""].lanes]
@@ -420,6 +446,7 @@ class EmbeddedStore:
         )
 
     async def next_visible(self, queue: str, *, now: int) -> int | None:
+        self._committer()
         shelf = self._shelves[queue]
         self._ledger.wake(shelf, now)
         return self._ledger.next_due(shelf)
@@ -427,9 +454,11 @@ class EmbeddedStore:
     # History and upkeep
 
     async def history(self, *, after: int, limit: int, queue: str | None) -> HistoryPage:
+        self._committer()
         return self._log.read(after, limit, queue)
 
     async def history_span(self) -> HistorySpan:
+        self._committer()
         return self._log.span()
 
     async def trim_history(self, upto: int) -> None:
@@ -461,8 +490,8 @@ class EmbeddedStore:
 
     async def backup(self, path: str) -> None:
         engine = self._folder.engine
-        data = begin_backup(path, engine)
         commit = self._committer()
+        data = begin_backup(path, engine)
         await commit.settle()
         await commit.run(lambda: self._kv.checkpoint(data))
         end_backup(path, engine)
@@ -471,7 +500,7 @@ class EmbeddedStore:
 
     def _committer(self) -> GroupCommit:
         if self._commit is None:
-            raise StoreError("the store is closed")
+            raise Closed("the store is closed")
         if self._commit.failed is not None:
             raise self._commit.failed
         return self._commit
@@ -492,7 +521,7 @@ class EmbeddedStore:
             self._log.append(batch.events, batch.ops)
 
     def _forget_groups(self, shelf: Shelf) -> None:
-        if not self._committer().batch.ops:
+        if self._commit is not None and not self._commit.batch.ops:
             shelf.groups.clear()
 
     def _ready(self, queue: str, recipient: str | None, count: int) -> None:
@@ -521,20 +550,29 @@ class EmbeddedStore:
         for place, message in enumerate(messages):
             dedup_id = message.dedup_id
             if dedup_id is not None:
-                first = brought.get(dedup_id)
-                if first is None:
-                    record = shelf.dedup.get(dedup_id)
-                    if record is None:
-                        value = self._kv.get(keys.dedup_key(shelf.serial, dedup_id))
-                        record = None if value is None else keys.decode_dedup(value)
-                    if record is not None and record.until > now:
-                        first = record.id
+                first = brought.get(dedup_id) or self._standing(shelf, dedup_id, now)
                 if first is not None:
                     ids[place] = first
                     continue
                 brought[dedup_id] = message.id
             fresh.append(message)
         return fresh, brought
+
+    def _standing(self, shelf: Shelf, dedup_id: str, now: int) -> str | None:
+        """What a dedup record that has not run out says, whether it is written yet or not."""
+        record = shelf.dedup.get(dedup_id)
+        if record is None:
+            value = self._kv.get(keys.dedup_key(shelf.serial, dedup_id))
+            record = None if value is None else keys.decode_dedup(value)
+        return record.id if record is not None and record.until > now else None
+
+    def _remember(self, shelf: Shelf, dedup: dict[str, str], until: int) -> None:
+        """Stage dedup records; they are found in memory until they are written."""
+        batch = self._committer().batch
+        for dedup_id, said in dedup.items():
+            record = shelf.dedup[dedup_id] = keys.DedupRecord(said, until)
+            batch.ops.append((keys.dedup_key(shelf.serial, dedup_id), keys.encode(record)))
+        batch.done.append(partial(self._dedup_written, shelf, dedup))
 
     @staticmethod
     def _dedup_written(shelf: Shelf, dedup: dict[str, str]) -> None:

@@ -62,6 +62,8 @@ class Folder:
     def close(self) -> None:
         """Let others have the folder. Harmless to repeat."""
         if self._lock is not None:
+            # A forked child has the same lock open: closing alone would leave it locked.
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
             os.close(self._lock)
             self._lock = None
 

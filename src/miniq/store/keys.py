@@ -87,6 +87,7 @@ class GoneRecord(Struct, frozen=True, array_like=True, gc=False):
 
 class DedupRecord(Struct, frozen=True, array_like=True, gc=False):
     id: str
+    """The id that stands, or for a call all its ids, joined by commas."""
     until: int
 
 

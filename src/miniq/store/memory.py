@@ -22,7 +22,7 @@ from miniq.message import (
     Stored,
 )
 from miniq.store import events
-from miniq.store.base import ANY, FREE, Edit, Fence, ReadyHint, Room, check_room
+from miniq.store.base import ANY, FREE, ByName, Edit, Fence, Once, ReadyHint, Room, check_room
 
 
 class _Row:
@@ -97,7 +97,7 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self.on_ready: ReadyHint = lambda queue, recipient, count: None
-        self._queues: dict[str, _Queue] = {}
+        self._queues: ByName[_Queue] = ByName()
         self._history: list[Event] = []
         self._first = 1
         self._last_id = ""
@@ -138,9 +138,20 @@ class MemoryStore:
         return self._last_id
 
     async def put(
-        self, messages: Sequence[Message], *, now: int, dedup_until: int, room: Room | None, keep: History
+        self,
+        messages: Sequence[Message],
+        *,
+        now: int,
+        dedup_until: int,
+        room: Room | None,
+        keep: History,
+        call: Once | None = None,
     ) -> list[str]:
         queue = self._queues[messages[0].queue]
+        if call is not None:
+            given, until = queue.dedup.get("\0" + call.name, ("", 0))
+            if until > now:
+                return given.split(",")
         fresh: list[Message] = []
         known: dict[str, str] = {}
         ids: list[str] = []
@@ -163,6 +174,8 @@ class MemoryStore:
             self._last_id = max(self._last_id, message.id)
         for dedup_id, id in known.items():
             queue.dedup[dedup_id] = (id, dedup_until)
+        if call is not None:
+            queue.dedup["\0" + call.name] = (",".join(ids), call.until)
         for message in fresh:
             self.on_ready(message.queue, message.recipient, 1)
         return ids

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from miniq.errors import StoreCorrupt
 from miniq.store import keys
+from miniq.store.base import ByName
 from miniq.store.blocks import Block, Shelf, Track
 from miniq.store.kv import KV
 from miniq.store.ledger import Ledger
 
 
-def load_shelves(kv: KV) -> dict[str, Shelf]:
+def load_shelves(kv: KV) -> ByName[Shelf]:
     """All queues with their counters."""
-    shelves: dict[str, Shelf] = {}
+    shelves: ByName[Shelf] = ByName()
     for key, value in kv.scan(b"q", keys.after(b"q")):
         record = keys.decode_queue(value)
         name = key[1:].decode()

@@ -40,6 +40,7 @@ class _HotCycle:
         "authorization",
         "began",
         "body",
+        "call",
         "content_type",
         "disconnected",
         "keep_alive",
@@ -62,6 +63,7 @@ class _HotCycle:
         self.content_type = ""
         self.accept = ""
         self.authorization: str | None = None
+        self.call: str | None = None
         self.response_complete = False
         self.disconnected = False
         self.more_body = True
@@ -170,7 +172,7 @@ class _FastLane(HttpToolsProtocol):
             raw = hot.body[0] if len(hot.body) == 1 else b"".join(hot.body)
             hot.body.clear()
             format = request_format(content_type) if raw else "json"
-            request = Request({"queue": hot.queue}, _NO_QUERY, None, format, bearer(hot.authorization))
+            request = Request({"queue": hot.queue}, _NO_QUERY, None, format, bearer(hot.authorization), hot.call)
             authorise(self.broker, operation, request)
             prepare(operation, request, raw, content_type)
         except Exception as error:
@@ -216,6 +218,8 @@ class _FastLane(HttpToolsProtocol):
                 hot.accept = value.decode("latin-1")
             elif name == b"authorization":
                 hot.authorization = value.decode("latin-1")
+            elif name == b"idempotency-key":
+                hot.call = value.decode("latin-1")
             elif name == b"upgrade":
                 return None
         return hot

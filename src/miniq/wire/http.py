@@ -135,6 +135,7 @@ class HttpApp:
                 None,
                 format,
                 bearer(headers.get("authorization")),
+                headers.get("idempotency-key"),
             )
             authorise(self._broker, operation, request)
             prepare(operation, request, raw, content_type)

@@ -25,6 +25,8 @@ class Request(Struct):
     body: Any
     format: Format
     secret: str | None = None
+    call: str | None = None
+    """The name that the caller gave to this call (Idempotency-Key)."""
 
 
 Run = Callable[[Broker, Request], Awaitable[Any]]
@@ -73,7 +75,7 @@ async def send(broker: Broker, request: Request) -> codec.SentReply:
         if body.body is not UNSET or body.data is not UNSET:
             raise InvalidRequest("messages: given beside body; send one message or many", field="messages")
         drafts = [codec.draft_of(wire, format, f"messages[{place}].") for place, wire in enumerate(body.messages)]
-    return codec.SentReply(await broker.send(request.path["queue"], drafts))
+    return codec.SentReply(await broker.send(request.path["queue"], drafts, request.call))
 
 
 async def receive(broker: Broker, request: Request) -> codec.MessagesReply:
