@@ -95,10 +95,8 @@ class GroupCommit:
             await self.settle()
             self.failed = Closed("the store is closed")
         if self._thread.is_alive():
-            ended = self._loop.create_future()
-            self._jobs.put(lambda: self._loop.call_soon_threadsafe(_settle_future, ended, None))
+            await self.run(lambda: None)
             self._jobs.put(None)
-            await ended
 
     def _flush(self) -> None:
         self._scheduled = False

@@ -375,6 +375,9 @@ def body_of(
     if body is UNSET:
         raise InvalidRequest(f"{place}body: is required (or data, for bytes)", field=f"{place}body")
     raw = bytes(body)
+    if content_type is not None and "/" not in content_type:
+        field = f"{place}content_type"
+        raise InvalidRequest(f"{field}: {content_type[:80]!r} is not a media type such as {JSON}", field=field)
     if content_type is None or content_type == JSON:
         return raw if format == "json" else _json.encode(msgspec.msgpack.decode(raw)), JSON
     if is_json(content_type):
