@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -117,7 +116,7 @@ class FaultyKV:
         """Records that were read, one by one or in a scan."""
         self.hold_after_write: Callable[[], None] = lambda: None
         """Called in the writing thread between the write and its confirmation."""
-        self.writers: set[int] = set()
+        self.hold_before_write: Callable[[], None] = lambda: None
 
     def get(self, key: bytes) -> bytes | None:
         self.reads += 1
@@ -133,7 +132,7 @@ class FaultyKV:
         return self.kv.last(start, end)
 
     def write(self, ops: Sequence[Op], sync: bool) -> None:
-        self.writers.add(threading.get_ident())
+        self.hold_before_write()
         if self.fail_after is not None:
             if self.fail_after == 0:
                 if self.tear:

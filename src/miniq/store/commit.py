@@ -76,6 +76,8 @@ class GroupCommit:
 
     async def run(self, job: Callable[[], None]) -> None:
         """Run something in the commit thread, between two batches."""
+        if self.failed is not None:
+            raise self.failed
         future = self._loop.create_future()
 
         def work() -> None:
@@ -91,12 +93,22 @@ class GroupCommit:
 
     async def close(self) -> None:
         """Write what is staged, end the thread, refuse everything after."""
-        if self.failed is None:
-            await self.settle()
-            self.failed = Closed("the store is closed")
-        if self._thread.is_alive():
-            await self.run(lambda: None)
-            self._jobs.put(None)
+        try:
+            # Those who are woken by one batch may have gone on to stage another.
+            while self.failed is None and (self._busy is not None or self.batch.ops or self.batch.waiting):
+                await self.commit(True)
+        finally:
+            if self.failed is None:
+                self.failed = Closed("the store is closed")
+            if self._thread.is_alive():
+                ended = self._loop.create_future()
+
+                def end() -> None:
+                    self._loop.call_soon_threadsafe(_settle_future, ended, None)
+
+                self._jobs.put(end)
+                self._jobs.put(None)
+                await ended
 
     def _flush(self) -> None:
         self._scheduled = False
