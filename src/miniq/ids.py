@@ -7,7 +7,7 @@ that record from any of their ids (see `run_of`). Nothing breaks where that does
 
 from __future__ import annotations
 
-import secrets
+import random
 
 RUN = 128
 _PLACES = tuple(f"{place:02x}" for place in range(256))
@@ -23,6 +23,7 @@ class IdSource:
         self._run = 0
         self._floor = after
         self._head = ""
+        self._random = random.Random()  # noqa: S311  ids are not secret; receipts are
 
     def run(self, count: int, now: int) -> list[str]:
         """The next `count` ids (at most `RUN`), consecutive, from the start of a new run."""
@@ -30,9 +31,9 @@ class IdSource:
         if ms > self._ms:
             self._ms = max(ms, int(self._floor[:8] + self._floor[9:13], 16) + 1 if self._floor else 0)
             self._floor = ""
-            self._run = secrets.randbits(53)
+            self._run = self._random.getrandbits(53)
             stamp = f"{self._ms:012x}"
-            self._head = f"{stamp[:8]}-{stamp[8:]}-7{secrets.randbits(12):03x}-"
+            self._head = f"{stamp[:8]}-{stamp[8:]}-7{self._random.getrandbits(12):03x}-"
         else:
             self._run += 1
         low = f"{0x8000000000000000 | self._run << 7:016x}"

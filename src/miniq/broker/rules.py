@@ -14,7 +14,7 @@ import msgspec
 
 from miniq.errors import BadName, InvalidRequest, TooLarge
 from miniq.ids import RUN, IdSource
-from miniq.message import SECOND, DeadLetter, Draft, History, Message, QueueSettings, Stored
+from miniq.message import JSON, SECOND, DeadLetter, Draft, History, Message, QueueSettings, Stored
 from miniq.options import Limits
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -70,6 +70,8 @@ def check_body(body: object, content_type: object, limits: Limits) -> None:
         raise InvalidRequest(f"body: {_show(body)} is not bytes", field="body")
     if len(body) > limits.body_bytes:
         raise TooLarge(f"body: {len(body)} bytes; at most {limits.body_bytes}", field="body")
+    if content_type == JSON:
+        return
     if not isinstance(content_type, str) or _CONTENT_TYPE.fullmatch(content_type) is None:
         raise InvalidRequest(
             f"content_type: {_show(content_type)} is not a media type such as application/json",
@@ -111,15 +113,20 @@ def check_draft(draft: Draft, limits: Limits) -> None:
     check_body(draft.body, draft.content_type, limits)
     if draft.headers is not None:
         check_headers(draft.headers, limits)
-    check_count(draft.priority, "priority", 0, 9)
+    if draft.priority != 0 or type(draft.priority) is not int:
+        check_count(draft.priority, "priority", 0, 9)
     if draft.delay is not None:
         check_seconds(draft.delay, "delay", 0, limits.delay)
     if draft.ttl is not None:
         check_seconds(draft.ttl, "ttl", 0, YEARS_100)
-    for field in ("key", "recipient", "group", "dedup_id"):
-        value = getattr(draft, field)
-        if value is not None:
-            check_text(value, field, limits)
+    if draft.key is not None:
+        check_text(draft.key, "key", limits)
+    if draft.recipient is not None:
+        check_text(draft.recipient, "recipient", limits)
+    if draft.group is not None:
+        check_text(draft.group, "group", limits)
+    if draft.dedup_id is not None:
+        check_text(draft.dedup_id, "dedup_id", limits)
 
 
 def admit(
