@@ -1,0 +1,6 @@
+"""`python -m miniq` is the command `miniq`."""
+
+from miniq.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""`miniq history`, `backup`, `restore`: the broker as a whole."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import click
+
+from miniq.cli.flags import Target, as_json, target
+from miniq.cli.output import json_line
+from miniq.connection import connect
+from miniq.message import HistoryRecord
+from miniq.wire import codec
+
+BATCH = 1000
+LOOK = 0.5
+"""Seconds between two looks while following."""
+
+
+@click.command()
+@click.option("--queue", metavar="QUEUE", help="Only of this queue.")
+@click.option("--after", type=click.IntRange(0), default=0, show_default=True, help="Offset to begin after.")
+@click.option("--max", "most", type=click.IntRange(1), default=100, show_default=True, help="At most so many.")
+@click.option("--follow", is_flag=True, help="Go on until Ctrl-C.")
+@as_json
+@target
+def history(at: Target, queue: str | None, after: int, most: int, follow: bool, as_json: bool) -> None:
+    """Show what happened to messages, oldest first.
+
+    Queues remember only if they are told to: `miniq queues set QUEUE --history events`.
+
+    \b
+    Examples:
+      miniq history --queue emails
+      miniq history --follow --json
+    """
+    left = most
+    with at.open() as client:
+        try:
+            while left > 0 or follow:
+                page = client.history(after, BATCH if follow else min(left, BATCH), queue)
+                for record in page.records:
+                    show_event(record, as_json)
+                left -= len(page.records)
+                if page.next == after:
+                    if not follow:
+                        break
+                    time.sleep(LOOK)
+                after = page.next
+        except KeyboardInterrupt:
+            if not follow:
+                raise
+
+
+def show_event(record: HistoryRecord, as_json: bool) -> None:
+    """One line of history."""
+    if as_json:
+        json_line(codec.wire_event(record, "json"))
+        return
+    event = record.event
+    at = codec.moment(event.at).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    more = [
+        f"{name}={value}"
+        for name, value in (
+            ("receives", event.receives or None),
+            ("consumer", event.consumer),
+            ("reason", event.reason),
+            ("wait", None if event.wait_ms is None else f"{event.wait_ms:.0f}ms"),
+            ("held", None if event.held_ms is None else f"{event.held_ms:.0f}ms"),
+            ("count", event.count if event.count != 1 else None),
+        )
+        if value is not None
+    ]
+    click.echo("  ".join([str(record.offset), at, f"{event.event:<8}", event.queue, event.id or "-", *more]))
+
+
+@click.command()
+@click.argument("path")
+@click.option("--store", metavar="URL", help="Store that no broker has open, such as rocksdb:DIR.")
+@target
+def backup(at: Target, path: str, store: str | None) -> None:
+    """Write a consistent copy of everything to a new folder, while work goes on.
+
+    The folder is made on the machine of the broker. With --store the copy is made without a broker.
+
+    \b
+    Examples:
+      miniq backup /var/backups/miniq-monday
+      miniq backup ./copy --store rocksdb:./miniq-data
+    """
+    if store is None and at.is_remote:
+        if not os.path.isabs(path):
+            raise click.UsageError(f"PATH {path!r} is on the machine of the broker, so it must be absolute.")
+    else:
+        path = os.path.abspath(path)
+    with connect(store) if store is not None else at.open() as client:
+        client.backup(path)
+    click.echo(f"backup in {path}")
+
+
+@click.command()
+@click.argument("backup", type=click.Path(exists=True, file_okay=False))
+@click.argument("folder")
+def restore(backup: str, folder: str) -> None:
+    """Make a new store folder from a backup, and print the store's URL.
+
+    \b
+    Example:
+      miniq restore /var/backups/miniq-monday ./miniq-data
+      miniq serve --store rocksdb:./miniq-data
+    """
+    from miniq.store.folder import restore as restored
+
+    click.echo(restored(backup, folder))

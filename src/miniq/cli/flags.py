@@ -1,0 +1,138 @@
+"""What many commands share on their command line: the broker they talk to, durations, sizes, `--json`."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+from msgspec import Struct
+
+from miniq.client.sync import Client
+from miniq.connection import connect
+
+R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
+
+DEFAULT_URL = "http://127.0.0.1:5000"
+_UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_SIZES = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
+
+
+class Target(Struct, frozen=True):
+    """The broker that a command talks to."""
+
+    url: str
+    api_key: str | None
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether a broker runs elsewhere; otherwise the URL is that of a store, opened in this process."""
+        return re.match(r"(https?|tcp)://", self.url) is not None
+
+    def open(self) -> Client:
+        """A client; to be closed by the caller."""
+        if self.is_remote and self.api_key is not None:
+            return connect(self.url, api_key=self.api_key)
+        return connect(self.url)
+
+    def environment(self) -> dict[str, str]:
+        """The environment of a process that is to talk to the same broker. Secrets do not belong on a command
+        line, which everybody on a machine can read."""
+        found = dict(os.environ) | {"MINIQ_URL": self.url}
+        if self.api_key is not None:
+            found["MINIQ_API_KEY"] = self.api_key
+        return found
+
+
+def target(command: Callable[..., R]) -> Callable[..., R]:
+    """Give a command `--url` and `--api-key`, and hand it the broker they name."""
+
+    @functools.wraps(command)
+    def with_target(*args: Any, url: str, api_key: str | None, **kwargs: Any) -> R:
+        return command(_inherited(Target(url, api_key or None)), *args, **kwargs)
+
+    with_url = click.option(
+        "--url",
+        envvar="MINIQ_URL",
+        default=DEFAULT_URL,
+        show_default=True,
+        help="Broker, or folder of a store. [env: MINIQ_URL]",
+    )(with_target)
+    return click.option(
+        "--api-key", envvar="MINIQ_API_KEY", metavar="KEY", help="API key, if the broker has any. [env: MINIQ_API_KEY]"
+    )(with_url)
+
+
+def _inherited(given: Target) -> Target:
+    """`miniq queues --url URL create` counts as well as `miniq queues create --url URL`."""
+    ctx = click.get_current_context()
+    above = ctx.obj
+    if not isinstance(above, Target):
+        return given
+    here = click.core.ParameterSource.COMMANDLINE
+    return Target(
+        given.url if ctx.get_parameter_source("url") is here else above.url,
+        given.api_key if ctx.get_parameter_source("api_key") is here else above.api_key,
+    )
+
+
+def as_json(command: F) -> F:
+    """Give a command `--json`."""
+    return click.option("--json", "as_json", is_flag=True, help="JSON, one object a line.")(command)
+
+
+def quiet_json(command: F) -> F:
+    """Give a command `--json` for its summary."""
+    return click.option("--json", "as_json", is_flag=True, help="The summary as one JSON object.")(command)
+
+
+class Seconds(click.ParamType):  # type: ignore[type-arg]
+    """A duration: `30`, `0.5`, `500ms`, `5m`, `2h`, `14d`."""
+
+    name = "seconds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, int | float):
+            return float(value)
+        found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|h|d)?", value.strip())
+        if found is None:
+            self.fail(f"{value!r} is not a duration such as 30, 0.5, 500ms, 5m, 2h or 14d", param, ctx)
+        return float(found[1]) * _UNITS[found[2] or ""]
+
+
+class Size(click.ParamType):  # type: ignore[type-arg]
+    """A number of bytes: `1024`, `64k`, `5m`."""
+
+    name = "bytes"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        found = re.fullmatch(r"(\d+)\s*([kmg]?)(?:i?b)?", value.strip().lower())
+        if found is None:
+            self.fail(f"{value!r} is not a size such as 1024, 64k or 5m", param, ctx)
+        return int(found[1]) * _SIZES[found[2]]
+
+
+class Rate(click.ParamType):  # type: ignore[type-arg]
+    """So many a second, above 0."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            rate = float(value)
+        except ValueError:
+            rate = 0.0
+        if not 0 < rate < float("inf"):
+            self.fail(f"{value!r} is not a number above 0", param, ctx)
+        return rate
+
+
+SECONDS = Seconds()
+SIZE = Size()
+RATE = Rate()

@@ -1,0 +1,94 @@
+"""How results look: JSON in the shapes of HTTP, tables and short lines for people."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import click
+import msgspec
+
+from miniq.client.bodies import is_json
+from miniq.client.sync import Message
+from miniq.message import JSON
+from miniq.wire import codec
+
+
+def json_line(value: Any) -> None:
+    """One JSON object on a line of stdout."""
+    click.echo(codec.encode_json(value).decode())
+
+
+def message_record(message: Message) -> codec.WireMessage:
+    """A message in the shape that HTTP gives it."""
+    now = time.time_ns() // 1000
+    if message.receipt is None:
+        return codec.shown_messages([message._stored], now, "json")[0]
+    return codec.wire_messages([message._stored], "json")[0]
+
+
+def body_text(message: Message) -> str:
+    """A body on one line: as JSON, or what kind of bytes it is."""
+    if is_json(message.content_type):
+        return message.data.decode()
+    if message.content_type.startswith("text/"):
+        return msgspec.json.encode(message.data.decode(errors="replace")).decode()
+    return f"<{len(message.data)} bytes of {message.content_type}>"
+
+
+def body_bytes(message: Message) -> bytes:
+    """A body as it may be written to a pipe: text for what is a JSON text, all else as it was sent."""
+    if message.content_type == JSON and isinstance(message.body, str):
+        return message.body.encode()
+    return message.data
+
+
+def raw(data: bytes) -> None:
+    """Bytes to stdout as they are."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[object]], numbers: Iterable[int] = ()) -> None:
+    """Columns with headings; those in `numbers` are set to the right, the last one is cut to the terminal."""
+    texts = [[str(cell) for cell in row] for row in rows]
+    right = set(numbers)
+    widths = [max(len(head), *(len(row[place]) for row in texts), 0) for place, head in enumerate(heads)]
+    if sys.stdout.isatty():
+        widest = shutil.get_terminal_size().columns - sum(widths[:-1]) - 2 * len(widths[:-1])
+        widths[-1] = min(widths[-1], max(widest, 10))
+    for row in [list(heads), *texts]:
+        if len(row[-1]) > widths[-1]:
+            row[-1] = row[-1][: widths[-1] - 1] + "…"
+        cells = [
+            text.rjust(width) if place in right else text.ljust(width)
+            for place, (text, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        click.echo("  ".join(cells).rstrip())
+
+
+def duration(seconds: float) -> str:
+    """A duration in its largest unit."""
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.3g}{unit}"
+    return f"{max(seconds, 0):.3g}s"
+
+
+def size(count: int) -> str:
+    """A number of bytes in its largest unit."""
+    amount = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 1024:
+            return f"{count} B" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} TiB"
+
+
+def plural(count: int, word: str) -> str:
+    """`1 message`, `2 messages`."""
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"

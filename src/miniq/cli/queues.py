@@ -1,0 +1,261 @@
+"""`miniq queues`, `purge`, `redrive`: queues and what is in them as a whole."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from miniq.cli.flags import RATE, SECONDS, SIZE, Target, as_json, target
+from miniq.cli.output import duration, json_line, plural, size, table
+from miniq.cli.root import say
+from miniq.client.sync import Queue
+from miniq.errors import QueueNotFound
+from miniq.message import QueueInfo, RedriveProgress
+from miniq.wire import codec
+
+F = TypeVar("F", bound=Callable[..., Any])
+LOOK = 0.2
+"""Seconds between two looks at a redrive that is running."""
+
+
+@click.group(invoke_without_command=True)
+@as_json
+@target
+@click.pass_context
+def queues(ctx: click.Context, at: Target, as_json: bool) -> None:
+    """List queues with their counts, or create, change and delete them.
+
+    \b
+    Examples:
+      miniq queues
+      miniq queues --json | jq 'select(.counts.ready > 0) | .name'
+      miniq queues create emails --visibility-timeout 2m --max-receives 5
+      miniq queues set emails --history events
+    """
+    ctx.obj = at
+    if ctx.invoked_subcommand is not None:
+        return
+    with at.open() as client:
+        infos = client.queues()
+    if as_json:
+        for info in infos:
+            json_line(codec.queue_reply(info))
+        return
+    now = time.time()
+    table(
+        ("QUEUE", "READY", "DELAYED", "LEASED", "BYTES", "OLDEST"),
+        [
+            (
+                info.name,
+                info.counts.ready,
+                info.counts.delayed,
+                info.counts.leased,
+                size(info.counts.bytes),
+                "-" if info.counts.oldest is None else duration(now - info.counts.oldest / 1e6),
+            )
+            for info in infos
+        ],
+        numbers=(1, 2, 3, 4, 5),
+    )
+
+
+class MaxReceives(click.ParamType):  # type: ignore[type-arg]
+    """A count, or `unlimited`."""
+
+    name = "count"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        if value == "unlimited" or isinstance(value, int):
+            return str(value) if value == "unlimited" else int(value)
+        try:
+            return int(value)
+        except ValueError:
+            self.fail(f"{value!r} is not a whole number or unlimited", param, ctx)
+
+
+def settings(command: F) -> F:
+    """Give a command one flag for each setting of a queue."""
+    for add in (
+        click.option("--history", type=click.Choice(["off", "events", "full"]), help="What to remember of messages."),
+        click.option("--max-bytes", type=SIZE, help="Refuse sends over it; 0 is unlimited."),
+        click.option("--max-length", type=click.IntRange(0), help="Refuse sends over it; 0 is unlimited."),
+        click.option("--dedup-window", type=SECONDS, help="How long a dedup id is remembered."),
+        click.option("--delay", type=SECONDS, help="Delay of messages that have none of their own."),
+        click.option("--retention", type=SECONDS, help="How long messages are kept."),
+        click.option("--dead-letter-queue", metavar="QUEUE", help="Where they go then. [default: QUEUE.dead]"),
+        click.option("--max-receives", type=MaxReceives(), help="Receives before a message is dead, or `unlimited`."),
+        click.option("--visibility-timeout", type=SECONDS, help="Length of a lease."),
+    ):
+        command = add(command)
+    return command
+
+
+def changes_of(flags: dict[str, Any]) -> dict[str, Any]:
+    """The settings that were given."""
+    found = {name: value for name, value in flags.items() if value is not None}
+    if found.get("max_receives") == "unlimited":
+        found["max_receives"] = None
+    return found
+
+
+@queues.command()
+@click.argument("queue")
+@as_json
+@target
+def show(at: Target, queue: str, as_json: bool) -> None:
+    """Show a queue's settings and counts.
+
+    \b
+    Example:
+      miniq queues show emails
+    """
+    with at.open() as client:
+        show_queue(client.queue(queue).info(), as_json)
+
+
+@queues.command()
+@click.argument("queue")
+@settings
+@as_json
+@target
+def create(at: Target, queue: str, as_json: bool, **flags: Any) -> None:
+    """Create a queue; fails if there is one of that name.
+
+    \b
+    Example:
+      miniq queues create emails --visibility-timeout 2m --max-receives 5
+    """
+    with at.open() as client:
+        made = client.queue(queue)
+        if exists(made):
+            raise click.ClickException(f"queue {queue!r} exists; change it with `miniq queues set`")
+        show_queue(made.configure(**changes_of(flags)), as_json)
+
+
+@queues.command("set")
+@click.argument("queue")
+@settings
+@as_json
+@target
+def set_(at: Target, queue: str, as_json: bool, **flags: Any) -> None:
+    """Change some settings of a queue; the others stay.
+
+    \b
+    Example:
+      miniq queues set emails --max-receives unlimited --retention 30d
+    """
+    changes = changes_of(flags)
+    if not changes:
+        raise click.UsageError("Name at least one setting, such as --visibility-timeout 2m.")
+    with at.open() as client:
+        client.queue(queue).info()
+        show_queue(client.queue(queue).configure(**changes), as_json)
+
+
+@queues.command()
+@click.argument("queue")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@target
+def delete(at: Target, queue: str, yes: bool) -> None:
+    """Delete a queue with everything in it.
+
+    \b
+    Example:
+      miniq queues delete emails --yes
+    """
+    with at.open() as client:
+        found = client.queue(queue).info()
+        confirm(f"Delete queue {queue} with {plural(found.counts.total, 'message')}?", yes)
+        client.queue(queue).delete()
+    click.echo(f"deleted {queue}")
+
+
+@click.command()
+@click.argument("queue")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@as_json
+@target
+def purge(at: Target, queue: str, yes: bool, as_json: bool) -> None:
+    """Remove all messages of a queue, those that consumers hold too.
+
+    \b
+    Example:
+      miniq purge emails --yes
+    """
+    with at.open() as client:
+        source = client.queue(queue)
+        confirm(f"Remove {plural(source.info().counts.total, 'message')} of queue {queue}?", yes)
+        purged = source.purge()
+    json_line({"purged": purged}) if as_json else click.echo(f"purged {plural(purged, 'message')}")
+
+
+@click.command()
+@click.argument("queue")
+@click.option("--to", metavar="QUEUE", help="Move them there. [default: where each came from]")
+@click.option("--id", "ids", multiple=True, metavar="ID", help="Only this one; may be repeated.")
+@click.option("--rate", type=RATE, help="So many a second.")
+@click.option("--wait/--no-wait", default=True, help="With --rate: whether to wait for the end. [default: wait]")
+@as_json
+@target
+def redrive(
+    at: Target, queue: str, to: str | None, ids: tuple[str, ...], rate: float | None, wait: bool, as_json: bool
+) -> None:
+    """Move dead letters back where they came from; QUEUE is the dead-letter queue.
+
+    \b
+    Examples:
+      miniq redrive emails.dead
+      miniq redrive emails.dead --to emails.again --rate 10
+    """
+    with at.open() as client:
+        source = client.queue(queue)
+        done = source.redrive(ids or None, to, rate)
+        while done.running and (wait or not at.is_remote):
+            time.sleep(LOOK)
+            done = source.info().redrive or RedriveProgress(done.moved, done.skipped, False)
+            if sys.stderr.isatty():
+                click.echo(f"\rmoved {done.moved}", nl=not done.running, err=True)
+    if as_json:
+        json_line(done)
+        return
+    more = ", going on" if done.running else ""
+    left = f", left {done.skipped} that had nowhere to go" if done.skipped else ""
+    click.echo(f"moved {plural(done.moved, 'message')}{left}{more}")
+
+
+def exists(queue: Queue) -> bool:
+    """Whether there is such a queue."""
+    try:
+        queue.info()
+    except QueueNotFound:
+        return False
+    return True
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Ask, unless that was answered already; without a terminal nobody can."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"{question} Nobody is there to answer; use --yes.")
+    if not click.confirm(question, err=True):
+        raise click.Abort
+
+
+def show_queue(info: QueueInfo, as_json: bool) -> None:
+    """A queue with its settings."""
+    if as_json:
+        json_line(codec.queue_reply(info))
+        return
+    click.echo(f"queue               {info.name}")
+    for name in info.settings.__struct_fields__:
+        value = getattr(info.settings, name)
+        click.echo(f"{name:<19} {'-' if value is None else value}")
+    counts = info.counts
+    click.echo(f"messages            {counts.ready} ready, {counts.delayed} delayed, {counts.leased} leased")
+    if info.redrive is not None and info.redrive.running:
+        say(f"a redrive is running: {info.redrive.moved} moved")

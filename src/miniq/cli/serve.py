@@ -1,0 +1,108 @@
+"""`miniq serve`: a broker in the foreground."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import ssl
+import sys
+from types import FrameType
+from typing import Any
+
+import click
+
+from miniq import config
+from miniq.cli.root import say
+from miniq.errors import InvalidRequest
+from miniq.options import Options
+
+LEVELS = ("debug", "info", "warning", "error")
+
+
+@click.command()
+@click.option("--store", metavar="URL", help="rocksdb:DIR, leveldb:DIR or memory:. [default: rocksdb:./miniq-data]")
+@click.option("--host", help="Address to listen on; others than loopback need an API key. [default: 127.0.0.1]")
+@click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on, 0 for any free one. [default: 5000]")
+@click.option(
+    "--config",
+    "file",
+    metavar="FILE",
+    envvar="MINIQ_CONFIG",
+    help="TOML file with options; ops/miniq.toml has all of them. [env: MINIQ_CONFIG]",
+)
+@click.option(
+    "--durability",
+    type=click.Choice(["fsync", "relaxed"]),
+    help="When a send or ack is confirmed: once it is on disk, or once the operating system has it. [default: fsync]",
+)
+@click.option("--tls-cert", metavar="FILE", help="Certificate (PEM): speak HTTPS.")
+@click.option("--tls-key", metavar="FILE", help="Its key (PEM).")
+@click.option(
+    "--log-level",
+    type=click.Choice(LEVELS),
+    default="info",
+    show_default=True,
+    envvar="MINIQ_LOG_LEVEL",
+    help="How much is logged on stderr.",
+)
+def serve(file: str | None, log_level: str, **flags: Any) -> int:
+    """Run a broker until Ctrl-C or SIGTERM.
+
+    It prints one line with its addresses when it is ready. Options come from flags, then from the
+    environment (MINIQ_STORE, MINIQ_PORT, MINIQ_LIMITS__BODY_BYTES, ...), then from the file.
+
+    \b
+    Examples:
+      miniq serve
+      miniq serve --store rocksdb:/var/lib/miniq --config /etc/miniq.toml
+      miniq keys create admin --allow '*' --store rocksdb:/var/lib/miniq
+      miniq serve --store rocksdb:/var/lib/miniq --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem
+    """
+    options = config.load(flags, file=file)
+    log_to_stderr(log_level)
+    if options.durability == "relaxed":
+        say("durability is relaxed: what is confirmed may be lost with the machine's power")
+    ready = False
+
+    def announce(line: str) -> None:
+        nonlocal ready
+        ready = True
+        click.echo(line)
+        sys.stdout.flush()
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        # Once it is ready the server has its own handlers, which raise the signal again when it has stopped
+        # accepting. Nothing may cut off what it still has to write then.
+        if not ready:
+            raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, on_signal)
+    check_tls(options)
+    from miniq.server import run
+
+    try:
+        return run(options, announce)
+    except KeyboardInterrupt:
+        return 0
+
+
+def log_to_stderr(level: str) -> None:
+    """Log lines with time and level; what the HTTP library says of its own start and end is for debugging."""
+    logging.basicConfig(
+        stream=sys.stderr, level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    if level != "debug":
+        logging.getLogger("uvicorn").setLevel("WARNING")
+        logging.getLogger("asyncio").setLevel("WARNING")
+
+
+def check_tls(options: Options) -> None:
+    """Refuse a certificate and key that do not fit before anything is opened."""
+    if options.tls_cert is None:
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(options.tls_cert, options.tls_key)
+    except (ssl.SSLError, OSError) as error:
+        both = f"{options.tls_cert} and {options.tls_key or options.tls_cert}"
+        raise InvalidRequest(f"tls_cert: {both} are not a certificate and its key: {error}", field="tls_cert") from None
