@@ -167,11 +167,16 @@ class HttpApp:
         """Every error as a problem; the short routes have a shape of their own."""
         if isinstance(error, ClientDisconnect):
             return Response(status_code=499)
+        allow = None
         if isinstance(error, HTTPException):
+            allow = (error.headers or {}).get("Allow")
             error = _from_starlette(request, error)
         ours = fault(request.url.path, error)
         self._broker.metrics.errors["http", ours.code] += 1
-        return problem_response(ours)
+        response = problem_response(ours)
+        if allow is not None:
+            response.headers["allow"] = allow
+        return response
 
 
 def too_large(size: int, most: int) -> TooLarge:
