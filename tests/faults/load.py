@@ -1,0 +1,91 @@
+"""A broker under load, to be killed: `python tests/faults/load.py URL SEED`.
+
+Every fact that the broker confirmed is written to the output, one JSON line each, before the task that
+learned it goes on. What stands there is what a client of the broker had been told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import sys
+from typing import Any
+
+from miniq.broker import Broker
+from miniq.message import Draft, Lease
+from miniq.options import Options
+from miniq.store import open_store
+
+QUEUE = "work"
+
+
+def tell(*fact: Any) -> None:
+    os.write(1, json.dumps(fact).encode() + b"\n")
+
+
+async def sender(broker: Broker, chance: random.Random, name: str) -> None:
+    while True:
+        kind = chance.randrange(4)
+        many = chance.choice([1, 1, 5, 40])
+        if kind == 0:
+            drafts = [Draft(b'"%d"' % n, group=chance.choice("abc")) for n in range(chance.choice([1, 2]))]
+        elif kind == 1:
+            drafts = [Draft(b'"%d"' % n, priority=chance.randrange(10)) for n in range(many)]
+        else:
+            drafts = [Draft(b'"%d"' % n, delay=chance.choice([0, 0, 0.05])) for n in range(many)]
+        tell("sending")
+        ids = await broker.send(QUEUE, drafts)
+        for id, draft in zip(ids, drafts, strict=True):
+            tell("sent", id, draft.group)
+        await asyncio.sleep(chance.choice([0, 0.001, 0.01]))
+
+
+async def receiver(broker: Broker, chance: random.Random, name: str) -> None:
+    while True:
+        seconds = chance.choice([0.02, 0.3, 5, 600])
+        once = chance.random() < 0.15
+        mode = "at-most-once" if once else "at-least-once"
+        got = await broker.receive(
+            QUEUE, max=chance.choice([1, 3, 20]), visibility_timeout=seconds, mode=mode, wait=0.05, consumer=name
+        )
+        for stored in got:
+            fact = [stored.message.id, stored.receives, stored.visible_at, stored.receipt, stored.message.group]
+            tell("once" if once else "received", *fact)
+        if once or not got:
+            continue
+        await asyncio.sleep(chance.choice([0, 0, 0.005]))
+        leases = [Lease(stored.message.id, stored.receipt or "") for stored in got]
+        what = chance.randrange(8)
+        if what < 4:
+            for lease in leases:
+                tell("acking", lease.id)
+            outcomes = await broker.ack(QUEUE, leases)
+            for lease, outcome in zip(leases, outcomes, strict=True):
+                tell("acked", lease.id, lease.receipt, outcome)
+        elif what < 6:
+            for lease in leases:
+                tell("releasing", lease.id, lease.receipt)
+            await broker.release(QUEUE, leases, chance.choice([0, 0.05]))
+        elif what == 6:
+            for lease in leases:
+                tell("extending", lease.id, lease.receipt)
+            until, outcomes = await broker.extend(QUEUE, leases, 700)
+            for lease, outcome in zip(leases, outcomes, strict=True):
+                if outcome == "done":
+                    tell("extended", lease.id, until, lease.receipt)
+
+
+async def main(url: str, seed: int) -> None:
+    options = Options(upkeep_interval=0.1)
+    async with Broker(open_store(url, options), options) as broker:
+        await broker.configure(QUEUE, {"history": "events"})
+        tell("open")
+        jobs = [sender(broker, random.Random(f"{seed} s{n}"), f"s{n}") for n in range(4)]
+        jobs += [receiver(broker, random.Random(f"{seed} r{n}"), f"r{n}") for n in range(5)]
+        await asyncio.gather(*jobs)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], int(sys.argv[2])))
