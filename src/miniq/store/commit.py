@@ -50,6 +50,7 @@ class GroupCommit:
         self._scheduled = False
         self._alone = True
         """Whether the last batch had a single caller."""
+        self._beside: set[asyncio.Future[BaseException | None]] = set()
         self._loop = asyncio.get_running_loop()
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="miniq-commit", daemon=True)
@@ -74,22 +75,30 @@ class GroupCommit:
         if self._busy is not None or self.batch.ops:
             await self.commit(True)
 
-    async def run(self, job: Callable[[], None]) -> None:
-        """Run something in the commit thread, between two batches."""
+    async def beside(self, job: Callable[[], None]) -> None:
+        """Run something long in a thread of its own while batches go on; `close` waits for it."""
         if self.failed is not None:
             raise self.failed
-        future = self._loop.create_future()
+        ended: asyncio.Future[BaseException | None] = self._loop.create_future()
+
+        def end(error: BaseException | None) -> None:
+            self._beside.discard(ended)
+            ended.set_result(error)
 
         def work() -> None:
+            error: BaseException | None = None
             try:
                 job()
-            except BaseException as error:
-                self._loop.call_soon_threadsafe(_settle_future, future, error)
-            else:
-                self._loop.call_soon_threadsafe(_settle_future, future, None)
+            except BaseException as raised:
+                error = raised
+            self._loop.call_soon_threadsafe(end, error)
 
-        self._jobs.put(work)
-        await future
+        self._beside.add(ended)
+        threading.Thread(target=work, name="miniq-beside", daemon=True).start()
+        # Shielded: the thread goes on though its caller was cancelled, and closing has to wait for it.
+        error = await asyncio.shield(ended)
+        if error is not None:
+            raise error
 
     async def close(self) -> None:
         """Write what is staged, end the thread, refuse everything after."""
@@ -100,11 +109,13 @@ class GroupCommit:
         finally:
             if self.failed is None:
                 self.failed = Closed("the store is closed")
+            while self._beside:
+                await asyncio.wait(self._beside)
             if self._thread.is_alive():
                 ended = self._loop.create_future()
 
                 def end() -> None:
-                    self._loop.call_soon_threadsafe(_settle_future, ended, None)
+                    self._loop.call_soon_threadsafe(_settle_future, ended)
 
                 self._jobs.put(end)
                 self._jobs.put(None)
@@ -165,10 +176,6 @@ class GroupCommit:
             job()
 
 
-def _settle_future(future: asyncio.Future[None], error: BaseException | None) -> None:
-    if future.done():
-        return
-    if error is None:
+def _settle_future(future: asyncio.Future[None]) -> None:
+    if not future.done():
         future.set_result(None)
-    else:
-        future.set_exception(error)

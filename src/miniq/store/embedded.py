@@ -493,8 +493,12 @@ class EmbeddedStore:
         commit = self._committer()
         data = begin_backup(path, engine)
         await commit.settle()
-        await commit.run(lambda: self._kv.checkpoint(data))
-        end_backup(path, engine)
+
+        def write() -> None:
+            self._kv.checkpoint(data)
+            end_backup(path, engine)
+
+        await commit.beside(write)
 
     # Inside
 

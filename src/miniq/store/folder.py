@@ -124,8 +124,11 @@ def begin_backup(path: str, engine: str) -> str:
 
 def end_backup(path: str, engine: str) -> None:
     """Mark a backup as whole, once all of it is on disk."""
-    _sync_tree(path)
-    _write_marker(path, engine)
+    try:
+        _sync_tree(path)
+        _write_marker(path, engine)
+    except OSError as error:
+        raise StoreError(f"path: cannot write {path}: {error.strerror}", field="path") from None
 
 
 def restore(backup: str, folder: str) -> str:

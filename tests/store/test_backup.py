@@ -1,0 +1,210 @@
+"""Backup while work goes on, and restore into a new folder."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from miniq.errors import InvalidRequest, MiniQError, StoreFormat
+from miniq.message import Draft
+from miniq.store.folder import restore
+from tests.clock import FrozenClock
+from tests.kit import bodies, drain, ids, leases, send, states
+from tests.store.parts import opened
+
+
+async def test_backup_taken_under_load_has_everything_that_was_confirmed_before_it(
+    url: str, tmp_path: Path, engine: str
+) -> None:
+    clock = FrozenClock()
+    sent: list[str] = []
+    acked: list[str] = []
+    async with opened(url, clock) as broker:
+        await broker.configure("q", {"history": "events"})
+        stop = False
+
+        async def sender() -> None:
+            while not stop:
+                sent.extend(await broker.send("q", [Draft(b"1") for _ in range(5)]))
+
+        async def acker() -> None:
+            while not stop:
+                got = await broker.receive("q", max=2)
+                if got:
+                    await broker.ack("q", leases(got))
+                    acked.extend(ids(got))
+                await asyncio.sleep(0)
+
+        tasks = [asyncio.create_task(job) for job in (sender(), sender(), acker(), acker())]
+        while len(acked) < 50:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        confirmed, gone = list(sent), list(acked)
+        await broker.backup(str(tmp_path / "backup"))
+        after_sent, after_gone = set(sent), set(acked)
+        while len(sent) < len(after_sent) + 20:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        stop = True
+        await asyncio.gather(*tasks)
+    assert restore(str(tmp_path / "backup"), str(tmp_path / "restored")) == f"{engine}:{tmp_path / 'restored'}"
+    clock.advance(3600)
+    async with opened(f"{engine}:{tmp_path / 'restored'}", clock) as broker:
+        assert (await broker.queue("q")).settings.history == "events"
+        found: set[str] = set()
+        while got := await broker.receive("q", max=1000):
+            found |= set(ids(got))
+            await broker.ack("q", leases(got))
+        assert not found & set(gone)
+        assert set(confirmed) - found <= set(sent) - set(confirmed) | after_gone
+        assert set(confirmed) - set(acked) <= found
+        assert await states(broker, "q") == (0, 0, 0)
+    # The original knows nothing of that.
+    async with opened(url, clock) as broker:
+        counts = (await broker.queue("q")).counts
+        assert counts.total == len(sent) - len(acked)
+
+
+async def test_restored_store_is_the_same_in_every_respect(url: str, tmp_path: Path) -> None:
+    clock = FrozenClock()
+    async with opened(url, clock) as broker:
+        await broker.configure("q", {"history": "full", "max_receives": 3})
+        await send(broker, "q", *range(10))
+        await send(broker, "q", "later", delay=60)
+        await send(broker, "q", "g0", "g1", group="g")
+        dup = await send(broker, "q", "d", dedup_id="d")
+        held = await broker.receive("q", max=3)
+        await broker.ack("q", leases(held[:1]))
+        await broker.backup(str(tmp_path / "backup"))
+        queues = await broker.queues()
+        history = (await broker.history(limit=1000)).records
+    restored = restore(str(tmp_path / "backup"), str(tmp_path / "new" / "place"))
+    async with opened(restored, clock) as broker:
+        assert await broker.queues() == queues
+        assert (await broker.history(limit=1000)).records == history
+        assert await send(broker, "q", "d", dedup_id="d") == dup
+        assert await broker.ack("q", leases(held[1:])) == ["done", "done"]
+        assert bodies(await broker.receive("q", max=100)) == [3, 4, 5, 6, 7, 8, 9, "g0", "d"]
+
+
+async def test_backup_can_be_restored_twice_and_stays_as_it_was(url: str, tmp_path: Path) -> None:
+    async with opened(url) as broker:
+        await send(broker, "q", *range(3))
+        await broker.backup(str(tmp_path / "backup"))
+    for number in range(2):
+        restored = restore(str(tmp_path / "backup"), str(tmp_path / f"restored-{number}"))
+        async with opened(restored) as broker:
+            assert await drain(broker, "q") == [0, 1, 2]
+
+
+async def test_backup_into_something_that_exists_is_refused(url: str, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("mine")
+    async with opened(url) as broker:
+        for name in ("folder", "file", "file/below"):
+            with pytest.raises(InvalidRequest) as caught:
+                await broker.backup(str(tmp_path / name))
+            assert name in caught.value.text
+        assert (tmp_path / "file").read_text() == "mine"
+        assert list((tmp_path / "folder").iterdir()) == []
+        await send(broker, "q", "goes on")
+        assert await drain(broker, "q") == ["goes on"]
+
+
+async def test_restore_into_something_that_exists_is_refused(url: str, tmp_path: Path) -> None:
+    async with opened(url) as broker:
+        await broker.backup(str(tmp_path / "backup"))
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "notes").write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    for name in ("folder", "file"):
+        with pytest.raises(InvalidRequest, match=name):
+            restore(str(tmp_path / "backup"), str(tmp_path / name))
+    assert [path.name for path in (tmp_path / "folder").iterdir()] == ["notes"]
+
+
+async def test_restore_into_an_empty_folder_is_fine(url: str, tmp_path: Path) -> None:
+    async with opened(url) as broker:
+        await send(broker, "q", 1)
+        await broker.backup(str(tmp_path / "backup"))
+    (tmp_path / "empty").mkdir()
+    async with opened(restore(str(tmp_path / "backup"), str(tmp_path / "empty"))) as broker:
+        assert await drain(broker, "q") == [1]
+
+
+async def test_incomplete_backup_is_refused(url: str, tmp_path: Path) -> None:
+    async with opened(url) as broker:
+        await broker.backup(str(tmp_path / "backup"))
+    shutil.copytree(tmp_path / "backup", tmp_path / "no-data")
+    shutil.rmtree(tmp_path / "no-data" / "data")
+    (tmp_path / "backup" / "MINIQ").unlink()
+    for name in ("backup", "no-data", "nothing"):
+        with pytest.raises(InvalidRequest, match="not a complete MiniQ backup"):
+            restore(str(tmp_path / name), str(tmp_path / "restored"))
+        assert not (tmp_path / "restored").exists()
+
+
+async def test_backup_in_an_unknown_format_is_refused(url: str, tmp_path: Path) -> None:
+    async with opened(url) as broker:
+        await broker.backup(str(tmp_path / "backup"))
+    for marker in ("{", '{"format": 99, "engine": "rocksdb"}'):
+        (tmp_path / "backup" / "MINIQ").write_text(marker)
+        with pytest.raises(StoreFormat):
+            restore(str(tmp_path / "backup"), str(tmp_path / "restored"))
+        assert not (tmp_path / "restored").exists()
+
+
+async def test_sends_and_acks_are_confirmed_while_a_large_backup_runs(url: str, tmp_path: Path) -> None:
+    async with opened(url) as broker:
+        for _ in range(40):
+            await broker.send("bulk", [Draft(b"x" * 2000) for _ in range(500)])
+        await send(broker, "q", *range(100))
+        longest = 0.0
+        count = 0
+        backup = asyncio.create_task(broker.backup(str(tmp_path / "backup")))
+
+        async def worker() -> None:
+            nonlocal longest, count
+            while not backup.done():
+                started = time.monotonic()
+                await send(broker, "q", "x")
+                got = await broker.receive("q")
+                assert await broker.ack("q", leases(got)) == ["done"]
+                longest = max(longest, time.monotonic() - started)
+                count += 1
+
+        started = time.monotonic()
+        await asyncio.gather(worker(), worker(), worker())
+        await backup
+        took = time.monotonic() - started
+        # None of them waits for the whole of it.
+        assert longest < max(0.5 * took, 0.15), f"{longest:.2f} of {took:.2f} s, {count} rounds"
+    async with opened(restore(str(tmp_path / "backup"), str(tmp_path / "restored"))) as broker:
+        assert (await broker.queue("bulk")).counts.total == 20_000
+
+
+async def test_two_backups_at_once_are_both_whole(url: str, tmp_path: Path) -> None:
+    async with opened(url) as broker:
+        await send(broker, "q", *range(5))
+        await asyncio.gather(broker.backup(str(tmp_path / "a")), broker.backup(str(tmp_path / "b")))
+    for name in ("a", "b"):
+        async with opened(restore(str(tmp_path / name), str(tmp_path / f"{name}-restored"))) as broker:
+            assert await drain(broker, "q") == [0, 1, 2, 3, 4]
+
+
+async def test_close_waits_for_a_backup_that_runs(url: str, tmp_path: Path) -> None:
+    async with opened(url) as broker:
+        for _ in range(10):
+            await broker.send("bulk", [Draft(b"x" * 2000) for _ in range(500)])
+        backup = asyncio.create_task(broker.backup(str(tmp_path / "backup")))
+        await asyncio.sleep(0.01)
+    end = (await asyncio.gather(backup, return_exceptions=True))[0]
+    if end is None:
+        async with opened(restore(str(tmp_path / "backup"), str(tmp_path / "restored"))) as broker:
+            assert (await broker.queue("bulk")).counts.total == 5000
+    else:
+        assert isinstance(end, MiniQError)
+        with pytest.raises(InvalidRequest):
+            restore(str(tmp_path / "backup"), str(tmp_path / "restored"))
