@@ -47,6 +47,12 @@ def run_of(id: str) -> tuple[str, int]:
     return id[:34] + tail, place
 
 
+def ids_from(id: str, count: int) -> list[str]:
+    """An id and those that follow it in its run, `count` in all."""
+    head, place = id[:34], int(id[34:], 16)
+    return [head + tail for tail in _PLACES[place : place + count]]
+
+
 def id_after(id: str, places: int) -> str:
     """The id so many places further in the same run."""
     return f"{id[:34]}{int(id[34:], 16) + places:02x}"

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
-from miniq.ids import run_of
+from miniq.ids import ids_from, run_of
 from miniq.message import Message, QueueSettings, Stored
 from miniq.store import keys
 
@@ -123,10 +123,7 @@ class Block:
         return self.name[:34] + _TAILS[place + (128 if self.name[34] == "8" else 0)]
 
     def ids_at(self, places: range) -> list[str]:
-        if self.alone:
-            return [self.name[:36]]
-        head, shift = self.name[:34], 128 if self.name[34] == "8" else 0
-        return [head + tail for tail in _TAILS[places.start + shift : places.stop + shift]]
+        return ids_from(self.id_at(places.start), len(places))
 
     def is_gone(self, place: int) -> bool:
         return bool(self.gone >> place & 1)

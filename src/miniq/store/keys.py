@@ -30,10 +30,12 @@ Values are MessagePack. To change a record, add a field at the end with a defaul
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 
 import msgspec
 from msgspec import Struct
 
+from miniq.ids import ids_from
 from miniq.message import Event, Message, QueueSettings
 
 FORMAT = 1
@@ -46,6 +48,24 @@ class QueueRecord(Struct, frozen=True, array_like=True):
     number: int
     serial: int
     settings: QueueSettings
+
+
+class PlainBlock(Struct, frozen=True, array_like=True, tag=0, gc=False):
+    """Messages that differ in their bodies only: what is common stands once."""
+
+    first: str
+    queue: str
+    sent_at: int
+    due_at: int
+    content_type: str
+    priority: int
+    bodies: list[bytes]
+
+
+class MixedBlock(Struct, frozen=True, array_like=True, tag=1, gc=False):
+    """Messages that have more of their own."""
+
+    messages: list[Message]
 
 
 class CountRecord(Struct, frozen=True, array_like=True):
@@ -105,7 +125,7 @@ class HistoryHead(Struct, frozen=True, array_like=True):
 
 
 encode = msgspec.msgpack.Encoder().encode
-decode_block = msgspec.msgpack.Decoder(list[Message]).decode
+_decode_block = msgspec.msgpack.Decoder(PlainBlock | MixedBlock).decode
 decode_queue = msgspec.msgpack.Decoder(QueueRecord).decode
 decode_count = msgspec.msgpack.Decoder(CountRecord).decode
 decode_group = msgspec.msgpack.Decoder(GroupRecord).decode
@@ -114,6 +134,41 @@ decode_gone = msgspec.msgpack.Decoder(GoneRecord).decode
 decode_dedup = msgspec.msgpack.Decoder(DedupRecord).decode
 decode_head = msgspec.msgpack.Decoder(HistoryHead).decode
 decode_events = msgspec.msgpack.Decoder(list[EventRun]).decode
+
+
+def encode_block(messages: Sequence[Message]) -> bytes:
+    """The record of a block; its ids follow each other."""
+    first = messages[0]
+    kind, sent_at = first.content_type, first.sent_at
+    for message in messages:
+        if (
+            message.headers is not None
+            or message.key is not None
+            or message.expires_at is not None
+            or message.dedup_id is not None
+            or message.recipient is not None
+            or message.group is not None
+            or message.dead is not None
+            or message.content_type != kind
+            or message.sent_at != sent_at
+        ):
+            return encode(MixedBlock(list(messages)))
+    bodies = [message.body for message in messages]
+    return encode(PlainBlock(first.id, first.queue, sent_at, first.due_at, kind, first.priority, bodies))
+
+
+def decode_block(value: bytes) -> list[Message]:
+    """The messages of a block."""
+    block = _decode_block(value)
+    if isinstance(block, MixedBlock):
+        return block.messages
+    queue, sent_at, due_at = block.queue, block.sent_at, block.due_at
+    kind, priority = block.content_type, block.priority
+    return [
+        Message(id, queue, sent_at, due_at, body, kind, priority)
+        for id, body in zip(ids_from(block.first, len(block.bodies)), block.bodies, strict=True)
+    ]
+
 
 LAST_ID = b"l"
 HISTORY_HEAD = b"o"

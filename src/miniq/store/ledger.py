@@ -11,7 +11,7 @@ from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 
-from miniq.ids import run_of
+from miniq.ids import RUN, ids_from, run_of
 from miniq.message import Message
 from miniq.store import keys
 from miniq.store.base import ReadyHint
@@ -102,7 +102,7 @@ class Ledger:
             group.low = block.name
 
     def _enter(self, shelf: Shelf, block: Block, messages: Sequence[Message], now: int, blocks: list[Block]) -> None:
-        self._ops.append((block.key, keys.encode(messages)))
+        self._ops.append((block.key, keys.encode_block(messages)))
         self._window.hold(block, list(messages))
         shelf.count += block.count
         shelf.size += sum(self._window.sizes(block))
@@ -326,7 +326,7 @@ class Ledger:
         if new.key != block.key:
             self._ops.append((block.key, None))
             self._ops.append((keys.index_key(shelf.number, message.id), new.key))
-        self._ops.append((new.key, keys.encode([message])))
+        self._ops.append((new.key, keys.encode_block([message])))
         self._window.hold(new, [message])
         shelf.size += message.size - old_size
         self.dirty.add(shelf)
@@ -340,7 +340,7 @@ class Ledger:
         key = keys.lane_prefix(shelf.number, block.owner, message.priority) + name.encode()
         new = Block(name, key, block.owner, message.priority, 1)
         self._ops.append((keys.index_key(shelf.number, message.id), key))
-        self._ops.append((key, keys.encode([message])))
+        self._ops.append((key, keys.encode_block([message])))
         self._window.hold(new, [message])
         shelf.count += 1
         shelf.size += message.size
@@ -383,7 +383,7 @@ class Ledger:
             self._window.hold(block, [message])
         block.waiting = False
         block.key = keys.lane_prefix(shelf.number, block.owner, block.priority) + block.name.encode()
-        self._ops.append((block.key, keys.encode([message])))
+        self._ops.append((block.key, keys.encode_block([message])))
         self._ops.append((keys.index_key(shelf.number, message.id), block.key))
         group.low = block.name
         run = block.runs[0]
@@ -421,15 +421,12 @@ def _alike(messages: Sequence[Message], start: int, end: int) -> int:
     """The end of the stretch from `start` on whose ids follow each other in one run and which can lie in
     one block."""
     first = messages[start]
-    head, tail = first.id[:34], int(first.id[34:], 16)
     priority, due_at = first.priority, first.due_at
-    limit = min(end, start + 128)
-    stop = start + 1
-    while stop < limit:
-        message = messages[stop]
-        tail += 1
+    part = messages[start : min(end, start + RUN)]
+    stop = start
+    for message, id in zip(part, ids_from(first.id, len(part)), strict=False):
         if (
-            message.id != f"{head}{tail:02x}"
+            message.id != id
             or message.priority != priority
             or message.due_at != due_at
             or message.recipient is not None
