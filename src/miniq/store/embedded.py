@@ -300,6 +300,8 @@ class EmbeddedStore:
             outcome = _check(found, receipt, now)
             if found is not None and outcome == "done":
                 block, place = found
+                # From here on it is this one, also for the fences that follow.
+                shelf.blocks[block.name] = block
                 run = block.runs[place]
                 if stretch is not None and stretch[0] is block and stretch[2] == place and stretch[3] is run:
                     stretch = (block, stretch[1], place + 1, run)
@@ -706,6 +708,7 @@ class EmbeddedStore:
     def _discard(self, shelf: Shelf, number: int) -> None:
         """Nothing under this number counts any more; `tidy` removes it bit by bit."""
         self._ledger.dirty.discard(shelf)
+        self._window.abandon(shelf)
         batch = self._committer().batch
         batch.ops.append((keys.garbage_key(number), b""))
         # Not before: what was staged earlier under this number is not on disk yet, and would be missed.

@@ -133,7 +133,7 @@ class Ledger:
                 block.arrives = None
                 if shelf.arriving.get(block.name) is block:
                     del shelf.arriving[block.name]
-                if not block.alive:
+                if not block.alive or not shelf.tracks:
                     self._window.forget(block)
                 elif block.waiting:
                     self._unfollow(shelf, block)

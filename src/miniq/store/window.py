@@ -190,6 +190,15 @@ class Window:
             size += len(value)
         lane.more = False
 
+    def abandon(self, shelf: Shelf) -> None:
+        """A queue was emptied or deleted: give back what it had of the window. What is still being written
+        is given back when that is done."""
+        for track in shelf.tracks.values():
+            self._messages -= sum(lane.size for lane in track.lanes)
+        shelf.tracks.clear()
+        for block in shelf.blocks.values():
+            self.forget(block)
+
     def trim_owners(self, shelf: Shelf) -> None:
         """Forget the lanes of recipients for whom nothing is in memory, if there are many."""
         if len(shelf.tracks) > OWNERS:
