@@ -33,11 +33,12 @@ class Target(Struct, frozen=True):
         """Whether a broker runs elsewhere; otherwise the URL is that of a store, opened in this process."""
         return re.match(r"(https?|tcp)://", self.url) is not None
 
-    def open(self) -> Client:
-        """A client; to be closed by the caller."""
-        if self.is_remote and self.api_key is not None:
-            return connect(self.url, api_key=self.api_key)
-        return connect(self.url)
+    def open(self, patience: float = 0.5) -> Client:
+        """A client, to be closed by the caller. While the broker is away, calls are repeated for `patience`
+        seconds: people want to know soon, workers can wait."""
+        if not self.is_remote:
+            return connect(self.url)
+        return connect(self.url, retry=patience, api_key=self.api_key)
 
     def environment(self) -> dict[str, str]:
         """The environment of a process that is to talk to the same broker. Secrets do not belong on a command

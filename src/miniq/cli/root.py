@@ -44,6 +44,14 @@ HIDDEN = {"copy-write": "copy_ends", "copy-read": "copy_ends"}
 """Commands that other commands start as processes of their own."""
 
 
+HINTS = {
+    "store_unavailable": "; start a broker with `miniq serve`, or name another one with --url",
+    "unauthorized": " (--api-key or MINIQ_API_KEY)",
+    "store_locked": ". Talk to it through its broker with --url http://HOST:PORT",
+}
+"""What to do about an error, in the words of the command line."""
+
+
 class Root(click.Group):
     """A group that imports a command's module only when that command is asked for."""
 
@@ -117,7 +125,7 @@ def run(args: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except MiniQError as error:
-        say(error.text)
+        say(error.text + HINTS.get(error.code, ""))
         return 1
     except OSError as error:
         name = "" if error.filename is None else f": {error.filename}"

@@ -1,0 +1,125 @@
+"""`miniq bench`: how fast is this broker from here? A short measurement, not a proof."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+import click
+from msgspec import Struct
+
+from miniq.cli.flags import SECONDS, SIZE, Target, as_json, target
+from miniq.cli.output import json_line, table
+from miniq.cli.root import say
+from miniq.client.bodies import BYTES
+from miniq.client.sync import Queue
+from miniq.errors import MiniQError
+from miniq.message import Draft
+
+BATCHES = (1, 100, 1000)
+
+
+class Result(Struct):
+    """One line of the table."""
+
+    operation: str
+    batch: int
+    messages: int
+    seconds: float
+    rate: float
+    p50_ms: float
+    p99_ms: float
+
+
+@click.command()
+@click.option("--seconds", type=SECONDS, default=1.0, help="How long each of the six takes, about. [default: 1]")
+@click.option("--size", type=SIZE, default=1024, show_default=True, help="Bytes of a body.")
+@as_json
+@target
+def bench(at: Target, seconds: float, size: int, as_json: bool) -> None:
+    """Measure sends, and receives with their acks, one, 100 and 1000 at a time.
+
+    One client, one call at a time, in a queue of its own that is deleted at the end. The times are those
+    of a call: for `receive+ack`, of both together.
+
+    \b
+    Examples:
+      miniq bench
+      miniq bench --url ./miniq-data --size 64k --json
+    """
+    name = f"bench-{secrets.token_hex(8)}"
+    results: list[Result] = []
+    with at.open(patience=5.0) as client:
+        queue = client.queue(name)
+        queue.configure(visibility_timeout=600.0)
+        try:
+            for batch in BATCHES:
+                if batch * size > 8 * 1024 * 1024:
+                    say(f"left out {batch} at a time: too many bytes for one call")
+                    continue
+                results += measure(queue, batch, size, seconds)
+        finally:
+            with suppress(MiniQError):
+                queue.delete()
+    if as_json:
+        for result in results:
+            json_line(result)
+        return
+    table(
+        ("OPERATION", "BATCH", "MESSAGES/S", "P50 MS", "P99 MS"),
+        [(r.operation, r.batch, f"{r.rate:,.0f}", f"{r.p50_ms:.2f}", f"{r.p99_ms:.2f}") for r in results],
+        numbers=(1, 2, 3, 4),
+    )
+
+
+def measure(queue: Queue, batch: int, size: int, seconds: float) -> list[Result]:
+    """Send for a while, then receive and ack what was sent."""
+    body = secrets.token_bytes(size)
+    drafts = [Draft(body, BYTES)] * batch
+
+    def send() -> int:
+        return len(queue.send_many(drafts))
+
+    def receive() -> int:
+        some = queue.receive(batch)
+        queue.ack(some)
+        return len(some)
+
+    sent = clocked("send", batch, send, seconds)
+    received = clocked("receive+ack", batch, receive, seconds)
+    queue.purge()
+    return [sent, received]
+
+
+def clocked(operation: str, batch: int, call: Callable[[], int], seconds: float) -> Result:
+    """Call until the time is over or there is nothing more to do; the first call only warms up."""
+    call()
+    times: list[float] = []
+    messages = 0
+    began = now = time.perf_counter()
+    while now - began < seconds:
+        count = call()
+        after = time.perf_counter()
+        if not count:
+            break
+        messages += count
+        times.append(after - now)
+        now = after
+    times.sort()
+    spent = now - began
+    return Result(
+        operation,
+        batch,
+        messages,
+        round(spent, 3),
+        round(messages / spent, 1) if spent else 0.0,
+        round(1000 * quantile(times, 0.5), 3),
+        round(1000 * quantile(times, 0.99), 3),
+    )
+
+
+def quantile(ordered: list[float], share: float) -> float:
+    """The value below which that share lies."""
+    return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else 0.0

@@ -1,0 +1,198 @@
+"""The two ends of `miniq copy`, each a process: one sends a file's lines, the other puts them together again.
+
+A message is a line, or a piece of a long one; its `key` is its number. The last message is JSON and says what the
+whole must be. The reader writes by number: what comes twice is dropped, what comes too early waits, so the copy is
+right whatever the broker or the network go through.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Iterator
+from typing import BinaryIO
+
+import click
+from msgspec import Struct, json
+
+from miniq.cli.copy import PATIENCE
+from miniq.cli.flags import Target, target
+from miniq.client.bodies import BYTES, draft
+from miniq.client.sync import Message, Queue
+from miniq.errors import MiniQError, QueueFull, TooLarge
+from miniq.message import Draft
+
+BATCH = 1000
+BATCH_BYTES = 4 * 1024 * 1024
+PIECE = 512 * 1024
+"""Longest body; less if the broker allows less."""
+SMALLEST = 1024
+WAIT = 5.0
+BREATH = 0.02
+"""Seconds that the writer waits for the reader when it is too far ahead."""
+
+
+class Whole(Struct):
+    """The end marker: what the copy must be."""
+
+    bytes: int
+    sha256: str
+
+
+def check_parent(parent: int) -> None:
+    """End with whoever started us; nobody would clean up after the copy."""
+    if os.getppid() != parent:
+        raise MiniQError("the process that started the copy is gone")
+
+
+@click.command(hidden=True)
+@click.argument("queue")
+@click.argument("source")
+@target
+def copy_write(at: Target, queue: str, source: str) -> None:
+    """Send the lines of a file."""
+    with open(source, "rb") as file, at.open(PATIENCE) as client:
+        Writer(client.queue(queue)).send(file)
+
+
+class Writer:
+    """Sends pieces in order. If the broker takes less at a time than we thought, they are cut smaller."""
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+        self._piece = PIECE
+        self._batch = BATCH
+        self._batch_bytes = BATCH_BYTES
+        self._number = 0
+        self._parent = os.getppid()
+
+    def send(self, file: BinaryIO) -> None:
+        """All of a file, then the end marker."""
+        digest = hashlib.sha256()
+        count = 0
+        for pieces in self._portions(file):
+            for piece in pieces:
+                digest.update(piece)
+                count += len(piece)
+            self._send_pieces(pieces)
+        self._deliver(
+            [draft(json.encode(Whole(count, digest.hexdigest())), content_type="application/json", key="end")]
+        )
+
+    def _portions(self, file: BinaryIO) -> Iterator[list[bytes]]:
+        """The lines of a file, long ones in pieces, as many as go in one call."""
+        pieces: list[bytes] = []
+        size = 0
+        while piece := file.readline(self._piece):
+            pieces.append(piece)
+            size += len(piece)
+            if len(pieces) >= self._batch or size >= self._batch_bytes:
+                yield pieces
+                pieces, size = [], 0
+        if pieces:
+            yield pieces
+
+    def _send_pieces(self, pieces: list[bytes]) -> None:
+        try:
+            self._deliver([Draft(piece, BYTES, key=str(self._number + at)) for at, piece in enumerate(pieces)])
+        except TooLarge:
+            if self._piece <= SMALLEST and self._batch == 1:
+                raise
+            self._piece = max(self._piece // 2, SMALLEST)
+            self._batch = max(self._batch // 2, 1)
+            self._batch_bytes = max(self._batch_bytes // 2, SMALLEST)
+            half = len(pieces) // 2
+            if half:
+                self._send_pieces(pieces[:half])
+                self._send_pieces(pieces[half:])
+            else:
+                self._send_pieces([pieces[0][at : at + self._piece] for at in range(0, len(pieces[0]), self._piece)])
+            return
+        self._number += len(pieces)
+
+    def _deliver(self, drafts: list[Draft]) -> None:
+        """Send, and wait while the reader is too far behind."""
+        while True:
+            check_parent(self._parent)
+            try:
+                self._queue.send_many(drafts)
+                return
+            except QueueFull:
+                time.sleep(BREATH)
+
+
+@click.command(hidden=True)
+@click.argument("queue")
+@click.argument("part")
+@target
+def copy_read(at: Target, queue: str, part: str) -> None:
+    """Receive the lines of a file and write them; prints how many lines and bytes it has."""
+    parent = os.getppid()
+    with open(part, "wb") as file, at.open(PATIENCE) as client:
+        source = client.queue(queue)
+        assembly = Assembly(file)
+        while not assembly.whole:
+            check_parent(parent)
+            done = assembly.add(source.receive(BATCH, wait=WAIT))
+            for start in range(0, len(done), BATCH):
+                source.ack(done[start : start + BATCH])
+            click.echo(f"{assembly.lines} {assembly.size}")
+        file.flush()
+        if os.path.isfile(part):
+            os.fsync(file.fileno())
+
+
+class Assembly:
+    """Puts pieces together by their numbers."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.whole = False
+        self.size = 0
+        self._breaks = 0
+        self._partial = False
+        self._file = file
+        self._digest = hashlib.sha256()
+        self._next = 0
+        self._early: dict[int, Message] = {}
+        self._end: Message | None = None
+
+    @property
+    def lines(self) -> int:
+        """How many there are by now; a last one without an end counts."""
+        return self._breaks + self._partial
+
+    def add(self, messages: list[Message]) -> list[Message]:
+        """Write what is next, and return all that need not come again."""
+        done: list[Message] = []
+        for message in messages:
+            if message.key == "end":
+                self._end = message
+                continue
+            number = int(message.key or "")
+            if number < self._next:
+                done.append(message)  # it came again
+            else:
+                self._early[number] = message  # the newer receipt, if it came again
+        while (found := self._early.pop(self._next, None)) is not None:
+            self._write(found.data)
+            self._next += 1
+            done.append(found)
+        if self._end is not None and self._is_whole(json.decode(self._end.data, type=Whole)):
+            self.whole = True
+            done.append(self._end)
+        return done
+
+    def _write(self, piece: bytes) -> None:
+        self._file.write(piece)
+        self._digest.update(piece)
+        self.size += len(piece)
+        self._partial = not piece.endswith(b"\n")
+        self._breaks += not self._partial
+
+    def _is_whole(self, wanted: Whole) -> bool:
+        if self.size < wanted.bytes:
+            return False
+        if self.size != wanted.bytes or self._digest.hexdigest() != wanted.sha256:
+            raise MiniQError(f"the copy has {self.size} bytes that are not the {wanted.bytes} bytes sent")
+        return True

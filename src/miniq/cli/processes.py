@@ -1,0 +1,106 @@
+"""Processes that commands start, and how they all come to an end: on Ctrl-C, on SIGTERM, and when one fails."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import IO
+
+from miniq.cli.flags import Target
+from miniq.errors import MiniQError
+
+GRACE = 10.0
+"""Seconds that a process has to end by itself."""
+
+
+def start(
+    args: Sequence[str], env: dict[str, str], *, out: int | None = subprocess.PIPE, err: int | None = None
+) -> subprocess.Popen[str]:
+    """A `miniq` process in a session of its own: Ctrl-C reaches only us, and we tell it what to do."""
+    return subprocess.Popen(  # noqa: S603  our own command
+        [sys.executable, "-m", "miniq", *args],
+        env=env | {"PYTHONUNBUFFERED": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=err,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def end(processes: Iterable[subprocess.Popen[str]], number: int = signal.SIGTERM) -> None:
+    """Have processes end, politely first, and wait for them."""
+    running = [process for process in processes if process.poll() is None]
+    for process in running:
+        process.send_signal(number)
+    for process in running:
+        try:
+            process.wait(GRACE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def reachable(at: Target) -> Iterator[Target]:
+    """A broker that several processes can talk to. For the folder of a store one is started, because a folder
+    is open in one process at a time."""
+    if at.is_remote:
+        yield at
+        return
+    store = at.url if ":" in at.url else f"rocksdb:{at.url}"
+    process = start(
+        ["serve", "--store", store, "--host", "127.0.0.1", "--port", "0"], at.environment(), err=subprocess.PIPE
+    )
+    try:
+        line = reader(process.stdout).readline()
+        if not line:
+            said = reader(process.stderr).read().strip().removeprefix("miniq: ")
+            raise MiniQError(said or f"the broker for {at.url} did not start")
+        yield Target(line.removeprefix("miniq ready: ").split()[0], at.api_key)
+    finally:
+        end([process])
+        reader(process.stdout).close()
+        reader(process.stderr).close()
+
+
+def reader(pipe: IO[str] | None) -> IO[str]:
+    """A pipe that is known to be there."""
+    if pipe is None:
+        raise MiniQError("a process was started without a pipe")
+    return pipe
+
+
+def interrupt_on_sigterm() -> None:
+    """Take SIGTERM for Ctrl-C, so that whatever cleans up after one does after the other."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+def ignore_interrupts() -> None:
+    """From now on we are cleaning up, and nothing may cut that off."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+
+class Stop:
+    """Whether a worker is to end: it was interrupted, or whoever started it is gone. What it is just doing it
+    finishes; a second Ctrl-C does not wait for that."""
+
+    def __init__(self) -> None:
+        self._asked = False
+        self._parent = os.getppid()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._ask)
+
+    def is_set(self) -> bool:
+        return self._asked or os.getppid() != self._parent
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self._asked:
+            raise KeyboardInterrupt
+        self._asked = True
