@@ -10,6 +10,9 @@ from __future__ import annotations
 import random
 
 RUN = 128
+SHARE = 100
+"""How many messages of one call share a run. People send and receive round numbers, and what is received as it
+was sent is cheapest."""
 _PLACES = tuple(f"{place:02x}" for place in range(256))
 _LOW, _HIGH = _PLACES[:RUN], _PLACES[RUN:]
 _FIRST = {tail: ("00" if place < RUN else "80", place % RUN) for place, tail in enumerate(_PLACES)}

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from miniq.errors import BadName, InvalidRequest, TooLarge
-from miniq.ids import RUN, IdSource
+from miniq.ids import SHARE, IdSource
 from miniq.message import JSON, SECOND, DeadLetter, Draft, History, Message, QueueSettings, Stored
 from miniq.options import Limits
 
@@ -158,8 +158,8 @@ def admit(
         ):
             return _admit_each(queue, settings, drafts, ids, now, limits)
     messages: list[Message] = []
-    for start in range(0, len(drafts), RUN):
-        some = drafts[start : start + RUN]
+    for start in range(0, len(drafts), SHARE):
+        some = drafts[start : start + SHARE]
         messages += [
             Message(id, queue, now, due, draft.body, kind, priority)
             for id, draft in zip(ids.run(len(some), now), some, strict=True)
@@ -184,7 +184,7 @@ def _admit_each(
         alone = draft.recipient is not None or draft.group is not None or draft.dedup_id is not None
         alike = None if alone else (draft.priority, draft.delay)
         if alike is None or alike != before or not run:
-            run = ids.run(1 if alike is None else RUN, now)
+            run = ids.run(1 if alike is None else SHARE, now)
             run.reverse()
         before = alike
         delay = settings.delay if draft.delay is None else draft.delay
