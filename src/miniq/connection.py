@@ -25,8 +25,20 @@ class Door(Protocol):
 
 
 def connect(url: str | os.PathLike[str], **options: Any) -> Client:
-    """A client of the broker at `url`: a folder, `rocksdb:DIR`, `leveldb:DIR` or `memory:` opens one in this
-    process, whose `options` are the fields of `Options`."""
+    """A client of the broker at `url`.
+
+    `http://HOST:PORT` or `https://HOST:PORT` is a server; connections are made when they are needed. `options`:
+
+    - `api_key`: the key to show; without it the one in the environment as MINIQ_API_KEY, if any
+    - `timeout`: seconds to wait for a connection, and for an answer (30); a receive may take its `wait` more
+    - `retry`: seconds for which calls are repeated while the server is away (10); 0 is never. A send that is
+      repeated adds its messages once.
+    - `ca`, `verify`: with https, a file of authorities to trust instead of the system's, and whether to check
+      the server's certificate at all (True)
+
+    A folder, `rocksdb:DIR`, `leveldb:DIR` or `memory:` opens a broker in this process, whose `options` are the
+    fields of `Options`.
+    """
     door, address = _find(url)
     return Client(door.open(address, options))
 
@@ -67,8 +79,13 @@ def _find(url: str | os.PathLike[str]) -> tuple[Door, str]:
         from miniq import embedded
 
         return embedded, address
+    if scheme is not None and scheme.lower() in ("http", "https"):
+        from miniq.client import http
+
+        return http, address
     raise InvalidRequest(
-        f"url: cannot connect to {url!r}; use a folder, rocksdb:DIR, leveldb:DIR or memory:", field="url"
+        f"url: cannot connect to {url!r}; use http://HOST:PORT, a folder, rocksdb:DIR, leveldb:DIR or memory:",
+        field="url",
     )
 
 

@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from msgspec.structs import replace
-
 from miniq.client.bodies import decode
 from miniq.client.calls import Ack, Extend, Extended, Release, check_held
 from miniq.errors import InvalidRequest, MessageNotFound, MiniQError, StaleReceipt
@@ -181,7 +179,8 @@ class Delivery(Generic[Q]):
 
     def _renewed(self, outcome: Outcome, until: int) -> None:
         if outcome == "done":
-            self._stored = replace(self._stored, visible_at=until)
+            now = self._stored
+            self._stored = Stored(now.message, until, now.receives, now.receipt, now.consumer)
         else:
             self._state = SETTLED
 

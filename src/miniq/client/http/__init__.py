@@ -1,0 +1,26 @@
+"""The HTTP transport, in parts: `target.py` (URL and options), `requests.py` and `answers.py` (calls to bytes and
+back, no I/O), `retries.py`, and `sync.py` and `aio.py`, which move the bytes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from miniq.client.http.aio import AsyncHttp
+    from miniq.client.http.sync import Http
+
+
+def open(url: str, options: dict[str, Any]) -> Http:
+    """A transport to the broker at `url`, for callers of any thread; `options` are those of `HttpOptions`."""
+    from miniq.client.http.sync import Http
+    from miniq.client.http.target import read_target
+
+    return Http(read_target(url, options))
+
+
+async def open_async(url: str, options: dict[str, Any]) -> AsyncHttp:
+    """A transport to the broker at `url` in the running event loop; `options` are those of `HttpOptions`."""
+    from miniq.client.http.aio import AsyncHttp
+    from miniq.client.http.target import read_target
+
+    return AsyncHttp(read_target(url, options))

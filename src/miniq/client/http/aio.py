@@ -1,0 +1,269 @@
+"""The HTTP transport for event loops: connections as protocols, a pool of them, and attempts until a call comes
+through. What a call means is decided where the blocking transport has it decided too."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections import deque
+from time import monotonic
+from typing import TypeVar, cast
+
+from miniq.client.calls import Call, Receive, Release
+from miniq.client.http.answers import Answer, Trouble, garbled, judge, lost, unanswered, unreachable, untrusted
+from miniq.client.http.requests import Exchange
+from miniq.client.http.retries import Retries
+from miniq.client.http.sync import IDLE, LAST_WORDS, SMALL, SPARE
+from miniq.client.http.target import Target
+from miniq.errors import Closed, InvalidRequest
+from miniq.message import Lease
+
+T = TypeVar("T")
+
+
+class AsyncHttp:
+    """Performs calls on a broker behind HTTP, in the event loop it was made in."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._loop = asyncio.get_running_loop()
+        self._idle: deque[_Connection] = deque()
+        self._all: set[_Connection] = set()
+        self._errands: set[asyncio.Task[None]] = set()
+        self._closed = asyncio.Event()
+
+    async def perform(self, call: Call[T]) -> T:
+        if asyncio.get_running_loop() is not self._loop:
+            raise InvalidRequest("client: it belongs to another event loop; connect in this one", field="client")
+        exchange = Exchange(self._target, call)
+        began = now = monotonic()
+        retries: Retries | None = None
+        while True:
+            if self._closed.is_set():
+                raise Closed("the client is closed")
+            try:
+                return cast(T, await self._attempt(exchange, now))
+            except Trouble as trouble:
+                if self._closed.is_set():
+                    if isinstance(call, Receive):
+                        return cast(T, [])
+                    raise Closed("the client is closed") from None
+                retries = retries or Retries(exchange, self._target.retry, began)
+                pause = retries.pause(trouble, monotonic())
+            if pause:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._closed.wait(), pause)
+            now = monotonic()
+            retries.again(now)
+
+    async def close(self) -> None:
+        self._closed.set()
+        if self._errands:
+            await asyncio.wait(self._errands)
+        for connection in list(self._all):
+            if connection.ends_with_client:
+                connection.drop()
+        self._idle.clear()
+        await asyncio.sleep(0)  # transports say goodbye in the next round of the loop
+
+    # Inside
+
+    async def _attempt(self, exchange: Exchange, now: float) -> object:
+        """Send a call on a kept or a new connection, and read its answer."""
+        connection = None if exchange.kind.once else self._kept(now)
+        reused = connection is not None
+        if connection is None:
+            connection = await self._connect()
+            if self._closed.is_set() and isinstance(exchange.call, Receive):
+                connection.drop()
+                return []
+        try:
+            answer = await connection.exchange(exchange, self._target, reused)
+        except asyncio.CancelledError:
+            if isinstance(exchange.call, Receive) and not self._closed.is_set():
+                errand = self._loop.create_task(self._give_back(connection, exchange))
+                self._errands.add(errand)
+                errand.add_done_callback(self._errands.discard)
+            else:
+                connection.drop()
+            raise
+        except BaseException:
+            connection.drop()
+            raise
+        try:
+            return judge(exchange, answer, self._target)
+        finally:
+            self._keep(connection, now)
+
+    async def _connect(self) -> _Connection:
+        target = self._target
+        try:
+            async with asyncio.timeout(target.timeout):
+                _, connection = await self._loop.create_connection(
+                    lambda: _Connection(self._loop, self._all), target.host, target.port, ssl=target.tls
+                )
+        except ssl.SSLCertVerificationError as error:
+            raise untrusted(target, error) from None
+        except (OSError, UnicodeError) as error:
+            raise unreachable(target, error) from error
+        return connection
+
+    def _kept(self, now: float) -> _Connection | None:
+        """The connection that was used last, if it is still there and not too old."""
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_open and now - connection.used < IDLE:
+                return connection
+            connection.drop()
+        return None
+
+    def _keep(self, connection: _Connection, now: float) -> None:
+        if self._closed.is_set() or not connection.is_open or not connection.answer.reusable:
+            connection.drop()
+            return
+        connection.used = now
+        idle = self._idle
+        idle.append(connection)
+        if now - idle[0].used > IDLE or len(idle) > SPARE:
+            idle.popleft().drop()
+
+    async def _give_back(self, connection: _Connection, exchange: Exchange) -> None:
+        """A receive was cancelled. The broker is told by the end of what we say; messages that it had sent by
+        then are released, so that they need not wait for the end of their lease."""
+        call = exchange.call
+        try:
+            if not await connection.last_words() or not isinstance(call, Receive) or call.mode == "at-most-once":
+                return
+            taken = judge(exchange, connection.answer, self._target)
+            leases = [Lease(stored.message.id, stored.receipt or "") for stored in taken]
+            if leases:
+                await self._attempt(Exchange(self._target, Release(call.queue, leases)), monotonic())
+        except Exception:  # noqa: S110  nobody waits for it, and the lease runs out by itself
+            pass
+        finally:
+            connection.drop()
+
+
+class _Connection(asyncio.Protocol):
+    """One connection, which carries one call at a time."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, all: set[_Connection]) -> None:
+        self.answer = Answer()
+        self.used = 0.0
+        self.is_open = False
+        self._loop = loop
+        self._all = all
+        self._transport: asyncio.Transport
+        self._waiter: asyncio.Future[None] | None = None
+        self._polling = False
+        self._deadline = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def ends_with_client(self) -> bool:
+        """Whether closing the client ends it at once: nothing is on it, or a receive that waits."""
+        return self._polling or self._waiter is None
+
+    async def exchange(self, exchange: Exchange, target: Target, reused: bool) -> Answer:
+        """Send a call and wait for its answer."""
+        answer, transport = self.answer, self._transport
+        answer.begin()
+        self._polling = isinstance(exchange.call, Receive)
+        waiter = self._waiter = self._loop.create_future()
+        self._watch(exchange.patience)
+        if len(exchange.body) <= SMALL:
+            transport.write(exchange.head + exchange.body)
+        else:
+            transport.write(exchange.head)
+            transport.write(exchange.body)
+        try:
+            await waiter
+        except TimeoutError:
+            raise unanswered(target, exchange) from None
+        except ConnectionError as error:
+            raise lost(target, error, reused=reused, begun=answer.begun) from error
+        except ValueError as error:
+            raise garbled(target, error) from None
+        finally:
+            self._waiter = None
+        if transport.get_write_buffer_size():  # refused without having been heard out
+            answer.more = True
+        return answer
+
+    async def last_words(self) -> bool:
+        """Say no more, and hear the answer that may be on its way; whether there was one."""
+        if not self.is_open or self.answer.done:
+            return self.answer.done
+        waiter = self._waiter = self._loop.create_future()
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        else:
+            self._transport.close()
+        try:
+            async with asyncio.timeout(LAST_WORDS):
+                await waiter
+        finally:
+            self._waiter = None
+        return self.answer.done
+
+    def drop(self) -> None:
+        if self.is_open:
+            self.is_open = False
+            self._transport.abort()
+
+    # Time
+
+    def _watch(self, seconds: float) -> None:
+        """Let the wait for an answer end. One timer serves many calls: it is moved only when it must be."""
+        self._deadline = self._loop.time() + seconds
+        self._patience = seconds
+        if self._timer is None or self._timer.when() > self._deadline:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._loop.call_at(self._deadline, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._waiter is None or self._waiter.done():
+            return
+        if self._loop.time() < self._deadline:
+            self._timer = self._loop.call_at(self._deadline, self._look)
+        else:
+            self._waiter.set_exception(TimeoutError())
+
+    # The event loop calls these
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self.is_open = True
+        self._all.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._deadline = self._loop.time() + self._patience
+        try:
+            done = self.answer.feed(data)
+        except ValueError as error:
+            self._settle(error)
+            return
+        if done:
+            self._settle(None)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.is_open = False
+        self._all.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.answer.end():
+            self._settle(None)
+        else:
+            self._settle(ConnectionError(str(error) if error else "it was closed"))
+
+    def _settle(self, error: Exception | None) -> None:
+        waiter = self._waiter
+        if waiter is None or waiter.done():
+            return
+        if error is None:
+            waiter.set_result(None)
+        else:
+            waiter.set_exception(error)

@@ -1,0 +1,191 @@
+"""What comes back: reading an HTTP answer piece by piece, and what it means. No I/O.
+
+An answer is the result of its call, the broker's error, or not ours at all: a proxy's page, something cut off.
+`Trouble` is what may pass if the call is repeated; all other errors are raised as they are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
+
+from miniq.client.http.requests import Exchange
+from miniq.client.http.target import Target
+from miniq.errors import Closed, InvalidRequest, MiniQError, StoreUnavailable
+from miniq.wire import codec
+
+_AWAY = (502, 503, 504)
+"""What a proxy says while the broker behind it is away."""
+_problem = msgspec.json.Decoder(codec.Problem).decode
+
+
+class Trouble(Exception):
+    """A call did not come through. `error` is what its caller is told if that does not pass."""
+
+    def __init__(self, error: MiniQError, *, stale: bool = False, heard: bool = False, final: bool = False) -> None:
+        super().__init__(error.text)
+        self.error = error
+        self.stale = stale
+        """A kept connection turned out to be closed: the next attempt needs no pause."""
+        self.heard = heard
+        """The broker may have carried it out."""
+        self.final = final
+        """It is of no use to try again."""
+
+
+class Answer:
+    """Takes the bytes of one answer after another; `done` says that one is complete."""
+
+    def __init__(self) -> None:
+        self._parser = HttpResponseParser(self)
+        self.begin()
+
+    def begin(self) -> None:
+        """The next bytes are those of a new answer."""
+        self.done = False
+        self.status = 0
+        self.media = b""
+        self.location = b""
+        self.size: int | None = None
+        self.more = False
+        """Whether bytes came that nobody asked for."""
+        self._body: list[bytes] = []
+        self.begun = False
+        self._headed = self._chunked = self._lasting = False
+
+    def feed(self, data: bytes) -> bool:
+        """Take some bytes; True when the answer is complete. `ValueError` if they are not HTTP."""
+        self.begun = True
+        try:
+            self._parser.feed_data(data)
+        except (HttpParserError, HttpParserUpgrade) as error:
+            raise ValueError(f"not HTTP: {error}") from None
+        return self.done
+
+    def end(self) -> bool:
+        """The connection was closed: True if that is how this answer ends."""
+        if self._headed and self.size is None and not self._chunked:
+            self.done = True
+        return self.done
+
+    @property
+    def body(self) -> bytes:
+        return self._body[0] if len(self._body) == 1 else b"".join(self._body)
+
+    @property
+    def reusable(self) -> bool:
+        """Whether its connection can carry another call."""
+        return self.done and not self.more and self.status != 503 and self._lasting
+
+    # The parser calls these
+
+    def on_message_begin(self) -> None:
+        if self.done:
+            self.more = True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if name == b"content-type":
+            self.media = value
+        elif name == b"content-length":
+            self.size = int(value) if value.isdigit() else None
+        elif name == b"location":
+            self.location = value
+        elif name == b"transfer-encoding":
+            self._chunked = True
+
+    def on_headers_complete(self) -> None:
+        self._headed = True
+        self.status = self._parser.get_status_code()
+
+    def on_body(self, body: bytes) -> None:
+        self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        if self.status < 200:
+            self.begin()
+        else:
+            self.done = True
+            self._lasting = self._parser.should_keep_alive()
+
+
+def judge(exchange: Exchange, answer: Answer, target: Target) -> Any:
+    """The result that an answer brings, or the error that it is."""
+    status = answer.status
+    if 200 <= status < 300:
+        try:
+            return exchange.result(answer.body)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise MiniQError(
+                f"{target.url} answered {status} with what is not of a MiniQ broker: {_told(answer, error)}"
+            ) from None
+    problem = _read_problem(answer)
+    if problem is None:
+        raise _not_ours(answer, target)
+    if exchange.doubtful and problem.code in exchange.kind.gone:
+        return None
+    told = codec.raised(problem)
+    if isinstance(told, Closed):  # the broker, not this client
+        told = StoreUnavailable(f"{target.url} is shutting down: {problem.detail}")
+    if isinstance(told, StoreUnavailable):
+        raise Trouble(told, heard=True)
+    raise told
+
+
+def lost(target: Target, problem: object, *, reused: bool, begun: bool) -> Trouble:
+    """The connection broke while a call was on it."""
+    text = str(problem) or type(problem).__name__
+    error = StoreUnavailable(f"{target.url}: the connection broke before the answer was complete: {text}")
+    return Trouble(error, stale=reused and not begun, heard=True)
+
+
+def unreachable(target: Target, problem: Exception) -> Trouble:
+    """No connection could be made."""
+    text = getattr(problem, "strerror", None) or str(problem) or type(problem).__name__
+    return Trouble(StoreUnavailable(f"{target.url} cannot be reached: {text}"))
+
+
+def untrusted(target: Target, problem: Exception) -> MiniQError:
+    """The broker's certificate is not good."""
+    text = getattr(problem, "verify_message", None) or str(problem)
+    return InvalidRequest(f"ca: the certificate of {target.url} is not trusted: {text}", field="ca")
+
+
+def unanswered(target: Target, exchange: Exchange) -> Trouble:
+    """The caller's patience is at its end."""
+    error = StoreUnavailable(f"{target.url} did not answer within {exchange.patience:g} s; see `timeout`")
+    return Trouble(error, heard=True, final=True)
+
+
+def garbled(target: Target, problem: ValueError) -> MiniQError:
+    """What came is not even HTTP."""
+    return MiniQError(f"{target.url} does not speak HTTP like a MiniQ broker: {problem}")
+
+
+def _read_problem(answer: Answer) -> codec.Problem | None:
+    if answer.media.partition(b";")[0].strip().lower() != codec.PROBLEM.encode():
+        return None
+    try:
+        return _problem(answer.body)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _not_ours(answer: Answer, target: Target) -> Exception:
+    status = answer.status
+    if 300 <= status < 400:
+        where = answer.location.decode("latin-1")[:200] or "nowhere"
+        return MiniQError(f"{target.url} answered {status} and sent us to {where}; redirects are not followed")
+    text = f"{target.url} answered {status}, and not as a MiniQ broker: {_told(answer)}"
+    if status in _AWAY:
+        return Trouble(StoreUnavailable(text), heard=True)
+    return MiniQError(text)
+
+
+def _told(answer: Answer, error: Exception | None = None) -> str:
+    """A short look at an answer, for people."""
+    media = answer.media.decode("latin-1")[:80] or "no content type"
+    begin = answer.body[:80].decode("utf-8", "replace")
+    return f"{media}, {begin!r}" + (f" ({error})" if error else "")

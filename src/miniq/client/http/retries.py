@@ -1,0 +1,46 @@
+"""When to try a call again: at once, after a while, or no more. No I/O."""
+
+from __future__ import annotations
+
+import random
+
+from miniq.client.calls import Call
+from miniq.client.http.answers import Trouble
+from miniq.client.http.requests import Exchange
+
+FIRST = 0.05
+SLOWEST = 2.0
+
+
+class Retries:
+    """The further attempts of one call. The time for them begins with the first trouble, not with the call, so
+    that a long poll has them too."""
+
+    def __init__(self, exchange: Exchange, seconds: float, began: float) -> None:
+        self._exchange = exchange
+        self._call: Call[object] = exchange.call
+        self._seconds = seconds
+        self._began = began
+        self._until: float | None = None
+        self._pause = FIRST
+
+    def pause(self, trouble: Trouble, now: float) -> float:
+        """Seconds until the next attempt, which `again` prepares; raises the error if there is none."""
+        exchange = self._exchange
+        exchange.doubtful = exchange.doubtful or trouble.heard
+        if trouble.final or (trouble.heard and exchange.kind.once):
+            raise trouble.error from trouble.__cause__
+        if trouble.stale:
+            return 0
+        if self._until is None:
+            self._until = now + self._seconds
+        left = self._until - now
+        if left <= 0:
+            raise trouble.error from trouble.__cause__
+        pause = min(self._pause * random.uniform(0.5, 1), left)  # noqa: S311  no secret
+        self._pause = min(2 * self._pause, SLOWEST)
+        return pause
+
+    def again(self, now: float) -> None:
+        """Make the exchange ready to be sent once more."""
+        self._exchange.shorten(self._call, now - self._began)

@@ -1,0 +1,332 @@
+"""Wire records to results and back: what `codec.py` puts on a wire, as the client's calls give and take it.
+
+A receive may bring a thousand messages, so `Received` stands where a `Stored` and its `Message` would, and
+reads moments and the body from what came only when it is asked for them. Unknown fields are passed over: a
+newer broker may say more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, cast
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from miniq.client.calls import Edit, Extended
+from miniq.errors import InvalidRequest
+from miniq.message import (
+    JSON,
+    SECOND,
+    Counts,
+    DeadLetter,
+    Draft,
+    Event,
+    EventName,
+    HistoryPage,
+    HistoryRecord,
+    Outcome,
+    Page,
+    QueueInfo,
+    QueueSettings,
+    RedriveProgress,
+    Status,
+    Stored,
+)
+from miniq.wire import codec
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_OUTCOMES: dict[str, Outcome] = {
+    "acked": "done",
+    "released": "done",
+    "extended": "done",
+    "stale": "stale",
+    "missing": "missing",
+}
+
+
+def micros(text: str) -> int:
+    """A moment on the wire as it is kept."""
+    since = datetime.fromisoformat(text) - _EPOCH
+    return (since.days * 86400 + since.seconds) * SECOND + since.microseconds
+
+
+# What comes back
+
+
+class Received(Struct, gc=False):
+    """A message on a wire; to its reader it is a `Stored` and the `Message` in it."""
+
+    id: str
+    queue: str
+    sent: str = msgspec.field(name="sent_at")
+    visible: str = msgspec.field(name="visible_at")
+    receives: int = 0
+    priority: int = 0
+    content_type: str = JSON
+    raw: Raw | UnsetType = msgspec.field(name="body", default=UNSET)
+    data: bytes = b""
+    receipt: str | None = None
+    lease_until: str | None = None
+    consumer: str | None = None
+    headers: dict[str, str] | None = None
+    expires: str | None = msgspec.field(name="expires_at", default=None)
+    key: str | None = None
+    recipient: str | None = None
+    group: str | None = None
+    dedup_id: str | None = None
+    died: codec.WireDead | None = msgspec.field(name="dead", default=None)
+
+    @property
+    def message(self) -> Received:
+        return self
+
+    @property
+    def sent_at(self) -> int:
+        return micros(self.sent)
+
+    @property
+    def visible_at(self) -> int:
+        return micros(self.visible)
+
+    @property
+    def expires_at(self) -> int | None:
+        return None if self.expires is None else micros(self.expires)
+
+    @property
+    def body(self) -> bytes:
+        return body_bytes(self.raw, self.data, self.content_type)
+
+    @property
+    def dead(self) -> DeadLetter | None:
+        died = self.died
+        return None if died is None else DeadLetter(died.origin, died.reason, died.receives, codec.micros(died.at))
+
+    def status(self, now: int) -> Status:
+        if self.visible_at <= now:
+            return "ready"
+        return "delayed" if self.receipt is None else "leased"
+
+
+def body_bytes(raw: Raw | UnsetType, data: bytes, content_type: str) -> bytes:
+    """The bytes that were sent: JSON as it is, text in UTF-8, and other bytes, which came as `data`."""
+    if raw is UNSET:
+        return data
+    if codec.is_json(content_type):
+        return bytes(raw)
+    return msgspec.json.decode(raw, type=str).encode()
+
+
+class _Received(Struct):
+    messages: list[Received]
+
+
+class _Seen(Struct):
+    messages: list[Received]
+    next: str | None = None
+
+
+class _Outcome(Struct, gc=False):
+    outcome: str
+
+
+class _Outcomes(Struct):
+    results: list[_Outcome]
+    lease_until: str = ""
+
+
+_sent = msgspec.json.Decoder(codec.SentReply).decode
+_received = msgspec.json.Decoder(_Received).decode
+_seen = msgspec.json.Decoder(_Seen).decode
+_one = msgspec.json.Decoder(Received).decode
+_outcomes = msgspec.json.Decoder(_Outcomes).decode
+_queue = msgspec.json.Decoder(codec.QueueReply).decode
+_queues = msgspec.json.Decoder(codec.QueuesReply).decode
+_purged = msgspec.json.Decoder(codec.PurgeReply).decode
+_redrive = msgspec.json.Decoder(codec.RedriveReply).decode
+_history = msgspec.json.Decoder(codec.HistoryReply).decode
+
+
+def read_ids(body: bytes) -> list[str]:
+    return _sent(body).ids
+
+
+def read_received(body: bytes) -> list[Stored]:
+    return cast("list[Stored]", _received(body).messages)
+
+
+def read_page(body: bytes) -> Page:
+    page = _seen(body)
+    return Page([_looked_at(message) for message in page.messages], page.next)
+
+
+def read_message(body: bytes) -> Stored:
+    return _looked_at(_one(body))
+
+
+def _looked_at(message: Received) -> Stored:
+    """A message that was not received: its receipt is its holder's own, but that there is one shows."""
+    if message.lease_until is not None and message.receipt is None:
+        message.receipt = ""
+    return cast(Stored, message)
+
+
+def read_outcomes(body: bytes) -> list[Outcome]:
+    return [_OUTCOMES[result.outcome] for result in _outcomes(body).results]
+
+
+def read_extended(body: bytes) -> Extended:
+    reply = _outcomes(body)
+    return Extended([_OUTCOMES[result.outcome] for result in reply.results], micros(reply.lease_until))
+
+
+def read_queue(body: bytes) -> QueueInfo:
+    return _info(_queue(body))
+
+
+def read_queues(body: bytes) -> list[QueueInfo]:
+    return [_info(queue) for queue in _queues(body).queues]
+
+
+def read_purged(body: bytes) -> int:
+    return _purged(body).purged
+
+
+def read_redrive(body: bytes) -> RedriveProgress:
+    reply = _redrive(body)
+    return RedriveProgress(reply.moved, reply.skipped, reply.running)
+
+
+def read_history(body: bytes) -> HistoryPage:
+    page = _history(body)
+    return HistoryPage([HistoryRecord(event.offset, _event(event)) for event in page.events], page.next)
+
+
+def _info(queue: codec.QueueReply) -> QueueInfo:
+    counts, redrive = queue.counts, queue.redrive
+    oldest = None if counts.oldest is None else codec.micros(counts.oldest)
+    return QueueInfo(
+        queue.name,
+        QueueSettings(**msgspec.structs.asdict(queue.settings)),
+        Counts(counts.ready, counts.delayed, counts.leased, counts.bytes, oldest),
+        None if redrive is None else RedriveProgress(redrive.moved, redrive.skipped, redrive.running),
+    )
+
+
+def _event(event: codec.WireEvent) -> Event:
+    body = None
+    if event.body is not UNSET or event.data is not UNSET:
+        body = body_bytes(event.body, event.data or b"", event.content_type or JSON)
+    return Event(
+        codec.micros(event.at),
+        cast(EventName, event.event),
+        event.queue,
+        event.id,
+        event.receives,
+        event.size,
+        event.consumer,
+        event.wait_ms,
+        event.held_ms,
+        event.reason,
+        body,
+        event.content_type,
+        event.count,
+    )
+
+
+# What goes out
+
+
+def wire_drafts(drafts: Sequence[Draft]) -> list[codec.WireDraft]:
+    """Drafts as they travel; JSON text goes as it is."""
+    made: list[codec.WireDraft] = []
+    alone = len(drafts) == 1
+    for place, draft in enumerate(drafts):
+        kind = draft.content_type
+        if (
+            (kind != JSON and kind != codec.OCTETS)
+            or draft.headers is not None
+            or draft.delay is not None
+            or draft.ttl is not None
+            or draft.key is not None
+            or draft.recipient is not None
+            or draft.group is not None
+            or draft.dedup_id is not None
+        ):
+            made.append(_wire_draft(draft, None if alone else place))
+        elif kind == JSON:
+            made.append(codec.WireDraft(Raw(draft.body), UNSET, None, None, draft.priority))
+        else:
+            made.append(codec.WireDraft(UNSET, draft.body, None, None, draft.priority))
+    return made
+
+
+def _wire_draft(draft: Draft, place: int | None) -> codec.WireDraft:
+    for field in ("content_type", "key", "recipient", "group", "dedup_id"):
+        check_text(getattr(draft, field), field, place)
+    for field in ("delay", "ttl"):
+        check_number(getattr(draft, field), field, place)
+    body, data = codec.wire_body(draft.body, draft.content_type, "json")
+    return codec.WireDraft(
+        body,
+        data,
+        None if draft.content_type == JSON else draft.content_type,
+        check_headers(draft.headers, place),
+        draft.priority,
+        draft.delay,
+        draft.ttl,
+        draft.key,
+        draft.recipient,
+        draft.group,
+        draft.dedup_id,
+    )
+
+
+def all_data(drafts: Sequence[codec.WireDraft]) -> bool:
+    """Whether all bodies are bytes that JSON would have to spell in base64."""
+    return all(draft.data is not UNSET for draft in drafts)
+
+
+def wire_edit(call: Edit) -> codec.EditBody:
+    for field in ("content_type", "receipt"):
+        check_text(getattr(call, field), field)
+    check_number(call.delay, "delay")
+    body: Raw | UnsetType = UNSET
+    data: bytes | UnsetType = UNSET
+    if call.body is not None:
+        body, data = codec.wire_body(call.body, call.content_type or JSON, "json")
+    return codec.EditBody(
+        body, data, call.content_type, check_headers(call.headers), call.priority, call.delay, call.receipt
+    )
+
+
+def check_text(value: object, field: str, place: int | None = None) -> None:
+    """Refuse what is not text but would become some on the wire, such as bytes."""
+    if value is not None and not isinstance(value, str):
+        raise _wrong(field, place, f"{value!r:.80} is not text")
+
+
+def check_number(value: object, field: str, place: int | None = None) -> None:
+    """Refuse numbers that JSON does not have and that would be lost on the wire."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise _wrong(field, place, f"{value!r} is not a number of seconds")
+
+
+def check_headers(headers: Any, place: int | None = None) -> Any:
+    """Refuse headers that are not a map from text to text."""
+    if headers is None:
+        return None
+    if not isinstance(headers, dict):
+        raise _wrong("headers", place, f"{headers!r:.80} is not a map from text to text")
+    for name, value in headers.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise _wrong("headers", place, f"{name!r:.80}: {value!r:.80} is not text to text")
+    return headers
+
+
+def _wrong(field: str, place: int | None, text: str) -> InvalidRequest:
+    if place is not None:
+        field = f"messages[{place}].{field}"
+    return InvalidRequest(f"{field}: {text}", field=field)
