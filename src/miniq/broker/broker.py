@@ -225,7 +225,7 @@ class Broker:
         rules.check_batch(leases, "leases", self._limits)
         outcomes = await self.store.drop(
             queue,
-            [(lease.id, _receipt(lease)) for lease in leases],
+            _fences(leases),
             now=self.clock.now(),
             event="acked",
             reason=None,
@@ -240,7 +240,7 @@ class Broker:
         settings = self.settings(queue)
         rules.check_batch(leases, "leases", self._limits)
         rules.check_seconds(delay, "delay", 0, self._limits.delay)
-        asked = [(lease.id, _receipt(lease)) for lease in leases]
+        asked = _fences(leases)
         fences = list(dict.fromkeys(asked))
         outcomes: dict[Fence, Outcome] = {}
         if settings.max_receives is not None:
@@ -279,7 +279,7 @@ class Broker:
         until = now + rules.micros(seconds)
         outcomes = await self.store.reschedule(
             queue,
-            [(lease.id, _receipt(lease)) for lease in leases],
+            _fences(leases),
             now=now,
             visible_at=until,
             release=False,
@@ -347,7 +347,7 @@ class Broker:
             priority=priority,
             visible_at=None if delay is None else now + rules.micros(delay),
         )
-        fence = (id, FREE if receipt is None else _receipt(Lease(id, receipt)))
+        fence = (id, FREE if receipt is None else _receipt(receipt))
         outcome = await self.store.edit(queue, fence, change, now=now, keep=settings.history)
         _raise_unless_done(queue, id, outcome)
         stored = await self.store.find(queue, id)
@@ -358,7 +358,7 @@ class Broker:
     async def remove(self, queue: str, id: str, receipt: str | None = None) -> None:
         """Delete one message that is not leased, or that the caller holds the receipt of."""
         settings = self.settings(queue)
-        fence = (id, FREE if receipt is None else _receipt(Lease(id, receipt)))
+        fence = (id, FREE if receipt is None else _receipt(receipt))
         outcomes = await self.store.drop(
             queue, [fence], now=self.clock.now(), event="purged", reason="removed", keep=settings.history
         )
@@ -541,9 +541,16 @@ class Broker:
         return QueueNotFound(f"queue: there is no queue {queue!r}", field="queue")
 
 
-def _receipt(lease: Lease) -> str:
-    """The receipt of a lease as a fence; the marks that would open every door are no receipts."""
-    return "?" if lease.receipt in (FREE, ANY) else lease.receipt
+def _fences(leases: Sequence[Lease]) -> list[Fence]:
+    """Leases as fences; the marks that would open every door are no receipts."""
+    fences = [(lease.id, lease.receipt) for lease in leases]
+    if {receipt for _, receipt in fences} & {FREE, ANY}:
+        return [(id, _receipt(receipt)) for id, receipt in fences]
+    return fences
+
+
+def _receipt(receipt: str) -> str:
+    return "?" if receipt in (FREE, ANY) else receipt
 
 
 def _no_message(queue: str, id: str) -> MessageNotFound:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import repeat
 
 from miniq.errors import Closed, NoSpace, StoreFailed
 from miniq.ids import sent_ms
@@ -237,7 +238,7 @@ class EmbeddedStore:
                 left_bytes -= sum(sizes)
                 if block.next >= block.count and not any(run is None or run.due for run in block.runs):
                     self._window.forget(block)
-                taken += [Stored(message, until, receives, token, consumer) for message in messages]
+                taken += map(Stored, messages, repeat(until), repeat(receives), repeat(token), repeat(consumer))
                 if keep != "off":
                     self._log_taken(commit.batch, messages[0], sizes, old, receives, consumer, now)
         if taken:

@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from itertools import repeat
 
 import msgspec
 from msgspec import Struct
@@ -162,12 +163,18 @@ def decode_block(value: bytes) -> list[Message]:
     block = _decode_block(value)
     if isinstance(block, MixedBlock):
         return block.messages
-    queue, sent_at, due_at = block.queue, block.sent_at, block.due_at
-    kind, priority = block.content_type, block.priority
-    return [
-        Message(id, queue, sent_at, due_at, body, kind, priority)
-        for id, body in zip(ids_from(block.first, len(block.bodies)), block.bodies, strict=True)
-    ]
+    return list(
+        map(
+            Message,
+            ids_from(block.first, len(block.bodies)),
+            repeat(block.queue),
+            repeat(block.sent_at),
+            repeat(block.due_at),
+            block.bodies,
+            repeat(block.content_type),
+            repeat(block.priority),
+        )
+    )
 
 
 LAST_ID = b"l"
