@@ -1,0 +1,126 @@
+"""Messages as rows of a file: bare (the body alone) or full (all that a sender gave, and what became of it).
+
+A bare row is the body: an object is a row with its names as columns, any other value a row with the column `body`.
+A full row has the names of HTTP; `body` holds JSON or text, `data` other bytes in base64.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from miniq.cli.output import message_record
+from miniq.client.bodies import draft, is_json
+from miniq.client.sync import Message
+from miniq.errors import InvalidRequest, MiniQError
+from miniq.message import JSON, Draft
+from miniq.wire import codec
+
+COLUMNS = (
+    "id", "queue", "status", "sent_at", "receives", "visible_at", "priority", "content_type", "body", "data",
+    "consumer", "headers", "expires_at", "key", "recipient", "group", "dedup_id", "dead",
+)  # fmt: skip
+"""The columns of full rows in tables."""
+GIVEN = ("content_type", "headers", "priority", "delay", "ttl", "key", "recipient", "group", "dedup_id")
+"""Those that a sender gives, beside the body; the others are not for sending."""
+
+Row = dict[str, Any]
+
+
+class FullRow(codec.WireDraft, forbid_unknown_fields=False):
+    """What is sent again of a full row."""
+
+
+_read_full = msgspec.json.Decoder(FullRow).decode
+
+
+# Out
+
+
+def full_line(message: Message) -> bytes:
+    """All of a message as a line of JSON, but what only its holder may know."""
+    return msgspec.json.encode(_shown(message))
+
+
+def bare_line(message: Message) -> bytes:
+    """The body as a line of JSON, as it was sent: between JSON's words a break is as good as a space."""
+    if message.content_type == JSON:
+        return message.data.replace(b"\n", b" ").replace(b"\r", b" ")
+    return msgspec.json.encode(_bare(message))
+
+
+def table_row(message: Message, full: bool) -> Row:
+    """A message as a row of a table; in full ones each column is one number or text."""
+    if not full:
+        value = _bare(message)
+        return value if isinstance(value, dict) else {"body": value}
+    row: Row = msgspec.to_builtins(_shown(message), builtin_types=(Raw,))
+    for name in ("headers", "dead"):
+        if name in row:
+            row[name] = msgspec.json.encode(row[name]).decode()
+    if "body" in row:
+        text = bytes(row["body"]).decode()
+        row["body"] = text if is_json(message.content_type) else msgspec.json.decode(text)
+    return {name: row.get(name) for name in COLUMNS}
+
+
+def _shown(message: Message) -> codec.WireMessage:
+    record = message_record(message)
+    record.receipt = record.lease_until = None
+    return record
+
+
+def _bare(message: Message) -> Any:
+    """The body alone; bytes have no place in a row."""
+    if is_json(message.content_type) or message.content_type.startswith("text/"):
+        return message.body
+    raise InvalidRequest(
+        f"message {message.id} holds {message.content_type}, which is neither JSON nor text; use --full", field="body"
+    )
+
+
+# In
+
+
+def bare_draft(line: bytes, place: str) -> Draft:
+    """The message whose body is a line of JSON, as it was written."""
+    try:
+        return draft(line, content_type=JSON)
+    except MiniQError:
+        raise InvalidRequest(f"{place}: {line[:60].decode(errors='replace')!r} is not JSON") from None
+
+
+def full_draft(line: bytes, place: str) -> Draft:
+    """The message that a full line of JSON stands for."""
+    try:
+        return codec.draft_of(_read_full(line), "json", f"{place}: ")
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidRequest(f"{place}: not a message with all its fields: {error}") from None
+
+
+def table_draft(row: Row, full: bool, place: str) -> Draft:
+    """The message that a row of a table stands for."""
+    if not full:
+        try:
+            return draft(row["body"] if set(row) == {"body"} else row)
+        except MiniQError as error:
+            raise InvalidRequest(f"{place}: {error}") from None
+    found: Row = {name: row[name] for name in GIVEN if row.get(name) not in (None, "")}
+    kind = found.get("content_type", JSON)
+    try:
+        if "headers" in found:
+            found["headers"] = msgspec.json.decode(found["headers"])
+        made = msgspec.convert(found, FullRow, strict=False)
+        if is_json(kind):
+            text = row.get("body") or ""
+            msgspec.json.decode(text)
+            made.body = Raw(text.encode())
+        elif kind.startswith("text/") and not row.get("data"):
+            made.body = Raw(msgspec.json.encode(row.get("body") or ""))
+        else:
+            made.data = msgspec.convert(row.get("data") or "", bytes)
+    except (msgspec.DecodeError, RecursionError, TypeError) as error:
+        raise InvalidRequest(f"{place}: not a message with all its fields: {error}") from None
+    return codec.draft_of(made, "json", f"{place}: ")
