@@ -1,0 +1,40 @@
+"""Every example of the protocol and the how-tos is run, in order, against a real broker."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.serving import serving
+
+ROOT = Path(__file__).parents[2]
+PAGES = ["docs/protocol.md", *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/howto/*.md"))]
+BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_examples_of_a_page_work(page: str, tmp_path: Path) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    with serving(f"rocksdb:{tmp_path / 'data'}") as served:
+        for kind, code in BLOCK.findall(text):
+            code = code.replace("http://127.0.0.1:5000", served.url)
+            command = ["bash", "-euo", "pipefail", "-c"] if kind == "bash" else [sys.executable, "-W", "error", "-c"]
+            run = subprocess.run([*command, code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+            assert (run.returncode, run.stderr) == (0, ""), code
+            if kind == "bash":
+                refused = re.findall(r'"code":"(\w+)"', run.stdout)
+                assert refused == re.findall(r'^#.*"code":"(\w+)"', code, re.MULTILINE), (code, run.stdout)
+
+
+def test_every_route_has_an_example() -> None:
+    from miniq.wire.operations import OPERATIONS
+
+    text = (ROOT / "docs/protocol.md").read_text(encoding="utf-8")
+    examples = "\n".join(code for kind, code in BLOCK.findall(text) if kind == "bash")
+    for operation in OPERATIONS:
+        pattern = re.sub(r"\\{\w+\\}", r"[^/'\" ]+", re.escape(operation.path))
+        assert re.search(pattern + r"(?=[?'\"\s]|$)", examples, re.MULTILINE), operation.path
