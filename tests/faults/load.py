@@ -1,4 +1,5 @@
-"""A broker under load, to be killed: `python tests/faults/load.py URL SEED`.
+"""A broker under load, to be killed: `python tests/faults/load.py URL SEED`. With the URL of a store the broker is
+in this process; with that of a server it is that server which is killed, and this process then ends by itself.
 
 Every fact that the broker confirmed is written to the output, one JSON line each, before the task that
 learned it goes on. What stands there is what a client of the broker had been told.
@@ -13,10 +14,11 @@ import random
 import sys
 from typing import Any
 
-from miniq.broker import Broker
-from miniq.message import Draft, Lease
-from miniq.options import Options
-from miniq.store import open_store
+from miniq import embedded
+from miniq.client import calls, http
+from miniq.client.calls import AsyncTransport
+from miniq.errors import MiniQError
+from miniq.message import Draft, Lease, Mode
 
 QUEUE = "work"
 
@@ -25,7 +27,7 @@ def tell(*fact: Any) -> None:
     os.write(1, json.dumps(fact).encode() + b"\n")
 
 
-async def sender(broker: Broker, chance: random.Random, name: str) -> None:
+async def sender(door: AsyncTransport, chance: random.Random, name: str) -> None:
     while True:
         kind = chance.randrange(4)
         many = chance.choice([1, 1, 5, 40])
@@ -36,20 +38,18 @@ async def sender(broker: Broker, chance: random.Random, name: str) -> None:
         else:
             drafts = [Draft(b'"%d"' % n, delay=chance.choice([0, 0, 0.05])) for n in range(many)]
         tell("sending")
-        ids = await broker.send(QUEUE, drafts)
+        ids = await door.perform(calls.Send(QUEUE, drafts))
         for id, draft in zip(ids, drafts, strict=True):
             tell("sent", id, draft.group)
         await asyncio.sleep(chance.choice([0, 0.001, 0.01]))
 
 
-async def receiver(broker: Broker, chance: random.Random, name: str) -> None:
+async def receiver(door: AsyncTransport, chance: random.Random, name: str) -> None:
     while True:
         seconds = chance.choice([0.02, 0.3, 5, 600])
         once = chance.random() < 0.15
-        mode = "at-most-once" if once else "at-least-once"
-        got = await broker.receive(
-            QUEUE, max=chance.choice([1, 3, 20]), visibility_timeout=seconds, mode=mode, wait=0.05, consumer=name
-        )
+        mode: Mode = "at-most-once" if once else "at-least-once"
+        got = await door.perform(calls.Receive(QUEUE, chance.choice([1, 3, 20]), 0.05, seconds, name, mode))
         for stored in got:
             fact = [stored.message.id, stored.receives, stored.visible_at, stored.receipt, stored.message.group]
             tell("once" if once else "received", *fact)
@@ -61,30 +61,39 @@ async def receiver(broker: Broker, chance: random.Random, name: str) -> None:
         if what < 4:
             for lease in leases:
                 tell("acking", lease.id)
-            outcomes = await broker.ack(QUEUE, leases)
+            outcomes = await door.perform(calls.Ack(QUEUE, leases))
             for lease, outcome in zip(leases, outcomes, strict=True):
                 tell("acked", lease.id, lease.receipt, outcome)
         elif what < 6:
             for lease in leases:
                 tell("releasing", lease.id, lease.receipt)
-            await broker.release(QUEUE, leases, chance.choice([0, 0.05]))
+            await door.perform(calls.Release(QUEUE, leases, chance.choice([0, 0.05])))
         elif what == 6:
             for lease in leases:
                 tell("extending", lease.id, lease.receipt)
-            until, outcomes = await broker.extend(QUEUE, leases, 700)
-            for lease, outcome in zip(leases, outcomes, strict=True):
+            extended = await door.perform(calls.Extend(QUEUE, leases, 700))
+            for lease, outcome in zip(leases, extended.outcomes, strict=True):
                 if outcome == "done":
-                    tell("extended", lease.id, until, lease.receipt)
+                    tell("extended", lease.id, extended.until, lease.receipt)
 
 
 async def main(url: str, seed: int) -> None:
-    options = Options(upkeep_interval=0.1)
-    async with Broker(open_store(url, options), options) as broker:
-        await broker.configure(QUEUE, {"history": "events"})
-        tell("open")
-        jobs = [sender(broker, random.Random(f"{seed} s{n}"), f"s{n}") for n in range(4)]
-        jobs += [receiver(broker, random.Random(f"{seed} r{n}"), f"r{n}") for n in range(5)]
+    remote = url.startswith("http:")
+    door: AsyncTransport
+    if remote:
+        door = await http.open_async(url, {"retry": 0})
+    else:
+        door = await embedded.open_async(url, {"upkeep_interval": 0.1})
+    await door.perform(calls.Configure(QUEUE, {"history": "events"}))
+    tell("open")
+    jobs = [sender(door, random.Random(f"{seed} s{n}"), f"s{n}") for n in range(4)]
+    jobs += [receiver(door, random.Random(f"{seed} r{n}"), f"r{n}") for n in range(5)]
+    try:
         await asyncio.gather(*jobs)
+    except MiniQError:
+        if not remote:
+            raise
+        os._exit(0)  # the server was killed: nothing more will be told
 
 
 if __name__ == "__main__":

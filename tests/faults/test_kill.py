@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -22,6 +23,7 @@ from miniq.options import Options
 from miniq.store import open_store
 from tests.conftest import store_url
 from tests.faults.load import QUEUE
+from tests.serving import serving
 
 LOAD = Path(__file__).with_name("load.py")
 ROUNDS = {"rocksdb": 50, "leveldb": 15}
@@ -82,8 +84,8 @@ class Facts:
         self.rounds_with_work += len(lines) > 30
 
 
-def load_and_kill(url: str, seed: int, seconds: float) -> list[str]:
-    """Run the load, kill it after some time, and return what it had told."""
+def load_and_kill(url: str, seed: int, seconds: float, victim: int | None = None) -> list[str]:
+    """Run the load, kill it (or the server it talks to) after some time, and return what it had told."""
     with subprocess.Popen(
         [sys.executable, str(LOAD), url, str(seed)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
@@ -100,8 +102,11 @@ def load_and_kill(url: str, seed: int, seconds: float) -> list[str]:
             # Read along: a full pipe would make the load stand still.
             told += process.stdout.read() or b""
             time.sleep(0.002)
-        process.kill()
-        process.wait()
+        if victim is None:
+            process.kill()
+        else:
+            os.kill(victim, signal.SIGKILL)
+        process.wait(30)
         os.set_blocking(process.stdout.fileno(), True)
         told += process.stdout.read()
         complaint = process.stderr.read().decode()
@@ -229,6 +234,22 @@ async def test_nothing_confirmed_is_undone_by_kill_9(engine: str, tmp_path: Path
     facts = Facts()
     for number in range(rounds):
         facts.learn(load_and_kill(url, seed + number, chance.uniform(0.2, 0.5)))
+        await check(url, facts, deep=number % 5 == 4)
+    assert facts.rounds_with_work > rounds * 0.8
+    assert len(facts.over) > rounds * 10
+    assert len(facts.sent) > rounds * 30
+
+
+async def test_nothing_confirmed_over_http_is_undone_by_kill_9_of_the_server(tmp_path: Path) -> None:
+    url = store_url("rocksdb", tmp_path)
+    rounds = int(os.environ.get("MINIQ_KILL_ROUNDS", "20"))
+    seed = random.randrange(10**9)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    facts = Facts()
+    for number in range(rounds):
+        with serving(url) as served:
+            facts.learn(load_and_kill(served.url, seed + number, chance.uniform(0.3, 0.6), served.process.pid))
         await check(url, facts, deep=number % 5 == 4)
     assert facts.rounds_with_work > rounds * 0.8
     assert len(facts.over) > rounds * 10
