@@ -1,12 +1,17 @@
-"""Fixtures of the acceptance tests."""
+"""Fixtures of the acceptance tests: both clients, on every store in process and on a server over HTTP."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.acceptance.faces import Opener
+from tests.conftest import STORES, store_url
+from tests.server import clear, server
+
+__all__ = ["server"]
 
 
 @pytest.fixture(params=["sync", "async"])
@@ -14,3 +19,21 @@ def opener(request: pytest.FixtureRequest) -> Iterator[Opener]:
     opener = Opener(request.param)
     yield opener
     opener.close()
+
+
+@pytest.fixture(params=[*STORES, "http"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty broker on every way to one."""
+    return _served(request) if request.param == "http" else store_url(request.param, tmp_path)
+
+
+@pytest.fixture(params=["memory", "http"])
+def place(request: pytest.FixtureRequest) -> str:
+    """An empty broker in process and on a server, where the store does not matter."""
+    return _served(request) if request.param == "http" else "memory:"
+
+
+def _served(request: pytest.FixtureRequest) -> str:
+    url: str = request.getfixturevalue("server").url
+    clear(url)
+    return url

@@ -58,16 +58,16 @@ def test_every_message_is_handled_once_and_acked(opener: Opener, url: str) -> No
     assert q.info().counts.total == 0
 
 
-def test_one_handler_at_a_time_keeps_the_order(opener: Opener) -> None:
-    q = opener("memory:").queue("jobs")
+def test_one_handler_at_a_time_keeps_the_order(opener: Opener, place: str) -> None:
+    q = opener(place).queue("jobs")
     q.send_many(range(20))
     enough = Enough(20)
     q.consume(enough.seen.append, batch=6, stop=enough, wait=0.1)
     assert enough.seen == list(range(20))
 
 
-def test_handlers_run_at_the_same_time(opener: Opener) -> None:
-    q = opener("memory:").queue("jobs")
+def test_handlers_run_at_the_same_time(opener: Opener, place: str) -> None:
+    q = opener(place).queue("jobs")
     q.send_many(range(4))
     enough, meet = Enough(4), threading.Barrier(4, timeout=10)
 
@@ -79,9 +79,9 @@ def test_handlers_run_at_the_same_time(opener: Opener) -> None:
     assert q.info().counts.total == 0
 
 
-def test_an_async_handler_runs_as_a_task() -> None:
+def test_an_async_handler_runs_as_a_task(place: str) -> None:
     async def main() -> None:
-        async with miniq.connect_async("memory:") as mq:
+        async with miniq.connect_async(place) as mq:
             q = mq.queue("jobs")
             await q.send_many(range(8))
             enough, gate, waiting = Enough(8), asyncio.Event(), []
@@ -100,9 +100,9 @@ def test_an_async_handler_runs_as_a_task() -> None:
     asyncio.run(main())
 
 
-def test_a_plain_handler_does_not_hold_up_the_event_loop() -> None:
+def test_a_plain_handler_does_not_hold_up_the_event_loop(place: str) -> None:
     async def main() -> None:
-        async with miniq.connect_async("memory:") as mq:
+        async with miniq.connect_async(place) as mq:
             q = mq.queue("jobs")
             await q.send(1)
             enough, released = Enough(1), threading.Event()
@@ -121,8 +121,8 @@ def test_a_plain_handler_does_not_hold_up_the_event_loop() -> None:
     asyncio.run(main())
 
 
-def test_the_handler_gets_the_message_itself_on_request(opener: Opener) -> None:
-    q = opener("memory:").queue("jobs")
+def test_the_handler_gets_the_message_itself_on_request(opener: Opener, place: str) -> None:
+    q = opener(place).queue("jobs")
     q.send(1, headers={"a": "b"})
     enough = Enough(1)
     q.consume(lambda m: enough.seen.append((m.body, m.headers, m.receives)), give="message", stop=enough, wait=0.1)
@@ -162,8 +162,8 @@ def test_the_lease_of_a_message_that_waits_for_a_handler_is_extended_too(tmp_pat
 
 
 @pytest.mark.parametrize("error", [miniq.StoreUnavailable("away"), OSError("of some transport")])
-def test_an_extension_that_fails_once_is_tried_again(opener: Opener, error: Exception) -> None:
-    mq = opener("memory:")
+def test_an_extension_that_fails_once_is_tried_again(opener: Opener, error: Exception, place: str) -> None:
+    mq = opener(place)
     failing(mq, Extend, 1, error)
     q = mq.queue("jobs")
     q.send(1)
@@ -178,8 +178,8 @@ def test_an_extension_that_fails_once_is_tried_again(opener: Opener, error: Exce
     assert q.info().counts.total == 0
 
 
-def test_a_handler_that_lost_its_lease_acks_nobody_elses(caplog: pytest.LogCaptureFixture) -> None:
-    with miniq.connect("memory:") as mq:
+def test_a_handler_that_lost_its_lease_acks_nobody_elses(caplog: pytest.LogCaptureFixture, place: str) -> None:
+    with miniq.connect(place) as mq:
         outsider = mq.queue("jobs")
         failing(mq, Extend, 1000, miniq.StoreUnavailable("away"))
         q = mq.queue("jobs")
@@ -199,9 +199,9 @@ def test_a_handler_that_lost_its_lease_acks_nobody_elses(caplog: pytest.LogCaptu
 
 @pytest.mark.parametrize("error", [miniq.StoreUnavailable("away"), OSError("of some transport")])
 def test_an_ack_that_fails_is_told_and_the_worker_goes_on(
-    opener: Opener, error: Exception, caplog: pytest.LogCaptureFixture
+    opener: Opener, error: Exception, caplog: pytest.LogCaptureFixture, place: str
 ) -> None:
-    mq = opener("memory:")
+    mq = opener(place)
     failing(mq, Ack, 1, error)
     q = mq.queue("jobs")
     q.send_many([1, 2])
@@ -212,9 +212,9 @@ def test_an_ack_that_fails_is_told_and_the_worker_goes_on(
 
 
 def test_a_failed_handler_releases_its_message_with_the_retry_delay(
-    opener: Opener, caplog: pytest.LogCaptureFixture
+    opener: Opener, caplog: pytest.LogCaptureFixture, place: str
 ) -> None:
-    q = opener("memory:").queue("jobs")
+    q = opener(place).queue("jobs")
     id = q.send(1)
     enough = Enough(1)
 
@@ -228,8 +228,8 @@ def test_a_failed_handler_releases_its_message_with_the_retry_delay(
     assert "ValueError: cannot work" in caplog.text
 
 
-def test_a_failed_message_comes_again_and_dies_where_receives_are_limited(opener: Opener) -> None:
-    mq = opener("memory:")
+def test_a_failed_message_comes_again_and_dies_where_receives_are_limited(opener: Opener, place: str) -> None:
+    mq = opener(place)
     q = mq.queue("jobs")
     q.configure(max_receives=3)
     q.send(1)
@@ -243,8 +243,10 @@ def test_a_failed_message_comes_again_and_dies_where_receives_are_limited(opener
     assert (q.info().counts.total, mq.queue("jobs.dead").info().counts.ready) == (0, 1)
 
 
-def test_a_body_that_cannot_be_read_is_a_failed_message(opener: Opener, caplog: pytest.LogCaptureFixture) -> None:
-    mq = opener("memory:")
+def test_a_body_that_cannot_be_read_is_a_failed_message(
+    opener: Opener, caplog: pytest.LogCaptureFixture, place: str
+) -> None:
+    mq = opener(place)
     q = mq.queue("jobs")
     q.configure(max_receives=1)
     q.send(b"\xff", content_type="text/plain")
@@ -256,9 +258,11 @@ def test_a_body_that_cannot_be_read_is_a_failed_message(opener: Opener, caplog: 
     assert "not text" in caplog.text
 
 
-def test_a_message_that_its_handler_settled_is_left_alone(opener: Opener, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_message_that_its_handler_settled_is_left_alone(
+    opener: Opener, caplog: pytest.LogCaptureFixture, place: str
+) -> None:
     caplog.set_level(logging.WARNING)
-    opened = opener("memory:")
+    opened = opener(place)
     q = opened.queue("jobs")
     q.send(1)
     enough = Enough(1)
@@ -277,8 +281,8 @@ def test_a_message_that_its_handler_settled_is_left_alone(opener: Opener, caplog
     assert caplog.text == ""
 
 
-def test_a_broker_that_is_away_is_waited_for(opener: Opener, caplog: pytest.LogCaptureFixture) -> None:
-    mq = opener("memory:")
+def test_a_broker_that_is_away_is_waited_for(opener: Opener, caplog: pytest.LogCaptureFixture, place: str) -> None:
+    mq = opener(place)
     failing(mq, Receive, 2, miniq.StoreUnavailable("away for now"))
     q = mq.queue("jobs")
     q.send(1)
@@ -293,8 +297,8 @@ def test_an_error_that_does_not_pass_ends_the_worker(opener: Opener) -> None:
         q.consume(print)
 
 
-def test_a_queue_without_time_to_work_is_refused_and_nothing_is_kept(opener: Opener) -> None:
-    q = opener("memory:").queue("jobs")
+def test_a_queue_without_time_to_work_is_refused_and_nothing_is_kept(opener: Opener, place: str) -> None:
+    q = opener(place).queue("jobs")
     q.configure(visibility_timeout=0)
     q.send(1)
     with pytest.raises(miniq.InvalidRequest) as caught:
@@ -302,11 +306,11 @@ def test_a_queue_without_time_to_work_is_refused_and_nothing_is_kept(opener: Ope
     assert caught.value.field == "visibility_timeout"
 
 
-def test_a_coroutine_handler_needs_the_async_client() -> None:
+def test_a_coroutine_handler_needs_the_async_client(place: str) -> None:
     async def handler(body: Any) -> None:
         pass
 
-    with miniq.connect("memory:") as mq, pytest.raises(miniq.InvalidRequest, match="connect_async"):
+    with miniq.connect(place) as mq, pytest.raises(miniq.InvalidRequest, match="connect_async"):
         mq.queue("jobs").consume(handler)
 
 
@@ -318,8 +322,10 @@ def test_a_stop_event_finishes_what_runs_and_gives_back_the_rest(opener: Opener,
     q.send_many(range(10))
     stop = threading.Event()
     done: list[int] = []
+    meet = threading.Barrier(2, timeout=10)
 
     def handler(body: int) -> None:
+        meet.wait()
         stop.set()
         time.sleep(0.5)
         done.append(body)
@@ -332,20 +338,22 @@ def test_a_stop_event_finishes_what_runs_and_gives_back_the_rest(opener: Opener,
     assert (counts.ready, counts.leased) == (8, 0)
 
 
-def test_a_worker_that_waits_for_messages_stops_within_its_wait(opener: Opener) -> None:
-    q = opener("memory:").queue("jobs")
+def test_a_worker_that_waits_for_messages_stops_within_its_wait(opener: Opener, place: str) -> None:
+    q = opener(place).queue("jobs")
     begin = time.monotonic()
     q.consume(print, stop=lambda: time.monotonic() > begin + 0.3, wait=0.2)
     assert time.monotonic() - begin < 2
 
 
-def test_ctrl_c_finishes_what_runs_and_gives_back_the_rest() -> None:
-    with miniq.connect("memory:") as mq:
+def test_ctrl_c_finishes_what_runs_and_gives_back_the_rest(place: str) -> None:
+    with miniq.connect(place) as mq:
         q = mq.queue("jobs")
         q.send_many(range(10))
         done: list[int] = []
+        meet = threading.Barrier(2, timeout=10)
 
         def handler(body: int) -> None:
+            meet.wait()
             if body == 0:
                 os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.5)
@@ -357,12 +365,12 @@ def test_ctrl_c_finishes_what_runs_and_gives_back_the_rest() -> None:
         assert (counts.ready, counts.leased) == (8, 0)
 
 
-def test_ctrl_c_under_asyncio_finishes_what_runs_and_gives_back_the_rest() -> None:
+def test_ctrl_c_under_asyncio_finishes_what_runs_and_gives_back_the_rest(place: str) -> None:
     done: list[int] = []
     left: list[Any] = []
 
     async def main() -> None:
-        async with miniq.connect_async("memory:") as mq:
+        async with miniq.connect_async(place) as mq:
             q = mq.queue("jobs")
             await q.send_many(range(10))
 
@@ -383,9 +391,9 @@ def test_ctrl_c_under_asyncio_finishes_what_runs_and_gives_back_the_rest() -> No
     assert (left[0].ready, left[0].leased) == (8, 0)
 
 
-def test_a_second_cancel_does_not_wait_for_handlers_but_releases_their_messages() -> None:
+def test_a_second_cancel_does_not_wait_for_handlers_but_releases_their_messages(place: str) -> None:
     async def main() -> None:
-        async with miniq.connect_async("memory:") as mq:
+        async with miniq.connect_async(place) as mq:
             q = mq.queue("jobs")
             await q.send_many(range(3))
             started = asyncio.Event()
@@ -408,8 +416,8 @@ def test_a_second_cancel_does_not_wait_for_handlers_but_releases_their_messages(
     asyncio.run(main())
 
 
-def test_a_handler_that_exits_ends_the_worker_with_its_exit() -> None:
-    with miniq.connect("memory:") as mq:
+def test_a_handler_that_exits_ends_the_worker_with_its_exit(place: str) -> None:
+    with miniq.connect(place) as mq:
         q = mq.queue("jobs")
         q.send(1)
         with pytest.raises(SystemExit):
@@ -445,8 +453,8 @@ print("closed")
         assert [m.body for m in mq.queue("jobs").receive(max=9)] == [1, 2, 3, 4]
 
 
-def test_a_client_that_is_closed_ends_its_workers() -> None:
-    mq = miniq.connect("memory:")
+def test_a_client_that_is_closed_ends_its_workers(place: str) -> None:
+    mq = miniq.connect(place)
     q = mq.queue("jobs")
     errors: list[BaseException] = []
 
