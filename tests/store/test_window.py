@@ -184,6 +184,29 @@ async def test_redrive_of_many_old_messages_comes_in_order_of_age_and_memory_sta
         assert (await store.counts("dead", now=START)).total == 0
 
 
+async def test_edited_message_is_not_lost_when_the_window_is_left_for_the_disk(
+    url: str, tiny: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(window, "LANE_MESSAGES", 12)
+    maker = Maker("dead")
+    chance = random.Random(5)
+    async with store_in(url, "dead", "q") as store:
+        for _ in range(12):
+            maker.queue = "dead"
+            old = maker.run(20)
+            await put(store, old)
+            maker.queue = "q"
+            await put(store, maker.run(1))
+            await take(store)
+            # The last ones first: they are let in out of turn, until there are too many of them.
+            await move(store, chance.sample(old[14:], 6), "dead", "q")
+            for message in chance.sample(old[14:], 5):
+                edit = Edit(body=b'"edited"')
+                assert await store.edit("q", (message.id, FREE), edit, now=START, keep="off") == "done"
+            await move(store, chance.sample(old[:14], 14), "dead", "q")
+            assert await take_all(store, limit=3, token="u") == [message.id for message in old]
+
+
 async def test_redrive_while_others_receive_loses_and_doubles_nothing(url: str, tiny: None) -> None:
     maker = Maker("dead")
     async with store_in(url, "dead", "q") as store:

@@ -146,19 +146,20 @@ class Window:
     def _rewind(self, shelf: Shelf, lane: Lane, name: str) -> None:
         """Too much is ready out of turn: leave on disk what has no state, and read the lane again from
         the lowest name among it."""
-        dropped = {block.name: block for block in lane.fresh}
-        dropped |= {block.name: block for _, _, block, _, run in lane.back if run is None}
+        # Several blocks may have one name: that of a message and those it had before it was edited.
+        dropped = dict.fromkeys(lane.fresh)
+        dropped |= dict.fromkeys(block for _, _, block, _, run in lane.back if run is None)
         lane.fresh.clear()
         lane.back = [entry for entry in lane.back if entry[4] is not None]
         heapify(lane.back)
         self._messages -= lane.size
         lane.size = 0
-        for block in dropped.values():
+        for block in dropped:
             block.windowed = False
             self.forget(block)
-            if not block.touched:
-                shelf.blocks.pop(block.name, None)
-        lane.seen = min(name, *dropped)[:-1] if dropped else name[:-1]
+            if not block.touched and shelf.blocks.get(block.name) is block:
+                del shelf.blocks[block.name]
+        lane.seen = min([name, *[block.name for block in dropped]])[:-1]
         lane.more = True
 
     def _read(self, shelf: Shelf, lane: Lane) -> None:

@@ -1,0 +1,165 @@
+"""Many callers at once on a slow disk: what one has staged and not yet written meets what another does."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from miniq.message import SECOND, Message, Stored
+from miniq.store import window
+from miniq.store.base import ANY, FREE, Edit
+from miniq.store.embedded import EmbeddedStore
+from tests.clock import START
+from tests.store.parts import Maker, copy_as_after_kill, drop, put, seam, store_in, take
+from tests.store.test_window import TINY
+
+
+class Crowd:
+    """Callers who change two queues at random, and what they were told."""
+
+    def __init__(self, store: EmbeddedStore, seed: int) -> None:
+        self.store = store
+        self.seed = seed
+        self.maker = Maker()
+        self.where: dict[str, str] = {}
+        """The queue of each message whose send was confirmed and which was not acked."""
+        self.moving: set[str] = set()
+        self.held: set[str] = set()
+        """With a consumer. Time stands still, so that no lease runs out."""
+        self.groups: dict[tuple[str, str], str] = {}
+        """The one in flight of each group of a queue."""
+        self.calls = 0
+
+    async def caller(self, name: int, steps: int) -> None:
+        chance = random.Random(self.seed * 1000 + name)
+        for step in range(steps):
+            queue = chance.choice(["q", "q", "dead"])
+            what = chance.randrange(10)
+            if what < 3:
+                await self.send(chance, queue)
+            elif what < 8:
+                await self.receive(chance, queue, f"{name}.{step}")
+            elif what == 8:
+                await self.edit(chance, queue)
+            else:
+                await self.move(chance, queue)
+            self.calls += 1
+            if chance.random() < 0.3:
+                await asyncio.sleep(0)
+
+    async def send(self, chance: random.Random, queue: str) -> None:
+        self.maker.queue = queue
+        kind = chance.randrange(4)
+        if kind == 0:
+            messages = [self.maker.one(group=chance.choice("gh"))]
+        elif kind == 1:
+            messages = [self.maker.one(recipient=chance.choice(["ann", "bob", "cy"]), group=chance.choice([None, "g"]))]
+        else:
+            messages = self.maker.run(chance.choice([1, 3, 30]), priority=chance.choice([0, 0, 5]))
+        for id in await put(self.store, messages):
+            self.where[id] = queue
+
+    async def receive(self, chance: random.Random, queue: str, token: str) -> None:
+        consumer = chance.choice([None, "ann", "bob", "cy"])
+        got = await take(self.store, queue, limit=chance.choice([1, 2, 8]), token=token, consumer=consumer)
+        for stored in got:
+            self.hand_out(stored, queue)
+        await asyncio.sleep(0)
+        for stored in got:
+            id = stored.message.id
+            fence = [(id, token)]
+            # Told to let go before the answer: from the call on somebody else may have it.
+            self.held.discard(id)
+            if stored.message.group is not None:
+                del self.groups[queue, stored.message.group]
+            what = chance.randrange(4)
+            if what < 2:
+                del self.where[id]
+                assert await drop(self.store, fence, queue) == ["done"]
+            elif what == 2:
+                await self.store.reschedule(
+                    queue, fence, now=START, visible_at=START, release=True, event=None, keep="off"
+                )
+            else:
+                self.moving.add(id)
+                await self.move_one(stored.message, queue, "dead" if queue == "q" else "q", token)
+
+    def hand_out(self, stored: Stored, queue: str) -> None:
+        id, group = stored.message.id, stored.message.group
+        assert id not in self.held, "handed out to two"
+        assert self.where.get(id, queue) == queue
+        self.where.setdefault(id, queue)
+        self.held.add(id)
+        if group is not None:
+            assert (queue, group) not in self.groups, "two of a group in flight"
+            self.groups[queue, group] = id
+
+    async def edit(self, chance: random.Random, queue: str) -> None:
+        known = [id for id, at in self.where.items() if at == queue]
+        if known:
+            edit = Edit(body=b'"edited"', priority=chance.choice([None, 0, 5]))
+            await self.store.edit(queue, (chance.choice(known), ANY), edit, now=START, keep="off")
+
+    async def move(self, chance: random.Random, queue: str) -> None:
+        known = [id for id, at in self.where.items() if at == queue and id not in self.held | self.moving]
+        for id in chance.sample(known, min(3, len(known))):
+            if id not in self.moving and self.where.get(id) == queue:
+                self.moving.add(id)
+                stored = await self.store.find(queue, id)
+                if stored is None or self.where.get(id) != queue:
+                    self.moving.discard(id)
+                else:
+                    await self.move_one(stored.message, queue, "dead" if queue == "q" else "q", FREE)
+
+    async def move_one(self, message: Message, queue: str, to: str, receipt: str) -> None:
+        new = Message(
+            message.id, to, message.sent_at, START, message.body, message.content_type, message.priority, None, None,
+            None, message.recipient, message.group,
+        )  # fmt: skip
+        if receipt != FREE:
+            self.where.pop(message.id, None)
+        done = await self.store.move(
+            queue, [((message.id, receipt), new)], now=START, event="dead", reason=None, keep="off", keep_to="off"
+        )
+        if done == ["done"]:
+            # Somebody may have received it, and acked it, before we were told.
+            if message.id in self.where or await self.store.find(to, message.id) is not None:
+                self.where[message.id] = to
+        else:
+            assert receipt == FREE
+        self.moving.discard(message.id)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_callers_at_once_lose_nothing_and_share_nothing(
+    url: str, engine: str, folder: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    for name, value in TINY.items():
+        monkeypatch.setattr(window, name, value)
+    made = seam(monkeypatch)
+    async with store_in(url, "q", "dead") as store:
+        slow = random.Random(seed)
+        made[-1].hold_before_write = lambda: time.sleep(slow.choice([0, 0, 0.001]))
+        made[-1].hold_after_write = lambda: time.sleep(slow.choice([0, 0, 0.001]))
+        crowd = Crowd(store, seed)
+        await asyncio.wait_for(asyncio.gather(*[crowd.caller(name, 40) for name in range(10)]), 60)
+        copy_as_after_kill(folder, folder.with_name("crashed"))
+    there = set(crowd.where)
+    for path in (folder, folder.with_name("crashed")):
+        found: set[str] = set()
+        async with store_in(f"{engine}:{path}") as store:
+            later = START + 3600 * SECOND
+            for queue in ("q", "dead"):
+                for consumer in ("ann", "bob", "cy") * 50:
+                    got = await take(store, queue, limit=50, now=later, until=later + SECOND, consumer=consumer)
+                    ids = [stored.message.id for stored in got]
+                    assert not found & set(ids)
+                    found |= set(ids)
+                    assert await drop(store, [(id, "t") for id in ids], queue, now=later) == ["done"] * len(ids)
+                counts = await store.counts(queue, now=later)
+                assert (counts.total, counts.bytes) == (0, 0)
+        assert found == there
