@@ -16,6 +16,7 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from typing import Any
 
 import miniq
 from bench.raw import RawLog
@@ -86,11 +87,11 @@ async def _together(call: Callable[[], Awaitable[None]], batches: int, callers: 
     return time.perf_counter() - started
 
 
-def send_sync(queue: miniq.Queue, batch: int, batches: int, callers: int) -> float:
-    bodies = [BODY] * batch
+def send_sync(queue: miniq.Queue, batch: int, batches: int, callers: int, body: Any = BODY) -> float:
+    bodies = [body] * batch
 
     def one() -> None:
-        queue.send(BODY)
+        queue.send(body)
 
     def many() -> None:
         queue.send_many(bodies)
