@@ -364,6 +364,27 @@ def draft_of(wire: WireDraft, format: Format, place: str = "") -> Draft:
     )
 
 
+def drafts_of(wires: Sequence[WireDraft], format: Format) -> list[Draft]:
+    """The drafts of many messages; most are JSON without a word on their type, which is quickly done."""
+    return [
+        Draft(
+            bytes(wire.body),
+            JSON,
+            wire.headers,
+            wire.priority,
+            wire.delay,
+            wire.ttl,
+            wire.key,
+            wire.recipient,
+            wire.group,
+            wire.dedup_id,
+        )
+        if format == "json" and wire.content_type is None and wire.data is UNSET and wire.body is not UNSET
+        else draft_of(wire, format, f"messages[{place}].")
+        for place, wire in enumerate(wires)
+    ]
+
+
 def body_of(
     body: Raw | UnsetType, data: bytes | UnsetType, content_type: str | None, format: Format, place: str = ""
 ) -> tuple[bytes, str]:

@@ -74,7 +74,7 @@ async def send(broker: Broker, request: Request) -> codec.SentReply:
     else:
         if body.body is not UNSET or body.data is not UNSET:
             raise InvalidRequest("messages: given beside body; send one message or many", field="messages")
-        drafts = [codec.draft_of(wire, format, f"messages[{place}].") for place, wire in enumerate(body.messages)]
+        drafts = codec.drafts_of(body.messages, format)
     return codec.SentReply(await broker.send(request.path["queue"], drafts, request.call))
 
 
