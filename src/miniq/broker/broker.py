@@ -6,13 +6,12 @@ Calls run in one event loop. Each validates, asks the store for one atomic chang
 
 from __future__ import annotations
 
-import asyncio
-import secrets
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from miniq.broker import rules
 from miniq.broker.clock import Clock, SystemClock
+from miniq.broker.delivery import Deliveries
 from miniq.broker.keyring import KeyRing
 from miniq.broker.metrics import Metrics
 from miniq.broker.redrive import Redrives
@@ -33,7 +32,6 @@ from miniq.message import (
     HistoryPage,
     HistorySpan,
     Lease,
-    Message,
     Mode,
     Outcome,
     Page,
@@ -62,17 +60,17 @@ class Broker:
         self._limits = self.options.limits
         self._settings: dict[str, QueueSettings] = {}
         self._ids = IdSource()
-        self._waiters = Waiters(self.clock)
+        self.waiters = Waiters(self.clock)
+        self._deliveries = Deliveries(self)
         self._redrives = Redrives(self)
         self._upkeep = Upkeep(self)
-        self._errands: set[asyncio.Task[None]] = set()
         self._open = False
         self._patient = True
         """Whether long polls may wait; no longer when the broker is about to close."""
 
     async def open(self) -> None:
         """Open the store, learn its queues, begin upkeep."""
-        self.store.on_ready = self._waiters.wake
+        self.store.on_ready = self.waiters.wake
         await self.store.open()
         self._settings = await self.store.queues()
         self._ids = IdSource(await self.store.last_id())
@@ -84,13 +82,13 @@ class Broker:
     def hurry(self) -> None:
         """Let long polls return now, and let no new one wait: the broker will close soon."""
         self._patient = False
-        self._waiters.wake_all()
+        self.waiters.wake_all()
 
     async def close(self) -> None:
         """Refuse new calls, let long polls return, flush and close the store. Harmless to repeat."""
         self._open = False
         self.hurry()
-        await asyncio.gather(*self._errands, return_exceptions=True)
+        await self._deliveries.stop()
         await self._redrives.stop()
         await self._upkeep.stop()
         await self.store.close()
@@ -145,6 +143,10 @@ class Broker:
         if settings is None:
             raise self._unknown(queue)
         return settings
+
+    def find_settings(self, queue: str) -> QueueSettings | None:
+        """The settings of a queue, None if it does not exist or the broker is closed."""
+        return self._settings.get(queue) if self._open else None
 
     async def ensure_queue(self, queue: str) -> QueueSettings:
         """The settings of a queue, which is created if need be."""
@@ -202,21 +204,21 @@ class Broker:
             rules.check_name(queue)
             if not self.options.auto_create:
                 raise self._unknown(queue)
-        taken = await self._receive_now(queue, max, visibility_timeout, consumer, mode)
+        taken = await self._deliveries.take(queue, max, visibility_timeout, consumer, mode)
         if taken or not wait:
             return taken
         deadline = self.clock.now() + rules.micros(wait)
-        with self._waiters.join(queue, consumer) as waiter:
+        with self.waiters.join(queue, consumer) as waiter:
             while True:
-                taken = await self._receive_now(queue, max, visibility_timeout, consumer, mode)
+                taken = await self._deliveries.take(queue, max, visibility_timeout, consumer, mode)
                 if taken:
-                    self._waiters.wake_each(queue)
+                    self.waiters.wake_each(queue)
                     return taken
                 now = self.clock.now()
                 if now >= deadline or not self._patient:
                     return []
                 if queue in self._settings:
-                    self._waiters.expect(queue, await self.store.next_visible(queue, now=now))
+                    self.waiters.expect(queue, await self.store.next_visible(queue, now=now))
                 await waiter.until(deadline)
 
     async def ack(self, queue: str, leases: Sequence[Lease]) -> list[Outcome]:
@@ -250,7 +252,7 @@ class Broker:
                 if stored is not None and stored.receipt == fence[1] and rules.worn_out(stored, settings):
                     worn.append((fence, stored))
             if worn:
-                dead = await self._bury(queue, settings, worn, "max_receives", extra=0)
+                dead = await self._deliveries.bury(queue, settings, worn, "max_receives", extra=0)
                 outcomes = {fence: outcome for (fence, _), outcome in zip(worn, dead, strict=True)}
         rest = [fence for fence in fences if fence not in outcomes]
         if rest:
@@ -427,99 +429,6 @@ class Broker:
         await self._upkeep.once()
 
     # Inside
-
-    async def _receive_now(
-        self, queue: str, limit: int, visibility_timeout: float | None, consumer: str | None, mode: Mode
-    ) -> list[Stored]:
-        """Take, ask the rules about each message, hand out those that are fit."""
-        while True:
-            settings = self._settings.get(queue)
-            if settings is None or not self._open:
-                return []
-            now = self.clock.now()
-            seconds = settings.visibility_timeout if visibility_timeout is None else visibility_timeout
-            token = secrets.token_urlsafe(12)
-            try:
-                taken = await self.store.take(
-                    queue,
-                    limit=limit,
-                    max_bytes=self._limits.response_bytes,
-                    now=now,
-                    until=now + rules.micros(seconds),
-                    token=token,
-                    consumer=consumer,
-                    keep=settings.history,
-                )
-            except asyncio.CancelledError:
-                self._give_back(queue, token)
-                raise
-            if not taken:
-                return taken
-            self._waiters.expect(queue, taken[0].visible_at)
-            fit = await self._sort_out(queue, settings, taken, now)
-            if not fit:
-                continue
-            if mode == "at-most-once":
-                fences = [(stored.message.id, stored.receipt or FREE) for stored in fit]
-                done = await self.store.drop(
-                    queue, fences, now=now, event="acked", reason="at-most-once", keep=settings.history
-                )
-                fit = [stored for stored, outcome in zip(fit, done, strict=True) if outcome == "done"]
-            self.metrics.messages[queue, "received"] += len(fit)
-            return fit
-
-    def _give_back(self, queue: str, token: str) -> None:
-        """Whoever asked is gone while the messages were being leased: nobody will ack them, so release them."""
-
-        async def release() -> None:
-            held = await self.store.held(token)
-            if held and self._open:
-                await self.release(queue, [Lease(stored.message.id, token) for stored in held])
-
-        task = asyncio.create_task(release())
-        self._errands.add(task)
-        task.add_done_callback(self._errands.discard)
-
-    async def _sort_out(self, queue: str, settings: QueueSettings, taken: list[Stored], now: int) -> list[Stored]:
-        """Those of `taken` that may be handed out; expired ones are dropped, worn-out ones buried."""
-        oldest = now - rules.micros(settings.retention)
-        most = settings.max_receives or 2**62
-        for stored in taken:
-            message = stored.message
-            if message.expires_at is not None or message.sent_at <= oldest or stored.receives > most:
-                break
-        else:
-            return taken
-        fit: list[Stored] = []
-        over: dict[str, list[Stored]] = {}
-        for stored in taken:
-            reason = rules.verdict(stored, settings, now)
-            (fit if reason == "deliver" else over.setdefault(reason, [])).append(stored)
-        for why, some in over.items():
-            fences = [(stored.message.id, stored.receipt or FREE) for stored in some]
-            if why == "max_receives":
-                await self._bury(queue, settings, list(zip(fences, some, strict=True)), why, extra=1)
-            else:
-                await self.store.drop(queue, fences, now=now, event="expired", reason=why, keep=settings.history)
-                self.metrics.messages[queue, "expired"] += len(fences)
-        return fit
-
-    async def _bury(
-        self, queue: str, settings: QueueSettings, worn: list[tuple[Fence, Stored]], reason: str, extra: int
-    ) -> list[Outcome]:
-        """Move messages to the dead-letter queue. `extra` receives were counted but not handed out."""
-        to = rules.dead_letter_queue(queue, settings)
-        assert to is not None  # noqa: S101  the caller found max_receives set
-        target = await self.ensure_queue(to)
-        now = self.clock.now()
-        moves: list[tuple[Fence, Message]] = [
-            (fence, rules.bury(stored.message, to, reason, stored.receives - extra, now)) for fence, stored in worn
-        ]
-        done = await self.store.move(
-            queue, moves, now=now, event="dead", reason=reason, keep=settings.history, keep_to=target.history
-        )
-        self.metrics.messages[queue, "dead"] += done.count("done")
-        return done
 
     async def _first_send(self, queue: str) -> QueueSettings:
         self._check_open()

@@ -1,0 +1,130 @@
+"""Handing out: take from the store, ask the rules about each message, give out those that are fit."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import TYPE_CHECKING
+
+from miniq.broker import rules
+from miniq.message import Lease, Message, Mode, Outcome, QueueSettings, Stored
+from miniq.store.base import FREE, Fence
+
+if TYPE_CHECKING:
+    from miniq.broker.broker import Broker
+
+
+class Deliveries:
+    """How a broker's messages reach consumers, and what becomes of those that must not."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._errands: set[asyncio.Task[None]] = set()
+
+    async def stop(self) -> None:
+        """Wait for what is still being given back."""
+        await asyncio.gather(*self._errands, return_exceptions=True)
+
+    async def take(
+        self, queue: str, limit: int, visibility_timeout: float | None, consumer: str | None, mode: Mode
+    ) -> list[Stored]:
+        """Up to `limit` messages that may be handed out now; none if the queue does not exist."""
+        broker = self._broker
+        while True:
+            settings = broker.find_settings(queue)
+            if settings is None:
+                return []
+            now = broker.clock.now()
+            seconds = settings.visibility_timeout if visibility_timeout is None else visibility_timeout
+            token = secrets.token_urlsafe(12)
+            try:
+                taken = await broker.store.take(
+                    queue,
+                    limit=limit,
+                    max_bytes=broker.options.limits.response_bytes,
+                    now=now,
+                    until=now + rules.micros(seconds),
+                    token=token,
+                    consumer=consumer,
+                    keep=settings.history,
+                )
+            except asyncio.CancelledError:
+                self._give_back(queue, token)
+                raise
+            if not taken:
+                return taken
+            broker.waiters.expect(queue, taken[0].visible_at)
+            fit = await self._sort_out(queue, settings, taken, now)
+            if not fit:
+                continue
+            if mode == "at-most-once":
+                fit = await self._remove(queue, settings, fit, now)
+            broker.metrics.messages[queue, "received"] += len(fit)
+            return fit
+
+    async def bury(
+        self, queue: str, settings: QueueSettings, worn: list[tuple[Fence, Stored]], reason: str, extra: int
+    ) -> list[Outcome]:
+        """Move messages to the dead-letter queue. `extra` receives were counted but not handed out."""
+        broker = self._broker
+        to = rules.dead_letter_queue(queue, settings)
+        assert to is not None  # noqa: S101  the caller found max_receives set
+        target = await broker.ensure_queue(to)
+        now = broker.clock.now()
+        moves: list[tuple[Fence, Message]] = [
+            (fence, rules.bury(stored.message, to, reason, stored.receives - extra, now)) for fence, stored in worn
+        ]
+        done = await broker.store.move(
+            queue, moves, now=now, event="dead", reason=reason, keep=settings.history, keep_to=target.history
+        )
+        broker.metrics.messages[queue, "dead"] += done.count("done")
+        return done
+
+    async def _sort_out(self, queue: str, settings: QueueSettings, taken: list[Stored], now: int) -> list[Stored]:
+        """Those of `taken` that may be handed out; expired ones are dropped, worn-out ones buried."""
+        oldest = now - rules.micros(settings.retention)
+        most = settings.max_receives or 2**62
+        for stored in taken:
+            message = stored.message
+            if message.expires_at is not None or message.sent_at <= oldest or stored.receives > most:
+                break
+        else:
+            return taken
+        fit: list[Stored] = []
+        over: dict[str, list[Stored]] = {}
+        for stored in taken:
+            reason = rules.verdict(stored, settings, now)
+            (fit if reason == "deliver" else over.setdefault(reason, [])).append(stored)
+        broker = self._broker
+        for why, some in over.items():
+            fences = _fences(some)
+            if why == "max_receives":
+                await self.bury(queue, settings, list(zip(fences, some, strict=True)), why, extra=1)
+            else:
+                await broker.store.drop(queue, fences, now=now, event="expired", reason=why, keep=settings.history)
+                broker.metrics.messages[queue, "expired"] += len(fences)
+        return fit
+
+    async def _remove(self, queue: str, settings: QueueSettings, fit: list[Stored], now: int) -> list[Stored]:
+        """At most once: those that are gone for good, and so may be handed out."""
+        done = await self._broker.store.drop(
+            queue, _fences(fit), now=now, event="acked", reason="at-most-once", keep=settings.history
+        )
+        return [stored for stored, outcome in zip(fit, done, strict=True) if outcome == "done"]
+
+    def _give_back(self, queue: str, token: str) -> None:
+        """Whoever asked is gone while the messages were being leased: nobody will ack them, so release them."""
+        broker = self._broker
+
+        async def release() -> None:
+            held = await broker.store.held(token)
+            if held and broker.find_settings(queue) is not None:
+                await broker.release(queue, [Lease(stored.message.id, token) for stored in held])
+
+        task = asyncio.create_task(release())
+        self._errands.add(task)
+        task.add_done_callback(self._errands.discard)
+
+
+def _fences(taken: list[Stored]) -> list[Fence]:
+    return [(stored.message.id, stored.receipt or FREE) for stored in taken]
