@@ -1,5 +1,6 @@
 """A broker under load, to be killed: `python tests/faults/load.py URL SEED`. With the URL of a store the broker is
-in this process; with that of a server it is that server which is killed, and this process then ends by itself.
+in this process, on a slow disk if the seed is odd; with that of a server it is that server which is killed, and
+this process then ends by itself.
 
 Every fact that the broker confirmed is written to the output, one JSON line each, before the task that
 learned it goes on. What stands there is what a client of the broker had been told.
@@ -12,6 +13,8 @@ import json
 import os
 import random
 import sys
+import time
+from collections.abc import Sequence
 from typing import Any
 
 from miniq import embedded
@@ -19,8 +22,25 @@ from miniq.client import calls, http
 from miniq.client.calls import AsyncTransport
 from miniq.errors import MiniQError
 from miniq.message import Draft, Lease, Mode
+from miniq.store import embedded as store
+from miniq.store.kv import KV, Op
 
 QUEUE = "work"
+
+
+class SlowDisk:
+    """A database whose writes take their time, so that a kill often finds one that was not made."""
+
+    def __init__(self, kv: KV) -> None:
+        self._kv = kv
+
+    def write(self, ops: Sequence[Op], sync: bool) -> None:
+        if sync:
+            time.sleep(0.005)
+        self._kv.write(ops, sync)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kv, name)
 
 
 def tell(*fact: Any) -> None:
@@ -83,6 +103,9 @@ async def main(url: str, seed: int) -> None:
     if remote:
         door = await http.open_async(url, {"retry": 0})
     else:
+        if seed % 2:
+            open_kv = store.open_kv
+            store.open_kv = lambda engine, path: SlowDisk(open_kv(engine, path))  # type: ignore[assignment]
         door = await embedded.open_async(url, {"upkeep_interval": 0.1})
     await door.perform(calls.Configure(QUEUE, {"history": "events"}))
     tell("open")
