@@ -69,7 +69,6 @@ def consume(
         worker = Consumer(name or f"consumer-{os.getpid()}", work, fail_rate, quiet, as_json)
         stop = Stop()
         with at.open(PATIENCE) as client:
-            client.queues()  # say at once if there is no broker
             worker.run(client, queue, count, idle, batch, visibility_timeout, stop)
         if totals is not None:
             write_totals(totals, worker.totals)
@@ -85,8 +84,7 @@ def consume(
         for place, part in enumerate(split(count, workers), 1)
     ]
     with reachable(at) as broker:
-        with broker.open() as client:
-            client.queues()
+        broker.open(PATIENCE).close()
         together, failures = run_crew(broker, commands)
     show(together, as_json)
     finish(failures)

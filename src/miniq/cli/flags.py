@@ -18,6 +18,8 @@ R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_URL = "http://127.0.0.1:5000"
+SOON = 0.5
+"""Seconds for which a person waits for a broker that is away."""
 _UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZES = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
 
@@ -33,11 +35,14 @@ class Target(Struct, frozen=True):
         """Whether a broker runs elsewhere; otherwise the URL is that of a store, opened in this process."""
         return re.match(r"(https?|tcp)://", self.url) is not None
 
-    def open(self, patience: float = 0.5) -> Client:
-        """A client, to be closed by the caller. While the broker is away, calls are repeated for `patience`
-        seconds: people want to know soon, workers can wait."""
+    def open(self, patience: float = SOON) -> Client:
+        """A client, to be closed by the caller. Should the broker go away, calls are repeated for `patience`
+        seconds; that it was never there people want to know at once."""
         if not self.is_remote:
             return connect(self.url)
+        if patience > SOON:
+            with self.open() as probe:
+                probe.queues()
         return connect(self.url, retry=patience, api_key=self.api_key)
 
     def environment(self) -> dict[str, str]:

@@ -64,7 +64,6 @@ def produce(
         run = Producer(queue, name or f"producer-{os.getpid()}", size, quiet, as_json)
         stop = Stop()
         with at.open(PATIENCE) as client:
-            client.queues()  # say at once if there is no broker
             run.work(client, count, rate, batch, stop)
         if totals is not None:
             write_totals(totals, run.totals)
@@ -78,8 +77,7 @@ def produce(
         for place, part in enumerate(split(count, workers), 1)
     ]
     with reachable(at) as broker:
-        with broker.open() as client:
-            client.queues()
+        broker.open(PATIENCE).close()
         together, failures = run_crew(broker, commands)
     show(together, as_json)
     finish(failures)

@@ -1,0 +1,104 @@
+"""The command line as a person has it: real processes, an environment without our variables, a broker of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+MINIQ = [sys.executable, "-m", "miniq"]
+PATIENCE = 60
+
+
+class Result:
+    """How a command ended and what it said."""
+
+    def __init__(self, process: subprocess.CompletedProcess[bytes]) -> None:
+        self.code = process.returncode
+        self.raw = process.stdout
+        self.out = process.stdout.decode(errors="replace")
+        self.err = process.stderr.decode()
+
+    @property
+    def lines(self) -> list[str]:
+        return self.out.splitlines()
+
+    @property
+    def objects(self) -> list[Any]:
+        """What `--json` printed."""
+        return [json.loads(line) for line in self.lines]
+
+
+class Shell:
+    """Runs commands against one URL in one folder."""
+
+    def __init__(self, url: str, folder: Path, **env: str) -> None:
+        self.url = url
+        self.folder = folder
+        self.env = environment(MINIQ_URL=url, **env)
+
+    def __call__(self, *args: str, stdin: bytes = b"", code: int = 0) -> Result:
+        """Run a command; it must end with `code`, without a traceback."""
+        ended = subprocess.run(
+            [*MINIQ, *args], input=stdin, capture_output=True, env=self.env, cwd=self.folder, timeout=PATIENCE
+        )
+        result = Result(ended)
+        assert "Traceback" not in result.err, result.err
+        assert result.code == code, f"{args}: {result.code}\n{result.out}{result.err}"
+        return result
+
+    def start(self, *args: str) -> subprocess.Popen[bytes]:
+        """A command in the background, to be ended by the caller."""
+        return subprocess.Popen(
+            [*MINIQ, *args],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=self.env,
+            cwd=self.folder,
+        )
+
+
+def environment(**more: str) -> dict[str, str]:
+    """This environment without our variables."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("MINIQ_")}
+    return kept | {"PYTHONUNBUFFERED": "1"} | more
+
+
+@contextmanager
+def serving(folder: Path, *args: str, **env: str) -> Iterator[Shell]:
+    """A broker, and a shell that talks to it."""
+    process = subprocess.Popen(
+        [*MINIQ, "serve", "--store", f"rocksdb:{folder / 'data'}", "--port", "0", *args],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        env=environment(**env),
+        cwd=folder,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        assert line.startswith("miniq ready: "), line
+        yield Shell(line.removeprefix("miniq ready: ").split()[0], folder)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        code = process.wait(PATIENCE)
+        process.stdout.close()
+    assert code == 0
+
+
+def collect(process: subprocess.Popen[bytes]) -> Result:
+    """Wait for a command in the background."""
+    try:
+        out, err = process.communicate(timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+    return Result(subprocess.CompletedProcess(process.args, process.returncode, out, err))

@@ -1,0 +1,338 @@
+"""Messages, queues, history, keys and backups from the command line, over HTTP and on a folder."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.shell import Shell, collect, environment, serving
+
+
+FILE = str(Path(__file__).parents[2] / "ops" / "miniq.toml")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    with serving(tmp_path_factory.mktemp("broker")) as shell:
+        yield shell
+
+
+@pytest.fixture(params=["http", "folder"])
+def miniq(request: pytest.FixtureRequest, server: Shell, tmp_path: Path) -> Shell:
+    """The same commands against a broker and against a store in a folder."""
+    if request.param == "folder":
+        return Shell(str(tmp_path / "data"), tmp_path)
+    for name in (line.split()[0] for line in server("queues").lines[1:]):
+        server("purge", name, "--yes") if name == "default" else server("queues", "delete", name, "--yes")
+    return server
+
+
+def test_bodies_are_json_if_they_parse_and_text_otherwise(miniq: Shell) -> None:
+    bodies = ['{"a": 1}', "hello", "123", "true", '"quoted"', "not {json", "1.50", "ä€😀", ""]
+    ids = miniq("send", "q", *bodies).lines
+    found = miniq("peek", "q", "--json").objects
+    assert [one["id"] for one in found] == ids
+    assert [one["body"] for one in found] == [{"a": 1}, "hello", 123, True, "quoted", "not {json", 1.5, "ä€😀", ""]
+    assert b'{"a": 1}\nhello\n123\ntrue\nquoted\n' in miniq("peek", "q", "--body").raw
+
+
+def test_text_is_not_taken_for_json_when_told_so(miniq: Shell) -> None:
+    miniq("send", "q", "123", "--text")
+    miniq("send", "q", "123", "--content-type", "text/plain")
+    found = miniq("peek", "q", "--json").objects
+    assert [(one["body"], one["content_type"]) for one in found] == [("123", "application/json"), ("123", "text/plain")]
+
+
+@pytest.mark.parametrize("dash", [[], ["-"]])
+def test_lines_of_stdin_are_messages(miniq: Shell, dash: list[str]) -> None:
+    sent = miniq("send", "q", *dash, "--json", stdin=b'one\r\n{"n": 2}\n\nlast without end').objects
+    assert len(sent) == 4
+    assert [one["body"] for one in miniq("peek", "q", "--json").objects] == ["one", {"n": 2}, "", "last without end"]
+
+
+def test_many_lines_of_stdin_keep_their_order(miniq: Shell) -> None:
+    assert len(miniq("send", "q", stdin=b"".join(b"%d\n" % n for n in range(2500))).lines) == 2500
+    found = miniq("peek", "q", "--json", "--max", "3000").objects
+    assert [one["body"] for one in found] == list(range(2500))
+
+
+def test_a_line_that_has_come_is_sent_before_the_next_one_comes(miniq: Shell) -> None:
+    import subprocess
+    import sys
+
+    process = subprocess.Popen(
+        [sys.executable, "-m", "miniq", "send", "q"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=miniq.env,
+        cwd=miniq.folder,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(b"first\n")
+    process.stdin.flush()
+    assert len(process.stdout.readline().strip()) == 36
+    process.communicate(timeout=30)
+    assert process.returncode == 0
+
+
+def test_a_file_is_one_message_as_it_is(miniq: Shell, tmp_path: Path) -> None:
+    data = bytes(range(256))
+    (tmp_path / "data.bin").write_bytes(data)
+    miniq("send", "q", "--file", str(tmp_path / "data.bin"), "--content-type", "image/png")
+    assert miniq("receive", "q", "--body", "--ack").raw == data + b"\n"
+
+
+def test_every_field_of_a_message_can_be_given(miniq: Shell) -> None:
+    miniq(
+        "send", "q", "x", "--priority", "7", "--delay", "0.05", "--ttl", "5m", "--key", "k", "--recipient", "me",
+        "--group", "g", "--dedup-id", "d", "--header", "a=1", "--header", "b=x=y",
+    )  # fmt: skip
+    miniq("send", "q", "y", "--dedup-id", "d")
+    (found,) = miniq("receive", "q", "--wait", "5", "--consumer", "me", "--max", "9", "--json").objects
+    wanted = {"priority": 7, "key": "k", "recipient": "me", "group": "g", "dedup_id": "d", "consumer": "me"}
+    assert {name: found[name] for name in wanted} == wanted
+    assert found["headers"] == {"a": "1", "b": "x=y"}
+    assert "expires_at" in found
+
+
+def test_a_message_is_received_released_extended_and_acked_by_its_receipt(miniq: Shell) -> None:
+    (id,) = miniq("send", "q", '{"n": 1}').lines
+    received, receipt, body = miniq("receive", "q").lines[0].split("\t")
+    assert (received, json.loads(body)) == (id, {"n": 1})
+    assert miniq("receive", "q").out == ""
+    assert miniq("extend", "q", id, receipt, "--visibility-timeout", "10m", "--json").objects[0]["lease_until"]
+    assert miniq("release", "q", id, receipt).out == "released\n"
+    assert "handed out again or given back" in miniq("ack", "q", id, receipt, code=1).err
+    again, receipt, _ = miniq("receive", "q").lines[0].split("\t")
+    assert again == id
+    assert miniq("ack", "q", id, receipt, "--json").objects == [{"id": id, "outcome": "acked"}]
+    assert miniq("ack", "q", id, receipt).out == "missing\n"
+
+
+def test_receive_takes_as_many_as_asked_and_acks_when_asked(miniq: Shell) -> None:
+    miniq("send", "q", *(str(n) for n in range(5)))
+    assert [line.split("\t")[1] for line in miniq("receive", "q", "--max", "3", "--ack").lines] == ["0", "1", "2"]
+    (found,) = miniq("receive", "q", "--at-most-once", "--json").objects
+    assert found["body"] == 3
+    (info,) = [one for one in miniq("queues", "--json").objects if one["name"] == "q"]
+    assert (info["counts"]["ready"], info["counts"]["leased"]) == (1, 0)
+
+
+def test_receive_waits_for_the_first_message(server: Shell) -> None:
+    server("queues", "create", "waiting")
+    process = server.start("receive", "waiting", "--wait", "20", "--ack", "--body")
+    time.sleep(0.7)
+    server("send", "waiting", "at last")
+    began = time.monotonic()
+    assert collect(process).out == "at last\n"
+    assert time.monotonic() - began < 5
+
+
+def test_follow_goes_on_until_interrupted_and_that_is_no_failure(server: Shell) -> None:
+    server("send", "followed", "1", "2")
+    process = server.start("receive", "followed", "--follow", "--ack", "--body", "--max", "10")
+    assert process.stdout is not None
+    assert [process.stdout.readline() for _ in range(2)] == [b"1\n", b"2\n"]
+    server("send", "followed", "3")
+    assert process.stdout.readline() == b"3\n"
+    process.send_signal(signal.SIGINT)
+    ended = collect(process)
+    assert (ended.code, ended.err) == (0, "")
+
+
+def test_what_nobody_reads_is_given_back(server: Shell) -> None:
+    server("send", "piped", stdin=b"".join(b"%d %s\n" % (n, b"x" * 200) for n in range(1000)))
+    process = server.start("receive", "piped", "--max", "1000", "--ack", "--body")
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.wait(30) == 1
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    (info,) = [one for one in server("queues", "--json").objects if one["name"] == "piped"]
+    assert info["counts"]["ready"] == 1000
+
+
+def test_queues_are_created_changed_shown_and_deleted(miniq: Shell) -> None:
+    (made,) = miniq("queues", "create", "q", "--visibility-timeout", "2m", "--max-receives", "3", "--json").objects
+    assert (made["settings"]["visibility_timeout"], made["settings"]["max_receives"]) == (120, 3)
+    assert "exists" in miniq("queues", "create", "q", code=1).err
+    miniq(
+        "queues", "set", "q", "--max-receives", "unlimited", "--retention", "2d", "--delay", "1", "--max-bytes", "64k",
+        "--dedup-window", "0", "--max-length", "10", "--history", "full", "--dead-letter-queue", "other",
+    )  # fmt: skip
+    shown = miniq("queues", "show", "q", "--json").objects[0]["settings"]
+    assert shown == {
+        "visibility_timeout": 120.0,
+        "max_receives": None,
+        "dead_letter_queue": "other",
+        "retention": 172800.0,
+        "delay": 1.0,
+        "dedup_window": 0.0,
+        "max_length": 10,
+        "max_bytes": 65536,
+        "history": "full",
+    }
+    assert "retention           172800.0" in miniq("queues", "show", "q").lines
+    assert "no queue 'nope'" in miniq("queues", "set", "nope", "--delay", "1", code=1).err
+    assert "--yes" in miniq("queues", "delete", "q", code=2).err
+    miniq("queues", "delete", "q", "--yes")
+    assert "no queue 'q'" in miniq("queues", "show", "q", code=1).err
+    assert "always there" in miniq("queues", "delete", "default", "--yes", code=1).err
+
+
+def test_the_table_of_queues_has_their_counts(miniq: Shell) -> None:
+    miniq("send", "q", "1", "2", "3")
+    miniq("send", "q", "4", "--delay", "1h")
+    miniq("receive", "q")
+    head, *rows = [line.split() for line in miniq("queues").lines]
+    assert head == ["QUEUE", "READY", "DELAYED", "LEASED", "BYTES", "OLDEST"]
+    (row,) = [row for row in rows if row[0] == "q"]
+    assert row[1:6] == ["2", "1", "1", "4", "B"]
+    assert row[6].endswith("s")
+    assert miniq("queues", "--url", miniq.url, "show", "q").code == 0
+
+
+def test_purge_asks_and_without_a_terminal_needs_yes(miniq: Shell) -> None:
+    miniq("send", "q", "1", "2")
+    assert "use --yes" in miniq("purge", "q", code=2).err
+    assert miniq("purge", "q", "--yes", "--json").objects == [{"purged": 2}]
+
+
+def test_dead_letters_go_back(miniq: Shell) -> None:
+    miniq("queues", "create", "q", "--max-receives", "1", "--visibility-timeout", "0")
+    ids = miniq("send", "q", "1", "2", "3").lines
+    miniq("receive", "q", "--max", "10")
+    assert miniq("receive", "q", "--max", "10").out == ""
+    assert [one["dead"]["origin"] for one in miniq("peek", "q.dead", "--json").objects] == ["q", "q", "q"]
+    assert miniq("redrive", "q.dead", "--id", ids[1], "--to", "other").out == "moved 1 message\n"
+    assert miniq("redrive", "q.dead", "--rate", "20", "--json").objects == [
+        {"moved": 2, "skipped": 0, "running": False}
+    ]
+    assert [one["id"] for one in miniq("peek", "q", "--json").objects] == [ids[0], ids[2]]
+    assert [one["id"] for one in miniq("peek", "other", "--json").objects] == [ids[1]]
+
+
+def test_peek_shows_some_and_says_how_to_go_on(miniq: Shell) -> None:
+    ids = miniq("send", "q", *(str(n) for n in range(5))).lines
+    first = miniq("peek", "q", "--max", "2", "--json")
+    assert [one["id"] for one in first.objects] == ids[:2]
+    cursor = first.err.split("--after ")[1].strip()
+    assert [one["id"] for one in miniq("peek", "q", "--after", cursor, "--json").objects] == ids[2:]
+    assert miniq("peek", "q", "--id", ids[3]).lines[1].split()[0] == ids[3]
+    assert miniq("peek", "q", "--status", "leased").out == ""
+
+
+def test_history_tells_what_happened(miniq: Shell) -> None:
+    miniq("queues", "create", "q", "--history", "events")
+    (id,) = miniq("send", "q", "1").lines
+    miniq("receive", "q", "--ack", "--consumer", "me")
+    events = miniq("history", "--queue", "q", "--json").objects
+    assert [(event["event"], event["id"]) for event in events] == [("sent", id), ("received", id), ("acked", id)]
+    last = str(events[1]["offset"])
+    assert [line.split()[2] for line in miniq("history", "--queue", "q", "--after", last).lines] == ["acked"]
+
+
+def test_a_backup_is_restored(miniq: Shell, tmp_path: Path) -> None:
+    miniq("send", "q", "1", "2")
+    backup, folder = tmp_path / "backup", tmp_path / "restored"
+    assert miniq("backup", str(backup)).out == f"backup in {backup}\n"
+    miniq("send", "q", "3")
+    assert miniq("restore", str(backup), str(folder)).out == f"rocksdb:{folder}\n"
+    assert [one["body"] for one in miniq("peek", "q", "--json", "--url", str(folder)).objects] == [1, 2]
+    assert "is not empty" in miniq("restore", str(backup), str(folder), code=1).err
+    assert "exists" in miniq("backup", str(backup), code=1).err
+
+
+def test_a_backup_over_http_needs_a_path_of_the_servers(server: Shell) -> None:
+    assert "absolute" in server("backup", "relative", code=2).err
+
+
+def test_a_backup_is_made_without_a_broker(tmp_path: Path) -> None:
+    miniq = Shell("http://127.0.0.1:1", tmp_path)
+    miniq("send", "q", "1", "--url", "rocksdb:data")
+    miniq("backup", "copy", "--store", "rocksdb:data")
+    miniq("restore", "copy", "again")
+    assert miniq("peek", "q", "--body", "--url", "again").out == "1\n"
+
+
+def test_keys_are_made_without_a_broker_and_then_used_with_one(tmp_path: Path) -> None:
+    away = Shell("http://127.0.0.1:1", tmp_path)
+    made = away("keys", "create", "admin", "--allow", "*", "--store", "rocksdb:data")
+    admin = made.out.strip()
+    assert admin.startswith("mq_")
+    assert "not shown again" in made.err
+    with serving(tmp_path) as miniq:
+        assert "API key is needed" in miniq("queues", code=1).err
+        assert "is open in process" in miniq("keys", "list", "--store", "rocksdb:data", code=1).err
+        boss = Shell(miniq.url, tmp_path, MINIQ_API_KEY=admin)
+        (made_now,) = boss("keys", "create", "shop", "--allow", "send:orders.*", "--allow", "read", "--json").objects
+        shop = Shell(miniq.url, tmp_path)
+        shop("send", "orders.new", "1", "--api-key", made_now["secret"])
+        assert "does not allow send" in shop("send", "other", "1", "--api-key", made_now["secret"], code=1).err
+        listed = boss("keys", "list", "--json").objects
+        assert {key["name"]: key["allow"] for key in listed} == {"admin": ["*"], "shop": ["send:orders.*", "read"]}
+        assert "secret" not in listed[0]
+        boss("keys", "revoke", made_now["id"])
+        assert "not known" in shop("send", "orders.new", "1", "--api-key", made_now["secret"], code=1).err
+        assert "no key 'nope'" in boss("keys", "revoke", "nope", code=1).err
+        assert "is not VERB:PATTERN" in boss("keys", "create", "x", "--allow", "sned:q", code=1).err
+    assert "admin" in away("keys", "list", "--store", "rocksdb:data").out
+    away("keys", "revoke", listed[0]["id"], "--store", "rocksdb:data")
+    assert away("keys", "list", "--store", "rocksdb:data", "--json").out == ""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["send", "q", "1"],
+        ["receive", "q"],
+        ["peek", "q"],
+        ["queues"],
+        ["purge", "q", "--yes"],
+        ["history"],
+        ["keys", "list"],
+        ["produce", "q", "--workers", "2"],
+        ["consume", "q"],
+        ["copy", FILE, "copy"],
+        ["import", FILE, "q", "--format", "csv"],
+        ["export", "q", "file.jsonl"],
+        ["bench"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_broker_that_is_away_is_one_line_that_says_what_to_do(command: list[str], tmp_path: Path) -> None:
+    said = Shell("http://127.0.0.1:1", tmp_path, MINIQ_LOG_LEVEL="info")(*command, code=1)
+    assert said.out == ""
+    assert said.err.startswith("miniq: ")
+    assert said.err.count("\n") == 1
+    assert "http://127.0.0.1:1" in said.err
+    assert "miniq serve" in said.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_broker_refuses_is_one_line(server: Shell) -> None:
+    for command, said in [
+        (["send", "bad name", "1"], "not a queue name"),
+        (["send", "q", "1", "--key", "x" * 300], "at most 256"),
+        (["queues", "create", "q9", "--visibility-timeout", "13h"], "out of range"),
+        (["send", "q", "--file", "/dev/null", "--content-type", "nonsense"], "not a media type"),
+    ]:
+        result = server(*command, code=1)
+        assert said in result.err
+        assert result.err.count("\n") == 1
+
+
+def test_a_url_that_is_none_is_refused(tmp_path: Path) -> None:
+    assert "cannot connect" in Shell("gopher://x", tmp_path)("queues", code=1).err
+
+
+def test_the_environment_is_clean() -> None:
+    assert not [name for name in environment() if name.startswith("MINIQ_")]
