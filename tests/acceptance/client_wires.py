@@ -1,0 +1,122 @@
+"""Bad company for HTTP clients: a proxy that cuts connections, and servers that say what no broker says."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+
+class Cut(NamedTuple):
+    """What one connection is let through: so many bytes of the request, then so many of the answer."""
+
+    request: int | None = None
+    answer: int | None = None
+
+
+class Listener:
+    """Accepts connections on a free loopback port, each in a thread of its own, until it is closed."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.accepted = 0
+        self.open: set[socket.socket] = set()
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    def __enter__(self) -> Listener:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.drop_all()
+        for thread in self._threads:
+            thread.join(10)
+
+    def drop_all(self) -> None:
+        """Close all connections that are open, as a server does that is started anew."""
+        for connection in list(self.open):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def serve(self, connection: socket.socket) -> None:
+        raise NotImplementedError
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                self.accepted += 1
+                self.open.add(connection)
+                thread = threading.Thread(target=self._serve, args=(connection,), daemon=True)
+                self._threads.append(thread)
+                thread.start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection:
+            with contextlib.suppress(OSError):
+                self.serve(connection)
+            self.open.discard(connection)
+
+
+class Proxy(Listener):
+    """Passes everything to a server, except on connections for which a cut is planned."""
+
+    def __init__(self, port: int, cuts: list[Cut] | None = None) -> None:
+        self._upstream = port
+        self.cuts = cuts or []
+        self.asked: list[bytes] = []
+        """The first bytes of each request, as far as they came in one piece."""
+        super().__init__()
+
+    def serve(self, connection: socket.socket) -> None:
+        cut = self.cuts.pop(0) if self.cuts else Cut()
+        with socket.create_connection(("127.0.0.1", self._upstream)) as upstream:
+            back = threading.Thread(target=self._pass, args=(upstream, connection, cut.answer), daemon=True)
+            back.start()
+            self._pass(connection, upstream, cut.request, self.asked.append)
+            back.join(30)
+
+    @staticmethod
+    def _pass(
+        source: socket.socket, sink: socket.socket, most: int | None, see: Callable[[bytes], None] | None = None
+    ) -> None:
+        """Pass bytes on until the end, or until `most` of them; then end both sides."""
+        passed = 0
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                if see is not None:
+                    see(data)
+                if most is not None and passed + len(data) >= most:
+                    sink.sendall(data[: most - passed])
+                    break
+                sink.sendall(data)
+                passed += len(data)
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+
+class Canned(Listener):
+    """Answers every request with the same bytes and closes; without any, it never answers."""
+
+    def __init__(self, *answers: bytes) -> None:
+        self._answers = list(answers)
+        super().__init__()
+
+    def serve(self, connection: socket.socket) -> None:
+        connection.recv(65536)
+        if self._answers:
+            connection.sendall(self._answers.pop(0) if len(self._answers) > 1 else self._answers[0])
+        else:
+            connection.recv(1)
+
+
+def answer(status: str, body: bytes, media: str = "text/html", more: str = "") -> bytes:
+    return f"HTTP/1.1 {status}\r\ncontent-type: {media}\r\ncontent-length: {len(body)}\r\n{more}\r\n".encode() + body
