@@ -63,8 +63,7 @@ def browse_held(
     places = [
         (run.block.id_at(place), run.block, place)
         for run in shelf.runs()
-        if run.block.arrives is None
-        and run.visible_at > now and (run.receipt is None) == (status == "delayed")
+        if run.block.arrives is None and run.visible_at > now and (run.receipt is None) == (status == "delayed")
         for place in run.held_places()
     ]
     places.sort(key=lambda entry: entry[0])
