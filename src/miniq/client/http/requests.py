@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
 import msgspec
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from miniq.client import calls, records
@@ -138,7 +139,9 @@ def _unspeakable(record: Any, format: codec.Format, place: str, error: Exception
     """The first field of a record that cannot be written."""
     fields = record if isinstance(record, dict) else msgspec.structs.asdict(record)
     for field, value in fields.items():
-        if field == "messages" and value:
+        if value is UNSET:
+            continue
+        if field == "messages":
             for number, draft in enumerate(value):
                 try:
                     codec.encode(draft, format)
