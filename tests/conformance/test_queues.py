@@ -345,6 +345,9 @@ async def test_counts_know_bytes_and_the_oldest(broker: Broker, clock: FrozenClo
     await broker.ack("q", leases(await broker.receive("q", max=1)))
     await broker.ack("q", leases(await broker.receive("q", max=2)))
     assert (await broker.queue("q")).counts.oldest is None
+    await send(broker, "q", 1, 2, group="g")
+    await broker.receive("q")
+    assert (await broker.queue("q")).counts.oldest is None
 
 
 async def test_a_closed_broker_refuses_politely(broker: Broker) -> None:

@@ -92,7 +92,8 @@ async def test_one_caller_alone_gets_one_fsync_for_each_change(url: str) -> None
             await put(store, [maker.one()])
         assert store.commits == (writes + 5, syncs + 5)
         await take(store)
-        assert store.commits == (writes + 6, syncs + 5)
+        # A later fsync covers a lease on RocksDB; LevelDB leaves unsynced logs behind.
+        assert store.commits == (writes + 6, syncs + (6 if url.startswith("leveldb") else 5))
 
 
 async def test_relaxed_store_waits_for_no_fsync_and_keeps_what_the_operating_system_has(

@@ -54,6 +54,8 @@ class EmbeddedStore:
         self.on_ready: ReadyHint = lambda queue, recipient, count: None
         self._folder = Folder(path, engine)
         self._durable = durable
+        # LevelDB does not sync the log it leaves behind, so a later fsync would not cover an unsynced lease.
+        self._sync_takes = engine == "leveldb"
         self._min_free = min_free_bytes
         self._unchecked = SPACE_CHECK_BYTES
         self._shelves: ByName[Shelf] = ByName()
@@ -242,7 +244,7 @@ class EmbeddedStore:
                 if keep != "off":
                     self._log_taken(commit.batch, messages[0], sizes, old, receives, consumer, now)
         if taken:
-            await commit.commit(sync=False)
+            await commit.commit(sync=self._sync_takes)
         return taken
 
     async def drop(

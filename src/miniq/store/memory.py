@@ -346,8 +346,10 @@ class MemoryStore:
         tally: dict[Status, int] = {"ready": 0, "delayed": 0, "leased": 0}
         for row in shelf.rows.values():
             tally[row.stored().status(now)] += 1
-        ready = (row.message for row in shelf.rows.values() if row.visible_at <= now)
-        oldest = min((message.sent_at // 1000 * 1000 for message in ready if message.recipient is None), default=None)
+        # Of a group only the head can be taken next.
+        ready = (row.message for row in shelf.rows.values() if row.visible_at <= now and row.message.recipient is None)
+        heads = (m for m in ready if m.group is None or shelf.heads[m.group] == m.id)
+        oldest = min((message.sent_at // 1000 * 1000 for message in heads), default=None)
         return Counts(tally["ready"], tally["delayed"], tally["leased"], shelf.bytes, oldest)
 
     async def next_visible(self, queue: str, *, now: int) -> int | None:
