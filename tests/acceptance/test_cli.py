@@ -12,7 +12,6 @@ import pytest
 
 from tests.acceptance.shell import Shell, collect, environment, serving
 
-
 FILE = str(Path(__file__).parents[2] / "ops" / "miniq.toml")
 
 

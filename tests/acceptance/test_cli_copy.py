@@ -1,0 +1,191 @@
+"""`miniq copy`: identical to the byte, in two processes, and nothing left behind when it fails."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.shell import Shell, collect, serving
+
+CASES = {
+    "no final newline": b"one\ntwo",
+    "CRLF": b"one\r\ntwo\r\n",
+    "lone CR": b"one\rtwo\r",
+    "mixed ends": b"\r\n\n\r\r\n\n\ra\n\rb\r\r\n",
+    "empty lines": b"\n\n\none\n\n\n",
+    "one newline": b"\n",
+    "empty file": b"",
+    "invalid UTF-8": b"\xff\xfe\x00\n\xc3\x28\n\x80",
+    "every byte": bytes(range(256)) * 10,
+    "a line of 5 MiB": b"start\n" + random.Random(1).randbytes(5 * 1024 * 1024).replace(b"\n", b"\r") + b"\nend",
+    "only zeros": bytes(3 * 1024 * 1024),
+    "lines around the size of a piece": b"".join(b"x" * (512 * 1024 + more) + b"\n" for more in (-2, -1, 0, 1, 2)),
+    "what looks like an end": b'end\n{"bytes":0,"sha256":""}\n',
+}
+
+
+@pytest.fixture(scope="module")
+def miniq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    with serving(tmp_path_factory.mktemp("broker")) as shell:
+        yield shell
+
+
+def queues(miniq: Shell) -> list[str]:
+    return [one["name"] for one in miniq("queues", "--json").objects]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_copy_is_identical_to_the_byte(miniq: Shell, tmp_path: Path, name: str) -> None:
+    source, copy = tmp_path / "in", tmp_path / "out"
+    source.write_bytes(CASES[name])
+    (done,) = miniq("copy", str(source), str(copy), "--json").objects
+    assert copy.read_bytes() == CASES[name]
+    assert done["bytes"] == len(CASES[name])
+    assert done["lines"] == CASES[name].count(b"\n") + (not CASES[name].endswith(b"\n") and bool(CASES[name]))
+    assert queues(miniq) == ["default"]
+    assert sorted(tmp_path.iterdir()) == [source, copy]
+
+
+def test_100_000_lines_take_seconds(miniq: Shell, tmp_path: Path) -> None:
+    source, copy = tmp_path / "in", tmp_path / "out"
+    source.write_bytes(b"".join(b"line %d of a file that has many of them\r\n" % n for n in range(100_000)))
+    began = time.monotonic()
+    assert "copied 100000 lines" in miniq("copy", str(source), str(copy)).out
+    assert time.monotonic() - began < 30
+    assert copy.read_bytes() == source.read_bytes()
+
+
+def test_a_folder_gets_a_broker_for_the_copy(tmp_path: Path) -> None:
+    (tmp_path / "in").write_bytes(b"one\ntwo\n")
+    miniq = Shell(str(tmp_path / "data"), tmp_path)
+    miniq("copy", "in", "out")
+    assert (tmp_path / "out").read_bytes() == b"one\ntwo\n"
+    assert queues(miniq) == ["default"]
+
+
+def test_smaller_limits_of_the_broker_are_met(tmp_path: Path) -> None:
+    data = random.Random(2).randbytes(3_000_000)
+    (tmp_path / "in").write_bytes(data)
+    env = {"MINIQ_LIMITS__BODY_BYTES": "5000", "MINIQ_LIMITS__BATCH": "1000", "MINIQ_LIMITS__REQUEST_BYTES": "100000"}
+    with serving(tmp_path, **env) as miniq:
+        miniq("copy", "in", "out")
+    assert (tmp_path / "out").read_bytes() == data
+
+
+def test_an_old_copy_is_replaced_and_a_file_may_be_copied_onto_itself(miniq: Shell, tmp_path: Path) -> None:
+    source, copy = tmp_path / "in", tmp_path / "out"
+    source.write_bytes(b"new\n")
+    copy.write_bytes(b"something old and longer\n")
+    miniq("copy", str(source), str(copy))
+    miniq("copy", str(source), str(source))
+    assert copy.read_bytes() == source.read_bytes() == b"new\n"
+
+
+def test_copies_may_run_at_the_same_time(miniq: Shell, tmp_path: Path) -> None:
+    sources = [tmp_path / f"in{n}" for n in range(3)]
+    for n, source in enumerate(sources):
+        source.write_bytes(b"".join(b"%d of %d\n" % (line, n) for line in range(5000)))
+    running = [miniq.start("copy", str(source), f"{source}.out") for source in sources]
+    assert [collect(process).code for process in running] == [0, 0, 0]
+    for source in sources:
+        assert Path(f"{source}.out").read_bytes() == source.read_bytes()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_copy_leaves_nothing(miniq: Shell, tmp_path: Path, number: int) -> None:
+    source, copy = tmp_path / "in", tmp_path / "out"
+    source.write_bytes(b"line\n" * 1_000_000)
+    process = miniq.start("copy", str(source), str(copy))
+    wait_for(lambda: any(name.startswith("copy-") for name in queues(miniq)))
+    children = children_of(process.pid)
+    process.send_signal(number)
+    ended = collect(process)
+    assert (ended.code, ended.err.strip()) == (1, "miniq: stopped")
+    assert list(tmp_path.iterdir()) == [source]
+    assert queues(miniq) == ["default"]
+    assert not any(is_running(child) for child in children)
+
+
+@pytest.mark.parametrize("end", ["copy-write", "copy-read"])
+def test_a_process_that_dies_fails_the_copy_and_leaves_nothing(miniq: Shell, tmp_path: Path, end: str) -> None:
+    source, copy = tmp_path / "in", tmp_path / "out"
+    source.write_bytes(b"line\n" * 1_000_000)
+    process = miniq.start("copy", str(source), str(copy))
+    wait_for(lambda: any(end in command(child) for child in children_of(process.pid)))
+    (child,) = [child for child in children_of(process.pid) if end in command(child)]
+    os.kill(child, signal.SIGKILL)
+    ended = collect(process)
+    assert ended.code == 1
+    assert ended.err == "miniq: not copied: a process ended with -9\n"
+    assert list(tmp_path.iterdir()) == [source]
+    assert queues(miniq) == ["default"]
+
+
+def test_a_copy_survives_that_the_broker_is_killed_and_comes_back(tmp_path: Path) -> None:
+    source, copy = tmp_path / "in", tmp_path / "out"
+    source.write_bytes(b"".join(b"line %d\n" % n for n in range(200_000)))
+    store = f"rocksdb:{tmp_path / 'data'}"
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = str(found.getsockname()[1])
+    miniq = Shell(f"http://127.0.0.1:{port}", tmp_path)
+    first = miniq.start("serve", "--store", store, "--port", port)
+    assert first.stdout is not None
+    assert first.stdout.readline()
+    process = miniq.start("copy", str(source), str(copy))
+    wait_for(lambda: any(path.stat().st_size > 100_000 for path in tmp_path.glob("*.part")))
+    first.kill()
+    collect(first)
+    second = miniq.start("serve", "--store", store, "--port", port)
+    try:
+        ended = collect(process)
+        assert (ended.code, ended.err) == (0, "")
+        assert copy.read_bytes() == source.read_bytes()
+        assert queues(miniq) == ["default"]
+    finally:
+        second.terminate()
+        assert collect(second).code == 0
+
+
+def test_what_cannot_be_copied_is_told(miniq: Shell, tmp_path: Path) -> None:
+    (tmp_path / "in").write_bytes(b"x")
+    assert "does not exist" in miniq("copy", str(tmp_path / "nothing"), str(tmp_path / "out"), code=2).err
+    said = miniq("copy", str(tmp_path / "in"), str(tmp_path / "no folder" / "out"), code=1).err
+    assert "No such file or directory" in said
+    assert said.count("\n") == 1
+    assert queues(miniq) == ["default"]
+
+
+# What the operating system knows
+
+
+def children_of(pid: int) -> list[int]:
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True)
+    return [int(line) for line in found.stdout.split()]
+
+
+def command(pid: int) -> str:
+    return subprocess.run(["ps", "-o", "args=", "-p", str(pid)], capture_output=True, text=True).stdout
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def wait_for(done: Callable[[], bool]) -> None:
+    until = time.monotonic() + 20
+    while not done():
+        assert time.monotonic() < until
+        time.sleep(0.02)

@@ -1,0 +1,142 @@
+"""`miniq serve` as a process: what it says, how it ends, what it refuses."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.shell import MINIQ, Shell, collect, environment, serving
+
+
+def refused(folder: Path, *args: str, code: int = 1, **env: str) -> str:
+    """What `miniq serve` says when it does not start."""
+    ended = subprocess.run(
+        [*MINIQ, "serve", *args], capture_output=True, text=True, cwd=folder, env=environment(**env), timeout=30
+    )
+    assert ended.returncode == code, ended.stderr
+    assert ended.stdout == ""
+    assert "Traceback" not in ended.stderr
+    if code == 1:
+        assert ended.stderr.count("\n") == 1
+    return ended.stderr
+
+
+def started(folder: Path, *args: str, **env: str) -> tuple[subprocess.Popen[bytes], str]:
+    """A broker and its line."""
+    shell = Shell("", folder, **env)
+    del shell.env["MINIQ_URL"]
+    process = shell.start("serve", *args)
+    assert process.stdout is not None
+    return process, process.stdout.readline().decode()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_says_one_line_when_ready_and_ends_with_0(tmp_path: Path, number: int) -> None:
+    process, line = started(tmp_path, "--store", "rocksdb:data", "--port", "0")
+    url = line.split()[2]
+    assert line == f"miniq ready: {url} store=rocksdb:data durability=fsync\n"
+    with urllib.request.urlopen(f"{url}/health") as answer:  # noqa: S310
+        assert answer.status == 200
+    process.send_signal(number)
+    ended = collect(process)
+    assert (ended.code, ended.out, ended.err) == (0, "", "")
+    with serving(tmp_path) as again:
+        assert again("queues").code == 0
+
+
+def test_it_finishes_what_it_is_answering_before_it_ends(tmp_path: Path) -> None:
+    process, line = started(tmp_path, "--store", "rocksdb:data", "--port", "0")
+    miniq = Shell(line.split()[2], tmp_path)
+    waiting = miniq.start("receive", "q", "--wait", "30")
+    time.sleep(1)
+    process.send_signal(signal.SIGTERM)
+    assert collect(process).code == 0
+    assert collect(waiting).code == 0
+
+
+def test_relaxed_durability_is_said_at_start(tmp_path: Path) -> None:
+    process, line = started(tmp_path, "--store", "memory:", "--port", "0", "--durability", "relaxed")
+    process.send_signal(signal.SIGTERM)
+    assert line.endswith("durability=relaxed\n")
+    assert "durability is relaxed" in collect(process).err
+
+
+def test_options_come_from_flags_then_environment_then_file(tmp_path: Path) -> None:
+    (tmp_path / "miniq.toml").write_text('store = "rocksdb:from-file"\nport = 1\nauto_create = false\n')
+    process, line = started(tmp_path, "--config", "miniq.toml", "--port", "0", MINIQ_STORE="rocksdb:from-environment")
+    miniq = Shell(line.split()[2], tmp_path)
+    assert "store=rocksdb:from-environment" in line
+    assert "no queue" in miniq("send", "q", "1", code=1).err
+    process.send_signal(signal.SIGTERM)
+    assert collect(process).code == 0
+
+
+def test_a_second_broker_on_a_folder_is_refused_and_names_the_first(tmp_path: Path) -> None:
+    with serving(tmp_path):
+        said = refused(tmp_path, "--store", "rocksdb:data", "--port", "0")
+    assert "is open in process" in said
+
+
+def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        said = refused(tmp_path, "--port", str(port), "--store", "memory:")
+    assert f"cannot listen on 127.0.0.1:{port}" in said
+
+
+def test_bad_configuration_is_refused_with_its_name_and_value(tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_text("prot = 5001\n")
+    assert "bad.toml: prot: no such option (5001)" in refused(tmp_path, "--config", "bad.toml")
+    assert "cannot read nothing.toml" in refused(tmp_path, "--config", "nothing.toml")
+    assert "MINIQ_PORT: 'x' is not right" in refused(tmp_path, MINIQ_PORT="x")
+    assert "MINIQ_DURABILTY: no such option" in refused(tmp_path, MINIQ_DURABILTY="relaxed")
+    assert "'redis:x' is not a store" in refused(tmp_path, "--store", "redis:x", "--port", "0")
+    assert "tls_cert: cannot read 'no.pem'" in refused(tmp_path, "--tls-cert", "no.pem")
+    (tmp_path / "no.pem").write_text("nothing")
+    assert "not a certificate and its key" in refused(tmp_path, "--tls-cert", "no.pem")
+    refused(tmp_path, "--durability", "perhaps", code=2)
+    refused(tmp_path, "--port", "70000", code=2)
+    refused(tmp_path, "--nonsense", code=2)
+    assert not (tmp_path / "miniq-data").exists()
+
+
+def test_others_than_loopback_need_a_key(tmp_path: Path) -> None:
+    said = refused(tmp_path, "--host", "0.0.0.0", "--port", "0", "--store", "rocksdb:data")  # noqa: S104
+    assert "miniq keys create" in said
+
+
+def test_it_speaks_https_with_a_certificate(tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not there to make a certificate")
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "key.pem", "-out", "cert.pem", "-days",
+         "1", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"],
+        cwd=tmp_path, check=True, capture_output=True,
+    )  # fmt: skip
+    process, line = started(
+        tmp_path, "--store", "memory:", "--port", "0", "--tls-cert", "cert.pem", "--tls-key", "key.pem"
+    )
+    try:
+        url = line.split()[2]
+        assert url.startswith("https://")
+        context = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
+        with urllib.request.urlopen(f"{url}/health", context=context) as answer:  # noqa: S310
+            assert answer.status == 200
+        trusting = Shell(url, tmp_path, SSL_CERT_FILE=str(tmp_path / "cert.pem"))
+        trusting("send", "q", "1")
+        assert trusting("receive", "q", "--body").out == "1\n"
+        assert trusting("keys", "list", "--json").out == ""
+        assert "certificate" in Shell(url, tmp_path)("queues", code=1).err
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert collect(process).code == 0

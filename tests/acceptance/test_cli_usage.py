@@ -1,0 +1,122 @@
+"""How the command line explains itself: help with examples, wrong usage, completion."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from miniq import __version__
+from miniq.cli.root import COMMANDS, root
+from tests.acceptance.shell import environment
+
+
+def commands() -> list[list[str]]:
+    """Every command and subcommand that help shows."""
+    found: list[list[str]] = []
+    for name in COMMANDS:
+        found.append([name])
+        command = root.get_command(click.Context(root), name)
+        if isinstance(command, click.Group):
+            found += [[name, inner] for inner in command.commands]
+    return found
+
+
+@pytest.mark.parametrize("command", commands(), ids=" ".join)
+def test_every_command_has_help_with_an_example(command: list[str]) -> None:
+    result = CliRunner().invoke(root, [*command, "--help"], prog_name="miniq")
+    assert result.exit_code == 0
+    assert "Example" in result.output
+    assert f"miniq {command[0]}" in result.output.split("Example")[1]
+
+
+def test_help_lists_every_command_and_no_hidden_one() -> None:
+    result = CliRunner().invoke(root, ["--help"], prog_name="miniq")
+    listed = [line.split()[0] for line in result.output.split("Commands:")[1].splitlines() if line.startswith("  ")]
+    assert set(COMMANDS) <= set(listed)
+    assert "copy-write" not in result.output
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["nonsense"],
+        ["send"],
+        ["send", "q", "1", "--priority", "10"],
+        ["send", "q", "1", "--delay", "soon"],
+        ["send", "q", "1", "--header", "novalue"],
+        ["send", "q", "1", "--file", __file__],
+        ["send", "q", "1", "2", "--dedup-id", "x"],
+        ["send", "q", "--file", "/nowhere"],
+        ["receive", "q", "--max", "0"],
+        ["receive", "q", "--wait", "-1"],
+        ["ack", "q", "id"],
+        ["peek", "q", "--status", "lost"],
+        ["queues", "set", "q"],
+        ["queues", "create", "q", "--max-receives", "many"],
+        ["queues", "create", "q", "--max-bytes", "much"],
+        ["queues", "nonsense"],
+        ["redrive", "q", "--rate", "0"],
+        ["keys"],
+        ["keys", "create", "x"],
+        ["copy", "only-one"],
+        ["produce", "q", "--workers", "0"],
+        ["consume", "q", "--fail-rate", "2"],
+        ["import", __file__, "q", "--format", "xml"],
+        ["restore", "/nowhere", "x"],
+        ["completion", "cmd"],
+        ["serve", "--log-level", "loud"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_ends_with_2(args: list[str]) -> None:
+    result = CliRunner().invoke(root, args, prog_name="miniq")
+    assert result.exit_code == 2
+    assert "Usage: miniq" in result.output
+
+
+def run(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "miniq", *args], capture_output=True, text=True, env=environment(), timeout=30
+    )
+
+
+def test_a_misspelt_command_is_answered_with_what_was_meant() -> None:
+    ended = run("recieve", "q")
+    assert ended.returncode == 2
+    assert "Did you mean 'receive'?" in ended.stderr
+
+
+def test_it_tells_its_version() -> None:
+    ended = run("--version")
+    assert (ended.returncode, ended.stdout) == (0, f"miniq, version {__version__}\n")
+
+
+def test_without_arguments_it_shows_help() -> None:
+    ended = run()
+    assert ended.returncode == 2
+    assert "miniq serve" in ended.stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_a_script(shell: str) -> None:
+    ended = run("completion", shell)
+    assert ended.returncode == 0
+    assert f"_MINIQ_COMPLETE={shell}_complete" in ended.stdout
+    if shutil.which(shell) is not None:
+        checked = subprocess.run([shell, "-n"], input=ended.stdout, capture_output=True, text=True)
+        assert (checked.returncode, checked.stderr) == (0, "")
+
+
+def test_completion_knows_commands_and_flags() -> None:
+    def completed(words: str, place: str) -> str:
+        env = environment(_MINIQ_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD=place)
+        return subprocess.run([sys.executable, "-m", "miniq"], capture_output=True, text=True, env=env).stdout
+
+    assert completed("miniq re", "1").split() == ["plain,receive", "plain,release", "plain,redrive", "plain,restore"]
+    assert "plain,--visibility-timeout" in completed("miniq receive q --vis", "3")
+    assert "plain,fish" in completed("miniq completion f", "2")
