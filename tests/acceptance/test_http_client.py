@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import miniq
@@ -215,6 +216,22 @@ def test_what_json_would_bend_is_refused_and_named(opener: Opener, url: str, cal
         call(q)
     assert caught.value.field == field
     assert (q.info().counts.total, q.info().settings) == (0, before)
+
+
+@pytest.mark.parametrize("said", ["application/json", "application/msgpack"])
+@pytest.mark.parametrize("heard", ["application/json", "application/msgpack"])
+def test_an_edited_message_is_shown_in_the_format_asked_for(url: str, said: str, heard: str) -> None:
+    with miniq.connect(url) as mq:
+        id = mq.queue("jobs").send(1)
+    change = msgspec.json.encode({"body": {"a": [1]}})
+    if said.endswith("msgpack"):
+        change = msgspec.msgpack.encode({"body": {"a": [1]}})
+    request = urllib.request.Request(  # noqa: S310
+        f"{url}/v1/queues/jobs/messages/{id}", change, {"content-type": said, "accept": heard}, method="PATCH"
+    )
+    with urllib.request.urlopen(request, timeout=10) as reply:  # noqa: S310
+        read = msgspec.json.decode if heard.endswith("json") else msgspec.msgpack.decode
+        assert read(reply.read())["body"] == {"a": [1]}
 
 
 def test_a_request_that_is_too_large_is_refused_as_such(opener: Opener, url: str) -> None:

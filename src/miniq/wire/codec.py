@@ -392,6 +392,8 @@ def body_of(
     if data is not UNSET:
         if body is not UNSET:
             raise InvalidRequest(f"{place}data: given beside body; give one of them", field=f"{place}data")
+        if content_type is not None and is_json(content_type):
+            _check_json(data, f"{place}data")  # it goes out as it is, and would spoil the answer it is in
         return data, content_type or OCTETS
     if body is UNSET:
         raise InvalidRequest(f"{place}body: is required (or data, for bytes)", field=f"{place}body")
@@ -415,10 +417,24 @@ def body_of(
     )
 
 
+def _check_json(data: bytes, field: str) -> None:
+    """Refuse bytes that are not JSON text though they are sent as such."""
+    try:
+        str(data, "utf-8")
+        msgspec.json.decode(data, type=Raw)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{field}: is not JSON, though its content type says so: {error}", field=field) from None
+
+
 def wire_body(body: bytes, content_type: str, format: Format) -> tuple[Raw | UnsetType, bytes | UnsetType]:
     """A body as `body` or as `data`."""
     if is_json(content_type):
-        return Raw(body) if format == "json" else Raw(_msgpack.encode(msgspec.json.decode(body))), UNSET
+        if format == "json":
+            return Raw(body), UNSET
+        try:
+            return Raw(_msgpack.encode(msgspec.json.decode(body))), UNSET
+        except OverflowError:  # a number that JSON has and MessagePack has not
+            return UNSET, body
     if content_type.startswith("text/"):
         try:
             text = body.decode()

@@ -179,8 +179,7 @@ class _FastLane(HttpToolsProtocol):
             self._refuse(hot, error)
             return
         out = reply_format(hot.accept, format)
-        if operation.name == "receive":
-            request.format = out
+        request.out = out
         hot.task = self.loop.create_task(operation.run(self.broker, request))  # type: ignore[arg-type]
         hot.task.add_done_callback(lambda task: self._done(hot, task, out))
 

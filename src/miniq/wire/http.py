@@ -139,9 +139,8 @@ class HttpApp:
             )
             authorise(self._broker, operation, request)
             prepare(operation, request, raw, content_type)
-            out = reply_format(headers.get("accept", ""), format)
-            request.format = format
-            reply = await _while_connected(http, operation, _run(self._broker, operation, request, out))
+            out = request.out = reply_format(headers.get("accept", ""), format)
+            reply = await _while_connected(http, operation, operation.run(self._broker, request))
             self._broker.metrics.call("http", operation.name, perf_counter() - began)
             if operation.reply is None:
                 return Response(status_code=operation.status)
@@ -196,13 +195,6 @@ def problem_response(error: MiniQError) -> Response:
 def authorise_read(broker: Broker, request: HTTPRequest) -> None:
     """What shows the broker as a whole needs a key that may read everything."""
     broker.keys.check(bearer(request.headers.get("authorization")), "read", None)
-
-
-async def _run(broker: Broker, operation: Operation, request: Request, out: Format) -> Any:
-    # A reply's bodies are made for the format it goes out in; by now the request has been read.
-    if operation.name in ("receive", "peek", "get", "history"):
-        request.format = out
-    return await operation.run(broker, request)
 
 
 async def _while_connected(http: HTTPRequest, operation: Operation, call: Any) -> Any:

@@ -27,6 +27,8 @@ class Request(Struct):
     secret: str | None = None
     call: str | None = None
     """The name that the caller gave to this call (Idempotency-Key)."""
+    out: Format = "json"
+    """The format of the reply, for which its bodies are made."""
 
 
 Run = Callable[[Broker, Request], Awaitable[Any]]
@@ -88,7 +90,7 @@ async def receive(broker: Broker, request: Request) -> codec.MessagesReply:
         consumer=body.consumer,
         mode=cast(Mode, body.mode),
     )
-    return codec.MessagesReply(codec.wire_messages(taken, request.format))
+    return codec.MessagesReply(codec.wire_messages(taken, request.out))
 
 
 async def ack(broker: Broker, request: Request) -> codec.OutcomesReply:
@@ -116,13 +118,13 @@ async def peek(broker: Broker, request: Request) -> codec.PageReply:
         after=request.query.get("after"),
         limit=number(request, "limit", 100),
     )
-    shown = codec.shown_messages(page.messages, broker.clock.now(), request.format)
+    shown = codec.shown_messages(page.messages, broker.clock.now(), request.out)
     return codec.PageReply(shown, page.next)
 
 
 async def get(broker: Broker, request: Request) -> codec.WireMessage:
     stored = await broker.get(request.path["queue"], request.path["id"])
-    return codec.shown_messages([stored], broker.clock.now(), request.format)[0]
+    return codec.shown_messages([stored], broker.clock.now(), request.out)[0]
 
 
 async def edit(broker: Broker, request: Request) -> codec.WireMessage:
@@ -142,7 +144,7 @@ async def edit(broker: Broker, request: Request) -> codec.WireMessage:
         delay=wire.delay,
         receipt=wire.receipt,
     )
-    return codec.shown_messages([stored], broker.clock.now(), request.format)[0]
+    return codec.shown_messages([stored], broker.clock.now(), request.out)[0]
 
 
 async def remove(broker: Broker, request: Request) -> None:
@@ -187,7 +189,7 @@ async def history(broker: Broker, request: Request) -> codec.HistoryReply:
     page = await broker.history(
         after=number(request, "after", 0), limit=number(request, "limit", 100), queue=request.query.get("queue")
     )
-    return codec.HistoryReply([codec.wire_event(record, request.format) for record in page.records], page.next)
+    return codec.HistoryReply([codec.wire_event(record, request.out) for record in page.records], page.next)
 
 
 async def create_key(broker: Broker, request: Request) -> codec.KeyReply:

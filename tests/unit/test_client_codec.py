@@ -1,0 +1,66 @@
+"""What must hold on a wire so that whatever one client sends, every other can read."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import UNSET
+
+from miniq.client import records
+from miniq.errors import InvalidRequest
+from miniq.message import JSON, Draft, Message, Stored
+from miniq.wire import codec
+
+
+@pytest.mark.parametrize("data", [b"{oops", b'1,"receipt":"x"', b"", b'"\xff"', b"[" * 100_000])
+@pytest.mark.parametrize("content_type", [JSON, "application/vnd.x+json"])
+@pytest.mark.parametrize("format", ["json", "msgpack"])
+def test_bytes_that_claim_to_be_json_must_be(data: bytes, content_type: str, format: codec.Format) -> None:
+    """They would go out as they are, and no reader could read the answer they are in."""
+    with pytest.raises(InvalidRequest) as caught:
+        codec.body_of(UNSET, data, content_type, format, "messages[3].")
+    assert caught.value.field == "messages[3].data"
+
+
+def test_json_may_come_as_bytes() -> None:
+    assert codec.body_of(UNSET, b'{"a": 1}', JSON, "json") == (b'{"a": 1}', JSON)
+
+
+@pytest.mark.parametrize("body", [b"1000000000000000000000000000000", b'{"a": [-9999999999999999999999]}'])
+def test_a_number_that_messagepack_lacks_goes_out_as_its_json_text(body: bytes) -> None:
+    stored = Stored(Message("id", "jobs", 0, 0, body), 1, 1, "receipt")
+    [wire] = codec.wire_messages([stored], "msgpack")
+    assert (wire.body, wire.data, wire.content_type) == (UNSET, body, JSON)
+    assert codec.body_of(wire.body, wire.data, wire.content_type, "msgpack") == (body, JSON)
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type"),
+    [
+        (b'{"a":  [1.50]}', JSON),
+        (b"[1,\n2]", "application/vnd.x+json; v=1"),
+        ("grün\u2028".encode(), "text/plain"),
+        (b"gr\xfcn", "text/plain; charset=latin-1"),
+        (b"\xc3\xbc", "text/plain; charset=latin-1"),
+        (b"\x00\xff", "application/octet-stream"),
+        (b"\x00\xff", "image/png"),
+        (b"", "application/octet-stream"),
+    ],
+)
+def test_a_body_goes_there_and_back_to_the_byte(body: bytes, content_type: str) -> None:
+    [sent] = records.wire_drafts([Draft(body, content_type)])
+    for format in ("json", "msgpack") if records.all_data([sent]) else ("json",):
+        read = codec.Reader(codec.SendBody).read(codec.encode(sent, format), format)  # type: ignore[arg-type]
+        draft = codec.draft_of(read, format)  # type: ignore[arg-type]
+        assert draft == Draft(body, content_type)
+    stored = Stored(Message("id", "jobs", 1, 1, body, content_type), 2, 1, "receipt")
+    reply = codec.encode(codec.MessagesReply(codec.wire_messages([stored], "json")), "json")
+    [back] = records.read_received(reply)
+    assert (back.message.body, back.message.content_type) == (body, content_type)
+    assert (back.message.sent_at, back.visible_at, back.receipt) == (1, 2, "receipt")
+
+
+def test_fields_of_a_newer_broker_are_passed_over() -> None:
+    reply = b'{"messages": [{"id": "i", "queue": "q", "sent_at": "2026-01-02T03:04:05Z", "colour": [1],'
+    reply += b' "visible_at": "2026-01-02T03:04:05.000006Z", "body": 1}], "more": {}}'
+    [stored] = records.read_received(reply)
+    assert (stored.message.body, stored.visible_at - stored.message.sent_at) == (b"1", 6)
