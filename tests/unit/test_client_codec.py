@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
-from msgspec import UNSET
+from msgspec import UNSET, Raw
+from msgspec.msgpack import Ext
 
 from miniq.client import records
 from miniq.errors import InvalidRequest
@@ -19,6 +21,17 @@ def test_bytes_that_claim_to_be_json_must_be(data: bytes, content_type: str, for
     with pytest.raises(InvalidRequest) as caught:
         codec.body_of(UNSET, data, content_type, format, "messages[3].")
     assert caught.value.field == "messages[3].data"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [msgspec.msgpack.encode({None: 1}), b"\x81\x91\x01\x01", msgspec.msgpack.encode(Ext(5, b"x")), b"\xa2\xff\xfe"],
+)
+@pytest.mark.parametrize("content_type", [None, "application/vnd.x+json", "text/plain"])
+def test_messagepack_that_json_has_no_word_for_is_refused(raw: bytes, content_type: str | None) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        codec.body_of(Raw(raw), UNSET, content_type, "msgpack", "messages[3].")
+    assert caught.value.field == "messages[3].body"
 
 
 def test_json_may_come_as_bytes() -> None:

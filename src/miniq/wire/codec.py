@@ -402,11 +402,11 @@ def body_of(
         field = f"{place}content_type"
         raise InvalidRequest(f"{field}: {content_type[:80]!r} is not a media type such as {JSON}", field=field)
     if content_type is None or content_type == JSON:
-        return raw if format == "json" else _json.encode(msgspec.msgpack.decode(raw)), JSON
+        return raw if format == "json" else _json_of(raw, f"{place}body"), JSON
     if is_json(content_type):
-        return raw if format == "json" else _json.encode(msgspec.msgpack.decode(raw)), content_type
+        return raw if format == "json" else _json_of(raw, f"{place}body"), content_type
     if content_type.startswith("text/"):
-        text = msgspec.json.decode(raw) if format == "json" else msgspec.msgpack.decode(raw)
+        text = msgspec.json.decode(raw if format == "json" else _json_of(raw, f"{place}body"))
         if isinstance(text, str):
             return text.encode(), content_type
         raise InvalidRequest(
@@ -415,6 +415,14 @@ def body_of(
     raise InvalidRequest(
         f"{place}body: is for JSON and text; send {content_type} as data (base64 in JSON)", field=f"{place}body"
     )
+
+
+def _json_of(raw: bytes, field: str) -> bytes:
+    """A MessagePack value as JSON, which has no extensions and only text as keys."""
+    try:
+        return _json.encode(msgspec.msgpack.decode(raw))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidRequest(f"{field}: cannot be kept as JSON: {error}", field=field) from None
 
 
 def _check_json(data: bytes, field: str) -> None:
