@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from miniq.errors import NoSpace
-from miniq.store import embedded
+from miniq.store import folder
+from miniq.store.embedded import EmbeddedStore
 from tests.clock import FrozenClock
 from tests.kit import bodies, draft, drain, leases, send, states
 from tests.store.parts import opened
@@ -55,12 +56,12 @@ async def test_sends_work_again_by_themselves_once_there_is_space(url: str, monk
     # The real limit on a real disk: what is free now is what we ask to be kept.
     async with opened(url) as broker:
         store = broker.store
-        assert isinstance(store, embedded.EmbeddedStore)
-        store._min_free = 2**62
+        assert isinstance(store, EmbeddedStore)
+        store._space.min_free = 2**62
         for _ in range(3):
             with pytest.raises(NoSpace):
                 await send(broker, "q", "refused")
-        store._min_free = 0
+        store._space.min_free = 0
         await send(broker, "q", "taken")
         assert await drain(broker, "q") == ["taken"]
 
@@ -68,17 +69,17 @@ async def test_sends_work_again_by_themselves_once_there_is_space(url: str, monk
 async def test_disk_is_looked_at_again_after_a_megabyte(url: str) -> None:
     async with opened(url) as broker:
         store = broker.store
-        assert isinstance(store, embedded.EmbeddedStore)
+        assert isinstance(store, EmbeddedStore)
         await send(broker, "q", "first")
-        store._min_free = 2**62
+        store._space.min_free = 2**62
         sent = 0
 
         async def send_on() -> None:
             nonlocal sent
-            while sent < 4 * embedded.SPACE_CHECK_BYTES:
+            while sent < 4 * folder.CHECK_BYTES:
                 await broker.send("q", [draft("x" * 100_000)])
                 sent += 100_000
 
         with pytest.raises(NoSpace):
             await send_on()
-        assert 0 < sent <= embedded.SPACE_CHECK_BYTES
+        assert 0 < sent <= folder.CHECK_BYTES

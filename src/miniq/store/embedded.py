@@ -12,14 +12,12 @@ A write that fails is final, so memory never has to be taken back.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from itertools import repeat
 
-from miniq.errors import Closed, NoSpace, StoreFailed
+from miniq.errors import Closed, StoreFailed
 from miniq.ids import sent_ms
 from miniq.message import (
     Counts,
-    Event,
     EventName,
     History,
     HistoryPage,
@@ -33,17 +31,18 @@ from miniq.message import (
 )
 from miniq.store import events, keys, recovery
 from miniq.store.base import ANY, FREE, ByName, Edit, Fence, Once, ReadyHint, Room, check_room
-from miniq.store.blocks import Block, Lane, Run, Shelf
+from miniq.store.blocks import Block, Run, Shelf
 from miniq.store.browse import browse, browse_held
 from miniq.store.commit import Batch, GroupCommit
-from miniq.store.folder import Folder, begin_backup, end_backup
-from miniq.store.history import HistoryLog
+from miniq.store.dedup import DedupRecords
+from miniq.store.folder import Folder, Space, begin_backup, end_backup
+from miniq.store.garbage import Garbage
+from miniq.store.history import HistoryLog, event_run, tell_left, tell_taken
 from miniq.store.keys import EventRun
 from miniq.store.kv import KV, open_kv
 from miniq.store.ledger import Ledger
 from miniq.store.window import Window
 
-SPACE_CHECK_BYTES = 1024 * 1024
 GROUPS_IN_MEMORY = 10_000
 
 
@@ -56,18 +55,16 @@ class EmbeddedStore:
         self._durable = durable
         # LevelDB does not sync the log it leaves behind, so a later fsync would not cover an unsynced lease.
         self._sync_takes = engine == "leveldb"
-        self._min_free = min_free_bytes
-        self._unchecked = SPACE_CHECK_BYTES
+        self._space = Space(self._folder, min_free_bytes)
         self._shelves: ByName[Shelf] = ByName()
-        self._garbage: list[int] = []
-        self._numbers = 0
-        self._tidy_from = b"d"
         self._kv: KV
         self._commit: GroupCommit | None = None
         self._failure: StoreFailed | None = None
         self._ledger: Ledger
         self._window: Window
         self._log: HistoryLog
+        self._dedup: DedupRecords
+        self._garbage: Garbage
 
     async def open(self) -> None:
         self._folder.open()
@@ -78,13 +75,12 @@ class EmbeddedStore:
             raise
         try:
             self._shelves = recovery.load_shelves(kv)
-            self._garbage = [int.from_bytes(key[1:], "big") for key, _ in kv.scan(b"z", keys.after(b"z"))]
-            numbers = [n for shelf in self._shelves.values() for n in (shelf.number, shelf.serial)]
-            self._numbers = max([0, *numbers, *self._garbage])
             self._window = Window(kv)
             self._log = HistoryLog(kv)
             version = recovery.newest_version(kv)
             self._commit = GroupCommit(kv.write, self._complete, self._durable)
+            self._garbage = Garbage(kv, self._commit, self._shelves.values())
+            self._dedup = DedupRecords(kv, self._commit)
             self._ledger = Ledger(kv, self._window, self._commit, self._ready, version)
             self._ledger.last_id = (kv.get(keys.LAST_ID) or b"").decode()
             for shelf in self._shelves.values():
@@ -124,7 +120,7 @@ class EmbeddedStore:
     async def save_queue(self, name: str, settings: QueueSettings) -> None:
         shelf = self._shelves.get(name)
         if shelf is None:
-            number = self._next_number()
+            number = self._garbage.next_number()
             shelf = self._shelves[name] = Shelf(name, number, number, settings)
         shelf.settings = settings
         self._save(shelf)
@@ -168,26 +164,26 @@ class EmbeddedStore:
     ) -> list[str]:
         commit = self._committer()
         shelf = self._shelves[messages[0].queue]
-        self._check_space(messages)
+        self._space.check(messages)
         ids = [message.id for message in messages]
         fresh = messages
         dedup: dict[str, str] = {}
         if call is not None:
-            given = self._standing(shelf, "\0" + call.name, now)
+            given = self._dedup.ids_of_call(shelf, call.name, now)
             if given is not None:
                 await commit.settle()
-                return given.split(",")
+                return given
         if any(message.dedup_id for message in messages):
-            fresh, dedup = self._sift(shelf, messages, ids, now)
+            fresh, dedup = self._dedup.sift(shelf, messages, ids, now)
         if room is not None:
             check_room(room, shelf.count, shelf.size, fresh)
         if not fresh:
             await commit.settle()
             return ids
         if call is not None:
-            self._remember(shelf, {"\0" + call.name: ",".join(ids)}, call.until)
+            self._dedup.remember_call(shelf, call.name, ids, call.until)
         if dedup:
-            self._remember(shelf, dedup, dedup_until)
+            self._dedup.remember(shelf, dedup, dedup_until)
         batch = commit.batch
         batch = commit.batch
         blocks = self._ledger.arrive(shelf, fresh, now)
@@ -196,7 +192,7 @@ class EmbeddedStore:
         elif keep == "events":
             place = 0
             for block in blocks:
-                batch.events.append(_event_run(events.sent(fresh[place], now, None, keep), block.sizes))
+                batch.events.append(event_run(events.sent(fresh[place], now, None, keep), block.sizes))
                 place += block.count
         await commit.commit(sync=True)
         return ids
@@ -226,7 +222,9 @@ class EmbeddedStore:
         for priority in range(9, -1, -1):
             lanes = [lane for track in tracks if (lane := track.lanes[priority]).fresh or lane.back or lane.more]
             while lanes and len(taken) < limit and left_bytes > 0:
-                picked = self._pick(shelf, lanes, limit - len(taken), left_bytes if taken else max_bytes, not taken)
+                picked = self._window.pick(
+                    shelf, lanes, limit - len(taken), left_bytes if taken else max_bytes, not taken
+                )
                 if picked is None:
                     break
                 block, places, old = picked
@@ -242,7 +240,7 @@ class EmbeddedStore:
                     self._window.forget(block)
                 taken += map(Stored, messages, repeat(until), repeat(receives), repeat(token), repeat(consumer))
                 if keep != "off":
-                    self._log_taken(commit.batch, messages[0], sizes, old, receives, consumer, now)
+                    tell_taken(commit.batch, messages[0], sizes, old, receives, consumer, now)
         if taken:
             await commit.commit(sync=self._sync_takes)
         return taken
@@ -264,7 +262,7 @@ class EmbeddedStore:
         for run in _whole_runs(shelf, fences):
             if keep != "off":
                 sizes = self._window.sizes(run.block)[run.places.start : run.places.stop]
-                self._log_left(commit.batch, event, shelf, run.block, run.places.start, now, reason, sizes)
+                tell_left(commit.batch, self._window, event, shelf, run.block, run.places.start, now, reason, sizes)
             self._ledger.remove_run(shelf, run)
             touched[run.block] = None
             outcomes += ["done"] * len(run.places)
@@ -275,7 +273,7 @@ class EmbeddedStore:
             if found is not None and outcome == "done":
                 block, place = found
                 if keep != "off":
-                    self._log_left(commit.batch, event, shelf, block, place, now, reason)
+                    tell_left(commit.batch, self._window, event, shelf, block, place, now, reason)
                 self._ledger.remove(shelf, block, place)
                 shelf.blocks[block.name] = block
                 touched[block] = None
@@ -317,7 +315,7 @@ class EmbeddedStore:
                 if outcome == "done":
                     changed = True
                     if event is not None and keep != "off":
-                        self._log_left(commit.batch, event, shelf, block, place, now, None)
+                        tell_left(commit.batch, self._window, event, shelf, block, place, now, None)
             outcomes.append(outcome)
         if stretch is not None:
             self._set_time(shelf, stretch, visible_at, release)
@@ -380,7 +378,7 @@ class EmbeddedStore:
                 continue
             block, place = found
             if keep != "off":
-                self._log_left(commit.batch, event, shelf, block, place, now, reason)
+                tell_left(commit.batch, self._window, event, shelf, block, place, now, reason)
             self._ledger.remove(shelf, block, place)
             shelf.blocks[block.name] = block
             touched[block] = None
@@ -395,7 +393,7 @@ class EmbeddedStore:
         old = self._shelves[queue]
         if not old.count:
             return 0
-        fresh = Shelf(queue, self._next_number(), old.serial, old.settings)
+        fresh = Shelf(queue, self._garbage.next_number(), old.serial, old.settings)
         fresh.dedup = old.dedup
         self._shelves[queue] = fresh
         self._discard(old, old.number)
@@ -476,19 +474,8 @@ class EmbeddedStore:
         commit = self._committer()
         ops = commit.batch.ops
         before = len(ops)
-        renewed = {
-            keys.dedup_key(shelf.serial, dedup_id) for shelf in self._shelves.values() for dedup_id in shelf.dedup
-        }
-        if self._garbage:
-            self._sweep(self._garbage[0], limit)
-        for looked, (key, value) in enumerate(self._kv.scan(self._tidy_from, keys.after(b"d"))):
-            if looked == limit:
-                self._tidy_from = key
-                break
-            if keys.decode_dedup(value).until <= now and key not in renewed:
-                ops.append((key, None))
-        else:
-            self._tidy_from = b"d"
+        self._garbage.sweep(self._shelves.values(), limit)
+        self._dedup.tidy(self._shelves.values(), now, limit)
         removed = len(ops) - before
         await commit.settle()
         return removed
@@ -536,88 +523,6 @@ class EmbeddedStore:
     def _ready(self, queue: str, recipient: str | None, count: int) -> None:
         self.on_ready(queue, recipient, count)
 
-    def _check_space(self, messages: Sequence[Message]) -> None:
-        """Refuse sends while the disk is nearly full; look again about every MiB."""
-        self._unchecked += sum([len(message.body) for message in messages]) + 512 * len(messages)
-        if self._unchecked < SPACE_CHECK_BYTES:
-            return
-        free = self._folder.free_bytes()
-        if free < self._min_free:
-            raise NoSpace(
-                f"store: {free} bytes free on the disk of {self._folder.path}, {self._min_free} are kept for "
-                "receive and ack; free some space and send again",
-                field="store",
-            )
-        self._unchecked = 0
-
-    def _sift(
-        self, shelf: Shelf, messages: Sequence[Message], ids: list[str], now: int
-    ) -> tuple[list[Message], dict[str, str]]:
-        """The messages that are new, and the dedup ids they bring; `ids` gets those that stand."""
-        fresh: list[Message] = []
-        brought: dict[str, str] = {}
-        for place, message in enumerate(messages):
-            dedup_id = message.dedup_id
-            if dedup_id is not None:
-                first = brought.get(dedup_id) or self._standing(shelf, dedup_id, now)
-                if first is not None:
-                    ids[place] = first
-                    continue
-                brought[dedup_id] = message.id
-            fresh.append(message)
-        return fresh, brought
-
-    def _standing(self, shelf: Shelf, dedup_id: str, now: int) -> str | None:
-        """What a dedup record that has not run out says, whether it is written yet or not."""
-        record = shelf.dedup.get(dedup_id)
-        if record is None:
-            value = self._kv.get(keys.dedup_key(shelf.serial, dedup_id))
-            record = None if value is None else keys.decode_dedup(value)
-        return record.id if record is not None and record.until > now else None
-
-    def _remember(self, shelf: Shelf, dedup: dict[str, str], until: int) -> None:
-        """Stage dedup records; they are found in memory until they are written."""
-        batch = self._committer().batch
-        for dedup_id, said in dedup.items():
-            record = shelf.dedup[dedup_id] = keys.DedupRecord(said, until)
-            batch.ops.append((keys.dedup_key(shelf.serial, dedup_id), keys.encode(record)))
-        batch.done.append(partial(self._dedup_written, shelf, dedup))
-
-    @staticmethod
-    def _dedup_written(shelf: Shelf, dedup: dict[str, str]) -> None:
-        for dedup_id, id in dedup.items():
-            record = shelf.dedup.get(dedup_id)
-            if record is not None and record.id == id:
-                del shelf.dedup[dedup_id]
-
-    def _pick(
-        self, shelf: Shelf, lanes: list[Lane], limit: int, max_bytes: int, first: bool
-    ) -> tuple[Block, range, Run | None] | None:
-        """The next messages in line: neighbours in one block that have one state. None if there is
-        nothing; an empty range if the next one is too large for `max_bytes` and is not the first."""
-        heads = [(id, lane) for lane in lanes if (id := self._window.head(shelf, lane)) is not None]
-        if not heads:
-            return None
-        id, lane = heads[0] if len(heads) == 1 else min(heads, key=lambda head: head[0])
-        old: Run | None = None
-        if lane.back and lane.back[0][0] == id:
-            _, _, block, place, old = lane.back[0]
-            stop = place + 1
-        else:
-            block = lane.fresh[0]
-            place = block.next
-            stop = block.fresh_until(place, 1 if lane.back or len(heads) > 1 else limit)
-        sizes = self._window.sizes(block)
-        if sum(sizes[place:stop]) > max_bytes:
-            total, end = 0, place
-            while end < stop and total + sizes[end] <= max_bytes:
-                total += sizes[end]
-                end += 1
-            stop = max(end, place + 1) if first else end
-        if old is None and stop > place and lane.fresh and block is lane.fresh[0] and place == block.next:
-            block.next = stop
-        return block, range(place, stop), old
-
     def _set_time(
         self, shelf: Shelf, stretch: tuple[Block, int, int, Run | None], visible_at: int, release: bool
     ) -> None:
@@ -646,98 +551,15 @@ class EmbeddedStore:
         else:
             await commit.settle()
 
-    @staticmethod
-    def _log_taken(
-        batch: Batch,
-        message: Message,
-        sizes: list[int],
-        old: Run | None,
-        receives: int,
-        consumer: str | None,
-        now: int,
-    ) -> None:
-        """One message, or the first of several neighbours that are fresh, was handed out."""
-        if old is not None and old.receipt is not None:
-            event = events.left(
-                "expired",
-                message.queue,
-                message.id,
-                message.size,
-                now,
-                receives=old.receives,
-                consumer=old.consumer,
-                held=old.visible_at - old.taken_at,
-                reason="lease",
-            )
-            batch.events.append(EventRun(event))
-        since = message.due_at if old is None else old.visible_at
-        batch.events.append(_event_run(events.received(message, now, receives, since, consumer), sizes))
-
-    def _log_left(
-        self,
-        batch: Batch,
-        event: EventName,
-        shelf: Shelf,
-        block: Block,
-        place: int,
-        now: int,
-        reason: str | None,
-        sizes: list[int] | None = None,
-    ) -> None:
-        """One message, or the first of several neighbours that share a state, has left."""
-        run = block.runs[place]
-        leased = run is not None and run.receipt is not None
-        told = events.left(
-            event,
-            shelf.name,
-            block.id_at(place),
-            self._window.sizes(block)[place],
-            now,
-            receives=0 if run is None else run.receives,
-            consumer=None if run is None else run.consumer,
-            held=now - run.taken_at if run is not None and leased else None,
-            reason=reason,
-        )
-        batch.events.append(_event_run(told, sizes))
-
-    def _next_number(self) -> int:
-        self._numbers += 1
-        return self._numbers
-
     def _save(self, shelf: Shelf) -> None:
         record = keys.QueueRecord(shelf.number, shelf.serial, shelf.settings)
         self._committer().batch.ops.append((keys.queue_key(shelf.name), keys.encode(record)))
 
     def _discard(self, shelf: Shelf, number: int) -> None:
-        """Nothing under this number counts any more; `tidy` removes it bit by bit."""
+        """Nothing of a shelf counts any more."""
         self._ledger.dirty.discard(shelf)
         self._window.abandon(shelf)
-        batch = self._committer().batch
-        batch.ops.append((keys.garbage_key(number), b""))
-        # Not before: what was staged earlier under this number is not on disk yet, and would be missed.
-        batch.done.append(lambda: self._garbage.append(number))
-
-    def _sweep(self, number: int, limit: int) -> None:
-        """Stage the removal of up to `limit` records of a number that is no longer used."""
-        ops = self._committer().batch.ops
-        kinds = [bytes([kind]) for kind in keys.MESSAGE_KINDS]
-        if not any(shelf.serial == number for shelf in self._shelves.values()):
-            kinds.append(b"d")
-        left = limit
-        for kind in kinds:
-            prefix = keys.of_queue(kind, number)
-            for key, _ in self._kv.scan(prefix, keys.after(prefix)):
-                if not left:
-                    return
-                left -= 1
-                ops.append((key, None))
-        ops.append((keys.count_key(number), None))
-        ops.append((keys.garbage_key(number), None))
-        self._garbage.remove(number)
-
-
-def _event_run(first: Event, sizes: list[int] | None) -> EventRun:
-    return EventRun(first, sizes if sizes is not None and len(sizes) > 1 else None)
+        self._garbage.discard(number)
 
 
 def _check(found: tuple[Block, int] | None, receipt: str, now: int) -> Outcome:

@@ -11,9 +11,13 @@ import fcntl
 import json
 import os
 import shutil
+from collections.abc import Sequence
 
-from miniq.errors import InvalidRequest, StoreError, StoreFormat, StoreLocked
+from miniq.errors import InvalidRequest, NoSpace, StoreError, StoreFormat, StoreLocked
+from miniq.message import Message
 from miniq.store.keys import FORMAT
+
+CHECK_BYTES = 1024 * 1024
 
 ENGINES = ("rocksdb", "leveldb")
 MARKER = "MINIQ"
@@ -109,6 +113,29 @@ def read_marker(folder: str, field: str) -> str:
             field=field,
         )
     return str(engine)
+
+
+class Space:
+    """Refuses sends while the disk is nearly full, so that receive and ack can go on."""
+
+    def __init__(self, folder: Folder, min_free_bytes: int) -> None:
+        self._folder = folder
+        self.min_free = min_free_bytes
+        self._unchecked = CHECK_BYTES
+
+    def check(self, messages: Sequence[Message]) -> None:
+        """Look at the disk about once for every MiB that is sent, and always while it is full."""
+        self._unchecked += sum([len(message.body) for message in messages]) + 512 * len(messages)
+        if self._unchecked < CHECK_BYTES:
+            return
+        free = self._folder.free_bytes()
+        if free < self.min_free:
+            raise NoSpace(
+                f"store: {free} bytes free on the disk of {self._folder.path}, {self.min_free} are kept for "
+                "receive and ack; free some space and send again",
+                field="store",
+            )
+        self._unchecked = 0
 
 
 def begin_backup(path: str, engine: str) -> str:

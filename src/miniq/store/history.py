@@ -11,10 +11,13 @@ from collections.abc import Iterator
 import msgspec
 
 from miniq.ids import id_after
-from miniq.message import Event, HistoryPage, HistoryRecord, HistorySpan
-from miniq.store import keys
+from miniq.message import Event, EventName, HistoryPage, HistoryRecord, HistorySpan, Message
+from miniq.store import events, keys
+from miniq.store.blocks import Block, Run, Shelf
+from miniq.store.commit import Batch
 from miniq.store.keys import EventRun
 from miniq.store.kv import KV, Op
+from miniq.store.window import Window
 
 RECORD_BYTES = 1024 * 1024
 EXAMINED = 20_000
@@ -107,3 +110,63 @@ def _expand(run: EventRun) -> Iterator[Event]:
     yield first
     for place, size in enumerate((run.sizes or ())[1:], 1):
         yield msgspec.structs.replace(first, id=id_after(first.id, place), size=size)
+
+
+def event_run(first: Event, sizes: list[int] | None) -> EventRun:
+    """An event of one message, or of several neighbours if there are as many sizes."""
+    return EventRun(first, sizes if sizes is not None and len(sizes) > 1 else None)
+
+
+def tell_taken(
+    batch: Batch,
+    message: Message,
+    sizes: list[int],
+    old: Run | None,
+    receives: int,
+    consumer: str | None,
+    now: int,
+) -> None:
+    """One message, or the first of several neighbours that are fresh, was handed out."""
+    if old is not None and old.receipt is not None:
+        event = events.left(
+            "expired",
+            message.queue,
+            message.id,
+            message.size,
+            now,
+            receives=old.receives,
+            consumer=old.consumer,
+            held=old.visible_at - old.taken_at,
+            reason="lease",
+        )
+        batch.events.append(EventRun(event))
+    since = message.due_at if old is None else old.visible_at
+    batch.events.append(event_run(events.received(message, now, receives, since, consumer), sizes))
+
+
+def tell_left(
+    batch: Batch,
+    window: Window,
+    event: EventName,
+    shelf: Shelf,
+    block: Block,
+    place: int,
+    now: int,
+    reason: str | None,
+    sizes: list[int] | None = None,
+) -> None:
+    """One message, or the first of several neighbours that share a state, has left."""
+    run = block.runs[place]
+    leased = run is not None and run.receipt is not None
+    told = events.left(
+        event,
+        shelf.name,
+        block.id_at(place),
+        window.sizes(block)[place],
+        now,
+        receives=0 if run is None else run.receives,
+        consumer=None if run is None else run.consumer,
+        held=now - run.taken_at if run is not None and leased else None,
+        reason=reason,
+    )
+    batch.events.append(event_run(told, sizes))

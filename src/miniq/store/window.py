@@ -206,6 +206,34 @@ class Window:
             for owner in [owner for owner, track in shelf.tracks.items() if owner and track.idle()]:
                 del shelf.tracks[owner]
 
+    def pick(
+        self, shelf: Shelf, lanes: list[Lane], limit: int, max_bytes: int, first: bool
+    ) -> tuple[Block, range, Run | None] | None:
+        """The next messages in line: neighbours in one block that have one state. None if there is
+        nothing; an empty range if the next one is too large for `max_bytes` and is not the first."""
+        heads = [(id, lane) for lane in lanes if (id := self.head(shelf, lane)) is not None]
+        if not heads:
+            return None
+        id, lane = heads[0] if len(heads) == 1 else min(heads, key=lambda head: head[0])
+        old: Run | None = None
+        if lane.back and lane.back[0][0] == id:
+            _, _, block, place, old = lane.back[0]
+            stop = place + 1
+        else:
+            block = lane.fresh[0]
+            place = block.next
+            stop = block.fresh_until(place, 1 if lane.back or len(heads) > 1 else limit)
+        sizes = self.sizes(block)
+        if sum(sizes[place:stop]) > max_bytes:
+            total, end = 0, place
+            while end < stop and total + sizes[end] <= max_bytes:
+                total += sizes[end]
+                end += 1
+            stop = max(end, place + 1) if first else end
+        if old is None and stop > place and lane.fresh and block is lane.fresh[0] and place == block.next:
+            block.next = stop
+        return block, range(place, stop), old
+
     # By id
 
     def locate(self, shelf: Shelf, id: str) -> tuple[Block, int] | None:

@@ -1,0 +1,87 @@
+"""Dedup records of the embedded store: which sends were made before.
+
+A record lives on disk; until it is written it is found in memory. The name of a whole call is kept as a record
+too, under a name that no message can have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+from miniq.message import Message
+from miniq.store import keys
+from miniq.store.blocks import Shelf
+from miniq.store.commit import GroupCommit
+from miniq.store.kv import KV
+
+
+class DedupRecords:
+    def __init__(self, kv: KV, commit: GroupCommit) -> None:
+        self._kv = kv
+        self._commit = commit
+        self._tidy_from = b"d"
+
+    def standing(self, shelf: Shelf, dedup_id: str, now: int) -> str | None:
+        """What a record that has not run out says, whether it is written yet or not."""
+        record = shelf.dedup.get(dedup_id)
+        if record is None:
+            value = self._kv.get(keys.dedup_key(shelf.serial, dedup_id))
+            record = None if value is None else keys.decode_dedup(value)
+        return record.id if record is not None and record.until > now else None
+
+    def ids_of_call(self, shelf: Shelf, name: str, now: int) -> list[str] | None:
+        """The ids that a call got the first time it was made."""
+        given = self.standing(shelf, _call(name), now)
+        return None if given is None else given.split(",")
+
+    def remember_call(self, shelf: Shelf, name: str, ids: Sequence[str], until: int) -> None:
+        self.remember(shelf, {_call(name): ",".join(ids)}, until)
+
+    def sift(
+        self, shelf: Shelf, messages: Sequence[Message], ids: list[str], now: int
+    ) -> tuple[list[Message], dict[str, str]]:
+        """The messages that are new, and the dedup ids they bring; `ids` gets those that stand."""
+        fresh: list[Message] = []
+        brought: dict[str, str] = {}
+        for place, message in enumerate(messages):
+            dedup_id = message.dedup_id
+            if dedup_id is not None:
+                first = brought.get(dedup_id) or self.standing(shelf, dedup_id, now)
+                if first is not None:
+                    ids[place] = first
+                    continue
+                brought[dedup_id] = message.id
+            fresh.append(message)
+        return fresh, brought
+
+    def remember(self, shelf: Shelf, dedup: dict[str, str], until: int) -> None:
+        """Stage records."""
+        batch = self._commit.batch
+        for dedup_id, said in dedup.items():
+            record = shelf.dedup[dedup_id] = keys.DedupRecord(said, until)
+            batch.ops.append((keys.dedup_key(shelf.serial, dedup_id), keys.encode(record)))
+        batch.done.append(partial(_written, shelf, dedup))
+
+    def tidy(self, shelves: Iterable[Shelf], now: int, limit: int) -> None:
+        """Look at the next `limit` records and stage the removal of those that ran out."""
+        renewed = {keys.dedup_key(shelf.serial, dedup_id) for shelf in shelves for dedup_id in shelf.dedup}
+        ops = self._commit.batch.ops
+        for looked, (key, value) in enumerate(self._kv.scan(self._tidy_from, keys.after(b"d"))):
+            if looked == limit:
+                self._tidy_from = key
+                return
+            if keys.decode_dedup(value).until <= now and key not in renewed:
+                ops.append((key, None))
+        self._tidy_from = b"d"
+
+
+def _call(name: str) -> str:
+    return "\0" + name
+
+
+def _written(shelf: Shelf, dedup: dict[str, str]) -> None:
+    for dedup_id, id in dedup.items():
+        record = shelf.dedup.get(dedup_id)
+        if record is not None and record.id == id:
+            del shelf.dedup[dedup_id]
