@@ -39,10 +39,11 @@ class Result(Struct):
 @as_json
 @target
 def bench(at: Target, seconds: float, size: int, as_json: bool) -> None:
-    """Measure sends, and receives with their acks, one, 100 and 1000 at a time.
+    """Measure how fast the broker is from here.
 
-    One client, one call at a time, in a queue of its own that is deleted at the end. The times are those
-    of a call: for `receive+ack`, of both together.
+    Sends, and receives with their acks, one, 100 and 1000 at a time. One client, one call at a time, in a
+    queue of its own that is deleted at the end. The times are those of a call: for `receive+ack`, of both
+    together.
 
     \b
     Examples:

@@ -80,9 +80,10 @@ def show_event(record: HistoryRecord, as_json: bool) -> None:
 @click.option("--store", metavar="URL", help="Store that no broker has open, such as rocksdb:DIR.")
 @target
 def backup(at: Target, path: str, store: str | None) -> None:
-    """Write a consistent copy of everything to a new folder, while work goes on.
+    """Copy everything to a new folder.
 
-    The folder is made on the machine of the broker. With --store the copy is made without a broker.
+    Work goes on meanwhile; the copy is of one moment. The folder is made on the machine of the broker. With
+    --store the copy is made without a broker.
 
     \b
     Examples:
@@ -103,7 +104,9 @@ def backup(at: Target, path: str, store: str | None) -> None:
 @click.argument("backup", type=click.Path(exists=True, file_okay=False))
 @click.argument("folder")
 def restore(backup: str, folder: str) -> None:
-    """Make a new store folder from a backup, and print the store's URL.
+    """Make a new store folder from a backup.
+
+    Prints the URL of the store.
 
     \b
     Example:

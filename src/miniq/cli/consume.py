@@ -55,9 +55,10 @@ def consume(
     totals: str | None,
     as_json: bool,
 ) -> None:
-    """Receive messages and ack them, and print what was done, until Ctrl-C, --count or --idle.
+    """Receive and ack messages, in one process or several.
 
-    Each worker is a process. A message that fails is released and comes again.
+    Prints what was done, until Ctrl-C, --count or --idle. Each worker is a process. A message that fails is
+    released and comes again.
 
     \b
     Examples:

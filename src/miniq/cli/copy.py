@@ -37,10 +37,11 @@ PATIENCE = 30.0
 @quiet_json
 @target
 def copy(at: Target, source: str, copy: str, as_json: bool) -> None:
-    """Copy a file through the broker: a process sends its lines, another receives them.
+    """Copy a file through the broker.
 
-    The copy is identical to the byte, whatever the file holds. OUT is made only if all went well. The queue
-    that it takes is made for it and deleted at the end.
+    A process sends its lines, another one receives them. The copy is identical to the byte, whatever the
+    file holds. OUT is made only if all went well. The queue that it takes is made for it and deleted at the
+    end.
 
     \b
     Examples:
@@ -116,7 +117,7 @@ def _watch(ends: list[subprocess.Popen[str]], source: str) -> tuple[int, int]:
     lines = count = 0
     whole = os.path.getsize(source)
     visible = sys.stderr.isatty()
-    with selectors.DefaultSelector() as selector:
+    with selectors.DefaultSelector() as selector, _fresh_line(visible):
         for process in ends:
             selector.register(reader(process.stdout), selectors.EVENT_READ, process)
         while selector.get_map():
@@ -132,6 +133,14 @@ def _watch(ends: list[subprocess.Popen[str]], source: str) -> tuple[int, int]:
                 if process.wait() != 0:
                     why = reader(process.stderr).read().strip().removeprefix("miniq: ")
                     raise MiniQError(f"not copied: {why or f'a process ended with {process.returncode}'}")
-    if visible:
-        click.echo(err=True)
     return lines, count
+
+
+@contextmanager
+def _fresh_line(visible: bool) -> Iterator[None]:
+    """Whatever comes after the progress stands on a line of its own."""
+    try:
+        yield
+    finally:
+        if visible:
+            click.echo(err=True)

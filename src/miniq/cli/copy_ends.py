@@ -18,6 +18,7 @@ from msgspec import Struct, json
 
 from miniq.cli.copy import PATIENCE
 from miniq.cli.flags import Target, target
+from miniq.cli.processes import parent
 from miniq.client.bodies import BYTES, draft
 from miniq.client.sync import Message, Queue
 from miniq.errors import MiniQError, QueueFull, TooLarge
@@ -40,9 +41,9 @@ class Whole(Struct):
     sha256: str
 
 
-def check_parent(parent: int) -> None:
+def check_parent(starter: int) -> None:
     """End with whoever started us; nobody would clean up after the copy."""
-    if os.getppid() != parent:
+    if os.getppid() != starter:
         raise MiniQError("the process that started the copy is gone")
 
 
@@ -65,7 +66,7 @@ class Writer:
         self._batch = BATCH
         self._batch_bytes = BATCH_BYTES
         self._number = 0
-        self._parent = os.getppid()
+        self._parent = parent()
 
     def send(self, file: BinaryIO) -> None:
         """All of a file, then the end marker."""
@@ -128,12 +129,12 @@ class Writer:
 @target
 def copy_read(at: Target, queue: str, part: str) -> None:
     """Receive the lines of a file and write them; prints how many lines and bytes it has."""
-    parent = os.getppid()
+    starter = parent()
     with open(part, "wb") as file, at.open(PATIENCE) as client:
         source = client.queue(queue)
         assembly = Assembly(file)
         while not assembly.whole:
-            check_parent(parent)
+            check_parent(starter)
             done = assembly.add(source.receive(BATCH, wait=WAIT))
             for start in range(0, len(done), BATCH):
                 source.ack(done[start : start + BATCH])

@@ -103,9 +103,9 @@ def export(
     consume: bool,
     as_json: bool,
 ) -> None:
-    """Write the messages of a queue to a file: JSON Lines, CSV or Parquet.
+    """Write a queue to a file: JSON Lines, CSV or Parquet.
 
-    They stay in the queue unless --consume is given. FILE is made only if all went well; - is stdout.
+    Its messages stay in the queue unless --consume is given. FILE is made only if all went well; - is stdout.
 
     \b
     Examples:

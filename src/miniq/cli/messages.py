@@ -157,9 +157,10 @@ def receive(
     only_body: bool,
     as_json: bool,
 ) -> None:
-    """Lease messages and print them: id, receipt and body, with tabs between.
+    """Lease messages and print them.
 
-    A message that is not acked comes back when its lease ends. With --ack it is removed once it is printed.
+    A line has id, receipt and body, with tabs between. A message that is not acked comes back when its
+    lease ends. With --ack it is removed once it is printed.
 
     \b
     Examples:
@@ -231,7 +232,9 @@ def peek(
     only_body: bool,
     as_json: bool,
 ) -> None:
-    """Look at messages without consuming them, in the order in which they would go out.
+    """Look at messages without consuming them.
+
+    They are shown in the order in which they would go out.
 
     \b
     Examples:

@@ -14,6 +14,8 @@ from typing import IO
 from miniq.cli.flags import Target
 from miniq.errors import MiniQError
 
+PARENT = "_MINIQ_PARENT"
+"""The variable that tells a process who started it; by the time it asks, that one may be gone already."""
 GRACE = 10.0
 """Seconds that a process has to end by itself."""
 
@@ -24,7 +26,7 @@ def start(
     """A `miniq` process in a session of its own: Ctrl-C reaches only us, and we tell it what to do."""
     return subprocess.Popen(  # noqa: S603  our own command
         [sys.executable, "-m", "miniq", *args],
-        env=env | {"PYTHONUNBUFFERED": "1"},
+        env=env | {"PYTHONUNBUFFERED": "1", PARENT: str(os.getpid())},
         stdin=subprocess.DEVNULL,
         stdout=out,
         stderr=err,
@@ -87,13 +89,19 @@ def ignore_interrupts() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
+def parent() -> int:
+    """The process that started this one."""
+    found = os.environ.get(PARENT, "")
+    return int(found) if found.isdigit() else os.getppid()
+
+
 class Stop:
     """Whether a worker is to end: it was interrupted, or whoever started it is gone. What it is just doing it
     finishes; a second Ctrl-C does not wait for that."""
 
     def __init__(self) -> None:
         self._asked = False
-        self._parent = os.getppid()
+        self._parent = parent()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._ask)
 

@@ -48,10 +48,10 @@ def produce(
     totals: str | None,
     as_json: bool,
 ) -> None:
-    """Send demo messages and print what was sent, until Ctrl-C or --count.
+    """Send demo messages, in one process or several.
 
-    Each worker is a process. A message that may or may not have arrived is sent again under the same
-    dedup id, so that it is there once.
+    Prints what was sent, until Ctrl-C or --count. Each worker is a process. A message that may or may not
+    have arrived is sent again under the same dedup id, so that it is there once.
 
     \b
     Examples:

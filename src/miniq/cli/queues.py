@@ -27,7 +27,9 @@ LOOK = 0.2
 @target
 @click.pass_context
 def queues(ctx: click.Context, at: Target, as_json: bool) -> None:
-    """List queues with their counts, or create, change and delete them.
+    """List, create, change and delete queues.
+
+    Without a subcommand, all queues with their counts.
 
     \b
     Examples:
@@ -180,7 +182,9 @@ def delete(at: Target, queue: str, yes: bool) -> None:
 @as_json
 @target
 def purge(at: Target, queue: str, yes: bool, as_json: bool) -> None:
-    """Remove all messages of a queue, those that consumers hold too.
+    """Remove all messages of a queue.
+
+    Those that consumers hold as well; they can no longer be acked.
 
     \b
     Example:
@@ -204,7 +208,9 @@ def purge(at: Target, queue: str, yes: bool, as_json: bool) -> None:
 def redrive(
     at: Target, queue: str, to: str | None, ids: tuple[str, ...], rate: float | None, wait: bool, as_json: bool
 ) -> None:
-    """Move dead letters back where they came from; QUEUE is the dead-letter queue.
+    """Move dead letters back where they came from.
+
+    QUEUE is the dead-letter queue.
 
     \b
     Examples:
