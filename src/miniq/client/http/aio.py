@@ -60,7 +60,9 @@ class AsyncHttp:
     async def close(self) -> None:
         self._closed.set()
         if self._errands:
-            await asyncio.wait(self._errands)
+            _, late = await asyncio.wait(self._errands, timeout=2 * LAST_WORDS)
+            for errand in late:
+                errand.cancel()
         for connection in list(self._all):
             if connection.ends_with_client:
                 connection.drop()

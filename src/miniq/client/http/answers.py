@@ -144,6 +144,8 @@ def lost(target: Target, problem: object, *, reused: bool, begun: bool) -> Troub
 def unreachable(target: Target, problem: Exception) -> Trouble:
     """No connection could be made."""
     text = getattr(problem, "strerror", None) or str(problem) or type(problem).__name__
+    if isinstance(problem, TimeoutError):
+        text = f"no connection within {target.timeout:g} s"
     return Trouble(StoreUnavailable(f"{target.url} cannot be reached: {text}"))
 
 

@@ -46,7 +46,7 @@ class Kind(NamedTuple):
 class Exchange:
     """One call on its way: the bytes to send, and how to read what comes back."""
 
-    __slots__ = ("_name", "_target", "_wait", "body", "call", "doubtful", "head", "kind", "patience")
+    __slots__ = ("_name", "_target", "body", "call", "doubtful", "head", "kind", "patience")
 
     def __init__(self, target: Target, call: Call[Any]) -> None:
         self._target = target
@@ -55,12 +55,12 @@ class Exchange:
         self.kind = _KINDS[type(call)]
         self.doubtful = False
         """Whether an earlier attempt may have been carried out without its answer having arrived."""
-        self.patience = target.timeout
-        """Seconds to wait for the answer."""
         self._write()
 
     def _write(self) -> None:
         call, target = self.call, self._target
+        self.patience = target.timeout
+        """Seconds to wait for the answer."""
         method, path, body, format = self.kind.ask(call)
         head = b"%b %b HTTP/1.1\r\n%b" % (method.encode(), (target.prefix + path).encode(), target.headers)
         if self._name:
@@ -79,7 +79,7 @@ class Exchange:
 
     def shorten(self, call: Call[Any], seconds: float) -> None:
         """It is `seconds` since `call` was first sent: a receive need not wait for those again."""
-        if type(call) is calls.Receive and call.wait:
+        if type(call) is calls.Receive and isinstance(call.wait, int | float) and call.wait:
             self.call = replace(call, wait=max(0.0, call.wait - seconds))
             self._write()
 

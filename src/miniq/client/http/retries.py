@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 
-from miniq.client.calls import Call
+from miniq.client.calls import Call, Send
 from miniq.client.http.answers import Trouble
 from miniq.client.http.requests import Exchange
 
 FIRST = 0.05
 SLOWEST = 2.0
+REMEMBERED = 240.0
+"""Seconds for which a send that may have been carried out is repeated at most: the broker knows the name of a call
+again for five minutes, and after that it would add the messages once more."""
 
 
 class Retries:
@@ -21,7 +24,7 @@ class Retries:
         self._call: Call[object] = exchange.call
         self._seconds = seconds
         self._began = began
-        self._until: float | None = None
+        self._first: float | None = None
         self._pause = FIRST
 
     def pause(self, trouble: Trouble, now: float) -> float:
@@ -32,9 +35,12 @@ class Retries:
             raise trouble.error from trouble.__cause__
         if trouble.stale:
             return 0
-        if self._until is None:
-            self._until = now + self._seconds
-        left = self._until - now
+        if self._first is None:
+            self._first = now
+        seconds = self._seconds
+        if exchange.doubtful and isinstance(self._call, Send):
+            seconds = min(seconds, REMEMBERED)
+        left = self._first + seconds - now
         if left <= 0:
             raise trouble.error from trouble.__cause__
         pause = min(self._pause * random.uniform(0.5, 1), left)  # noqa: S311  no secret
