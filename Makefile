@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check fmt bench bench-backlog demo clean
+.PHONY: help setup serve test check fmt bench bench-http bench-backlog demo clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -37,6 +37,9 @@ fmt: setup ## format and fix what can be fixed
 
 bench: setup ## speed of the embedded broker against a raw append-and-fsync loop (2 minutes, idle machine)
 	$(BIN)/python -m bench.core
+
+bench-http: setup ## speed through HTTP against the raw disk, and against Redis where wrk and redis are installed
+	$(BIN)/python -m bench.http
 
 bench-backlog: setup ## speed, memory and start-up with 2 million queued messages (3 minutes, idle machine)
 	$(BIN)/python -m bench.backlog

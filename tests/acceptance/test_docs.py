@@ -1,4 +1,5 @@
-"""Every example of the protocol and the how-tos is run, in order, against a real broker."""
+"""Every example of the README, the protocol and the how-tos is run, in order, against a real broker, and every
+link between pages leads somewhere."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import pytest
 from tests.serving import serving
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["docs/protocol.md", *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/howto/*.md"))]
+PAGES = ["README.md", "docs/protocol.md", *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/howto/*.md"))]
 BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -38,3 +39,11 @@ def test_every_route_has_an_example() -> None:
     for operation in OPERATIONS:
         pattern = re.sub(r"\\{\w+\\}", r"[^/'\" ]+", re.escape(operation.path))
         assert re.search(pattern + r"(?=[?'\"\s]|$)", examples, re.MULTILINE), operation.path
+
+
+@pytest.mark.parametrize("page", ["README.md", *sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("docs/**/*.md"))])
+def test_links_between_pages_lead_somewhere(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text)
+    files = [link for link in links if not re.match(r"[a-z]+:", link)]
+    assert [link for link in files if not ((ROOT / page).parent / link).exists()] == []
