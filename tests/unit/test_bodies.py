@@ -107,3 +107,11 @@ def test_a_draft_takes_what_send_takes() -> None:
     made = draft([1], headers={"a": "b"}, priority=1, delay=2, ttl=3, key="k", recipient="r", group="g", dedup_id="d")
     assert made == Draft(b"[1]", JSON, {"a": "b"}, 1, 2, 3, "k", "r", "g", "d")
     assert drafts([made, b"x", "x"]) == [made, Draft(b"x", BYTES), Draft(b'"x"')]
+
+
+def test_a_draft_that_says_json_must_be_json() -> None:
+    """It would spoil the answers of everybody who receives it over HTTP."""
+    with pytest.raises(InvalidRequest) as error:
+        bodies.drafts([Draft(b"{")])
+    assert error.value.field == "body"
+    assert bodies.drafts([Draft(b"{", "text/plain")]) == [Draft(b"{", "text/plain")]

@@ -51,6 +51,8 @@ def drafts(items: Iterable[Any]) -> list[Draft]:
         if kind is bytes:
             add(Draft(item, BYTES))
         elif kind is Draft:
+            if isinstance(item.body, bytes) and isinstance(item.content_type, str) and is_json(item.content_type):
+                _read_json(item.body, "not JSON text, as the draft's content_type says")
             add(item)
         else:
             data, content_type = encode(item, None)
