@@ -23,8 +23,10 @@ from msgspec import Struct
 import miniq
 
 MESSAGES = 600
-PACE = 0.005
-"""Seconds between two sends, and that a worker takes for a message."""
+PACE = 0.002
+"""Seconds between two sends."""
+WORK = 0.01
+"""Seconds that a worker takes for a message: too long to keep up, so that much is under way when the broker dies."""
 LEASE = 2.0
 QUEUE = "demo"
 CRASH_AT = 200
@@ -84,7 +86,7 @@ def work(url: str, path: str, name: str) -> None:
             for message in queue.receive(10, wait=1, visibility_timeout=LEASE, consumer=name):
                 until = message.lease_until
                 notes.write(Note("received", message.id, message.receives, until.timestamp() if until else 0.0))
-                time.sleep(PACE)
+                time.sleep(WORK)
                 with suppress(miniq.StaleReceipt):
                     message.ack()
                     notes.write(Note("acked", message.id, message.receives, at=time.time()))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import os
 import random
 import signal
@@ -11,8 +13,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
+import miniq as miniq_library
+from miniq.cli.copy_ends import Assembly, Whole
 from tests.acceptance.shell import Shell, collect, serving
 
 CASES = {
@@ -162,6 +167,45 @@ def test_what_cannot_be_copied_is_told(miniq: Shell, tmp_path: Path) -> None:
     assert "No such file or directory" in said
     assert said.count("\n") == 1
     assert queues(miniq) == ["default"]
+
+
+def test_pieces_are_put_in_their_place_whatever_comes_late_early_or_twice() -> None:
+    pieces = [b"%d\n" % n for n in range(6)]
+    whole = Whole(sum(map(len, pieces)), hashlib.sha256(b"".join(pieces)).hexdigest())
+    out = io.BytesIO()
+    assembly = Assembly(out)
+    with miniq_library.connect("memory:") as client:
+        queue = client.queue("q")
+
+        def came(*numbers: int | str) -> list[str | None]:
+            """Feed messages with these numbers; the keys of those that are done."""
+            queue.send_many(
+                [
+                    miniq_library.draft(msgspec.to_builtins(whole) if n == "end" else pieces[int(n)], key=str(n))
+                    for n in numbers
+                ]
+            )
+            return [message.key for message in assembly.add(queue.receive(100))]
+
+        assert came(0, 2) == ["0"]
+        assert came(0, 2, 3) == ["0"], "0 came again and is dropped, 2 is kept once"
+        assert came("end", 5) == []
+        assert came(1) == ["1", "2", "3"]
+        assert not assembly.whole
+        assert came(2, 4) == ["2", "4", "5", "end"]
+    assert assembly.whole
+    assert out.getvalue() == b"".join(pieces)
+    assert (assembly.lines, assembly.size) == (6, 12)
+
+
+def test_a_copy_that_is_not_what_was_sent_is_refused() -> None:
+    assembly = Assembly(io.BytesIO())
+    with miniq_library.connect("memory:") as client:
+        queue = client.queue("q")
+        queue.send(b"x", key="0")
+        queue.send({"bytes": 1, "sha256": hashlib.sha256(b"y").hexdigest()}, key="end")
+        with pytest.raises(miniq_library.MiniQError, match="not the 1 bytes sent"):
+            assembly.add(queue.receive(100))
 
 
 # What the operating system knows

@@ -74,12 +74,12 @@ def test_ctrl_c_ends_them_cleanly_with_their_totals(miniq: Shell, workers: str) 
     miniq("queues", "create", queue)
     running = [
         miniq.start("produce", queue, "--rate", "50", "--workers", workers),
-        miniq.start("consume", queue, "--work", "10ms", "--batch", "5", "--workers", workers),
+        miniq.start("consume", queue, "--work", "50ms", "--batch", "20", "--workers", workers),
     ]
     for process in running:
         assert process.stdout is not None
         process.stdout.readline()
-    time.sleep(0.5)
+    time.sleep(2)
     for process in running:
         process.send_signal(signal.SIGINT)
     produced, consumed = (collect(process) for process in running)

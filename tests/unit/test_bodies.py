@@ -112,6 +112,6 @@ def test_a_draft_takes_what_send_takes() -> None:
 def test_a_draft_that_says_json_must_be_json() -> None:
     """It would spoil the answers of everybody who receives it over HTTP."""
     with pytest.raises(InvalidRequest) as error:
-        bodies.drafts([Draft(b"{")])
+        drafts([Draft(b"{")])
     assert error.value.field == "body"
-    assert bodies.drafts([Draft(b"{", "text/plain")]) == [Draft(b"{", "text/plain")]
+    assert drafts([Draft(b"{", "text/plain")]) == [Draft(b"{", "text/plain")]

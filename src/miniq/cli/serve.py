@@ -71,8 +71,8 @@ def serve(file: str | None, log_level: str, **flags: Any) -> int:
         sys.stdout.flush()
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        # Once it is ready the server has its own handlers, which raise the signal again when it has stopped
-        # accepting. Nothing may cut off what it still has to write then.
+        # While it serves, the server has handlers of its own. When it has stopped accepting these are back, and
+        # nothing may cut off what it still has to write.
         if not ready:
             raise KeyboardInterrupt
 
