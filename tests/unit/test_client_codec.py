@@ -10,7 +10,7 @@ from msgspec.msgpack import Ext
 from miniq.client import records
 from miniq.errors import InvalidRequest
 from miniq.message import JSON, Draft, Message, Stored
-from miniq.wire import codec
+from miniq.wire import codec, shapes
 
 
 @pytest.mark.parametrize("data", [b"{oops", b'1,"receipt":"x"', b"", b'"\xff"', b"[" * 100_000])
@@ -62,11 +62,11 @@ def test_a_number_that_messagepack_lacks_goes_out_as_its_json_text(body: bytes) 
 def test_a_body_goes_there_and_back_to_the_byte(body: bytes, content_type: str) -> None:
     [sent] = records.wire_drafts([Draft(body, content_type)])
     for format in ("json", "msgpack") if records.all_data([sent]) else ("json",):
-        read = codec.Reader(codec.SendBody).read(codec.encode(sent, format), format)  # type: ignore[arg-type]
+        read = codec.Reader(shapes.SendBody).read(codec.encode(sent, format), format)  # type: ignore[arg-type]
         draft = codec.draft_of(read, format)  # type: ignore[arg-type]
         assert draft == Draft(body, content_type)
     stored = Stored(Message("id", "jobs", 1, 1, body, content_type), 2, 1, "receipt")
-    reply = codec.encode(codec.MessagesReply(codec.wire_messages([stored], "json")), "json")
+    reply = codec.encode(shapes.MessagesReply(codec.wire_messages([stored], "json")), "json")
     [back] = records.read_received(reply)
     assert (back.message.body, back.message.content_type) == (body, content_type)
     assert (back.message.sent_at, back.visible_at, back.receipt) == (1, 2, "receipt")

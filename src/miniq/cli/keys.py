@@ -16,7 +16,7 @@ from miniq.cli.flags import Target, as_json, target
 from miniq.cli.output import json_line, table
 from miniq.cli.root import say
 from miniq.errors import MiniQError, StoreUnavailable
-from miniq.wire import codec
+from miniq.wire import codec, shapes
 
 T = TypeVar("T")
 TIMEOUT = 30.0
@@ -56,7 +56,7 @@ def create(at: Target, name: str, allow: tuple[str, ...], store: str | None, as_
     if store is not None or not at.is_remote:
         made = offline.create_key(store or at.url, name, list(allow))
     else:
-        made = _ask(at, "POST", "/v1/keys", codec.KeyReply, codec.KeyBody(name, list(allow)))
+        made = _ask(at, "POST", "/v1/keys", shapes.KeyReply, shapes.KeyBody(name, list(allow)))
     if as_json:
         json_line(made)
         return
@@ -78,7 +78,7 @@ def list_(at: Target, store: str | None, as_json: bool) -> None:
     if store is not None or not at.is_remote:
         found = offline.list_keys(store or at.url)
     else:
-        found = _ask(at, "GET", "/v1/keys", codec.KeysReply).keys
+        found = _ask(at, "GET", "/v1/keys", shapes.KeysReply).keys
     if as_json:
         for key in found:
             json_line(key)
@@ -134,6 +134,6 @@ def _ask(at: Target, method: str, path: str, reply: type[T], body: Any = None) -
 
 def _problem(status: int, raw: bytes) -> MiniQError:
     try:
-        return codec.raised(msgspec.json.decode(raw, type=codec.Problem))
+        return codec.raised(msgspec.json.decode(raw, type=shapes.Problem))
     except msgspec.DecodeError:
         return MiniQError(f"the broker answered {status}; is it a MiniQ broker?")

@@ -9,7 +9,8 @@ from typing import TypeVar
 from miniq.broker import Broker
 from miniq.errors import InvalidRequest
 from miniq.store import open_store
-from miniq.wire.codec import KeyReply, moment
+from miniq.wire.codec import moment
+from miniq.wire.shapes import KeyReply
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ import msgspec
 from miniq.client.bodies import is_json
 from miniq.client.sync import Message
 from miniq.message import JSON
-from miniq.wire import codec
+from miniq.wire import codec, shapes
 
 
 def json_line(value: Any) -> None:
@@ -22,7 +22,7 @@ def json_line(value: Any) -> None:
     click.echo(codec.encode_json(value).decode())
 
 
-def message_record(message: Message) -> codec.WireMessage:
+def message_record(message: Message) -> shapes.WireMessage:
     """A message in the shape that HTTP gives it."""
     now = time.time_ns() // 1000
     if message.receipt is None:

@@ -16,7 +16,7 @@ from miniq.client.bodies import draft, is_json
 from miniq.client.sync import Message
 from miniq.errors import InvalidRequest, MiniQError
 from miniq.message import JSON, Draft
-from miniq.wire import codec
+from miniq.wire import codec, shapes
 
 COLUMNS = (
     "id", "queue", "status", "sent_at", "receives", "visible_at", "priority", "content_type", "body", "data",
@@ -29,7 +29,7 @@ GIVEN = ("content_type", "headers", "priority", "delay", "ttl", "key", "recipien
 Row = dict[str, Any]
 
 
-class FullRow(codec.WireDraft, forbid_unknown_fields=False):
+class FullRow(shapes.WireDraft, forbid_unknown_fields=False):
     """What is sent again of a full row."""
 
 
@@ -66,7 +66,7 @@ def table_row(message: Message, full: bool) -> Row:
     return {name: row.get(name) for name in COLUMNS}
 
 
-def _shown(message: Message) -> codec.WireMessage:
+def _shown(message: Message) -> shapes.WireMessage:
     record = message_record(message)
     record.receipt = record.lease_until = None
     return record

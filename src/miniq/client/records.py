@@ -35,7 +35,7 @@ from miniq.message import (
     Status,
     Stored,
 )
-from miniq.wire import codec
+from miniq.wire import codec, shapes
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _OUTCOMES: dict[str, Outcome] = {
@@ -77,7 +77,7 @@ class Received(Struct, gc=False):
     recipient: str | None = None
     group: str | None = None
     dedup_id: str | None = None
-    died: codec.WireDead | None = msgspec.field(name="dead", default=None)
+    died: shapes.WireDead | None = msgspec.field(name="dead", default=None)
 
     @property
     def message(self) -> Received:
@@ -137,16 +137,16 @@ class _Outcomes(Struct):
     lease_until: str = ""
 
 
-_sent = msgspec.json.Decoder(codec.SentReply).decode
+_sent = msgspec.json.Decoder(shapes.SentReply).decode
 _received = msgspec.json.Decoder(_Received).decode
 _seen = msgspec.json.Decoder(_Seen).decode
 _one = msgspec.json.Decoder(Received).decode
 _outcomes = msgspec.json.Decoder(_Outcomes).decode
-_queue = msgspec.json.Decoder(codec.QueueReply).decode
-_queues = msgspec.json.Decoder(codec.QueuesReply).decode
-_purged = msgspec.json.Decoder(codec.PurgeReply).decode
-_redrive = msgspec.json.Decoder(codec.RedriveReply).decode
-_history = msgspec.json.Decoder(codec.HistoryReply).decode
+_queue = msgspec.json.Decoder(shapes.QueueReply).decode
+_queues = msgspec.json.Decoder(shapes.QueuesReply).decode
+_purged = msgspec.json.Decoder(shapes.PurgeReply).decode
+_redrive = msgspec.json.Decoder(shapes.RedriveReply).decode
+_history = msgspec.json.Decoder(shapes.HistoryReply).decode
 
 
 def read_ids(body: bytes) -> list[str]:
@@ -204,7 +204,7 @@ def read_history(body: bytes) -> HistoryPage:
     return HistoryPage([HistoryRecord(event.offset, _event(event)) for event in page.events], page.next)
 
 
-def _info(queue: codec.QueueReply) -> QueueInfo:
+def _info(queue: shapes.QueueReply) -> QueueInfo:
     counts, redrive = queue.counts, queue.redrive
     oldest = None if counts.oldest is None else codec.micros(counts.oldest)
     return QueueInfo(
@@ -215,7 +215,7 @@ def _info(queue: codec.QueueReply) -> QueueInfo:
     )
 
 
-def _event(event: codec.WireEvent) -> Event:
+def _event(event: shapes.WireEvent) -> Event:
     body = None
     if event.body is not UNSET or event.data is not UNSET:
         body = body_bytes(event.body, event.data or b"", event.content_type or JSON)
@@ -239,9 +239,9 @@ def _event(event: codec.WireEvent) -> Event:
 # What goes out
 
 
-def wire_drafts(drafts: Sequence[Draft]) -> list[codec.WireDraft]:
+def wire_drafts(drafts: Sequence[Draft]) -> list[shapes.WireDraft]:
     """Drafts as they travel; JSON text goes as it is."""
-    made: list[codec.WireDraft] = []
+    made: list[shapes.WireDraft] = []
     alone = len(drafts) == 1
     for place, draft in enumerate(drafts):
         kind = draft.content_type
@@ -257,19 +257,19 @@ def wire_drafts(drafts: Sequence[Draft]) -> list[codec.WireDraft]:
         ):
             made.append(_wire_draft(draft, None if alone else place))
         elif kind == JSON:
-            made.append(codec.WireDraft(Raw(draft.body), UNSET, None, None, draft.priority))
+            made.append(shapes.WireDraft(Raw(draft.body), UNSET, None, None, draft.priority))
         else:
-            made.append(codec.WireDraft(UNSET, draft.body, None, None, draft.priority))
+            made.append(shapes.WireDraft(UNSET, draft.body, None, None, draft.priority))
     return made
 
 
-def _wire_draft(draft: Draft, place: int | None) -> codec.WireDraft:
+def _wire_draft(draft: Draft, place: int | None) -> shapes.WireDraft:
     for field in ("content_type", "key", "recipient", "group", "dedup_id"):
         check_text(getattr(draft, field), field, place)
     for field in ("delay", "ttl"):
         check_number(getattr(draft, field), field, place)
     body, data = codec.wire_body(draft.body, draft.content_type, "json")
-    return codec.WireDraft(
+    return shapes.WireDraft(
         body,
         data,
         None if draft.content_type == JSON else draft.content_type,
@@ -284,12 +284,12 @@ def _wire_draft(draft: Draft, place: int | None) -> codec.WireDraft:
     )
 
 
-def all_data(drafts: Sequence[codec.WireDraft]) -> bool:
+def all_data(drafts: Sequence[shapes.WireDraft]) -> bool:
     """Whether all bodies are bytes that JSON would have to spell in base64."""
     return all(draft.data is not UNSET for draft in drafts)
 
 
-def wire_edit(call: Edit) -> codec.EditBody:
+def wire_edit(call: Edit) -> shapes.EditBody:
     for field in ("content_type", "receipt"):
         check_text(getattr(call, field), field)
     check_number(call.delay, "delay")
@@ -297,7 +297,7 @@ def wire_edit(call: Edit) -> codec.EditBody:
     data: bytes | UnsetType = UNSET
     if call.body is not None:
         body, data = codec.wire_body(call.body, call.content_type or JSON, "json")
-    return codec.EditBody(
+    return shapes.EditBody(
         body, data, call.content_type, check_headers(call.headers), call.priority, call.delay, call.receipt
     )
 

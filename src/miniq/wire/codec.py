@@ -12,10 +12,22 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 import msgspec
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import UNSET, Raw, UnsetType
 
 from miniq.errors import BY_CODE, InvalidRequest, MiniQError, TooLarge
 from miniq.message import JSON, Counts, Draft, Event, HistoryRecord, Lease, Outcome, QueueInfo, Stored
+from miniq.wire.shapes import (
+    OutcomeReply,
+    Problem,
+    QueueReply,
+    RedriveReply,
+    WireCounts,
+    WireDead,
+    WireDraft,
+    WireEvent,
+    WireMessage,
+    WireSettings,
+)
 
 MSGPACK = "application/msgpack"
 PROBLEM = "application/problem+json"
@@ -58,230 +70,6 @@ def moment(micros: int) -> datetime:
 def micros(at: datetime) -> int:
     """A moment as it is kept."""
     return (at - _EPOCH) // timedelta(microseconds=1)
-
-
-# What comes in
-
-
-class WireDraft(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A message to send: `body` for JSON and text, `data` for other bytes."""
-
-    body: Raw | UnsetType = UNSET
-    data: bytes | UnsetType = UNSET
-    content_type: str | None = None
-    headers: dict[str, str] | None = None
-    priority: int = 0
-    delay: float | None = None
-    ttl: float | None = None
-    key: str | None = None
-    recipient: str | None = None
-    group: str | None = None
-    dedup_id: str | None = None
-
-
-class SendBody(WireDraft):
-    """One message, or `messages` with up to 1,000 of them."""
-
-    messages: list[WireDraft] | UnsetType = UNSET
-
-
-class ReceiveBody(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    max: int = 1
-    visibility_timeout: float | None = None
-    wait: float = 0
-    consumer: str | None = None
-    mode: str = "at-least-once"
-
-
-class LeasesBody(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    leases: list[Lease]
-
-
-class ReleaseBody(LeasesBody):
-    delay: float = 0
-
-
-class ExtendBody(LeasesBody):
-    visibility_timeout: float | None = None
-
-
-class EditBody(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """What to change; what is not named stays."""
-
-    body: Raw | UnsetType = UNSET
-    data: bytes | UnsetType = UNSET
-    content_type: str | None = None
-    headers: dict[str, str] | None = None
-    priority: int | None = None
-    delay: float | None = None
-    receipt: str | None = None
-
-
-class RedriveBody(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    ids: list[str] | None = None
-    to: str | None = None
-    rate: float | None = None
-
-
-class KeyBody(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A key to make: a name for people, and what it allows, such as `send:orders.*`."""
-
-    name: str
-    allow: list[str]
-
-
-# What goes out
-
-
-class SentReply(Struct):
-    ids: list[str]
-
-
-class WireDead(Struct):
-    origin: str
-    reason: str
-    receives: int
-    at: datetime
-
-
-class WireMessage(Struct, omit_defaults=True):
-    id: str
-    queue: str
-    sent_at: datetime
-    receives: int
-    visible_at: datetime
-    priority: int
-    content_type: str
-    body: Raw | UnsetType = UNSET
-    data: bytes | UnsetType = UNSET
-    status: str | UnsetType = UNSET
-    receipt: str | None = None
-    lease_until: datetime | None = None
-    consumer: str | None = None
-    headers: dict[str, str] | None = None
-    expires_at: datetime | None = None
-    key: str | None = None
-    recipient: str | None = None
-    group: str | None = None
-    dedup_id: str | None = None
-    dead: WireDead | None = None
-
-
-class MessagesReply(Struct):
-    messages: list[WireMessage]
-
-
-class PageReply(Struct):
-    messages: list[WireMessage]
-    next: str | None
-
-
-class OutcomeReply(Struct):
-    id: str
-    outcome: str
-
-
-class OutcomesReply(Struct):
-    results: list[OutcomeReply]
-
-
-class ExtendReply(Struct):
-    results: list[OutcomeReply]
-    lease_until: datetime
-
-
-class WireSettings(Struct):
-    visibility_timeout: float
-    max_receives: int | None
-    dead_letter_queue: str | None
-    retention: float
-    delay: float
-    dedup_window: float
-    max_length: int
-    max_bytes: int
-    history: str
-
-
-class WireCounts(Struct):
-    ready: int
-    delayed: int
-    leased: int
-    total: int
-    bytes: int
-    oldest: datetime | None
-
-
-class RedriveReply(Struct):
-    moved: int
-    skipped: int
-    running: bool
-
-
-class QueueReply(Struct):
-    name: str
-    settings: WireSettings
-    counts: WireCounts
-    redrive: RedriveReply | None = None
-
-
-class QueuesReply(Struct):
-    queues: list[QueueReply]
-
-
-class PurgeReply(Struct):
-    purged: int
-
-
-class WireEvent(Struct, omit_defaults=True):
-    offset: int
-    at: datetime
-    event: str
-    queue: str
-    id: str = ""
-    receives: int = 0
-    size: int = msgspec.field(default=0, name="bytes")
-    consumer: str | None = None
-    wait_ms: float | None = None
-    held_ms: float | None = None
-    reason: str | None = None
-    body: Raw | UnsetType = UNSET
-    data: bytes | UnsetType = UNSET
-    content_type: str | None = None
-    count: int = 1
-
-
-class HistoryReply(Struct):
-    events: list[WireEvent]
-    next: int
-
-
-class KeyReply(Struct, omit_defaults=True):
-    id: str
-    name: str
-    allow: list[str]
-    created_at: datetime
-    secret: str | None = None
-    """Shown once, in the answer that creates the key."""
-
-
-class KeysReply(Struct):
-    keys: list[KeyReply]
-
-
-class HealthReply(Struct, omit_defaults=True):
-    status: str
-    reason: str | None = None
-
-
-class Problem(Struct, omit_defaults=True):
-    """RFC 9457. `code` is stable; `field` names the input that was wrong."""
-
-    title: str
-    status: int
-    code: str
-    detail: str
-    field: str | None = None
-    type: str = "about:blank"
 
 
 # Bytes

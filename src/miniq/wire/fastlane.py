@@ -20,7 +20,7 @@ from uvicorn.server import ServerState
 from miniq.broker import Broker
 from miniq.errors import BadRequest, Closed, MiniQError
 from miniq.message import JSON, Lease
-from miniq.wire import codec
+from miniq.wire import codec, shapes
 from miniq.wire.codec import MSGPACK, PROBLEM
 from miniq.wire.http import bearer, fault, prepare, reply_format, request_format, too_large
 from miniq.wire.operations import OPERATIONS, Operation, Request, authorise
@@ -240,7 +240,7 @@ class _FastLane(HttpToolsProtocol):
         self.broker.metrics.call("http", operation.name, perf_counter() - hot.began)
         self._write(hot, operation.status, codec.encode(reply, out), JSON if out == "json" else MSGPACK)
 
-    def _give_back(self, queue: str, reply: codec.MessagesReply) -> None:
+    def _give_back(self, queue: str, reply: shapes.MessagesReply) -> None:
         """Messages were leased for a connection that is gone: they need not wait for their timeout."""
         leases = [Lease(message.id, message.receipt) for message in reply.messages if message.receipt]
         if leases:

@@ -21,7 +21,7 @@ from starlette.routing import BaseRoute, Route
 from miniq.broker import Broker
 from miniq.errors import InvalidRequest, MiniQError, NoRoute, TooLarge, WrongMedia, WrongMethod
 from miniq.message import JSON
-from miniq.wire import classic, codec, openapi, prometheus
+from miniq.wire import classic, codec, openapi, prometheus, shapes
 from miniq.wire.codec import MSGPACK, PROBLEM, Format
 from miniq.wire.operations import OPERATIONS, READERS, Operation, Request, authorise
 
@@ -150,13 +150,13 @@ class HttpApp:
         return endpoint
 
     async def _health(self, request: HTTPRequest) -> Response:
-        return _json(codec.HealthReply("ok"))
+        return _json(shapes.HealthReply("ok"))
 
     async def _ready(self, request: HTTPRequest) -> Response:
         failure = self._broker.store.failure()
         if failure is None:
-            return _json(codec.HealthReply("ready"))
-        return _json(codec.HealthReply("failed", str(failure)), 503)
+            return _json(shapes.HealthReply("ready"))
+        return _json(shapes.HealthReply("failed", str(failure)), 503)
 
     async def _metrics(self, request: HTTPRequest) -> Response:
         authorise_read(self._broker, request)

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from miniq.message import JSON
-from miniq.wire import codec
+from miniq.wire import shapes
 from miniq.wire.codec import MSGPACK, PROBLEM
 from miniq.wire.operations import OPERATIONS, SETTINGS, Operation
 
@@ -34,7 +34,7 @@ _REFUSED = {
 def build() -> bytes:
     """The document as JSON."""
     kinds = [kind for operation in OPERATIONS for kind in _kinds(operation)]
-    unique = list(dict.fromkeys([*kinds, SETTINGS, codec.Problem, codec.HealthReply]))
+    unique = list(dict.fromkeys([*kinds, SETTINGS, shapes.Problem, shapes.HealthReply]))
     _, components = msgspec.json.schema_components(unique, ref_template="#/components/schemas/{name}")
     for name in ("SendBody", "WireDraft", "EditBody", "WireMessage", "WireEvent"):
         # `Raw` is any JSON value; msgspec describes it as such already, so only say so.
@@ -49,7 +49,7 @@ def build() -> bytes:
                 "summary": summary,
                 "tags": ["broker"],
                 "responses": {
-                    code: _content(codec.HealthReply, said) for code, said in (("200", "Yes"), ("503", "No"))
+                    code: _content(shapes.HealthReply, said) for code, said in (("200", "Yes"), ("503", "No"))
                 },
             }
         }
@@ -100,7 +100,7 @@ def _describe(operation: Operation) -> dict[str, Any]:
             str(operation.status): {"description": "Done"}
             if operation.reply is None
             else _content(operation.reply, "Done"),
-            **{code: _content(codec.Problem, said, PROBLEM) for code, said in _REFUSED.items()},
+            **{code: _content(shapes.Problem, said, PROBLEM) for code, said in _REFUSED.items()},
         },
     }
     if operation.body is not None:

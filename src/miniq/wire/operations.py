@@ -13,7 +13,7 @@ from msgspec import UNSET, Struct
 from miniq.broker import Broker
 from miniq.errors import InvalidRequest, Unauthorized
 from miniq.message import Mode, QueueSettings, Status
-from miniq.wire import codec
+from miniq.wire import codec, shapes
 from miniq.wire.codec import Format
 
 
@@ -68,8 +68,8 @@ def number(request: Request, name: str, default: int) -> int:
 # Messages
 
 
-async def send(broker: Broker, request: Request) -> codec.SentReply:
-    body: codec.SendBody = request.body
+async def send(broker: Broker, request: Request) -> shapes.SentReply:
+    body: shapes.SendBody = request.body
     format = request.format
     if body.messages is UNSET:
         drafts = [codec.draft_of(body, format)]
@@ -77,11 +77,11 @@ async def send(broker: Broker, request: Request) -> codec.SentReply:
         if body.body is not UNSET or body.data is not UNSET:
             raise InvalidRequest("messages: given beside body; send one message or many", field="messages")
         drafts = codec.drafts_of(body.messages, format)
-    return codec.SentReply(await broker.send(request.path["queue"], drafts, request.call))
+    return shapes.SentReply(await broker.send(request.path["queue"], drafts, request.call))
 
 
-async def receive(broker: Broker, request: Request) -> codec.MessagesReply:
-    body: codec.ReceiveBody = request.body
+async def receive(broker: Broker, request: Request) -> shapes.MessagesReply:
+    body: shapes.ReceiveBody = request.body
     taken = await broker.receive(
         request.path["queue"],
         max=body.max,
@@ -90,28 +90,28 @@ async def receive(broker: Broker, request: Request) -> codec.MessagesReply:
         consumer=body.consumer,
         mode=cast(Mode, body.mode),
     )
-    return codec.MessagesReply(codec.wire_messages(taken, request.out))
+    return shapes.MessagesReply(codec.wire_messages(taken, request.out))
 
 
-async def ack(broker: Broker, request: Request) -> codec.OutcomesReply:
+async def ack(broker: Broker, request: Request) -> shapes.OutcomesReply:
     leases = request.body.leases
     outcomes = await broker.ack(request.path["queue"], leases)
-    return codec.OutcomesReply(codec.outcomes_reply(leases, outcomes, "acked"))
+    return shapes.OutcomesReply(codec.outcomes_reply(leases, outcomes, "acked"))
 
 
-async def release(broker: Broker, request: Request) -> codec.OutcomesReply:
-    body: codec.ReleaseBody = request.body
+async def release(broker: Broker, request: Request) -> shapes.OutcomesReply:
+    body: shapes.ReleaseBody = request.body
     outcomes = await broker.release(request.path["queue"], body.leases, body.delay)
-    return codec.OutcomesReply(codec.outcomes_reply(body.leases, outcomes, "released"))
+    return shapes.OutcomesReply(codec.outcomes_reply(body.leases, outcomes, "released"))
 
 
-async def extend(broker: Broker, request: Request) -> codec.ExtendReply:
-    body: codec.ExtendBody = request.body
+async def extend(broker: Broker, request: Request) -> shapes.ExtendReply:
+    body: shapes.ExtendBody = request.body
     until, outcomes = await broker.extend(request.path["queue"], body.leases, body.visibility_timeout)
-    return codec.ExtendReply(codec.outcomes_reply(body.leases, outcomes, "extended"), codec.moment(until))
+    return shapes.ExtendReply(codec.outcomes_reply(body.leases, outcomes, "extended"), codec.moment(until))
 
 
-async def peek(broker: Broker, request: Request) -> codec.PageReply:
+async def peek(broker: Broker, request: Request) -> shapes.PageReply:
     page = await broker.peek(
         request.path["queue"],
         status=cast("Status | None", request.query.get("status")),
@@ -119,16 +119,16 @@ async def peek(broker: Broker, request: Request) -> codec.PageReply:
         limit=number(request, "limit", 100),
     )
     shown = codec.shown_messages(page.messages, broker.clock.now(), request.out)
-    return codec.PageReply(shown, page.next)
+    return shapes.PageReply(shown, page.next)
 
 
-async def get(broker: Broker, request: Request) -> codec.WireMessage:
+async def get(broker: Broker, request: Request) -> shapes.WireMessage:
     stored = await broker.get(request.path["queue"], request.path["id"])
     return codec.shown_messages([stored], broker.clock.now(), request.out)[0]
 
 
-async def edit(broker: Broker, request: Request) -> codec.WireMessage:
-    wire: codec.EditBody = request.body
+async def edit(broker: Broker, request: Request) -> shapes.WireMessage:
+    wire: shapes.EditBody = request.body
     body = content_type = None
     if wire.body is not UNSET or wire.data is not UNSET:
         body, content_type = codec.body_of(wire.body, wire.data, wire.content_type, request.format)
@@ -154,17 +154,17 @@ async def remove(broker: Broker, request: Request) -> None:
 # Queues
 
 
-async def list_queues(broker: Broker, request: Request) -> codec.QueuesReply:
+async def list_queues(broker: Broker, request: Request) -> shapes.QueuesReply:
     may = broker.keys.may
     infos = [info for info in await broker.queues() if may(request.secret, "read", info.name)]
-    return codec.QueuesReply([codec.queue_reply(info) for info in infos])
+    return shapes.QueuesReply([codec.queue_reply(info) for info in infos])
 
 
-async def configure(broker: Broker, request: Request) -> codec.QueueReply:
+async def configure(broker: Broker, request: Request) -> shapes.QueueReply:
     return codec.queue_reply(await broker.configure(request.path["queue"], request.body or {}))
 
 
-async def get_queue(broker: Broker, request: Request) -> codec.QueueReply:
+async def get_queue(broker: Broker, request: Request) -> shapes.QueueReply:
     return codec.queue_reply(await broker.queue(request.path["queue"]))
 
 
@@ -172,35 +172,35 @@ async def delete_queue(broker: Broker, request: Request) -> None:
     await broker.delete_queue(request.path["queue"])
 
 
-async def purge(broker: Broker, request: Request) -> codec.PurgeReply:
-    return codec.PurgeReply(await broker.purge(request.path["queue"]))
+async def purge(broker: Broker, request: Request) -> shapes.PurgeReply:
+    return shapes.PurgeReply(await broker.purge(request.path["queue"]))
 
 
-async def redrive(broker: Broker, request: Request) -> codec.RedriveReply:
-    body: codec.RedriveBody = request.body or codec.RedriveBody()
+async def redrive(broker: Broker, request: Request) -> shapes.RedriveReply:
+    body: shapes.RedriveBody = request.body or shapes.RedriveBody()
     done = await broker.redrive(request.path["queue"], ids=body.ids, to=body.to, rate=body.rate)
-    return codec.RedriveReply(done.moved, done.skipped, done.running)
+    return shapes.RedriveReply(done.moved, done.skipped, done.running)
 
 
 # The broker as a whole
 
 
-async def history(broker: Broker, request: Request) -> codec.HistoryReply:
+async def history(broker: Broker, request: Request) -> shapes.HistoryReply:
     page = await broker.history(
         after=number(request, "after", 0), limit=number(request, "limit", 100), queue=request.query.get("queue")
     )
-    return codec.HistoryReply([codec.wire_event(record, request.out) for record in page.records], page.next)
+    return shapes.HistoryReply([codec.wire_event(record, request.out) for record in page.records], page.next)
 
 
-async def create_key(broker: Broker, request: Request) -> codec.KeyReply:
-    body: codec.KeyBody = request.body
+async def create_key(broker: Broker, request: Request) -> shapes.KeyReply:
+    body: shapes.KeyBody = request.body
     key, secret = await broker.keys.create(body.name, body.allow, broker.clock.now())
-    return codec.KeyReply(key.id, key.name, key.allow, codec.moment(key.created_at), secret)
+    return shapes.KeyReply(key.id, key.name, key.allow, codec.moment(key.created_at), secret)
 
 
-async def list_keys(broker: Broker, request: Request) -> codec.KeysReply:
-    return codec.KeysReply(
-        [codec.KeyReply(key.id, key.name, key.allow, codec.moment(key.created_at)) for key in broker.keys.list()]
+async def list_keys(broker: Broker, request: Request) -> shapes.KeysReply:
+    return shapes.KeysReply(
+        [shapes.KeyReply(key.id, key.name, key.allow, codec.moment(key.created_at)) for key in broker.keys.list()]
     )
 
 
@@ -224,62 +224,62 @@ QUEUE = "/v1/queues/{queue}"
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "send", "POST", f"{QUEUE}/messages", "send", "Send one message or many, all or nothing", send,
-        body=codec.SendBody, reply=codec.SentReply, status=201, hot=True,
+        body=shapes.SendBody, reply=shapes.SentReply, status=201, hot=True,
     ),
     Operation(
         "receive", "POST", f"{QUEUE}/receive", "receive", "Lease messages; with `wait`, wait for the first", receive,
-        body=codec.ReceiveBody, optional=True, reply=codec.MessagesReply, hot=True,
+        body=shapes.ReceiveBody, optional=True, reply=shapes.MessagesReply, hot=True,
     ),
     Operation(
         "ack", "POST", f"{QUEUE}/ack", "receive", "Remove messages that were processed", ack,
-        body=codec.LeasesBody, reply=codec.OutcomesReply, hot=True,
+        body=shapes.LeasesBody, reply=shapes.OutcomesReply, hot=True,
     ),
     Operation(
         "release", "POST", f"{QUEUE}/release", "receive", "Give messages back, now or after `delay`", release,
-        body=codec.ReleaseBody, reply=codec.OutcomesReply, hot=True,
+        body=shapes.ReleaseBody, reply=shapes.OutcomesReply, hot=True,
     ),
     Operation(
         "extend", "POST", f"{QUEUE}/extend", "receive", "Let leases end `visibility_timeout` from now", extend,
-        body=codec.ExtendBody, reply=codec.ExtendReply, hot=True,
+        body=shapes.ExtendBody, reply=shapes.ExtendReply, hot=True,
     ),
     Operation(
         "peek", "GET", f"{QUEUE}/messages", "read", "Browse messages without consuming", peek,
-        query={"status": str, "after": str, "limit": int}, reply=codec.PageReply,
+        query={"status": str, "after": str, "limit": int}, reply=shapes.PageReply,
     ),
     Operation(
-        "get", "GET", f"{QUEUE}/messages/{{id}}", "read", "Look at one message", get, reply=codec.WireMessage
+        "get", "GET", f"{QUEUE}/messages/{{id}}", "read", "Look at one message", get, reply=shapes.WireMessage
     ),
     Operation(
         "edit", "PATCH", f"{QUEUE}/messages/{{id}}", "manage",
         "Change a message that is not leased, or with its receipt", edit,
-        body=codec.EditBody, reply=codec.WireMessage,
+        body=shapes.EditBody, reply=shapes.WireMessage,
     ),
     Operation(
         "remove", "DELETE", f"{QUEUE}/messages/{{id}}", "manage",
         "Remove a message that is not leased, or with its receipt", remove, query={"receipt": str}, status=204,
     ),
     Operation("list_queues", "GET", "/v1/queues", "read", "All queues with their counts", list_queues,
-              reply=codec.QueuesReply),
+              reply=shapes.QueuesReply),
     Operation(
         "configure", "PUT", QUEUE, "manage", "Create a queue, or change some of its settings", configure,
-        body=dict[str, Any], optional=True, reply=codec.QueueReply,
+        body=dict[str, Any], optional=True, reply=shapes.QueueReply,
     ),
-    Operation("get_queue", "GET", QUEUE, "read", "Settings and counts of a queue", get_queue, reply=codec.QueueReply),
+    Operation("get_queue", "GET", QUEUE, "read", "Settings and counts of a queue", get_queue, reply=shapes.QueueReply),
     Operation("delete_queue", "DELETE", QUEUE, "manage", "Remove a queue with its messages", delete_queue, status=204),
     Operation("purge", "POST", f"{QUEUE}/purge", "manage", "Remove all messages of a queue", purge,
-              reply=codec.PurgeReply),
+              reply=shapes.PurgeReply),
     Operation(
         "redrive", "POST", f"{QUEUE}/redrive", "manage", "Move dead letters back where they came from", redrive,
-        body=codec.RedriveBody, optional=True, reply=codec.RedriveReply,
+        body=shapes.RedriveBody, optional=True, reply=shapes.RedriveReply,
     ),
     Operation(
         "history", "GET", "/v1/history", "read", "What happened, by rising offset", history,
-        query={"after": int, "limit": int, "queue": str}, reply=codec.HistoryReply,
+        query={"after": int, "limit": int, "queue": str}, reply=shapes.HistoryReply,
     ),
     Operation("create_key", "POST", "/v1/keys", "admin", "Make an API key; its secret is shown once", create_key,
-              body=codec.KeyBody, reply=codec.KeyReply, status=201),
+              body=shapes.KeyBody, reply=shapes.KeyReply, status=201),
     Operation("list_keys", "GET", "/v1/keys", "admin", "All API keys, without their secrets", list_keys,
-              reply=codec.KeysReply),
+              reply=shapes.KeysReply),
     Operation("revoke_key", "DELETE", "/v1/keys/{id}", "admin", "Make an API key useless", revoke_key, status=204),
     Operation("backup", "POST", "/v1/backup", "admin", "Write a copy of everything to a folder on the server", backup,
               body=BackupBody, status=204),

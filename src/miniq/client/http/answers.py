@@ -14,11 +14,11 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from miniq.client.http.requests import Exchange
 from miniq.client.http.target import Target
 from miniq.errors import Closed, InvalidRequest, MiniQError, StoreUnavailable
-from miniq.wire import codec
+from miniq.wire import codec, shapes
 
 _AWAY = (502, 503, 504)
 """What a proxy says while the broker behind it is away."""
-_problem = msgspec.json.Decoder(codec.Problem).decode
+_problem = msgspec.json.Decoder(shapes.Problem).decode
 
 
 class Trouble(Exception):
@@ -166,7 +166,7 @@ def garbled(target: Target, problem: ValueError) -> MiniQError:
     return MiniQError(f"{target.url} does not speak HTTP like a MiniQ broker: {problem}")
 
 
-def _read_problem(answer: Answer) -> codec.Problem | None:
+def _read_problem(answer: Answer) -> shapes.Problem | None:
     if answer.media.partition(b";")[0].strip().lower() != codec.PROBLEM.encode():
         return None
     try:

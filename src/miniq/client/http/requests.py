@@ -21,7 +21,7 @@ from miniq.client.calls import Call
 from miniq.client.http.target import Target
 from miniq.errors import BadName, InvalidRequest, MessageNotFound
 from miniq.message import Outcome
-from miniq.wire import codec
+from miniq.wire import codec, shapes
 
 PATIENT = 3600.0
 """Seconds that a call may take which copies everything there is."""
@@ -157,7 +157,7 @@ def _unspeakable(record: Any, format: codec.Format, place: str, error: Exception
 def _send(call: calls.Send) -> Pieces:
     drafts = records.wire_drafts(call.drafts)
     format: codec.Format = "msgpack" if records.all_data(drafts) else "json"
-    record = drafts[0] if len(drafts) == 1 else codec.SendBody(messages=drafts)
+    record = drafts[0] if len(drafts) == 1 else shapes.SendBody(messages=drafts)
     return "POST", f"{_queue(call.queue)}/messages", _encoded(record, format), format
 
 
@@ -165,22 +165,22 @@ def _receive(call: calls.Receive) -> Pieces:
     records.check_text(call.consumer, "consumer")
     records.check_number(call.visibility_timeout, "visibility_timeout")
     records.check_number(call.wait, "wait")
-    record = codec.ReceiveBody(call.max, call.visibility_timeout, call.wait, call.consumer, call.mode)
+    record = shapes.ReceiveBody(call.max, call.visibility_timeout, call.wait, call.consumer, call.mode)
     return _post(f"{_queue(call.queue)}/receive", record)
 
 
 def _ack(call: calls.Ack) -> Pieces:
-    return _post(f"{_queue(call.queue)}/ack", codec.LeasesBody(list(call.leases)))
+    return _post(f"{_queue(call.queue)}/ack", shapes.LeasesBody(list(call.leases)))
 
 
 def _release(call: calls.Release) -> Pieces:
     records.check_number(call.delay, "delay")
-    return _post(f"{_queue(call.queue)}/release", codec.ReleaseBody(list(call.leases), call.delay))
+    return _post(f"{_queue(call.queue)}/release", shapes.ReleaseBody(list(call.leases), call.delay))
 
 
 def _extend(call: calls.Extend) -> Pieces:
     records.check_number(call.seconds, "visibility_timeout")
-    return _post(f"{_queue(call.queue)}/extend", codec.ExtendBody(list(call.leases), call.seconds))
+    return _post(f"{_queue(call.queue)}/extend", shapes.ExtendBody(list(call.leases), call.seconds))
 
 
 def _get(call: calls.Get) -> Pieces:
@@ -210,7 +210,7 @@ def _redrive(call: calls.Redrive) -> Pieces:
     records.check_text(call.to, "to")
     records.check_number(call.rate, "rate")
     ids = None if call.ids is None else list(call.ids)
-    return _post(f"{_queue(call.queue)}/redrive", codec.RedriveBody(ids, call.to, call.rate))
+    return _post(f"{_queue(call.queue)}/redrive", shapes.RedriveBody(ids, call.to, call.rate))
 
 
 def _configure(call: calls.Configure) -> Pieces:
