@@ -42,7 +42,7 @@ wrk.body = '{"body":"' .. string.rep("x", 1022) .. '"}'
 @contextlib.contextmanager
 def server(folder: str) -> Iterator[str]:
     """A MiniQ server on a free loopback port; its URL."""
-    command = [sys.executable, "-m", "miniq.server", f"rocksdb:{folder}/served", "0"]
+    command = [sys.executable, "-m", "miniq", "serve", "--store", f"rocksdb:{folder}/served", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         line = process.stdout.readline()

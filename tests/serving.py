@@ -36,7 +36,9 @@ class Served:
 def serving(store: str, port: int = 0) -> Iterator[Served]:
     """A server on a store, as a process of its own."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "miniq.server", store, str(port)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "miniq", "serve", "--store", store, "--port", str(port)],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout is not None
     line = process.stdout.readline()

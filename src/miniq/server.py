@@ -10,7 +10,6 @@ import asyncio
 import ipaddress
 import logging
 import socket
-import sys
 from collections.abc import Callable
 from types import FrameType
 
@@ -42,35 +41,26 @@ def run(options: Options, announce: Callable[[str], None]) -> int:
 
 async def serve(options: Options, announce: Callable[[str], None]) -> int:
     """The same within an event loop."""
-    listener = bind(options.host, options.port)
-    try:
-        broker = Broker(open_store(options.store, options), options)
-        await broker.open()
-    except BaseException:
-        listener.close()
-        raise
-    try:
+    async with Broker(open_store(options.store, options), options) as broker:
         if broker.keys.open and not is_loopback(options.host):
             raise InvalidRequest(
                 f"host: {options.host} can be reached by others, and there is no API key; make one with "
                 f"`miniq keys create NAME --allow '*' --store {options.store}`, or use 127.0.0.1",
                 field="host",
             )
-        server = _Server(_config(broker, options), broker)
-        scheme = "https" if options.tls_cert else "http"
-        host, port = listener.getsockname()[:2]
-        address = f"[{host}]" if ":" in host else host
-        server.line = f"miniq ready: {scheme}://{address}:{port} store={options.store} durability={options.durability}"
-        server.announce = announce
-        await server.serve(sockets=[listener])
+        with bind(options.host, options.port) as listener:
+            server = _Server(_config(broker, options), broker)
+            scheme = "https" if options.tls_cert else "http"
+            host, port = listener.getsockname()[:2]
+            address = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+            server.line = f"miniq ready: {address} store={options.store} durability={options.durability}"
+            server.announce = announce
+            await server.serve(sockets=[listener])
         failure = broker.store.failure()
         if failure is not None:
             log.critical("the store has failed: %s", failure)
             return 1
         return 0
-    finally:
-        listener.close()
-        await broker.close()
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -146,14 +136,3 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._broker.hurry()
         await super().shutdown(sockets)
-
-
-def main() -> None:
-    """`python -m miniq.server`: a broker with default options, or on the store given."""
-    store = sys.argv[1] if len(sys.argv) > 1 else Options().store
-    port = int(sys.argv[2]) if len(sys.argv) > 2 else Options().port
-    sys.exit(run(Options(store=store, port=port), lambda line: print(line, flush=True)))
-
-
-if __name__ == "__main__":
-    main()

@@ -14,6 +14,9 @@ import pytest
 import miniq
 from tests.acceptance.faces import Opener
 
+LASTING = pytest.mark.parametrize("url", ["rocksdb", "leveldb", "http"], indirect=True)
+"""All but the memory store, which ends with its client."""
+
 
 @pytest.fixture
 def mq(opener: Opener, url: str) -> Any:
@@ -384,9 +387,8 @@ def test_a_queue_name_that_is_no_text_is_refused(opener: Opener, place: str) -> 
 # Opening and closing
 
 
+@LASTING
 def test_messages_survive_close_and_reopen(opener: Opener, url: str) -> None:
-    if url == "memory:":
-        pytest.skip("a memory store ends with its client")
     mq = opener(url)
     ids = mq.queue("jobs").send_many(range(3))
     mq.queue("jobs").receive()[0].ack()
@@ -424,9 +426,8 @@ def test_close_lets_a_long_poll_of_another_thread_return(url: str) -> None:
     assert result in ([[]], [])
 
 
+@LASTING
 def test_close_while_many_threads_send_loses_nothing_that_was_confirmed(url: str) -> None:
-    if url == "memory:":
-        pytest.skip("a memory store ends with its client")
     mq = miniq.connect(url)
     confirmed: list[str] = []
     others: list[BaseException] = []

@@ -36,7 +36,7 @@ class Deliveries:
                 return []
             now = broker.clock.now()
             seconds = settings.visibility_timeout if visibility_timeout is None else visibility_timeout
-            token = secrets.token_urlsafe(12)
+            token = secrets.token_hex(12)  # no leading dash: people paste it into shells
             try:
                 taken = await broker.store.take(
                     queue,
