@@ -17,6 +17,7 @@ from miniq.broker import Broker
 from miniq.errors import InvalidRequest, MiniQError
 from miniq.message import JSON, Draft, Stored
 from miniq.wire import codec
+from miniq.wire.operations import bearer, number
 
 QUEUE = "default"
 ReadBody = Callable[[HTTPRequest], Awaitable[bytes]]
@@ -77,7 +78,7 @@ class _Short:
         try:
             self._check(request, "receive")
             seconds = _seconds(request, "visibility_timeout")
-            limit = _whole(request, "limit", self._broker.options.limits.batch)
+            limit = number(request.query_params, "limit", self._broker.options.limits.batch)
             taken = await self._available(seconds, limit)
         except MiniQError as error:
             return _refused(error)
@@ -140,9 +141,7 @@ class _Short:
     # Inside
 
     def _check(self, request: HTTPRequest, verb: str) -> None:
-        header = request.headers.get("authorization", "")
-        scheme, _, secret = header.partition(" ")
-        self._broker.keys.check(secret.strip() if scheme.lower() == "bearer" else None, verb, QUEUE)
+        self._broker.keys.check(bearer(request.headers.get("authorization")), verb, QUEUE)
 
     async def _fields(self, request: HTTPRequest, verb: str, needed: str) -> dict[str, Any]:
         self._check(request, verb)
@@ -212,16 +211,6 @@ def _seconds(request: HTTPRequest, name: str) -> float | None:
         return float(text)
     except ValueError:
         raise InvalidRequest(f"{name}: {text[:80]!r} is not a number of seconds", field=name) from None
-
-
-def _whole(request: HTTPRequest, name: str, default: int) -> int:
-    text = request.query_params.get(name)
-    if text is None:
-        return default
-    try:
-        return int(text)
-    except ValueError:
-        raise InvalidRequest(f"{name}: {text[:80]!r} is not a whole number", field=name) from None
 
 
 def _status(error: MiniQError) -> int:

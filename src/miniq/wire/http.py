@@ -23,7 +23,7 @@ from miniq.errors import InvalidRequest, MiniQError, NoRoute, TooLarge, WrongMed
 from miniq.message import JSON
 from miniq.wire import classic, codec, openapi, prometheus, shapes
 from miniq.wire.codec import MSGPACK, PROBLEM, Format
-from miniq.wire.operations import OPERATIONS, READERS, Operation, Request, authorise
+from miniq.wire.operations import OPERATIONS, READERS, Operation, Request, authorise, bearer
 
 log = logging.getLogger("miniq.http")
 
@@ -64,14 +64,6 @@ def reply_format(accept: str, asked: Format) -> Format:
     if "json" in accept:
         return "json"
     return asked
-
-
-def bearer(header: str | None) -> str | None:
-    """The API key in an Authorization header."""
-    if header is None:
-        return None
-    scheme, _, secret = header.partition(" ")
-    return secret.strip() if scheme.lower() == "bearer" else ""
 
 
 def fault(operation: str, error: Exception) -> MiniQError:

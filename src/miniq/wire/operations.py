@@ -54,15 +54,23 @@ class Operation(Struct, frozen=True):
     hot: bool = False
 
 
-def number(request: Request, name: str, default: int) -> int:
-    """A whole number from the query."""
-    text = request.query.get(name)
+def number(query: Mapping[str, str], name: str, default: int) -> int:
+    """A whole number from a query."""
+    text = query.get(name)
     if text is None:
         return default
     try:
         return int(text)
     except ValueError:
         raise InvalidRequest(f"{name}: {text[:80]!r} is not a whole number", field=name) from None
+
+
+def bearer(header: str | None) -> str | None:
+    """The API key in an Authorization header."""
+    if header is None:
+        return None
+    scheme, _, secret = header.partition(" ")
+    return secret.strip() if scheme.lower() == "bearer" else ""
 
 
 # Messages
@@ -116,7 +124,7 @@ async def peek(broker: Broker, request: Request) -> shapes.PageReply:
         request.path["queue"],
         status=cast("Status | None", request.query.get("status")),
         after=request.query.get("after"),
-        limit=number(request, "limit", 100),
+        limit=number(request.query, "limit", 100),
     )
     shown = codec.shown_messages(page.messages, broker.clock.now(), request.out)
     return shapes.PageReply(shown, page.next)
@@ -186,9 +194,9 @@ async def redrive(broker: Broker, request: Request) -> shapes.RedriveReply:
 
 
 async def history(broker: Broker, request: Request) -> shapes.HistoryReply:
-    page = await broker.history(
-        after=number(request, "after", 0), limit=number(request, "limit", 100), queue=request.query.get("queue")
-    )
+    query = request.query
+    after, limit = number(query, "after", 0), number(query, "limit", 100)
+    page = await broker.history(after=after, limit=limit, queue=query.get("queue"))
     return shapes.HistoryReply([codec.wire_event(record, request.out) for record in page.records], page.next)
 
 
