@@ -477,7 +477,16 @@ def test_the_server_tells_how_it_is(wire: Wire) -> None:
     text = wire.ok("GET", "/metrics").decode()
     assert 'miniq_queue_messages{queue="q",state="ready"} 1.0' in text
     assert 'miniq_messages_total{event="sent",queue="q"}' in text
-    assert 'miniq_call_seconds_bucket{call="send",le="0.0005",wire="http"}' in text
+    assert 'miniq_call_seconds_bucket{call="send",le="0.0005",queue="q",wire="http"}' in text
+
+
+def test_what_is_counted_for_a_queue_goes_with_it(wire: Wire) -> None:
+    wire.ok("POST", f"{Q}/messages", {"body": 1})
+    wire.ok("POST", "/v1/queues/never-made/receive", {})
+    wire.ok("DELETE", Q)
+    text = wire.ok("GET", "/metrics").decode()
+    assert 'queue="q"' not in text
+    assert "never-made" not in text
 
 
 def test_the_openapi_document_names_every_route(wire: Wire) -> None:

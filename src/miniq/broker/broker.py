@@ -120,6 +120,7 @@ class Broker:
             raise QueueProtected(f"queue: {queue!r} is always there; purge it instead", field="queue")
         await self.store.delete_queue(queue)
         self._settings.pop(queue, None)
+        self.metrics.forget(queue)
 
     async def queue(self, queue: str) -> QueueInfo:
         """Settings and counts of one queue."""
@@ -143,6 +144,10 @@ class Broker:
         if settings is None:
             raise self._unknown(queue)
         return settings
+
+    def known(self, queue: str) -> str:
+        """The name of a queue that exists, else "": for counting, where anybody's words must not pile up."""
+        return queue if queue in self._settings else ""
 
     def find_settings(self, queue: str) -> QueueSettings | None:
         """The settings of a queue, None if it does not exist or the broker is closed."""

@@ -26,17 +26,25 @@ class Latency:
 
 
 class Metrics:
-    """Messages by queue and what happened to them; calls by wire and name; errors by code."""
+    """Messages by queue and what happened to them; calls by wire, name and queue; errors by code."""
 
     def __init__(self) -> None:
         self.messages: Counter[tuple[str, str]] = Counter()
         """(queue, event) → messages; events are sent, received, acked, released, extended, dead, expired."""
-        self.calls: dict[tuple[str, str], Latency] = {}
+        self.calls: dict[tuple[str, str, str], Latency] = {}
+        """(wire, call, queue) → how long; the queue is empty for calls that are about none."""
         self.errors: Counter[tuple[str, str]] = Counter()
 
-    def call(self, wire: str, name: str, seconds: float) -> None:
+    def call(self, wire: str, name: str, queue: str, seconds: float) -> None:
         """A call was answered."""
-        latency = self.calls.get((wire, name))
+        latency = self.calls.get((wire, name, queue))
         if latency is None:
-            latency = self.calls[wire, name] = Latency()
+            latency = self.calls[wire, name, queue] = Latency()
         latency.add(seconds)
+
+    def forget(self, queue: str) -> None:
+        """A queue is gone, and with it what was counted for it."""
+        for counted in [key for key in self.messages if key[0] == queue]:
+            del self.messages[counted]
+        for timed in [key for key in self.calls if key[2] == queue]:
+            del self.calls[timed]

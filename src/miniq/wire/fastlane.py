@@ -237,7 +237,7 @@ class _FastLane(HttpToolsProtocol):
         operation = hot.operation
         if self.transport.is_closing() and operation.name == "receive" and reply.messages:
             self._give_back(hot.queue, reply)
-        self.broker.metrics.call("http", operation.name, perf_counter() - hot.began)
+        self.broker.metrics.call("http", operation.name, self.broker.known(hot.queue), perf_counter() - hot.began)
         self._write(hot, operation.status, codec.encode(reply, out), JSON if out == "json" else MSGPACK)
 
     def _give_back(self, queue: str, reply: shapes.MessagesReply) -> None:

@@ -133,7 +133,8 @@ class HttpApp:
             prepare(operation, request, raw, content_type)
             out = request.out = reply_format(headers.get("accept", ""), format)
             reply = await _while_connected(http, operation, operation.run(self._broker, request))
-            self._broker.metrics.call("http", operation.name, perf_counter() - began)
+            queue = self._broker.known(request.path.get("queue", ""))
+            self._broker.metrics.call("http", operation.name, queue, perf_counter() - began)
             if operation.reply is None:
                 return Response(status_code=operation.status)
             return Response(codec.encode(reply, out), operation.status, media_type=JSON if out == "json" else MSGPACK)

@@ -56,15 +56,15 @@ class _Numbers(Collector):
             errors.add_metric([wire, code], count)
         yield errors
         calls = HistogramMetricFamily(
-            "miniq_call_seconds", "How long calls took, waiting included", labels=["wire", "call"]
+            "miniq_call_seconds", "How long calls took, waiting included", labels=["wire", "call", "queue"]
         )
-        for (wire, name), latency in metrics.calls.items():
+        for (wire, name, queue), latency in metrics.calls.items():
             total = 0
             buckets: list[tuple[str, float]] = []
             for bound, count in zip([*map(str, BUCKETS), "+Inf"], latency.buckets, strict=True):
                 total += count
                 buckets.append((bound, total))
-            calls.add_metric([wire, name], buckets, latency.total)
+            calls.add_metric([wire, name, queue], buckets, latency.total)
         yield calls
         yield GaugeMetricFamily(
             "miniq_store_up", "1 while the store works", value=0 if self._broker.store.failure() else 1
