@@ -57,6 +57,7 @@ class Shell:
         """A command in the background, to be ended by the caller."""
         return subprocess.Popen(
             [*MINIQ, *args],
+            bufsize=0,  # a line that is read must not take others with it, which nobody would see again
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
