@@ -11,9 +11,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
-from queue import SimpleQueue
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -25,7 +23,6 @@ from miniq.message import Lease
 from miniq.options import Options
 from miniq.store import open_store
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -213,7 +210,6 @@ class _Core:
 
     def _run(self, opened: _Ticket) -> None:
         asyncio.set_event_loop(self._loop)
-        self._loop.set_default_executor(_Aside())
         try:
             self._loop.run_until_complete(self._live(opened))
         finally:
@@ -273,32 +269,3 @@ async def _settled(tickets: Iterable[_Ticket]) -> None:
     tasks = [ticket.task for ticket in tickets if ticket.task is not None]
     if tasks:
         await asyncio.wait(tasks)
-
-
-class _Aside(ThreadPoolExecutor):
-    """Where the loop has things done that block: one thread, there from the start, because none can be
-    started any more when the interpreter ends, and that is when a forgotten client is closed."""
-
-    def __init__(self) -> None:
-        super().__init__(1)
-        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        threading.Thread(target=self._run, name="miniq-aside", daemon=True).start()
-
-    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        future: Future[T] = Future()
-
-        def job() -> None:
-            try:
-                future.set_result(fn(*args, **kwargs))
-            except BaseException as error:
-                future.set_exception(error)
-
-        self._jobs.put(job)
-        return future
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        self._jobs.put(None)
-
-    def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()

@@ -7,7 +7,7 @@ Calls run in one event loop. Each validates, asks the store for one atomic chang
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from miniq.broker import rules
 from miniq.broker.clock import Clock, SystemClock
@@ -45,7 +45,6 @@ from miniq.options import Options
 from miniq.store.base import ANY, FREE, Edit, Fence, Once, Room, Store
 
 DEFAULT_QUEUE = "default"
-T = TypeVar("T")
 
 
 class Broker:
