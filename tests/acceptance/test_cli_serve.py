@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import socket
 import ssl
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.shell import MINIQ, Shell, collect, environment, serving
+from tests.certificate import write_certificate
 
 
 def refused(folder: Path, *args: str, code: int = 1, **env: str) -> str:
@@ -116,23 +116,17 @@ def test_others_than_loopback_need_a_key(tmp_path: Path) -> None:
 
 
 def test_it_speaks_https_with_a_certificate(tmp_path: Path) -> None:
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl is not there to make a certificate")
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "key.pem", "-out", "cert.pem", "-days",
-         "1", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"],
-        cwd=tmp_path, check=True, capture_output=True,
-    )  # fmt: skip
+    authority = write_certificate(tmp_path)
     process, line = started(
         tmp_path, "--store", "memory:", "--port", "0", "--tls-cert", "cert.pem", "--tls-key", "key.pem"
     )
     try:
         url = line.split()[2]
         assert url.startswith("https://")
-        context = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
+        context = ssl.create_default_context(cafile=str(authority))
         with urllib.request.urlopen(f"{url}/health", context=context) as answer:  # noqa: S310
             assert answer.status == 200
-        trusting = Shell(url, tmp_path, SSL_CERT_FILE=str(tmp_path / "cert.pem"))
+        trusting = Shell(url, tmp_path, SSL_CERT_FILE=str(authority))
         trusting("send", "q", "1")
         assert trusting("receive", "q", "--body").out == "1\n"
         assert trusting("keys", "list", "--json").out == ""

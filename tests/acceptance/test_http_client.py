@@ -7,7 +7,6 @@ import gc
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -26,6 +25,7 @@ from miniq.client.http import aio, sync
 from tests.acceptance.client_wires import Proxy
 from tests.acceptance.faces import Opener
 from tests.acceptance.test_embedded_client import SPEC_EXAMPLE
+from tests.certificate import write_certificate
 from tests.server import clear
 from tests.serving import Served, serving
 
@@ -489,21 +489,7 @@ def make_key(url: str, allow: list[str]) -> str:
 def tls_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
     """A server with a certificate of its own for 127.0.0.1."""
     folder = tmp_path_factory.mktemp("tls")
-    try:
-        subprocess.run(
-            [
-                *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
-                *("-keyout", "key.pem", "-out", "cert.pem", "-days", "2", "-subj", "/CN=miniq test"),
-                *("-addext", "subjectAltName=IP:127.0.0.1"),
-            ],
-            cwd=folder,
-            check=True,
-            capture_output=True,
-        )
-    except FileNotFoundError:
-        if os.environ.get("CI") == "true":
-            raise
-        pytest.skip("openssl is not installed")
+    authority = write_certificate(folder)
     script = """
 import sys
 from miniq.options import Options
@@ -514,7 +500,7 @@ sys.exit(run(options, lambda line: print(line, flush=True)))
     with subprocess.Popen([sys.executable, "-c", script], cwd=folder, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         url = process.stdout.readline().split()[2]
-        yield url, folder / "cert.pem"
+        yield url, authority
         process.terminate()
         assert process.wait(30) == 0
 
@@ -566,10 +552,6 @@ def test_closing_lets_long_polls_over_tls_return(opener: Opener, tls_server: tup
 
 
 def test_an_ipv6_address_is_spoken_to(opener: Opener) -> None:
-    try:
-        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
-    except OSError:
-        pytest.skip("no IPv6 on this machine")
     with pytest.raises(miniq.StoreUnavailable, match=r"http://\[::1\]:9 cannot be reached"):
         opener("http://[::1]:9", retry=0).queues()
 
