@@ -8,6 +8,7 @@ that record from any of their ids (see `run_of`). Nothing breaks where that does
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 RUN = 128
 SHARE = 100
@@ -43,6 +44,16 @@ class IdSource:
         start = f"{self._head}{low[:4]}-{low[4:14]}"
         return [start + place for place in (_HIGH if low[14:] == "80" else _LOW)[:count]]
 
+    def runs(self, count: int, now: int) -> list[str]:
+        """The next `count` ids for messages of one call, in runs of `SHARE`."""
+        if count <= SHARE:
+            return self.run(count, now)
+        ids: list[str] = []
+        while count > 0:
+            ids += self.run(min(count, SHARE), now)
+            count -= SHARE
+        return ids
+
 
 def run_of(id: str) -> tuple[str, int]:
     """The first id of the run that `id` belongs to, and its place in it."""
@@ -54,6 +65,31 @@ def ids_from(id: str, count: int) -> list[str]:
     """An id and those that follow it in its run, `count` in all."""
     head, place = id[:34], int(id[34:], 16)
     return [head + tail for tail in _PLACES[place : place + count]]
+
+
+def spans(ids: Sequence[str]) -> str:
+    """Ids as a short text, in which those that follow each other in a run are told by the first and their number."""
+    parts: list[str] = []
+    start, end = 0, len(ids)
+    while start < end:
+        following = ids_from(ids[start], min(end - start, SHARE))
+        stop = start + len(following)
+        if ids[start:stop] != following:
+            stop = start + 1
+            while ids[stop] == following[stop - start]:
+                stop += 1
+        parts.append(f"{ids[start]}*{stop - start}" if stop - start > 1 else ids[start])
+        start = stop
+    return ",".join(parts)
+
+
+def from_spans(text: str) -> list[str]:
+    """The ids that `spans` made a text of."""
+    ids: list[str] = []
+    for part in text.split(","):
+        first, _, number = part.partition("*")
+        ids += ids_from(first, int(number)) if number else [first]
+    return ids
 
 
 def id_after(id: str, places: int) -> str:

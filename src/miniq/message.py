@@ -6,7 +6,9 @@ seconds. `body` is bytes as the sender gave them; with a JSON content type they 
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterator, Sequence
+from itertools import repeat
+from typing import Literal, overload
 
 from msgspec import Struct
 
@@ -36,6 +38,31 @@ class Draft(Struct, frozen=True, gc=False):
     recipient: str | None = None
     group: str | None = None
     dedup_id: str | None = None
+
+
+class Bodies(Sequence[Draft]):
+    """Plain drafts: they differ in their bodies alone. A draft is made only where somebody looks at one."""
+
+    __slots__ = ("bodies", "content_type")
+
+    def __init__(self, bodies: list[bytes], content_type: str = JSON) -> None:
+        self.bodies = bodies
+        self.content_type = content_type
+
+    def __len__(self) -> int:
+        return len(self.bodies)
+
+    def __iter__(self) -> Iterator[Draft]:
+        return map(Draft, self.bodies, repeat(self.content_type))
+
+    @overload
+    def __getitem__(self, place: int) -> Draft: ...
+    @overload
+    def __getitem__(self, place: slice) -> Bodies: ...
+    def __getitem__(self, place: int | slice) -> Draft | Bodies:
+        if isinstance(place, slice):
+            return Bodies(self.bodies[place], self.content_type)
+        return Draft(self.bodies[place], self.content_type)
 
 
 class DeadLetter(Struct, frozen=True, array_like=True, gc=False):
@@ -73,6 +100,62 @@ class Message(Struct, frozen=True, array_like=True, gc=False):
         if self.headers is None:
             return len(self.body)
         return len(self.body) + sum(len(k) + len(v) for k, v in self.headers.items())
+
+
+class Parcel(Sequence[Message]):
+    """Messages that were sent together and differ in id and body alone. A message is made only where
+    somebody looks at one: most travel from the wire to the disk and back without that."""
+
+    __slots__ = ("bodies", "content_type", "due_at", "ids", "priority", "queue", "sent_at")
+
+    def __init__(
+        self,
+        ids: list[str],
+        queue: str,
+        sent_at: int,
+        due_at: int,
+        bodies: list[bytes],
+        content_type: str = JSON,
+        priority: int = 0,
+    ) -> None:
+        self.ids = ids
+        self.queue = queue
+        self.sent_at = sent_at
+        self.due_at = due_at
+        self.bodies = bodies
+        self.content_type = content_type
+        self.priority = priority
+
+    @property
+    def size(self) -> int:
+        """The bytes that all of them count for."""
+        return sum(map(len, self.bodies))
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __iter__(self) -> Iterator[Message]:
+        return map(
+            Message,
+            self.ids,
+            repeat(self.queue),
+            repeat(self.sent_at),
+            repeat(self.due_at),
+            self.bodies,
+            repeat(self.content_type),
+            repeat(self.priority),
+        )
+
+    @overload
+    def __getitem__(self, place: int) -> Message: ...
+    @overload
+    def __getitem__(self, place: slice) -> Parcel: ...
+    def __getitem__(self, place: int | slice) -> Message | Parcel:
+        ids, bodies = self.ids[place], self.bodies[place]
+        if isinstance(ids, list) and isinstance(bodies, list):
+            return Parcel(ids, self.queue, self.sent_at, self.due_at, bodies, self.content_type, self.priority)
+        assert isinstance(ids, str) and isinstance(bodies, bytes)  # noqa: S101, PT018
+        return Message(ids, self.queue, self.sent_at, self.due_at, bodies, self.content_type, self.priority)
 
 
 class Stored(Struct, frozen=True, gc=False):

@@ -14,7 +14,7 @@ import msgspec
 
 from miniq.errors import BadName, InvalidRequest, TooLarge
 from miniq.ids import SHARE, IdSource
-from miniq.message import JSON, SECOND, DeadLetter, Draft, History, Message, QueueSettings, Stored
+from miniq.message import JSON, SECOND, Bodies, DeadLetter, Draft, History, Message, Parcel, QueueSettings, Stored
 from miniq.options import Limits
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -131,23 +131,35 @@ def check_draft(draft: Draft, limits: Limits) -> None:
 
 def admit(
     queue: str, settings: QueueSettings, drafts: Sequence[Draft], ids: IdSource, now: int, limits: Limits
-) -> list[Message]:
+) -> Sequence[Message]:
     """The messages that these drafts become, with ids in the order given; refuses all if one is wrong.
 
-    Drafts that are alike share a run of ids (see `ids.py`). The first loop is the common case, a batch
-    of plain bodies: it does no more per message than it must.
+    Drafts that are alike share a run of ids (see `ids.py`). Plain bodies, the common case, cost no more per
+    message than they must.
     """
     check_batch(drafts, "messages", limits)
     first = drafts[0]
-    kind, priority, most = first.content_type, first.priority, limits.body_bytes
     check_draft(first, limits)
+    if isinstance(drafts, Bodies):
+        bodies = drafts.bodies
+    elif _alike(drafts, first):
+        bodies = [draft.body for draft in drafts]
+    else:
+        return _admit_each(queue, settings, drafts, ids, now, limits)
+    if max(map(len, bodies)) > limits.body_bytes:
+        return _admit_each(queue, settings, drafts, ids, now, limits)
     due = now + micros(settings.delay)
+    return Parcel(ids.runs(len(bodies), now), queue, now, due, bodies, first.content_type, first.priority)
+
+
+def _alike(drafts: Sequence[Draft], first: Draft) -> bool:
+    """Whether drafts differ in their bodies alone and ask for nothing special."""
+    kind, priority = first.content_type, first.priority
     for draft in drafts:
         if (
             draft.priority != priority
             or draft.content_type != kind
             or type(draft.body) is not bytes
-            or len(draft.body) > most
             or draft.delay is not None
             or draft.headers is not None
             or draft.recipient is not None
@@ -156,15 +168,8 @@ def admit(
             or draft.ttl is not None
             or draft.key is not None
         ):
-            return _admit_each(queue, settings, drafts, ids, now, limits)
-    messages: list[Message] = []
-    for start in range(0, len(drafts), SHARE):
-        some = drafts[start : start + SHARE]
-        messages += [
-            Message(id, queue, now, due, draft.body, kind, priority)
-            for id, draft in zip(ids.run(len(some), now), some, strict=True)
-        ]
-    return messages
+            return False
+    return True
 
 
 def _admit_each(

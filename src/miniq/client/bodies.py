@@ -7,13 +7,14 @@ JSON, encoded once; NaN and infinities, which JSON does not have, become null.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from miniq.errors import InvalidRequest
-from miniq.message import JSON, Draft
+from miniq.message import JSON, Bodies, Draft
 
 BYTES = "application/octet-stream"
 _to_json = msgspec.json.Encoder().encode
@@ -40,10 +41,17 @@ def draft(
     return Draft(data, kind, headers, priority, delay, ttl, key, recipient, group, dedup_id)
 
 
-def drafts(items: Iterable[Any]) -> list[Draft]:
+def drafts(items: Iterable[Any]) -> Sequence[Draft]:
     """Drafts of plain bodies; what is a draft already stays as it is."""
     if isinstance(items, str | bytes | Mapping):
         raise InvalidRequest(f"messages: one {type(items).__name__}, not a list; use send for one", field="messages")
+    items = list(items)
+    kinds = set(map(type, items))
+    if kinds == {bytes}:
+        return Bodies(items, BYTES)
+    if kinds and not any(issubclass(kind, Draft | bytes | bytearray | memoryview) for kind in kinds):
+        with contextlib.suppress(TypeError, ValueError, OverflowError, RecursionError):
+            return Bodies(list(map(_to_json, items)))
     made: list[Draft] = []
     add = made.append
     for item in items:

@@ -9,7 +9,7 @@ backlog on disk, which is read only when it is needed.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from miniq.ids import ids_from, run_of
 from miniq.message import Message, QueueSettings, Stored
@@ -96,7 +96,7 @@ class Block:
         self.alive = count
         self.next = 0
         """All fresh messages have this place or a higher one."""
-        self.messages: list[Message] | None = None
+        self.messages: Sequence[Message] | None = None
         self.charged = 0
         """What `messages` counts for in the memory of the window."""
         self.sizes: list[int] | None = None

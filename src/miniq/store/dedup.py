@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import partial
 
+from miniq.ids import from_spans, spans
 from miniq.message import Message
 from miniq.store import keys
 from miniq.store.blocks import Shelf
@@ -33,10 +34,10 @@ class DedupRecords:
     def ids_of_call(self, shelf: Shelf, name: str, now: int) -> list[str] | None:
         """The ids that a call got the first time it was made."""
         given = self.standing(shelf, _call(name), now)
-        return None if given is None else given.split(",")
+        return None if given is None else from_spans(given)
 
     def remember_call(self, shelf: Shelf, name: str, ids: Sequence[str], until: int) -> None:
-        self.remember(shelf, {_call(name): ",".join(ids)}, until)
+        self.remember(shelf, {_call(name): spans(ids)}, until)
 
     def sift(
         self, shelf: Shelf, messages: Sequence[Message], ids: list[str], now: int

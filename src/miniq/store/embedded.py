@@ -25,6 +25,7 @@ from miniq.message import (
     Message,
     Outcome,
     Page,
+    Parcel,
     QueueSettings,
     Status,
     Stored,
@@ -163,9 +164,10 @@ class EmbeddedStore:
         call: Once | None = None,
     ) -> list[str]:
         commit = self._committer()
-        shelf = self._shelves[messages[0].queue]
+        plain = isinstance(messages, Parcel)
+        shelf = self._shelves[messages.queue if isinstance(messages, Parcel) else messages[0].queue]
         self._space.check(messages)
-        ids = [message.id for message in messages]
+        ids = messages.ids if isinstance(messages, Parcel) else [message.id for message in messages]
         fresh = messages
         dedup: dict[str, str] = {}
         if call is not None:
@@ -173,7 +175,7 @@ class EmbeddedStore:
             if given is not None:
                 await commit.settle()
                 return given
-        if any(message.dedup_id for message in messages):
+        if not plain and any(message.dedup_id for message in messages):
             fresh, dedup = self._dedup.sift(shelf, messages, ids, now)
         if room is not None:
             check_room(room, shelf.count, shelf.size, fresh)
@@ -184,7 +186,6 @@ class EmbeddedStore:
             self._dedup.remember_call(shelf, call.name, ids, call.until)
         if dedup:
             self._dedup.remember(shelf, dedup, dedup_until)
-        batch = commit.batch
         batch = commit.batch
         blocks = self._ledger.arrive(shelf, fresh, now)
         if keep == "full":

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Sequence
 
 from miniq.errors import InvalidRequest, NoSpace, StoreError, StoreFormat, StoreLocked
-from miniq.message import Message
+from miniq.message import Message, Parcel
 from miniq.store.keys import FORMAT
 
 CHECK_BYTES = 1024 * 1024
@@ -125,7 +125,8 @@ class Space:
 
     def check(self, messages: Sequence[Message]) -> None:
         """Look at the disk about once for every MiB that is sent, and always while it is full."""
-        self._unchecked += sum([len(message.body) for message in messages]) + 512 * len(messages)
+        size = messages.size if isinstance(messages, Parcel) else sum([len(message.body) for message in messages])
+        self._unchecked += size + 512 * len(messages)
         if self._unchecked < CHECK_BYTES:
             return
         free = self._folder.free_bytes()

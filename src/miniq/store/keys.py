@@ -31,13 +31,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from itertools import repeat
 
 import msgspec
 from msgspec import Struct
 
 from miniq.ids import ids_from
-from miniq.message import Event, Message, QueueSettings
+from miniq.message import Event, Message, Parcel, QueueSettings
 
 FORMAT = 1
 
@@ -108,7 +107,7 @@ class GoneRecord(Struct, frozen=True, array_like=True, gc=False):
 
 class DedupRecord(Struct, frozen=True, array_like=True, gc=False):
     id: str
-    """The id that stands, or for a call all its ids, joined by commas."""
+    """The id that stands, or for a call all its ids (see `ids.spans`)."""
     until: int
 
 
@@ -139,6 +138,18 @@ decode_events = msgspec.msgpack.Decoder(list[EventRun]).decode
 
 def encode_block(messages: Sequence[Message]) -> bytes:
     """The record of a block; its ids follow each other."""
+    if isinstance(messages, Parcel):
+        return encode(
+            PlainBlock(
+                messages.ids[0],
+                messages.queue,
+                messages.sent_at,
+                messages.due_at,
+                messages.content_type,
+                messages.priority,
+                messages.bodies,
+            )
+        )
     first = messages[0]
     kind, sent_at = first.content_type, first.sent_at
     for message in messages:
@@ -158,22 +169,19 @@ def encode_block(messages: Sequence[Message]) -> bytes:
     return encode(PlainBlock(first.id, first.queue, sent_at, first.due_at, kind, first.priority, bodies))
 
 
-def decode_block(value: bytes) -> list[Message]:
+def decode_block(value: bytes) -> Sequence[Message]:
     """The messages of a block."""
     block = _decode_block(value)
     if isinstance(block, MixedBlock):
         return block.messages
-    return list(
-        map(
-            Message,
-            ids_from(block.first, len(block.bodies)),
-            repeat(block.queue),
-            repeat(block.sent_at),
-            repeat(block.due_at),
-            block.bodies,
-            repeat(block.content_type),
-            repeat(block.priority),
-        )
+    return Parcel(
+        ids_from(block.first, len(block.bodies)),
+        block.queue,
+        block.sent_at,
+        block.due_at,
+        block.bodies,
+        block.content_type,
+        block.priority,
     )
 
 

@@ -11,8 +11,8 @@ from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 
-from miniq.ids import RUN, ids_from, run_of
-from miniq.message import Message
+from miniq.ids import RUN, SHARE, id_after, ids_from, run_of
+from miniq.message import Message, Parcel
 from miniq.store import keys
 from miniq.store.base import ReadyHint
 from miniq.store.blocks import Block, Run, Shelf
@@ -46,6 +46,14 @@ class Ledger:
         in the order of the messages."""
         blocks: list[Block] = []
         start, end = 0, len(messages)
+        if isinstance(messages, Parcel):
+            while start < end:
+                part = messages[start : start + SHARE]
+                name = part.ids[0]
+                if run_of(name)[1] or part.ids[-1] != id_after(name, len(part) - 1):
+                    break
+                self._arrive_block(shelf, name, part, now, blocks)
+                start += SHARE
         while start < end:
             first = messages[start]
             stop = start + 1
@@ -60,8 +68,9 @@ class Ledger:
                     self._arrive_block(shelf, name, messages[start:stop], now, blocks)
             start = stop
         self._announce(shelf, blocks)
-        if messages[-1].id > self.last_id:
-            self.last_id = messages[-1].id
+        last = messages.ids[-1] if isinstance(messages, Parcel) else messages[-1].id
+        if last > self.last_id:
+            self.last_id = last
         return blocks
 
     def arrive_moved(self, shelf: Shelf, message: Message, now: int) -> None:
@@ -73,9 +82,9 @@ class Ledger:
     def _arrive_block(
         self, shelf: Shelf, name: str, messages: Sequence[Message], now: int, blocks: list[Block]
     ) -> None:
-        first = messages[0]
-        key = keys.lane_prefix(shelf.number, "", first.priority) + name.encode()
-        block = Block(name, key, "", first.priority, len(messages))
+        priority = messages.priority if isinstance(messages, Parcel) else messages[0].priority
+        key = keys.lane_prefix(shelf.number, "", priority) + name.encode()
+        block = Block(name, key, "", priority, len(messages))
         self._enter(shelf, block, messages, now, blocks)
 
     def _arrive_alone(self, shelf: Shelf, message: Message, now: int, blocks: list[Block]) -> None:
@@ -103,12 +112,13 @@ class Ledger:
 
     def _enter(self, shelf: Shelf, block: Block, messages: Sequence[Message], now: int, blocks: list[Block]) -> None:
         self._ops.append((block.key, keys.encode_block(messages)))
-        self._window.hold(block, list(messages))
+        self._window.hold(block, messages)
         shelf.count += block.count
-        shelf.size += sum(self._window.sizes(block))
+        shelf.size += block.charged
         self.dirty.add(shelf)
-        if messages[0].due_at > now:
-            self.set_state(shelf, block, range(block.count), messages[0].due_at, 0, None, None, 0)
+        due_at = messages.due_at if isinstance(messages, Parcel) else messages[0].due_at
+        if due_at > now:
+            self.set_state(shelf, block, range(block.count), due_at, 0, None, None, 0)
         self.expect(shelf, block)
         blocks.append(block)
 

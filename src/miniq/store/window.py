@@ -13,7 +13,7 @@ from itertools import count
 
 from miniq.errors import StoreCorrupt
 from miniq.ids import run_of
-from miniq.message import Message
+from miniq.message import Message, Parcel
 from miniq.store import keys
 from miniq.store.blocks import Block, Lane, Run, Shelf
 from miniq.store.kv import KV
@@ -35,7 +35,7 @@ class Window:
 
     # Bodies
 
-    def load(self, block: Block) -> list[Message]:
+    def load(self, block: Block) -> Sequence[Message]:
         """The messages of a block, from memory or from disk."""
         messages = block.messages
         if messages is None:
@@ -59,7 +59,7 @@ class Window:
             self._bytes -= block.charged
             block.charged = 0
 
-    def offer(self, block: Block, messages: list[Message]) -> None:
+    def offer(self, block: Block, messages: Sequence[Message]) -> None:
         """Keep the bodies of a block that will soon be wanted, while there is room for them."""
         block.sizes = _sizes(messages)
         if not self.full:
@@ -69,7 +69,7 @@ class Window:
     def full(self) -> bool:
         return self._bytes >= CACHE_BYTES
 
-    def hold(self, block: Block, messages: list[Message]) -> None:
+    def hold(self, block: Block, messages: Sequence[Message]) -> None:
         """Keep the bodies of a block."""
         if block.sizes is None:
             block.sizes = _sizes(messages)
@@ -281,4 +281,6 @@ class Window:
 
 
 def _sizes(messages: Sequence[Message]) -> list[int]:
+    if isinstance(messages, Parcel):
+        return list(map(len, messages.bodies))
     return [len(message.body) if message.headers is None else message.size for message in messages]

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from miniq.errors import BY_CODE, InvalidRequest, MiniQError, TooLarge
-from miniq.message import JSON, Counts, Draft, Event, HistoryRecord, Lease, Outcome, QueueInfo, Stored
+from miniq.message import JSON, Bodies, Counts, Draft, Event, HistoryRecord, Lease, Outcome, QueueInfo, Stored
 from miniq.wire.shapes import (
     OutcomeReply,
     Problem,
     QueueReply,
     RedriveReply,
+    SendBody,
     WireCounts,
     WireDead,
     WireDraft,
@@ -106,6 +107,41 @@ class Reader:
         except (msgspec.DecodeError, RecursionError) as error:
             name = "JSON" if format == "json" else "MessagePack"
             raise InvalidRequest(f"request: cannot be read as {name}: {error}", field="request") from None
+
+
+class SendReader(Reader):
+    """Reads what is sent. Most of it is JSON with nothing beside the bodies, which needs no record per message."""
+
+    def __init__(self) -> None:
+        super().__init__(SendBody)
+
+    def read(self, raw: bytes, format: Format) -> SendBody | Bodies:
+        if format == "json":
+            try:
+                if raw.startswith(b'{"body":'):
+                    found = Bodies([bytes(_plain_one(raw).body)])
+                elif raw.startswith(b'{"messages":'):
+                    found = Bodies([bytes(one.body) for one in _plain_many(raw).messages])
+                else:
+                    return cast(SendBody, super().read(raw, format))
+                if not raw.isascii():
+                    str(raw, "utf-8")
+                return found
+            except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+                pass  # it says more, or is wrong: then the other way says how
+        return cast(SendBody, super().read(raw, format))
+
+
+class _PlainOne(Struct, forbid_unknown_fields=True, gc=False):
+    body: Raw
+
+
+class _PlainMany(Struct, forbid_unknown_fields=True):
+    messages: list[_PlainOne]
+
+
+_plain_one = msgspec.json.Decoder(_PlainOne).decode
+_plain_many = msgspec.json.Decoder(_PlainMany).decode
 
 
 def _named(error: msgspec.ValidationError) -> InvalidRequest:

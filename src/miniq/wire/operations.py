@@ -5,14 +5,14 @@ Both lanes, the OpenAPI document and the conformance suite are made from it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, cast
 
 from msgspec import UNSET, Struct
 
 from miniq.broker import Broker
 from miniq.errors import InvalidRequest, Unauthorized
-from miniq.message import Mode, QueueSettings, Status
+from miniq.message import Bodies, Draft, Mode, QueueSettings, Status
 from miniq.wire import codec, shapes
 from miniq.wire.codec import Format
 
@@ -77,9 +77,12 @@ def bearer(header: str | None) -> str | None:
 
 
 async def send(broker: Broker, request: Request) -> shapes.SentReply:
-    body: shapes.SendBody = request.body
+    body: shapes.SendBody | Bodies = request.body
     format = request.format
-    if body.messages is UNSET:
+    drafts: Sequence[Draft]
+    if isinstance(body, Bodies):
+        drafts = body
+    elif body.messages is UNSET:
         drafts = [codec.draft_of(body, format)]
     else:
         if body.body is not UNSET or body.data is not UNSET:
@@ -293,7 +296,11 @@ OPERATIONS: tuple[Operation, ...] = (
               body=BackupBody, status=204),
 )  # fmt: skip
 
-READERS = {operation.name: codec.Reader(operation.body) for operation in OPERATIONS if operation.body is not None}
+READERS: dict[str, codec.Reader] = {
+    operation.name: codec.SendReader() if operation.name == "send" else codec.Reader(operation.body)
+    for operation in OPERATIONS
+    if operation.body is not None
+}
 SETTINGS = QueueSettings
 """What `configure` takes, for the OpenAPI document; the broker checks each field."""
 
