@@ -12,6 +12,7 @@ from typing import Any
 from miniq.broker import rules
 from miniq.broker.clock import Clock, SystemClock
 from miniq.broker.delivery import Deliveries
+from miniq.broker.gather import Gather, Sent
 from miniq.broker.keyring import KeyRing
 from miniq.broker.metrics import Metrics
 from miniq.broker.redrive import Redrives
@@ -60,6 +61,7 @@ class Broker:
         self._settings: dict[str, QueueSettings] = {}
         self._ids = IdSource()
         self.waiters = Waiters(self.clock)
+        self._gather = Gather(self.send)
         self._deliveries = Deliveries(self)
         self._redrives = Redrives(self)
         self._upkeep = Upkeep(self)
@@ -87,6 +89,7 @@ class Broker:
         """Refuse new calls, let long polls return, flush and close the store. Harmless to repeat."""
         self._open = False
         self.hurry()
+        await self._gather.stop()
         await self._deliveries.stop()
         await self._redrives.stop()
         await self._upkeep.stop()
@@ -178,6 +181,21 @@ class Broker:
         ids = await self.store.put(messages, now=now, dedup_until=until, room=room, keep=settings.history, call=once)
         self.metrics.messages[queue, "sent"] += len(ids)
         return ids
+
+    def send_beside(self, queue: str, body: bytes, done: Sent) -> bool:
+        """Send one plain JSON message together with what others send at the same time; `done` gets its id once it
+        is on disk. False where that is not possible: then `send` is the way, which also says what is wrong."""
+        settings = self._settings.get(queue)
+        if (
+            settings is None
+            or not self._open
+            or settings.max_length
+            or settings.max_bytes
+            or len(body) > self._limits.body_bytes
+        ):
+            return False
+        self._gather.add(queue, body, done)
+        return True
 
     async def receive(
         self,

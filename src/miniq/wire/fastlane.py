@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from functools import partial
 from http import HTTPStatus
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -19,7 +20,7 @@ from uvicorn.server import ServerState
 
 from miniq.broker import Broker
 from miniq.errors import BadRequest, Closed, MiniQError
-from miniq.message import JSON, Lease
+from miniq.message import JSON, Bodies, Lease
 from miniq.wire import codec, shapes
 from miniq.wire.codec import MSGPACK, PROBLEM
 from miniq.wire.http import fault, prepare, reply_format, request_format, too_large
@@ -30,45 +31,60 @@ _PREFIX = b"/v1/queues/"
 _LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 _UPDATE = b"UPDATE /messages/"
 _NO_QUERY: dict[str, str] = {}
+_MEDIA: dict[codec.Format, bytes] = {"json": JSON.encode(), "msgpack": MSGPACK.encode()}
+_PROBLEM = PROBLEM.encode()
+
+
+class _Head(NamedTuple):
+    """What the first line and the headers of a hot request say."""
+
+    operation: Operation
+    queue: str
+    keep_alive: bool
+    content_type: str
+    accept: str
+    secret: str | None
+    call: str | None
 
 
 class _HotCycle:
     """One hot request and its answer; to uvicorn it looks like a request that is being answered."""
 
     __slots__ = (
-        "accept",
-        "authorization",
         "began",
         "body",
-        "call",
-        "content_type",
         "disconnected",
+        "head",
         "keep_alive",
         "message_event",
         "more_body",
-        "operation",
-        "queue",
         "response_complete",
         "size",
         "task",
     )
 
-    def __init__(self, operation: Operation, queue: str, keep_alive: bool) -> None:
-        self.operation = operation
-        self.queue = queue
-        self.keep_alive = keep_alive
+    def __init__(self, head: _Head) -> None:
+        self.head = head
+        self.keep_alive = head.keep_alive
         self.body: list[bytes] = []
         self.size = 0
         self.began = perf_counter()
-        self.content_type = ""
-        self.accept = ""
-        self.authorization: str | None = None
-        self.call: str | None = None
         self.response_complete = False
         self.disconnected = False
         self.more_body = True
         self.message_event = _NOBODY
         self.task: asyncio.Task[Any] | None = None
+
+
+class _Begun:
+    """Beginnings of answers that were made before, for as long as they are right."""
+
+    def __init__(self) -> None:
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.heads: dict[tuple[int, bytes], bytes] = {}
+
+
+_begun = _Begun()
 
 
 class _Nobody:
@@ -113,6 +129,10 @@ class _FastLane(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._hot: _HotCycle | None = None
         """The hot request that is being read."""
+        self._last: tuple[bytes, list[tuple[bytes, bytes]], _Head] | None = None
+        """The last hot request's first line and headers: most clients repeat them."""
+        self._rests_since = 0.0
+        """When the last answer was written; 0 while a request is being read or answered."""
 
     def data_received(self, data: bytes) -> None:
         if data.startswith(_UPDATE) and (self.cycle is None or self.cycle.response_complete):
@@ -131,9 +151,9 @@ class _FastLane(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         cycle: Any = self.cycle
         if cycle is None or cycle.response_complete:
-            hot = self._match()
-            if hot is not None:
-                self._hot = hot
+            head = self._match()
+            if head is not None:
+                self._hot = hot = _HotCycle(head)
                 self.cycle = hot  # type: ignore[assignment]
                 if self.expect_100_continue:
                     self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -166,62 +186,81 @@ class _FastLane(HttpToolsProtocol):
         self._hot = None
         if hot.response_complete:
             return
+        head = hot.head
         try:
-            operation = hot.operation
-            content_type = hot.content_type
+            operation = head.operation
             raw = hot.body[0] if len(hot.body) == 1 else b"".join(hot.body)
             hot.body.clear()
-            format = request_format(content_type) if raw else "json"
-            request = Request({"queue": hot.queue}, _NO_QUERY, None, format, bearer(hot.authorization), hot.call)
+            format = request_format(head.content_type) if raw else "json"
+            request = Request({"queue": head.queue}, _NO_QUERY, None, format, head.secret, head.call)
             authorise(self.broker, operation, request)
-            prepare(operation, request, raw, content_type)
+            prepare(operation, request, raw, head.content_type)
         except Exception as error:
             self._refuse(hot, error)
             return
-        out = reply_format(hot.accept, format)
-        request.out = out
+        request.out = out = reply_format(head.accept, format)
+        body = request.body
+        if (
+            type(body) is Bodies
+            and len(body.bodies) == 1
+            and head.call is None
+            and self.broker.send_beside(head.queue, body.bodies[0], partial(self._sent, hot, out))
+        ):
+            return
         hot.task = self.loop.create_task(operation.run(self.broker, request))  # type: ignore[arg-type]
         hot.task.add_done_callback(lambda task: self._done(hot, task, out))
 
     def connection_lost(self, exc: Exception | None) -> None:
         cycle: Any = self.cycle
-        if isinstance(cycle, _HotCycle) and cycle.task is not None and cycle.operation.name == "receive":
+        if isinstance(cycle, _HotCycle) and cycle.task is not None and cycle.head.operation.name == "receive":
             # Nobody is there to take the messages. A send or an ack goes on: it may be confirmed otherwise.
             cycle.task.cancel()
+        if self.timeout_keep_alive_task is not None:
+            self.timeout_keep_alive_task.cancel()
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
         """What is not HTTP gets a problem too, and the connection is closed."""
         body = codec.encode_json(codec.problem(BadRequest(f"request: {msg}", field="request")))
-        head = b"content-type: %b\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % (PROBLEM.encode(), len(body))
+        head = b"content-type: %b\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % (_PROBLEM, len(body))
         self.transport.write(_LINES[400] + head + body)
         self.transport.close()
 
     # Inside
 
-    def _match(self) -> _HotCycle | None:
-        """The hot request that these headers begin, None if they begin another."""
+    def _match(self) -> _Head | None:
+        """What these headers say if they begin a hot request, None if they begin another."""
         url = self.url
+        last = self._last
+        if (
+            last is not None
+            and last[0] == url
+            and last[1] == self.headers
+            and self.parser.get_method() == b"POST"
+            and self.parser.should_keep_alive()
+        ):
+            return last[2]
         if not url.startswith(_PREFIX) or self.parser.get_method() != b"POST":
             return None
         queue, _, call = url[len(_PREFIX) :].partition(b"/")
         operation = _HOT.get(call)
         if operation is None or b"%" in queue:
             return None
-        keep_alive = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
-        hot = _HotCycle(operation, queue.decode("latin-1"), keep_alive)
-        for name, value in self.headers:
-            if name == b"content-type":
-                hot.content_type = value.decode("latin-1")
-            elif name == b"accept":
-                hot.accept = value.decode("latin-1")
-            elif name == b"authorization":
-                hot.authorization = value.decode("latin-1")
-            elif name == b"idempotency-key":
-                hot.call = value.decode("latin-1")
-            elif name == b"upgrade":
-                return None
-        return hot
+        said = {name: value.decode("latin-1") for name, value in self.headers}
+        if b"upgrade" in said:
+            return None
+        head = _Head(
+            operation,
+            queue.decode("latin-1"),
+            self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive(),
+            said.get(b"content-type", ""),
+            said.get(b"accept", ""),
+            bearer(said.get(b"authorization")),
+            said.get(b"idempotency-key"),
+        )
+        if head.keep_alive and head.call is None:
+            self._last = (url, self.headers, head)
+        return head
 
     def _done(self, hot: _HotCycle, task: asyncio.Task[Any], out: codec.Format) -> None:
         """The call is answered: so is the request."""
@@ -234,11 +273,19 @@ class _FastLane(HttpToolsProtocol):
             self._refuse(hot, error if isinstance(error, Exception) else Closed("the broker is closing"))
             return
         reply = task.result()
-        operation = hot.operation
+        operation, queue = hot.head.operation, hot.head.queue
         if self.transport.is_closing() and operation.name == "receive" and reply.messages:
-            self._give_back(hot.queue, reply)
-        self.broker.metrics.call("http", operation.name, self.broker.known(hot.queue), perf_counter() - hot.began)
-        self._write(hot, operation.status, codec.encode(reply, out), JSON if out == "json" else MSGPACK)
+            self._give_back(queue, reply)
+        self.broker.metrics.call("http", operation.name, self.broker.known(queue), perf_counter() - hot.began)
+        self._write(hot, operation.status, codec.encode(reply, out), _MEDIA[out])
+
+    def _sent(self, hot: _HotCycle, out: codec.Format, id: str, error: Exception | None) -> None:
+        """A message that was sent beside others is on disk, or not."""
+        if error is not None:
+            self._refuse(hot, error)
+            return
+        self.broker.metrics.call("http", "send", hot.head.queue, perf_counter() - hot.began)
+        self._write(hot, 201, codec.encode(shapes.SentReply([id]), out), _MEDIA[out])
 
     def _give_back(self, queue: str, reply: shapes.MessagesReply) -> None:
         """Messages were leased for a connection that is gone: they need not wait for their timeout."""
@@ -249,7 +296,7 @@ class _FastLane(HttpToolsProtocol):
             task.add_done_callback(self.tasks.discard)
 
     def _refuse(self, hot: _HotCycle, error: Exception) -> None:
-        ours = fault(hot.operation.name, error)
+        ours = fault(hot.head.operation.name, error)
         self.broker.metrics.errors["http", ours.code] += 1
         found = codec.problem(ours)
         extra = b""
@@ -257,25 +304,62 @@ class _FastLane(HttpToolsProtocol):
             extra = b"retry-after: 1\r\n"
         elif found.status == 401:
             extra = b"www-authenticate: Bearer\r\n"
-        self._write(hot, found.status, codec.encode_json(found), PROBLEM, extra)
+        self._write(hot, found.status, codec.encode_json(found), _PROBLEM, extra)
 
-    def _write(self, hot: _HotCycle, status: int, body: bytes, media: str, extra: bytes = b"") -> None:
+    def _write(self, hot: _HotCycle, status: int, body: bytes, media: bytes, extra: bytes = b"") -> None:
         if hot.response_complete:
             return
         hot.response_complete = True
         transport = self.transport
         if not transport.is_closing():
-            head = [_LINES[status]]
-            for name, value in self.server_state.default_headers:
-                head += (name, b": ", value, b"\r\n")
-            head.append(b"content-type: %b\r\ncontent-length: %d\r\n%b" % (media.encode(), len(body), extra))
             if not hot.keep_alive:
-                head.append(b"connection: close\r\n")
-            head += (b"\r\n", body)
-            transport.write(b"".join(head))
+                extra += b"connection: close\r\n"
+            transport.write(b"%b%bcontent-length: %d\r\n\r\n%b" % (self._begin(status, media), extra, len(body), body))
             if not hot.keep_alive:
                 transport.close()
         self.on_response_complete()
+
+    def _begin(self, status: int, media: bytes) -> bytes:
+        """The beginning of an answer; it is the same until the date changes."""
+        given = self.server_state.default_headers
+        if _begun.headers is not given:
+            _begun.headers, _begun.heads = given, {}
+        head = _begun.heads.get((status, media))
+        if head is None:
+            lines = b"".join([b"%b: %b\r\n" % line for line in given])
+            head = _begun.heads[status, media] = b"%b%bcontent-type: %b\r\n" % (_LINES[status], lines, media)
+        return head
+
+    # A connection that says nothing is closed after a while. A timer for each answer would cost more than the
+    # rest of the answer, so there is one for each connection, which looks whether there was something since.
+
+    def on_response_complete(self) -> None:
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            cycle, app = self.pipeline.pop()
+            self._start_asgi_task(cycle, app)
+            return
+        self._rests_since = self.loop.time()
+        if self.timeout_keep_alive_task is None:
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+    def _unset_keepalive_if_required(self) -> None:
+        self._rests_since = 0.0
+
+    def timeout_keep_alive_handler(self) -> None:
+        self.timeout_keep_alive_task = None
+        if not self._rests_since or self.transport.is_closing():
+            return
+        left = self._rests_since + self.timeout_keep_alive - self.loop.time()
+        if left > 0:
+            self.timeout_keep_alive_task = self.loop.call_later(left, self.timeout_keep_alive_handler)
+        else:
+            super().timeout_keep_alive_handler()
 
 
 async def _quietly(broker: Broker, queue: str, leases: list[Lease]) -> None:

@@ -1,0 +1,85 @@
+"""What the fast lane does with connections: they rest, repeat themselves, and change their mind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import uvicorn
+
+from miniq import server
+from miniq.broker import Broker
+from miniq.options import Options
+from miniq.store import open_store
+
+HOT = b"POST /v1/queues/q/messages HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n" + b'{"body":1}'
+COLD = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+@asynccontextmanager
+async def serving(keep_alive: int) -> AsyncIterator[int]:
+    async with Broker(open_store("memory:")) as broker:
+        config = server._config(broker, Options())
+        config.timeout_keep_alive = keep_alive
+        listener = server.bind("127.0.0.1", 0)
+        running = uvicorn.Server(config)
+        running.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+        task = asyncio.create_task(running.serve([listener]))
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            running.should_exit = True
+            await task
+
+
+async def answer(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
+    head = await reader.readuntil(b"\r\n\r\n")
+    size = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+    return head, await reader.readexactly(size)
+
+
+@pytest.mark.parametrize("last", [HOT, COLD], ids=["hot", "cold"])
+async def test_a_connection_that_says_nothing_more_is_closed_after_a_while(last: bytes) -> None:
+    async with serving(keep_alive=1) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for request in (HOT, COLD, HOT, last):
+            writer.write(request)
+            await answer(reader)
+        assert await reader.read() == b""
+        writer.close()
+
+
+async def test_a_request_that_comes_slowly_is_not_cut_off_by_the_timer_of_the_one_before() -> None:
+    async with serving(keep_alive=1) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(HOT)
+        await answer(reader)
+        writer.write(HOT[:-3])
+        await asyncio.sleep(1.3)
+        writer.write(HOT[-3:])
+        head, _ = await answer(reader)
+        assert head.startswith(b"HTTP/1.1 201")
+        writer.close()
+
+
+async def test_headers_that_change_on_a_connection_are_heard() -> None:
+    """What the request before said is reused only if this one says the same."""
+    async with serving(keep_alive=30) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(HOT + HOT)
+        await answer(reader)
+        await answer(reader)
+        writer.write(HOT.replace(b"host: x\r\n", b"host: x\r\ncontent-type: text/csv\r\n"))
+        assert (await answer(reader))[0].startswith(b"HTTP/1.1 415")
+        writer.write(HOT.replace(b"/q/", b"/other/"))
+        await answer(reader)
+        writer.write(HOT.replace(b"host: x\r\n", b"host: x\r\naccept: application/msgpack\r\n"))
+        assert b"content-type: application/msgpack" in (await answer(reader))[0]
+        writer.write(b"GET /v1/queues/other HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert b'"ready":1' in (await answer(reader))[1]
+        writer.write(HOT.replace(b"HTTP/1.1", b"HTTP/1.0"))
+        assert b"connection: close" in (await answer(reader))[0]
+        assert await reader.read() == b""
+        writer.close()
