@@ -18,7 +18,7 @@ VOLUME /var/lib/miniq
 ENV MINIQ_STORE=rocksdb:/var/lib/miniq/data \
     MINIQ_HOST=0.0.0.0 \
     PYTHONUNBUFFERED=1
-EXPOSE 5000
+EXPOSE 5000 5555 5556 5557
 # Others can reach a container's port, so the broker wants an API key before it listens:
 #   docker run --rm -v miniq:/var/lib/miniq miniq keys create admin --allow '*' --store rocksdb:/var/lib/miniq/data
 HEALTHCHECK --interval=10s --timeout=3s --start-period=20s --retries=3 \

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,8 @@ class Served:
         self.line = line
         self.url = line.split()[2]
         self.port = int(self.url.rpartition(":")[2])
+        self.tcp = line.split()[3]
+        """The ZeroMQ command server."""
 
     def stop(self, how: int = signal.SIGTERM) -> int:
         """End it, and say with which code it ended."""
@@ -32,11 +35,20 @@ class Served:
                 self.process.stdout.close()
 
 
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [int(one.getsockname()[1]) for one in sockets]
+
+
 @contextlib.contextmanager
-def serving(store: str, port: int = 0) -> Iterator[Served]:
-    """A server on a store, as a process of its own."""
+def serving(store: str, port: int = 0, *flags: str) -> Iterator[Served]:
+    """A server on a store, as a process of its own. One that is started again where it was gets its ports by flags;
+    those of ZeroMQ are free ones otherwise."""
+    ports = [f"--{name}-port=0" for name in ("command", "producer", "consumer")]
     process = subprocess.Popen(
-        [sys.executable, "-m", "miniq", "serve", "--store", store, "--port", str(port)],
+        [sys.executable, "-m", "miniq", "serve", "--store", store, "--port", str(port), *ports, *flags],
         stdout=subprocess.PIPE,
         text=True,
     )

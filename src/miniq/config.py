@@ -23,8 +23,9 @@ PREFIX = "MINIQ_"
 NOT_OPTIONS = frozenset({"MINIQ_URL", "MINIQ_API_KEY", "MINIQ_CONFIG", "MINIQ_LOG_LEVEL"})
 """Variables of the command line that say nothing about a broker."""
 
+PORTS = frozenset({"port", "command_port", "producer_port", "consumer_port"})
 MAY_BE_ZERO = frozenset(
-    {"port", "min_free_bytes", "history_retention", "history_max_bytes", "upkeep_interval", "limits.wait"}
+    {*PORTS, "min_free_bytes", "history_retention", "history_max_bytes", "upkeep_interval", "limits.wait"}
 )
 """Numbers whose zero means something. All others are limits that nothing could pass at zero."""
 HIGHEST_PORT = 65535
@@ -95,7 +96,7 @@ def _checked(name: str, shown: str, value: Any, *, text: bool) -> Any:
 def _in_range(name: str, value: Any) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return True
-    if name == "port" and value > HIGHEST_PORT:
+    if name in PORTS and value > HIGHEST_PORT:
         return False
     return math.isfinite(value) and (value > 0 or (value == 0 and name in MAY_BE_ZERO))
 
@@ -104,6 +105,9 @@ def _assembled(given: dict[str, Any]) -> Options:
     """The record. What two options say must fit together."""
     inner = {name.removeprefix("limits."): value for name, value in given.items() if name.startswith("limits.")}
     outer = {name: value for name, value in given.items() if not name.startswith("limits.")}
+    if outer.get("port") == 0:
+        # Who takes any port wants to be beside other brokers, so the ports that were not named are free ones too.
+        outer = dict.fromkeys(PORTS, 0) | outer
     options = Options(**outer, limits=Limits(**inner))
     for name, path in (("tls_cert", options.tls_cert), ("tls_key", options.tls_key)):
         if path is not None and not os.access(path, os.R_OK):
@@ -129,7 +133,7 @@ def _wanted(name: str, kind: Any) -> str:
         return " or ".join(get_args(kind))
     if kind is bool:
         return "true or false"
-    if name == "port":
+    if name in PORTS:
         return f"a whole number from 0 to {HIGHEST_PORT}"
     if kind in (int, float):
         number = "a whole number" if kind is int else "a number"

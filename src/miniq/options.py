@@ -37,6 +37,13 @@ class Options(Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     """Anything but loopback needs an API key to exist."""
     port: int = 5000
+    zmq: bool = True
+    """Whether it speaks ZeroMQ, on the three ports that follow."""
+    command_port: int = 5557
+    producer_port: int = 5555
+    consumer_port: int = 5556
+    curve: bool = False
+    """Whether ZeroMQ connections must be encrypted (CURVE) by a key that is listed."""
     tls_cert: str | None = None
     tls_key: str | None = None
     durability: Literal["fsync", "relaxed"] = "fsync"

@@ -21,6 +21,7 @@ from miniq.options import Options
 from miniq.store import open_store
 from miniq.wire.fastlane import fast_lane
 from miniq.wire.http import HttpApp
+from miniq.wire.zmq import Doors
 
 log = logging.getLogger("miniq.server")
 KEEP_ALIVE = 75
@@ -49,13 +50,20 @@ async def serve(options: Options, announce: Callable[[str], None]) -> int:
                 field="host",
             )
         with bind(options.host, options.port) as listener:
-            server = _Server(_config(broker, options), broker)
+            doors = Doors(broker, options) if options.zmq else None
+            server = _Server(_config(broker, options), broker, doors)
             scheme = "https" if options.tls_cert else "http"
             host, port = listener.getsockname()[:2]
             address = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+            if doors is not None:
+                address = f"{address} {await doors.open()}"
             server.line = f"miniq ready: {address} store={options.store} durability={options.durability}"
             server.announce = announce
-            await server.serve(sockets=[listener])
+            try:
+                await server.serve(sockets=[listener])
+            finally:
+                if doors is not None:
+                    await doors.close(0)
         failure = broker.store.failure()
         if failure is not None:
             log.critical("the store has failed: %s", failure)
@@ -115,9 +123,10 @@ class _Server(uvicorn.Server):
     line = ""
     announce: Callable[[str], None] = staticmethod(lambda line: None)
 
-    def __init__(self, config: uvicorn.Config, broker: Broker) -> None:
+    def __init__(self, config: uvicorn.Config, broker: Broker, doors: Doors | None) -> None:
         super().__init__(config)
         self._broker = broker
+        self._doors = doors
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -135,4 +144,7 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._broker.hurry()
-        await super().shutdown(sockets)
+        ends = [super().shutdown(sockets)]
+        if self._doors is not None:
+            ends.append(self._doors.close(GRACE))
+        await asyncio.gather(*ends)

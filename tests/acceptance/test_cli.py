@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import signal
 import time
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import zmq
 
 from tests.acceptance.shell import Shell, collect, environment, serving
 
@@ -286,6 +288,39 @@ def test_keys_are_made_without_a_broker_and_then_used_with_one(tmp_path: Path) -
     assert "admin" in away("keys", "list", "--store", "rocksdb:data").out
     away("keys", "revoke", listed[0]["id"], "--store", "rocksdb:data")
     assert away("keys", "list", "--store", "rocksdb:data", "--json").out == ""
+
+
+def test_curve_keys_are_made_listed_and_revoked(tmp_path: Path) -> None:
+    away = Shell("http://127.0.0.1:1", tmp_path)
+    made = away("keys", "curve", "create", "worker", "--allow", "send:jobs", "--store", "rocksdb:data")
+    assert made.out == "worker.key\n"
+    file = tmp_path / "worker.key"
+    assert file.stat().st_mode & 0o077 == 0
+    key = tomllib.loads(file.read_text())
+    assert {len(half) for half in key.values()} == {40}
+    again = away("keys", "curve", "create", "worker", "--allow", "*", "--store", "rocksdb:data", code=1)
+    assert "File exists: worker.key" in again.err
+    assert (
+        "is not VERB:PATTERN"
+        in away("keys", "curve", "create", "x", "--allow", "fly", "--store", "rocksdb:data", code=1).err
+    )
+    assert not (tmp_path / "x.key").exists()
+    public = zmq.curve_keypair()[0].decode()
+    theirs = away("keys", "curve", "create", "theirs", "--allow", "*", "--public", public, "--store", "rocksdb:data")
+    assert theirs.out == key["server"] + "\n"
+    assert (
+        "is not the public half"
+        in away(
+            "keys", "curve", "create", "y", "--allow", "*", "--public", "short", "--store", "rocksdb:data", code=1
+        ).err
+    )
+    listed = away("keys", "curve", "list", "--json", "--store", "rocksdb:data").objects
+    assert [(one["name"], one["public"]) for one in listed] == [("worker", key["public"]), ("theirs", public)]
+    assert key["public"] in away("keys", "curve", "list", "--store", "rocksdb:data").out
+    assert away("keys", "list", "--json", "--store", "rocksdb:data").out == ""
+    for one in listed:
+        away("keys", "curve", "revoke", one["id"], "--store", "rocksdb:data")
+    assert away("keys", "curve", "list", "--json", "--store", "rocksdb:data").out == ""
 
 
 @pytest.mark.parametrize(

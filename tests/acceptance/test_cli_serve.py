@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 import ssl
@@ -42,7 +43,9 @@ def started(folder: Path, *args: str, **env: str) -> tuple[subprocess.Popen[byte
 def test_it_says_one_line_when_ready_and_ends_with_0(tmp_path: Path, number: int) -> None:
     process, line = started(tmp_path, "--store", "rocksdb:data", "--port", "0")
     url = line.split()[2]
-    assert line == f"miniq ready: {url} store=rocksdb:data durability=fsync\n"
+    tcp = line.split()[3]
+    assert re.fullmatch(r"tcp://127\.0\.0\.1:\d+", tcp)
+    assert line == f"miniq ready: {url} {tcp} store=rocksdb:data durability=fsync\n"
     with urllib.request.urlopen(f"{url}/health") as answer:  # noqa: S310
         assert answer.status == 200
     process.send_signal(number)
@@ -92,6 +95,23 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         said = refused(tmp_path, "--port", str(port), "--store", "memory:")
     assert f"cannot listen on 127.0.0.1:{port}" in said
+
+
+def test_a_port_of_zeromq_that_is_taken_is_named_with_its_flag(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for name in ("command", "producer", "consumer"):
+            said = refused(tmp_path, "--port", "0", f"--{name}-port", port, "--store", "memory:")
+            assert f"{name}_port: cannot listen on 127.0.0.1:{port}: Address already in use" in said
+            assert f"--{name}-port" in said
+            assert "--no-zmq" in said
+
+
+def test_it_can_do_without_zeromq(tmp_path: Path) -> None:
+    process, line = started(tmp_path, "--store", "memory:", "--port", "0", "--no-zmq")
+    process.send_signal(signal.SIGTERM)
+    assert collect(process).code == 0
+    assert re.fullmatch(r"miniq ready: http://\S+ store=memory: durability=fsync\n", line)
 
 
 def test_bad_configuration_is_refused_with_its_name_and_value(tmp_path: Path) -> None:

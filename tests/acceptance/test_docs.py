@@ -22,7 +22,7 @@ def test_the_examples_of_a_page_work(page: str, tmp_path: Path) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     with serving(f"rocksdb:{tmp_path / 'data'}") as served:
         for kind, code in BLOCK.findall(text):
-            code = code.replace("http://127.0.0.1:5000", served.url)
+            code = code.replace("http://127.0.0.1:5000", served.url).replace("tcp://127.0.0.1:5557", served.tcp)
             command = ["bash", "-euo", "pipefail", "-c"] if kind == "bash" else [sys.executable, "-W", "error", "-c"]
             run = subprocess.run([*command, code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
             assert (run.returncode, run.stderr) == (0, ""), code

@@ -494,7 +494,7 @@ def tls_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, 
 import sys
 from miniq.options import Options
 from miniq.server import run
-options = Options(store="memory:", port=0, tls_cert="cert.pem", tls_key="key.pem")
+options = Options(store="memory:", port=0, zmq=False, tls_cert="cert.pem", tls_key="key.pem")
 sys.exit(run(options, lambda line: print(line, flush=True)))
 """
     with subprocess.Popen([sys.executable, "-c", script], cwd=folder, stdout=subprocess.PIPE, text=True) as process:

@@ -56,6 +56,12 @@ def test_environment_is_read_as_the_type_of_its_option() -> None:
     )
 
 
+def test_any_free_port_is_meant_for_all_that_are_not_named() -> None:
+    found = config.load({"port": 0, "consumer_port": 7}, {})
+    assert (found.port, found.command_port, found.producer_port, found.consumer_port) == (0, 0, 0, 7)
+    assert config.load({"port": 5001}, {}).command_port == Options().command_port
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

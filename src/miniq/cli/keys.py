@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import ssl
 import urllib.error
 import urllib.request
@@ -26,9 +27,9 @@ store = click.option("--store", metavar="URL", help="Store that no broker has op
 
 @click.group()
 def keys() -> None:
-    """Make, list and revoke API keys.
+    """Make, list and revoke API keys, and CURVE keys for ZeroMQ.
 
-    Once there is a key, every call needs one. A key allows VERB or VERB:PATTERN, where a verb is send,
+    Once there is a key of either kind, every call needs one. A key allows VERB or VERB:PATTERN, where a verb is send,
     receive, read, manage, admin or *, and a pattern is a queue name with * for any characters.
 
     \b
@@ -37,6 +38,7 @@ def keys() -> None:
       miniq keys create shop --allow 'send:orders.*' --allow 'read:orders.*'
       miniq keys list
       miniq keys revoke 1f2e3d4c5b6a
+      miniq keys curve create worker --allow 'receive:orders.*'
     """
 
 
@@ -53,10 +55,7 @@ def create(at: Target, name: str, allow: tuple[str, ...], store: str | None, as_
     Example:
       miniq keys create shop --allow 'send:orders.*'
     """
-    if store is not None or not at.is_remote:
-        made = offline.create_key(store or at.url, name, list(allow))
-    else:
-        made = _ask(at, "POST", "/v1/keys", shapes.KeyReply, shapes.KeyBody(name, list(allow)))
+    made = _create(at, store, shapes.KeyBody(name, list(allow)))
     if as_json:
         json_line(made)
         return
@@ -75,18 +74,7 @@ def list_(at: Target, store: str | None, as_json: bool) -> None:
     Example:
       miniq keys list
     """
-    if store is not None or not at.is_remote:
-        found = offline.list_keys(store or at.url)
-    else:
-        found = _ask(at, "GET", "/v1/keys", shapes.KeysReply).keys
-    if as_json:
-        for key in found:
-            json_line(key)
-        return
-    table(
-        ("ID", "NAME", "CREATED", "ALLOWS"),
-        [(key.id, key.name, key.created_at.strftime("%Y-%m-%d %H:%M"), ", ".join(key.allow)) for key in found],
-    )
+    _show([key for key in _listed(at, store) if key.public is None], as_json)
 
 
 @keys.command()
@@ -100,6 +88,138 @@ def revoke(at: Target, id: str, store: str | None) -> None:
     Example:
       miniq keys revoke 1f2e3d4c5b6a
     """
+    _revoke(at, store, id)
+
+
+# CURVE keys
+
+
+@keys.group()
+def curve() -> None:
+    """Make, list and revoke CURVE keys, with which clients connect to ZeroMQ.
+
+    `miniq serve --curve` encrypts its ZeroMQ connections and lets in only these keys.
+
+    \b
+    Examples:
+      miniq keys curve create worker --allow 'receive:orders.*' --store rocksdb:./miniq-data
+      miniq serve --curve
+    """
+
+
+@curve.command("create")
+@click.argument("name")
+@click.option("--allow", multiple=True, required=True, metavar="SPEC", help="VERB:PATTERN; may be repeated.")
+@click.option("--out", metavar="FILE", help="Where the key goes, for the client. [default: NAME.key]")
+@click.option("--public", metavar="KEY", help="List this public key, of a pair that the client made; writes no file.")
+@store
+@as_json
+@target
+def create_curve(
+    at: Target,
+    name: str,
+    allow: tuple[str, ...],
+    out: str | None,
+    public: str | None,
+    store: str | None,
+    as_json: bool,
+) -> None:
+    """Make a key pair, list its public half, and write a file with all that a client needs.
+
+    \b
+    Example:
+      miniq keys curve create worker --allow 'receive:orders.*' --out worker.key
+    """
+    if public is not None:
+        if out is not None:
+            raise click.UsageError("--out is for a key that is made here, and --public names one that was made before.")
+        made = _create(at, store, shapes.KeyBody(name, list(allow), public))
+    else:
+        path = out or f"{name}.key"
+        made = _create_pair(at, store, name, list(allow), path)
+    if as_json:
+        json_line(made)
+        return
+    click.echo(made.server if public is not None else path)
+    what = "the broker's public key is printed above" if public is not None else "the file is secret"
+    say(f"CURVE key {made.id} for {made.name!r} allows {', '.join(made.allow)}; {what}")
+
+
+@curve.command("list")
+@store
+@as_json
+@target
+def list_curve(at: Target, store: str | None, as_json: bool) -> None:
+    """List CURVE keys by their public halves.
+
+    \b
+    Example:
+      miniq keys curve list
+    """
+    _show([key for key in _listed(at, store) if key.public is not None], as_json)
+
+
+@curve.command("revoke")
+@click.argument("id")
+@store
+@target
+def revoke_curve(at: Target, id: str, store: str | None) -> None:
+    """Let a key in no longer; its open connections are refused, too.
+
+    \b
+    Example:
+      miniq keys curve revoke 1f2e3d4c5b6a
+    """
+    _revoke(at, store, id)
+
+
+def _create_pair(at: Target, store: str | None, name: str, allow: list[str], path: str) -> shapes.KeyReply:
+    """A new pair: its public half goes to the broker, both to the file, which must be new."""
+    import zmq
+
+    public, secret = (half.decode() for half in zmq.curve_keypair())
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        made = _create(at, store, shapes.KeyBody(name, allow, public))
+        text = f"# A CURVE key of MiniQ, {made.id}: who has this file may do what it allows. Keep it secret.\n"
+        text += f'public = "{public}"\nsecret = "{secret}"\nserver = "{made.server}"\n'
+        os.write(file, text.encode())
+    except BaseException:
+        os.unlink(path)
+        raise
+    finally:
+        os.close(file)
+    return made
+
+
+# The broker, or its store
+
+
+def _create(at: Target, store: str | None, body: shapes.KeyBody) -> shapes.KeyReply:
+    if store is not None or not at.is_remote:
+        return offline.create_key(store or at.url, body)
+    return _ask(at, "POST", "/v1/keys", shapes.KeyReply, body)
+
+
+def _listed(at: Target, store: str | None) -> list[shapes.KeyReply]:
+    if store is not None or not at.is_remote:
+        return offline.list_keys(store or at.url)
+    return _ask(at, "GET", "/v1/keys", shapes.KeysReply).keys
+
+
+def _show(found: list[shapes.KeyReply], as_json: bool) -> None:
+    if as_json:
+        for key in found:
+            json_line(key)
+        return
+    rows = []
+    for key in found:
+        made = key.created_at.strftime("%Y-%m-%d %H:%M")
+        rows.append((key.id, key.name, made, ", ".join(key.allow), *([key.public] if key.public else [])))
+    table(("ID", "NAME", "CREATED", "ALLOWS", *(["PUBLIC"] if any(key.public for key in found) else [])), rows)
+
+
+def _revoke(at: Target, store: str | None, id: str) -> None:
     if store is not None or not at.is_remote:
         offline.revoke_key(store or at.url, id)
     else:

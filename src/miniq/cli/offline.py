@@ -10,17 +10,23 @@ from miniq.broker import Broker
 from miniq.errors import InvalidRequest
 from miniq.store import open_store
 from miniq.wire.codec import moment
-from miniq.wire.shapes import KeyReply
+from miniq.wire.shapes import KeyBody, KeyReply
 
 T = TypeVar("T")
 
 
-def create_key(store: str, name: str, allow: list[str]) -> KeyReply:
-    """A new key with its secret."""
+def create_key(store: str, body: KeyBody) -> KeyReply:
+    """A new key: an API key with its secret, or a CURVE key that is listed."""
 
     async def create(broker: Broker) -> KeyReply:
-        key, secret = await broker.keys.create(name, allow, broker.clock.now())
-        return KeyReply(key.id, key.name, key.allow, moment(key.created_at), secret)
+        keys, now = broker.keys, broker.clock.now()
+        if body.public is not None:
+            key, secret = await keys.admit(body.name, body.allow, body.public, now), None
+            server = (await keys.own_pair()).public
+        else:
+            key, secret = await keys.create(body.name, body.allow, now)
+            server = None
+        return KeyReply(key.id, key.name, key.allow, moment(key.created_at), secret, key.public, server)
 
     return _with(store, create)
 
@@ -29,7 +35,10 @@ def list_keys(store: str) -> list[KeyReply]:
     """All keys, without their secrets."""
 
     async def listed(broker: Broker) -> list[KeyReply]:
-        return [KeyReply(key.id, key.name, key.allow, moment(key.created_at)) for key in broker.keys.list()]
+        return [
+            KeyReply(key.id, key.name, key.allow, moment(key.created_at), None, key.public)
+            for key in broker.keys.list()
+        ]
 
     return _with(store, listed)
 

@@ -16,13 +16,21 @@ from miniq.cli.root import say
 from miniq.errors import InvalidRequest
 from miniq.options import Options
 
+PORT = click.IntRange(0, 65535)
 LEVELS = ("debug", "info", "warning", "error")
 
 
 @click.command()
 @click.option("--store", metavar="URL", help="rocksdb:DIR, leveldb:DIR or memory:. [default: rocksdb:./miniq-data]")
 @click.option("--host", help="Address to listen on; others than loopback need an API key. [default: 127.0.0.1]")
-@click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on, 0 for any free one. [default: 5000]")
+@click.option("--port", type=PORT, help="Port of HTTP, 0 for any free one, also of ZeroMQ. [default: 5000]")
+@click.option("--command-port", type=PORT, help="Port of the ZeroMQ command server. [default: 5557]")
+@click.option("--producer-port", type=PORT, help="Port of the ZeroMQ producer endpoint. [default: 5555]")
+@click.option("--consumer-port", type=PORT, help="Port of the ZeroMQ consumer endpoint. [default: 5556]")
+@click.option("--no-zmq", "zmq", flag_value=False, type=bool, default=None, help="Do not speak ZeroMQ.")
+@click.option(
+    "--curve", is_flag=True, default=None, help="ZeroMQ only for keys of `miniq keys curve create`, and encrypted."
+)
 @click.option(
     "--config",
     "file",
@@ -56,7 +64,7 @@ def serve(file: str | None, log_level: str, **flags: Any) -> int:
       miniq serve
       miniq serve --store rocksdb:/var/lib/miniq --config /etc/miniq.toml
       miniq keys create admin --allow '*' --store rocksdb:/var/lib/miniq
-      miniq serve --store rocksdb:/var/lib/miniq --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem
+      miniq serve --store rocksdb:/var/lib/miniq --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem --curve
     """
     options = config.load(flags, file=file)
     log_to_stderr(log_level)

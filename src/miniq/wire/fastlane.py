@@ -23,8 +23,8 @@ from miniq.errors import BadRequest, Closed, MiniQError
 from miniq.message import JSON, Bodies, Lease
 from miniq.wire import codec, shapes
 from miniq.wire.codec import MSGPACK, PROBLEM
-from miniq.wire.http import fault, prepare, reply_format, request_format, too_large
-from miniq.wire.operations import OPERATIONS, Operation, Request, authorise, bearer
+from miniq.wire.http import prepare, reply_format, request_format, too_large
+from miniq.wire.operations import OPERATIONS, Operation, Request, authorise, bearer, fault
 
 _HOT = {operation.path.rpartition("/")[2].encode(): operation for operation in OPERATIONS if operation.hot}
 _PREFIX = b"/v1/queues/"

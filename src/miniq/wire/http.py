@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping
 from time import perf_counter
 from typing import Any, cast
@@ -23,9 +22,7 @@ from miniq.errors import InvalidRequest, MiniQError, NoRoute, TooLarge, WrongMed
 from miniq.message import JSON
 from miniq.wire import classic, codec, openapi, prometheus, shapes
 from miniq.wire.codec import MSGPACK, PROBLEM, Format
-from miniq.wire.operations import OPERATIONS, READERS, Operation, Request, authorise, bearer
-
-log = logging.getLogger("miniq.http")
+from miniq.wire.operations import OPERATIONS, READERS, Operation, Request, authorise, bearer, fault
 
 
 def prepare(operation: Operation, request: Request, raw: bytes, content_type: str) -> None:
@@ -64,14 +61,6 @@ def reply_format(accept: str, asked: Format) -> Format:
     if "json" in accept:
         return "json"
     return asked
-
-
-def fault(operation: str, error: Exception) -> MiniQError:
-    """An exception as an error for the caller. One that is not ours is a fault of the broker: logged, not shown."""
-    if isinstance(error, MiniQError):
-        return error
-    log.error("%s failed", operation, exc_info=error)
-    return MiniQError("the broker made a mistake; its log says more")
 
 
 class HttpApp:

@@ -1,17 +1,19 @@
-"""Every call of the native HTTP API in one table: route, right that it needs, shapes in and out, broker call.
+"""Every call of the API in one table: route, right that it needs, shapes in and out, broker call.
 
-Both lanes, the OpenAPI document and the conformance suite are made from it.
+Both lanes of HTTP, the commands of ZeroMQ, the OpenAPI document and the conformance suite are made from it.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, cast
 
 from msgspec import UNSET, Struct
 
 from miniq.broker import Broker
-from miniq.errors import InvalidRequest, Unauthorized
+from miniq.broker.keyring import ApiKey, Secret
+from miniq.errors import InvalidRequest, MiniQError
 from miniq.message import Bodies, Draft, Mode, QueueSettings, Status
 from miniq.wire import codec, shapes
 from miniq.wire.codec import Format
@@ -24,12 +26,14 @@ class Request(Struct):
     query: Mapping[str, str]
     body: Any
     format: Format
-    secret: str | None = None
+    secret: Secret | None = None
     call: str | None = None
     """The name that the caller gave to this call (Idempotency-Key)."""
     out: Format = "json"
     """The format of the reply, for which its bodies are made."""
 
+
+log = logging.getLogger("miniq.wire")
 
 Run = Callable[[Broker, Request], Awaitable[Any]]
 
@@ -205,14 +209,20 @@ async def history(broker: Broker, request: Request) -> shapes.HistoryReply:
 
 async def create_key(broker: Broker, request: Request) -> shapes.KeyReply:
     body: shapes.KeyBody = request.body
-    key, secret = await broker.keys.create(body.name, body.allow, broker.clock.now())
-    return shapes.KeyReply(key.id, key.name, key.allow, codec.moment(key.created_at), secret)
+    keys, now = broker.keys, broker.clock.now()
+    if body.public is not None:
+        listed = await keys.admit(body.name, body.allow, body.public, now)
+        return key_reply(listed, server=(await keys.own_pair()).public)
+    key, secret = await keys.create(body.name, body.allow, now)
+    return key_reply(key, secret)
 
 
 async def list_keys(broker: Broker, request: Request) -> shapes.KeysReply:
-    return shapes.KeysReply(
-        [shapes.KeyReply(key.id, key.name, key.allow, codec.moment(key.created_at)) for key in broker.keys.list()]
-    )
+    return shapes.KeysReply([key_reply(key) for key in broker.keys.list()])
+
+
+def key_reply(key: ApiKey, secret: str | None = None, server: str | None = None) -> shapes.KeyReply:
+    return shapes.KeyReply(key.id, key.name, key.allow, codec.moment(key.created_at), secret, key.public, server)
 
 
 async def revoke_key(broker: Broker, request: Request) -> None:
@@ -311,9 +321,16 @@ def authorise(broker: Broker, operation: Operation, request: Request) -> None:
         return
     queue = request.path.get("queue")
     if operation.name == "list_queues":
-        if request.secret is None:
-            raise Unauthorized("Authorization: an API key is needed; send `Authorization: Bearer KEY`")
+        broker.keys.identify(request.secret)
         return
     if operation.name == "history":
         queue = request.query.get("queue")
     broker.keys.check(request.secret, operation.verb, queue)
+
+
+def fault(operation: str, error: Exception) -> MiniQError:
+    """An exception as an error for the caller. One that is not ours is a fault of the broker: logged, not shown."""
+    if isinstance(error, MiniQError):
+        return error
+    log.error("%s failed", operation, exc_info=error)
+    return MiniQError("the broker made a mistake; its log says more")

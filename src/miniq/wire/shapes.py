@@ -6,6 +6,7 @@ Requests refuse what they do not know. Replies leave out what is empty. The Open
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
@@ -76,10 +77,21 @@ class RedriveBody(Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class KeyBody(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A key to make: a name for people, and what it allows, such as `send:orders.*`."""
+    """A key to make: a name for people, and what it allows, such as `send:orders.*`. With `public`, the public half
+    of a CURVE key of 40 characters, it is one for ZeroMQ."""
 
     name: str
     allow: list[str]
+    public: str | None = None
+
+
+class Command(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """A request over ZeroMQ. `payload` has the names of the HTTP call: those of its path, query and body."""
+
+    type: str
+    payload: Raw | UnsetType = UNSET
+    api_key: str | None = None
+    idempotency_key: str | None = None
 
 
 # What goes out
@@ -214,6 +226,10 @@ class KeyReply(Struct, omit_defaults=True):
     created_at: datetime
     secret: str | None = None
     """Shown once, in the answer that creates the key."""
+    public: str | None = None
+    """Of a CURVE key."""
+    server: str | None = None
+    """The broker's own public key, in the answer that lists a CURVE key."""
 
 
 class KeysReply(Struct):
@@ -223,6 +239,41 @@ class KeysReply(Struct):
 class HealthReply(Struct, omit_defaults=True):
     status: str
     reason: str | None = None
+
+
+class AddressReply(Struct):
+    """Where an endpoint is. The host is that of the server; one who reached it by another name uses the port."""
+
+    address: str
+    port: int
+
+
+class SizeReply(Struct):
+    size: int
+
+
+class CancelReply(Struct):
+    cancelled: int
+
+
+class CommandReply(Struct):
+    """The reply to a command that went well."""
+
+    ok: bool
+    data: Any
+
+
+class CommandError(Struct, omit_defaults=True):
+    code: str
+    text: str
+    field: str | None = None
+
+
+class CommandRefusal(Struct):
+    """The reply to a command that did not."""
+
+    ok: bool
+    error: CommandError
 
 
 class Problem(Struct, omit_defaults=True):

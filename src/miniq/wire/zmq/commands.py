@@ -1,0 +1,180 @@
+"""What a ZeroMQ request asks for: `{"type", "payload"}` becomes the operation and request that HTTP makes of a route.
+
+Every operation is a command under its own name in capitals; `NAMES` holds those that are called otherwise as well.
+A payload is one object with the names of the operation's path, query and body. No I/O.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from miniq.errors import BadRequest, InvalidRequest
+from miniq.message import Lease
+from miniq.wire import codec, shapes
+from miniq.wire.codec import Format, Reader
+from miniq.wire.operations import OPERATIONS, Operation, Request
+
+NAMES = {
+    "CREATE_QUEUE": "configure",
+    "QUEUE_STATS": "get_queue",
+    "QUEUE_SIZE": "get_queue",
+    "PRODUCE_MSG": "send",
+    "CONSUME": "receive",
+    "DELETE_MSG": "ack",
+    "UPDATE_MSG": "edit",
+    "RELEASE_MSG": "release",
+    "EXTEND_MSG": "extend",
+}
+"""Commands that are called otherwise than their operation."""
+
+OPENS = {"PRODUCE_MSG": "producer", "CONSUME": "consumer"}
+"""Commands that, with no more than a queue, ask for an endpoint's address instead."""
+
+CANCEL = "CANCEL"
+_EMPTY = {"json": b"{}", "msgpack": b"\x80"}
+
+
+class Payload:
+    """How the payload of one operation is read: one record made of its path, query and body."""
+
+    def __init__(self, operation: Operation) -> None:
+        self.operation = operation
+        self._path = re.findall(r"{(\w+)}", operation.path)
+        self._is_map = operation.body is not None and not isinstance(operation.body, type)
+        self._leases = isinstance(operation.body, type) and issubclass(operation.body, shapes.LeasesBody)
+        self._reader = Reader(dict[str, Any] if self._is_map else self._kind())
+
+    def _kind(self) -> type[Struct]:
+        operation = self.operation
+        bases = () if operation.body is None else (operation.body,)
+        there = () if operation.body is None else operation.body.__struct_fields__
+        fields: list[Any] = [
+            (name, str if name in ("queue", "id") else str | int) for name in self._path if name not in there
+        ]
+        fields += [(name, kind | None, None) for name, kind in operation.query.items() if name not in there]
+        if self._leases:  # one lease may be given by itself
+            fields += [("leases", list[Lease] | UnsetType, UNSET), ("id", str | None, None)]
+            fields += [("receipt", str | None, None)]
+        return msgspec.defstruct(operation.name, fields, bases=bases, kw_only=True, forbid_unknown_fields=True)
+
+    def read(self, raw: bytes | Raw, format: Format) -> Request:
+        """The request that a payload makes."""
+        found = self._reader.read(bytes(raw) or _EMPTY[format], format)
+        if self._is_map:
+            path = {name: _text(found, name) for name in self._path}
+            return Request(path, {}, found, format, out=format)
+        if self._leases:
+            _gather(found)
+        path = {name: str(getattr(found, name)) for name in self._path}
+        query = {}
+        for name in self.operation.query:
+            value = getattr(found, name)
+            if value is not None:
+                query[name] = str(value)
+        return Request(path, query, None if self.operation.body is None else found, format, out=format)
+
+
+def _text(found: dict[str, Any], name: str) -> str:
+    """Take one name out of a payload whose other names are anybody's."""
+    if name not in found:
+        raise InvalidRequest(f"{name}: is required", field=name)
+    value = found.pop(name)
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{name}: {value!r:.80} is not text", field=name)
+    return value
+
+
+def _gather(found: Any) -> None:
+    """One lease that was given by itself becomes a list of one. An `id` alone is left to the command."""
+    if found.leases is not UNSET:
+        if found.id is not None or found.receipt is not None:
+            raise InvalidRequest("leases: given beside id and receipt; give one or many", field="leases")
+    elif found.id is None:
+        raise InvalidRequest("leases: is required (or id and receipt, for one)", field="leases")
+    elif found.receipt is not None:
+        found.leases = [Lease(found.id, found.receipt)]
+
+
+class Ask(NamedTuple):
+    """One request, understood: the operation and its request, or the endpoint to open, or receives to take back."""
+
+    operation: Operation | None
+    request: Request
+    shape: Callable[[Any], Any] | None = None
+    """What is made of the operation's reply, where it is not the answer."""
+    opens: str | None = None
+
+
+_BY_NAME = {operation.name: operation for operation in OPERATIONS}
+_PAYLOADS = {operation.name: Payload(operation) for operation in OPERATIONS}
+COMMANDS: dict[str, str] = {operation.name.upper(): operation.name for operation in OPERATIONS} | NAMES
+"""Every command, and the operation it is."""
+
+_SHAPES: dict[str, Callable[[Any], Any]] = {"QUEUE_SIZE": lambda reply: shapes.SizeReply(reply.counts.total)}
+
+
+class _Typed(Struct):
+    type: Any = UNSET
+
+
+_command = Reader(shapes.Command)
+_typed = Reader(_Typed)
+_names = Reader(dict[str, Raw])
+
+
+def format_of(body: bytes) -> Format:
+    """In which format a request is: an object in JSON begins with a brace, one in MessagePack does not."""
+    if not body:
+        return "json"
+    first = body[0]
+    return "msgpack" if 0x80 <= first <= 0x8F or first in (0xDE, 0xDF) else "json"
+
+
+def read_command(body: bytes, format: Format, usual: str | None) -> shapes.Command:
+    """The command in a request. On an endpoint, which has a `usual` one, a payload may come without any."""
+    if not body:
+        raise InvalidRequest('request: is empty; send {"type": ..., "payload": {...}}', field="request")
+    if usual is not None and _typed.read(body, format).type is UNSET:
+        return shapes.Command(usual, Raw(body))
+    command: shapes.Command = _command.read(body, format)
+    return command
+
+
+def understand(command: shapes.Command, format: Format, only: frozenset[str] | None) -> Ask:
+    """What a command asks for. An endpoint takes `only` some operations; the command server all of them."""
+    type = command.type
+    name = COMMANDS.get(type)
+    if name is None:
+        raise BadRequest(f"type: {type[:80]!r} is no command; there are {', '.join(sorted(COMMANDS))}", field="type")
+    raw = b"" if command.payload is UNSET else command.payload
+    if only is None:
+        if type in OPENS and _names.read(bytes(raw) or _EMPTY[format], format).keys() <= {"queue"}:
+            return Ask(None, Request({}, {}, None, format, out=format), opens=OPENS[type])
+    elif name not in only:
+        raise BadRequest(f"type: {type} is not for this endpoint; ask the command server", field="type")
+    request = _PAYLOADS[name].read(raw, format)
+    operation = _BY_NAME[name]
+    if request.body is not None and getattr(request.body, "leases", None) is UNSET:
+        operation = _alone(type, request)
+    request.call = command.idempotency_key
+    return Ask(operation, request, _SHAPES.get(type))
+
+
+def _alone(type: str, request: Request) -> Operation:
+    """An id without a receipt: a message that nobody leases may be deleted so, and nothing else be done."""
+    if type != "DELETE_MSG":
+        raise InvalidRequest("receipt: is required", field="receipt")
+    request.path = {**request.path, "id": request.body.id}
+    request.body = None
+    return _BY_NAME["remove"]
+
+
+def refusal(error: Any, format: Format) -> bytes:
+    """An error as a reply."""
+    found = shapes.CommandError(error.code, error.text, error.field)
+    return codec.encode(shapes.CommandRefusal(False, found), format)

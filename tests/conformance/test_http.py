@@ -1,0 +1,189 @@
+"""What only HTTP has: connections, content types, the short routes, metrics and the OpenAPI document."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.conformance.wires import Caller, HttpWire
+from tests.serving import Served
+
+Q = "/v1/queues/q"
+
+
+class Http(Caller):
+    """HTTP in a test's hands."""
+
+    def __init__(self, served: Served) -> None:
+        self.served = served
+        http = HttpWire(served)
+        super().__init__(http)
+        self.call = http.call
+
+
+@pytest.fixture
+def wire(server: Served) -> Iterator[Http]:
+    one = Http(server)
+    yield one
+    one.clear()
+
+
+def test_pipelined_requests_are_answered_in_order(wire: Http) -> None:
+    request = b'POST /v1/queues/q/messages HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n{"body":1}'
+    look = b"GET /v1/queues/q HTTP/1.1\r\nhost: x\r\n\r\n"
+    last = b"POST /v1/queues/q/purge HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", wire.served.port)) as connection:
+        connection.sendall(request * 3 + look + request + last)
+        found = b""
+        while chunk := connection.recv(65536):
+            found += chunk
+    parts = [part.split(b"\r\n\r\n", 1)[-1] for part in found.split(b"HTTP/1.1 ")[1:]]
+    assert [b"ids" in part for part in parts] == [True, True, True, False, True, False]
+    assert json.loads(parts[3])["counts"]["total"] == 3
+    assert json.loads(parts[5]) == {"purged": 4}
+
+
+def test_a_request_may_come_byte_by_byte_or_in_chunks(wire: Http) -> None:
+    request = b'POST /v1/queues/q/messages HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n{"body":1}'
+    chunked = (
+        b"POST /v1/queues/q/messages HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\nexpect: 100-continue\r\n\r\n"
+        b'4\r\n{"bo\r\n6\r\ndy":2}\r\n0\r\n\r\n'
+    )
+    with socket.create_connection(("127.0.0.1", wire.served.port)) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for place in range(len(request)):
+            connection.sendall(request[place : place + 1])
+        assert b"201 Created" in connection.recv(65536)
+        connection.sendall(chunked)
+        found = connection.recv(65536)
+        while b"ids" not in found:
+            found += connection.recv(65536)
+        assert found.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 201")
+    assert wire.ok("GET", Q)["counts"]["total"] == 2
+
+
+# The short routes
+
+
+def test_the_short_routes_answer_in_their_own_shapes(wire: Http) -> None:
+    pushed = wire.ok("POST", "/push_message", {"msg": {"a": 1}})
+    assert pushed["success"] is True
+    id = pushed["data"]["message_id"]
+    read = wire.ok("GET", "/read_messages?turn_around_time=60")
+    assert [(m["id"], m["msg"]) for m in read["data"]] == [(id, {"a": 1})]
+    assert wire.ok("GET", "/dev/messages/count?status=processing") == {"count": 1}
+    assert wire.ok("GET", "/dev/messages/count") == {"count": 1}
+    assert wire.ok("GET", "/dev/messages/status?status=unprocessed") == []
+    assert [m["id"] for m in wire.ok("GET", "/dev/messages/status?status=processing")] == [id]
+    assert wire.ok("PUT", f"/messages/{id}", {"message": "new"}) == {"success": True}
+    assert wire.ok("PATCH", f"/messages/{id}", {"message": "newer"}) == {"success": True}
+    assert wire.ok("UPDATE", f"/messages/{id}", {"message": "newest"}) == {"success": True}
+    assert [m["message"] for m in wire.ok("GET", "/dev/messages")] == ["newest"]
+    assert wire.ok("DELETE", f"/messages/{id}") == {"success": True}
+    assert wire.call("DELETE", f"/messages/{id}")[:2] == (404, {"success": False})
+    assert wire.call("PUT", f"/messages/{id}", {"message": 1})[:2] == (404, {"success": False})
+
+
+def test_produce_and_consume(wire: Http) -> None:
+    status, made, _ = wire.call("POST", "/messages/produce", {"message": "hello"})
+    assert (status, made["statusCode"], made["status"]) == (201, 201, "success")
+    wire.ok("POST", "/messages/produce", {"message": 2})
+    (first,) = wire.ok("GET", "/messages/consume?visibility_timeout=30&limit=1")
+    assert (first["id"], first["message"]) == (made["id"], "hello")
+    assert [m["message"] for m in wire.ok("GET", "/messages/consume")] == [2]
+    assert wire.ok("GET", "/messages/consume") == []
+
+
+def test_text_messages_are_handed_out_at_most_once(wire: Http) -> None:
+    status, made, _ = wire.call("POST", "/messages", {"text": "once"})
+    assert (status, set(made)) == (201, {"id"})
+    assert wire.ok("GET", "/messages") == {"text": "once"}
+    assert wire.call("GET", "/messages")[:2] == (204, b"")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/push_message", {}),
+        ("POST", "/push_message", {"msg": 1, "more": 2}),
+        ("POST", "/push_message", []),
+        ("POST", "/messages/produce", {}),
+        ("POST", "/messages", {"txt": 1}),
+        ("PUT", "/messages/x", {}),
+        ("GET", "/messages/consume?visibility_timeout=soon", None),
+        ("GET", "/messages/consume?visibility_timeout=-1", None),
+        ("GET", "/messages/consume?limit=many", None),
+        ("GET", "/messages/consume?limit=0", None),
+        ("GET", "/read_messages?turn_around_time=x", None),
+        ("GET", "/dev/messages/status", None),
+        ("GET", "/dev/messages/status?status=dead", None),
+        ("GET", "/dev/messages/count?status=dead", None),
+    ],
+)
+def test_wrong_short_requests_get_a_400_in_their_shape(wire: Http, method: str, path: str, body: Any) -> None:
+    before = wire.state()
+    status, found, _ = wire.call(method, path, body)
+    assert status == 400
+    assert found.get("success") is False or found["status"] == "error"
+    assert wire.state() == before
+
+
+# Bad input and how it is
+
+
+@pytest.mark.parametrize("kind", ["text/xml", "application/pdf", "nonsense"])
+def test_other_content_types_are_refused(wire: Http, kind: str) -> None:
+    status, found, _ = wire.call("POST", f"{Q}/messages", raw=b'{"body":1}', content_type=kind)
+    assert (status, found["code"], found["field"]) == (415, "wrong_media", "content-type")
+
+
+def test_what_is_not_http_gets_a_problem_and_a_closed_connection(wire: Http) -> None:
+    length = b"POST /v1 HTTP/1.1\r\ncontent-length: x\r\n\r\n"
+    for junk in (b"\x00\x01\x02\r\n\r\n", b"HELLO\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", length):
+        with socket.create_connection(("127.0.0.1", wire.served.port), timeout=10) as connection:
+            connection.sendall(junk)
+            found = b""
+            while chunk := connection.recv(65536):
+                found += chunk
+        assert found.startswith(b"HTTP/1.1 400"), found
+        assert b'"bad_request"' in found
+    assert wire.ok("GET", "/health") == {"status": "ok"}
+
+
+def test_the_server_tells_how_it_is(wire: Http) -> None:
+    wire.ok("POST", f"{Q}/messages", {"body": 1})
+    assert wire.ok("GET", "/ready") == {"status": "ready"}
+    text = wire.ok("GET", "/metrics").decode()
+    assert 'miniq_queue_messages{queue="q",state="ready"} 1.0' in text
+    assert 'miniq_messages_total{event="sent",queue="q"}' in text
+    assert 'miniq_call_seconds_bucket{call="send",le="0.0005",queue="q",wire="http"}' in text
+
+
+def test_what_is_counted_for_a_queue_goes_with_it(wire: Http) -> None:
+    wire.ok("POST", f"{Q}/messages", {"body": 1})
+    wire.ok("POST", "/v1/queues/never-made/receive", {})
+    wire.ok("DELETE", Q)
+    text = wire.ok("GET", "/metrics").decode()
+    assert 'queue="q"' not in text
+    assert "never-made" not in text
+
+
+def test_the_openapi_document_names_every_route(wire: Http) -> None:
+    from miniq.wire.operations import OPERATIONS
+
+    document = wire.ok("GET", "/openapi.json")
+    routes = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
+    assert {(operation.method, operation.path) for operation in OPERATIONS} <= routes
+    page = wire.ok("GET", "/docs")
+    assert b"/docs.js" in page
+    assert b"http://" not in page + wire.ok("GET", "/docs.js")
+
+
+def test_a_json_request_may_be_answered_in_messagepack(wire: Http) -> None:
+    kind = "application/msgpack"
+    status, found, headers = wire.call("POST", f"{Q}/messages", {"body": 1}, accept=kind)
+    assert (status, set(found), headers["content-type"]) == (201, {"ids"}, kind)
