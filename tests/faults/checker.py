@@ -1,0 +1,314 @@
+"""Judges a history, after a full drain, in one pass over its events and one over each message's.
+
+I1  no confirmed send is lost, and nothing is handed out that nobody sent, nor one send twice;
+I2  leases of one message never overlap;
+I3  a confirmed ack never comes back;
+I4  of a group one message is in flight at a time, in the order in which they were sent;
+I5  `receives` rises with every lease of a message;
+I6  what an outside sink holds, and what was acked, is every confirmed send exactly once; a claim that is read again
+    holds the same.
+
+It is fair: what was asked for and not answered may have happened or not, at any time after it was asked. It knows
+nothing of MiniQ but what its clients were told.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from tests.faults.history import Event
+
+FOREVER = 2**62
+
+
+class Violation(Struct, frozen=True):
+    invariant: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.invariant}: {self.text}"
+
+
+class Verdict(Struct):
+    """What was found, and how much there was to look at."""
+
+    violations: list[Violation]
+    sent: int
+    leases: int
+    acked: int
+    unknown: int
+
+    @property
+    def good(self) -> bool:
+        return not self.violations
+
+
+class _Lease(Struct):
+    """One message in one client's hands, by the broker's clock."""
+
+    begins: int
+    until: int
+    """Until when it runs at the most, extensions included."""
+    receives: int
+    receipt: str
+    once: bool
+    asked: int
+    """When its receive was asked for, and answered."""
+    told: int
+    ends: int = FOREVER
+    """When somebody with its receipt first asked for something that may end it sooner."""
+
+    @property
+    def end(self) -> int:
+        return min(self.until, self.ends)
+
+
+class _Message(Struct):
+    token: str
+    group: str | None = None
+    sent_asked: int = 0
+    sent_told: int = 0
+    """When its send was confirmed, 0 if it never was."""
+    acked_at: int = 0
+    """When a client was first told that it is acked, 0 if none was."""
+    ack_asked: int = FOREVER
+    """When an ack was first asked for, or a receive that needs none."""
+    may_be_gone: bool = False
+    """An ack was asked for and not answered."""
+    leases: list[_Lease] = []
+
+
+class Checker:
+    """Feed it the events of one history in any order of processes; each client's own are in order."""
+
+    def __init__(self) -> None:
+        self._found: list[Violation] = []
+        self._tokens: dict[str, tuple[str | None, int]] = {}
+        self._messages: dict[str, _Message] = {}
+        self._ids: dict[str, str] = {}
+        self._open: dict[tuple[str, int], Event] = {}
+        self._unknown = 0
+        self._unknown_once = 0
+        """How many messages may have been removed by receives at most once whose answer was lost."""
+        self._claims: dict[tuple[str, int], list[str]] = {}
+        self._claimed_upto: dict[str, int] = defaultdict(int)
+        self._sink: Counter[str] | None = None
+
+    def check(self, events: Iterable[Event]) -> Verdict:
+        ordered = sorted(events, key=lambda event: event.at)
+        for event in ordered:
+            if event.type == "invoke":
+                self._open[event.client, event.op] = event
+                self._asked(event)
+            else:
+                asked = self._open.pop((event.client, event.op))
+                if event.type == "ok":
+                    self._answered(asked, event)
+                elif event.type == "unknown":
+                    self._lost(asked)
+        for asked in self._open.values():
+            self._lost(asked)
+        self._judge()
+        messages = self._messages.values()
+        return Verdict(
+            self._found,
+            sum(message.sent_told > 0 for message in messages),
+            sum(len(message.leases) for message in messages),
+            sum(message.acked_at > 0 for message in messages),
+            self._unknown,
+        )
+
+    # Listening
+
+    def _asked(self, event: Event) -> None:
+        if event.verb == "send":
+            for token, group in event.value:
+                self._tokens[token] = (group, event.at)
+        elif event.verb in ("ack", "release", "extend"):
+            for id, receipt in event.value:
+                lease = self._lease(id, receipt)
+                if lease is not None:
+                    lease.ends = min(lease.ends, event.at)
+                    if event.verb == "ack":
+                        message = self._messages[id]
+                        message.ack_asked = min(message.ack_asked, event.at)
+
+    def _answered(self, asked: Event, event: Event) -> None:
+        verb, value = event.verb, event.value
+        if verb == "send":
+            for (token, group), id in zip(asked.value, value, strict=True):
+                message = self._message(id, token, group)
+                message.sent_asked, message.sent_told = asked.at, event.at
+        elif verb == "receive":
+            for id, token, group, receives, receipt, begins, until in value:
+                self._handed_out(asked, event, id, token, group, receives, receipt, begins, until)
+        elif verb in ("ack", "release", "extend"):
+            self._settled(asked, event)
+        elif verb == "claim":
+            self._claimed(asked, event)
+        elif verb == "ack_claims":
+            group, upto = asked.value["group"], asked.value["upto"]
+            self._claimed_upto[group] = max(self._claimed_upto[group], upto)
+        elif verb == "sink":
+            self._sink = (self._sink or Counter()) + Counter(value)
+
+    def _handed_out(
+        self,
+        asked: Event,
+        event: Event,
+        id: str,
+        token: str,
+        group: str | None,
+        receives: int,
+        receipt: str,
+        begins: int,
+        until: int,
+    ) -> None:
+        if token not in self._tokens:
+            self._blame("I1", f"message {id} was handed out, but nobody sent {token!r}")
+            return
+        message = self._message(id, token, group)
+        if message.acked_at and message.acked_at < asked.at:
+            self._blame("I3", f"message {id} was acked, and then handed out again to {event.client}")
+        once = bool(asked.value.get("once"))
+        message.leases.append(_Lease(begins, FOREVER if once else until, receives, receipt, once, asked.at, event.at))
+        if once:
+            message.acked_at = message.acked_at or event.at
+            message.ack_asked = min(message.ack_asked, asked.at)
+
+    def _settled(self, asked: Event, event: Event) -> None:
+        for (id, receipt), outcome in zip(asked.value, event.value, strict=True):
+            message = self._messages.get(id)
+            if message is None:
+                continue
+            if event.verb == "ack":
+                if outcome == "done":
+                    message.acked_at = message.acked_at or event.at
+            elif event.verb == "extend":
+                said, until = outcome
+                lease = self._lease(id, receipt)
+                if said == "done" and lease is not None:
+                    lease.until = until
+                    lease.ends = FOREVER
+
+    def _claimed(self, asked: Event, event: Event) -> None:
+        group, number = asked.value["group"], event.value["claim"]
+        if number is None:
+            return
+        ids = [id for id, _ in event.value["messages"]]
+        before = self._claims.setdefault((group, number), ids)
+        if before != ids:
+            self._blame("I6", f"claim {number} of {group} held {len(before)} messages, and others when read again")
+        for id, token in event.value["messages"]:
+            if token not in self._tokens:
+                self._blame("I1", f"message {id} was claimed, but nobody sent {token!r}")
+                continue
+            self._message(id, token, self._tokens[token][0])
+
+    def _lost(self, asked: Event) -> None:
+        """Its answer was lost."""
+        self._unknown += 1
+        if asked.verb == "ack":
+            for id, _ in asked.value:
+                if id in self._messages:
+                    self._messages[id].may_be_gone = True
+        elif asked.verb == "receive" and asked.value.get("once"):
+            self._unknown_once += asked.value["max"]
+
+    def _message(self, id: str, token: str, group: str | None) -> _Message:
+        message = self._messages.get(id)
+        if message is None:
+            message = self._messages[id] = _Message(token, group, leases=[])
+            other = self._ids.setdefault(token, id)
+            if other != id:
+                self._blame("I1", f"{token!r} was sent once and is there twice, as {other} and as {id}")
+        elif message.token != token:
+            self._blame("I1", f"message {id} was {message.token!r} and is now {token!r}")
+        return message
+
+    def _lease(self, id: str, receipt: str) -> _Lease | None:
+        message = self._messages.get(id)
+        if message is not None:
+            for lease in reversed(message.leases):
+                if lease.receipt == receipt:
+                    return lease
+        return None
+
+    # Judging
+
+    def _judge(self) -> None:
+        claimed = {
+            id for (group, number), ids in self._claims.items() if number <= self._claimed_upto[group] for id in ids
+        }
+        missing: list[str] = []
+        for id, message in self._messages.items():
+            self._judge_leases(id, message)
+            gone = message.acked_at or message.may_be_gone or id in claimed
+            if message.sent_told and not gone:
+                missing.append(id)
+        if len(missing) > self._unknown_once:
+            some = ", ".join(missing[:3])
+            self._blame("I1", f"{len(missing)} confirmed sends were never seen again, such as {some}")
+        groups: dict[str, list[tuple[str, _Message]]] = defaultdict(list)
+        for id, message in self._messages.items():
+            if message.group is not None:
+                groups[message.group].append((id, message))
+        for group, members in groups.items():
+            self._judge_group(group, members)
+        if self._sink is not None:
+            self._judge_sink(claimed)
+
+    def _judge_leases(self, id: str, message: _Message) -> None:
+        leases = sorted(message.leases, key=lambda lease: (lease.begins, lease.receives))
+        for before, after in itertools.pairwise(leases):
+            if after.begins < before.end:
+                early = (before.end - after.begins) / 1e6
+                self._blame("I2", f"message {id} was handed out {early:.3f} s before its lease was over")
+            if after.receives <= before.receives:
+                self._blame("I5", f"message {id} was handed out as number {before.receives}, then as {after.receives}")
+
+    def _judge_group(self, group: str, members: list[tuple[str, _Message]]) -> None:
+        flights = sorted(
+            ((lease, id, message) for id, message in members for lease in message.leases),
+            key=lambda flight: flight[0].begins,
+        )
+        for (lease, id, _), (after, other, _) in itertools.pairwise(flights):
+            if id != other and after.begins < lease.end:
+                self._blame("I4", f"two of group {group!r} were in flight: {id} and {other}")
+        # One that was confirmed before another was even sent is over before that one is handed out.
+        ordered = sorted((pair for pair in members if pair[1].sent_told), key=lambda pair: pair[1].sent_told)
+        for place, (id, message) in enumerate(ordered):
+            if message.may_be_gone or (self._unknown_once and not message.acked_at):
+                continue
+            for other, later in ordered[place + 1 : place + 20]:
+                if later.sent_asked <= message.sent_told or not later.leases:
+                    continue
+                if min(lease.told for lease in later.leases) < message.ack_asked:
+                    self._blame("I4", f"of group {group!r} {other} was handed out before {id}, which was sent first")
+                    break
+
+    def _judge_sink(self, claimed: set[str]) -> None:
+        assert self._sink is not None
+        for token, times in self._sink.items():
+            if times > 1:
+                self._blame("I6", f"{token!r} is {times} times in the sink")
+            if token not in self._tokens:
+                self._blame("I6", f"{token!r} is in the sink, but nobody sent it")
+        for id, message in self._messages.items():
+            there = self._sink[message.token] > 0
+            if there and message.acked_at and id not in claimed:
+                self._blame("I6", f"message {id} is in the sink, and a worker acked it too")
+            if message.sent_told and not there and not message.acked_at and not message.may_be_gone:
+                self._blame("I6", f"message {id} was sent, and is neither in the sink nor acked by a worker")
+
+    def _blame(self, invariant: str, text: str) -> None:
+        self._found.append(Violation(invariant, text))
+
+
+def check(events: Iterable[Event]) -> Verdict:
+    """The verdict on a history that ends with a full drain."""
+    return Checker().check(events)

@@ -1,0 +1,203 @@
+"""Producers and workers that live through faults: `python -m tests.faults.clients URL SEED SECONDS`.
+
+They write down what they asked and what they were told (`history.py`), go on after every error, and at last drain
+the queue. The line `drained` on stderr says that nothing is left. With the URL of a store the broker is in
+this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sys
+import time
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+
+from miniq.client import calls
+from miniq.client.calls import AsyncTransport
+from miniq.connection import _find
+from miniq.errors import BadRequest, Conflict, Denied, InvalidRequest, MiniQError, NotFound, StoreUnavailable
+from miniq.message import SECOND, Draft, Lease, Mode, Stored
+from tests.faults.history import Operation, Recorder
+
+T = TypeVar("T")
+QUEUE = "work"
+ONCE = "once"
+"""The queue for receives at most once: there a lost answer excuses a lost message, so it is judged apart."""
+REFUSED = (InvalidRequest, NotFound, Conflict, Denied, BadRequest)
+DRAIN_SECONDS = 40
+
+
+class Crew:
+    """All clients of one process."""
+
+    def __init__(self, url: str, seed: str, queue: str = QUEUE, groups: str = "abc") -> None:
+        self.url = url
+        self.seed = seed
+        self.queue = queue
+        self.groups = groups
+        self.recorder = Recorder(1)
+        self.working = True
+        self.tokens = 0
+
+    async def run(self, seconds: float) -> bool:
+        """Work for a while, then drain; whether nothing was left."""
+        plain = await self._door(retry=0)
+        stubborn = await self._door()
+        await self._made(stubborn)
+        jobs = [self._sender(plain, f"s{n}") for n in range(2)]
+        jobs += [self._sender(stubborn, f"t{n}") for n in range(2)]
+        jobs += [self._worker(plain, f"w{n}") for n in range(4)]
+        if self.groups:
+            jobs += [self._group_sender(plain, group) for group in self.groups]
+        running = asyncio.gather(*jobs)
+        await asyncio.sleep(seconds)
+        self.working = False
+        await running
+        drained = await self._drain(plain)
+        await plain.close()
+        await stubborn.close()
+        return drained
+
+    async def _door(self, **options: Any) -> AsyncTransport:
+        door, address = _find(self.url)
+        if not self.url.startswith(("http:", "tcp:")):
+            options = {}
+        return await door.open_async(address, options)
+
+    async def _made(self, door: AsyncTransport) -> None:
+        while self.working:
+            try:
+                await door.perform(calls.Configure(self.queue, {"visibility_timeout": 2}))
+                return
+            except StoreUnavailable:
+                await asyncio.sleep(0.05)
+
+    def _chance(self, name: str) -> random.Random:
+        return random.Random(f"{self.seed} {name}")
+
+    def _drafts(self, count: int, **fields: Any) -> list[Draft]:
+        made = []
+        for _ in range(count):
+            self.tokens += 1
+            made.append(Draft(json.dumps(f"{self.seed}/{self.tokens}").encode(), **fields))
+        return made
+
+    async def _ask(self, operation: Operation, answer: Awaitable[T]) -> T | None:
+        """The answer, or None: refused, or nobody knows. Who gets no answer lets some time pass."""
+        try:
+            return await answer
+        except REFUSED as error:
+            operation.fail(error.code)
+        except MiniQError as error:
+            operation.unknown(error.code)
+        await asyncio.sleep(0.02)
+        return None
+
+    async def _send(self, door: AsyncTransport, name: str, drafts: list[Draft]) -> bool:
+        operation = self.recorder.invoke(name, "send", [[json.loads(d.body), d.group] for d in drafts])
+        ids = await self._ask(operation, door.perform(calls.Send(self.queue, drafts)))
+        if ids is not None:
+            operation.ok(ids)
+        return ids is not None
+
+    async def _sender(self, door: AsyncTransport, name: str) -> None:
+        chance = self._chance(name)
+        while self.working:
+            fields: dict[str, Any] = chance.choice([{}, {}, {"delay": 0.05}, {"priority": chance.randrange(10)}])
+            await self._send(door, f"{self.seed}.{name}", self._drafts(chance.choice([1, 1, 5, 30]), **fields))
+            await asyncio.sleep(chance.choice([0, 0.002, 0.01]))
+
+    async def _group_sender(self, door: AsyncTransport, group: str) -> None:
+        """One sender for each group, one message after the other: so their order is known."""
+        chance = self._chance(group)
+        while self.working:
+            await self._send(door, f"{self.seed}.g{group}", self._drafts(1, group=f"{self.seed}{group}"))
+            await asyncio.sleep(chance.choice([0.005, 0.02]))
+
+    async def _receive(
+        self, door: AsyncTransport, name: str, most: int, seconds: float, mode: Mode, wait: float = 0.05
+    ) -> list[Stored]:
+        once = mode == "at-most-once"
+        operation = self.recorder.invoke(name, "receive", {"max": most, "once": once})
+        call = calls.Receive(self.queue, most, wait, seconds, name, mode)
+        taken = await self._ask(operation, door.perform(call))
+        if taken is None:
+            return []
+        now = time.time_ns() // 1000
+        operation.ok(
+            [
+                [
+                    stored.message.id,
+                    json.loads(stored.message.body),
+                    stored.message.group,
+                    stored.receives,
+                    stored.receipt or "",
+                    now if once else stored.visible_at - round(seconds * SECOND),
+                    stored.visible_at,
+                ]
+                for stored in taken
+            ]
+        )
+        return taken
+
+    async def _worker(self, door: AsyncTransport, name: str) -> None:
+        chance = self._chance(name)
+        client = f"{self.seed}.{name}"
+        while self.working:
+            once = self.queue == ONCE and chance.random() < 0.5
+            mode: Mode = "at-most-once" if once else "at-least-once"
+            taken = await self._receive(door, client, chance.choice([1, 3, 20]), chance.choice([0.1, 0.5, 2]), mode)
+            if once or not taken:
+                continue
+            await asyncio.sleep(chance.choice([0, 0, 0.01, 0.15]))
+            leases = [Lease(stored.message.id, stored.receipt or "") for stored in taken]
+            what = chance.randrange(8)
+            if what < 5:
+                await self._ack(door, client, leases)
+            elif what == 5:
+                operation = self.recorder.invoke(client, "release", [[one.id, one.receipt] for one in leases])
+                delay = chance.choice([0, 0.05])
+                outcomes = await self._ask(operation, door.perform(calls.Release(self.queue, leases, delay)))
+                if outcomes is not None:
+                    operation.ok(outcomes)
+            elif what == 6:
+                operation = self.recorder.invoke(client, "extend", [[one.id, one.receipt] for one in leases])
+                extended = await self._ask(operation, door.perform(calls.Extend(self.queue, leases, 1)))
+                if extended is not None:
+                    operation.ok([[outcome, extended.until] for outcome in extended.outcomes])
+
+    async def _ack(self, door: AsyncTransport, client: str, leases: list[Lease]) -> None:
+        operation = self.recorder.invoke(client, "ack", [[one.id, one.receipt] for one in leases])
+        outcomes = await self._ask(operation, door.perform(calls.Ack(self.queue, leases)))
+        if outcomes is not None:
+            operation.ok(outcomes)
+
+    async def _drain(self, door: AsyncTransport) -> bool:
+        """Take and ack everything, also what others still hold, once that comes back."""
+        client = f"{self.seed}.drain"
+        deadline = time.monotonic() + DRAIN_SECONDS
+        while time.monotonic() < deadline:
+            taken = await self._receive(door, client, 1000, 5, "at-least-once", 0.2)
+            if taken:
+                await self._ack(door, client, [Lease(stored.message.id, stored.receipt or "") for stored in taken])
+                continue
+            try:
+                if (await door.perform(calls.GetQueue(self.queue))).counts.total == 0:
+                    return True
+            except MiniQError:
+                await asyncio.sleep(0.05)
+        return False
+
+
+async def main(url: str, seed: str, seconds: float, queue: str) -> int:
+    drained = await Crew(url, seed, queue).run(seconds)
+    print("drained" if drained else "something is left", file=sys.stderr)
+    return 0 if drained else 3
+
+
+if __name__ == "__main__":
+    given = [*sys.argv[1:], QUEUE]
+    sys.exit(asyncio.run(main(given[0], given[1], float(given[2]), given[3])))

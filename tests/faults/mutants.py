@@ -1,0 +1,81 @@
+"""MiniQ with one promise broken on purpose: `python -m tests.faults.mutants NAME serve …`.
+
+A suite that does not notice these would not notice the real thing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from miniq.broker import Broker
+from miniq.cli import main
+from miniq.message import Outcome
+from miniq.store import embedded
+from miniq.store.blocks import Shelf
+from miniq.store.kv import Op, RocksKV
+from miniq.store.ledger import Ledger
+
+
+def no_fsync() -> None:
+    """A confirmation does not wait for the disk."""
+    write = RocksKV.write
+
+    def lazily(self: RocksKV, ops: Sequence[Op], sync: bool) -> None:
+        write(self, ops, False)
+
+    RocksKV.write = lazily  # type: ignore[method-assign]
+
+
+def any_receipt() -> None:
+    """Whoever knows the id of a message may ack it, also when somebody else holds it by now."""
+    check = embedded._check
+
+    def trusting(found: Any, receipt: str, now: int) -> Outcome:
+        outcome = check(found, receipt, now)
+        return "done" if outcome == "stale" else outcome
+
+    embedded._check = trusting
+
+
+def no_expiry() -> None:
+    """A lease never ends."""
+
+    def sleep(self: Ledger, shelf: Shelf, now: int) -> None:
+        pass
+
+    Ledger.wake = sleep  # type: ignore[method-assign]
+
+
+def early_expiry() -> None:
+    """A lease ends before its time."""
+    wake = Ledger.wake
+
+    def too_soon(self: Ledger, shelf: Shelf, now: int) -> None:
+        wake(self, shelf, now + 1_500_000)
+
+    Ledger.wake = too_soon  # type: ignore[method-assign]
+
+
+def no_dedup() -> None:
+    """A call that is repeated is carried out again."""
+    send = Broker.send
+
+    async def forgetful(self: Broker, queue: str, drafts: Any, call: str | None = None) -> list[str]:
+        return await send(self, queue, drafts, None)
+
+    Broker.send = forgetful  # type: ignore[method-assign]
+
+
+MUTANTS: dict[str, Callable[[], None]] = {
+    "no-fsync": no_fsync,
+    "any-receipt": any_receipt,
+    "no-expiry": no_expiry,
+    "early-expiry": early_expiry,
+    "no-dedup": no_dedup,
+}
+
+if __name__ == "__main__":
+    MUTANTS[sys.argv.pop(1)]()
+    main()
