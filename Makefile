@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check fmt bench bench-http bench-backlog demo clean
+.PHONY: help setup serve test check fmt bench bench-http bench-backlog faults demo clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -43,6 +43,9 @@ bench-http: setup ## speed through HTTP against the raw disk, and against Redis 
 
 bench-backlog: setup ## speed, memory and start-up with 2 million queued messages (3 minutes, idle machine)
 	$(BIN)/python -m bench.backlog
+
+faults: setup ## every fault many times under load, and the table in docs/reliability.md (half an hour)
+	$(BIN)/python -m tests.faults
 
 demo: setup ## a producer, two workers and a crash, on this machine, in ten seconds
 	$(BIN)/python -m miniq.demo

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import sys
 import time
@@ -18,7 +19,16 @@ from typing import Any, TypeVar
 from miniq.client import calls
 from miniq.client.calls import AsyncTransport
 from miniq.connection import _find
-from miniq.errors import BadRequest, Conflict, Denied, InvalidRequest, MiniQError, NotFound, StoreUnavailable
+from miniq.errors import (
+    BadRequest,
+    Conflict,
+    Denied,
+    InvalidRequest,
+    MiniQError,
+    NotFound,
+    StoreFailed,
+    StoreUnavailable,
+)
 from miniq.message import SECOND, Draft, Lease, Mode, Stored
 from tests.faults.history import Operation, Recorder
 
@@ -35,6 +45,7 @@ class Crew:
 
     def __init__(self, url: str, seed: str, queue: str = QUEUE, groups: str = "abc") -> None:
         self.url = url
+        self.remote = url.startswith(("http:", "tcp:"))
         self.seed = seed
         self.queue = queue
         self.groups = groups
@@ -45,7 +56,7 @@ class Crew:
     async def run(self, seconds: float) -> bool:
         """Work for a while, then drain; whether nothing was left."""
         plain = await self._door(retry=0)
-        stubborn = await self._door()
+        stubborn = await self._door() if self.remote else plain
         await self._made(stubborn)
         jobs = [self._sender(plain, f"s{n}") for n in range(2)]
         jobs += [self._sender(stubborn, f"t{n}") for n in range(2)]
@@ -63,9 +74,7 @@ class Crew:
 
     async def _door(self, **options: Any) -> AsyncTransport:
         door, address = _find(self.url)
-        if not self.url.startswith(("http:", "tcp:")):
-            options = {}
-        return await door.open_async(address, options)
+        return await door.open_async(address, options if self.remote else {})
 
     async def _made(self, door: AsyncTransport) -> None:
         while self.working:
@@ -91,6 +100,10 @@ class Crew:
             return await answer
         except REFUSED as error:
             operation.fail(error.code)
+        except StoreFailed as error:
+            operation.unknown(error.code)
+            if not self.remote:
+                os._exit(4)  # final for this process, as it says
         except MiniQError as error:
             operation.unknown(error.code)
         await asyncio.sleep(0.02)
@@ -157,6 +170,8 @@ class Crew:
             what = chance.randrange(8)
             if what < 5:
                 await self._ack(door, client, leases)
+                if what == 0:
+                    await self._ack(door, client, leases)  # once more, as one does whose answer was lost
             elif what == 5:
                 operation = self.recorder.invoke(client, "release", [[one.id, one.receipt] for one in leases])
                 delay = chance.choice([0, 0.05])

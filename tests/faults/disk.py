@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shutil
 import struct
 import subprocess
 from collections.abc import Iterator
@@ -48,6 +49,9 @@ def disk(folder: Path, megabytes: int = 256) -> Iterator[Disk]:
     """A disk that is plugged in; skipped where this is not allowed."""
     if os.geteuid() != 0:
         pytest.skip("a disk whose power can be cut needs root")
+    for tool in ("mkfs.ext4", "mount", "umount"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"a disk whose power can be cut needs {tool}")
     made = Disk(folder, megabytes)
     try:
         made.plug_in()

@@ -23,21 +23,19 @@ DRAIN = 60
 
 
 class Server:
-    """A MiniQ server that comes back on the same port. `wrapper` stands before its command."""
+    """A MiniQ server that comes back on the same port. `program` stands for `-m miniq`, with something wrong."""
 
-    def __init__(self, store: str, *, mutant: str | None = None, wrapper: Sequence[str] = ()) -> None:
+    def __init__(self, store: str, program: Sequence[str] = ("miniq",)) -> None:
         self.port = _free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self._wrapper = list(wrapper)
-        module = ["-m", "miniq"] if mutant is None else ["-m", "tests.faults.mutants", mutant]
-        self._command = [sys.executable, *module, "serve", "--store", store, "--port", str(self.port), "--no-zmq"]
+        self.command = [sys.executable, "-m", *program, "serve", "--store", store, "--port", str(self.port), "--no-zmq"]
         self.process: subprocess.Popen[str] | None = None
         self.ended: list[int] = []
 
     def start(self) -> None:
         for _ in range(100):
             process = subprocess.Popen(
-                self._wrapper + self._command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT
+                self.command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT
             )
             assert process.stdout is not None
             line = process.stdout.readline()
@@ -65,8 +63,8 @@ class Server:
 
 
 @contextlib.contextmanager
-def server(store: str, *, mutant: str | None = None, wrapper: Sequence[str] = ()) -> Iterator[Server]:
-    made = Server(store, mutant=mutant, wrapper=wrapper)
+def server(store: str, program: Sequence[str] = ("miniq",)) -> Iterator[Server]:
+    made = Server(store, program)
     made.start()
     try:
         yield made

@@ -15,11 +15,15 @@ from tests.faults.rig import Clients, server
 SECONDS = 4.0
 
 
+def program(mutant: str | None) -> list[str]:
+    return ["miniq"] if mutant is None else ["tests.faults.mutants", mutant]
+
+
 def kills(store: str, folder: Path, mutant: str | None, rounds: int = 1) -> list[Verdict]:
     """Load with two kills of the server in each round."""
     verdicts = []
     for number in range(rounds):
-        with server(store, mutant=mutant) as served:
+        with server(store, program(mutant)) as served:
             clients = Clients(served.url, f"{mutant}{number}", SECONDS, folder)
             try:
                 for _ in range(2):
@@ -34,7 +38,7 @@ def kills(store: str, folder: Path, mutant: str | None, rounds: int = 1) -> list
 
 def power_cut(folder: Path, mutant: str | None) -> Verdict:
     """Load on a disk whose power is cut under it."""
-    with disk(folder) as drive, server(f"rocksdb:{drive.mount}/data", mutant=mutant) as served:
+    with disk(folder) as drive, server(f"rocksdb:{drive.mount}/data", program(mutant)) as served:
         clients = Clients(served.url, f"power{mutant}", SECONDS, folder)
         try:
             time.sleep(2)

@@ -1,0 +1,280 @@
+"""The faults, one function each: make it happen once under load, and return the verdict of the checker.
+
+`python -m tests.faults` runs each many times and writes the table in docs/reliability.md; `make test` runs each once.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from msgspec import Struct
+
+from tests.acceptance.client_wires import Cut, Proxy
+from tests.faults import history
+from tests.faults.checker import Verdict, check
+from tests.faults.disk import disk
+from tests.faults.rig import ROOT, Clients, Server, server
+
+SECONDS = 3.0
+"""How long clients work in a round, before they drain."""
+
+
+class Fault(Struct, frozen=True):
+    name: str
+    """What happens, in a few words for the table."""
+    store: str
+    inject: Callable[[str, str, Path], Verdict]
+    """Called with the kind of store, a seed and a folder for the round."""
+    invariants: str = "I1 I2 I3 I4 I5"
+    rounds: int = 20
+
+    def round(self, seed: str, folder: Path) -> Verdict:
+        """Make it happen once. What is not promised under this fault is not held against it."""
+        verdict = self.inject(self.store, seed, folder)
+        verdict.violations = [found for found in verdict.violations if found.invariant in self.invariants]
+        return verdict
+
+
+def _url(kind: str, folder: Path) -> str:
+    return f"{kind}:{folder / 'data'}"
+
+
+def kill_server(kind: str, seed: str, folder: Path) -> Verdict:
+    """kill -9 at a random moment, twice; the clients go on with the server that comes back."""
+    chance = random.Random(seed)
+    with server(_url(kind, folder)) as served:
+        clients = Clients(served.url, seed, SECONDS, folder)
+        try:
+            for _ in range(2):
+                time.sleep(chance.uniform(0.5, 1.2))
+                served.stop(signal.SIGKILL)
+                served.start()
+            return clients.verdict()
+        finally:
+            clients.kill()
+
+
+def stop_server(kind: str, seed: str, folder: Path) -> Verdict:
+    """SIGTERM, as at every upgrade: it ends with code 0, and nobody is told something that is not so."""
+    chance = random.Random(seed)
+    with server(_url(kind, folder)) as served:
+        clients = Clients(served.url, seed, SECONDS, folder)
+        try:
+            time.sleep(chance.uniform(0.5, 1.5))
+            served.stop(signal.SIGTERM)
+            assert served.ended == [0]
+            served.start()
+            return clients.verdict()
+        finally:
+            clients.kill()
+
+
+def pause_server(kind: str, seed: str, folder: Path) -> Verdict:
+    """SIGSTOP for longer than most leases, then SIGCONT: all acks that come then are late."""
+    with server(_url(kind, folder)) as served:
+        clients = Clients(served.url, seed, SECONDS, folder)
+        try:
+            time.sleep(1)
+            assert served.process is not None
+            os.kill(served.process.pid, signal.SIGSTOP)
+            time.sleep(1.5)
+            os.kill(served.process.pid, signal.SIGCONT)
+            return clients.verdict()
+        finally:
+            clients.kill()
+
+
+def kill_at_system_call(kind: str, seed: str, folder: Path) -> Verdict:
+    """kill -9 of an embedded broker at one system call that writes or syncs, another one in each round; the next
+    process drains what it left."""
+    number = int(seed.rpartition("-")[2]) + 1
+    calls = "write,pwrite64,fdatasync,fsync,fallocate,rename,unlink,ftruncate,sync_file_range"
+    text = _traced(kind, seed, folder, f"inject={calls}:signal=SIGKILL:when={number * 3 + 20}", -signal.SIGKILL)
+    return _drained(kind, seed, folder, text)
+
+
+def fail_fsync(kind: str, seed: str, folder: Path) -> Verdict:
+    """The disk says EIO to one fsync. Nothing is confirmed after it; the process ends; the next one goes on."""
+    number = int(seed.rpartition("-")[2]) + 1
+    text = _traced(kind, seed, folder, f"inject=fdatasync,fsync:error=EIO:when={number * 3 + 10}", 4)
+    return _drained(kind, seed, folder, text)
+
+
+def _traced(kind: str, seed: str, folder: Path, inject: str, code: int) -> bytes:
+    """The history of an embedded crew under strace, up to its end."""
+    if shutil.which("strace") is None:
+        pytest.skip("kills at a system call need strace")
+    path = folder / f"history-{seed}.jsonl"
+    command = ["strace", "-f", "-qq", "-o", os.devnull, "-e", "signal=none", "-e", inject]
+    with open(path, "wb") as file:
+        # Only what touches the store counts; the history is written to a file elsewhere.
+        command += ["-P", str(folder / "data"), *_inside(folder)]
+        process = subprocess.Popen(
+            [*command, sys.executable, "-m", "tests.faults.clients", _url(kind, folder), seed, str(SECONDS)],
+            stdout=file,
+            stderr=subprocess.DEVNULL,
+            cwd=ROOT,
+        )
+        assert process.wait(120) == code, "the fault did not happen"
+    return path.read_bytes()
+
+
+def _inside(folder: Path) -> list[str]:
+    """Paths of files that the store will have; strace filters by whole paths, so they are named beforehand."""
+    data = folder / "data" / "data"
+    names = [f"{number:06d}.log" for number in range(1, 40)] + [f"MANIFEST-{number:06d}" for number in range(1, 20)]
+    return [word for name in names for word in ("-P", str(data / name))]
+
+
+def _drained(kind: str, seed: str, folder: Path, before: bytes) -> Verdict:
+    """The verdict once a second crew, on what the first one left, has worked a little and drained."""
+    clients = Clients(_url(kind, folder), f"{seed}+", 0.3, folder)
+    try:
+        after, _ = clients.finish()
+        return check([*history.read(before), *history.read(after)])
+    finally:
+        clients.kill()
+
+
+def cut_power(kind: str, seed: str, folder: Path) -> Verdict:
+    """Power loss: the file system is shut down under the server, and what was not fsynced is gone."""
+    chance = random.Random(seed)
+    with disk(folder) as drive, server(f"{kind}:{drive.mount}/data") as served:
+        clients = Clients(served.url, seed, SECONDS, folder)
+        try:
+            time.sleep(chance.uniform(0.5, 2))
+            drive.cut_power()
+            served.stop()
+            drive.pull_out()
+            drive.plug_in()
+            served.start()
+            return clients.verdict()
+        finally:
+            clients.kill()
+            served.stop()
+
+
+def fill_disk(kind: str, seed: str, folder: Path) -> Verdict:
+    """The disk is full for a while: sends are refused, receive and ack go on, and so does everything afterwards."""
+    with disk(folder, megabytes=200) as drive, server(f"{kind}:{drive.mount}/data") as served:
+        clients = Clients(served.url, seed, SECONDS, folder)
+        try:
+            time.sleep(0.8)
+            filler = drive.mount / "filler"
+            free = shutil.disk_usage(drive.mount).free
+            with open(filler, "wb") as file:
+                os.posix_fallocate(file.fileno(), 0, max(1, free - (4 << 20)))
+            time.sleep(1)
+            filler.unlink()
+            if not served.running:  # it ended for good at a write that failed, which it may
+                served.stop()
+                served.start()
+            return clients.verdict()
+        finally:
+            clients.kill()
+            served.stop()
+
+
+def shift_clock(kind: str, seed: str, folder: Path) -> Verdict:
+    """The wall clock jumps an hour ahead, two hours back, and at last far ahead, so that every lease is over."""
+    clock = folder / "clock"
+    clock.write_text("0")
+    with server(_url(kind, folder), ["tests.faults.shifted", str(clock)]) as served:
+        clients = Clients(served.url, seed, SECONDS, folder)
+        try:
+            for hours in (1, -1, 3):
+                time.sleep(SECONDS / 3)
+                clock.write_text(str(hours * 3600))
+            return clients.verdict()
+        finally:
+            clients.kill()
+
+
+def cut_connections(kind: str, seed: str, folder: Path) -> Verdict:
+    """Every connection is cut after some bytes of a request or an answer, another number each time."""
+    chance = random.Random(seed)
+    with server(_url(kind, folder)) as served, Proxy(served.port) as proxy:
+        clients = Clients(proxy.url, seed, SECONDS, folder)
+        try:
+            ends = time.monotonic() + SECONDS
+            while time.monotonic() < ends:
+                cut = Cut(request=chance.randrange(600)) if chance.random() < 0.5 else Cut(answer=chance.randrange(600))
+                proxy.cuts = [cut]
+                time.sleep(chance.uniform(0, 0.02))
+                proxy.drop_all()
+            proxy.cuts = []
+            return clients.verdict()
+        finally:
+            clients.kill()
+
+
+def flip_bits(kind: str, seed: str, folder: Path) -> Verdict:
+    """A byte of the database is changed while nobody looks. The broker either says so and does not start, or has
+    lost nothing: the undamaged copy then stands for what an operator restores."""
+    chance = random.Random(seed)
+    with server(_url(kind, folder)) as served:
+        clients = Clients(served.url, seed, SECONDS, folder)
+        try:
+            time.sleep(1.5)
+            served.stop(signal.SIGKILL)
+            data = folder / "data"
+            shutil.copytree(data, folder / "copy")
+            files = [path for path in data.rglob("*") if path.is_file() and path.stat().st_size > 100]
+            victim = chance.choice(sorted(path for path in files if path.suffix in (".log", ".sst", ".ldb")))
+            raw = bytearray(victim.read_bytes())
+            raw[chance.randrange(len(raw))] ^= 1 << chance.randrange(8)
+            victim.write_bytes(raw)
+            said = subprocess.run(
+                [sys.executable, "-m", "miniq", "queues", "--url", str(data)],
+                capture_output=True, text=True, timeout=60, check=False,
+            )  # fmt: skip
+            assert "Traceback" not in said.stderr, said.stderr
+            if said.returncode != 0:
+                shutil.rmtree(data)
+                shutil.copytree(folder / "copy", data)
+            served.start()
+            return clients.verdict()
+        finally:
+            clients.kill()
+
+
+def two_on_one_folder(kind: str, seed: str, folder: Path) -> Verdict:
+    """A second server on the same folder is refused at once, and the first one goes on."""
+    url = _url(kind, folder)
+    with server(url) as served:
+        clients = Clients(served.url, seed, SECONDS, folder)
+        try:
+            second = Server(url)
+            process = subprocess.run(second.command, capture_output=True, text=True, cwd=ROOT, timeout=30, check=False)
+            assert process.returncode == 1
+            assert "is open in process" in process.stderr
+            return clients.verdict()
+        finally:
+            clients.kill()
+
+
+FAULTS = [
+    *(Fault("kill -9 of the server", kind, kill_server) for kind in ("rocksdb", "leveldb")),
+    *(Fault("SIGTERM of the server", kind, stop_server) for kind in ("rocksdb", "leveldb")),
+    Fault("server paused: late acks", "rocksdb", pause_server),
+    *(
+        Fault("kill -9 at the n-th write or fsync", kind, kill_at_system_call, rounds=60)
+        for kind in ("rocksdb", "leveldb")
+    ),
+    *(Fault("fsync answers EIO", kind, fail_fsync) for kind in ("rocksdb", "leveldb")),
+    *(Fault("power loss", kind, cut_power) for kind in ("rocksdb", "leveldb")),
+    Fault("disk full, then freed", "rocksdb", fill_disk),
+    Fault("wall clock an hour ahead and back", "rocksdb", shift_clock, invariants="I1 I3"),
+    Fault("connections cut at any byte", "rocksdb", cut_connections),
+    *(Fault("a flipped bit on disk", kind, flip_bits) for kind in ("rocksdb", "leveldb")),
+    Fault("two servers on one folder", "rocksdb", two_on_one_folder),
+]
