@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,9 +12,10 @@ from miniq.broker import Broker
 from miniq.options import Options
 from miniq.store import open_store
 from miniq.store.base import Store
+from tests import mongod
 from tests.clock import FrozenClock
 
-STORES = ("memory", "rocksdb", "leveldb")
+STORES = ("memory", "rocksdb", "leveldb", "mongodb")
 
 
 def store_url(kind: str, folder: Path) -> str:
@@ -26,7 +27,20 @@ def store_url(kind: str, folder: Path) -> str:
             if os.environ.get("CI") == "true":
                 raise
             pytest.skip("plyvel is not installed: pip install 'miniq[leveldb]'")
+    if kind == "mongodb":
+        return mongod.databases().url(folder)
     return "memory:" if kind == "memory" else f"{kind}:{folder / kind}"
+
+
+@pytest.fixture(autouse=True)
+def lent_databases() -> Iterator[None]:
+    """What a test had of a server's databases is the next one's."""
+    yield
+    mongod.give_back()
+
+
+def pytest_sessionfinish() -> None:
+    mongod.stop()
 
 
 @pytest.fixture(params=STORES)

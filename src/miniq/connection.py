@@ -36,8 +36,8 @@ def connect(url: str | os.PathLike[str], **options: Any) -> Client:
     - `ca`, `verify`: with https, a file of authorities to trust instead of the system's, and whether to check
       the server's certificate at all (True)
 
-    A folder, `rocksdb:DIR`, `leveldb:DIR` or `memory:` opens a broker in this process, whose `options` are the
-    fields of `Options`.
+    A folder, `rocksdb:DIR`, `leveldb:DIR`, `mongodb://HOST/NAME` or `memory:` opens a broker in this process, whose
+    `options` are the fields of `Options`.
     """
     door, address = _find(url)
     return Client(door.open(address, options))
@@ -75,7 +75,7 @@ class Connecting:
 def _find(url: str | os.PathLike[str]) -> tuple[Door, str]:
     """The transport for a URL, imported only now, and the URL as that transport takes it."""
     scheme, address = _split(url)
-    if scheme in ("rocksdb", "leveldb", "memory"):
+    if scheme in ("rocksdb", "leveldb", "memory", "mongodb", "mongodb+srv"):
         from miniq import embedded
 
         return embedded, address
@@ -84,7 +84,8 @@ def _find(url: str | os.PathLike[str]) -> tuple[Door, str]:
 
         return http, address
     raise InvalidRequest(
-        f"url: cannot connect to {url!r}; use http://HOST:PORT, a folder, rocksdb:DIR, leveldb:DIR or memory:",
+        f"url: cannot connect to {url!r}; use http://HOST:PORT, a folder, rocksdb:DIR, leveldb:DIR, "
+        "mongodb://HOST/NAME or memory:",
         field="url",
     )
 

@@ -3,6 +3,7 @@ link between pages leads somewhere."""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -10,21 +11,36 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import store_url
 from tests.serving import serving
 
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", "docs/protocol.md", *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/howto/*.md"))]
+DATABASES = {"docs/howto/mongodb.md": "mongodb"}
+"""Pages whose broker works on a database."""
+WRITTEN = {"mongodb": "mongodb://127.0.0.1:27017/miniq"}
+"""How those pages name the database."""
 BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_examples_of_a_page_work(page: str, tmp_path: Path) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
-    with serving(f"rocksdb:{tmp_path / 'data'}") as served:
+    database = DATABASES.get(page, "rocksdb")
+    store = store_url(database, tmp_path / "data")
+    with serving(store) as served:
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        environ = os.environ | {"PATH": path, "MINIQ_URL": served.url}
         for kind, code in BLOCK.findall(text):
+<<<<<<< HEAD
             code = code.replace("http://127.0.0.1:5000", served.url).replace("tcp://127.0.0.1:5557", served.tcp)
+=======
+            code = code.replace("http://127.0.0.1:5000", served.url).replace(WRITTEN.get(database, store), store)
+>>>>>>> c80b286 (Messages in MongoDB: one document each, any number of brokers on one replica set)
             command = ["bash", "-euo", "pipefail", "-c"] if kind == "bash" else [sys.executable, "-W", "error", "-c"]
-            run = subprocess.run([*command, code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+            run = subprocess.run(
+                [*command, code], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60
+            )
             assert (run.returncode, run.stderr) == (0, ""), code
             if kind == "bash":
                 refused = re.findall(r'"code":"(\w+)"', run.stdout)

@@ -76,7 +76,9 @@ def test_a_url_that_cannot_be_connected_to_says_what_can(opener: Opener, bad: An
         opener(bad)
     assert caught.value.field == "url"
     assert repr(bad) in caught.value.text
-    assert "use http://HOST:PORT, a folder, rocksdb:DIR, leveldb:DIR or memory:" in caught.value.text
+    assert (
+        "use http://HOST:PORT, a folder, rocksdb:DIR, leveldb:DIR, mongodb://HOST/NAME or memory:" in caught.value.text
+    )
 
 
 @pytest.mark.parametrize(

@@ -32,12 +32,15 @@ from miniq.message import SECOND, Message, QueueSettings, Stored
 from miniq.store import open_store, window
 from miniq.store.base import ANY, FREE, Edit, Room, Store
 from miniq.store.memory import MemoryStore
+from tests import mongod
 from tests.clock import START
 from tests.conftest import store_url
 
 STEPS = int(os.environ.get("MINIQ_STEPS", "2000"))
 STEPS_PER_EXAMPLE = 50
 QUEUES = ("a", "b")
+DATABASES = ("mongodb",)
+"""Stores whose crashes are the database's own: see `tests/faults`."""
 T = TypeVar("T")
 
 queues = st.sampled_from(QUEUES)
@@ -93,6 +96,7 @@ class Machine(RuleBasedStateMachine):
         self.loop.run_until_complete(self.loop.shutdown_default_executor())
         self.loop.close()
         shutil.rmtree(self.folder, ignore_errors=True)
+        mongod.give_back()
 
     def chosen(self, queue: str, picked: list[int]) -> list[str]:
         known = self.known[queue]
@@ -285,7 +289,7 @@ class Machine(RuleBasedStateMachine):
         self.run(self.store.close())
         self.store = self.open()
 
-    @precondition(lambda self: self.kind != "memory")
+    @precondition(lambda self: self.kind not in ("memory", *DATABASES))
     @rule()
     def crash(self) -> None:
         """What `kill -9` leaves is what the operating system has: a copy of the files as they are now."""
@@ -353,6 +357,11 @@ def listing(folder: Path) -> dict[str, int]:
     return {str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.parametrize("kind", DATABASES)
+def test_a_store_in_a_database_answers_as_the_oracle_does(kind: str) -> None:
+    run_machine(kind, STEPS // 2)
+
+
 @pytest.mark.parametrize("kind", ["rocksdb", "leveldb"])
 @pytest.mark.parametrize("size", ["small", "real"])
 def test_a_store_answers_as_the_oracle_does(kind: str, size: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,11 +371,15 @@ def test_a_store_answers_as_the_oracle_does(kind: str, size: str, monkeypatch: p
         monkeypatch.setattr(window, "READ_MESSAGES", 3)
         monkeypatch.setattr(window, "CACHE_BYTES", 40)
         monkeypatch.setattr(window, "OWNERS", 1)
+    run_machine(kind, STEPS // 2)
+
+
+def run_machine(kind: str, steps: int) -> None:
     machine = type("Machine", (Machine,), {"kind": kind})
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=max(1, STEPS // 2 // STEPS_PER_EXAMPLE),
+            max_examples=max(1, steps // STEPS_PER_EXAMPLE),
             stateful_step_count=STEPS_PER_EXAMPLE,
             deadline=None,
             suppress_health_check=list(HealthCheck),

@@ -27,6 +27,10 @@ class Crowd:
         self.maker = Maker()
         self.where: dict[str, str] = {}
         """The queue of each message whose send was confirmed and which was not acked."""
+        self.met: set[str] = set()
+        """Handed out at least once, perhaps before the sender was told."""
+        self.over: set[str] = set()
+        """Acked."""
         self.moving: set[str] = set()
         self.held: set[str] = set()
         """With a consumer. Time stands still, so that no lease runs out."""
@@ -61,7 +65,8 @@ class Crowd:
         else:
             messages = self.maker.run(chance.choice([1, 3, 30]), priority=chance.choice([0, 0, 5]))
         for id in await put(self.store, messages):
-            self.where[id] = queue
+            if id not in self.met:
+                self.where[id] = queue
 
     async def receive(self, chance: random.Random, queue: str, token: str) -> None:
         consumer = chance.choice([None, "ann", "bob", "cy"])
@@ -79,6 +84,7 @@ class Crowd:
             what = chance.randrange(4)
             if what < 2:
                 del self.where[id]
+                self.over.add(id)
                 assert await drop(self.store, fence, queue) == ["done"]
             elif what == 2:
                 await self.store.reschedule(
@@ -94,6 +100,7 @@ class Crowd:
         assert self.where.get(id, queue) == queue
         self.where.setdefault(id, queue)
         self.held.add(id)
+        self.met.add(id)
         if group is not None:
             assert (queue, group) not in self.groups, "two of a group in flight"
             self.groups[queue, group] = id
@@ -127,7 +134,8 @@ class Crowd:
         )
         if done == ["done"]:
             # Somebody may have received it, and acked it, before we were told.
-            if message.id in self.where or await self.store.find(to, message.id) is not None:
+            there = message.id in self.where or await self.store.find(to, message.id) is not None
+            if there and message.id not in self.over:
                 self.where[message.id] = to
         else:
             assert receipt == FREE

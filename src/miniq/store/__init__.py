@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from miniq.errors import InvalidRequest
+from miniq.errors import InvalidRequest, MissingExtra
 from miniq.options import Options
 from miniq.store.base import Store
 
@@ -24,7 +24,15 @@ def open_store(url: str, options: Options | None = None) -> Store:
             durable=options.durability == "fsync",
             min_free_bytes=options.min_free_bytes,
         )
-    raise InvalidRequest(f"store: {url!r} is not a store; use rocksdb:DIR, leveldb:DIR or memory:", field="store")
+    if colon and scheme in ("mongodb", "mongodb+srv") and rest.startswith("//"):
+        try:
+            from miniq.store.mongodb import MongoStore
+        except ImportError:
+            raise MissingExtra("store: mongodb:// needs PyMongo: pip install 'miniq[mongodb]'", field="store") from None
+        return MongoStore(url, durable=options.durability == "fsync")
+    raise InvalidRequest(
+        f"store: {url!r} is not a store; use rocksdb:DIR, leveldb:DIR, mongodb://HOST/NAME or memory:", field="store"
+    )
 
 
 __all__ = ["Store", "open_store"]

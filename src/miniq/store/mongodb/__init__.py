@@ -1,0 +1,10 @@
+"""The MongoDB store: one document per message, for any number of brokers on one replica set.
+
+`store.py` is the contract, `documents.py` the legend of collections and fields, `queries.py` every query with its
+index, `link.py` the connection with its transactions and errors. `tallies.py` counts, `groups.py` chooses heads,
+`history.py` keeps events, `signals.py` tells other brokers of arrivals, `upkeep.py` clears away.
+"""
+
+from miniq.store.mongodb.store import MongoStore
+
+__all__ = ["MongoStore"]

@@ -1,0 +1,56 @@
+"""Which sends were made before. The name of a whole call is kept as a record too, under a name no message can have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from bson import ObjectId
+from pymongo import ReplaceOne
+
+from miniq.message import Message
+from miniq.store.base import Once
+from miniq.store.mongodb.link import Database, Session
+
+
+def call_name(call: Once) -> str:
+    return "\0" + call.name
+
+
+async def standing(
+    db: Database, session: Session, serial: ObjectId, messages: Sequence[Message], call: Once | None, now: int
+) -> dict[str, str]:
+    """What the records that concern a send say, as far as they have not run out."""
+    names = {message.dedup_id for message in messages if message.dedup_id is not None}
+    if call is not None:
+        names.add(call_name(call))
+    query = {"_id": {"$in": [f"{serial}:{name}" for name in names]}}
+    found = await db.dedup.find(query, session=session).to_list()
+    return {one["name"]: one["said"] for one in found if one["until"] > now}
+
+
+def sift(messages: Sequence[Message], stands: Mapping[str, str]) -> tuple[list[str], list[Message], dict[str, str]]:
+    """The ids that a send is answered with, the messages that are new, and the dedup ids they bring."""
+    ids: list[str] = []
+    fresh: list[Message] = []
+    brought: dict[str, str] = {}
+    for message in messages:
+        if message.dedup_id is not None:
+            first = brought.get(message.dedup_id) or stands.get(message.dedup_id)
+            if first is not None:
+                ids.append(first)
+                continue
+            brought[message.dedup_id] = message.id
+        ids.append(message.id)
+        fresh.append(message)
+    return ids, fresh, brought
+
+
+async def remember(db: Database, session: Session, serial: ObjectId, records: Mapping[str, tuple[str, int]]) -> None:
+    """Write records: what each says, and until when."""
+    changes = []
+    for name, (said, until) in records.items():
+        key = {"_id": f"{serial}:{name}"}
+        record = key | {"serial": serial, "name": name, "said": said, "until": until}
+        changes.append(ReplaceOne(key, record, upsert=True))
+    if changes:
+        await db.dedup.bulk_write(changes, ordered=False, session=session)

@@ -1,0 +1,133 @@
+"""What the collections hold, and how messages become documents.
+
+meta       `format`: the version below. `history`: first and last offset, bytes. `last_id`: of queues that are gone.
+           `revision`: rises with every change of queues or records.
+queues     _id is the name. `number` names its messages and changes when it is emptied; `serial` names its dedup
+           records and stays. Whatever has a number that no queue has is garbage.
+messages   _id is the message's id; the fields of `Message` under their own names, None left out, and its state.
+           number        the queue's
+           lane          the recipient, "" for anybody
+           group_key     number and group, where it has one: see `groups`
+           size          what it counts for
+           visible_at, receives, receipt, consumer, taken_at
+           line          the number, while it can be taken once `visible_at` has come
+           timed         the number, while `visible_at` lies ahead, as far as anybody has noticed
+           waits         true if it is in a group and not its head: then it has no `line`
+groups     _id is a group_key, `head` the id of its head; there while the group has messages.
+tallies    _id is NUMBER.SLOT: messages, bytes and highest id that changes through this slot added to the queue.
+           The sum over a number's slots is the queue's count. Each change writes one, so that emptying or
+           deleting the queue, which removes them, conflicts with every change under way.
+dedup      _id is SERIAL:DEDUP_ID: the id that stands, and until when.
+records    _id is KIND:NAME.
+events     the events of one change, as MessagePack. `pending` orders those that have no offsets yet; `first` and
+           `last` are the offsets given later, by whoever reads the history next.
+signals    capped: hints to other brokers that messages came.
+
+How to change this: raise `FORMAT`, and let `MongoStore.open` bring older ones up to date.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from bson import ObjectId
+
+from miniq.message import DeadLetter, Message, QueueSettings, Stored
+
+FORMAT = 1
+COLLECTIONS = ("meta", "queues", "messages", "groups", "tallies", "dedup", "records", "events", "signals")
+
+LEASE = ("receipt", "consumer", "taken_at")
+"""The fields that a lease brings and a release takes away."""
+
+Document = Mapping[str, Any]
+
+
+def message_document(message: Message, number: ObjectId, now: int, waits: bool) -> dict[str, Any]:
+    """A message that arrives: ready at its `due_at`, received by nobody."""
+    found: dict[str, Any] = {
+        "_id": message.id,
+        "queue": message.queue,
+        "number": number,
+        "lane": message.recipient or "",
+        "size": message.size,
+        "visible_at": message.due_at,
+        "receives": 0,
+        "sent_at": message.sent_at,
+        "due_at": message.due_at,
+        "body": message.body,
+        "content_type": message.content_type,
+        "priority": message.priority,
+    }
+    if message.headers is not None:
+        # Pairs, not a document: a name may hold what a field of a document may not.
+        found["headers"] = [[name, value] for name, value in message.headers.items()]
+    if message.expires_at is not None:
+        found["expires_at"] = message.expires_at
+    if message.key is not None:
+        found["key"] = message.key
+    if message.recipient is not None:
+        found["recipient"] = message.recipient
+    if message.group is not None:
+        found["group"] = message.group
+        found["group_key"] = group_key(number, message.group)
+    if message.dedup_id is not None:
+        found["dedup_id"] = message.dedup_id
+    if message.dead is not None:
+        found["dead"] = msgspec.structs.asdict(message.dead)
+    if waits:
+        found["waits"] = True
+    place = place_of(message.due_at, now, waits)
+    if place is not None:
+        found[place] = number
+    return found
+
+
+def message_of(found: Document) -> Message:
+    """The message that a document holds."""
+    headers, dead = found.get("headers"), found.get("dead")
+    return Message(
+        found["_id"],
+        found["queue"],
+        found["sent_at"],
+        found["due_at"],
+        found["body"],
+        found["content_type"],
+        found["priority"],
+        None if headers is None else dict(headers),
+        found.get("expires_at"),
+        found.get("key"),
+        found.get("recipient"),
+        found.get("group"),
+        found.get("dedup_id"),
+        None if dead is None else DeadLetter(**dead),
+    )
+
+
+def stored_of(found: Document) -> Stored:
+    """The message with its state."""
+    return Stored(
+        message_of(found), found["visible_at"], found["receives"], found.get("receipt"), found.get("consumer")
+    )
+
+
+def place_of(visible_at: int, now: int, waits: bool) -> str | None:
+    """The field that says where a message stands: `timed`, `line`, or neither."""
+    if visible_at > now:
+        return "timed"
+    return None if waits else "line"
+
+
+def group_key(number: ObjectId, group: str) -> str:
+    return f"{number}:{group}"
+
+
+def encode_settings(settings: QueueSettings) -> dict[str, Any]:
+    return msgspec.structs.asdict(settings)
+
+
+def decode_settings(found: Document) -> QueueSettings:
+    """Settings that a later version added are left out by an earlier one."""
+    return msgspec.convert(dict(found), QueueSettings)

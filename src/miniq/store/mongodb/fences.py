@@ -1,0 +1,72 @@
+"""What a fence says about a document, and how the changes it allows look."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from bson import ObjectId
+
+from miniq.message import Event, EventName, Outcome
+from miniq.store import events
+from miniq.store.base import ANY, FREE, Fence
+from miniq.store.mongodb.documents import LEASE, Document, place_of
+from miniq.store.mongodb.link import Database, Session
+
+WITHOUT_BODY = {"body": 0, "headers": 0, "dead": 0}
+
+
+async def fenced(
+    db: Database, session: Session, number: ObjectId, fences: Sequence[Fence]
+) -> dict[str, dict[str, Any]]:
+    """The documents that fences name, without what users put into them."""
+    query = {"_id": {"$in": [id for id, _ in fences]}, "number": number}
+    found = await db.messages.find(query, WITHOUT_BODY, session=session).to_list()
+    return {one["_id"]: one for one in found}
+
+
+def check(found: Document | None, receipt: str, now: int) -> Outcome:
+    """Whether a fence holds."""
+    if found is None:
+        return "missing"
+    if receipt == FREE:
+        return "leased" if found["visible_at"] > now and "receipt" in found else "done"
+    return "done" if receipt in (ANY, found.get("receipt")) else "stale"
+
+
+def state_change(number: ObjectId, visible_at: int, now: int, waits: bool, **fields: Any) -> dict[str, Any]:
+    """An update that gives a message a new `visible_at` and other fields; None removes one."""
+    fields |= {"visible_at": visible_at, "line": None, "timed": None}
+    place = place_of(visible_at, now, waits)
+    if place is not None:
+        fields[place] = number
+    gone = {name: "" for name, value in fields.items() if value is None}
+    return {"$set": {name: value for name, value in fields.items() if value is not None}, "$unset": gone}
+
+
+def lease(number: ObjectId, now: int, until: int, token: str, consumer: str | None) -> dict[str, Any]:
+    """The update that hands a message out."""
+    change = state_change(number, until, now, False, receipt=token, consumer=consumer, taken_at=now)
+    return change | {"$inc": {"receives": 1}}
+
+
+def release(number: ObjectId, visible_at: int, now: int, waits: bool) -> dict[str, Any]:
+    """The update that gives a message back."""
+    return state_change(number, visible_at, now, waits, **dict.fromkeys(LEASE))
+
+
+def left(event: EventName, found: Document, now: int, reason: str | None, held: int | None = None) -> Event:
+    """A lease ended or a message left. Unless `held` is given the consumer had it until now."""
+    if held is None and "receipt" in found and "taken_at" in found:
+        held = now - found["taken_at"]
+    return events.left(
+        event,
+        found["queue"],
+        found["_id"],
+        found["size"],
+        now,
+        receives=found["receives"],
+        consumer=found.get("consumer"),
+        held=held,
+        reason=reason,
+    )

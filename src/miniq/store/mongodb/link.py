@@ -1,0 +1,262 @@
+"""The connection to a MongoDB: transactions that are repeated where that is safe, and the driver's errors in our words.
+
+Every call has `patience` seconds. A transaction that met another one is run again. One whose fate is not known, since
+the server went away or the caller did, is ended at the server in the background, so that what it holds does not stay
+held until the server loses patience (a minute).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import time
+import warnings
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
+
+import pymongo
+from bson.errors import BSONError
+from pymongo import AsyncMongoClient, ReadPreference
+from pymongo.asynchronous.client_session import AsyncClientSession
+from pymongo.asynchronous.database import AsyncDatabase
+from pymongo.errors import (
+    BulkWriteError,
+    ConfigurationError,
+    ConnectionFailure,
+    DocumentTooLarge,
+    ExecutionTimeout,
+    InvalidOperation,
+    OperationFailure,
+    PyMongoError,
+    WriteConcernError,
+)
+from pymongo.read_concern import ReadConcern
+from pymongo.write_concern import WriteConcern
+
+from miniq.errors import Closed, InvalidRequest, MiniQError, NoSpace, StoreError, StoreUnavailable, TooLarge
+
+T = TypeVar("T")
+Session = AsyncClientSession
+Database = AsyncDatabase[dict[str, Any]]
+
+SELECTION_MS = 2000
+"""How long a call waits for a server that is away, unless the URL says otherwise."""
+FAREWELL = 2.0
+"""How long closing waits for transactions to be ended."""
+DATABASE = "miniq"
+"""The database, unless the URL names one."""
+OLDEST_WIRE = 17
+"""What MongoDB 6.0 speaks."""
+DUPLICATE = 11000
+UNAVAILABLE = {6, 7, 50, 64, 89, 91, 100, 133, 189, 202, 262, 9001, 10107, 11600, 11602, 13435, 13436}
+"""Codes of a server that is too slow, goes down, elects another, or cannot have a change confirmed."""
+DISK_FULL = {14031}
+DENIED = {13, 18}
+
+
+class Contended(StoreUnavailable):
+    """Others change the same documents."""
+
+
+class Link:
+    """A client, its database, and the ways to change something there."""
+
+    def __init__(self, url: str, *, durable: bool, connections: int, patience: float) -> None:
+        self.patience = patience
+        self._url = url
+        self._connections = connections
+        self._sure = WriteConcern("majority", j=True) if durable else WriteConcern(1)
+        self._client: AsyncMongoClient[dict[str, Any]] | None = None
+        self._errands: set[asyncio.Task[None]] = set()
+
+    async def open(self) -> None:
+        """Connect, and refuse a server that cannot keep our promises."""
+        defaults = {"serverSelectionTimeoutMS": SELECTION_MS, "connectTimeoutMS": SELECTION_MS}
+        if self._connections:
+            defaults["maxPoolSize"] = self._connections
+        options: dict[str, Any] = {
+            name: value for name, value in defaults.items() if f"{name}=".lower() not in self._url.lower()
+        }
+        try:
+            with warnings.catch_warnings():
+                # The driver only warns of an option that it does not know.
+                warnings.simplefilter("error", UserWarning)
+                self._client = AsyncMongoClient(self._url, appname="miniq", **options)
+                _ = self.database
+        except (PyMongoError, ValueError, UserWarning) as error:
+            raise InvalidRequest(f"store: not a MongoDB URL that can be used: {error}", field="store") from None
+        try:
+            with translated():
+                hello = await self._client.admin.command("hello")
+            _check_server(shown(self._url), hello)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Let go of all connections. Harmless to repeat."""
+        if self._errands:
+            _, late = await asyncio.wait(self._errands, timeout=FAREWELL)
+            for errand in late:
+                errand.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
+
+    @property
+    def client(self) -> AsyncMongoClient[dict[str, Any]]:
+        if self._client is None:
+            raise Closed("the store is closed")
+        return self._client
+
+    @property
+    def database(self) -> Database:
+        """What is read here is committed by a majority; what is written is too, and on disk."""
+        return self.client.get_default_database(
+            DATABASE,
+            read_preference=ReadPreference.PRIMARY,
+            read_concern=ReadConcern("majority"),
+            write_concern=self._sure,
+        )
+
+    @contextmanager
+    def call(self, patience: float | None = None) -> Iterator[Database]:
+        """The database for what needs no transaction: bounded in time, with our errors."""
+        database = self.database
+        with translated(), pymongo.timeout(patience or self.patience):
+            yield database
+
+    async def transact(self, work: Callable[[Session], Awaitable[T]], *, again: bool = True) -> T:
+        """Run `work` in a transaction and commit it. If it met another one, run it `again`, or raise `Contended`. So
+        `work` may run several times, and must change nothing but the database."""
+        client = self.client
+        deadline = time.monotonic() + self.patience
+        pause = 0.001
+        while True:
+            session = client.start_session(causal_consistency=False)
+            try:
+                with pymongo.timeout(max(deadline - time.monotonic(), 0.01)):
+                    await session.start_transaction(ReadConcern("snapshot"), self._sure, ReadPreference.PRIMARY)
+                    answer = await work(session)
+                    await _commit(session, deadline)
+            except PyMongoError as error:
+                await self._abandon(session, answered=not _in_doubt(error))
+                if not _may_repeat(error) or not again or time.monotonic() >= deadline:
+                    raise told(error) from error
+            except MiniQError:
+                await self._abandon(session, answered=True)
+                raise
+            except BaseException:
+                await self._abandon(session, answered=False)
+                raise
+            else:
+                await session.end_session()
+                return answer
+            await asyncio.sleep(random.uniform(0, pause))  # noqa: S311
+            pause = min(pause * 2, 0.1)
+
+    async def _abandon(self, session: Session, *, answered: bool) -> None:
+        """End a transaction that was not committed; in the background if nobody may answer."""
+        if answered:
+            with suppress(PyMongoError), pymongo.timeout(1):
+                await session.end_session()
+        else:
+            errand = asyncio.create_task(self._end_at_server(session))
+            self._errands.add(errand)
+            errand.add_done_callback(self._errands.discard)
+
+    async def _end_at_server(self, session: Session) -> None:
+        until = time.monotonic() + 60
+        while self._client is not None and time.monotonic() < until:
+            try:
+                with pymongo.timeout(2):
+                    await self._client.admin.command("killSessions", [session.session_id])
+                    await session.end_session()
+                return
+            except PyMongoError:
+                await asyncio.sleep(0.2)
+
+
+async def _commit(session: Session, deadline: float) -> None:
+    """Commit, and ask again while nobody knows whether it happened: repeating it is harmless."""
+    while True:
+        try:
+            await session.commit_transaction()
+            return
+        except PyMongoError as error:
+            if not error.has_error_label("UnknownTransactionCommitResult") or time.monotonic() >= deadline:
+                raise
+            await asyncio.sleep(0.05)
+
+
+def _may_repeat(error: PyMongoError) -> bool:
+    """Whether a transaction surely came to nothing, and may do better next time."""
+    return error.has_error_label("TransientTransactionError") or _is_duplicate(error)
+
+
+def _is_duplicate(error: PyMongoError) -> bool:
+    """Two transactions made the same record. Only one of them could."""
+    if isinstance(error, BulkWriteError):
+        return any(one.get("code") == DUPLICATE for one in (error.details or {}).get("writeErrors", ()))
+    return isinstance(error, OperationFailure) and error.code == DUPLICATE
+
+
+def _in_doubt(error: PyMongoError) -> bool:
+    """Whether the server may still have the transaction open."""
+    return isinstance(error, ConnectionFailure) or error.timeout
+
+
+def _check_server(where: str, hello: dict[str, Any]) -> None:
+    if hello.get("maxWireVersion", 0) < OLDEST_WIRE:
+        raise StoreError(f"store: the MongoDB at {where} is older than 6.0; use 6.0 or later", field="store")
+    if "setName" not in hello and hello.get("msg") != "isdbgrid":
+        raise StoreError(
+            f"store: the MongoDB at {where} is a standalone server, and those have no transactions; start it with "
+            "--replSet NAME and run rs.initiate() once (a set of one server is enough)",
+            field="store",
+        )
+
+
+# Errors
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """The driver's errors, in our words."""
+    try:
+        yield
+    except (PyMongoError, BSONError) as error:
+        raise told(error) from error
+
+
+def told(error: Exception) -> MiniQError:
+    """What an error of the driver is to our callers."""
+    text = re.split(r" \(configured timeouts|, Timeout: |, full error: ", str(error))[0]
+    code = error.code if isinstance(error, OperationFailure) else None
+    if isinstance(error, DocumentTooLarge):
+        return TooLarge(f"body: a message does not fit into a document of MongoDB (16 MiB): {text}", field="body")
+    if isinstance(error, ConfigurationError):
+        return InvalidRequest(f"store: not a MongoDB that can be used: {text}", field="store")
+    if isinstance(error, InvalidOperation):
+        return Closed("the store is closed")
+    if isinstance(error, ConnectionFailure):
+        return StoreUnavailable(f"store: the database is away: {text}", field="store")
+    if isinstance(error, ExecutionTimeout) or (isinstance(error, PyMongoError) and error.timeout):
+        return StoreUnavailable(f"store: the database did not answer in time: {text}", field="store")
+    if code in DISK_FULL:
+        return NoSpace(f"store: the disk of the database is full: {text}", field="store")
+    if code in DENIED:
+        return StoreError(f"store: the database refuses this user: {text}; see docs/howto/mongodb.md", field="store")
+    if isinstance(error, WriteConcernError) or code in UNAVAILABLE:
+        return StoreUnavailable(f"store: the database cannot do it now: {text}", field="store")
+    if isinstance(error, PyMongoError) and _may_repeat(error):
+        return Contended(f"store: too many changes of the same messages at once: {text}", field="store")
+    return StoreError(f"store: {text}", field="store")
+
+
+def shown(url: str) -> str:
+    """The servers of a URL, without user and password."""
+    return re.sub(r"^mongodb(\+srv)?://([^/]*@)?", "", url).partition("/")[0]

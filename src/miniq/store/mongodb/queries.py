@@ -1,0 +1,181 @@
+"""Every query that looks for documents by more than their `_id`, and the indexes that serve them.
+
+`tests/store/test_mongodb_plans.py` asks the server for the plan of each, on 100,000 messages.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bson import ObjectId
+from pymongo import ASCENDING, DESCENDING, IndexModel
+
+Query = dict[str, Any]
+Pipeline = list[dict[str, Any]]
+
+PRIORITIES = list(range(10))
+IN_LINE = {"priority": DESCENDING, "_id": ASCENDING}
+BY_MOMENT = {"visible_at": ASCENDING, "_id": ASCENDING}
+
+
+def _present(field: str) -> Query:
+    return {"partialFilterExpression": {field: {"$exists": True}}}
+
+
+INDEXES: dict[str, list[IndexModel]] = {
+    "messages": [
+        # Who can be taken, in order. Leased and delayed messages are not in it, so nobody walks over them.
+        IndexModel({"line": 1, "lane": 1, "priority": -1, "_id": 1}, name="line", **_present("line")),
+        # Leases and delays by the moment they end; `receipt` tells them apart without a look at the message.
+        IndexModel({"timed": 1, "visible_at": 1, "_id": 1, "receipt": 1}, name="timed", **_present("timed")),
+        # All of a queue in queue order.
+        IndexModel({"number": 1, "priority": -1, "_id": 1}, name="queue"),
+        IndexModel({"group_key": 1, "_id": 1}, name="group", **_present("group_key")),
+        IndexModel({"receipt": 1, "_id": 1}, name="receipt", **_present("receipt")),
+    ],
+    "groups": [IndexModel({"number": 1}, name="number")],
+    "tallies": [IndexModel({"number": 1}, name="number")],
+    "dedup": [IndexModel({"until": 1}, name="until")],
+    "records": [IndexModel({"kind": 1}, name="kind")],
+    "events": [
+        IndexModel({"pending": 1}, name="pending", **_present("pending")),
+        IndexModel({"last": 1}, name="last", unique=True, **_present("last")),
+        IndexModel({"queues": 1, "last": 1}, name="queue", **_present("last")),
+    ],
+}
+
+
+# Messages
+
+
+def takeable(number: ObjectId, consumer: str | None, now: int) -> Query:
+    """What a consumer may have now; sort by `IN_LINE`."""
+    lanes = [""] if not consumer else ["", consumer]
+    return {"line": number, "lane": {"$in": lanes}, "visible_at": {"$lte": now}}
+
+
+def look(queue: str, number: ObjectId, consumer: str | None, now: int, limit: int) -> Pipeline:
+    """One look before taking: the candidates in order, whether anything timed is due, and the queue's number as it
+    is now. An answer has `size`, `due` or `number`."""
+    return [
+        {"$match": takeable(number, consumer, now)},
+        {"$sort": IN_LINE},
+        {"$limit": limit},
+        {"$project": {"size": 1}},
+        {
+            "$unionWith": {
+                "coll": "messages",
+                "pipeline": [
+                    {"$match": due(number, now)},
+                    {"$limit": 1},
+                    {"$project": {"due": {"$literal": True}}},
+                ],
+            }
+        },
+        {"$unionWith": {"coll": "queues", "pipeline": [{"$match": {"_id": queue}}, {"$project": {"number": 1}}]}},
+    ]
+
+
+def oldest(number: ObjectId, now: int) -> Query:
+    """Those that anybody may take next, whatever their priority; sort by `_id`, in which the moment stands."""
+    return {"line": number, "lane": "", "priority": {"$in": PRIORITIES}, "visible_at": {"$lte": now}}
+
+
+def due(number: ObjectId, now: int) -> Query:
+    """Timed messages whose moment has come."""
+    return {"timed": number, "visible_at": {"$lte": now}}
+
+
+def ahead(number: ObjectId, now: int) -> Query:
+    """Timed messages whose moment lies ahead; sort by `BY_MOMENT`."""
+    return {"timed": number, "visible_at": {"$gt": now}}
+
+
+def tally_of_ahead(number: ObjectId, now: int) -> Pipeline:
+    """How many messages are leased (`_id` true) and how many delayed."""
+    return [
+        {"$match": ahead(number, now)},
+        {"$group": {"_id": {"$gt": ["$receipt", None]}, "count": {"$sum": 1}}},
+    ]
+
+
+STAND_IN_LINE: Pipeline = [
+    {"$set": {"line": {"$cond": [{"$eq": ["$waits", True]}, "$$REMOVE", "$timed"]}}},
+    {"$unset": "timed"},
+]
+"""The update for what is due."""
+
+
+def rest_of_priority(number: ObjectId, priority: int, after: str) -> Query:
+    """All of one priority after an id; sort by `IN_LINE`, with a hint: the server likes the index of `_id` better."""
+    return {"number": number, "priority": priority, "_id": {"$gt": after}}
+
+
+def below_priority(number: ObjectId, priority: int) -> Query:
+    """All of lower priorities; sort by `IN_LINE`."""
+    return {"number": number, "priority": {"$lt": priority}}
+
+
+def rest_of_moment(number: ObjectId, visible_at: int, after: str) -> Query:
+    """Timed messages of one moment after an id; sort by `BY_MOMENT`, with a hint."""
+    return {"timed": number, "visible_at": visible_at, "_id": {"$gt": after}}
+
+
+def held(receipt: str) -> Query:
+    """All that one receive handed out; sort by `_id`."""
+    return {"receipt": receipt}
+
+
+def next_of_groups(keys: list[str]) -> Pipeline:
+    """The lowest message of each group, in `next`: a list of one, or empty."""
+    return [
+        {"$match": {"_id": {"$in": keys}}},
+        {
+            "$lookup": {
+                "from": "messages",
+                "localField": "_id",
+                "foreignField": "group_key",
+                "pipeline": [
+                    {"$sort": {"_id": 1}},
+                    {"$limit": 1},
+                    {"$project": {"visible_at": 1, "lane": 1, "timed": 1}},
+                ],
+                "as": "next",
+            }
+        },
+    ]
+
+
+def of_number(number: ObjectId) -> Query:
+    """Everything with a number: messages, groups or tallies."""
+    return {"number": number}
+
+
+FOLD_AT = 64
+SLOTS: Pipeline = [
+    {"$group": {"_id": "$number", "slots": {"$sum": 1}}},
+    {"$match": {"slots": {"$gt": FOLD_AT}}},
+]
+"""Numbers of queues that have many counters, of processes that are gone most likely."""
+
+
+# Dedup records and history
+
+
+def ran_out(now: int) -> Query:
+    return {"until": {"$lte": now}}
+
+
+PENDING: Query = {"pending": {"$exists": True}}
+"""Events that have no offsets yet; sort by `pending`."""
+
+
+def events_after(offset: int, queue: str | None) -> Query:
+    """Events with offsets above one, of one queue if given; sort by `last`."""
+    found: Query = {"last": {"$gt": offset}}
+    return found if queue is None else {"queues": queue} | found
+
+
+def events_upto(offset: int) -> Query:
+    """Records of which no event is above an offset; sort by `last`."""
+    return {"last": {"$lte": offset}}

@@ -1,0 +1,75 @@
+"""What a database needs before it is used: the format's mark, collections and indexes. Harmless to repeat, also by
+several brokers that start together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pymongo.errors import CollectionInvalid, OperationFailure
+
+from miniq.errors import StoreFormat
+from miniq.store.mongodb import queries
+from miniq.store.mongodb.documents import COLLECTIONS, FORMAT
+from miniq.store.mongodb.link import Database, Link
+
+SIGNAL_BYTES = 1024 * 1024
+EXISTS = 48
+PATIENCE = 60.0
+"""Seconds: an index of a large collection takes a while when a later version brings a new one."""
+
+
+async def prepare(link: Link) -> None:
+    """Check the format, or mark an empty database as ours; make what is missing."""
+    with link.call(PATIENCE) as db:
+        there = set(await db.list_collection_names())
+        await _check_format(db, there)
+        for name in COLLECTIONS:
+            if name not in there:
+                await _make(db, name)
+        for name, indexes in queries.INDEXES.items():
+            await db[name].create_indexes(indexes)
+        await db.meta.update_one({"_id": "history"}, {"$setOnInsert": {"first": 1, "last": 0, "bytes": 0}}, upsert=True)
+        await db.meta.update_one({"_id": "format"}, {"$setOnInsert": {"version": FORMAT}}, upsert=True)
+
+
+async def _check_format(db: Database, there: set[str]) -> None:
+    found = await _format(db)
+    if found is None and await _is_foreign(db, there):
+        # Unless another broker has just made it ours.
+        found = await _format(db)
+        if found is None:
+            raise StoreFormat(
+                f"store: database {db.name!r} is not MiniQ's, but has collections of the same names; "
+                "name another one at the end of the URL",
+                field="store",
+            )
+    if found not in (None, FORMAT):
+        raise StoreFormat(
+            f"store: database {db.name!r} has format {found!r}, this version of MiniQ knows {FORMAT}; "
+            "use the version that wrote it",
+            field="store",
+        )
+
+
+async def _format(db: Database) -> Any:
+    mark = await db.meta.find_one({"_id": "format"})
+    return None if mark is None else mark.get("version")
+
+
+async def _is_foreign(db: Database, there: set[str]) -> bool:
+    """Whether any collection holds something. What we made ourselves is empty until the mark is there."""
+    for name in sorted(there & set(COLLECTIONS)):
+        if await db[name].find_one({"_id": {"$ne": "history"}}, {"_id": 1}) is not None:
+            return True
+    return False
+
+
+async def _make(db: Database, name: str) -> None:
+    capped: dict[str, Any] = {"capped": True, "size": SIGNAL_BYTES} if name == "signals" else {}
+    try:
+        await db.create_collection(name, **capped)
+    except CollectionInvalid:
+        pass
+    except OperationFailure as error:
+        if error.code != EXISTS:  # another broker was faster
+            raise

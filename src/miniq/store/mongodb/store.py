@@ -1,0 +1,642 @@
+"""The contract over MongoDB. `documents.py` is the legend of what is stored, `queries.py` has the queries."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+from bson import ObjectId
+from msgspec import Struct
+from pymongo import ReplaceOne
+from pymongo.read_concern import ReadConcern
+
+from miniq.errors import InvalidRequest, QueueNotFound
+from miniq.message import (
+    Counts,
+    Event,
+    EventName,
+    History,
+    HistoryPage,
+    HistorySpan,
+    Message,
+    Outcome,
+    Page,
+    QueueSettings,
+    Status,
+    Stored,
+)
+from miniq.store import events
+from miniq.store.base import Edit, Fence, Once, ReadyHint, Room, check_room
+from miniq.store.mongodb import browse, dedup, groups, queries, setup, tallies, upkeep
+from miniq.store.mongodb import fences as fencing
+from miniq.store.mongodb.documents import (
+    LEASE,
+    Document,
+    decode_settings,
+    encode_settings,
+    message_document,
+    message_of,
+    stored_of,
+)
+from miniq.store.mongodb.fences import check, fenced, left
+from miniq.store.mongodb.history import HistoryLog
+from miniq.store.mongodb.link import Contended, Database, Link, Session
+from miniq.store.mongodb.signals import Signals
+from miniq.store.mongodb.takers import Candidate, Takers
+from miniq.store.mongodb.tallies import SlotGone, Slots
+
+T = TypeVar("T")
+LOCAL = ReadConcern("local")
+SPREAD = 32
+"""How far from the front a take looks when other brokers were faster."""
+MOST_CANDIDATES = 20_000
+
+
+class Named(Struct, frozen=True):
+    """What a queue is called in keys: see `documents.py`. Remembered, and checked by every change."""
+
+    number: ObjectId
+    serial: ObjectId
+
+
+Numbers = Mapping[str, Named]
+
+
+class MongoStore:
+    """One database, any number of processes; see `Store` for what each method promises."""
+
+    shared = True
+
+    def __init__(self, url: str, *, durable: bool = True, connections: int = 0, timeout: float = 10.0) -> None:
+        self.on_ready: ReadyHint = lambda queue, recipient, count: None
+        self.on_change: Callable[[], None] = lambda: None
+        self._link = Link(url, durable=durable, connections=connections, patience=timeout)
+        self._signals = Signals(self._link)
+        self._log = HistoryLog(self._link)
+        self._slots = Slots()
+        self._making = asyncio.Lock()
+        self._named: dict[str, Named] = {}
+        self._takers: dict[str, Takers] = {}
+
+    async def open(self) -> None:
+        await self._link.open()
+        try:
+            await setup.prepare(self._link)
+        except BaseException:
+            await self._link.close()
+            raise
+        self._signals.start(
+            lambda queue, recipient, count: self.on_ready(queue, recipient, count), lambda: self.on_change()
+        )
+
+    async def close(self) -> None:
+        await self._signals.stop()
+        await self._link.close()
+
+    def failure(self) -> Exception | None:
+        return None
+
+    async def check(self) -> None:
+        with self._link.call() as db:
+            await db.command("hello")
+
+    # Queues
+
+    async def queues(self) -> dict[str, QueueSettings]:
+        with self._link.call() as db:
+            found = await db.queues.find({}).to_list()
+        return {one["_id"]: decode_settings(one["settings"]) for one in found}
+
+    async def save_queue(self, name: str, settings: QueueSettings) -> None:
+        async def work(session: Session) -> None:
+            await self._link.database.queues.update_one({"_id": name}, _saved(settings), upsert=True, session=session)
+
+        await self._revise(work)
+
+    async def change_queue(self, name: str, was: QueueSettings | None, settings: QueueSettings) -> bool:
+        async def work(session: Session) -> bool:
+            queues = self._link.database.queues
+            found = await queues.find_one({"_id": name}, {"settings": 1}, session=session)
+            if (None if found is None else decode_settings(found["settings"])) != was:
+                return False
+            await queues.update_one({"_id": name}, _saved(settings), upsert=True, session=session)
+            return True
+
+        return await self._revise(work)
+
+    async def delete_queue(self, name: str) -> bool:
+        async def work(session: Session) -> bool:
+            db = self._link.database
+            found = await db.queues.find_one_and_delete({"_id": name}, session=session)
+            if found is not None:
+                await tallies.remove(db, session, found["number"])
+            return found is not None
+
+        self._named.pop(name, None)
+        return await self._revise(work)
+
+    async def records(self, kind: str) -> dict[str, bytes]:
+        with self._link.call() as db:
+            return {one["name"]: one["value"] for one in await db.records.find({"kind": kind}).to_list()}
+
+    async def save_record(self, kind: str, name: str, value: bytes | None) -> None:
+        key = {"_id": f"{kind}:{name}"}
+
+        async def work(session: Session) -> None:
+            records = self._link.database.records
+            if value is None:
+                await records.delete_one(key, session=session)
+            else:
+                record = key | {"kind": kind, "name": name, "value": value}
+                await records.replace_one(key, record, upsert=True, session=session)
+
+        await self._revise(work)
+
+    async def revision(self) -> int:
+        with self._link.call() as db:
+            found = await db.meta.find_one({"_id": "revision"})
+        return 0 if found is None else int(found["number"])
+
+    async def last_id(self) -> str:
+        with self._link.call() as db:
+            return await tallies.last_id(db)
+
+    # Messages
+
+    async def put(
+        self,
+        messages: Sequence[Message],
+        *,
+        now: int,
+        dedup_until: int,
+        room: Room | None,
+        keep: History,
+        call: Once | None = None,
+    ) -> list[str]:
+        queue = messages[0].queue
+
+        async def work(named: Numbers, slot: str, session: Session) -> tuple[list[str], Sequence[Message]]:
+            db = self._link.database
+            number, serial = named[queue].number, named[queue].serial
+            ids = [message.id for message in messages]
+            fresh = messages
+            known: dict[str, str] = {}
+            if call is not None or any(message.dedup_id is not None for message in messages):
+                stands = await dedup.standing(db, session, serial, messages, call, now)
+                if call is not None and (given := stands.get(dedup.call_name(call))) is not None:
+                    await tallies.add(db, session, queue, number, slot, 0, 0)
+                    return given.split(","), []
+                ids, fresh, known = dedup.sift(messages, stands)
+            if room is not None:
+                await self._check_room(db, session, queue, number, room, fresh)
+            if fresh:
+                waiting = await groups.join(db, session, number, fresh)
+                documents = [message_document(one, number, now, one.id in waiting) for one in fresh]
+                await db.messages.insert_many(documents, session=session)
+            size = sum(message.size for message in fresh)
+            last = max((message.id for message in fresh), default="")
+            await tallies.add(db, session, queue, number, slot, len(fresh), size, last)
+            remembered = {dedup_id: (id, dedup_until) for dedup_id, id in known.items()}
+            if call is not None:
+                remembered[dedup.call_name(call)] = (",".join(ids), call.until)
+            await dedup.remember(db, session, serial, remembered)
+            if keep != "off":
+                await self._log.append(db, session, [events.sent(one, now, None, keep) for one in fresh])
+            return ids, fresh
+
+        ids, fresh = await self._change([queue], work)
+        self._ready(queue, [message.recipient for message in fresh])
+        return ids
+
+    async def take(
+        self,
+        queue: str,
+        *,
+        limit: int,
+        max_bytes: int,
+        now: int,
+        until: int,
+        token: str,
+        consumer: str | None,
+        keep: History,
+    ) -> list[Stored]:
+        takers = self._takers.setdefault(queue, Takers())
+        lease = self._lease if keep == "off" else self._lease_and_tell
+        deadline = time.monotonic() + self._link.patience
+        spread = False
+        try:
+            while time.monotonic() < deadline:
+                with takers.looking() as gone:
+                    number, candidates = await self._look(queue, takers, limit, consumer, now, spread)
+                    chosen = takers.choose(candidates, gone, limit, max_bytes, spread)
+                if not chosen:
+                    break
+                with takers.going_for(chosen):
+                    try:
+                        found = await lease(queue, number, chosen, now, until, token, consumer)
+                    except Contended:
+                        found = []
+                if len(found) < len(chosen):
+                    # Whoever was told that these are taken looks again.
+                    self.on_ready(queue, None, len(chosen) - len(found))
+                if found:
+                    return [stored_of(one) for one in sorted(found, key=_in_line)]
+                spread = True
+        finally:
+            if takers.idle:
+                self._takers.pop(queue, None)
+        return []
+
+    async def drop(
+        self,
+        queue: str,
+        fences: Sequence[Fence],
+        *,
+        now: int,
+        event: EventName,
+        reason: str | None,
+        keep: History,
+    ) -> list[Outcome]:
+        async def work(named: Numbers, slot: str, session: Session) -> tuple[list[Outcome], list[str | None]]:
+            db = self._link.database
+            number = named[queue].number
+            found = await fenced(db, session, number, fences)
+            outcomes: list[Outcome] = []
+            gone: list[Document] = []
+            for id, receipt in fences:
+                outcome = check(found.get(id), receipt, now)
+                outcomes.append(outcome)
+                if outcome == "done":
+                    gone.append(found.pop(id))
+            heads: list[str | None] = []
+            if gone:
+                await db.messages.delete_many({"_id": {"$in": [one["_id"] for one in gone]}}, session=session)
+                heads = await groups.leave(db, session, number, gone)
+            size = sum(one["size"] for one in gone)
+            await tallies.add(db, session, queue, number, slot, -len(gone), -size)
+            if keep != "off":
+                await self._log.append(db, session, [left(event, one, now, reason) for one in gone])
+            return outcomes, heads
+
+        outcomes, heads = await self._change([queue], work)
+        self._ready(queue, heads)
+        return outcomes
+
+    async def reschedule(
+        self,
+        queue: str,
+        fences: Sequence[Fence],
+        *,
+        now: int,
+        visible_at: int,
+        release: bool,
+        event: EventName | None,
+        keep: History,
+    ) -> list[Outcome]:
+        async def work(named: Numbers, slot: str, session: Session) -> tuple[list[Outcome], list[str | None]]:
+            db = self._link.database
+            number = named[queue].number
+            await _check_number(db, session, queue, number)
+            found = await fenced(db, session, number, fences)
+            outcomes: list[Outcome] = []
+            changed: dict[str, Document] = {}
+            told: list[Event] = []
+            for id, receipt in fences:
+                one = found.get(id)
+                outcome = check(one, receipt, now)
+                outcomes.append(outcome)
+                if one is not None and outcome == "done":
+                    if event is not None:
+                        told.append(left(event, one, now, None))
+                    state = {"visible_at": visible_at}
+                    found[id] = changed[id] = {
+                        name: value for name, value in one.items() if not release or name not in LEASE
+                    } | state
+            change = fencing.release if release else fencing.state_change
+            for waits in (False, True):
+                ids = [id for id, one in changed.items() if one.get("waits", False) is waits]
+                if ids:
+                    update = change(number, visible_at, now, waits)
+                    await db.messages.update_many({"_id": {"$in": ids}}, update, session=session)
+            if keep != "off":
+                await self._log.append(db, session, told)
+            return outcomes, [one["lane"] or None for one in changed.values()]
+
+        outcomes, lanes = await self._change([queue], work)
+        self._ready(queue, lanes)
+        return outcomes
+
+    async def edit(self, queue: str, fence: Fence, edit: Edit, *, now: int, keep: History) -> Outcome:
+        id, receipt = fence
+
+        async def work(named: Numbers, slot: str, session: Session) -> tuple[Outcome, list[str | None]]:
+            db = self._link.database
+            number = named[queue].number
+            one = await db.messages.find_one({"_id": id, "number": number}, session=session)
+            outcome = check(one, receipt, now)
+            if one is None or outcome != "done":
+                await _check_number(db, session, queue, number)
+                return outcome, []
+            message = edit.apply(message_of(one))
+            new = message_document(message, number, now, one.get("waits", False))
+            new["receives"] = one["receives"]
+            if edit.visible_at is None:
+                new.pop("line", None)
+                new.pop("timed", None)
+                new |= {name: one[name] for name in ("visible_at", "line", "timed", *LEASE) if name in one}
+            await db.messages.replace_one({"_id": id}, new, session=session)
+            await tallies.add(db, session, queue, number, slot, 0, message.size - one["size"])
+            if keep != "off":
+                await self._log.append(db, session, [events.edited(message, now, one["receives"], keep)])
+            return outcome, [] if edit.visible_at is None else [message.recipient]
+
+        outcome, lanes = await self._change([queue], work)
+        self._ready(queue, lanes)
+        return outcome
+
+    async def move(
+        self,
+        queue: str,
+        moves: Sequence[tuple[Fence, Message]],
+        *,
+        now: int,
+        event: EventName,
+        reason: str | None,
+        keep: History,
+        keep_to: History,
+    ) -> list[Outcome]:
+        async def work(
+            named: Numbers, slot: str, session: Session
+        ) -> tuple[list[Outcome], list[Message], list[str | None]]:
+            db = self._link.database
+            number = named[queue].number
+            found = await fenced(db, session, number, [fence for fence, _ in moves])
+            outcomes: list[Outcome] = []
+            gone: list[Document] = []
+            come: dict[str, list[Message]] = {}
+            told: list[Event] = []
+            for (id, receipt), message in moves:
+                outcome = check(found.get(id), receipt, now)
+                outcomes.append(outcome)
+                if outcome == "done":
+                    gone.append(found.pop(id))
+                    come.setdefault(message.queue, []).append(message)
+                    if keep != "off":
+                        told.append(left(event, gone[-1], now, reason))
+                    if keep_to != "off":
+                        told.append(events.sent(message, now, event, keep_to))
+            heads: list[str | None] = []
+            for to, messages in come.items():
+                target = named[to].number
+                waiting = await groups.join(db, session, target, messages)
+                documents = [message_document(one, target, now, one.id in waiting) for one in messages]
+                await db.messages.bulk_write(
+                    [ReplaceOne({"_id": one["_id"]}, one) for one in documents], session=session
+                )
+                size = sum(message.size for message in messages)
+                await tallies.add(db, session, to, target, slot, len(messages), size)
+            if gone:
+                heads = await groups.leave(db, session, number, gone)
+            await tallies.add(db, session, queue, number, slot, -len(gone), -sum(one["size"] for one in gone))
+            await self._log.append(db, session, told)
+            return outcomes, [message for some in come.values() for message in some], heads
+
+        outcomes, moved, heads = await self._change([queue, *(message.queue for _, message in moves)], work)
+        for to in dict.fromkeys(message.queue for message in moved):
+            self._ready(to, [message.recipient for message in moved if message.queue == to])
+        self._ready(queue, heads)
+        return outcomes
+
+    async def clear(self, queue: str, *, now: int, keep: History) -> int:
+        async def work(session: Session) -> int:
+            db = self._link.database
+            change = {"$set": {"number": ObjectId()}}
+            found = await db.queues.find_one_and_update({"_id": queue}, change, session=session)
+            if found is None:
+                raise _no_queue(queue)
+            count, size = await tallies.total(db, session, found["number"])
+            await tallies.remove(db, session, found["number"])
+            if count and keep != "off":
+                await self._log.append(db, session, [events.purged(queue, count, size, now)])
+            return count
+
+        self._named.pop(queue, None)
+        return await self._link.transact(work)
+
+    async def find(self, queue: str, id: str) -> Stored | None:
+        with self._link.call() as db:
+            number = (await self._ask(db, queue)).number
+            found = await db.messages.find_one({"_id": id, "number": number})
+        return None if found is None else stored_of(found)
+
+    async def scan(
+        self, queue: str, *, status: Status | None, after: str | None, limit: int, max_bytes: int, now: int
+    ) -> Page:
+        with self._link.call() as db:
+            number = (await self._ask(db, queue)).number
+            return await browse.browse(db, number, status, after, limit, max_bytes, now)
+
+    async def held(self, token: str) -> list[Stored]:
+        with self._link.call() as db:
+            found = await db.messages.find(queries.held(token)).sort("_id").to_list()
+            numbers = {one["number"] for one in await db.queues.find({}, {"number": 1}).to_list()} if found else set()
+        return [stored_of(one) for one in found if one["number"] in numbers]
+
+    async def counts(self, queue: str, *, now: int) -> Counts:
+        with self._link.call() as db:
+            async with self._link.client.start_session(snapshot=True) as session:
+                number = (await self._ask(db, queue, session)).number
+                count, size = await tallies.total(db, session, number)
+                ahead = await db.messages.aggregate(queries.tally_of_ahead(number, now), session=session)
+                many = {one["_id"]: one["count"] async for one in ahead}
+                first = await browse.oldest(db, session, number, now)
+        delayed, held = many.get(False, 0), many.get(True, 0)
+        return Counts(count - delayed - held, delayed, held, size, first)
+
+    async def next_visible(self, queue: str, *, now: int) -> int | None:
+        with self._link.call() as db:
+            number = (await self._ask(db, queue)).number
+            cursor = db.messages.find(queries.ahead(number, now), {"_id": 0, "visible_at": 1})
+            found = await cursor.sort("visible_at").limit(1).to_list()
+        return found[0]["visible_at"] if found else None
+
+    # History and upkeep
+
+    async def history(self, *, after: int, limit: int, queue: str | None) -> HistoryPage:
+        return await self._log.read(after, limit, queue)
+
+    async def history_span(self) -> HistorySpan:
+        return await self._log.span()
+
+    async def trim_history(self, upto: int) -> None:
+        await self._log.trim(upto)
+
+    async def tidy(self, *, now: int, limit: int) -> int:
+        return await upkeep.tidy(self._link, now, limit)
+
+    async def backup(self, path: str) -> None:
+        raise InvalidRequest(
+            "store: MongoDB makes its own backups; use mongodump --oplog, or a snapshot of its disks "
+            "(docs/howto/mongodb.md)",
+            field="store",
+        )
+
+    # Inside
+
+    async def _change(self, names: Iterable[str], work: Callable[[Numbers, str, Session], Awaitable[T]]) -> T:
+        """Run a change of queues in a transaction, with the numbers that they have and a slot for counting."""
+        names = list(dict.fromkeys(names))
+        deadline = time.monotonic() + self._link.patience
+        with self._slots.one() as slot:
+            while True:
+                named = {name: await self._know(name) for name in names}
+                try:
+                    return await self._link.transact(partial(work, named, slot))
+                except SlotGone as gone:
+                    if time.monotonic() > deadline:
+                        raise
+                    await self._make_slot(gone.queue, slot)
+
+    async def _revise(self, work: Callable[[Session], Awaitable[T]]) -> T:
+        """Change queues or records, and let other brokers know."""
+
+        async def both(session: Session) -> T:
+            answer = await work(session)
+            revision = {"$inc": {"number": 1}}
+            await self._link.database.meta.update_one({"_id": "revision"}, revision, upsert=True, session=session)
+            return answer
+
+        answer = await self._link.transact(both)
+        self._signals.changed()
+        return answer
+
+    async def _make_slot(self, queue: str, slot: str) -> None:
+        self._named.pop(queue, None)
+        number = (await self._know(queue)).number
+        async with self._making:
+            await self._link.transact(partial(tallies.make, self._link.database, queue, number, slot))
+
+    async def _know(self, queue: str) -> Named:
+        """What a queue is called, from memory if possible: the change that uses it will find out if it is not so."""
+        if queue not in self._named:
+            with self._link.call() as db:
+                await self._ask(db, queue)
+        return self._named[queue]
+
+    async def _ask(self, db: Database, queue: str, session: Session | None = None) -> Named:
+        """What a queue is called now."""
+        found = await db.queues.find_one({"_id": queue}, {"number": 1, "serial": 1}, session=session)
+        if found is None:
+            self._named.pop(queue, None)
+            raise _no_queue(queue)
+        named = self._named[queue] = Named(found["number"], found["serial"])
+        return named
+
+    async def _check_room(
+        self, db: Database, session: Session, queue: str, number: ObjectId, room: Room, fresh: Sequence[Message]
+    ) -> None:
+        """Sends to a queue with a limit come one after the other: each writes the queue's document."""
+        turn = await db.queues.update_one({"_id": queue, "number": number}, {"$inc": {"turn": 1}}, session=session)
+        if not turn.matched_count:
+            raise SlotGone(queue)
+        check_room(room, *await tallies.total(db, session, number), fresh)
+
+    async def _look(
+        self, queue: str, takers: Takers, limit: int, consumer: str | None, now: int, spread: bool
+    ) -> tuple[ObjectId, list[Candidate]]:
+        """The first in line for a consumer, once all that is due stands there; and the number they were found by."""
+        for _ in range(50):
+            number = (await self._know(queue)).number
+            most = min(limit + takers.beyond() + (SPREAD + limit if spread else 0), MOST_CANDIDATES)
+            candidates: list[Candidate] = []
+            due, present = False, None
+            with self._link.call() as db:
+                messages = db.get_collection("messages", read_concern=LOCAL)
+                cursor = await messages.aggregate(queries.look(queue, number, consumer, now, most))
+                for one in await cursor.to_list():
+                    if "size" in one:
+                        candidates.append((one["_id"], one["size"]))
+                    elif "due" in one:
+                        due = True
+                    else:
+                        present = one["number"]
+                if present == number and due:
+                    await upkeep.stand_in_line(db, number, now)
+            if present == number and not due:
+                break
+            if present is None:
+                self._named.pop(queue, None)
+                raise _no_queue(queue)
+            if present != number:
+                self._named.pop(queue, None)
+        return number, candidates
+
+    async def _lease(
+        self, queue: str, number: ObjectId, ids: list[str], now: int, until: int, token: str, consumer: str | None
+    ) -> Sequence[Document]:
+        """Lease what is still there, each on its own, and read back what became ours."""
+        with self._link.call() as db:
+            result = await db.messages.update_many(
+                {"_id": {"$in": ids}, "line": number, "visible_at": {"$lte": now}},
+                fencing.lease(number, now, until, token, consumer),
+            )
+            if not result.modified_count:
+                return []
+            return await db.messages.find({"_id": {"$in": ids}, "receipt": token}).to_list()
+
+    async def _lease_and_tell(
+        self, queue: str, number: ObjectId, ids: list[str], now: int, until: int, token: str, consumer: str | None
+    ) -> Sequence[Document]:
+        """The same with events, which must be written together with the leases."""
+
+        async def work(session: Session) -> Sequence[Document]:
+            db = self._link.database
+            query = {"_id": {"$in": ids}, "line": number, "visible_at": {"$lte": now}}
+            found = sorted(await db.messages.find(query, session=session).to_list(), key=_in_line)
+            told: list[Event] = []
+            state = {"visible_at": until, "receipt": token, "consumer": consumer}
+            taken: list[Document] = []
+            for one in found:
+                if "receipt" in one and "taken_at" in one:
+                    told.append(left("expired", one, now, "lease", one["visible_at"] - one["taken_at"]))
+                receives = one["receives"] + 1
+                told.append(events.received(message_of(one), now, receives, one["visible_at"], consumer))
+                taken.append({**one, **state, "receives": receives})
+            if found:
+                change = fencing.lease(number, now, until, token, consumer)
+                await db.messages.update_many({"_id": {"$in": [one["_id"] for one in found]}}, change, session=session)
+                await self._log.append(db, session, told)
+            return taken
+
+        return await self._link.transact(work, again=False)
+
+    def _ready(self, queue: str, recipients: Iterable[str | None]) -> None:
+        """Messages came or came back: a hint to those who wait here, and at other brokers."""
+        for recipient, count in Counter(recipients).items():
+            self.on_ready(queue, recipient, count)
+            self._signals.ready(queue, recipient, count)
+
+
+async def _check_number(db: Database, session: Session, queue: str, number: ObjectId) -> None:
+    """Whether a queue still has the number that a change went by, for changes that count nothing."""
+    if await db.queues.find_one({"_id": queue, "number": number}, {"_id": 1}, session=session) is None:
+        raise SlotGone(queue)
+
+
+def _saved(settings: QueueSettings) -> dict[str, Any]:
+    """The update that saves a queue; a new one gets its names."""
+    number = ObjectId()
+    fresh = {"number": number, "serial": number, "slots": 0}
+    return {"$set": {"settings": encode_settings(settings)}, "$setOnInsert": fresh}
+
+
+def _in_line(found: Document) -> tuple[int, str]:
+    return -found["priority"], found["_id"]
+
+
+def _no_queue(queue: str) -> QueueNotFound:
+    return QueueNotFound(f"queue: there is no queue {queue!r}", field="queue")

@@ -1,0 +1,68 @@
+"""Concurrent takes of one process go for different messages.
+
+All brokers look at the same end of a queue, and of those who go for a message one gets it. That is decided in the
+database. But the takes of one process know of each other, so they need not try in vain.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+Candidate = tuple[str, int]
+"""An id, and the bytes it counts for."""
+
+
+class Takers:
+    """The takes under way in one queue."""
+
+    def __init__(self) -> None:
+        self._wanted: set[str] = set()
+        self._looks: dict[object, set[str]] = {}
+
+    @property
+    def idle(self) -> bool:
+        return not self._wanted and not self._looks
+
+    def beyond(self) -> int:
+        """How many of the first in line others are going for."""
+        return len(self._wanted)
+
+    @contextmanager
+    def looking(self) -> Iterator[set[str]]:
+        """While a look is under way: what others went for meanwhile, which it may still show."""
+        me = object()
+        gone = self._looks[me] = set()
+        try:
+            yield gone
+        finally:
+            del self._looks[me]
+
+    @contextmanager
+    def going_for(self, ids: Sequence[str]) -> Iterator[None]:
+        """While messages are being leased, nobody else of this process tries."""
+        self._wanted.update(ids)
+        try:
+            yield
+        finally:
+            self._wanted.difference_update(ids)
+            for gone in self._looks.values():
+                gone.update(ids)
+
+    def choose(
+        self, candidates: Sequence[Candidate], gone: set[str], limit: int, max_bytes: int, spread: bool
+    ) -> list[str]:
+        """The first that nobody else goes for, as many as may be had. With `spread` from a place further on: another
+        broker was faster at the front."""
+        free = [one for one in candidates if one[0] not in self._wanted and one[0] not in gone]
+        if spread and len(free) > limit:
+            free = free[random.randrange(len(free) - limit + 1) :]  # noqa: S311
+        chosen: list[str] = []
+        size = 0
+        for id, bytes in free[:limit]:
+            size += bytes
+            if chosen and size > max_bytes:
+                break
+            chosen.append(id)
+        return chosen
