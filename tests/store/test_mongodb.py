@@ -20,6 +20,7 @@ from miniq.store.base import ANY, Room
 from miniq.store.mongodb import MongoStore, queries
 from tests import mongod
 from tests.clock import START
+from tests.serving import free_ports
 from tests.store.parts import Maker, drop, put, take, take_all
 from tests.store.test_races import Crowd
 
@@ -101,7 +102,7 @@ async def test_a_standalone_server_is_refused(tmp_path: Path) -> None:
 
 
 async def test_a_server_that_is_not_there_is_named_and_its_password_is_not() -> None:
-    port = mongod.free_port()
+    [port] = free_ports(1)
     with pytest.raises(StoreUnavailable) as caught:
         async with opened(f"mongodb://user:secret@127.0.0.1:{port}/x?serverSelectionTimeoutMS=200"):
             pass
