@@ -6,11 +6,14 @@ MiniQError
 │   └── TooLarge          too_large          body, headers or batch over a limit
 ├── NotFound
 │   ├── QueueNotFound     queue_not_found
-│   └── MessageNotFound   message_not_found
+│   ├── MessageNotFound   message_not_found
+│   ├── ClaimUnknown      claim_unknown      no claim of that number was made yet
+│   └── ClaimGone         claim_gone         it was acked too long ago, released or purged
 ├── Conflict
 │   ├── StaleReceipt      stale_receipt      somebody else holds the message, or it was given back
 │   ├── MessageLeased     message_leased     it is with a consumer; come with its receipt
 │   ├── QueueFull         queue_full         the queue's max_length or max_bytes
+│   ├── Fenced            fenced             a newer reader has taken over the group's claims
 │   └── QueueProtected    queue_protected    the queue `default` cannot be deleted
 ├── Denied
 │   ├── Unauthorized      unauthorized       an API key is needed, or this one is not known
@@ -68,6 +71,14 @@ class MessageNotFound(NotFound):
     code = "message_not_found"
 
 
+class ClaimUnknown(NotFound):
+    code = "claim_unknown"
+
+
+class ClaimGone(NotFound):
+    code = "claim_gone"
+
+
 class Conflict(MiniQError):
     code = "conflict"
 
@@ -82,6 +93,10 @@ class MessageLeased(Conflict):
 
 class QueueFull(Conflict):
     code = "queue_full"
+
+
+class Fenced(Conflict):
+    code = "fenced"
 
 
 class QueueProtected(Conflict):

@@ -193,6 +193,7 @@ class QueueSettings(Struct, frozen=True, kw_only=True):
     max_length: int = 0
     max_bytes: int = 0
     history: History = "off"
+    claim_retention: float = 3600.0
 
 
 class Counts(Struct, frozen=True):
@@ -232,6 +233,55 @@ class Lease(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
 
     id: str
     receipt: str
+
+
+class Claim(Struct, frozen=True, gc=False):
+    """A frozen batch of messages, numbered within its group. Held until it is acked, then readable for a while."""
+
+    number: int
+    messages: int
+    bytes: int
+    made_at: int
+    acked_at: int | None = None
+
+
+class ClaimGroup(Struct, frozen=True):
+    """The claims of one group: its newest reader's epoch, the last number that is finished, the last one given,
+    and the claims that can be read."""
+
+    group: str
+    epoch: int = 0
+    acked: int = 0
+    last: int = 0
+    claims: list[Claim] = []
+
+
+class Alike(Struct, frozen=True):
+    """Messages that differ in their ids and bodies only: `like` is the first of them, what they share."""
+
+    like: Stored
+    ids: list[str]
+    bodies: list[bytes]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def each(self) -> list[Stored]:
+        """The same, one by one."""
+        like = self.like
+        message = like.message
+        return [
+            Stored(
+                Message(
+                    id, message.queue, message.sent_at, message.due_at, body, message.content_type, message.priority
+                ),
+                like.visible_at,
+                like.receives,
+                like.receipt,
+                like.consumer,
+            )
+            for id, body in zip(self.ids, self.bodies, strict=True)
+        ]
 
 
 EventName = Literal["sent", "received", "acked", "released", "expired", "dead", "edited", "purged", "redriven"]

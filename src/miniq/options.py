@@ -26,6 +26,9 @@ class Limits(Struct, frozen=True, kw_only=True):
     wait: float = 60.0
     visibility_timeout: float = 43200.0
     delay: float = 14 * 86400.0
+    claim: int = 1_000_000
+    """Most messages in one claim."""
+    claim_bytes: int = 1024 * MIB
     response_bytes: int = 16 * MIB
     """A receive or peek stops adding messages past this; at least one is always given."""
 

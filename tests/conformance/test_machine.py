@@ -26,11 +26,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from miniq.errors import QueueFull
+from miniq.errors import ClaimGone, ClaimUnknown, Fenced, QueueFull
 from miniq.ids import IdSource
-from miniq.message import SECOND, Message, QueueSettings, Stored
-from miniq.store import open_store, window
-from miniq.store.base import ANY, FREE, Edit, Room, Store
+from miniq.message import SECOND, Alike, ClaimGroup, Message, QueueSettings, Stored
+from miniq.store import claims, open_store, window
+from miniq.store.base import ANY, FREE, Claimed, Edit, Fit, Room, Store
 from miniq.store.memory import MemoryStore
 from tests import mongod
 from tests.clock import START
@@ -44,6 +44,7 @@ DATABASES = ("mongodb",)
 T = TypeVar("T")
 
 queues = st.sampled_from(QUEUES)
+groups = st.sampled_from(["r", "s"])
 consumers = st.sampled_from([None, None, "ann", "bob"])
 keeps = st.sampled_from(["off", "events", "full"])
 picks = st.lists(st.integers(0, 10**6), min_size=1, max_size=6)
@@ -81,7 +82,7 @@ class Machine(RuleBasedStateMachine):
         for store in (self.oracle, self.store):
             try:
                 answers.append(self.run(getattr(store, method)(*args, **named)))
-            except QueueFull as error:
+            except (ClaimGone, ClaimUnknown, Fenced, QueueFull) as error:
                 answers.append(error.text)
         assert answers[1] == answers[0]
         return answers[0]
@@ -196,6 +197,86 @@ class Machine(RuleBasedStateMachine):
         for stored in taken:
             self.receipts.setdefault(stored.message.id, []).append(token)
         assert self.both("held", token) == sorted(taken, key=lambda stored: stored.message.id)
+
+    @rule(
+        queue=queues,
+        group=groups,
+        back=st.sampled_from([0, 0, 0, 1, 2, -1]),
+        epoch=st.sampled_from([None, None, 0, -1]),
+        limit=st.sampled_from([0, 1, 5, 30]),
+        most=st.sampled_from([10**6, 10**6, 3]),
+        age=st.sampled_from([10**6, 10**6, 30]),
+        receives=st.sampled_from([10**6, 10**6, 2]),
+        consumer=consumers,
+        kept=st.sampled_from([0, 5, 100]),
+        keep=keeps,
+    )
+    def claim(
+        self,
+        queue: str,
+        group: str,
+        back: int,
+        epoch: int | None,
+        limit: int,
+        most: int,
+        age: int,
+        receives: int,
+        consumer: str | None,
+        kept: int,
+        keep: str,
+    ) -> None:
+        state = self.group(queue, group)
+        answer = self.both(
+            "claim",
+            queue,
+            group,
+            after=max(0, state.last - back),
+            epoch=None if epoch is None else state.epoch + epoch,
+            limit=limit,
+            max_bytes=most,
+            fit=Fit(self.now - age * SECOND, receives),
+            consumer=consumer,
+            now=self.now,
+            keep_until=self.now + kept * SECOND,
+            keep=keep,
+        )
+        if isinstance(answer, Claimed) and answer.made and answer.claim is not None:
+            for stored in self.content(self.oracle, queue, group, answer.claim.number, 0, 10**6, 10**9):
+                self.receipts.setdefault(stored.message.id, []).append(stored.receipt or "")
+
+    @rule(queue=queues, group=groups)
+    def open_claims(self, queue: str, group: str) -> None:
+        self.both("open_claims", queue, group)
+
+    @rule(queue=queues, group=groups, epoch=st.sampled_from([None, 0, -1]), keep=keeps)
+    def release_claims(self, queue: str, group: str, epoch: int | None, keep: str) -> None:
+        given = None if epoch is None else self.group(queue, group).epoch + epoch
+        self.both("release_claims", queue, group, epoch=given, now=self.now, keep=keep)
+
+    @rule(
+        queue=queues, group=groups, start=st.integers(0, 8), count=st.integers(0, 9), most=st.sampled_from([2, 10**6])
+    )
+    def read_claims(self, queue: str, group: str, start: int, count: int, most: int) -> None:
+        self.both("claim_groups", queue, now=self.now)
+        for number in range(self.group(queue, group).last + 2):
+            self.both("find_claim", queue, group, number, now=self.now)
+            found = [
+                self.content(s, queue, group, number, start, start + count, most) for s in (self.oracle, self.store)
+            ]
+            assert found[1] == found[0]
+
+    def group(self, queue: str, group: str) -> ClaimGroup:
+        found = self.run(self.oracle.claim_groups(queue, now=self.now))
+        return next((state for state in found if state.group == group), ClaimGroup(group))
+
+    def content(
+        self, store: Store, queue: str, group: str, number: int, start: int, stop: int, most: int
+    ) -> list[Stored]:
+        try:
+            some = self.run(store.claimed(queue, group, number, start=start, stop=stop, max_bytes=most, now=self.now))
+        except (ClaimGone, ClaimUnknown):
+            return []
+        return [stored for item in some for stored in (item.each() if isinstance(item, Alike) else [item])]
 
     @rule(queue=queues, picked=picks, how=st.sampled_from(["new", "new", "old", "free", "any"]), keep=keeps)
     def drop(self, queue: str, picked: list[int], how: str, keep: str) -> None:
@@ -371,6 +452,8 @@ def test_a_store_answers_as_the_oracle_does(kind: str, size: str, monkeypatch: p
         monkeypatch.setattr(window, "READ_MESSAGES", 3)
         monkeypatch.setattr(window, "CACHE_BYTES", 40)
         monkeypatch.setattr(window, "OWNERS", 1)
+        monkeypatch.setattr(claims, "STEP_MESSAGES", 3)
+        monkeypatch.setattr(claims, "STEP_BYTES", 20)
     run_machine(kind, STEPS // 2)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from miniq.broker import rules
+from miniq.broker.claims import Claims
 from miniq.broker.clock import Clock, SystemClock
 from miniq.broker.delivery import Deliveries
 from miniq.broker.gather import Gather, Sent
@@ -62,11 +63,12 @@ class Broker:
         self._ids = IdSource()
         self.waiters = Waiters(self.clock)
         self._gather = Gather(self.send)
-        self._deliveries = Deliveries(self)
+        self.deliveries = Deliveries(self)
+        self.claims = Claims(self)
         self._redrives = Redrives(self)
         self._upkeep = Upkeep(self)
         self._open = False
-        self._patient = True
+        self.patient = True
         """Whether long polls may wait; no longer when the broker is about to close."""
 
     async def open(self) -> None:
@@ -82,7 +84,7 @@ class Broker:
 
     def hurry(self) -> None:
         """Let long polls return now, and let no new one wait: the broker will close soon."""
-        self._patient = False
+        self.patient = False
         self.waiters.wake_all()
 
     async def close(self) -> None:
@@ -90,7 +92,7 @@ class Broker:
         self._open = False
         self.hurry()
         await self._gather.stop()
-        await self._deliveries.stop()
+        await self.deliveries.stop()
         await self._redrives.stop()
         await self._upkeep.stop()
         await self.store.close()
@@ -170,7 +172,7 @@ class Broker:
         before, in the last five minutes, adds nothing and gets the same answer."""
         settings = self._settings.get(queue)
         if settings is None or not self._open:
-            settings = await self._first_send(queue)
+            settings = await self.first_use(queue)
         now = self.clock.now()
         messages = rules.admit(queue, settings, drafts, self._ids, now, self._limits)
         room = Room(settings.max_length, settings.max_bytes) if settings.max_length or settings.max_bytes else None
@@ -226,18 +228,18 @@ class Broker:
             rules.check_name(queue)
             if not self.options.auto_create:
                 raise self._unknown(queue)
-        taken = await self._deliveries.take(queue, max, visibility_timeout, consumer, mode)
+        taken = await self.deliveries.take(queue, max, visibility_timeout, consumer, mode)
         if taken or not wait:
             return taken
         deadline = self.clock.now() + rules.micros(wait)
         with self.waiters.join(queue, consumer) as waiter:
             while True:
-                taken = await self._deliveries.take(queue, max, visibility_timeout, consumer, mode)
+                taken = await self.deliveries.take(queue, max, visibility_timeout, consumer, mode)
                 if taken:
                     self.waiters.wake_each(queue)
                     return taken
                 now = self.clock.now()
-                if now >= deadline or not self._patient:
+                if now >= deadline or not self.patient:
                     return []
                 if queue in self._settings:
                     self.waiters.expect(queue, await self.store.next_visible(queue, now=now))
@@ -274,7 +276,7 @@ class Broker:
                 if stored is not None and stored.receipt == fence[1] and rules.worn_out(stored, settings):
                     worn.append((fence, stored))
             if worn:
-                dead = await self._deliveries.bury(queue, settings, worn, "max_receives", extra=0)
+                dead = await self.deliveries.bury(queue, settings, worn, "max_receives", extra=0)
                 outcomes = {fence: outcome for (fence, _), outcome in zip(worn, dead, strict=True)}
         rest = [fence for fence in fences if fence not in outcomes]
         if rest:
@@ -452,7 +454,8 @@ class Broker:
 
     # Inside
 
-    async def _first_send(self, queue: str) -> QueueSettings:
+    async def first_use(self, queue: str) -> QueueSettings:
+        """The settings of a queue that is created by being used, unless queues must be made by hand."""
         self._check_open()
         rules.check_name(queue)
         if not self.options.auto_create:

@@ -105,6 +105,21 @@ class Deliveries:
                 broker.metrics.messages[queue, "expired"] += len(fences)
         return fit
 
+    async def discard(self, queue: str, settings: QueueSettings, unfit: list[Stored], now: int) -> None:
+        """Do with messages that were met but not taken what their verdict says."""
+        broker = self._broker
+        over: dict[str, list[Stored]] = {}
+        for stored in unfit:
+            taken = Stored(stored.message, stored.visible_at, stored.receives + 1)
+            over.setdefault(rules.verdict(taken, settings, now), []).append(stored)
+        for why, some in over.items():
+            fences = [(stored.message.id, FREE) for stored in some]
+            if why == "max_receives":
+                await self.bury(queue, settings, list(zip(fences, some, strict=True)), why, extra=0)
+            elif why != "deliver":
+                await broker.store.drop(queue, fences, now=now, event="expired", reason=why, keep=settings.history)
+                broker.metrics.messages[queue, "expired"] += len(fences)
+
     async def _remove(self, queue: str, settings: QueueSettings, fit: list[Stored], now: int) -> list[Stored]:
         """At most once: those that are gone for good, and so may be handed out."""
         done = await self._broker.store.drop(

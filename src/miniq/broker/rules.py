@@ -16,6 +16,7 @@ from miniq.errors import BadName, InvalidRequest, TooLarge
 from miniq.ids import SHARE, IdSource
 from miniq.message import JSON, SECOND, Bodies, DeadLetter, Draft, History, Message, Parcel, QueueSettings, Stored
 from miniq.options import Limits
+from miniq.store.base import Fit
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _CONTENT_TYPE = re.compile(r"[!-~]+/[!-~][ -~]*")
@@ -30,6 +31,13 @@ def check_name(name: object, field: str = "queue") -> str:
     """A queue name that is allowed."""
     if not isinstance(name, str) or _NAME.fullmatch(name) is None:
         raise BadName(f"{field}: {_show(name)} is not a queue name; use 1 to 128 of A-Z a-z 0-9 . _ -", field=field)
+    return name
+
+
+def check_label(name: object, field: str) -> str:
+    """A name that programs give to what they do, such as a group of readers; it can stand in a path."""
+    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+        raise BadName(f"{field}: {_show(name)} is not a name; use 1 to 128 of A-Z a-z 0-9 . _ -", field=field)
     return name
 
 
@@ -251,6 +259,11 @@ def expired(stored: Stored, settings: QueueSettings, now: int) -> Literal["ttl",
     return reason if reason in ("ttl", "retention") else None
 
 
+def fit(settings: QueueSettings, now: int) -> Fit:
+    """What a claim may take: what `verdict` would hand out."""
+    return Fit(now - micros(settings.retention), settings.max_receives or 2**62)
+
+
 def worn_out(stored: Stored, settings: QueueSettings) -> bool:
     """Whether a message that is given back has used up its receives."""
     return settings.max_receives is not None and stored.receives >= settings.max_receives
@@ -281,7 +294,7 @@ def change_settings(
         if field in ("visibility_timeout", "delay"):
             high = limits.visibility_timeout if field == "visibility_timeout" else limits.delay
             check_seconds(value, field, 0, high)
-        elif field in ("retention", "dedup_window"):
+        elif field in ("retention", "dedup_window", "claim_retention"):
             check_seconds(value, field, 0, YEARS_100)
         elif field == "max_receives":
             if value is not None:

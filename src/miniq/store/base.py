@@ -12,8 +12,14 @@ it leaves the queue; then the lowest id left becomes the head.
 after that lease ran out. `FREE` matches when the message is not leased at `now`; `ANY` always matches.
 Outcomes: `done`; `stale` (receipt differs); `leased` (wanted `FREE`); `missing` (no such message).
 
-**Durability.** When a call returns, its change survives `kill -9`. Unless it is a `take`, it also
-survives power loss. A message can be taken, found and scanned only once its `put` is durable.
+**Claims.** A claim is a lease that does not end: `visible_at = NEVER`, `receipt` its name (`claim_name`), `consumer`
+its group. It is numbered from 1 within (queue, group), and frozen: no fence matches a message that is in a claim, not
+even `ANY`; the outcome is `leased`. So its messages leave it all at once, when the claim is acked or released, or
+with the queue. Numbers are never used twice while the queue exists.
+
+**Durability.** When a call returns, its change survives `kill -9`. Unless it is a `take`, it also survives power
+loss. A crash leaves a claim whole or not at all. A message can be taken, found and scanned only once its `put` is
+durable.
 
 **History.** With `keep` other than `off` the events of a change are written in the same atomic change.
 Offsets start at 1, rise by one, have no gaps and are never reused.
@@ -26,8 +32,11 @@ from typing import Protocol, TypeVar
 
 from msgspec import Struct
 
-from miniq.errors import QueueFull, QueueNotFound
+from miniq.errors import ClaimGone, ClaimUnknown, Fenced, QueueFull, QueueNotFound
 from miniq.message import (
+    Alike,
+    Claim,
+    ClaimGroup,
     Counts,
     EventName,
     History,
@@ -89,6 +98,73 @@ def check_room(room: Room, count: int, size: int, fresh: Sequence[Message]) -> N
             f"max_bytes: queue {fresh[0].queue!r} holds {size} of at most {room.bytes} bytes, no room for {added} more",
             field="max_bytes",
         )
+
+
+class Fit(Struct, frozen=True):
+    """Which messages a claim may take; the broker does with others what its rules say."""
+
+    since: int
+    """It was sent, or died if it is a dead letter, after this moment."""
+    receives: int
+    """It was handed out less often than this."""
+
+    def takes(self, message: Message, receives: int, now: int) -> bool:
+        """Whether a message is fit: its ttl is not over either."""
+        return (
+            (message.expires_at is None or message.expires_at > now)
+            and (message.sent_at if message.dead is None else message.dead.at) > self.since
+            and receives < self.receives
+        )
+
+
+class Claimed(Struct, frozen=True):
+    """What `Store.claim` did."""
+
+    claim: Claim | None
+    """The claim that follows `after`, None if there was nothing to make it from."""
+    epoch: int
+    made: bool = False
+    """Whether this call made it."""
+    acked: int = 0
+    """How many messages this call acked."""
+    unfit: list[Stored] = []
+    """Messages that were passed over, up to `UNFIT` of them."""
+
+
+UNFIT = 1000
+
+
+def claim_name(group: str, number: int) -> str:
+    """What stands as receipt of the messages of a claim."""
+    return f"{group}/{number}"
+
+
+def check_reader(state: ClaimGroup, epoch: int | None, after: int) -> None:
+    """Raise `Fenced` unless `epoch` is the group's (None is always), `ClaimUnknown` if no claim has the number
+    `after` yet."""
+    if epoch is not None and epoch != state.epoch:
+        raise Fenced(
+            f"epoch: {epoch} is not that of the newest reader of group {state.group!r}, which is {state.epoch}; "
+            "open the group again to read on",
+            field="epoch",
+        )
+    if after > state.last:
+        raise ClaimUnknown(
+            f"after: there is no claim {after} of group {state.group!r}; its last is {state.last}", field="after"
+        )
+
+
+def no_claim(state: ClaimGroup, number: int) -> ClaimUnknown | ClaimGone:
+    """Why a claim cannot be read: it was never made, or is over."""
+    if number > state.last or number < 1:
+        return ClaimUnknown(
+            f"claim: there is no claim {number} of group {state.group!r}; its last is {state.last}", field="claim"
+        )
+    return ClaimGone(
+        f"claim: {number} of group {state.group!r} was acked too long ago, released or purged; "
+        f"read on after {state.acked}",
+        field="claim",
+    )
 
 
 class Edit(Struct, frozen=True, kw_only=True):
@@ -254,7 +330,8 @@ class Store(Protocol):
 
     async def clear(self, queue: str, *, now: int, keep: History) -> int:
         """Remove all messages, in whatever state, and say how many there were. Dedup records stay.
-        The history gets one `purged` event with their `count`, if any."""
+        The history gets one `purged` event with their `count`, if any. All claims are gone; each group keeps its
+        epoch and `last`, which is also its `acked` from then on."""
         ...
 
     async def find(self, queue: str, id: str) -> Stored | None: ...
@@ -273,7 +350,62 @@ class Store(Protocol):
     async def counts(self, queue: str, *, now: int) -> Counts: ...
 
     async def next_visible(self, queue: str, *, now: int) -> int | None:
-        """The earliest `visible_at` after `now` of a leased or delayed message."""
+        """The earliest `visible_at` after `now` of a leased or delayed message; claims have none."""
+        ...
+
+    # Claims
+
+    async def open_claims(self, queue: str, group: str) -> ClaimGroup:
+        """Raise the epoch of a group by one; a group that is not there begins with 0."""
+        ...
+
+    async def claim(
+        self,
+        queue: str,
+        group: str,
+        *,
+        after: int,
+        epoch: int | None,
+        limit: int,
+        max_bytes: int,
+        fit: Fit,
+        consumer: str | None,
+        now: int,
+        keep_until: int,
+        keep: History,
+    ) -> Claimed:
+        """Ack all claims up to `after`, then give the next one. Harmless to repeat; a crash may fall between the two.
+
+        Refused, and nothing is changed: see `check_reader`. Acked messages leave the queue (`acked` in the
+        history) and stay readable by `claimed` until `keep_until`. If claim `after + 1` was made before, it is
+        the answer, acked or not; `ClaimGone` if it can no longer be read. Otherwise it is made, with
+        `made_at = now`, from up to `limit` messages that `consumer` could take and that are `fit`, in queue
+        order (`received` in the history, as with `take`); it stops before `max_bytes` is passed, but has at least
+        one. Those that could be taken but are not fit stay as they are and are answered, up to `UNFIT`; when
+        that many were met the claim may end there. Without any fit message there is no claim, and its number is
+        not used. With `limit` 0 nothing is made or given.
+        """
+        ...
+
+    async def find_claim(self, queue: str, group: str, number: int, *, now: int) -> Claim:
+        """One claim, held or acked; raise as `no_claim` says if it cannot be read at `now`."""
+        ...
+
+    async def claimed(
+        self, queue: str, group: str, number: int, *, start: int, stop: int, max_bytes: int, now: int
+    ) -> list[Stored | Alike]:
+        """The messages of a claim at the places from `start` up to `stop`, by priority (higher first), then id;
+        always the same, acked or not. Stops before `max_bytes` is passed, but gives at least one. Raises as
+        `find_claim`. Reads no more than it gives."""
+        ...
+
+    async def release_claims(self, queue: str, group: str, *, epoch: int | None, now: int, keep: History) -> int:
+        """Give all messages of claims that are not acked back (`released` in the history), ready at `now`, and
+        say how many. Those claims are gone; `last` stays and becomes `acked`. Raises as `check_reader`."""
+        ...
+
+    async def claim_groups(self, queue: str, *, now: int) -> list[ClaimGroup]:
+        """All groups by name, with the claims that can be read at `now` by number."""
         ...
 
     # History and upkeep
@@ -290,8 +422,8 @@ class Store(Protocol):
         ...
 
     async def tidy(self, *, now: int, limit: int) -> int:
-        """Remove up to about `limit` records that have no meaning any more (dedup records that ran out,
-        remains of deleted queues); say how many."""
+        """Remove up to about `limit` records that have no meaning any more (dedup records and acked claims that ran
+        out, remains of deleted queues); say how many."""
         ...
 
     async def backup(self, path: str) -> None:

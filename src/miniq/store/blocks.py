@@ -8,11 +8,13 @@ backlog on disk, which is read only when it is needed.
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 from miniq.ids import ids_from, run_of
-from miniq.message import Message, QueueSettings, Stored
+from miniq.message import Claim, Message, QueueSettings, Stored
 from miniq.store import keys
 
 _TAILS = tuple(f"{place:02x}" for place in range(256))
@@ -206,6 +208,38 @@ class Track:
         return not any(lane.fresh or lane.back for lane in self.lanes)
 
 
+class HeldClaim:
+    """A claim that is not acked: its runs in order. While it is being made it has no `ends` yet."""
+
+    __slots__ = ("claim", "ends", "runs")
+
+    def __init__(self, claim: Claim, runs: list[Run]) -> None:
+        self.claim = claim
+        self.runs = runs
+        self.ends: list[int] = []
+        """For each run, how many messages there are up to its end."""
+
+    def freeze(self) -> None:
+        """It is complete: by priority, then id."""
+        self.runs.sort(key=lambda run: (-run.block.priority, run.block.id_at(run.places.start)))
+        self.ends = list(accumulate(len(run.places) for run in self.runs))
+
+
+class Readers:
+    """The claims of one group of readers."""
+
+    def __init__(self, name: str, epoch: int = 0, acked: int = 0, last: int = 0) -> None:
+        self.name = name
+        self.epoch = epoch
+        self.acked = acked
+        self.last = last
+        self.held: dict[int, HeldClaim] = {}
+        self.kept: dict[int, keys.ClaimRecord] = {}
+        """Acked, and perhaps still to be read."""
+        self.lock = asyncio.Lock()
+        """Held while claims are acked, made or released, which takes more than one step."""
+
+
 class Shelf:
     """A queue in memory."""
 
@@ -236,6 +270,7 @@ class Shelf:
         """By group, waiting messages whose record is not written yet."""
         self.dedup: dict[str, keys.DedupRecord] = {}
         """Dedup records that are not written yet."""
+        self.readers: dict[str, Readers] = {}
 
     def track(self, owner: str) -> Track:
         track = self.tracks.get(owner)

@@ -24,7 +24,7 @@ Write = Callable[[Sequence[Op], bool], None]
 class Batch:
     """Changes that will be written together, and who waits for them."""
 
-    __slots__ = ("done", "events", "ops", "sync", "waiting")
+    __slots__ = ("done", "events", "large", "ops", "sync", "waiting")
 
     def __init__(self) -> None:
         self.ops: list[Op] = []
@@ -33,6 +33,8 @@ class Batch:
         """Called in order once the batch is written, before anybody who waits goes on."""
         self.waiting: list[asyncio.Future[None]] = []
         self.sync = False
+        self.large = False
+        """Whether writing it takes so long that it must not hold up the event loop."""
 
 
 class GroupCommit:
@@ -133,7 +135,7 @@ class GroupCommit:
         self.syncs += sync
         self._busy = batch
         alone = len(batch.waiting) == 1
-        inline = not sync or (alone and self._alone)
+        inline = not batch.large and (not sync or (alone and self._alone))
         self._alone = alone
         if inline:
             self._finish(batch, self._attempt(batch, sync))

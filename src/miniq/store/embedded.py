@@ -6,7 +6,8 @@ Because batches are written in order, nobody is told of a change before everythi
 A write that fails is final, so memory never has to be taken back.
 
 `keys.py` is the legend of the keys, `blocks.py` what is in memory, `window.py` how the backlog is read,
-`ledger.py` how it changes, `commit.py` the group commit, `folder.py` the folder with its lock and format.
+`ledger.py` how it changes, `claims.py` what readers claim, `commit.py` the group commit, `folder.py` the folder with
+its lock and format.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ from itertools import repeat
 from miniq.errors import Closed, StoreFailed
 from miniq.ids import sent_ms
 from miniq.message import (
+    NEVER,
+    Alike,
+    Claim,
+    ClaimGroup,
     Counts,
     EventName,
     History,
@@ -31,9 +36,10 @@ from miniq.message import (
     Stored,
 )
 from miniq.store import events, keys, recovery
-from miniq.store.base import ANY, FREE, ByName, Edit, Fence, Once, ReadyHint, Room, check_room
+from miniq.store.base import ANY, FREE, ByName, Claimed, Edit, Fence, Fit, Once, ReadyHint, Room, check_room
 from miniq.store.blocks import Block, Run, Shelf
 from miniq.store.browse import browse, browse_held
+from miniq.store.claims import Claims, Emptied
 from miniq.store.commit import Batch, GroupCommit
 from miniq.store.dedup import DedupRecords
 from miniq.store.folder import Folder, Space, begin_backup, end_backup
@@ -66,6 +72,7 @@ class EmbeddedStore:
         self._log: HistoryLog
         self._dedup: DedupRecords
         self._garbage: Garbage
+        self._claims: Claims
 
     async def open(self) -> None:
         self._folder.open()
@@ -84,8 +91,10 @@ class EmbeddedStore:
             self._dedup = DedupRecords(kv, self._commit)
             self._ledger = Ledger(kv, self._window, self._commit, self._ready, version)
             self._ledger.last_id = (kv.get(keys.LAST_ID) or b"").decode()
+            self._claims = Claims(kv, self._window, self._ledger, self._commit, self._ready)
             for shelf in self._shelves.values():
                 recovery.load_states(kv, shelf, self._ledger)
+                self._claims.load(shelf)
         except BaseException:
             await self.close()
             raise
@@ -213,16 +222,10 @@ class EmbeddedStore:
         commit = self._committer()
         shelf = self._shelves[queue]
         self._ledger.wake(shelf, now)
-        tracks = [shelf.tracks[""]]
-        if consumer is not None:
-            # Before his own lanes are looked up: they must not be among those that are forgotten.
-            self._window.trim_owners(shelf)
-            tracks.append(shelf.track(consumer))
         taken: list[Stored] = []
         left_bytes = max_bytes
-        for priority in range(9, -1, -1):
-            lanes = [lane for track in tracks if (lane := track.lanes[priority]).fresh or lane.back or lane.more]
-            while lanes and len(taken) < limit and left_bytes > 0:
+        for lanes in self._window.lanes(shelf, consumer):
+            while len(taken) < limit and left_bytes > 0:
                 picked = self._window.pick(
                     shelf, lanes, limit - len(taken), left_bytes if taken else max_bytes, not taken
                 )
@@ -392,14 +395,15 @@ class EmbeddedStore:
     async def clear(self, queue: str, *, now: int, keep: History) -> int:
         commit = self._committer()
         old = self._shelves[queue]
-        if not old.count:
+        if not old.count and not old.readers:
             return 0
         fresh = Shelf(queue, self._garbage.next_number(), old.serial, old.settings)
         fresh.dedup = old.dedup
         self._shelves[queue] = fresh
         self._discard(old, old.number)
         self._save(fresh)
-        if keep != "off":
+        self._claims.carry_over(old, fresh)
+        if keep != "off" and old.count:
             commit.batch.events.append(EventRun(events.purged(queue, old.count, old.size, now)))
         await commit.commit(sync=True)
         return old.count
@@ -455,6 +459,58 @@ class EmbeddedStore:
         self._ledger.wake(shelf, now)
         return self._ledger.next_due(shelf)
 
+    # Claims
+
+    async def open_claims(self, queue: str, group: str) -> ClaimGroup:
+        self._committer()
+        return await self._claims.open(self._shelves[queue], group)
+
+    async def claim(
+        self,
+        queue: str,
+        group: str,
+        *,
+        after: int,
+        epoch: int | None,
+        limit: int,
+        max_bytes: int,
+        fit: Fit,
+        consumer: str | None,
+        now: int,
+        keep_until: int,
+        keep: History,
+    ) -> Claimed:
+        while True:
+            self._committer()
+            try:
+                return await self._claims.claim(
+                    self._shelves[queue], group, after, epoch, limit, max_bytes, fit, consumer, now, keep_until, keep
+                )
+            except Emptied:
+                continue
+
+    async def find_claim(self, queue: str, group: str, number: int, *, now: int) -> Claim:
+        self._committer()
+        return self._claims.find(self._shelves[queue], group, number, now)
+
+    async def claimed(
+        self, queue: str, group: str, number: int, *, start: int, stop: int, max_bytes: int, now: int
+    ) -> list[Stored | Alike]:
+        self._committer()
+        return self._claims.read(self._shelves[queue], group, number, start, stop, max_bytes, now)
+
+    async def release_claims(self, queue: str, group: str, *, epoch: int | None, now: int, keep: History) -> int:
+        while True:
+            self._committer()
+            try:
+                return await self._claims.release(self._shelves[queue], group, epoch, now, keep)
+            except Emptied:
+                continue
+
+    async def claim_groups(self, queue: str, *, now: int) -> list[ClaimGroup]:
+        self._committer()
+        return self._claims.groups(self._shelves[queue], now)
+
     # History and upkeep
 
     async def history(self, *, after: int, limit: int, queue: str | None) -> HistoryPage:
@@ -477,6 +533,7 @@ class EmbeddedStore:
         before = len(ops)
         self._garbage.sweep(self._shelves.values(), limit)
         self._dedup.tidy(self._shelves.values(), now, limit)
+        self._claims.tidy(self._shelves.values(), now, limit)
         removed = len(ops) - before
         await commit.settle()
         return removed
@@ -568,6 +625,8 @@ def _check(found: tuple[Block, int] | None, receipt: str, now: int) -> Outcome:
     if found is None:
         return "missing"
     run = found[0].runs[found[1]]
+    if run is not None and run.visible_at == NEVER:
+        return "leased"
     if receipt == FREE:
         leased = run is not None and run.receipt is not None and run.visible_at > now
         return "leased" if leased else "done"
@@ -584,9 +643,11 @@ def _whole_runs(shelf: Shelf, fences: Sequence[Fence]) -> list[Run]:
     for run in shelf.tokens.get(fences[0][1], ()) if fences else ():
         stop = start + len(run.places)
         receipt = run.receipt
-        if run.live != len(run.places) or list(fences[start:stop]) != [
-            (id, receipt) for id in run.block.ids_at(run.places)
-        ]:
+        if (
+            run.visible_at == NEVER
+            or run.live != len(run.places)
+            or list(fences[start:stop]) != [(id, receipt) for id in run.block.ids_at(run.places)]
+        ):
             break
         found.append(run)
         start = stop

@@ -41,7 +41,7 @@ class Garbage:
         ops = self._commit.batch.ops
         kinds = [bytes([kind]) for kind in keys.MESSAGE_KINDS]
         if not any(shelf.serial == number for shelf in shelves):
-            kinds.append(b"d")
+            kinds += [bytes([kind]) for kind in keys.SERIAL_KINDS]
         left = limit
         for kind in kinds:
             prefix = keys.of_queue(kind, number)

@@ -14,11 +14,17 @@
     s NUMBER BLOCK VERSION         state of some messages of a block: lease or delay
     x NUMBER BLOCK                 which messages of a block are gone
     d SERIAL DEDUP_ID              dedup: message id, until when it counts
+    p SERIAL READERS               claims of a group of readers: epoch, last acked, last made
+    n NUMBER READERS CLAIM         a claim: how much is in it, when it was made and acked
+    v NUMBER READERS CLAIM PLACE   messages of an acked claim, from a place in it on
     h OFFSET                       history: runs of events, the last of which has OFFSET
 
 NUMBER and SERIAL are 4 bytes; a queue that is emptied gets a new number and keeps its serial. OWNER and
 GROUP are a 2-byte length and UTF-8 text; OWNER is the recipient, empty for anybody. PRIORITY is a digit,
-9 minus the priority. VERSION and OFFSET are 8 bytes. All numbers are big-endian, so keys sort as read.
+9 minus the priority. READERS is text of the same kind. CLAIM, VERSION and OFFSET are 8 bytes, PLACE 4. All numbers
+are big-endian, so keys sort as read.
+
+The messages of a claim that is not acked have a state (`s`) as any lease has, with the claim's name as receipt.
 
 BLOCK is the first id of the run (see `ids.py`) for messages that were sent together, or the id and
 an `m` for one that stands alone: one with a recipient or group, and one that was edited or moved.
@@ -36,7 +42,7 @@ import msgspec
 from msgspec import Struct
 
 from miniq.ids import ids_from
-from miniq.message import Event, Message, Parcel, QueueSettings
+from miniq.message import Claim, Event, Message, Parcel, QueueSettings
 
 FORMAT = 1
 
@@ -111,6 +117,27 @@ class DedupRecord(Struct, frozen=True, array_like=True, gc=False):
     until: int
 
 
+class ReadersRecord(Struct, frozen=True, array_like=True):
+    epoch: int
+    acked: int
+    last: int
+
+
+class ClaimRecord(Struct, frozen=True, array_like=True):
+    claim: Claim
+    until: int = 0
+    """Once it is acked: how long it can be read."""
+
+
+class KeptRecord(Struct, frozen=True, array_like=True, gc=False):
+    """Neighbours in one block that were in a claim, and the record of that block as it was."""
+
+    start: int
+    stop: int
+    receives: int
+    block: bytes
+
+
 class EventRun(Struct, frozen=True, array_like=True, gc=False):
     """An event that happened in the same way to messages whose ids follow each other in one run."""
 
@@ -132,6 +159,9 @@ decode_group = msgspec.msgpack.Decoder(GroupRecord).decode
 decode_state = msgspec.msgpack.Decoder(StateRecord).decode
 decode_gone = msgspec.msgpack.Decoder(GoneRecord).decode
 decode_dedup = msgspec.msgpack.Decoder(DedupRecord).decode
+decode_readers = msgspec.msgpack.Decoder(ReadersRecord).decode
+decode_claim = msgspec.msgpack.Decoder(ClaimRecord).decode
+decode_kept = msgspec.msgpack.Decoder(KeptRecord).decode
 decode_head = msgspec.msgpack.Decoder(HistoryHead).decode
 decode_events = msgspec.msgpack.Decoder(list[EventRun]).decode
 
@@ -185,9 +215,23 @@ def decode_block(value: bytes) -> Sequence[Message]:
     )
 
 
+def decode_claimed(
+    value: bytes, start: int, stop: int, receives: int, receipt: str, readers: str
+) -> list[Stored | Alike]:
+    """Some messages of a block as a claim holds them; plain ones are not told apart."""
+    block = _decode_block(value)
+    if isinstance(block, MixedBlock):
+        return [Stored(message, NEVER, receives, receipt, readers) for message in block.messages[start:stop]]
+    bodies = block.bodies[start:stop]
+    ids = ids_from(block.first, len(block.bodies))[start:stop]
+    like = Message(ids[0], block.queue, block.sent_at, block.due_at, bodies[0], block.content_type, block.priority)
+    return [Alike(Stored(like, NEVER, receives, receipt, readers), ids, bodies)]
+
+
 LAST_ID = b"l"
 HISTORY_HEAD = b"o"
-MESSAGE_KINDS = b"bwgisx"
+MESSAGE_KINDS = b"bwgisxnv"
+SERIAL_KINDS = b"dp"
 
 
 def _text(text: str) -> bytes:
@@ -242,6 +286,27 @@ def gone_key(number: int, block: str) -> bytes:
 
 def dedup_key(serial: int, dedup_id: str) -> bytes:
     return b"d" + _u32(serial) + dedup_id.encode()
+
+
+def readers_key(serial: int, readers: str) -> bytes:
+    return b"p" + _u32(serial) + readers.encode()
+
+
+def claim_key(number: int, readers: str, claim: int) -> bytes:
+    return b"n" + _u32(number) + _text(readers) + _u64.pack(claim)
+
+
+def read_claim_key(key: bytes) -> tuple[str, int]:
+    """The readers and the number in the key of a claim."""
+    return key[7:-8].decode(), int(_u64.unpack(key[-8:])[0])
+
+
+def kept_prefix(number: int, readers: str, claim: int) -> bytes:
+    return b"v" + _u32(number) + _text(readers) + _u64.pack(claim)
+
+
+def kept_key(number: int, readers: str, claim: int, place: int) -> bytes:
+    return kept_prefix(number, readers, claim) + _u32(place)
 
 
 def history_key(offset: int) -> bytes:

@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from itertools import count
 
 from miniq.ids import RUN, SHARE, id_after, ids_from, run_of
-from miniq.message import Message, Parcel
+from miniq.message import NEVER, Message, Parcel
 from miniq.store import keys
 from miniq.store.base import ReadyHint
 from miniq.store.blocks import Block, Run, Shelf
@@ -193,7 +193,8 @@ class Ledger:
         else:
             shelf.leased += run.live
             shelf.tokens.setdefault(receipt, []).append(run)
-        heappush(shelf.timers, (visible_at, next(self._ties), run))
+        if visible_at != NEVER:
+            heappush(shelf.timers, (visible_at, next(self._ties), run))
         shelf.blocks[block.name] = block
         self._ops.append((key, keys.encode(block.state_record(run))))
         return run
@@ -226,7 +227,8 @@ class Ledger:
         else:
             shelf.leased += run.live
             shelf.tokens.setdefault(run.receipt, []).append(run)
-        heappush(shelf.timers, (run.visible_at, next(self._ties), run))
+        if run.visible_at != NEVER:
+            heappush(shelf.timers, (run.visible_at, next(self._ties), run))
 
     def wake(self, shelf: Shelf, now: int) -> None:
         """Put back in line all messages whose lease or delay has run out."""
@@ -282,16 +284,17 @@ class Ledger:
         block.alive -= 1
         self.dirty.add(shelf)
 
-    def remove_run(self, shelf: Shelf, run: Run) -> None:
-        """All messages of a run that has lost none yet are gone: `remove` for each, at once."""
+    def remove_run(self, shelf: Shelf, run: Run, size: int | None = None) -> None:
+        """All messages of a run that has lost none yet are gone: `remove` for each, at once. Who counts their bytes
+        himself gives what to take off; they are not looked up then."""
         block, places = run.block, run.places
-        size = len(places)
-        self._leave_run(shelf, run, size)
-        block.runs[places.start : places.stop] = [None] * size
-        shelf.count -= size
-        shelf.size -= sum(self._window.sizes(block)[places.start : places.stop])
-        block.gone |= ((1 << size) - 1) << places.start
-        block.alive -= size
+        count = len(places)
+        self._leave_run(shelf, run, count)
+        block.runs[places.start : places.stop] = [None] * count
+        shelf.count -= count
+        shelf.size -= sum(self._window.sizes(block)[places.start : places.stop]) if size is None else size
+        block.gone |= ((1 << count) - 1) << places.start
+        block.alive -= count
         self.dirty.add(shelf)
 
     def mend(self, shelf: Shelf, blocks: Iterable[Block]) -> None:

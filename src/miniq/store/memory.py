@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
+from msgspec.structs import replace
 
 from miniq.errors import InvalidRequest
 from miniq.message import (
+    NEVER,
+    Alike,
+    Claim,
+    ClaimGroup,
     Counts,
     Event,
     EventName,
@@ -22,7 +28,23 @@ from miniq.message import (
     Stored,
 )
 from miniq.store import events
-from miniq.store.base import ANY, FREE, ByName, Edit, Fence, Once, ReadyHint, Room, check_room
+from miniq.store.base import (
+    ANY,
+    FREE,
+    UNFIT,
+    ByName,
+    Claimed,
+    Edit,
+    Fence,
+    Fit,
+    Once,
+    ReadyHint,
+    Room,
+    check_reader,
+    check_room,
+    claim_name,
+    no_claim,
+)
 
 
 class _Row:
@@ -45,6 +67,29 @@ class _Row:
         return None if self.receipt is None or self.taken_at is None else now - self.taken_at
 
 
+class _Claims:
+    """The claims of a group. What is in one is kept as it was when it was made."""
+
+    def __init__(self, group: str) -> None:
+        self.group = group
+        self.epoch = self.acked = self.last = 0
+        self.content: dict[int, list[Stored]] = {}
+        self.claims: dict[int, Claim] = {}
+        self.kept: dict[int, int] = {}
+        """Until when an acked claim can be read."""
+
+    def readable(self, number: int, now: int) -> bool:
+        return number in self.claims and self.kept.get(number, NEVER) > now
+
+    def state(self, now: int) -> ClaimGroup:
+        claims = [claim for number, claim in sorted(self.claims.items()) if self.readable(number, now)]
+        return ClaimGroup(self.group, self.epoch, self.acked, self.last, claims)
+
+    def forget(self, number: int) -> None:
+        del self.claims[number], self.content[number]
+        self.kept.pop(number, None)
+
+
 class _Queue:
     def __init__(self, settings: QueueSettings) -> None:
         self.settings = settings
@@ -54,6 +99,7 @@ class _Queue:
         self.heads: dict[str, str] = {}
         """The head of each group."""
         self.dedup: dict[str, tuple[str, int]] = {}
+        self.claims: dict[str, _Claims] = {}
         self.bytes = 0
 
     def add(self, message: Message) -> _Row:
@@ -71,6 +117,16 @@ class _Queue:
         self.bytes -= row.message.size
         return row
 
+    def line(self, consumer: str | None, now: int) -> Iterator[_Row]:
+        """What a consumer may take, in queue order."""
+        for _, id in self.order:
+            row = self.rows[id]
+            message = row.message
+            if row.visible_at > now or (message.recipient is not None and message.recipient != consumer):
+                continue
+            if message.group is None or self.heads[message.group] == id:
+                yield row
+
     def advance(self, group: str | None) -> bool:
         """Choose the next head of a group whose head has left; True if there is one."""
         if group is None or self.heads.get(group) in self.rows:
@@ -87,6 +143,8 @@ class _Queue:
         row = self.rows.get(id)
         if row is None:
             return "missing"
+        if row.visible_at == NEVER:
+            return "leased"
         if receipt == FREE:
             return "leased" if row.stored().status(now) == "leased" else "done"
         return "done" if receipt in (ANY, row.receipt) else "stale"
@@ -195,24 +253,11 @@ class MemoryStore:
         taken: list[Stored] = []
         size = 0
         shelf = self._queues[queue]
-        for _, id in shelf.order:
-            row = shelf.rows[id]
-            message = row.message
-            if row.visible_at > now or (message.recipient is not None and message.recipient != consumer):
-                continue
-            if message.group is not None and shelf.heads[message.group] != id:
-                continue
-            size += message.size
+        for row in shelf.line(consumer, now):
+            size += row.message.size
             if (taken and size > max_bytes) or len(taken) == limit:
                 break
-            if row.receipt is not None and row.taken_at is not None:
-                lasted = row.visible_at - row.taken_at
-                self._log(keep, self._left("expired", row, now, "lease", lasted))
-            since = row.visible_at
-            row.visible_at, row.receipt, row.consumer, row.taken_at = until, token, consumer, now
-            row.receives += 1
-            self._log(keep, events.received(message, now, row.receives, since, consumer))
-            taken.append(row.stored())
+            taken.append(self._lease(row, now, until, token, consumer, keep))
         return taken
 
     async def drop(
@@ -306,6 +351,9 @@ class MemoryStore:
         old = self._queues[queue]
         fresh = self._queues[queue] = _Queue(old.settings)
         fresh.dedup = old.dedup
+        for group, claims in old.claims.items():
+            kept = fresh.claims[group] = _Claims(group)
+            kept.epoch, kept.acked, kept.last = claims.epoch, claims.last, claims.last
         if old.rows:
             self._log(keep, events.purged(queue, len(old.rows), old.bytes, now))
         return len(old.rows)
@@ -354,7 +402,110 @@ class MemoryStore:
 
     async def next_visible(self, queue: str, *, now: int) -> int | None:
         rows = self._queues[queue].rows.values()
-        return min((row.visible_at for row in rows if row.visible_at > now), default=None)
+        return min((row.visible_at for row in rows if now < row.visible_at < NEVER), default=None)
+
+    async def open_claims(self, queue: str, group: str) -> ClaimGroup:
+        claims = self._queues[queue].claims.setdefault(group, _Claims(group))
+        claims.epoch += 1
+        return ClaimGroup(group, claims.epoch, claims.acked, claims.last)
+
+    async def claim(
+        self,
+        queue: str,
+        group: str,
+        *,
+        after: int,
+        epoch: int | None,
+        limit: int,
+        max_bytes: int,
+        fit: Fit,
+        consumer: str | None,
+        now: int,
+        keep_until: int,
+        keep: History,
+    ) -> Claimed:
+        shelf = self._queues[queue]
+        claims = shelf.claims.get(group) or _Claims(group)
+        check_reader(claims.state(now), epoch, after)
+        number = after + 1
+        if limit and number <= claims.last and not claims.readable(number, now):
+            raise no_claim(claims.state(now), number)
+        shelf.claims[group] = claims
+        acked = 0
+        for old in range(claims.acked + 1, after + 1):
+            for stored in claims.content[old]:
+                row = shelf.remove(stored.message.id)
+                self._log(keep, self._left("acked", row, now, None, row.held(now)))
+                self._advance(queue, shelf, row.message.group)
+            claims.claims[old] = replace(claims.claims[old], acked_at=now)
+            claims.kept[old] = keep_until
+            claims.acked = old
+            acked += len(claims.content[old])
+        if not limit:
+            return Claimed(None, claims.epoch, acked=acked)
+        if number in claims.claims:
+            return Claimed(claims.claims[number], claims.epoch, acked=acked)
+        taken: list[Stored] = []
+        unfit: list[Stored] = []
+        size = 0
+        for row in shelf.line(consumer, now):
+            if not fit.takes(row.message, row.receives, now):
+                unfit.append(row.stored())
+                if len(unfit) == UNFIT:
+                    break
+                continue
+            if taken and size + row.message.size > max_bytes:
+                break
+            size += row.message.size
+            taken.append(self._lease(row, now, NEVER, claim_name(group, number), group, keep))
+            if len(taken) == limit:
+                break
+        if not taken:
+            return Claimed(None, claims.epoch, acked=acked, unfit=unfit)
+        claims.last = number
+        claims.content[number] = taken
+        claims.claims[number] = Claim(number, len(taken), size, now)
+        return Claimed(claims.claims[number], claims.epoch, True, acked, unfit)
+
+    async def find_claim(self, queue: str, group: str, number: int, *, now: int) -> Claim:
+        claims = self._queues[queue].claims.get(group) or _Claims(group)
+        if not claims.readable(number, now):
+            raise no_claim(claims.state(now), number)
+        return claims.claims[number]
+
+    async def claimed(
+        self, queue: str, group: str, number: int, *, start: int, stop: int, max_bytes: int, now: int
+    ) -> list[Stored | Alike]:
+        await self.find_claim(queue, group, number, now=now)
+        found: list[Stored | Alike] = []
+        size = 0
+        for stored in self._queues[queue].claims[group].content[number][start:stop]:
+            size += stored.message.size
+            if found and size > max_bytes:
+                break
+            found.append(stored)
+        return found
+
+    async def release_claims(self, queue: str, group: str, *, epoch: int | None, now: int, keep: History) -> int:
+        shelf = self._queues[queue]
+        claims = shelf.claims.get(group) or _Claims(group)
+        check_reader(claims.state(now), epoch, 0)
+        released = 0
+        for number in range(claims.acked + 1, claims.last + 1):
+            for stored in claims.content[number]:
+                row = shelf.rows[stored.message.id]
+                self._log(keep, self._left("released", row, now, None, row.held(now)))
+                row.visible_at = now
+                row.receipt = row.consumer = row.taken_at = None
+                self.on_ready(queue, row.message.recipient, 1)
+            released += len(claims.content[number])
+            claims.forget(number)
+        claims.acked = claims.last
+        return released
+
+    async def claim_groups(self, queue: str, *, now: int) -> list[ClaimGroup]:
+        groups = sorted(self._queues[queue].claims.items())
+        return [claims.state(now) for _, claims in groups if claims.epoch or claims.last]
 
     async def history(self, *, after: int, limit: int, queue: str | None) -> HistoryPage:
         found: list[HistoryRecord] = []
@@ -384,10 +535,24 @@ class MemoryStore:
             for dedup_id in gone:
                 del queue.dedup[dedup_id]
             removed += len(gone)
+            for claims in queue.claims.values():
+                for number in [number for number, until in claims.kept.items() if until <= now]:
+                    claims.forget(number)
+                    removed += 1
         return removed
 
     async def backup(self, path: str) -> None:
         raise InvalidRequest("store: a memory store has nothing on disk to back up", field="store")
+
+    def _lease(self, row: _Row, now: int, until: int, token: str, consumer: str | None, keep: History) -> Stored:
+        if row.receipt is not None and row.taken_at is not None:
+            lasted = row.visible_at - row.taken_at
+            self._log(keep, self._left("expired", row, now, "lease", lasted))
+        since = row.visible_at
+        row.visible_at, row.receipt, row.consumer, row.taken_at = until, token, consumer, now
+        row.receives += 1
+        self._log(keep, events.received(row.message, now, row.receives, since, consumer))
+        return row.stored()
 
     def _log(self, keep: History, event: Event) -> None:
         if keep != "off":

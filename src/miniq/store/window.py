@@ -7,7 +7,7 @@ removed. What is not written yet cannot be read: arriving blocks are skipped and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import count
 
@@ -39,12 +39,16 @@ class Window:
         """The messages of a block, from memory or from disk."""
         messages = block.messages
         if messages is None:
-            value = self._kv.get(block.key)
-            if value is None:
-                raise StoreCorrupt(f"store: the record of message {block.id_at(0)} is missing", field="store")
-            messages = keys.decode_block(value)
+            messages = keys.decode_block(self.record(block))
             self.hold(block, messages)
         return messages
+
+    def record(self, block: Block) -> bytes:
+        """The record of a block that is written."""
+        value = self._kv.get(block.key)
+        if value is None:
+            raise StoreCorrupt(f"store: the record of message {block.id_at(0)} is missing", field="store")
+        return value
 
     def sizes(self, block: Block) -> list[int]:
         """The sizes of the messages of a block."""
@@ -205,6 +209,18 @@ class Window:
         if len(shelf.tracks) > OWNERS:
             for owner in [owner for owner, track in shelf.tracks.items() if owner and track.idle()]:
                 del shelf.tracks[owner]
+
+    def lanes(self, shelf: Shelf, consumer: str | None) -> Iterator[list[Lane]]:
+        """By falling priority, the lanes from which a consumer may take, where there may be something in them."""
+        tracks = [shelf.tracks[""]]
+        if consumer is not None:
+            # Before his own lanes are looked up: they must not be among those that are forgotten.
+            self.trim_owners(shelf)
+            tracks.append(shelf.track(consumer))
+        for priority in range(9, -1, -1):
+            found = [lane for track in tracks if (lane := track.lanes[priority]).fresh or lane.back or lane.more]
+            if found:
+                yield found
 
     def pick(
         self, shelf: Shelf, lanes: list[Lane], limit: int, max_bytes: int, first: bool
