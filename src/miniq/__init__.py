@@ -1,16 +1,19 @@
 """MiniQ, a message broker: `connect` to one, or keep one in a folder."""
 
-from miniq.client.aio import AsyncClient, AsyncMessage, AsyncQueue
+from miniq.client.aio import AsyncClaims, AsyncClient, AsyncMessage, AsyncQueue
 from miniq.client.bodies import draft
 from miniq.client.delivery import Dead
-from miniq.client.sync import Client, Message, Queue
+from miniq.client.sync import Claims, Client, Message, Queue
 from miniq.connection import connect, connect_async
 from miniq.errors import (
     BadName,
     BadRequest,
+    ClaimGone,
+    ClaimUnknown,
     Closed,
     Conflict,
     Denied,
+    Fenced,
     Forbidden,
     InvalidRequest,
     MessageLeased,
@@ -36,6 +39,8 @@ from miniq.errors import (
     WrongMethod,
 )
 from miniq.message import (
+    Claim,
+    ClaimGroup,
     Counts,
     Draft,
     Event,
@@ -50,11 +55,17 @@ from miniq.mini import MiniQ
 __version__ = "0.1.0"
 
 __all__ = [
+    "AsyncClaims",
     "AsyncClient",
     "AsyncMessage",
     "AsyncQueue",
     "BadName",
     "BadRequest",
+    "Claim",
+    "ClaimGone",
+    "ClaimGroup",
+    "ClaimUnknown",
+    "Claims",
     "Client",
     "Closed",
     "Conflict",
@@ -63,6 +74,7 @@ __all__ = [
     "Denied",
     "Draft",
     "Event",
+    "Fenced",
     "Forbidden",
     "HistoryPage",
     "HistoryRecord",

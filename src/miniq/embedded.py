@@ -19,7 +19,7 @@ from miniq.broker import Broker
 from miniq.client import calls
 from miniq.client.calls import Call
 from miniq.errors import Closed, InvalidRequest
-from miniq.message import Lease
+from miniq.message import Alike, Claim, Lease, Stored
 from miniq.options import Options
 from miniq.store import open_store
 
@@ -29,6 +29,30 @@ T = TypeVar("T")
 async def _extend(broker: Broker, call: calls.Extend) -> calls.Extended:
     until, outcomes = await broker.extend(call.queue, call.leases, call.seconds)
     return calls.Extended(outcomes, until)
+
+
+async def _next_claim(broker: Broker, call: calls.NextClaim) -> Claim | None:
+    claim, _ = await broker.claims.next(
+        call.queue,
+        call.group,
+        call.after,
+        epoch=call.epoch,
+        max_messages=call.max_messages,
+        max_bytes=call.max_bytes,
+        wait=call.wait,
+        consumer=call.consumer,
+    )
+    return claim
+
+
+async def _read_claim(broker: Broker, call: calls.ReadClaim) -> list[Stored]:
+    part = await broker.claims.find(call.queue, call.group, call.claim, call.part, call.parts)
+    return [
+        stored
+        async for some in part.read()
+        for item in some
+        for stored in (item.each() if isinstance(item, Alike) else (item,))
+    ]
 
 
 _OPERATIONS: dict[type[Call[Any]], Callable[[Broker, Any], Coroutine[Any, Any, Any]]] = {
@@ -58,6 +82,12 @@ _OPERATIONS: dict[type[Call[Any]], Callable[[Broker, Any], Coroutine[Any, Any, A
         receipt=call.receipt,
     ),
     calls.Remove: lambda broker, call: broker.remove(call.queue, call.id, call.receipt),
+    calls.OpenClaims: lambda broker, call: broker.claims.open(call.queue, call.group),
+    calls.NextClaim: _next_claim,
+    calls.ReadClaim: _read_claim,
+    calls.AckClaims: lambda broker, call: broker.claims.ack(call.queue, call.group, call.upto, call.epoch),
+    calls.ReleaseClaims: lambda broker, call: broker.claims.release(call.queue, call.group, call.epoch),
+    calls.ListClaims: lambda broker, call: broker.claims.list(call.queue),
     calls.Purge: lambda broker, call: broker.purge(call.queue),
     calls.Redrive: lambda broker, call: broker.redrive(call.queue, ids=call.ids, to=call.to, rate=call.rate),
     calls.Configure: lambda broker, call: broker.configure(call.queue, call.changes),
@@ -225,8 +255,8 @@ class _Core:
         finally:
             opened.done.release()
         await self._ending.wait()
-        # Whatever is under way comes first, except receives, which may wait long and end with the broker.
-        await _settled(ticket for ticket in self._tickets if not isinstance(ticket.call, calls.Receive))
+        # Whatever is under way comes first, except long polls, which end with the broker.
+        await _settled(ticket for ticket in self._tickets if not calls.may_wait(ticket.call))
         try:
             await self._broker.close()
         except BaseException as error:

@@ -243,6 +243,14 @@ class Machine(RuleBasedStateMachine):
         if isinstance(answer, Claimed) and answer.made and answer.claim is not None:
             for stored in self.content(self.oracle, queue, group, answer.claim.number, 0, 10**6, 10**9):
                 self.receipts.setdefault(stored.message.id, []).append(stored.receipt or "")
+        self.read_claims(queue, group, 1, 5, most)
+
+    @rule(queue=queues, group=groups, count=st.integers(1, 30), most=st.sampled_from([10**6, 4]), keep=keeps)
+    def send_and_claim(self, queue: str, group: str, count: int, most: int, keep: str) -> None:
+        """What a stream does; the one before is acked, and stays readable."""
+        self.send(queue, count, count % 3, 0, keep, None)
+        self.claim(queue, group, 0, None, 20, most, 10**6, 10**6, None, 50, keep)
+        self.claim(queue, group, 1, None, 20, most, 10**6, 10**6, None, 50, keep)
 
     @rule(queue=queues, group=groups)
     def open_claims(self, queue: str, group: str) -> None:

@@ -102,6 +102,52 @@ def test_dead_letters_are_redriven_and_told_in_the_history(wire: Caller) -> None
     assert wire.ok("POST", f"{Q}/purge") == {"purged": 1}
 
 
+def test_claims_are_opened_made_read_acked_and_released(wire: Caller) -> None:
+    wire.ok("POST", f"{Q}/messages", {"messages": [{"body": n} for n in range(5)]})
+    assert wire.ok("POST", f"{Q}/claims/g/open") == {"group": "g", "epoch": 1, "acked": 0, "last": 0}
+    asked = {"group": "g", "after": 0, "epoch": 1, "max_messages": 3}
+    made = wire.ok("POST", f"{Q}/claims", asked)
+    assert made == {"group": "g", "claim": 1, "messages": 3, "bytes": 3, "made_at": made["made_at"], "epoch": 1}
+    assert wire.ok("POST", f"{Q}/claims", asked) == made
+    read = [wire.ok("GET", f"{Q}/claims/g/1?part={part}&parts=2")["messages"] for part in (0, 1)]
+    assert [[message["body"] for message in part] for part in read] == [[0], [1, 2]]
+    first = read[0][0]
+    assert (first["visible_at"], first["consumer"], "receipt" in first, "lease_until" in first) == (
+        None, "g", False, False,
+    )  # fmt: skip
+    packed = wire.ok("GET", f"{Q}/claims/g/1", accept="application/msgpack")
+    assert [message["body"] for message in packed["messages"]] == [0, 1, 2]
+    (seen, *_) = wire.ok("GET", f"{Q}/messages?status=leased")["messages"]
+    assert (seen["visible_at"], seen["status"], seen["consumer"]) == (None, "leased", "g")
+    assert wire.ok("GET", f"{Q}/messages/{seen['id']}")["status"] == "leased"
+    assert wire.ok("DELETE", f"{Q}/claims/g?upto=1&epoch=1") == {"acked": 1}
+    assert wire.ok("POST", f"{Q}/claims", {"group": "g", "after": 1})["claim"] == 2
+    assert wire.ok("POST", f"{Q}/claims", {"group": "other", "after": 0})["claim"] is None
+    (group,) = wire.ok("GET", f"{Q}/claims")["groups"]
+    assert [(claim["claim"], claim["state"], claim["messages"]) for claim in group["claims"]] == [
+        (1, "acked", 3), (2, "held", 2),
+    ]  # fmt: skip
+    assert wire.ok("POST", f"{Q}/claims/g/release", {"epoch": 1}) == {"released": 2}
+    assert wire.call("GET", f"{Q}/claims/g/2")[0:1] == (410,)
+    assert wire.ok("GET", Q)["counts"]["ready"] == 2
+
+
+def test_a_claim_that_waits_is_woken_by_a_send(wire: Caller) -> None:
+    poll = http.client.HTTPConnection("127.0.0.1", wire.served.port, timeout=20)
+    poll.request("POST", f"{Q}/claims", json.dumps({"group": "g", "after": 0, "wait": 20}))
+    wire.ok("POST", f"{Q}/messages", {"body": "woken"})
+    assert json.loads(poll.getresponse().read())["claim"] == 1
+    poll.close()
+
+
+def test_claims_in_the_queue_default_are_seen_by_the_short_routes(wire: Caller) -> None:
+    id = wire.ok("POST", "/push_message", {"msg": 1})["data"]["message_id"]
+    wire.ok("POST", "/v1/queues/default/claims", {"group": "g", "after": 0})
+    assert wire.ok("GET", "/dev/messages/count?status=processing") == {"count": 1}
+    assert [m["visible_at"] for m in wire.ok("GET", "/dev/messages")] == [None]
+    assert wire.call("DELETE", f"/messages/{id}")[:2] == (404, {"success": False})
+
+
 def test_a_repeated_send_with_an_idempotency_key_adds_nothing(wire: Caller) -> None:
     first = wire.ok("POST", f"{Q}/messages", {"body": 1}, idempotency_key="abc")
     assert wire.ok("POST", f"{Q}/messages", {"body": 1}, idempotency_key="abc") == first
@@ -254,6 +300,44 @@ BAD: list[tuple[str, str, Any, int, str, str | None]] = [
     ("POST", f"{Q}/redrive", {"rate": 0}, 400, "invalid", "rate"),
     ("POST", f"{Q}/redrive", {"ids": "all"}, 400, "invalid", "ids"),
     ("POST", f"{Q}/redrive", {"to": "a b"}, 400, "bad_name", "to"),
+    *[("POST", f"{Q}/claims", body, status, code, field) for body, status, code, field in [
+        (b"", 400, "invalid", "request"),
+        ({}, 400, "invalid", "group"),
+        ({"group": "g"}, 400, "invalid", "after"),
+        ({"group": "g", "after": "1"}, 400, "invalid", "after"),
+        ({"group": "g", "after": -1}, 400, "invalid", "after"),
+        ({"group": "g", "after": 10**30}, 400, "invalid", "after"),
+        ({"group": "g", "after": 7}, 404, "claim_unknown", "after"),
+        ({"group": "a/b", "after": 0}, 400, "bad_name", "group"),
+        ({"group": 5, "after": 0}, 400, "invalid", "group"),
+        ({"group": "g", "after": 0, "epoch": 1}, 409, "fenced", "epoch"),
+        ({"group": "g", "after": 0, "epoch": "x"}, 400, "invalid", "epoch"),
+        ({"group": "g", "after": 0, "max_messages": 0}, 400, "invalid", "max_messages"),
+        ({"group": "g", "after": 0, "max_messages": 1_000_001}, 400, "invalid", "max_messages"),
+        ({"group": "g", "after": 0, "max_bytes": 0}, 400, "invalid", "max_bytes"),
+        ({"group": "g", "after": 0, "wait": 61}, 400, "invalid", "wait"),
+        ({"group": "g", "after": 0, "consumer": ""}, 400, "invalid", "consumer"),
+        ({"group": "g", "after": 0, "limit": 5}, 400, "invalid", "limit"),
+    ]],
+    ("POST", f"{Q}/claims/a%20b/open", None, 400, "bad_name", "group"),
+    ("POST", f"{Q}/claims/g/open", {"epoch": 1}, 400, "invalid", "epoch"),
+    ("POST", f"{Q}/claims/g/release", {"epoch": 3}, 409, "fenced", "epoch"),
+    ("POST", f"{Q}/claims/g/release", {"upto": 3}, 400, "invalid", "upto"),
+    ("POST", "/v1/queues/nope/claims/g/release", None, 404, "queue_not_found", "queue"),
+    ("GET", f"{Q}/claims/g/1", None, 404, "claim_unknown", "claim"),
+    ("GET", f"{Q}/claims/g/one", None, 400, "invalid", "claim"),
+    ("GET", f"{Q}/claims/g/0", None, 400, "invalid", "claim"),
+    ("GET", f"{Q}/claims/g/1?part=1", None, 400, "invalid", "part"),
+    ("GET", f"{Q}/claims/g/1?parts=0", None, 400, "invalid", "parts"),
+    ("GET", f"{Q}/claims/g/1?part=x&parts=2", None, 400, "invalid", "part"),
+    ("GET", "/v1/queues/nope/claims", None, 404, "queue_not_found", "queue"),
+    ("GET", "/v1/queues/nope/claims/g/1", None, 404, "queue_not_found", "queue"),
+    ("DELETE", f"{Q}/claims/g", None, 400, "invalid", "upto"),
+    ("DELETE", f"{Q}/claims/g?upto=x", None, 400, "invalid", "upto"),
+    ("DELETE", f"{Q}/claims/g?upto=1", None, 404, "claim_unknown", "after"),
+    ("DELETE", f"{Q}/claims/g?upto=0&epoch=4", None, 409, "fenced", "epoch"),
+    ("DELETE", "/v1/queues/nope/claims/g?upto=0", None, 404, "queue_not_found", "queue"),
+    ("PUT", Q, {"claim_retention": -1}, 400, "invalid", "claim_retention"),
     ("GET", "/v1/history?after=-1", None, 400, "invalid", "after"),
     ("GET", "/v1/history?limit=5000", None, 400, "invalid", "limit"),
     ("GET", "/v1/history?queue=a%20b", None, 400, "bad_name", "queue"),

@@ -26,6 +26,7 @@ from miniq.store import embedded as store
 from miniq.store.kv import KV, Op
 
 QUEUE = "work"
+STREAM = "stream"
 
 
 class SlowDisk:
@@ -97,6 +98,46 @@ async def receiver(door: AsyncTransport, chance: random.Random, name: str) -> No
                     tell("extended", lease.id, extended.until, lease.receipt)
 
 
+async def stream_sender(door: AsyncTransport, chance: random.Random, name: str) -> None:
+    while True:
+        drafts = [Draft(b'"%d"' % n, priority=chance.choice([0, 0, 5])) for n in range(chance.choice([1, 10, 150]))]
+        tell("streamed", await door.perform(calls.Send(STREAM, drafts)))
+        await asyncio.sleep(chance.choice([0, 0.001, 0.01]))
+
+
+async def stream_worker(door: AsyncTransport, chance: random.Random, name: str) -> None:
+    """An ordinary consumer of the queue that others claim from."""
+    while True:
+        got = await door.perform(calls.Receive(STREAM, chance.choice([1, 20]), 0.05, 600, name))
+        if got:
+            ids = [stored.message.id for stored in got]
+            tell("working", ids)
+            await door.perform(calls.Ack(STREAM, [Lease(stored.message.id, stored.receipt or "") for stored in got]))
+            tell("worked", ids)
+        await asyncio.sleep(chance.choice([0, 0.005, 0.02]))
+
+
+async def stream_reader(door: AsyncTransport, chance: random.Random, name: str) -> None:
+    """Works through claims as a stream processor does, from where its predecessor was."""
+    state = await door.perform(calls.OpenClaims(STREAM, "readers"))
+    after = state.acked
+    while True:
+        tell("acking claim", after)
+        most = chance.choice([1, 40, 400])
+        claim = await door.perform(calls.NextClaim(STREAM, "readers", after, state.epoch, most, wait=0.05))
+        tell("acked claim", after)
+        if claim is not None:
+            got = [
+                stored.message.id
+                for part in range(2)
+                for stored in await door.perform(calls.ReadClaim(STREAM, "readers", claim.number, part, 2))
+            ]
+            assert len(got) == claim.messages
+            tell("claimed", claim.number, got)
+            after = claim.number
+        await asyncio.sleep(chance.choice([0, 0.001, 0.01]))
+
+
 async def main(url: str, seed: int) -> None:
     remote = url.startswith("http:")
     door: AsyncTransport
@@ -111,6 +152,7 @@ async def main(url: str, seed: int) -> None:
     tell("open")
     jobs = [sender(door, random.Random(f"{seed} s{n}"), f"s{n}") for n in range(4)]
     jobs += [receiver(door, random.Random(f"{seed} r{n}"), f"r{n}") for n in range(5)]
+    jobs += [job(door, random.Random(f"{seed} {job.__name__}"), "w") for job in STREAMING]
     try:
         await asyncio.gather(*jobs)
     except MiniQError:
@@ -118,6 +160,8 @@ async def main(url: str, seed: int) -> None:
             raise
         os._exit(0)  # the server was killed: nothing more will be told
 
+
+STREAMING = (stream_sender, stream_worker, stream_reader)
 
 if __name__ == "__main__":
     asyncio.run(main(sys.argv[1], int(sys.argv[2])))

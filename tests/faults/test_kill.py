@@ -18,11 +18,11 @@ import pytest
 
 from miniq.broker import Broker
 from miniq.broker.clock import SystemClock
-from miniq.message import SECOND, Lease, Stored
+from miniq.message import SECOND, Alike, Lease, Stored
 from miniq.options import Options
 from miniq.store import open_store
 from tests.conftest import store_url
-from tests.faults.load import QUEUE
+from tests.faults.load import QUEUE, STREAM
 from tests.serving import serving
 
 LOAD = Path(__file__).with_name("load.py")
@@ -84,6 +84,66 @@ class Facts:
         self.rounds_with_work += len(lines) > 30
 
 
+class StreamFacts:
+    """What a reader of claims and a worker beside it were told so far."""
+
+    def __init__(self) -> None:
+        self.sent: set[str] = set()
+        self.claims: dict[int, list[str]] = {}
+        """What was in each claim that was read."""
+        self.asked = self.acked = 0
+        """Up to which claim an ack was asked for, and confirmed."""
+        self.worked: set[str] = set()
+        self.working: set[str] = set()
+
+    def learn(self, lines: list[str]) -> None:
+        for line in lines:
+            kind, *rest = json.loads(line)
+            if kind == "streamed":
+                self.sent.update(rest[0])
+            elif kind == "working":
+                self.working.update(rest[0])
+            elif kind == "worked":
+                self.worked.update(rest[0])
+            elif kind == "acking claim":
+                self.asked = max(self.asked, rest[0])
+            elif kind == "acked claim":
+                self.acked = max(self.acked, rest[0])
+            elif kind == "claimed":
+                number, ids = rest
+                assert self.claims.setdefault(number, ids) == ids, f"claim {number} changed"
+
+    async def check(self, broker: Broker) -> None:
+        """Every confirmed send was handed to one of both, for good, or is still there."""
+        there = await contents(broker, STREAM)
+        (group,) = await broker.claims.list(STREAM)
+        assert self.acked <= group.acked <= self.asked, "a confirmed ack of a claim was undone, or one made itself"
+        assert group.last - group.acked <= 1
+        held = set()
+        for claim in group.claims:
+            part = await broker.claims.find(STREAM, "readers", claim.number)
+            ids = [
+                stored.message.id
+                async for some in part.read()
+                for item in some
+                for stored in (item.each() if isinstance(item, Alike) else [item])
+            ]
+            assert len(ids) == claim.messages
+            if claim.number in self.claims:
+                assert ids == self.claims[claim.number], "a claim changed"
+            if claim.acked_at is None:
+                held.update(ids)
+        assert held == {id for id, stored in there.items() if stored.consumer == "readers"}
+        read = [id for number, ids in self.claims.items() if number <= group.acked for id in ids]
+        assert len(set(read)) == len(read), "claimed twice"
+        assert group.acked == sum(number <= group.acked for number in self.claims), "acked, and never read"
+        assert not set(read) & self.worked, "handed to both"
+        assert not (set(read) | self.worked) & set(there), "a confirmed ack was undone"
+        assert self.sent <= set(read) | self.worked | self.working | set(there), "a confirmed send is lost"
+        self.worked |= self.working - set(there)
+        self.working.clear()
+
+
 def load_and_kill(url: str, seed: int, seconds: float, victim: int | None = None) -> list[str]:
     """Run the load, kill it (or the server it talks to) after some time, and return what it had told."""
     with subprocess.Popen(
@@ -115,11 +175,11 @@ def load_and_kill(url: str, seed: int, seconds: float, victim: int | None = None
     return whole.decode().splitlines()
 
 
-async def contents(broker: Broker) -> dict[str, Stored]:
+async def contents(broker: Broker, queue: str = QUEUE) -> dict[str, Stored]:
     found: dict[str, Stored] = {}
     after: str | None = None
     while True:
-        page = await broker.store.scan(QUEUE, status=None, after=after, limit=1000, max_bytes=10**9, now=0)
+        page = await broker.store.scan(queue, status=None, after=after, limit=1000, max_bytes=10**9, now=0)
         for stored in page.messages:
             assert stored.message.id not in found
             found[stored.message.id] = stored
@@ -128,7 +188,7 @@ async def contents(broker: Broker) -> dict[str, Stored]:
             return found
 
 
-async def check(url: str, facts: Facts, deep: bool) -> None:
+async def check(url: str, facts: Facts, stream: StreamFacts, deep: bool) -> None:
     """Open what the kill left and compare it with what had been confirmed."""
     clock = SystemClock()
     options = Options(upkeep_interval=0)
@@ -176,6 +236,7 @@ async def check(url: str, facts: Facts, deep: bool) -> None:
         for id, receives in facts.receives.items():
             if id in there:
                 assert there[id].receives >= receives, "receives went back"
+        await stream.check(broker)
         await check_handing_out(broker, facts, there, running)
         if deep:
             await drain_some(broker, facts, there)
@@ -231,13 +292,17 @@ async def test_nothing_confirmed_is_undone_by_kill_9(engine: str, tmp_path: Path
     seed = random.randrange(10**9)
     print(f"seed {seed}")
     chance = random.Random(seed)
-    facts = Facts()
+    facts, stream = Facts(), StreamFacts()
     for number in range(rounds):
-        facts.learn(load_and_kill(url, seed + number, chance.uniform(0.2, 0.5)))
-        await check(url, facts, deep=number % 5 == 4)
+        told = load_and_kill(url, seed + number, chance.uniform(0.2, 0.5))
+        facts.learn(told)
+        stream.learn(told)
+        await check(url, facts, stream, deep=number % 5 == 4)
     assert facts.rounds_with_work > rounds * 0.8
     assert len(facts.over) > rounds * 10
     assert len(facts.sent) > rounds * 30
+    assert stream.acked > rounds
+    assert len(stream.worked) > rounds
 
 
 async def test_nothing_confirmed_over_http_is_undone_by_kill_9_of_the_server(tmp_path: Path) -> None:
@@ -246,11 +311,15 @@ async def test_nothing_confirmed_over_http_is_undone_by_kill_9_of_the_server(tmp
     seed = random.randrange(10**9)
     print(f"seed {seed}")
     chance = random.Random(seed)
-    facts = Facts()
+    facts, stream = Facts(), StreamFacts()
     for number in range(rounds):
         with serving(url) as served:
-            facts.learn(load_and_kill(served.url, seed + number, chance.uniform(0.3, 0.6), served.process.pid))
-        await check(url, facts, deep=number % 5 == 4)
+            told = load_and_kill(served.url, seed + number, chance.uniform(0.3, 0.6), served.process.pid)
+        facts.learn(told)
+        stream.learn(told)
+        await check(url, facts, stream, deep=number % 5 == 4)
     assert facts.rounds_with_work > rounds * 0.8
     assert len(facts.over) > rounds * 10
     assert len(facts.sent) > rounds * 30
+    assert stream.acked > rounds
+    assert len(stream.worked) > rounds

@@ -29,7 +29,12 @@ def test_every_error_can_be_caught_by_its_public_name(error: type[miniq.MiniQErr
 
 @pytest.mark.parametrize(
     ("sync", "aio"),
-    [(miniq.Client, miniq.AsyncClient), (miniq.Queue, miniq.AsyncQueue), (miniq.Message, miniq.AsyncMessage)],
+    [
+        (miniq.Client, miniq.AsyncClient),
+        (miniq.Queue, miniq.AsyncQueue),
+        (miniq.Message, miniq.AsyncMessage),
+        (miniq.Claims, miniq.AsyncClaims),
+    ],
 )
 def test_the_async_surface_is_the_blocking_one_with_await(sync: type, aio: type) -> None:
     assert _surface(aio) == _surface(sync)
@@ -44,8 +49,8 @@ def _surface(kind: type) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("kind", [miniq.AsyncClient, miniq.AsyncQueue, miniq.AsyncMessage])
-def test_all_async_methods_but_queue_are_coroutines(kind: type) -> None:
+@pytest.mark.parametrize("kind", [miniq.AsyncClient, miniq.AsyncQueue, miniq.AsyncMessage, miniq.AsyncClaims])
+def test_all_async_methods_that_ask_something_are_coroutines(kind: type) -> None:
     plain = {name for name, value in inspect.getmembers(kind, inspect.isfunction) if name[0] != "_"}
     plain -= {name for name, value in inspect.getmembers(kind, inspect.iscoroutinefunction)}
-    assert plain <= {"queue"}
+    assert plain <= {"queue", "claims"}

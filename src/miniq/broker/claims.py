@@ -70,10 +70,11 @@ class Claims:
                     broker.waiters.wake_each(queue)
                     return found.claim, found.epoch
                 now = broker.clock.now()
+                if now < deadline and broker.patient:
+                    broker.waiters.expect(queue, await broker.store.next_visible(queue, now=now))
+                    await waiter.until(deadline)
                 if now >= deadline or not broker.patient:
                     return None, found.epoch
-                broker.waiters.expect(queue, await broker.store.next_visible(queue, now=now))
-                await waiter.until(deadline)
 
     async def ack(self, queue: str, group: str, upto: int, epoch: int | None = None) -> None:
         """Ack all claims up to a number; those that are acked already stay so."""

@@ -16,7 +16,7 @@ from miniq.client.delivery import HELD, SEEN, SETTLED, Delivery, MessagePage, le
 from miniq.client.tasks import TaskWorker
 from miniq.client.worker import Give, Plan, Stop
 from miniq.errors import BadName, MiniQError
-from miniq.message import HistoryPage, Mode, Outcome, QueueInfo, RedriveProgress, Status, Stored
+from miniq.message import Claim, ClaimGroup, HistoryPage, Mode, Outcome, QueueInfo, RedriveProgress, Status, Stored
 
 
 class AsyncMessage(Delivery["AsyncQueue"]):
@@ -205,6 +205,14 @@ class AsyncQueue:
         """Delete one message that is not leased, or whose receipt you hold."""
         await self._perform(calls.Remove(self.name, id, receipt))
 
+    def claims(self, group: str) -> AsyncClaims:
+        """The claims of a group of readers: frozen batches that can be read again; asks nothing yet."""
+        return AsyncClaims(self, group)
+
+    async def claim_groups(self) -> list[ClaimGroup]:
+        """All groups of readers, with the claims that can be read."""
+        return await self._perform(calls.ListClaims(self.name))
+
     # The queue itself
 
     async def purge(self) -> int:
@@ -232,6 +240,54 @@ class AsyncQueue:
 
     def _seen(self, stored: Stored) -> AsyncMessage:
         return AsyncMessage(self, stored, SEEN)
+
+
+class AsyncClaims:
+    """The claims of one group of readers: batches numbered 1, 2, 3 that stay as they are until they are acked.
+
+    `open` makes this the group's newest reader, and fences earlier ones. `next(after=n)` acks all claims up to n and
+    gives claim n + 1; asked again it gives the same. The messages of a claim are acked with it, not one by one.
+    """
+
+    def __init__(self, queue: AsyncQueue, group: str) -> None:
+        self.queue = queue
+        self.group = group
+        self.epoch: int | None = None
+        """Set by `open`; then a call of a reader that was overtaken raises `Fenced`."""
+
+    async def open(self) -> ClaimGroup:
+        """Begin to read; says which claim was acked last, and which is the last one made."""
+        found = await self.queue._perform(calls.OpenClaims(self.queue.name, self.group))
+        self.epoch = found.epoch
+        return found
+
+    async def next(
+        self,
+        after: int,
+        *,
+        max_messages: int = 10_000,
+        max_bytes: int = 64 * 1024 * 1024,
+        wait: float = 0,
+        consumer: str | None = None,
+    ) -> Claim | None:
+        """Ack all claims up to `after` and give the next one, made now if need be; None if nothing is ready within
+        `wait` seconds."""
+        return await self.queue._perform(
+            calls.NextClaim(self.queue.name, self.group, after, self.epoch, max_messages, max_bytes, wait, consumer)
+        )
+
+    async def fetch(self, claim: int, part: int = 0, parts: int = 1) -> list[AsyncMessage]:
+        """The messages of a claim, or one part of several; always the same."""
+        call = calls.ReadClaim(self.queue.name, self.group, claim, part, parts)
+        return [AsyncMessage(self.queue, stored, SEEN) for stored in await self.queue._perform(call)]
+
+    async def ack(self, upto: int) -> None:
+        """Ack all claims up to a number. Harmless to repeat."""
+        await self.queue._perform(calls.AckClaims(self.queue.name, self.group, upto, self.epoch))
+
+    async def release(self) -> int:
+        """Give the messages of claims that are not acked back, and say how many."""
+        return await self.queue._perform(calls.ReleaseClaims(self.queue.name, self.group, self.epoch))
 
 
 class AsyncClient:

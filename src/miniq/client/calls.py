@@ -14,6 +14,8 @@ from msgspec import UNSET, Struct, UnsetType
 from miniq.client.bodies import encode
 from miniq.errors import MessageNotFound, StaleReceipt
 from miniq.message import (
+    Claim,
+    ClaimGroup,
     Draft,
     HistoryPage,
     Lease,
@@ -138,6 +140,50 @@ class Remove(Call[None], frozen=True):
     receipt: str | None = None
 
 
+# Claims
+
+
+class OpenClaims(Call[ClaimGroup], frozen=True):
+    queue: str
+    group: str
+
+
+class NextClaim(Call[Claim | None], frozen=True):
+    queue: str
+    group: str
+    after: int
+    epoch: int | None = None
+    max_messages: int = 10_000
+    max_bytes: int = 64 * 1024 * 1024
+    wait: float = 0
+    consumer: str | None = None
+
+
+class ReadClaim(Call[list[Stored]], frozen=True):
+    queue: str
+    group: str
+    claim: int
+    part: int = 0
+    parts: int = 1
+
+
+class AckClaims(Call[None], frozen=True):
+    queue: str
+    group: str
+    upto: int
+    epoch: int | None = None
+
+
+class ReleaseClaims(Call[int], frozen=True):
+    queue: str
+    group: str
+    epoch: int | None = None
+
+
+class ListClaims(Call[list[ClaimGroup]], frozen=True):
+    queue: str
+
+
 # Queues
 
 
@@ -199,6 +245,16 @@ def edit(
     if body is not UNSET:
         data, content_type = encode(body, content_type)
     return Edit(queue, id, data, content_type, headers, priority, delay, receipt)
+
+
+def may_wait(call: Call[Any]) -> bool:
+    """Whether a call is a long poll, which ends when its client is closed."""
+    return isinstance(call, Receive | NextClaim)
+
+
+def unanswered_poll(call: Call[Any]) -> Any:
+    """What a long poll is answered with that found nothing."""
+    return [] if isinstance(call, Receive) else None
 
 
 def check_held(outcome: Outcome, queue: str, id: str) -> None:

@@ -19,7 +19,10 @@ from miniq.client.calls import Edit, Extended
 from miniq.errors import InvalidRequest
 from miniq.message import (
     JSON,
+    NEVER,
     SECOND,
+    Claim,
+    ClaimGroup,
     Counts,
     DeadLetter,
     Draft,
@@ -62,7 +65,7 @@ class Received(Struct, gc=False):
     id: str
     queue: str
     sent: str = msgspec.field(name="sent_at")
-    visible: str = msgspec.field(name="visible_at")
+    visible: str | None = msgspec.field(name="visible_at", default=None)
     receives: int = 0
     priority: int = 0
     content_type: str = JSON
@@ -89,7 +92,7 @@ class Received(Struct, gc=False):
 
     @property
     def visible_at(self) -> int:
-        return micros(self.visible)
+        return NEVER if self.visible is None else micros(self.visible)
 
     @property
     def expires_at(self) -> int | None:
@@ -146,6 +149,10 @@ _queue = msgspec.json.Decoder(shapes.QueueReply).decode
 _queues = msgspec.json.Decoder(shapes.QueuesReply).decode
 _purged = msgspec.json.Decoder(shapes.PurgeReply).decode
 _redrive = msgspec.json.Decoder(shapes.RedriveReply).decode
+_opened = msgspec.json.Decoder(shapes.ClaimsOpenedReply).decode
+_claim = msgspec.json.Decoder(shapes.ClaimReply).decode
+_released = msgspec.json.Decoder(shapes.ClaimsReleasedReply).decode
+_groups = msgspec.json.Decoder(shapes.ClaimGroupsReply).decode
 _history = msgspec.json.Decoder(shapes.HistoryReply).decode
 
 
@@ -168,7 +175,7 @@ def read_message(body: bytes) -> Stored:
 
 def _looked_at(message: Received) -> Stored:
     """A message that was not received: its receipt is its holder's own, but that there is one shows."""
-    if message.lease_until is not None and message.receipt is None:
+    if (message.lease_until is not None or message.visible is None) and message.receipt is None:
         message.receipt = ""
     return cast(Stored, message)
 
@@ -202,6 +209,48 @@ def read_redrive(body: bytes) -> RedriveProgress:
 def read_history(body: bytes) -> HistoryPage:
     page = _history(body)
     return HistoryPage([HistoryRecord(event.offset, _event(event)) for event in page.events], page.next)
+
+
+def read_opened(body: bytes) -> ClaimGroup:
+    found = _opened(body)
+    return ClaimGroup(found.group, found.epoch, found.acked, found.last)
+
+
+def read_claim(body: bytes) -> Claim | None:
+    found = _claim(body)
+    if found.claim is None or found.made_at is None:
+        return None
+    return Claim(found.claim, found.messages, found.bytes, codec.micros(found.made_at))
+
+
+def read_claimed(body: bytes) -> list[Stored]:
+    return [_looked_at(message) for message in _received(body).messages]
+
+
+def read_released(body: bytes) -> int:
+    return _released(body).released
+
+
+def read_groups(body: bytes) -> list[ClaimGroup]:
+    return [
+        ClaimGroup(
+            group.group,
+            group.epoch,
+            group.acked,
+            group.last,
+            [
+                Claim(
+                    claim.claim,
+                    claim.messages,
+                    claim.bytes,
+                    codec.micros(claim.made_at),
+                    None if claim.acked_at is None else codec.micros(claim.acked_at),
+                )
+                for claim in group.claims
+            ],
+        )
+        for group in _groups(body).groups
+    ]
 
 
 def _info(queue: shapes.QueueReply) -> QueueInfo:

@@ -16,7 +16,7 @@ from miniq.client.delivery import HELD, SEEN, SETTLED, Delivery, MessagePage, le
 from miniq.client.threads import ThreadWorker
 from miniq.client.worker import Give, Plan, Stop
 from miniq.errors import BadName, MiniQError
-from miniq.message import HistoryPage, Mode, Outcome, QueueInfo, RedriveProgress, Status, Stored
+from miniq.message import Claim, ClaimGroup, HistoryPage, Mode, Outcome, QueueInfo, RedriveProgress, Status, Stored
 
 
 class Message(Delivery["Queue"]):
@@ -203,6 +203,14 @@ class Queue:
         """Delete one message that is not leased, or whose receipt you hold."""
         self._perform(calls.Remove(self.name, id, receipt))
 
+    def claims(self, group: str) -> Claims:
+        """The claims of a group of readers: frozen batches that can be read again; asks nothing yet."""
+        return Claims(self, group)
+
+    def claim_groups(self) -> list[ClaimGroup]:
+        """All groups of readers, with the claims that can be read."""
+        return self._perform(calls.ListClaims(self.name))
+
     # The queue itself
 
     def purge(self) -> int:
@@ -230,6 +238,54 @@ class Queue:
 
     def _seen(self, stored: Stored) -> Message:
         return Message(self, stored, SEEN)
+
+
+class Claims:
+    """The claims of one group of readers: batches numbered 1, 2, 3 that stay as they are until they are acked.
+
+    `open` makes this the group's newest reader, and fences earlier ones. `next(after=n)` acks all claims up to n and
+    gives claim n + 1; asked again it gives the same. The messages of a claim are acked with it, not one by one.
+    """
+
+    def __init__(self, queue: Queue, group: str) -> None:
+        self.queue = queue
+        self.group = group
+        self.epoch: int | None = None
+        """Set by `open`; then a call of a reader that was overtaken raises `Fenced`."""
+
+    def open(self) -> ClaimGroup:
+        """Begin to read; says which claim was acked last, and which is the last one made."""
+        found = self.queue._perform(calls.OpenClaims(self.queue.name, self.group))
+        self.epoch = found.epoch
+        return found
+
+    def next(
+        self,
+        after: int,
+        *,
+        max_messages: int = 10_000,
+        max_bytes: int = 64 * 1024 * 1024,
+        wait: float = 0,
+        consumer: str | None = None,
+    ) -> Claim | None:
+        """Ack all claims up to `after` and give the next one, made now if need be; None if nothing is ready within
+        `wait` seconds."""
+        return self.queue._perform(
+            calls.NextClaim(self.queue.name, self.group, after, self.epoch, max_messages, max_bytes, wait, consumer)
+        )
+
+    def fetch(self, claim: int, part: int = 0, parts: int = 1) -> list[Message]:
+        """The messages of a claim, or one part of several; always the same."""
+        call = calls.ReadClaim(self.queue.name, self.group, claim, part, parts)
+        return [Message(self.queue, stored, SEEN) for stored in self.queue._perform(call)]
+
+    def ack(self, upto: int) -> None:
+        """Ack all claims up to a number. Harmless to repeat."""
+        self.queue._perform(calls.AckClaims(self.queue.name, self.group, upto, self.epoch))
+
+    def release(self) -> int:
+        """Give the messages of claims that are not acked back, and say how many."""
+        return self.queue._perform(calls.ReleaseClaims(self.queue.name, self.group, self.epoch))
 
 
 class Client:

@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute, Route
 
 from miniq.broker import Broker
 from miniq.errors import InvalidRequest, MiniQError
-from miniq.message import JSON, Draft, Stored
+from miniq.message import JSON, NEVER, Draft, Stored
 from miniq.wire import codec
 from miniq.wire.operations import bearer, number
 
@@ -192,7 +192,7 @@ def _about(stored: Stored) -> dict[str, Any]:
     return {
         "sent_at": codec.moment(stored.message.sent_at),
         "receives": stored.receives,
-        "visible_at": codec.moment(stored.visible_at),
+        "visible_at": None if stored.visible_at == NEVER else codec.moment(stored.visible_at),
     }
 
 

@@ -15,13 +15,30 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from miniq.errors import BY_CODE, InvalidRequest, MiniQError, TooLarge
-from miniq.message import JSON, Bodies, Counts, Draft, Event, HistoryRecord, Lease, Outcome, QueueInfo, Stored
+from miniq.message import (
+    JSON,
+    NEVER,
+    Bodies,
+    Claim,
+    ClaimGroup,
+    Counts,
+    Draft,
+    Event,
+    HistoryRecord,
+    Lease,
+    Outcome,
+    QueueInfo,
+    Stored,
+)
 from miniq.wire.shapes import (
+    ClaimReply,
     OutcomeReply,
     Problem,
     QueueReply,
     RedriveReply,
     SendBody,
+    WireClaim,
+    WireClaimGroup,
     WireCounts,
     WireDead,
     WireDraft,
@@ -36,6 +53,8 @@ OCTETS = "application/octet-stream"
 
 Format = Literal["json", "msgpack"]
 
+MEDIA: dict[Format, str] = {"json": JSON, "msgpack": MSGPACK}
+
 STATUS: dict[str, int] = {
     "invalid": 400,
     "bad_name": 400,
@@ -47,10 +66,13 @@ STATUS: dict[str, int] = {
     "not_found": 404,
     "queue_not_found": 404,
     "message_not_found": 404,
+    "claim_unknown": 404,
     "wrong_method": 405,
     "stale_receipt": 409,
     "message_leased": 409,
     "queue_protected": 409,
+    "fenced": 409,
+    "claim_gone": 410,
     "wrong_media": 415,
     "queue_full": 429,
     "closed": 503,
@@ -278,16 +300,17 @@ def wire_body(body: bytes, content_type: str, format: Format) -> tuple[Raw | Uns
 
 def wire_messages(taken: Sequence[Stored], format: Format) -> list[WireMessage]:
     """Messages that were handed out."""
-    moments: dict[int, datetime] = {}
+    moments: dict[int, datetime | None] = {NEVER: None}
     found: list[WireMessage] = []
     for stored in taken:
         message = stored.message
         sent_at = moments.get(message.sent_at)
         if sent_at is None:
             sent_at = moments[message.sent_at] = moment(message.sent_at)
-        until = moments.get(stored.visible_at)
-        if until is None:
-            until = moments[stored.visible_at] = moment(stored.visible_at)
+        visible_at = stored.visible_at
+        if visible_at not in moments:
+            moments[visible_at] = moment(visible_at)
+        until = moments[visible_at]
         if message.content_type == JSON and format == "json":
             body: Raw | UnsetType = Raw(message.body)
             data: bytes | UnsetType = UNSET
@@ -330,6 +353,36 @@ def shown_messages(seen: Sequence[Stored], now: int, format: Format) -> list[Wir
         if wire.status != "leased":
             wire.lease_until = wire.consumer = None
     return found
+
+
+def claimed_messages(claimed: Sequence[Stored | Alike], format: Format) -> list[WireMessage]:
+    """Messages of a claim. They are acked with it, so they need no receipts."""
+    one_by_one = [stored for item in claimed for stored in (item.each() if isinstance(item, Alike) else (item,))]
+    found = wire_messages(one_by_one, format)
+    for wire in found:
+        wire.receipt = None
+    return found
+
+
+def claim_reply(group: str, claim: Claim | None, epoch: int) -> ClaimReply:
+    if claim is None:
+        return ClaimReply(group, None, 0, 0, None, epoch)
+    return ClaimReply(group, claim.number, claim.messages, claim.bytes, moment(claim.made_at), epoch)
+
+
+def claim_group(group: ClaimGroup) -> WireClaimGroup:
+    claims = [
+        WireClaim(
+            claim.number,
+            "held" if claim.acked_at is None else "acked",
+            claim.messages,
+            claim.bytes,
+            moment(claim.made_at),
+            None if claim.acked_at is None else moment(claim.acked_at),
+        )
+        for claim in group.claims
+    ]
+    return WireClaimGroup(group.group, group.epoch, group.acked, group.last, claims)
 
 
 def outcomes_reply(leases: Sequence[Lease], outcomes: Sequence[Outcome], done: str) -> list[OutcomeReply]:

@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from miniq.broker import Broker
@@ -22,7 +22,7 @@ from miniq.errors import InvalidRequest, MiniQError, NoRoute, TooLarge, WrongMed
 from miniq.message import JSON
 from miniq.wire import classic, codec, openapi, prometheus, shapes
 from miniq.wire.codec import MSGPACK, PROBLEM, Format
-from miniq.wire.operations import OPERATIONS, READERS, Operation, Request, authorise, bearer, fault
+from miniq.wire.operations import OPERATIONS, READERS, Operation, Request, Streamed, authorise, bearer, fault
 
 
 def prepare(operation: Operation, request: Request, raw: bytes, content_type: str) -> None:
@@ -126,7 +126,9 @@ class HttpApp:
             self._broker.metrics.call("http", operation.name, queue, perf_counter() - began)
             if operation.reply is None:
                 return Response(status_code=operation.status)
-            return Response(codec.encode(reply, out), operation.status, media_type=JSON if out == "json" else MSGPACK)
+            if isinstance(reply, Streamed):
+                return StreamingResponse(reply.pieces, operation.status, media_type=reply.media)
+            return Response(codec.encode(reply, out), operation.status, media_type=codec.MEDIA[out])
 
         endpoint.__name__ = operation.name
         return endpoint
@@ -180,8 +182,8 @@ def authorise_read(broker: Broker, request: HTTPRequest) -> None:
 
 
 async def _while_connected(http: HTTPRequest, operation: Operation, call: Any) -> Any:
-    """Wait for a call; a receive whose client goes away is taken back."""
-    if operation.name != "receive":
+    """Wait for a call; a receive whose client goes away is taken back, and nothing more is claimed for one."""
+    if operation.name not in ("receive", "claim"):
         return await call
     task = asyncio.ensure_future(call)
     gone = asyncio.ensure_future(_disconnected(http))

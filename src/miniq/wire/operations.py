@@ -6,7 +6,7 @@ Both lanes of HTTP, the commands of ZeroMQ, the OpenAPI document and the conform
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, cast
 
 from msgspec import UNSET, Struct
@@ -15,7 +15,7 @@ from miniq.broker import Broker
 from miniq.broker.keyring import ApiKey, Secret
 from miniq.errors import InvalidRequest, MiniQError
 from miniq.message import Bodies, Draft, Mode, QueueSettings, Status
-from miniq.wire import codec, shapes
+from miniq.wire import codec, shapes, streams
 from miniq.wire.codec import Format
 
 
@@ -34,6 +34,13 @@ class Request(Struct):
 
 
 log = logging.getLogger("miniq.wire")
+
+
+class Streamed(Struct):
+    """A reply that is written piece by piece, because it may be long."""
+
+    pieces: AsyncIterator[bytes]
+    media: str
 
 Run = Callable[[Broker, Request], Awaitable[Any]]
 
@@ -166,6 +173,63 @@ async def remove(broker: Broker, request: Request) -> None:
     await broker.remove(request.path["queue"], request.path["id"], request.query.get("receipt"))
 
 
+# Claims
+
+
+async def open_claims(broker: Broker, request: Request) -> shapes.ClaimsOpenedReply:
+    found = await broker.claims.open(request.path["queue"], request.path["group"])
+    return shapes.ClaimsOpenedReply(found.group, found.epoch, found.acked, found.last)
+
+
+async def claim(broker: Broker, request: Request) -> shapes.ClaimReply:
+    body: shapes.ClaimBody = request.body
+    made, epoch = await broker.claims.next(
+        request.path["queue"],
+        body.group,
+        body.after,
+        epoch=body.epoch,
+        max_messages=body.max_messages,
+        max_bytes=body.max_bytes,
+        wait=body.wait,
+        consumer=body.consumer,
+    )
+    return codec.claim_reply(body.group, made, epoch)
+
+
+async def read_claim(broker: Broker, request: Request) -> Streamed:
+    query = request.query
+    part = await broker.claims.find(
+        request.path["queue"],
+        request.path["group"],
+        number(request.path, "claim", 0),
+        number(query, "part", 0),
+        number(query, "parts", 1),
+    )
+    return Streamed(streams.messages(part.read(), len(part), request.out), codec.MEDIA[request.out])
+
+
+async def ack_claims(broker: Broker, request: Request) -> shapes.ClaimsAckedReply:
+    query = request.query
+    if "upto" not in query:
+        raise InvalidRequest("upto: is required: the number of the last claim to ack", field="upto")
+    upto = number(query, "upto", 0)
+    epoch = number(query, "epoch", 0) if "epoch" in query else None
+    await broker.claims.ack(request.path["queue"], request.path["group"], upto, epoch)
+    return shapes.ClaimsAckedReply(upto)
+
+
+async def release_claims(broker: Broker, request: Request) -> shapes.ClaimsReleasedReply:
+    body: shapes.ReleaseClaimsBody = request.body
+    released = await broker.claims.release(request.path["queue"], request.path["group"], body.epoch)
+    return shapes.ClaimsReleasedReply(released)
+
+
+async def list_claims(broker: Broker, request: Request) -> shapes.ClaimGroupsReply:
+    return shapes.ClaimGroupsReply(
+        [codec.claim_group(group) for group in await broker.claims.list(request.path["queue"])]
+    )
+
+
 # Queues
 
 
@@ -241,6 +305,7 @@ class BackupBody(Struct, forbid_unknown_fields=True):
 
 
 QUEUE = "/v1/queues/{queue}"
+CLAIMS = f"{QUEUE}/claims"
 
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
@@ -279,6 +344,31 @@ OPERATIONS: tuple[Operation, ...] = (
         "remove", "DELETE", f"{QUEUE}/messages/{{id}}", "manage",
         "Remove a message that is not leased, or with its receipt", remove, query={"receipt": str}, status=204,
     ),
+    Operation(
+        "open_claims", "POST", f"{CLAIMS}/{{group}}/open", "receive",
+        "Begin to read the claims of a group; earlier readers are fenced", open_claims,
+        body=shapes.OpenClaimsBody, optional=True, reply=shapes.ClaimsOpenedReply,
+    ),
+    Operation(
+        "claim", "POST", CLAIMS, "receive", "Ack claims up to `after` and give the next one; safe to repeat", claim,
+        body=shapes.ClaimBody, reply=shapes.ClaimReply,
+    ),
+    Operation(
+        "read_claim", "GET", f"{CLAIMS}/{{group}}/{{claim}}", "receive",
+        "The messages of a claim, or part `part` of `parts`; always the same", read_claim,
+        query={"part": int, "parts": int}, reply=shapes.MessagesReply,
+    ),
+    Operation(
+        "ack_claims", "DELETE", f"{CLAIMS}/{{group}}", "receive", "Ack all claims up to `upto`", ack_claims,
+        query={"upto": int, "epoch": int}, reply=shapes.ClaimsAckedReply,
+    ),
+    Operation(
+        "release_claims", "POST", f"{CLAIMS}/{{group}}/release", "receive",
+        "Give the messages of claims that are not acked back", release_claims,
+        body=shapes.ReleaseClaimsBody, optional=True, reply=shapes.ClaimsReleasedReply,
+    ),
+    Operation("list_claims", "GET", CLAIMS, "read", "All groups with their claims", list_claims,
+              reply=shapes.ClaimGroupsReply),
     Operation("list_queues", "GET", "/v1/queues", "read", "All queues with their counts", list_queues,
               reply=shapes.QueuesReply),
     Operation(

@@ -76,6 +76,26 @@ class RedriveBody(Struct, forbid_unknown_fields=True, omit_defaults=True):
     rate: float | None = None
 
 
+class ClaimBody(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """Ack all claims of a group up to `after`, and give the next one."""
+
+    group: str
+    after: int
+    epoch: int | None = None
+    max_messages: int = 10_000
+    max_bytes: int = 64 * 1024 * 1024
+    wait: float = 0
+    consumer: str | None = None
+
+
+class OpenClaimsBody(Struct, forbid_unknown_fields=True):
+    """Nothing yet."""
+
+
+class ReleaseClaimsBody(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    epoch: int | None = None
+
+
 class KeyBody(Struct, forbid_unknown_fields=True, omit_defaults=True):
     """A key to make: a name for people, and what it allows, such as `send:orders.*`. With `public`, the public half
     of a CURVE key of 40 characters, it is one for ZeroMQ."""
@@ -113,7 +133,8 @@ class WireMessage(Struct, omit_defaults=True):
     queue: str
     sent_at: datetime
     receives: int
-    visible_at: datetime
+    visible_at: datetime | None
+    """When it is or was ready; null for one in a claim, which does not end by itself."""
     priority: int
     content_type: str
     body: Raw | UnsetType = UNSET
@@ -164,6 +185,7 @@ class WireSettings(Struct):
     max_length: int
     max_bytes: int
     history: str
+    claim_retention: float
 
 
 class WireCounts(Struct):
@@ -194,6 +216,53 @@ class QueuesReply(Struct):
 
 class PurgeReply(Struct):
     purged: int
+
+
+class ClaimReply(Struct):
+    """A claim; its number is null if there was nothing to claim."""
+
+    group: str
+    claim: int | None
+    messages: int
+    bytes: int
+    made_at: datetime | None
+    epoch: int
+
+
+class ClaimsOpenedReply(Struct):
+    group: str
+    epoch: int
+    acked: int
+    last: int
+
+
+class ClaimsAckedReply(Struct):
+    acked: int
+
+
+class ClaimsReleasedReply(Struct):
+    released: int
+
+
+class WireClaim(Struct):
+    claim: int
+    state: str
+    messages: int
+    bytes: int
+    made_at: datetime
+    acked_at: datetime | None
+
+
+class WireClaimGroup(Struct):
+    group: str
+    epoch: int
+    acked: int
+    last: int
+    claims: list[WireClaim]
+
+
+class ClaimGroupsReply(Struct):
+    groups: list[WireClaimGroup]
 
 
 class WireEvent(Struct, omit_defaults=True):

@@ -10,7 +10,7 @@ from collections import deque
 from time import monotonic
 from typing import TypeVar, cast
 
-from miniq.client.calls import Call, Receive, Release
+from miniq.client.calls import Call, Receive, Release, may_wait, unanswered_poll
 from miniq.client.http.answers import Answer, Trouble, garbled, judge, lost, unanswered, unreachable, untrusted
 from miniq.client.http.requests import Exchange
 from miniq.client.http.retries import Retries
@@ -46,8 +46,8 @@ class AsyncHttp:
                 return cast(T, await self._attempt(exchange, now))
             except Trouble as trouble:
                 if self._closed.is_set():
-                    if isinstance(call, Receive):
-                        return cast(T, [])
+                    if may_wait(call):
+                        return cast(T, unanswered_poll(call))
                     raise Closed("the client is closed") from None
                 retries = retries or Retries(exchange, self._target.retry, began)
                 pause = retries.pause(trouble, monotonic())
@@ -77,9 +77,9 @@ class AsyncHttp:
         reused = connection is not None
         if connection is None:
             connection = await self._connect()
-            if self._closed.is_set() and isinstance(exchange.call, Receive):
+            if self._closed.is_set() and may_wait(exchange.call):
                 connection.drop()
-                return []
+                return unanswered_poll(exchange.call)
         try:
             answer = await connection.exchange(exchange, self._target, reused)
         except asyncio.CancelledError:
@@ -171,7 +171,7 @@ class _Connection(asyncio.Protocol):
         """Send a call and wait for its answer."""
         answer, transport = self.answer, self._transport
         answer.begin()
-        self._polling = isinstance(exchange.call, Receive)
+        self._polling = may_wait(exchange.call)
         waiter = self._waiter = self._loop.create_future()
         self._watch(exchange.patience)
         if len(exchange.body) <= SMALL:

@@ -71,15 +71,15 @@ class Exchange:
         else:
             self.head = head + (b"content-length: 0\r\n\r\n" if method == "POST" else b"\r\n")
             self.body = b""
-        if type(call) is calls.Receive:
+        if isinstance(call, calls.Receive | calls.NextClaim):
             if isinstance(call.wait, int | float) and call.wait > 0:
                 self.patience = target.timeout + min(call.wait, PATIENT)
         elif self.kind.once:
             self.patience = max(target.timeout, PATIENT)
 
     def shorten(self, call: Call[Any], seconds: float) -> None:
-        """It is `seconds` since `call` was first sent: a receive need not wait for those again."""
-        if type(call) is calls.Receive and isinstance(call.wait, int | float) and call.wait:
+        """It is `seconds` since `call` was first sent: a long poll need not wait for those again."""
+        if isinstance(call, calls.Receive | calls.NextClaim) and isinstance(call.wait, int | float) and call.wait:
             self.call = replace(call, wait=max(0.0, call.wait - seconds))
             self._write()
 
@@ -204,6 +204,45 @@ def _remove(call: calls.Remove) -> Pieces:
     return "DELETE", _message(call.queue, call.id) + _query(receipt=call.receipt), None, "json"
 
 
+def _group(queue: str, group: object) -> str:
+    """The path of a group of readers. What a path cannot carry is no group's name."""
+    if not isinstance(group, str) or not group or "/" in group:
+        raise BadName(f"group: {group!r:.80} is not a name; use 1 to 128 of A-Z a-z 0-9 . _ -", field="group")
+    return f"{_queue(queue)}/claims/{_quoted(group)}"
+
+
+def _open_claims(call: calls.OpenClaims) -> Pieces:
+    return "POST", f"{_group(call.queue, call.group)}/open", None, "json"
+
+
+def _next_claim(call: calls.NextClaim) -> Pieces:
+    records.check_text(call.group, "group")
+    records.check_text(call.consumer, "consumer")
+    records.check_number(call.wait, "wait")
+    record = shapes.ClaimBody(
+        call.group, call.after, call.epoch, call.max_messages, call.max_bytes, call.wait, call.consumer
+    )
+    return _post(f"{_queue(call.queue)}/claims", record)
+
+
+def _read_claim(call: calls.ReadClaim) -> Pieces:
+    query = _query(part=str(call.part), parts=str(call.parts))
+    return "GET", f"{_group(call.queue, call.group)}/{_quoted(str(call.claim))}{query}", None, "json"
+
+
+def _ack_claims(call: calls.AckClaims) -> Pieces:
+    query = _query(upto=str(call.upto), epoch=call.epoch)
+    return "DELETE", f"{_group(call.queue, call.group)}{query}", None, "json"
+
+
+def _release_claims(call: calls.ReleaseClaims) -> Pieces:
+    return _post(f"{_group(call.queue, call.group)}/release", shapes.ReleaseClaimsBody(call.epoch))
+
+
+def _list_claims(call: calls.ListClaims) -> Pieces:
+    return "GET", f"{_queue(call.queue)}/claims", None, "json"
+
+
 def _purge(call: calls.Purge) -> Pieces:
     return "POST", f"{_queue(call.queue)}/purge", None, "json"
 
@@ -266,6 +305,12 @@ _KINDS: dict[type[Call[Any]], Kind] = {
     calls.Peek: Kind(_peek, records.read_page),
     calls.Edit: Kind(_edit, records.read_message),
     calls.Remove: Kind(_remove, _nothing, ("message_not_found",)),
+    calls.OpenClaims: Kind(_open_claims, records.read_opened),
+    calls.NextClaim: Kind(_next_claim, records.read_claim),
+    calls.ReadClaim: Kind(_read_claim, records.read_claimed),
+    calls.AckClaims: Kind(_ack_claims, _nothing),
+    calls.ReleaseClaims: Kind(_release_claims, records.read_released),
+    calls.ListClaims: Kind(_list_claims, records.read_groups),
     calls.Purge: Kind(_purge, records.read_purged),
     calls.Redrive: Kind(_redrive, records.read_redrive),
     calls.Configure: Kind(_configure, records.read_queue),

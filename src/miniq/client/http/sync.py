@@ -16,7 +16,7 @@ from collections import deque
 from time import monotonic
 from typing import TypeVar, cast
 
-from miniq.client.calls import Call, Receive, Release
+from miniq.client.calls import Call, Receive, Release, may_wait, unanswered_poll
 from miniq.client.http.answers import Answer, Trouble, garbled, judge, lost, unanswered, unreachable, untrusted
 from miniq.client.http.requests import Exchange
 from miniq.client.http.retries import Retries
@@ -62,8 +62,8 @@ class Http:
                 return cast(T, self._attempt(exchange, now))
             except Trouble as trouble:
                 if self._closed.is_set():
-                    if isinstance(call, Receive):
-                        return cast(T, [])
+                    if may_wait(call):
+                        return cast(T, unanswered_poll(call))
                     raise Closed("the client is closed") from None
                 retries = retries or Retries(exchange, self._target.retry, began)
                 pause = retries.pause(trouble, monotonic())
@@ -91,7 +91,7 @@ class Http:
         reused = connection is not None
         if connection is None:
             connection = _Connection(self._target)
-        polling = isinstance(exchange.call, Receive)
+        polling = may_wait(exchange.call)
         if polling:
             self._polling.add(connection)
             if self._closed.is_set():

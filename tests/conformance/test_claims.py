@@ -1,0 +1,433 @@
+"""Claims: frozen, numbered batches that readers take, read as often as they like, and ack: on every store."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from miniq.broker import Broker
+from miniq.errors import BadName, ClaimGone, ClaimUnknown, Fenced, InvalidRequest, MessageLeased, QueueNotFound
+from miniq.message import NEVER, Alike, Claim, ClaimGroup, Stored
+from miniq.options import Options
+from miniq.store import open_store
+from tests.clock import FrozenClock
+from tests.conftest import STORES
+from tests.kit import bodies, drain, ids, leases, send, states
+
+
+async def content(broker: Broker, queue: str, group: str, number: int, part: int = 0, parts: int = 1) -> list[Stored]:
+    found = await broker.claims.find(queue, group, number, part, parts)
+    read = [
+        stored
+        async for some in found.read()
+        for item in some
+        for stored in (item.each() if isinstance(item, Alike) else [item])
+    ]
+    assert len(read) == len(found)
+    return read
+
+
+async def claim(broker: Broker, after: int, queue: str = "q", group: str = "g", **asked: Any) -> list[Any] | None:
+    """Ask for the next claim and read it: its bodies, None if there is none."""
+    found, _ = await broker.claims.next(queue, group, after, **asked)
+    return None if found is None else bodies(await content(broker, queue, group, found.number))
+
+
+async def test_claims_are_numbered_frozen_and_acked_by_asking_for_the_next(broker: Broker, clock: FrozenClock) -> None:
+    await send(broker, "q", *range(10))
+    assert await claim(broker, 0, max_messages=4) == [0, 1, 2, 3]
+    clock.advance(10**6)
+    # Repeated, it is the same, whatever is asked.
+    assert await claim(broker, 0, max_messages=100) == [0, 1, 2, 3]
+    assert await states(broker, "q") == (6, 0, 4)
+    assert await claim(broker, 1, max_messages=4) == [4, 5, 6, 7]
+    assert await states(broker, "q") == (2, 0, 4)
+    assert await claim(broker, 2) == [8, 9]
+    assert await claim(broker, 3) is None
+    assert await states(broker, "q") == (0, 0, 0)
+    assert await claim(broker, 3) is None
+
+
+async def test_a_claim_does_not_end_by_itself_and_nobody_else_gets_its_messages(
+    broker: Broker, clock: FrozenClock
+) -> None:
+    await send(broker, "q", 1, 2)
+    assert await claim(broker, 0, max_messages=1) == [1]
+    clock.advance(13 * 86400)
+    await broker.upkeep()
+    assert bodies(await broker.receive("q", max=10)) == [2]
+    clock.advance(2 * 86400)
+    await broker.upkeep()
+    # Retention ends what is ready, not what is in a claim.
+    assert await claim(broker, 0) == [1]
+    assert await claim(broker, 0, group="other") is None
+
+
+async def test_peek_shows_claimed_messages_as_leased_by_the_group(broker: Broker) -> None:
+    (id,) = await send(broker, "q", 1)
+    await claim(broker, 0)
+    (seen,) = (await broker.peek("q", status="leased")).messages
+    assert (seen.message.id, seen.visible_at, seen.receives, seen.consumer) == (id, NEVER, 1, "g")
+    assert (await broker.get("q", id)).consumer == "g"
+
+
+async def test_nothing_but_its_claim_changes_a_claimed_message(broker: Broker) -> None:
+    (id,) = await send(broker, "default", 1)
+    await claim(broker, 0, queue="default")
+    (held,) = await content(broker, "default", "g", 1)
+    guess = leases([held])
+    assert await broker.ack("default", guess) == ["leased"]
+    assert await broker.release("default", guess) == ["leased"]
+    assert (await broker.extend("default", guess))[1] == ["leased"]
+    assert not await broker.ack_by_id("default", id)
+    assert not await broker.edit_by_id("default", id, b"2", "application/json")
+    for receipt in (None, held.receipt):
+        with pytest.raises(MessageLeased):
+            await broker.edit("default", id, body=b"2", receipt=receipt)
+        with pytest.raises(MessageLeased):
+            await broker.remove("default", id, receipt)
+    assert await claim(broker, 0, queue="default") == [1]
+
+
+async def test_an_ack_of_all_claimed_ids_with_the_name_as_receipt_changes_nothing(broker: Broker) -> None:
+    await send(broker, "q", *range(50))
+    await claim(broker, 0)
+    held = await content(broker, "q", "g", 1)
+    assert set(await broker.ack("q", leases(held))) == {"leased"}
+    assert await states(broker, "q") == (0, 0, 50)
+
+
+async def test_parts_are_disjoint_stable_and_hold_everything_in_order(broker: Broker) -> None:
+    await send(broker, "q", *range(333))
+    await send(broker, "q", "first", priority=9)
+    for number in range(3):
+        await send(broker, "q", f"alone {number}", headers={"n": str(number)})
+    await claim(broker, 0)
+    for _ in range(2):
+        whole = bodies(await content(broker, "q", "g", 1))
+        assert whole == ["first", *range(333), "alone 0", "alone 1", "alone 2"]
+        for parts in (1, 2, 7, 337, 400):
+            read = [bodies(await content(broker, "q", "g", 1, part, parts)) for part in range(parts)]
+            assert [body for one in read for body in one] == whole
+            assert max(map(len, read)) - min(map(len, read)) <= 1
+        # And so it stays when it is acked.
+        await broker.claims.ack("q", "g", 1)
+
+
+async def test_a_claim_holds_what_was_sent_with_each_message(broker: Broker) -> None:
+    await send(broker, "q", "x", headers={"a": "b"}, key="k", priority=3, group="m", dedup_id="d", ttl=60)
+    (sent,) = (await broker.peek("q")).messages
+    await claim(broker, 0)
+    for _ in range(2):
+        (held,) = await content(broker, "q", "g", 1)
+        assert held == Stored(sent.message, NEVER, 1, "g/1", "g")
+        await broker.claims.ack("q", "g", 1)
+
+
+async def test_an_acked_claim_stays_readable_for_a_while(broker: Broker, clock: FrozenClock) -> None:
+    await broker.configure("q", {"claim_retention": 100})
+    await send(broker, "q", *range(300))
+    assert await claim(broker, 0, max_messages=250) == list(range(250))
+    assert await claim(broker, 1) == list(range(250, 300))
+    clock.advance(99)
+    await broker.upkeep()
+    assert await claim(broker, 0) == list(range(250))
+    (group,) = await broker.claims.list("q")
+    assert [(c.number, c.messages, c.acked_at is None) for c in group.claims] == [(1, 250, False), (2, 50, True)]
+    clock.advance(1)
+    for _ in range(2):
+        with pytest.raises(ClaimGone):
+            await claim(broker, 0)
+        with pytest.raises(ClaimGone):
+            await content(broker, "q", "g", 1)
+        await broker.upkeep()
+    assert await claim(broker, 1) == list(range(250, 300))
+    assert [c.number for c in (await broker.claims.list("q"))[0].claims] == [2]
+
+
+async def test_without_retention_an_acked_claim_is_gone_at_once(broker: Broker) -> None:
+    await broker.configure("q", {"claim_retention": 0})
+    await send(broker, "q", 1, 2)
+    await claim(broker, 0, max_messages=1)
+    assert await claim(broker, 1) == [2]
+    with pytest.raises(ClaimGone):
+        await content(broker, "q", "g", 1)
+
+
+async def test_acks_are_idempotent_and_know_no_claim_that_was_not_made(broker: Broker) -> None:
+    await send(broker, "q", 1, 2)
+    await claim(broker, 0, max_messages=1)
+    await broker.claims.ack("q", "g", 1)
+    await broker.claims.ack("q", "g", 1)
+    await broker.claims.ack("q", "g", 0)
+    assert await states(broker, "q") == (1, 0, 0)
+    for call in (broker.claims.ack("q", "g", 2), broker.claims.next("q", "g", 2), content(broker, "q", "g", 2)):
+        with pytest.raises(ClaimUnknown):
+            await call
+    with pytest.raises(ClaimUnknown):
+        await content(broker, "q", "nobody", 1)
+    assert await states(broker, "q") == (1, 0, 0)
+
+
+async def test_a_new_reader_fences_the_old_one(broker: Broker) -> None:
+    await send(broker, "q", 1, 2)
+    old = await broker.claims.open("q", "g")
+    assert old == ClaimGroup("g", 1, 0, 0)
+    assert await claim(broker, 0, epoch=old.epoch, max_messages=1) == [1]
+    new = await broker.claims.open("q", "g")
+    assert (new.epoch, new.acked, new.last) == (2, 0, 1)
+    for call in (
+        broker.claims.next("q", "g", 1, epoch=old.epoch),
+        broker.claims.ack("q", "g", 1, old.epoch),
+        broker.claims.release("q", "g", old.epoch),
+        broker.claims.next("q", "g", 0, epoch=9),
+    ):
+        with pytest.raises(Fenced):
+            await call
+    assert await states(broker, "q") == (1, 0, 1)
+    # The claim that the old one made is there for the new one.
+    assert await claim(broker, 0, epoch=new.epoch) == [1]
+    assert await claim(broker, 1, epoch=new.epoch) == [2]
+
+
+async def test_released_messages_are_ready_at_their_place_and_their_numbers_are_not_used_again(broker: Broker) -> None:
+    await send(broker, "q", *range(6))
+    await claim(broker, 0, max_messages=2)
+    await claim(broker, 1, max_messages=2)
+    assert await broker.claims.release("q", "g") == 2
+    assert await broker.claims.release("q", "g") == 0
+    assert await states(broker, "q") == (4, 0, 0)
+    with pytest.raises(ClaimGone):
+        await claim(broker, 1)
+    assert await broker.claims.list("q") == [
+        ClaimGroup("g", 0, 2, 2, [c for c in (await broker.claims.list("q"))[0].claims if c.number == 1])
+    ]
+    assert await claim(broker, 2, max_messages=3) == [2, 3, 4]
+    (held, *_) = await content(broker, "q", "g", 3)
+    assert held.receives == 2
+    assert await broker.claims.release("q", "unknown") == 0
+
+
+async def test_groups_have_their_own_claims_of_one_queue(broker: Broker) -> None:
+    await send(broker, "q", *range(4))
+    assert await claim(broker, 0, group="a", max_messages=2) == [0, 1]
+    assert await claim(broker, 0, group="b") == [2, 3]
+    await broker.claims.ack("q", "b", 1)
+    assert [(g.group, g.acked, g.last) for g in await broker.claims.list("q")] == [("a", 0, 1), ("b", 1, 1)]
+    assert await claim(broker, 0, group="a") == [0, 1]
+
+
+async def test_claims_stop_at_max_bytes_but_hold_at_least_one(broker: Broker) -> None:
+    await send(broker, "q", "x" * 100, "y" * 100, "z" * 100, "w")
+    assert await claim(broker, 0, max_bytes=10) == ["x" * 100]
+    assert await claim(broker, 1, max_bytes=204) == ["y" * 100, "z" * 100]
+    (found, _) = await broker.claims.next("q", "g", 2)
+    assert found is not None
+    assert (found.messages, found.bytes) == (1, 3)
+
+
+async def test_a_claim_takes_by_priority_and_only_what_is_for_anybody_or_for_the_consumer(broker: Broker) -> None:
+    await send(broker, "q", "low")
+    await send(broker, "q", "high", priority=5)
+    await send(broker, "q", "for ann", recipient="ann")
+    await send(broker, "q", "later", delay=10)
+    assert await claim(broker, 0) == ["high", "low"]
+    assert await claim(broker, 1) is None
+    assert await claim(broker, 1, consumer="ann") == ["for ann"]
+    assert bodies(await broker.receive("q")) == []
+
+
+async def test_of_a_message_group_a_claim_takes_the_head(broker: Broker) -> None:
+    await send(broker, "q", 1, 2, 3, group="m")
+    await send(broker, "q", 9, group="n")
+    assert await claim(broker, 0) == [1, 9]
+    assert await broker.receive("q", max=10) == []
+    assert await claim(broker, 1) == [2]
+    assert await broker.claims.release("q", "g") == 1
+    assert await drain(broker, "q") == [2, 3]
+
+
+async def test_what_has_ended_or_was_received_too_often_is_never_claimed(broker: Broker, clock: FrozenClock) -> None:
+    await broker.configure("q", {"max_receives": 2, "history": "events", "retention": 1000})
+    await send(broker, "q", "old")
+    clock.advance(500)
+    await send(broker, "q", "worn")
+    for _ in range(2):
+        (got,) = [s for s in await broker.receive("q", max=9, visibility_timeout=1) if bodies([s]) == ["worn"]]
+        clock.advance(1)
+        await broker.claims.release("q", "g")
+    await send(broker, "q", "brief", ttl=5)
+    await send(broker, "q", "fine", "fine too")
+    clock.advance(499)
+    assert await claim(broker, 0) == ["fine", "fine too"]
+    assert await states(broker, "q") == (0, 0, 2)
+    (dead,) = (await broker.peek("q.dead")).messages
+    assert dead.message.dead is not None
+    assert (dead.message.id, dead.message.dead.reason, dead.message.dead.receives) == (
+        got.message.id,
+        "max_receives",
+        2,
+    )
+    told = (await broker.history(limit=1000, queue="q")).records
+    ended = [(r.event.event, r.event.reason) for r in told if r.event.reason not in (None, "lease")]
+    assert sorted(ended) == [("dead", "max_receives"), ("expired", "retention"), ("expired", "ttl")]
+
+
+async def test_many_that_have_ended_do_not_stand_in_the_way(broker: Broker, clock: FrozenClock) -> None:
+    for _ in range(3):
+        await send(broker, "q", *range(900), ttl=5)
+    await send(broker, "q", "alive")
+    clock.advance(5)
+    assert await claim(broker, 0) == ["alive"]
+    assert await states(broker, "q") == (0, 0, 1)
+
+
+async def test_a_released_message_that_is_worn_out_dies_when_it_is_met(broker: Broker) -> None:
+    await broker.configure("q", {"max_receives": 1})
+    await send(broker, "q", 1)
+    assert await claim(broker, 0) == [1]
+    await broker.claims.release("q", "g")
+    assert await claim(broker, 1) is None
+    assert await states(broker, "q.dead") == (1, 0, 0)
+
+
+async def test_purge_and_delete_end_claims_but_a_purge_keeps_their_numbers_used(broker: Broker) -> None:
+    await send(broker, "q", 1, 2, 3)
+    await claim(broker, 0, max_messages=1)
+    await claim(broker, 1, max_messages=1)
+    await broker.claims.open("q", "g")
+    assert await broker.purge("q") == 2
+    assert await broker.claims.list("q") == [ClaimGroup("g", 1, 2, 2)]
+    for number in (1, 2):
+        with pytest.raises(ClaimGone):
+            await content(broker, "q", "g", number)
+    await send(broker, "q", 4)
+    with pytest.raises(ClaimGone):
+        await claim(broker, 1)
+    assert await claim(broker, 2) == [4]
+    await broker.delete_queue("q")
+    with pytest.raises(QueueNotFound):
+        await broker.claims.list("q")
+    await send(broker, "q", 5)
+    assert await broker.claims.list("q") == []
+    assert await claim(broker, 0) == [5]
+
+
+async def test_the_history_tells_of_claims_as_of_leases(broker: Broker, clock: FrozenClock) -> None:
+    await broker.configure("q", {"history": "events"})
+    sent = await send(broker, "q", *range(200))
+    clock.advance(2)
+    await claim(broker, 0, max_messages=150)
+    clock.advance(3)
+    await broker.claims.ack("q", "g", 1)
+    await claim(broker, 1)
+    await broker.claims.release("q", "g")
+    told = [r.event for r in (await broker.history(after=200, limit=1000)).records]
+    assert [(e.event, e.id, e.consumer, e.size) for e in told] == [
+        (event, id, "g", len(str(n)))
+        for event, part in (("received", range(150)), ("acked", range(150)), ("received", range(150, 200)),
+                            ("released", range(150, 200)))
+        for n, id in ((n, sent[n]) for n in part)
+    ]  # fmt: skip
+    assert {e.wait_ms for e in told[:150]} == {2000.0}
+    assert {e.held_ms for e in told[150:300]} == {3000.0}
+
+
+async def test_a_claim_waits_for_messages(broker: Broker, clock: FrozenClock) -> None:
+    poll = asyncio.create_task(claim(broker, 0, wait=20))
+    await asyncio.sleep(0.01)
+    await send(broker, "q", "woken")
+    assert await poll == ["woken"]
+    poll = asyncio.create_task(claim(broker, 1, wait=20))
+    await asyncio.sleep(0.01)
+    clock.advance(20)
+    assert await poll is None
+    await send(broker, "q", "later", delay=5)
+    poll = asyncio.create_task(claim(broker, 1, wait=20))
+    await asyncio.sleep(0.01)
+    clock.advance(5)
+    assert await poll == ["later"]
+
+
+async def test_readers_that_ask_at_the_same_time_get_the_same_claim(broker: Broker) -> None:
+    await send(broker, "q", *range(500))
+    asked = [claim(broker, 0, max_messages=n) for n in (100, 200, 300, 400)]
+    taken, *found = await asyncio.gather(broker.receive("q", max=10), *asked)
+    assert found[0] in [list(range(100)), list(range(10, 110))]
+    assert found == [found[0]] * 4
+    first, *rest = await asyncio.gather(*[claim(broker, 1, max_messages=100) for _ in range(3)])
+    assert rest == [first] * 2
+    assert await states(broker, "q") == (290, 0, 110)
+    assert not set(ids(taken)) & set(ids(await content(broker, "q", "g", 1) + await content(broker, "q", "g", 2)))
+
+
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [
+        ({"after": -1}, "after"), ({"after": "1"}, "after"), ({"after": True}, "after"),
+        ({"max_messages": 0}, "max_messages"),
+        ({"max_messages": 1_000_001}, "max_messages"), ({"max_bytes": 0}, "max_bytes"), ({"wait": 61}, "wait"),
+        ({"wait": float("nan")}, "wait"), ({"epoch": -1}, "epoch"), ({"epoch": 1.5}, "epoch"),
+        ({"consumer": ""}, "consumer"),
+        ({"group": "a/b"}, "group"), ({"group": ""}, "group"), ({"group": 5}, "group"), ({"queue": "a b"}, "queue"),
+    ],
+)  # fmt: skip
+async def test_a_wrong_claim_is_refused(broker: Broker, asked: dict[str, Any], field: str) -> None:
+    await send(broker, "q", 1)
+    with pytest.raises(InvalidRequest) as error:
+        await broker.claims.next(**{"queue": "q", "group": "g", "after": 0} | asked)
+    assert error.value.field == field
+    assert await states(broker, "q") == (1, 0, 0)
+    assert len(await broker.queues()) == 2
+
+
+async def test_wrong_parts_and_names_are_refused(broker: Broker) -> None:
+    await send(broker, "q", 1)
+    await claim(broker, 0)
+    for part, parts, field in ((1, 1, "part"), (-1, 1, "part"), (0, 0, "parts"), (0, 10**7, "parts")):
+        with pytest.raises(InvalidRequest) as error:
+            await broker.claims.find("q", "g", 1, part, parts)
+        assert error.value.field == field
+    for call in (broker.claims.open("q", "*"), broker.claims.ack("q", "", 1), broker.claims.release("q", "a b")):
+        with pytest.raises(BadName) as bad:
+            await call
+        assert bad.value.field == "group"
+    for other in (broker.claims.ack("nope", "g", 0), broker.claims.list("nope"), broker.claims.find("nope", "g", 1)):
+        with pytest.raises(QueueNotFound):
+            await other
+
+
+@pytest.mark.parametrize("url", [store for store in STORES if store != "memory"], indirect=True)
+async def test_claims_and_their_groups_are_there_after_a_restart(url: str, clock: FrozenClock) -> None:
+    options = Options(upkeep_interval=0)
+    async with Broker(open_store(url), options, clock) as broker:
+        await send(broker, "q", *range(400))
+        await broker.claims.open("q", "g")
+        await claim(broker, 0, max_messages=150)
+        await claim(broker, 1, max_messages=101)
+        before = await broker.claims.list("q")
+    for _ in range(2):
+        async with Broker(open_store(url), options, clock) as broker:
+            assert await broker.claims.list("q") == before
+            assert await claim(broker, 0) == list(range(150))
+            assert await claim(broker, 1) == list(range(150, 251))
+            assert bodies(await content(broker, "q", "g", 2, 1, 3)) == list(range(183, 217))
+            assert await states(broker, "q") == (149, 0, 101)
+    async with Broker(open_store(url), options, clock) as broker:
+        assert await claim(broker, 2) == list(range(251, 400))
+        assert await broker.claims.release("q", "g") == 149
+    async with Broker(open_store(url), options, clock) as broker:
+        assert await states(broker, "q") == (149, 0, 0)
+        assert await drain(broker, "q") == list(range(251, 400))
+
+
+async def test_a_claim_in_the_list_says_what_is_in_it(broker: Broker, clock: FrozenClock) -> None:
+    await send(broker, "q", "ab", "c")
+    made = clock.now()
+    await claim(broker, 0)
+    clock.advance(1)
+    assert await broker.claims.list("q") == [ClaimGroup("g", 0, 0, 1, [Claim(1, 2, 7, made)])]
+    await broker.claims.ack("q", "g", 1)
+    assert await broker.claims.list("q") == [ClaimGroup("g", 0, 1, 1, [Claim(1, 2, 7, made, clock.now())])]
