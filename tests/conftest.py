@@ -16,6 +16,8 @@ from tests import mongod
 from tests.clock import FrozenClock
 
 STORES = ("memory", "rocksdb", "leveldb", "mongodb")
+CLAIMING = ("memory", "rocksdb", "leveldb")
+"""Those that keep claims."""
 
 
 def store_url(kind: str, folder: Path) -> str:

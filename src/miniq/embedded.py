@@ -19,7 +19,7 @@ from miniq.broker import Broker
 from miniq.client import calls
 from miniq.client.calls import Call
 from miniq.errors import Closed, InvalidRequest
-from miniq.message import Alike, Claim, Lease, Stored
+from miniq.message import Claim, Lease, Stored
 from miniq.options import Options
 from miniq.store import open_store
 
@@ -47,12 +47,7 @@ async def _next_claim(broker: Broker, call: calls.NextClaim) -> Claim | None:
 
 async def _read_claim(broker: Broker, call: calls.ReadClaim) -> list[Stored]:
     part = await broker.claims.find(call.queue, call.group, call.claim, call.part, call.parts)
-    return [
-        stored
-        async for some in part.read()
-        for item in some
-        for stored in (item.each() if isinstance(item, Alike) else (item,))
-    ]
+    return [stored async for some in part.each() for stored in some]
 
 
 _OPERATIONS: dict[type[Call[Any]], Callable[[Broker, Any], Coroutine[Any, Any, Any]]] = {

@@ -256,32 +256,18 @@ class ClaimGroup(Struct, frozen=True):
     claims: list[Claim] = []
 
 
-class Alike(Struct, frozen=True):
-    """Messages that differ in their ids and bodies only: `like` is the first of them, what they share."""
+class Portion(Struct, frozen=True):
+    """Some messages of a claim in order, and how often each of them was handed out."""
 
-    like: Stored
-    ids: list[str]
-    bodies: list[bytes]
+    messages: Sequence[Message]
+    receives: int
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self.messages)
 
-    def each(self) -> list[Stored]:
-        """The same, one by one."""
-        like = self.like
-        message = like.message
-        return [
-            Stored(
-                Message(
-                    id, message.queue, message.sent_at, message.due_at, body, message.content_type, message.priority
-                ),
-                like.visible_at,
-                like.receives,
-                like.receipt,
-                like.consumer,
-            )
-            for id, body in zip(self.ids, self.bodies, strict=True)
-        ]
+    def each(self, receipt: str, readers: str) -> list[Stored]:
+        """One by one, as a claim of that name holds them."""
+        return [Stored(message, NEVER, self.receives, receipt, readers) for message in self.messages]
 
 
 EventName = Literal["sent", "received", "acked", "released", "expired", "dead", "edited", "purged", "redriven"]

@@ -24,16 +24,16 @@ def opener(request: pytest.FixtureRequest) -> Iterator[Opener]:
 @pytest.fixture(params=[*STORES, "http"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """An empty broker on every way to one."""
-    return _served(request) if request.param == "http" else store_url(request.param, tmp_path)
+    return served(request) if request.param == "http" else store_url(request.param, tmp_path)
 
 
 @pytest.fixture(params=["memory", "http"])
 def place(request: pytest.FixtureRequest) -> str:
     """An empty broker in process and on a server, where the store does not matter."""
-    return _served(request) if request.param == "http" else "memory:"
+    return served(request) if request.param == "http" else "memory:"
 
 
-def _served(request: pytest.FixtureRequest) -> str:
+def served(request: pytest.FixtureRequest) -> str:
     url: str = request.getfixturevalue("server").url
     clear(url)
     return url

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from miniq.broker import Broker
 from miniq.errors import BadName, ClaimGone, ClaimUnknown, Fenced, InvalidRequest, MessageLeased, QueueNotFound
-from miniq.message import NEVER, Alike, Claim, ClaimGroup, Stored
+from miniq.message import NEVER, Claim, ClaimGroup, Stored
 from miniq.options import Options
 from miniq.store import open_store
 from tests.clock import FrozenClock
-from tests.conftest import STORES
+from tests.conftest import CLAIMING, store_url
 from tests.kit import bodies, drain, ids, leases, send, states
+
+LASTING = pytest.mark.parametrize("url", [store for store in CLAIMING if store != "memory"], indirect=True)
+
+
+@pytest.fixture(params=CLAIMING)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return store_url(request.param, tmp_path)
 
 
 async def content(broker: Broker, queue: str, group: str, number: int, part: int = 0, parts: int = 1) -> list[Stored]:
     found = await broker.claims.find(queue, group, number, part, parts)
-    read = [
-        stored
-        async for some in found.read()
-        for item in some
-        for stored in (item.each() if isinstance(item, Alike) else [item])
-    ]
+    read = [stored async for some in found.each() for stored in some]
     assert len(read) == len(found)
     return read
 
@@ -399,7 +402,7 @@ async def test_wrong_parts_and_names_are_refused(broker: Broker) -> None:
             await other
 
 
-@pytest.mark.parametrize("url", [store for store in STORES if store != "memory"], indirect=True)
+@LASTING
 async def test_claims_and_their_groups_are_there_after_a_restart(url: str, clock: FrozenClock) -> None:
     options = Options(upkeep_interval=0)
     async with Broker(open_store(url), options, clock) as broker:

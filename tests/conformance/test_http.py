@@ -88,6 +88,14 @@ def test_the_short_routes_answer_in_their_own_shapes(wire: Http) -> None:
     assert wire.call("PUT", f"/messages/{id}", {"message": 1})[:2] == (404, {"success": False})
 
 
+def test_claims_in_the_queue_default_are_seen_by_the_short_routes(wire: Http) -> None:
+    id = wire.ok("POST", "/push_message", {"msg": 1})["data"]["message_id"]
+    wire.ok("POST", "/v1/queues/default/claims", {"group": "g", "after": 0})
+    assert wire.ok("GET", "/dev/messages/count?status=processing") == {"count": 1}
+    assert [m["visible_at"] for m in wire.ok("GET", "/dev/messages")] == [None]
+    assert wire.call("DELETE", f"/messages/{id}")[:2] == (404, {"success": False})
+
+
 def test_produce_and_consume(wire: Http) -> None:
     status, made, _ = wire.call("POST", "/messages/produce", {"message": "hello"})
     assert (status, made["statusCode"], made["status"]) == (201, 201, "success")

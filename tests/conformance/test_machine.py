@@ -28,13 +28,13 @@ from hypothesis.stateful import (
 
 from miniq.errors import ClaimGone, ClaimUnknown, Fenced, QueueFull
 from miniq.ids import IdSource
-from miniq.message import SECOND, Alike, ClaimGroup, Message, QueueSettings, Stored
+from miniq.message import SECOND, ClaimGroup, Message, QueueSettings, Stored
 from miniq.store import claims, open_store, window
 from miniq.store.base import ANY, FREE, Claimed, Edit, Fit, Room, Store
 from miniq.store.memory import MemoryStore
 from tests import mongod
 from tests.clock import START
-from tests.conftest import store_url
+from tests.conftest import CLAIMING, store_url
 
 STEPS = int(os.environ.get("MINIQ_STEPS", "2000"))
 STEPS_PER_EXAMPLE = 50
@@ -198,6 +198,7 @@ class Machine(RuleBasedStateMachine):
             self.receipts.setdefault(stored.message.id, []).append(token)
         assert self.both("held", token) == sorted(taken, key=lambda stored: stored.message.id)
 
+    @precondition(lambda self: self.kind in CLAIMING)
     @rule(
         queue=queues,
         group=groups,
@@ -245,6 +246,7 @@ class Machine(RuleBasedStateMachine):
                 self.receipts.setdefault(stored.message.id, []).append(stored.receipt or "")
         self.read_claims(queue, group, 1, 5, most)
 
+    @precondition(lambda self: self.kind in CLAIMING)
     @rule(queue=queues, group=groups, count=st.integers(1, 30), most=st.sampled_from([10**6, 4]), keep=keeps)
     def send_and_claim(self, queue: str, group: str, count: int, most: int, keep: str) -> None:
         """What a stream does; the one before is acked, and stays readable."""
@@ -252,15 +254,18 @@ class Machine(RuleBasedStateMachine):
         self.claim(queue, group, 0, None, 20, most, 10**6, 10**6, None, 50, keep)
         self.claim(queue, group, 1, None, 20, most, 10**6, 10**6, None, 50, keep)
 
+    @precondition(lambda self: self.kind in CLAIMING)
     @rule(queue=queues, group=groups)
     def open_claims(self, queue: str, group: str) -> None:
         self.both("open_claims", queue, group)
 
+    @precondition(lambda self: self.kind in CLAIMING)
     @rule(queue=queues, group=groups, epoch=st.sampled_from([None, 0, -1]), keep=keeps)
     def release_claims(self, queue: str, group: str, epoch: int | None, keep: str) -> None:
         given = None if epoch is None else self.group(queue, group).epoch + epoch
         self.both("release_claims", queue, group, epoch=given, now=self.now, keep=keep)
 
+    @precondition(lambda self: self.kind in CLAIMING)
     @rule(
         queue=queues, group=groups, start=st.integers(0, 8), count=st.integers(0, 9), most=st.sampled_from([2, 10**6])
     )
@@ -284,7 +289,7 @@ class Machine(RuleBasedStateMachine):
             some = self.run(store.claimed(queue, group, number, start=start, stop=stop, max_bytes=most, now=self.now))
         except (ClaimGone, ClaimUnknown):
             return []
-        return [stored for item in some for stored in (item.each() if isinstance(item, Alike) else [item])]
+        return [stored for portion in some for stored in portion.each(f"{group}/{number}", group)]
 
     @rule(queue=queues, picked=picks, how=st.sampled_from(["new", "new", "old", "free", "any"]), keep=keeps)
     def drop(self, queue: str, picked: list[int], how: str, keep: str) -> None:

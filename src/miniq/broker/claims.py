@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from miniq.broker import rules
-from miniq.message import Alike, Claim, ClaimGroup, QueueSettings, Stored
+from miniq.message import Claim, ClaimGroup, Portion, QueueSettings, Stored
 from miniq.options import MIB
-from miniq.store.base import Claimed
+from miniq.store.base import Claimed, claim_name
 
 if TYPE_CHECKING:
     from miniq.broker.broker import Broker
@@ -186,7 +186,7 @@ class Part:
     def __len__(self) -> int:
         return self._stop - self._start
 
-    async def read(self) -> AsyncIterator[list[Stored | Alike]]:
+    async def read(self) -> AsyncIterator[list[Portion]]:
         """The messages in order, a few MiB at a time."""
         place = self._start
         while place < self._stop:
@@ -200,7 +200,13 @@ class Part:
                 now=self._broker.clock.now(),
             )
             yield some
-            place += sum(len(item) if isinstance(item, Alike) else 1 for item in some)
+            place += sum(map(len, some))
+
+    async def each(self) -> AsyncIterator[list[Stored]]:
+        """The same, one by one."""
+        name = claim_name(self._group, self.claim.number)
+        async for some in self.read():
+            yield [stored for portion in some for stored in portion.each(name, self._group)]
 
 
 def _check_epoch(epoch: int | None) -> None:

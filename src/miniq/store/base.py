@@ -28,13 +28,12 @@ Offsets start at 1, rise by one, have no gaps and are never reused.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from msgspec import Struct
 
-from miniq.errors import ClaimGone, ClaimUnknown, Fenced, QueueFull, QueueNotFound
+from miniq.errors import ClaimGone, ClaimUnknown, Fenced, InvalidRequest, QueueFull, QueueNotFound
 from miniq.message import (
-    Alike,
     Claim,
     ClaimGroup,
     Counts,
@@ -45,6 +44,7 @@ from miniq.message import (
     Message,
     Outcome,
     Page,
+    Portion,
     QueueSettings,
     Status,
     Stored,
@@ -393,7 +393,7 @@ class Store(Protocol):
 
     async def claimed(
         self, queue: str, group: str, number: int, *, start: int, stop: int, max_bytes: int, now: int
-    ) -> list[Stored | Alike]:
+    ) -> list[Portion]:
         """The messages of a claim at the places from `start` up to `stop`, by priority (higher first), then id;
         always the same, acked or not. Stops before `max_bytes` is passed, but gives at least one. Raises as
         `find_claim`. Reads no more than it gives."""
@@ -429,3 +429,29 @@ class Store(Protocol):
     async def backup(self, path: str) -> None:
         """Write a consistent copy to the new folder `path` while work goes on."""
         ...
+
+
+class WithoutClaims:
+    """The part of a store that does not keep claims yet: each call about one is refused."""
+
+    async def open_claims(self, queue: str, group: str) -> ClaimGroup:
+        raise _no_claims()
+
+    async def claim(self, queue: str, group: str, **asked: Any) -> Claimed:
+        raise _no_claims()
+
+    async def find_claim(self, queue: str, group: str, number: int, *, now: int) -> Claim:
+        raise _no_claims()
+
+    async def claimed(self, queue: str, group: str, number: int, **asked: Any) -> list[Portion]:
+        raise _no_claims()
+
+    async def release_claims(self, queue: str, group: str, **asked: Any) -> int:
+        raise _no_claims()
+
+    async def claim_groups(self, queue: str, *, now: int) -> list[ClaimGroup]:
+        return []
+
+
+def _no_claims() -> InvalidRequest:
+    return InvalidRequest("store: this kind of store keeps no claims yet; use rocksdb: or leveldb:", field="store")

@@ -11,11 +11,12 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 from msgspec.structs import replace
 
 from miniq.errors import StoreCorrupt
-from miniq.message import NEVER, Alike, Claim, ClaimGroup, EventName, History, Message, Stored
+from miniq.message import NEVER, Claim, ClaimGroup, EventName, History, Message, Parcel, Portion, Stored
 from miniq.store import keys
 from miniq.store.base import UNFIT, Claimed, Fit, ReadyHint, check_reader, claim_name, no_claim
 from miniq.store.blocks import Block, HeldClaim, Readers, Run, Shelf
@@ -23,7 +24,7 @@ from miniq.store.commit import GroupCommit
 from miniq.store.history import tell_left, tell_taken
 from miniq.store.kv import KV
 from miniq.store.ledger import Ledger
-from miniq.store.window import Window
+from miniq.store.window import Window, sizes_of
 
 STEP_MESSAGES = 10_000
 STEP_BYTES = 4 * 1024 * 1024
@@ -118,25 +119,25 @@ class Claims:
 
     def read(
         self, shelf: Shelf, name: str, number: int, start: int, stop: int, max_bytes: int, now: int
-    ) -> list[Stored | Alike]:
+    ) -> list[Portion]:
         """See `Store.claimed`."""
         self.find(shelf, name, number, now)
         held = shelf.readers[name].held.get(number)
-        receipt = claim_name(name, number)
-        found: list[Stored | Alike] = []
+        found: list[Portion] = []
         left = max_bytes
         for block, first, last, receives in (
             self._kept_blocks(shelf, name, number, start, stop)
             if held is None
             else self._held_blocks(held, start, stop)
         ):
-            some = keys.decode_claimed(block, first, last, receives, receipt, name)
-            for item in some:
-                size = sum(map(len, item.bodies)) if isinstance(item, Alike) else item.message.size
-                if size > left:
-                    return found + _cut(item, left, not found)
-                left -= size
-                found.append(item)
+            messages = keys.decode_block(block)[first:last]
+            sizes = sizes_of(messages)
+            size = sum(sizes)
+            if size > left:
+                count = _fitting(sizes, left) or (0 if found else 1)
+                return [*found, Portion(messages[:count], receives)] if count else found
+            left -= size
+            found.append(Portion(messages, receives))
         return found
 
     async def release(self, shelf: Shelf, name: str, epoch: int | None, now: int, keep: History) -> int:
@@ -277,13 +278,8 @@ class Claims:
         when the claim is made."""
         receives = 0 if old is None else old.receives
         messages = self._window.load(block)
-        if receives < fit.receives:
-            since = fit.since
-            for message in messages[places.start : places.stop]:
-                if message.expires_at is not None or message.dead is not None or message.sent_at <= since:
-                    break
-            else:
-                return [places]
+        if isinstance(messages, Parcel) and messages.sent_at > fit.since and receives < fit.receives:
+            return [places]
         parts: list[range] = []
         start = places.start
         for place in places:
@@ -327,15 +323,11 @@ class Claims:
         sizes = self._window.sizes(block)[places.start : places.stop]
         total = sum(sizes)
         if size + total > making.max_bytes:
-            count = total = 0
-            for one in sizes:
-                if size + total + one > making.max_bytes and (count or making.held.runs):
-                    break
-                total += one
-                count += 1
+            count = _fitting(sizes, making.max_bytes - size) or (0 if making.held.runs else 1)
             if not count:
                 return 0, 0
             sizes = sizes[:count]
+            total = sum(sizes)
             places = range(places.start, places.start + count)
         receives = 1 if old is None else old.receives + 1
         run = self._ledger.set_state(shelf, block, places, NEVER, receives, making.receipt, name, now)
@@ -474,14 +466,6 @@ def _is_real(readers: Readers) -> bool:
     return bool(readers.epoch or readers.last)
 
 
-def _cut(item: Stored | Alike, left: int, first: bool) -> list[Stored | Alike]:
-    """As much of some messages as `left` bytes allow; at least one if it is the first of all."""
-    if isinstance(item, Stored):
-        return [item] if first else []
-    count = 0
-    for body in item.bodies:
-        left -= len(body)
-        if left < 0 and (count or not first):
-            break
-        count += 1
-    return [Alike(item.like, item.ids[:count], item.bodies[:count])] if count else []
+def _fitting(sizes: Sequence[int], left: int) -> int:
+    """How many of the first messages have no more than `left` bytes in all."""
+    return bisect_right(list(accumulate(sizes)), left)

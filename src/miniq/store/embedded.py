@@ -19,7 +19,6 @@ from miniq.errors import Closed, StoreFailed
 from miniq.ids import sent_ms
 from miniq.message import (
     NEVER,
-    Alike,
     Claim,
     ClaimGroup,
     Counts,
@@ -31,6 +30,7 @@ from miniq.message import (
     Outcome,
     Page,
     Parcel,
+    Portion,
     QueueSettings,
     Status,
     Stored,
@@ -495,7 +495,7 @@ class EmbeddedStore:
 
     async def claimed(
         self, queue: str, group: str, number: int, *, start: int, stop: int, max_bytes: int, now: int
-    ) -> list[Stored | Alike]:
+    ) -> list[Portion]:
         self._committer()
         return self._claims.read(self._shelves[queue], group, number, start, stop, max_bytes, now)
 

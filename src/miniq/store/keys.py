@@ -215,19 +215,6 @@ def decode_block(value: bytes) -> Sequence[Message]:
     )
 
 
-def decode_claimed(
-    value: bytes, start: int, stop: int, receives: int, receipt: str, readers: str
-) -> list[Stored | Alike]:
-    """Some messages of a block as a claim holds them; plain ones are not told apart."""
-    block = _decode_block(value)
-    if isinstance(block, MixedBlock):
-        return [Stored(message, NEVER, receives, receipt, readers) for message in block.messages[start:stop]]
-    bodies = block.bodies[start:stop]
-    ids = ids_from(block.first, len(block.bodies))[start:stop]
-    like = Message(ids[0], block.queue, block.sent_at, block.due_at, bodies[0], block.content_type, block.priority)
-    return [Alike(Stored(like, NEVER, receives, receipt, readers), ids, bodies)]
-
-
 LAST_ID = b"l"
 HISTORY_HEAD = b"o"
 MESSAGE_KINDS = b"bwgisxnv"

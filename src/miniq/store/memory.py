@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from miniq.errors import InvalidRequest
 from miniq.message import (
     NEVER,
-    Alike,
     Claim,
     ClaimGroup,
     Counts,
@@ -23,6 +22,7 @@ from miniq.message import (
     Message,
     Outcome,
     Page,
+    Portion,
     QueueSettings,
     Status,
     Stored,
@@ -475,15 +475,15 @@ class MemoryStore:
 
     async def claimed(
         self, queue: str, group: str, number: int, *, start: int, stop: int, max_bytes: int, now: int
-    ) -> list[Stored | Alike]:
+    ) -> list[Portion]:
         await self.find_claim(queue, group, number, now=now)
-        found: list[Stored | Alike] = []
+        found: list[Portion] = []
         size = 0
         for stored in self._queues[queue].claims[group].content[number][start:stop]:
             size += stored.message.size
             if found and size > max_bytes:
                 break
-            found.append(stored)
+            found.append(Portion([stored.message], stored.receives))
         return found
 
     async def release_claims(self, queue: str, group: str, *, epoch: int | None, now: int, keep: History) -> int:

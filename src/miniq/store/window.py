@@ -53,7 +53,7 @@ class Window:
     def sizes(self, block: Block) -> list[int]:
         """The sizes of the messages of a block."""
         if block.sizes is None:
-            block.sizes = _sizes(self.load(block))
+            block.sizes = sizes_of(self.load(block))
         return block.sizes
 
     def forget(self, block: Block) -> None:
@@ -65,7 +65,7 @@ class Window:
 
     def offer(self, block: Block, messages: Sequence[Message]) -> None:
         """Keep the bodies of a block that will soon be wanted, while there is room for them."""
-        block.sizes = _sizes(messages)
+        block.sizes = sizes_of(messages)
         if not self.full:
             self.hold(block, messages)
 
@@ -76,7 +76,7 @@ class Window:
     def hold(self, block: Block, messages: Sequence[Message]) -> None:
         """Keep the bodies of a block."""
         if block.sizes is None:
-            block.sizes = _sizes(messages)
+            block.sizes = sizes_of(messages)
         block.messages = messages
         block.charged = sum(block.sizes)
         self._bytes += block.charged
@@ -291,12 +291,12 @@ class Window:
         block = Block(name, key, first.recipient or "", first.priority, len(messages))
         block.group = first.group
         block.waiting = key[:1] == b"w"
-        block.sizes = _sizes(messages)
+        block.sizes = sizes_of(messages)
         block.messages = messages
         return block, place
 
 
-def _sizes(messages: Sequence[Message]) -> list[int]:
+def sizes_of(messages: Sequence[Message]) -> list[int]:
     if isinstance(messages, Parcel):
         return list(map(len, messages.bodies))
     return [len(message.body) if message.headers is None else message.size for message in messages]

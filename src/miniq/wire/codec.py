@@ -355,10 +355,9 @@ def shown_messages(seen: Sequence[Stored], now: int, format: Format) -> list[Wir
     return found
 
 
-def claimed_messages(claimed: Sequence[Stored | Alike], format: Format) -> list[WireMessage]:
+def claimed_messages(claimed: Sequence[Stored], format: Format) -> list[WireMessage]:
     """Messages of a claim. They are acked with it, so they need no receipts."""
-    one_by_one = [stored for item in claimed for stored in (item.each() if isinstance(item, Alike) else (item,))]
-    found = wire_messages(one_by_one, format)
+    found = wire_messages(claimed, format)
     for wire in found:
         wire.receipt = None
     return found

@@ -42,6 +42,7 @@ class Streamed(Struct):
     pieces: AsyncIterator[bytes]
     media: str
 
+
 Run = Callable[[Broker, Request], Awaitable[Any]]
 
 
@@ -205,7 +206,7 @@ async def read_claim(broker: Broker, request: Request) -> Streamed:
         number(query, "part", 0),
         number(query, "parts", 1),
     )
-    return Streamed(streams.messages(part.read(), len(part), request.out), codec.MEDIA[request.out])
+    return Streamed(streams.messages(part.each(), len(part), request.out), codec.MEDIA[request.out])
 
 
 async def ack_claims(broker: Broker, request: Request) -> shapes.ClaimsAckedReply:

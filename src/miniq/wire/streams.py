@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 
-from miniq.message import Alike, Stored
+from miniq.message import Stored
 from miniq.wire import codec
 from miniq.wire.codec import Format
 
-Pieces = AsyncIterator[Sequence[Stored | Alike]]
+Pieces = AsyncIterator[Sequence[Stored]]
 
 
 async def messages(pieces: Pieces, count: int, format: Format) -> AsyncIterator[bytes]:

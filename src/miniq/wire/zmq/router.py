@@ -15,6 +15,7 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 import zmq
+from msgspec import Raw
 from zmq import Again, Frame, MessageTracker, ZMQError
 
 from miniq.broker import Broker
@@ -23,7 +24,7 @@ from miniq.errors import BadRequest, Closed, MiniQError, TooLarge
 from miniq.message import Lease
 from miniq.wire import codec, shapes
 from miniq.wire.codec import Format
-from miniq.wire.operations import Operation, Request, authorise, fault
+from miniq.wire.operations import Operation, Request, Streamed, authorise, fault
 from miniq.wire.zmq.commands import CANCEL, Ask, format_of, read_command, refusal, understand
 
 FRAMES = 16
@@ -342,6 +343,8 @@ class Router:
         broker = self._broker
         try:
             reply = await operation.run(broker, request)
+            if isinstance(reply, Streamed):
+                reply = Raw(b"".join([piece async for piece in reply.pieces]))
         except asyncio.CancelledError:
             if not asked.cancelled:
                 self._refuse(asked, Closed("the broker is closing"))
