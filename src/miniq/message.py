@@ -306,10 +306,13 @@ class HistoryRecord(Struct, frozen=True):
 
 
 class HistoryPage(Struct, frozen=True):
-    """Some records, and the offset to give as `after` for those that follow."""
+    """Some records, the offset to give as `after` for those that follow, and how far the history reached when they
+    were asked for: its first and last offset (`last < first` when it is empty)."""
 
     records: list[HistoryRecord]
     next: int
+    first: int = 1
+    last: int = 0
 
 
 class HistorySpan(Struct, frozen=True):

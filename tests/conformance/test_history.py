@@ -167,3 +167,13 @@ async def test_history_is_kept_within_age_and_size(url: str, clock: FrozenClock)
         assert span.last == 241
         records = (await broker.history(limit=1000)).records
         assert [record.offset for record in records] == list(range(span.first, 242))
+
+
+async def test_a_page_says_how_far_the_history_reaches(broker: Broker) -> None:
+    page = await broker.history()
+    assert (page.records, page.last - page.first) == ([], -1)
+    await broker.configure("q", {"history": "events"})
+    await send(broker, "q", *range(5))
+    page = await broker.history(after=1, limit=2)
+    assert [record.offset for record in page.records] == [2, 3]
+    assert (page.next, page.first, page.last) == (3, 1, 5)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from miniq.broker import rules
 from miniq.broker.claims import Claims
 from miniq.broker.clock import Clock, SystemClock
@@ -435,7 +437,9 @@ class Broker:
         rules.check_count(limit, "limit", 1, self._limits.batch)
         if queue is not None:
             rules.check_name(queue)
-        return await self.store.history(after=after, limit=limit, queue=queue)
+        span = await self.store.history_span()
+        page = await self.store.history(after=after, limit=limit, queue=queue)
+        return replace(page, first=span.first, last=span.last)
 
     async def history_span(self) -> HistorySpan:
         """How far the history reaches."""

@@ -208,7 +208,8 @@ def read_redrive(body: bytes) -> RedriveProgress:
 
 def read_history(body: bytes) -> HistoryPage:
     page = _history(body)
-    return HistoryPage([HistoryRecord(event.offset, _event(event)) for event in page.events], page.next)
+    records = [HistoryRecord(event.offset, _event(event)) for event in page.events]
+    return HistoryPage(records, page.next, page.first, page.last)
 
 
 def read_opened(body: bytes) -> ClaimGroup:

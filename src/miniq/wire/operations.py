@@ -269,7 +269,8 @@ async def history(broker: Broker, request: Request) -> shapes.HistoryReply:
     query = request.query
     after, limit = number(query, "after", 0), number(query, "limit", 100)
     page = await broker.history(after=after, limit=limit, queue=query.get("queue"))
-    return shapes.HistoryReply([codec.wire_event(record, request.out) for record in page.records], page.next)
+    events = [codec.wire_event(record, request.out) for record in page.records]
+    return shapes.HistoryReply(events, page.next, page.first, page.last)
 
 
 async def create_key(broker: Broker, request: Request) -> shapes.KeyReply:

@@ -286,6 +286,8 @@ class WireEvent(Struct, omit_defaults=True):
 class HistoryReply(Struct):
     events: list[WireEvent]
     next: int
+    first: int
+    last: int
 
 
 class KeyReply(Struct, omit_defaults=True):
