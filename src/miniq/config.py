@@ -20,7 +20,7 @@ from miniq.errors import InvalidRequest
 from miniq.options import Limits, Options
 
 PREFIX = "MINIQ_"
-NOT_OPTIONS = frozenset({"MINIQ_URL", "MINIQ_API_KEY", "MINIQ_CONFIG", "MINIQ_LOG_LEVEL"})
+NOT_OPTIONS = frozenset({"MINIQ_URL", "MINIQ_API_KEY", "MINIQ_CONFIG", "MINIQ_CURVE_KEY", "MINIQ_LOG_LEVEL"})
 """Variables of the command line that say nothing about a broker."""
 
 PORTS = frozenset({"port", "command_port", "producer_port", "consumer_port"})

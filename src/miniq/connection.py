@@ -36,6 +36,11 @@ def connect(url: str | os.PathLike[str], **options: Any) -> Client:
     - `ca`, `verify`: with https, a file of authorities to trust instead of the system's, and whether to check
       the server's certificate at all (True)
 
+    `tcp://HOST:PORT` is a server too, over ZeroMQ; the port is that of its command server. `api_key`, `timeout` and
+    `retry` are the same, and where the server speaks CURVE there is
+
+    - `curve_key`: the file that `miniq keys curve create` made; without it the one that MINIQ_CURVE_KEY names
+
     A folder, `rocksdb:DIR`, `leveldb:DIR`, `mongodb://HOST/NAME` or `memory:` opens a broker in this process, whose
     `options` are the fields of `Options`.
     """
@@ -83,8 +88,12 @@ def _find(url: str | os.PathLike[str]) -> tuple[Door, str]:
         from miniq.client import http
 
         return http, address
+    if scheme is not None and scheme.lower() == "tcp":
+        from miniq.client import zmq
+
+        return zmq, address
     raise InvalidRequest(
-        f"url: cannot connect to {url!r}; use http://HOST:PORT, a folder, rocksdb:DIR, leveldb:DIR, "
+        f"url: cannot connect to {url!r}; use http://HOST:PORT, tcp://HOST:PORT, a folder, rocksdb:DIR, leveldb:DIR, "
         "mongodb://HOST/NAME or memory:",
         field="url",
     )

@@ -1,4 +1,4 @@
-"""Bad company for HTTP clients: a proxy that cuts connections, and servers that say what no broker says."""
+"""Bad company for clients: a proxy that cuts connections, and servers that say what no broker says."""
 
 from __future__ import annotations
 
@@ -16,13 +16,19 @@ class Cut(NamedTuple):
     answer: int | None = None
 
 
+GREETING = 107
+"""What a ZeroMQ server says while a connection is made."""
+
+
 class Listener:
     """Accepts connections on a free loopback port, each in a thread of its own, until it is closed."""
+
+    scheme = "http"
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"{self.scheme}://127.0.0.1:{self.port}"
         self.accepted = 0
         self.open: set[socket.socket] = set()
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
@@ -68,8 +74,11 @@ class Listener:
 class Proxy(Listener):
     """Passes everything to a server, except on connections for which a cut is planned."""
 
-    def __init__(self, port: int, cuts: list[Cut] | None = None) -> None:
-        self._upstream = port
+    def __init__(self, url: str, cuts: list[Cut] | None = None) -> None:
+        self.scheme, _, place = url.partition("://")
+        self._upstream = int(place.rpartition(":")[2])
+        self.greeting = GREETING if self.scheme == "tcp" else 0
+        """Bytes that a server says before its first answer."""
         self.cuts = cuts or []
         self.asked: list[bytes] = []
         """The first bytes of each request, as far as they came in one piece."""

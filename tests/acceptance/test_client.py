@@ -1,4 +1,4 @@
-"""The client surface, blocking and async: on every store in process, and on a server over HTTP."""
+"""The client surface, blocking and async: on every store in process, and on a server over HTTP and ZeroMQ."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import miniq
 from tests.acceptance.faces import Opener
 
-LASTING = pytest.mark.parametrize("url", ["rocksdb", "leveldb", "http"], indirect=True)
+LASTING = pytest.mark.parametrize("url", ["rocksdb", "leveldb", "http", "zmq"], indirect=True)
 """All but the memory store, which ends with its client."""
 
 

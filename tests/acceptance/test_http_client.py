@@ -20,7 +20,7 @@ import msgspec
 import pytest
 
 import miniq
-from miniq.client import calls
+from miniq.client import calls, pool
 from miniq.client.http import aio, sync
 from tests.acceptance.client_wires import Proxy
 from tests.acceptance.faces import Opener
@@ -39,7 +39,7 @@ def url(server: Served) -> str:
 
 @pytest.fixture
 def proxy(url: str, server: Served) -> Iterator[Proxy]:
-    with Proxy(server.port) as proxy:
+    with Proxy(server.url) as proxy:
         yield proxy
 
 
@@ -312,7 +312,7 @@ def test_many_tasks_use_as_many_connections_and_no_more(proxy: Proxy) -> None:
 def test_connections_that_nobody_uses_are_dropped(
     opener: Opener, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (sync, aio):
+    for module in (pool, aio):
         monkeypatch.setattr(module, "IDLE", 0.2)
     mq = opener(proxy.url)
     mq.queues()

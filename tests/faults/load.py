@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from miniq import embedded
-from miniq.client import calls, http
+from miniq.client import calls, http, zmq
 from miniq.client.calls import AsyncTransport
 from miniq.errors import MiniQError
 from miniq.message import Draft, Lease, Mode
@@ -139,10 +139,10 @@ async def stream_reader(door: AsyncTransport, chance: random.Random, name: str) 
 
 
 async def main(url: str, seed: int) -> None:
-    remote = url.startswith("http:")
+    remote = url.startswith(("http:", "tcp:"))
     door: AsyncTransport
     if remote:
-        door = await http.open_async(url, {"retry": 0})
+        door = await (http if url.startswith("http:") else zmq).open_async(url, {"retry": 0})
     else:
         if seed % 2:
             open_kv = store.open_kv

@@ -300,16 +300,20 @@ async def test_nothing_confirmed_is_undone_by_kill_9(engine: str, tmp_path: Path
     assert len(stream.worked) > rounds
 
 
-async def test_nothing_confirmed_over_http_is_undone_by_kill_9_of_the_server(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("wire", "rounds"), [("http", 20), ("zmq", 10)])
+async def test_nothing_confirmed_over_a_wire_is_undone_by_kill_9_of_the_server(
+    wire: str, rounds: int, tmp_path: Path
+) -> None:
     url = store_url("rocksdb", tmp_path)
-    rounds = int(os.environ.get("MINIQ_KILL_ROUNDS", "20"))
+    rounds = int(os.environ.get("MINIQ_KILL_ROUNDS", rounds))
     seed = random.randrange(10**9)
     print(f"seed {seed}")
     chance = random.Random(seed)
     facts, stream = Facts(), StreamFacts()
     for number in range(rounds):
         with serving(url) as served:
-            told = load_and_kill(served.url, seed + number, chance.uniform(0.3, 0.6), served.process.pid)
+            door = served.url if wire == "http" else served.tcp
+            told = load_and_kill(door, seed + number, chance.uniform(0.3, 0.6), served.process.pid)
         facts.learn(told)
         stream.learn(told)
         await check(url, facts, stream, deep=number % 5 == 4)

@@ -7,10 +7,10 @@ import json
 import pytest
 
 from miniq.client import calls
-from miniq.client.http.answers import Trouble
-from miniq.client.http.requests import Exchange
-from miniq.client.http.retries import FIRST, REMEMBERED, SLOWEST, Retries
+from miniq.client.exchange import Trouble
+from miniq.client.http.requests import HttpExchange
 from miniq.client.http.target import read_target
+from miniq.client.retries import FIRST, REMEMBERED, SLOWEST, Retries
 from miniq.errors import StoreUnavailable
 from miniq.message import Draft
 
@@ -23,7 +23,7 @@ def trouble(**why: bool) -> Trouble:
 
 
 def test_pauses_double_up_to_a_limit_and_end_with_the_time() -> None:
-    retries = Retries(Exchange(TARGET, SEND), 30, began=0)
+    retries = Retries(HttpExchange(TARGET, SEND), 30, began=0)
     now, pauses = 100.0, []
     while now < 130:
         pauses.append(retries.pause(trouble(), now))
@@ -38,44 +38,44 @@ def test_pauses_double_up_to_a_limit_and_end_with_the_time() -> None:
 
 def test_no_time_is_no_retry() -> None:
     with pytest.raises(StoreUnavailable):
-        Retries(Exchange(TARGET, SEND), 0, began=0).pause(trouble(), 0)
+        Retries(HttpExchange(TARGET, SEND), 0, began=0).pause(trouble(), 0)
 
 
 def test_a_stale_connection_costs_no_time() -> None:
-    retries = Retries(Exchange(TARGET, SEND), 0, began=0)
+    retries = Retries(HttpExchange(TARGET, SEND), 0, began=0)
     assert [retries.pause(trouble(stale=True, heard=True), now) for now in range(5)] == [0] * 5
 
 
 def test_what_is_final_or_must_not_be_heard_twice_is_not_repeated() -> None:
     with pytest.raises(StoreUnavailable):
-        Retries(Exchange(TARGET, SEND), 10, began=0).pause(trouble(final=True), 0)
-    backup = Exchange(TARGET, calls.Backup("x"))
+        Retries(HttpExchange(TARGET, SEND), 10, began=0).pause(trouble(final=True), 0)
+    backup = HttpExchange(TARGET, calls.Backup("x"))
     assert Retries(backup, 10, began=0).pause(trouble(), 0) > 0
     with pytest.raises(StoreUnavailable):
         Retries(backup, 10, began=0).pause(trouble(heard=True), 0)
 
 
 def test_a_send_is_not_repeated_for_longer_than_the_broker_remembers_it() -> None:
-    retries = Retries(Exchange(TARGET, SEND), 3600, began=0)
+    retries = Retries(HttpExchange(TARGET, SEND), 3600, began=0)
     retries.pause(trouble(), 0)
     assert retries.pause(trouble(), REMEMBERED + 1) > 0
     with pytest.raises(StoreUnavailable):
         retries.pause(trouble(heard=True), REMEMBERED + 2)
-    acks = Retries(Exchange(TARGET, calls.Purge("jobs")), 3600, began=0)
+    acks = Retries(HttpExchange(TARGET, calls.Purge("jobs")), 3600, began=0)
     acks.pause(trouble(heard=True), 0)
     assert acks.pause(trouble(heard=True), REMEMBERED + 1) > 0
 
 
 def test_a_repeated_send_is_the_same_to_the_byte_and_another_is_not() -> None:
-    exchange = Exchange(TARGET, SEND)
+    exchange = HttpExchange(TARGET, SEND)
     before = exchange.head
     Retries(exchange, 10, began=0).again(5)
     assert exchange.head == before
-    assert Exchange(TARGET, SEND).head != before
+    assert HttpExchange(TARGET, SEND).head != before
 
 
 def test_a_receive_waits_for_the_rest_of_its_time() -> None:
-    exchange = Exchange(TARGET, calls.Receive("jobs", wait=20))
+    exchange = HttpExchange(TARGET, calls.Receive("jobs", wait=20))
     assert exchange.patience == 50
     retries = Retries(exchange, 10, began=100)
     retries.again(105)

@@ -20,6 +20,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_URL = "http://127.0.0.1:5000"
 SOON = 0.5
 """Seconds for which a person waits for a broker that is away."""
+_HERE = click.core.ParameterSource.COMMANDLINE
 _UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZES = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
 
@@ -29,6 +30,7 @@ class Target(Struct, frozen=True):
 
     url: str
     api_key: str | None
+    curve_key: str | None = None
 
     @property
     def is_remote(self) -> bool:
@@ -43,7 +45,10 @@ class Target(Struct, frozen=True):
         if patience > SOON:
             with self.open() as probe:
                 probe.queues()
-        return connect(self.url, retry=patience, api_key=self.api_key)
+        options: dict[str, Any] = {"retry": patience, "api_key": self.api_key}
+        if self.curve_key is not None:
+            options["curve_key"] = self.curve_key
+        return connect(self.url, **options)
 
     def environment(self) -> dict[str, str]:
         """The environment of a process that is to talk to the same broker. Secrets do not belong on a command
@@ -51,15 +56,22 @@ class Target(Struct, frozen=True):
         found = dict(os.environ) | {"MINIQ_URL": self.url}
         if self.api_key is not None:
             found["MINIQ_API_KEY"] = self.api_key
+        if self.curve_key is not None:
+            found["MINIQ_CURVE_KEY"] = self.curve_key
         return found
 
 
 def target(command: Callable[..., R]) -> Callable[..., R]:
-    """Give a command `--url` and `--api-key`, and hand it the broker they name."""
+    """Give a command `--url`, `--api-key` and `--curve-key`, and hand it the broker they name."""
 
     @functools.wraps(command)
-    def with_target(*args: Any, url: str, api_key: str | None, **kwargs: Any) -> R:
-        return command(_inherited(Target(url, api_key or None)), *args, **kwargs)
+    def with_target(*args: Any, url: str, api_key: str | None, curve_key: str | None, **kwargs: Any) -> R:
+        found = _inherited(Target(url, api_key or None, curve_key or None))
+        if not found.url.startswith("tcp:"):
+            if found.curve_key is not None and click.get_current_context().get_parameter_source("curve_key") is _HERE:
+                raise click.UsageError(f"--curve-key is for tcp:// URLs, and this one is {found.url}.")
+            found = Target(found.url, found.api_key)
+        return command(found, *args, **kwargs)
 
     with_url = click.option(
         "--url",
@@ -68,9 +80,15 @@ def target(command: Callable[..., R]) -> Callable[..., R]:
         show_default=True,
         help="Broker, or folder of a store. [env: MINIQ_URL]",
     )(with_target)
-    return click.option(
+    with_key = click.option(
         "--api-key", envvar="MINIQ_API_KEY", metavar="KEY", help="API key, if the broker has any. [env: MINIQ_API_KEY]"
     )(with_url)
+    return click.option(
+        "--curve-key",
+        envvar="MINIQ_CURVE_KEY",
+        metavar="FILE",
+        help="With a tcp:// URL, the file of a CURVE key. [env: MINIQ_CURVE_KEY]",
+    )(with_key)
 
 
 def _inherited(given: Target) -> Target:
@@ -79,10 +97,10 @@ def _inherited(given: Target) -> Target:
     above = ctx.obj
     if not isinstance(above, Target):
         return given
-    here = click.core.ParameterSource.COMMANDLINE
     return Target(
-        given.url if ctx.get_parameter_source("url") is here else above.url,
-        given.api_key if ctx.get_parameter_source("api_key") is here else above.api_key,
+        given.url if ctx.get_parameter_source("url") is _HERE else above.url,
+        given.api_key if ctx.get_parameter_source("api_key") is _HERE else above.api_key,
+        given.curve_key if ctx.get_parameter_source("curve_key") is _HERE else above.curve_key,
     )
 
 

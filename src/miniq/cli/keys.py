@@ -104,6 +104,7 @@ def curve() -> None:
     Examples:
       miniq keys curve create worker --allow 'receive:orders.*' --store rocksdb:./miniq-data
       miniq serve --curve
+      miniq receive orders.new --url tcp://127.0.0.1:5557 --curve-key worker.key
     """
 
 

@@ -15,7 +15,19 @@ from typing import Any, cast
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from miniq.client.calls import Edit, Extended
+from miniq.client.calls import (
+    Ack,
+    Backup,
+    Configure,
+    Edit,
+    Extend,
+    Extended,
+    NextClaim,
+    Receive,
+    Redrive,
+    Release,
+    Send,
+)
 from miniq.errors import InvalidRequest
 from miniq.message import (
     JSON,
@@ -350,6 +362,91 @@ def wire_edit(call: Edit) -> shapes.EditBody:
     return shapes.EditBody(
         body, data, call.content_type, check_headers(call.headers), call.priority, call.delay, call.receipt
     )
+
+
+def send_body(call: Send) -> tuple[shapes.WireDraft, codec.Format]:
+    """What is sent, and in which format."""
+    drafts = wire_drafts(call.drafts)
+    format: codec.Format = "msgpack" if all_data(drafts) else "json"
+    return (drafts[0] if len(drafts) == 1 else shapes.SendBody(messages=drafts)), format
+
+
+def receive_body(call: Receive) -> shapes.ReceiveBody:
+    check_text(call.consumer, "consumer")
+    check_number(call.visibility_timeout, "visibility_timeout")
+    check_number(call.wait, "wait")
+    return shapes.ReceiveBody(call.max, call.visibility_timeout, call.wait, call.consumer, call.mode)
+
+
+def ack_body(call: Ack) -> shapes.LeasesBody:
+    return shapes.LeasesBody(list(call.leases))
+
+
+def release_body(call: Release) -> shapes.ReleaseBody:
+    check_number(call.delay, "delay")
+    return shapes.ReleaseBody(list(call.leases), call.delay)
+
+
+def extend_body(call: Extend) -> shapes.ExtendBody:
+    check_number(call.seconds, "visibility_timeout")
+    return shapes.ExtendBody(list(call.leases), call.seconds)
+
+
+def claim_body(call: NextClaim) -> shapes.ClaimBody:
+    check_text(call.group, "group")
+    check_text(call.consumer, "consumer")
+    check_number(call.wait, "wait")
+    return shapes.ClaimBody(
+        call.group, call.after, call.epoch, call.max_messages, call.max_bytes, call.wait, call.consumer
+    )
+
+
+def redrive_body(call: Redrive) -> shapes.RedriveBody:
+    for id in call.ids or ():
+        check_text(id, "ids")
+    check_text(call.to, "to")
+    check_number(call.rate, "rate")
+    return shapes.RedriveBody(None if call.ids is None else list(call.ids), call.to, call.rate)
+
+
+def configure_body(call: Configure) -> dict[str, Any]:
+    for field, value in call.changes.items():
+        check_number(value, field)
+        if isinstance(value, bytes | bytearray):
+            check_text(value, field)
+    return call.changes
+
+
+def backup_body(call: Backup) -> dict[str, Any]:
+    check_text(call.path, "path")
+    return {"path": call.path}
+
+
+def encoded(record: Any, format: codec.Format = "json") -> bytes:
+    """A record as bytes; what cannot be one is named."""
+    try:
+        return codec.encode(record, format)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise _unspeakable(record, format, "", error) from None
+
+
+def _unspeakable(record: Any, format: codec.Format, place: str, error: Exception) -> InvalidRequest:
+    """The first field of a record that cannot be written."""
+    fields = record if isinstance(record, dict) else msgspec.structs.asdict(record)
+    for field, value in fields.items():
+        if value is UNSET:
+            continue
+        if field == "messages":
+            for number, draft in enumerate(value):
+                try:
+                    codec.encode(draft, format)
+                except Exception as problem:
+                    return _unspeakable(draft, format, f"messages[{number}].", problem)
+        try:
+            codec.encode(value, format)
+        except Exception as problem:
+            return InvalidRequest(f"{place}{field}: {value!r:.80} cannot be sent: {problem}", field=place + field)
+    return InvalidRequest(f"request: cannot be sent: {error}", field="request")
 
 
 def check_text(value: object, field: str, place: int | None = None) -> None:

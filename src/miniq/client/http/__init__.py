@@ -1,5 +1,5 @@
 """The HTTP transport, in parts: `target.py` (URL and options), `requests.py` and `answers.py` (calls to bytes and
-back, no I/O), `retries.py`, and `sync.py` and `aio.py`, which move the bytes."""
+back, no I/O), and `sync.py` and `aio.py`, which move the bytes."""
 
 from __future__ import annotations
 

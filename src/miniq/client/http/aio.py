@@ -1,61 +1,37 @@
-"""The HTTP transport for event loops: connections as protocols, a pool of them, and attempts until a call comes
-through. What a call means is decided where the blocking transport has it decided too."""
+"""The HTTP transport for event loops: connections as protocols, and a pool of them. What a call means is decided
+where the blocking transport has it decided too."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ssl
 from collections import deque
 from time import monotonic
-from typing import TypeVar, cast
+from typing import Any, cast
 
+from miniq.client.attempts import AsyncAttempts
 from miniq.client.calls import Call, Receive, Release, may_wait, unanswered_poll
-from miniq.client.http.answers import Answer, Trouble, garbled, judge, lost, unanswered, unreachable, untrusted
-from miniq.client.http.requests import Exchange
-from miniq.client.http.retries import Retries
-from miniq.client.http.sync import IDLE, LAST_WORDS, SMALL, SPARE
+from miniq.client.exchange import lost, unanswered, unreachable
+from miniq.client.http.answers import Answer, garbled, judge, untrusted
+from miniq.client.http.requests import HttpExchange
+from miniq.client.http.sync import SMALL
 from miniq.client.http.target import Target
-from miniq.errors import Closed, InvalidRequest
+from miniq.client.pool import IDLE, LAST_WORDS, SPARE
 from miniq.message import Lease
 
-T = TypeVar("T")
 
-
-class AsyncHttp:
+class AsyncHttp(AsyncAttempts):
     """Performs calls on a broker behind HTTP, in the event loop it was made in."""
 
     def __init__(self, target: Target) -> None:
+        super().__init__(target.retry)
         self._target = target
-        self._loop = asyncio.get_running_loop()
         self._idle: deque[_Connection] = deque()
         self._all: set[_Connection] = set()
         self._errands: set[asyncio.Task[None]] = set()
-        self._closed = asyncio.Event()
 
-    async def perform(self, call: Call[T]) -> T:
-        if asyncio.get_running_loop() is not self._loop:
-            raise InvalidRequest("client: it belongs to another event loop; connect in this one", field="client")
-        exchange = Exchange(self._target, call)
-        began = now = monotonic()
-        retries: Retries | None = None
-        while True:
-            if self._closed.is_set():
-                raise Closed("the client is closed")
-            try:
-                return cast(T, await self._attempt(exchange, now))
-            except Trouble as trouble:
-                if self._closed.is_set():
-                    if may_wait(call):
-                        return cast(T, unanswered_poll(call))
-                    raise Closed("the client is closed") from None
-                retries = retries or Retries(exchange, self._target.retry, began)
-                pause = retries.pause(trouble, monotonic())
-            if pause:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._closed.wait(), pause)
-            now = monotonic()
-            retries.again(now)
+    def _prepare(self, call: Call[Any]) -> HttpExchange:
+        return HttpExchange(self._target, call)
 
     async def close(self) -> None:
         self._closed.set()
@@ -71,7 +47,7 @@ class AsyncHttp:
 
     # Inside
 
-    async def _attempt(self, exchange: Exchange, now: float) -> object:
+    async def _attempt(self, exchange: HttpExchange, now: float) -> object:
         """Send a call on a kept or a new connection, and read its answer."""
         connection = None if exchange.kind.once else self._kept(now)
         reused = connection is not None
@@ -108,7 +84,7 @@ class AsyncHttp:
         except ssl.SSLCertVerificationError as error:
             raise untrusted(target, error) from None
         except (OSError, UnicodeError) as error:
-            raise unreachable(target, error) from error
+            raise unreachable(target.url, error, target.timeout) from error
         return connection
 
     def _kept(self, now: float) -> _Connection | None:
@@ -130,7 +106,7 @@ class AsyncHttp:
         if now - idle[0].used > IDLE or len(idle) > SPARE:
             idle.popleft().drop()
 
-    async def _give_back(self, connection: _Connection, exchange: Exchange) -> None:
+    async def _give_back(self, connection: _Connection, exchange: HttpExchange) -> None:
         """A receive was cancelled. The broker is told by the end of what we say; messages that it had sent by
         then are released, so that they need not wait for the end of their lease."""
         call = exchange.call
@@ -140,7 +116,7 @@ class AsyncHttp:
             taken = judge(exchange, connection.answer, self._target)
             leases = [Lease(stored.message.id, stored.receipt or "") for stored in taken]
             if leases:
-                await self._attempt(Exchange(self._target, Release(call.queue, leases)), monotonic())
+                await self._attempt(HttpExchange(self._target, Release(call.queue, leases)), monotonic())
         except Exception:  # noqa: S110  nobody waits for it, and the lease runs out by itself
             pass
         finally:
@@ -167,7 +143,7 @@ class _Connection(asyncio.Protocol):
         """Whether closing the client ends it at once: nothing is on it, or a receive that waits."""
         return self._polling or self._waiter is None
 
-    async def exchange(self, exchange: Exchange, target: Target, reused: bool) -> Answer:
+    async def exchange(self, exchange: HttpExchange, target: Target, reused: bool) -> Answer:
         """Send a call and wait for its answer."""
         answer, transport = self.answer, self._transport
         answer.begin()
@@ -182,9 +158,9 @@ class _Connection(asyncio.Protocol):
         try:
             await waiter
         except TimeoutError:
-            raise unanswered(target, exchange) from None
+            raise unanswered(target.url, exchange) from None
         except ConnectionError as error:
-            raise lost(target, error, reused=reused, begun=answer.begun) from error
+            raise lost(target.url, error, stale=reused and not answer.begun) from error
         except ValueError as error:
             raise garbled(target, error) from None
         finally:

@@ -1,7 +1,6 @@
 """What comes back: reading an HTTP answer piece by piece, and what it means. No I/O.
 
 An answer is the result of its call, the broker's error, or not ours at all: a proxy's page, something cut off.
-`Trouble` is what may pass if the call is repeated; all other errors are raised as they are.
 """
 
 from __future__ import annotations
@@ -11,28 +10,14 @@ from typing import Any
 import msgspec
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from miniq.client.http.requests import Exchange
+from miniq.client.exchange import Exchange, Trouble
 from miniq.client.http.target import Target
-from miniq.errors import Closed, InvalidRequest, MiniQError, StoreUnavailable
+from miniq.errors import InvalidRequest, MiniQError, StoreUnavailable
 from miniq.wire import codec, shapes
 
 _AWAY = (502, 503, 504)
 """What a proxy says while the broker behind it is away."""
 _problem = msgspec.json.Decoder(shapes.Problem).decode
-
-
-class Trouble(Exception):
-    """A call did not come through. `error` is what its caller is told if that does not pass."""
-
-    def __init__(self, error: MiniQError, *, stale: bool = False, heard: bool = False, final: bool = False) -> None:
-        super().__init__(error.text)
-        self.error = error
-        self.stale = stale
-        """A kept connection turned out to be closed: the next attempt needs no pause."""
-        self.heard = heard
-        """The broker may have carried it out."""
-        self.final = final
-        """It is of no use to try again."""
 
 
 class Answer:
@@ -124,41 +109,13 @@ def judge(exchange: Exchange, answer: Answer, target: Target) -> Any:
     problem = _read_problem(answer)
     if problem is None:
         raise _not_ours(answer, target)
-    if exchange.doubtful and problem.code in exchange.kind.gone:
-        return None
-    told = codec.raised(problem)
-    if isinstance(told, Closed):  # the broker, not this client
-        told = StoreUnavailable(f"{target.url} is shutting down: {problem.detail}")
-    if isinstance(told, StoreUnavailable):
-        raise Trouble(told, heard=True)
-    raise told
-
-
-def lost(target: Target, problem: object, *, reused: bool, begun: bool) -> Trouble:
-    """The connection broke while a call was on it."""
-    text = str(problem) or type(problem).__name__
-    error = StoreUnavailable(f"{target.url}: the connection broke before the answer was complete: {text}")
-    return Trouble(error, stale=reused and not begun, heard=True)
-
-
-def unreachable(target: Target, problem: Exception) -> Trouble:
-    """No connection could be made."""
-    text = getattr(problem, "strerror", None) or str(problem) or type(problem).__name__
-    if isinstance(problem, TimeoutError):
-        text = f"no connection within {target.timeout:g} s"
-    return Trouble(StoreUnavailable(f"{target.url} cannot be reached: {text}"))
+    return exchange.refused(problem, target.url)
 
 
 def untrusted(target: Target, problem: Exception) -> MiniQError:
     """The broker's certificate is not good."""
     text = getattr(problem, "verify_message", None) or str(problem)
     return InvalidRequest(f"ca: the certificate of {target.url} is not trusted: {text}", field="ca")
-
-
-def unanswered(target: Target, exchange: Exchange) -> Trouble:
-    """The caller's patience is at its end."""
-    error = StoreUnavailable(f"{target.url} did not answer within {exchange.patience:g} s; see `timeout`")
-    return Trouble(error, heard=True, final=True)
 
 
 def garbled(target: Target, problem: ValueError) -> MiniQError:

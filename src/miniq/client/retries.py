@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 
 from miniq.client.calls import Call, Send
-from miniq.client.http.answers import Trouble
-from miniq.client.http.requests import Exchange
+from miniq.client.exchange import Exchange, Trouble
 
 FIRST = 0.05
 SLOWEST = 2.0

@@ -1,0 +1,155 @@
+"""A pool of connections for callers that block: each carries one call at a time, of any thread.
+
+The pool is a stack, so that the connection used last is used next and the others grow old and are dropped.
+Its deque and set are only used by operations that are atomic by themselves: no lock that a fork could leave shut.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+from abc import abstractmethod
+from collections import deque
+from time import monotonic
+from typing import Any, Protocol
+
+from miniq.client.attempts import Attempts
+from miniq.client.calls import Receive, Release, may_wait
+from miniq.client.exchange import Exchange
+from miniq.message import Lease, Stored
+
+IDLE = 30.0
+"""Seconds after which a connection that nobody used is dropped; the server keeps it for longer."""
+SPARE = 64
+"""Most connections that are kept for later."""
+LAST_WORDS = 1.0
+"""Seconds to wait for the messages of a receive that was interrupted, to give them back."""
+
+
+class Connection(Protocol):
+    """One connection, which carries one call at a time."""
+
+    used: float
+
+    @property
+    def reusable(self) -> bool:
+        """Whether it can carry another call."""
+
+    def carry(self, exchange: Any, reused: bool) -> object:
+        """Send a call; the result that its answer brings."""
+
+    def last_words(self, exchange: Any) -> list[Stored]:
+        """Take a receive back; the messages that were on their way already."""
+
+    def cut(self) -> None:
+        """End what another thread waits for on it."""
+
+    def drop(self) -> None: ...
+
+
+class Pool(Attempts):
+    """Performs calls of any thread on connections that are kept."""
+
+    def __init__(self, retry: float) -> None:
+        super().__init__(retry)
+        self._process = os.getpid()
+        self._idle: deque[Connection] = deque()
+        self._polling: set[Connection] = set()
+        """Those on which a receive waits: closing ends it."""
+        # The finalizer must not know this object: it runs when its user lets go of it, or at exit.
+        self._closer = weakref.finalize(self, _drop_all, self._idle)
+
+    @abstractmethod
+    def _connect(self) -> Connection:
+        """A new connection."""
+
+    def close(self) -> None:
+        if self._process != os.getpid():
+            return
+        self._closed.set()
+        _drop_all(self._idle)
+        for connection in list(self._polling):
+            connection.cut()
+        self._closer.detach()
+
+    # Inside
+
+    def _attempt(self, exchange: Exchange, now: float) -> object:
+        """Send a call on a kept or a new connection, and read its answer."""
+        if self._process != os.getpid():
+            self._begin_again()
+        connection = None if exchange.kind.once else self._kept(now)
+        reused = connection is not None
+        if connection is None:
+            connection = self._connect()
+        polling = may_wait(exchange.call)
+        if polling:
+            self._polling.add(connection)
+            if self._closed.is_set():
+                connection.cut()
+        interrupted = True
+        try:
+            result = connection.carry(exchange, reused)
+            interrupted = False
+            return result
+        except Exception:
+            interrupted = False
+            raise
+        finally:
+            if polling:
+                self._polling.discard(connection)
+            if interrupted:
+                self._give_back(connection, exchange)
+                connection.drop()
+            else:
+                self._keep(connection, now)
+
+    def _kept(self, now: float) -> Connection | None:
+        """The connection that was used last, if it is not too old; then all others are too."""
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            return None
+        if now - connection.used < IDLE:
+            return connection
+        connection.drop()
+        _drop_all(self._idle)
+        return None
+
+    def _keep(self, connection: Connection, now: float) -> None:
+        if not connection.reusable:
+            connection.drop()
+            return
+        connection.used = now
+        idle = self._idle
+        idle.append(connection)
+        if self._closed.is_set():
+            _drop_all(idle)
+        elif len(idle) > 1:
+            with contextlib.suppress(IndexError):
+                if now - idle[0].used > IDLE or len(idle) > SPARE:
+                    idle.popleft().drop()
+
+    def _begin_again(self) -> None:
+        """This is a forked child: the connections are its parent's."""
+        _drop_all(self._idle)
+        self._polling.clear()
+        self._process = os.getpid()
+
+    def _give_back(self, connection: Connection, exchange: Exchange) -> None:
+        """A receive was interrupted. The broker is told; messages that it had sent by then are released, so that
+        they need not wait for the end of their lease."""
+        call = exchange.call
+        if not isinstance(call, Receive) or call.mode == "at-most-once":
+            return
+        with contextlib.suppress(Exception):
+            leases = [Lease(stored.message.id, stored.receipt or "") for stored in connection.last_words(exchange)]
+            if leases:
+                self._attempt(self._prepare(Release(call.queue, leases)), monotonic())
+
+
+def _drop_all(connections: deque[Connection]) -> None:
+    with contextlib.suppress(IndexError):
+        while True:
+            connections.pop().drop()

@@ -1,0 +1,290 @@
+"""The ZeroMQ transport for event loops: one line that carries all calls at once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import socket
+from time import monotonic
+from typing import Any
+
+import zmq
+
+from miniq.client.attempts import AsyncAttempts
+from miniq.client.calls import Call, Receive, Release, may_wait, unanswered_poll
+from miniq.client.exchange import Trouble, lost, unanswered, unreachable
+from miniq.client.pool import LAST_WORDS
+from miniq.client.zmq.line import HUNG_UP, HungUp, Line, is_address
+from miniq.client.zmq.requests import ZmqExchange, judge
+from miniq.client.zmq.target import Target
+from miniq.errors import MiniQError
+from miniq.message import Lease
+
+
+class AsyncZmq(AsyncAttempts):
+    """Performs calls on a broker behind ZeroMQ, in the event loop it was made in."""
+
+    def __init__(self, target: Target) -> None:
+        super().__init__(target.retry)
+        self._target = target
+        self._line: _AsyncLine | None = None
+        self._opening: asyncio.Task[_AsyncLine] | None = None
+        self._errands: set[asyncio.Task[None]] = set()
+
+    def _prepare(self, call: Call[Any]) -> ZmqExchange:
+        return ZmqExchange(self._target, call)
+
+    async def close(self) -> None:
+        self._closed.set()
+        if self._errands:
+            _, late = await asyncio.wait(self._errands, timeout=2 * LAST_WORDS)
+            for errand in late:
+                errand.cancel()
+        if self._opening is not None:
+            self._opening.cancel()
+        if self._line is not None:
+            self._line.retire()
+
+    # Inside
+
+    async def _attempt(self, exchange: ZmqExchange, now: float) -> object:
+        """Send a call on the line, which is made if there is none, and wait for its answer."""
+        line = self._line
+        reused = line is not None and line.usable
+        if line is None or not reused:
+            line = await self._ready()
+        is_poll = may_wait(exchange.call)
+        if self._closed.is_set() and is_poll:
+            return unanswered_poll(exchange.call)
+        asked = line.ask(exchange.body, is_poll, reused)
+        try:
+            body = await line.answer(asked, exchange, reused)
+        except asyncio.CancelledError:
+            if isinstance(exchange.call, Receive) and not self._closed.is_set():
+                errand = self._loop.create_task(self._give_back(line, asked, exchange))
+                self._errands.add(errand)
+                errand.add_done_callback(self._errands.discard)
+            else:
+                line.forget(asked)
+            raise
+        return judge(exchange, body, self._target)
+
+    async def _ready(self) -> _AsyncLine:
+        """The line, which calls that come at the same time make together."""
+        if self._opening is None:
+            self._opening = self._loop.create_task(self._open())
+        opening = self._opening
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            if opening.cancelled():  # the client was closed
+                raise unreachable(self._target.url, "the client was closed", self._target.timeout) from None
+            raise
+        finally:
+            if self._opening is opening and opening.done():
+                self._opening = None
+
+    async def _open(self) -> _AsyncLine:
+        trouble: Exception | None = None
+        for host in await self._hosts():
+            for _ in range(HUNG_UP):
+                line = _AsyncLine(self._target, host)
+                try:
+                    await line.open()
+                    self._line = line
+                    return line
+                except Trouble as error:
+                    line.drop()
+                    trouble = error
+                    if not isinstance(error, HungUp):
+                        break
+                except BaseException:
+                    line.drop()
+                    raise
+        raise trouble or unreachable(self._target.url, "it has no address", self._target.timeout)
+
+    async def _hosts(self) -> list[str]:
+        target = self._target
+        if is_address(target.host):
+            return [target.host]
+        try:
+            found = await self._loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            raise unreachable(target.url, error, target.timeout) from error
+        return list(dict.fromkeys(str(one[4][0]) for one in found))
+
+    async def _give_back(self, line: _AsyncLine, asked: _Asked, exchange: ZmqExchange) -> None:
+        """A receive was cancelled. The broker is told; messages that it had found by then are released, so that they
+        need not wait for the end of their lease."""
+        call = exchange.call
+        try:
+            taken = judge(exchange, await line.last_words(asked, exchange), self._target)
+            if isinstance(call, Receive) and call.mode != "at-most-once" and taken:
+                leases = [Lease(stored.message.id, stored.receipt or "") for stored in taken]
+                await self._attempt(self._prepare(Release(call.queue, leases)), monotonic())
+        except Exception:  # noqa: S110  nobody waits for it, and the lease runs out by itself
+            pass
+        finally:
+            line.forget(asked)
+
+
+class _Asked:
+    """A request that waits for its answer."""
+
+    __slots__ = ("future", "is_poll", "late", "name")
+
+    def __init__(self, name: bytes, future: asyncio.Future[bytes], is_poll: bool) -> None:
+        self.name = name
+        self.future = future
+        self.is_poll = is_poll
+        self.late: bytes | None = None
+        """An answer that came when nobody waited for it any more."""
+
+
+class _AsyncLine(Line):
+    """A line in an event loop, with the calls that wait for their answers on it."""
+
+    def __init__(self, target: Target, host: str) -> None:
+        super().__init__(target, host)
+        self._url = target.url
+        self._timeout = target.timeout
+        self._loop = asyncio.get_running_loop()
+        self._names = itertools.count(1)
+        self._waiting: dict[bytes, _Asked] = {}
+        self._retired = False
+        self._looking = False
+        self._is_up: asyncio.Future[None] = self._loop.create_future()
+        self._loop.add_reader(self.events.fileno(), self._read)
+        self._loop.add_reader(self.socket.fileno(), self._read)
+        self._again()
+
+    @property
+    def usable(self) -> bool:
+        return self.up and self.lost is None and not self.socket.closed
+
+    async def open(self) -> None:
+        """Wait until it is up; `Trouble`, or what will not pass."""
+        try:
+            async with asyncio.timeout(self._timeout + 1):  # the library says so itself, before that
+                await self._is_up
+        except TimeoutError as error:
+            raise unreachable(self._url, error, self._timeout) from None
+
+    def ask(self, body: bytes, is_poll: bool, reused: bool) -> _Asked:
+        """Send a request."""
+        asked = _Asked(b"%x" % next(self._names), self._loop.create_future(), is_poll)
+        try:
+            self.send(asked.name, body, reused)
+        except Trouble:
+            self.drop()
+            raise
+        self._again()
+        self._waiting[asked.name] = asked
+        return asked
+
+    async def answer(self, asked: _Asked, exchange: ZmqExchange, reused: bool) -> bytes:
+        """The body of the reply to a request."""
+        timer = self._loop.call_later(exchange.patience, _give_up, asked.future)
+        try:
+            body = await asked.future
+        except TimeoutError:
+            self.forget(asked)
+            raise unanswered(self._url, exchange) from None
+        except ConnectionError as error:
+            raise lost(self._url, error, stale=reused) from None
+        finally:
+            timer.cancel()
+        return body
+
+    async def last_words(self, asked: _Asked, exchange: ZmqExchange) -> bytes:
+        """Take a receive back that was given up, and hear what it had found by then."""
+        if asked.late is not None:
+            return asked.late
+        if asked.future.cancelled():
+            asked.future = self._loop.create_future()
+            self.send(asked.name, exchange.cancel())
+            self._again()
+        async with asyncio.timeout(LAST_WORDS):
+            return await asked.future
+
+    def forget(self, asked: _Asked) -> None:
+        """Nobody waits for this answer any more."""
+        self._waiting.pop(asked.name, None)
+        if self._retired and not self._waiting:
+            self.drop()
+
+    def retire(self) -> None:
+        """End receives that wait, and the line once nothing else is on it."""
+        self._retired = True
+        for asked in [asked for asked in self._waiting.values() if asked.is_poll]:
+            del self._waiting[asked.name]
+            if not asked.future.done():
+                asked.future.set_exception(ConnectionError("the client was closed"))
+        if not self._waiting:
+            self.drop()
+
+    def drop(self) -> None:
+        if not self.socket.closed:
+            self._loop.remove_reader(self.socket.fileno())
+            self._loop.remove_reader(self.events.fileno())
+        super().drop()
+        self._fail(ConnectionError("it was closed"))
+
+    # The event loop calls these
+
+    def _again(self) -> None:
+        """The file descriptor says only once that something has changed, so look again after each change of ours."""
+        if not self._looking:
+            self._looking = True
+            self._loop.call_soon(self._read_again)
+
+    def _read_again(self) -> None:
+        self._looking = False
+        self._read()
+
+    def _read(self) -> None:
+        if self.socket.closed:
+            return
+        try:
+            self._deliver()
+            self.look()
+            if self.lost is not None:
+                self._deliver()  # what came just before the end
+        except MiniQError as error:
+            self._fail(error)
+            self.drop()
+            return
+        if self.lost is not None:
+            if not self._is_up.done():
+                self._is_up.set_exception(self.lost)
+            self.drop()
+        elif self.up and not self._is_up.done():
+            self._is_up.set_result(None)
+            self._again()
+        if self._retired and not self._waiting:
+            self.drop()
+
+    def _deliver(self) -> None:
+        """Hand out the answers that are there."""
+        with contextlib.suppress(zmq.Again):
+            while self.up:  # before that it may be anybody's
+                name, body = self.receive()
+                asked = self._waiting.pop(name, None)
+                if asked is None:
+                    continue
+                if asked.future.done():
+                    asked.late = body
+                else:
+                    asked.future.set_result(body)
+
+    def _fail(self, error: Exception) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for asked in waiting.values():
+            if not asked.future.done():
+                asked.future.set_exception(error)
+
+
+def _give_up(future: asyncio.Future[bytes]) -> None:
+    if not future.done():
+        future.set_exception(TimeoutError())

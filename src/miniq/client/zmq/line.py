@@ -1,0 +1,150 @@
+"""One connection to a broker: a DEALER socket, and the socket on which the library tells what becomes of it.
+
+The library would connect again behind our back, and a call that was on the connection would never be answered. So it
+may not: a line that is lost stays lost, its calls are told, and the next attempt makes a new one.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import itertools
+import os
+import struct
+
+import zmq
+
+from miniq.client.exchange import Trouble, unreachable
+from miniq.client.zmq.target import Target
+from miniq.errors import InvalidRequest, MiniQError, StoreUnavailable, Unauthorized
+
+HEARTBEAT = 10_000
+LOST = 30_000
+"""Milliseconds: how often a silent broker is asked whether it is there, and when it is not."""
+A_DAY = 86_400_000
+HUNG_UP = 3
+"""How often it is asked again at once when it has hung up."""
+GIVE_KEY = "give a curve_key (or MINIQ_CURVE_KEY)"
+EVENTS = (
+    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_CLOSED
+)
+_EVENT = struct.Struct("=hi")
+_numbers = itertools.count()
+_inherited: list[Line] = []
+_contexts: dict[int, zmq.Context[zmq.Socket[bytes]]] = {}
+
+
+class HungUp(Trouble):
+    """The other side ended the connection before it was made. If it was because of CURVE it may tell us the next
+    time: who learns of that first is a matter of chance."""
+
+
+def context() -> zmq.Context[zmq.Socket[bytes]]:
+    """The library's threads, shared by all clients of a process; a forked child needs its own."""
+    process = os.getpid()
+    found = _contexts.get(process)
+    if found is None:
+        found = _contexts.setdefault(process, zmq.Context())
+    return found
+
+
+def is_address(host: str) -> bool:
+    """Whether a host needs no looking up."""
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
+class Line:
+    """A connection that is being made, is up, or is lost."""
+
+    def __init__(self, target: Target, host: str) -> None:
+        self._target = target
+        self._process = os.getpid()
+        self.up = False
+        self.lost: Exception | None = None
+        """Why it is lost: `Trouble`, or an error that will not pass."""
+        self.socket = socket = context().socket(zmq.DEALER)
+        socket.linger = 0
+        socket.reconnect_ivl = A_DAY  # with "never", it would throw away answers that came just before the end
+        socket.sndhwm = socket.rcvhwm = 0  # no more than the calls that wait
+        patience = max(1, min(int(target.timeout * 1000), 2**31 - 1))
+        socket.connect_timeout = patience
+        socket.handshake_ivl = patience
+        socket.heartbeat_ivl = HEARTBEAT
+        socket.heartbeat_timeout = LOST
+        socket.tcp_keepalive = 1
+        if ":" in host:
+            socket.ipv6 = True
+            host = f"[{host}]"
+        if target.curve is not None:
+            socket.curve_publickey = target.curve.public.encode()
+            socket.curve_secretkey = target.curve.secret.encode()
+            socket.curve_serverkey = target.curve.server.encode()
+        place = f"inproc://miniq-{next(_numbers)}"
+        socket.monitor(place, EVENTS)
+        self.events = context().socket(zmq.PAIR)
+        self.events.linger = 0
+        self.events.connect(place)
+        socket.connect(f"tcp://{host}:{target.port}")
+
+    def look(self) -> None:
+        """Learn what has become of the connection."""
+        events = self.events
+        try:
+            while True:
+                event, value = _EVENT.unpack(events.recv(zmq.NOBLOCK))
+                while events.getsockopt(zmq.RCVMORE):
+                    events.recv(zmq.NOBLOCK)
+                if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                    self.up = True
+                elif self.lost is None:
+                    self.lost = self._why(event, value)
+        except zmq.Again:
+            pass
+
+    def _why(self, event: int, value: int) -> Exception:
+        target = self._target
+        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            return Unauthorized(f"curve_key: {target.url} does not let this key in; is it listed, or was it revoked?")
+        if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+            wanted = f"speaks CURVE; {GIVE_KEY}" if target.curve is None else "does not speak CURVE; omit curve_key"
+            return InvalidRequest(f"curve_key: {target.url} {wanted}", field="curve_key")
+        if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and value != errno.EAGAIN:
+            text = f"or it speaks CURVE; {GIVE_KEY}" if target.curve is None else "or it is not this key's broker"
+            text = f"it hung up at once; perhaps it is no ZeroMQ port, {text}"
+            return HungUp(StoreUnavailable(f"{target.url} cannot be reached: {text}"))
+        if self.up:
+            return Trouble(StoreUnavailable(f"{target.url}: the connection broke"), heard=True)
+        late = event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+        return unreachable(target.url, TimeoutError() if late else "no connection could be made", target.timeout)
+
+    def send(self, name: bytes, body: bytes, reused: bool = False) -> None:
+        try:
+            self.socket.send_multipart((b"", name, body), zmq.NOBLOCK)
+        except zmq.Again:  # it is lost, though we were not told yet
+            error = StoreUnavailable(f"{self._target.url}: the connection broke before the call was sent")
+            self.lost = trouble = Trouble(error, stale=reused)
+            raise trouble from None
+
+    def receive(self) -> tuple[bytes, bytes]:
+        """The name and the body of the next reply; raises `zmq.Again` if there is none."""
+        frames = self.socket.recv_multipart(zmq.NOBLOCK)
+        if len(frames) != 3:
+            raise MiniQError(f"{self._target.url} answered in {len(frames)} frames, unlike a MiniQ broker")
+        return frames[1], frames[2]
+
+    def drop(self) -> None:
+        if self._process != os.getpid():
+            _inherited.append(self)  # it is the parent's, and not to be touched
+        elif not self.socket.closed:
+            self.socket.disable_monitor()
+            self.events.close(0)
+            self.socket.close(0)
