@@ -48,6 +48,8 @@ HEARTBEAT = 10_000
 LOST = 30_000
 """Milliseconds: how often a silent client is asked whether it is there, and when it is not."""
 
+POLLS = ("receive", "claim")
+"""Calls that may wait long, and that are for nobody but the one who asked."""
 _NOW = zmq.NOBLOCK
 _MORE = zmq.NOBLOCK | zmq.SNDMORE
 _EVENT = struct.Struct("=hi")
@@ -132,7 +134,7 @@ class Router:
         """File descriptors of the connections that there are."""
         self._running: set[asyncio.Task[Any]] = set()
         self._held = 0
-        """Bytes of the requests that are being answered, but for receives, which may wait long."""
+        """Bytes of the requests that are being answered, but for long polls."""
         self._looking = False
         self._open = False
         self._context = context
@@ -247,13 +249,13 @@ class Router:
             pass
 
     def _forget(self, fd: int) -> None:
-        """A client has left. Nobody is there to take the messages of its receives; a send or an ack goes on."""
+        """A client has left. Nobody is there to take what its long polls find; a send or an ack goes on."""
         client = self._by_fd.pop(fd, None)
         if client is not None:
             client.is_there = False
             self._clients.pop(client.identity, None)
             for asked in client.asked:
-                if asked.operation.name == "receive":
+                if asked.operation.name in POLLS:
                     asked.task.cancel()
 
     def _meet(self, identity: bytes, frame: Frame) -> _Client:
@@ -314,10 +316,10 @@ class Router:
             return
         ask.request.secret = secret
         authorise(broker, ask.operation, ask.request)
-        if not client.is_there and ask.operation.name == "receive":
+        if not client.is_there and ask.operation.name in POLLS:
             return
         client.asked.add(asked)
-        if ask.operation.name != "receive":
+        if ask.operation.name not in POLLS:
             self._held += asked.size
         task = asked.task = self._loop.create_task(self._carry_out(asked, ask.operation, ask.request))
         self._running.add(task)
@@ -358,7 +360,7 @@ class Router:
                 self._give_back(request.path["queue"], reply)
         finally:
             asked.client.asked.discard(asked)
-            if operation.name != "receive":
+            if operation.name not in POLLS:
                 self._let_go(asked.size)
 
     def _let_go(self, size: int) -> None:
