@@ -1,8 +1,8 @@
 """The connection to a MongoDB: transactions that are repeated where that is safe, and the driver's errors in our words.
 
-Every call has `patience` seconds. A transaction that met another one is run again. One whose fate is not known, since
-the server went away or the caller did, is ended at the server in the background, so that what it holds does not stay
-held until the server loses patience (a minute).
+A server that does not answer within `patience` seconds counts as away. A transaction that met another one is run again.
+One whose fate is not known, since the server went away or the caller did, is ended at the server in the background, so
+that what it holds does not stay held until the server loses patience (a minute).
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from pymongo.errors import (
     InvalidOperation,
     OperationFailure,
     PyMongoError,
+    ServerSelectionTimeoutError,
     WriteConcernError,
 )
 from pymongo.read_concern import ReadConcern
@@ -73,7 +74,13 @@ class Link:
 
     async def open(self) -> None:
         """Connect, and refuse a server that cannot keep our promises."""
-        defaults = {"serverSelectionTimeoutMS": SELECTION_MS, "connectTimeoutMS": SELECTION_MS}
+        # Not the driver's `timeout`, which would also be how long a call waits for a server that is away.
+        defaults = {
+            "serverSelectionTimeoutMS": SELECTION_MS,
+            "connectTimeoutMS": SELECTION_MS,
+            "socketTimeoutMS": round(self.patience * 1000),
+            "waitQueueTimeoutMS": round(self.patience * 1000),
+        }
         if self._connections:
             defaults["maxPoolSize"] = self._connections
         options: dict[str, Any] = {
@@ -123,10 +130,10 @@ class Link:
         )
 
     @contextmanager
-    def call(self, patience: float | None = None) -> Iterator[Database]:
-        """The database for what needs no transaction: bounded in time, with our errors."""
+    def call(self) -> Iterator[Database]:
+        """The database for what needs no transaction, with our errors."""
         database = self.database
-        with translated(), pymongo.timeout(patience or self.patience):
+        with translated():
             yield database
 
     async def transact(self, work: Callable[[Session], Awaitable[T]], *, again: bool = True) -> T:
@@ -138,10 +145,9 @@ class Link:
         while True:
             session = client.start_session(causal_consistency=False)
             try:
-                with pymongo.timeout(max(deadline - time.monotonic(), 0.01)):
-                    await session.start_transaction(ReadConcern("snapshot"), self._sure, ReadPreference.PRIMARY)
-                    answer = await work(session)
-                    await _commit(session, deadline)
+                await session.start_transaction(ReadConcern("snapshot"), self._sure, ReadPreference.PRIMARY)
+                answer = await work(session)
+                await _commit(session, deadline)
             except PyMongoError as error:
                 await self._abandon(session, answered=not _in_doubt(error))
                 if not _may_repeat(error) or not again or time.monotonic() >= deadline:
@@ -187,13 +193,16 @@ async def _commit(session: Session, deadline: float) -> None:
             await session.commit_transaction()
             return
         except PyMongoError as error:
-            if not error.has_error_label("UnknownTransactionCommitResult") or time.monotonic() >= deadline:
+            unknown = error.has_error_label("UnknownTransactionCommitResult")
+            if not unknown or isinstance(error, ServerSelectionTimeoutError) or time.monotonic() >= deadline:
                 raise
             await asyncio.sleep(0.05)
 
 
 def _may_repeat(error: PyMongoError) -> bool:
     """Whether a transaction surely came to nothing, and may do better next time."""
+    if isinstance(error, ServerSelectionTimeoutError):
+        return False  # that was waited for already
     return error.has_error_label("TransientTransactionError") or _is_duplicate(error)
 
 

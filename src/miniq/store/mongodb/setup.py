@@ -14,13 +14,11 @@ from miniq.store.mongodb.link import Database, Link
 
 SIGNAL_BYTES = 1024 * 1024
 EXISTS = 48
-PATIENCE = 60.0
-"""Seconds: an index of a large collection takes a while when a later version brings a new one."""
 
 
 async def prepare(link: Link) -> None:
     """Check the format, or mark an empty database as ours; make what is missing."""
-    with link.call(PATIENCE) as db:
+    with link.call() as db:
         there = set(await db.list_collection_names())
         await _check_format(db, there)
         for name in COLLECTIONS:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+import pymongo
 from bson import ObjectId
 from msgspec import Struct
 from pymongo import ReplaceOne
@@ -579,11 +580,11 @@ class MongoStore(WithoutClaims):
         self, queue: str, number: ObjectId, ids: list[str], now: int, until: int, token: str, consumer: str | None
     ) -> Sequence[Document]:
         """Lease what is still there, each on its own, and read back what became ours."""
+        query = {"_id": {"$in": ids}, "line": number, "visible_at": {"$lte": now}}
+        change = fencing.lease(number, now, until, token, consumer)
         with self._link.call() as db:
-            result = await db.messages.update_many(
-                {"_id": {"$in": ids}, "line": number, "visible_at": {"$lte": now}},
-                fencing.lease(number, now, until, token, consumer),
-            )
+            with pymongo.timeout(self._link.patience):  # also for the server, if somebody's transaction is in the way
+                result = await db.messages.update_many(query, change)
             if not result.modified_count:
                 return []
             return await db.messages.find({"_id": {"$in": ids}, "receipt": token}).to_list()

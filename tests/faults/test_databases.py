@@ -1,0 +1,117 @@
+"""A database that is killed, paused or cut off: no promise is broken, and the broker comes back by itself."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import mongod
+from tests.faults.checker import Verdict
+from tests.faults.databases import DatabaseServer, cut_database, kill_database, pause_database
+from tests.serving import Served, serving
+
+RECOVERY = 5.0
+"""Seconds from the database's return within which the broker works again."""
+
+
+@pytest.fixture(scope="module")
+def database() -> Iterator[mongod.Mongod]:
+    """A server of our own: others need the session's."""
+    mongod.databases()  # skips or fails where there can be none
+    server = mongod.Mongod()
+    yield server
+    server.remove()
+
+
+@pytest.fixture
+def url(database: mongod.Mongod, request: pytest.FixtureRequest) -> str:
+    """A database of our own; the driver stays on the address it is given."""
+    return f"{database.url}/faults{abs(hash(request.node.name)) % 10**9}?directConnection=true&serverSelectionTimeoutMS=500"
+
+
+@pytest.mark.parametrize("inject", [kill_database, pause_database, cut_database])
+def test_a_fault_of_the_database_breaks_no_promise(
+    database: mongod.Mongod, url: str, inject: Callable[[DatabaseServer, str, str, Path], Verdict], tmp_path: Path
+) -> None:
+    verdict = inject(database, url, "short-7", tmp_path)
+    assert verdict.good, [str(violation) for violation in verdict.violations]
+    assert verdict.sent > 20
+    assert verdict.acked > 20
+
+
+def ask(served: Served, path: str, body: Any = None, **headers: str) -> tuple[int, dict[str, str], Any]:
+    """One call over HTTP without any retries: status, headers, answer."""
+    request = urllib.request.Request(  # noqa: S310
+        served.url + path,
+        None if body is None else json.dumps(body).encode(),
+        {"content-type": "application/json"} | {name.replace("_", "-"): value for name, value in headers.items()},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
+            return answer.status, dict(answer.headers), json.load(answer)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, dict(error.headers), json.load(error)
+
+
+SEND = "/v1/queues/q/messages"
+
+
+def test_while_the_database_is_away_calls_are_told_so_and_then_they_work_again(
+    database: mongod.Mongod, url: str
+) -> None:
+    with serving(url) as served:
+        assert ask(served, SEND, {"body": 1})[0] == 201
+        _, _, got = ask(served, "/v1/queues/q/receive", {"max": 1})
+        leases = [{"id": one["id"], "receipt": one["receipt"]} for one in got["messages"]]
+        database.kill()
+        calls: list[tuple[str, Any]] = [
+            (SEND, {"body": 2}),
+            ("/v1/queues/q/receive", {"max": 1}),
+            ("/v1/queues/q/ack", {"leases": leases}),
+            ("/v1/queues/q", None),
+        ]
+        for path, body in calls:
+            status, headers, problem = ask(served, path, body)
+            assert (status, problem["code"], headers["retry-after"]) == (503, "store_unavailable", "1"), path
+            assert "Traceback" not in json.dumps(problem)
+        database.start()
+        database.wait()
+        back = time.monotonic()
+        while ask(served, SEND, {"body": 3})[0] != 201:
+            assert time.monotonic() < back + RECOVERY
+        assert ask(served, "/v1/queues/q/ack", {"leases": leases})[2]["results"][0]["outcome"] == "acked"
+        _, _, got = ask(served, "/v1/queues/q/receive", {"max": 10})
+        assert [one["body"] for one in got["messages"]][-1] == 3
+
+
+def test_a_send_that_was_not_answered_is_repeated_and_added_once(database: mongod.Mongod, url: str) -> None:
+    """With its idempotency key. Whether the first try came through depends on the moment, so there are several."""
+    with serving(url) as served:
+        ask(served, SEND, {"body": "first"})
+        for number in range(5):
+            killer = threading.Timer(0.001 * number, database.kill)
+            killer.start()
+            while ask(served, SEND, {"body": number}, idempotency_key=f"call-{number}")[0] != 201:
+                start_again(database, killer)
+            start_again(database, killer)
+            while ask(served, SEND, {"body": number}, idempotency_key=f"call-{number}")[0] != 201:
+                pass
+        _, _, got = ask(served, "/v1/queues/q/receive", {"max": 100})
+        assert [one["body"] for one in got["messages"]] == ["first", *range(5)]
+
+
+def start_again(database: mongod.Mongod, killer: threading.Timer) -> None:
+    """Once it was killed."""
+    killer.join()
+    if database.process.poll() is not None:
+        database.start()
+        database.wait()
