@@ -34,7 +34,8 @@ def database() -> Iterator[mongod.Mongod]:
 @pytest.fixture
 def url(database: mongod.Mongod, request: pytest.FixtureRequest) -> str:
     """A database of our own; the driver stays on the address it is given."""
-    return f"{database.url}/faults{abs(hash(request.node.name)) % 10**9}?directConnection=true&serverSelectionTimeoutMS=500"
+    name = f"faults{abs(hash(request.node.name)) % 10**9}"
+    return f"{database.url}/{name}?directConnection=true&serverSelectionTimeoutMS=500"
 
 
 @pytest.mark.parametrize("inject", [kill_database, pause_database, cut_database])

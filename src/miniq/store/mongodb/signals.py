@@ -33,21 +33,26 @@ class Signals:
         self._changed = False
         self._sender: asyncio.Task[None] | None = None
         self._listener: asyncio.Task[None] | None = None
+        self._stopping = False
         self._settled = asyncio.Event()
         """Not while the stream is being opened: the driver loses a connection if it is stopped just then."""
 
     def start(self, ready: ReadyHint, changed: Callable[[], None]) -> None:
         """Begin to listen."""
+        self._stopping = False
         self._listener = asyncio.create_task(self._listen(ready, changed))
 
     async def stop(self) -> None:
         if self._listener is not None:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._settled.wait(), FAREWELL)
+        self._stopping = True
         tasks = [task for task in (self._listener, self._sender) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        while tasks := [task for task in tasks if not task.done()]:
+            # Again if need be: the driver may take it for an error of the network.
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks, timeout=0.2)
         self._listener = self._sender = None
 
     def ready(self, queue: str, recipient: str | None, count: int) -> None:
@@ -65,7 +70,7 @@ class Signals:
             self._sender = asyncio.create_task(self._send())
 
     async def _send(self) -> None:
-        while self._ready or self._changed:
+        while (self._ready or self._changed) and not self._stopping:
             ready = [[queue, recipient, count] for (queue, recipient), count in self._ready.items()]
             signal = {"from": self._me, "ready": ready, "changed": self._changed}
             self._ready.clear()
@@ -82,7 +87,7 @@ class Signals:
             {"$project": {"fullDocument.ready": 1, "fullDocument.changed": 1}},
         ]
         missed = False
-        while True:
+        while not self._stopping:
             self._settled.clear()
             try:
                 with translated():
