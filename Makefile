@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check fmt bench bench-http bench-backlog faults demo clean
+.PHONY: help setup serve browser pictures test check fmt bench bench-http bench-backlog faults demo clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -22,7 +22,14 @@ $(READY): pyproject.toml constraints.txt
 serve: setup ## set up and run the broker on 127.0.0.1
 	$(BIN)/miniq serve
 
-test: setup ## set up and run all tests
+browser: ## install Chromium from Debian's packages, if it is missing and root asks
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
+	    chromium fonts-dejavu-core fonts-noto-color-emoji >/dev/null; \
+	else echo 'There is no chromium: the tests of the console need it.'; fi
+
+test: setup browser ## set up and run all tests
 	CI=$${CI:-true} $(BIN)/python -m pytest
 
 check: setup ## format, lint, types, import rules
@@ -46,6 +53,9 @@ bench-backlog: setup ## speed, memory and start-up with 2 million queued message
 
 faults: setup ## every fault many times under load, and the table in docs/reliability.md (half an hour)
 	$(BIN)/python -m tests.faults
+
+pictures: setup browser ## take the pictures of the console that the documentation shows
+	MINIQ_PICTURES=docs/img $(BIN)/python -m pytest -q tests/acceptance/test_pictures.py
 
 demo: setup ## a producer, two workers and a crash, on this machine, in ten seconds
 	$(BIN)/python -m miniq.demo

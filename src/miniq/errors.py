@@ -17,7 +17,8 @@ MiniQError
 │   └── QueueProtected    queue_protected    the queue `default` cannot be deleted
 ├── Denied
 │   ├── Unauthorized      unauthorized       an API key is needed, or this one is not known
-│   └── Forbidden         forbidden          the key may not do this on that queue
+│   ├── Forbidden         forbidden          the key may not do this on that queue
+│   └── Foreign           foreign            a browser asks for a page of another site
 ├── BadRequest                               what a wire cannot make a call of
 │   ├── NoRoute           no_route
 │   ├── WrongMethod       wrong_method
@@ -113,6 +114,10 @@ class Unauthorized(Denied):
 
 class Forbidden(Denied):
     code = "forbidden"
+
+
+class Foreign(Denied):
+    code = "foreign"
 
 
 class BadRequest(MiniQError):

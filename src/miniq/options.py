@@ -10,6 +10,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from miniq.logs import LogFormat
+
 MIB = 1024 * 1024
 
 
@@ -47,6 +49,9 @@ class Options(Struct, frozen=True, kw_only=True):
     consumer_port: int = 5556
     curve: bool = False
     """Whether ZeroMQ connections must be encrypted (CURVE) by a key that is listed."""
+    allowed_hosts: str = ""
+    """Names, with commas between them, under which browsers may reach a broker without keys, or behind a proxy."""
+    log_format: LogFormat = "text"
     tls_cert: str | None = None
     tls_key: str | None = None
     durability: Literal["fsync", "relaxed"] = "fsync"

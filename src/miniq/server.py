@@ -19,6 +19,7 @@ from miniq.broker import Broker
 from miniq.errors import InvalidRequest
 from miniq.options import Options
 from miniq.store import open_store
+from miniq.wire.edge import Guard
 from miniq.wire.fastlane import fast_lane
 from miniq.wire.http import HttpApp
 from miniq.wire.zmq import Doors
@@ -49,6 +50,7 @@ async def serve(options: Options, announce: Callable[[str], None]) -> int:
                 f"`miniq keys create NAME --allow '*' --store {options.store}`, or use 127.0.0.1",
                 field="host",
             )
+        broker.trends.start()
         with bind(options.host, options.port) as listener:
             doors = Doors(broker, options) if options.zmq else None
             server = _Server(_config(broker, options), broker, doors)
@@ -102,9 +104,10 @@ def is_loopback(host: str) -> bool:
 
 def _config(broker: Broker, options: Options) -> uvicorn.Config:
     most = options.limits.request_bytes
+    guard = Guard(broker.keys, options.allowed_hosts)
     return uvicorn.Config(
-        HttpApp(broker, most).asgi,
-        http=fast_lane(broker, most),
+        HttpApp(broker, most, guard).asgi,
+        http=fast_lane(broker, most, guard),
         ws="none",
         lifespan="off",
         log_config=None,

@@ -19,6 +19,8 @@ from miniq.broker.gather import Gather, Sent
 from miniq.broker.keyring import KeyRing
 from miniq.broker.metrics import Metrics
 from miniq.broker.redrive import Redrives
+from miniq.broker.search import Search
+from miniq.broker.trends import Trends
 from miniq.broker.upkeep import Upkeep
 from miniq.broker.waiters import Waiters
 from miniq.errors import (
@@ -69,6 +71,8 @@ class Broker:
         self.claims = Claims(self)
         self._redrives = Redrives(self)
         self._upkeep = Upkeep(self)
+        self.search = Search(self)
+        self.trends = Trends(self)
         self._open = False
         self.patient = True
         """Whether long polls may wait; no longer when the broker is about to close."""
@@ -87,6 +91,7 @@ class Broker:
     def hurry(self) -> None:
         """Let long polls return now, and let no new one wait: the broker will close soon."""
         self.patient = False
+        self.trends.end()
         self.waiters.wake_all()
 
     async def close(self) -> None:
@@ -97,6 +102,7 @@ class Broker:
         await self.deliveries.stop()
         await self._redrives.stop()
         await self._upkeep.stop()
+        await self.trends.stop()
         await self.store.close()
 
     async def __aenter__(self) -> Broker:
@@ -295,6 +301,17 @@ class Broker:
             outcomes.update(zip(rest, done, strict=True))
             self.metrics.messages[queue, "released"] += done.count("done")
         return [outcomes[fence] for fence in asked]
+
+    async def release_by_id(self, queue: str, id: str, delay: float = 0) -> bool:
+        """Take a message from whoever holds it, whose receipt is no longer good: for those who manage the queue.
+        False if nobody holds it."""
+        stored = await self.get(queue, id)
+        rules.check_seconds(delay, "delay", 0, self._limits.delay)
+        if stored.receipt is None or stored.status(self.clock.now()) != "leased":
+            return False
+        outcomes = await self.release(queue, [Lease(id, stored.receipt)], delay)
+        _raise_unless_done(queue, id, outcomes[0])
+        return True
 
     async def extend(
         self, queue: str, leases: Sequence[Lease], visibility_timeout: float | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 import ssl
 import sys
@@ -14,6 +13,7 @@ import click
 from miniq import config
 from miniq.cli.root import say
 from miniq.errors import InvalidRequest
+from miniq.logs import log_to_stderr
 from miniq.options import Options
 
 PORT = click.IntRange(0, 65535)
@@ -57,6 +57,8 @@ LEVELS = ("debug", "info", "warning", "error")
     envvar="MINIQ_LOG_LEVEL",
     help="How much is logged on stderr.",
 )
+@click.option("--allowed-hosts", metavar="NAMES", help="Names under which browsers may reach it. [default: none]")
+@click.option("--log-format", type=click.Choice(["text", "json"]), help="How log lines look. [default: text]")
 def serve(file: str | None, log_level: str, **flags: Any) -> int:
     """Run a broker until Ctrl-C or SIGTERM.
 
@@ -71,7 +73,7 @@ def serve(file: str | None, log_level: str, **flags: Any) -> int:
       miniq serve --store rocksdb:/var/lib/miniq --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem --curve
     """
     options = config.load(flags, file=file)
-    log_to_stderr(log_level)
+    log_to_stderr(log_level, options.log_format)
     if options.durability == "relaxed":
         say("durability is relaxed: what is confirmed may be lost with the machine's power")
     ready = False
@@ -97,16 +99,6 @@ def serve(file: str | None, log_level: str, **flags: Any) -> int:
         return run(options, announce)
     except KeyboardInterrupt:
         return 0
-
-
-def log_to_stderr(level: str) -> None:
-    """Log lines with time and level; what the HTTP library says of its own start and end is for debugging."""
-    logging.basicConfig(
-        stream=sys.stderr, level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    if level != "debug":
-        logging.getLogger("uvicorn").setLevel("WARNING")
-        logging.getLogger("asyncio").setLevel("WARNING")
 
 
 def check_tls(options: Options) -> None:

@@ -17,7 +17,8 @@ from miniq.broker import Broker
 from miniq.errors import InvalidRequest, MiniQError
 from miniq.message import JSON, NEVER, Draft, Stored
 from miniq.wire import codec
-from miniq.wire.operations import bearer, number
+from miniq.wire.operations import bearer
+from miniq.wire.query import number
 
 QUEUE = "default"
 ReadBody = Callable[[HTTPRequest], Awaitable[bytes]]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from functools import partial
 from http import HTTPStatus
 from time import perf_counter
@@ -23,6 +24,7 @@ from miniq.errors import BadRequest, Closed, MiniQError
 from miniq.message import JSON, Bodies, Lease
 from miniq.wire import codec, shapes
 from miniq.wire.codec import MSGPACK, PROBLEM
+from miniq.wire.edge import COUNT, PREFIX, Doubt, Guard, given_id, log, log_answer, new_id
 from miniq.wire.http import prepare, reply_format, request_format, too_large
 from miniq.wire.operations import OPERATIONS, Operation, Request, authorise, bearer, fault
 
@@ -45,6 +47,9 @@ class _Head(NamedTuple):
     accept: str
     secret: str | None
     call: str | None
+    id: bytes | None
+    """Which the caller gave to its request."""
+    doubt: Doubt | None
 
 
 class _HotCycle:
@@ -55,6 +60,7 @@ class _HotCycle:
         "body",
         "disconnected",
         "head",
+        "id",
         "keep_alive",
         "message_event",
         "more_body",
@@ -65,6 +71,7 @@ class _HotCycle:
 
     def __init__(self, head: _Head) -> None:
         self.head = head
+        self.id = head.id or b"%b%x" % (PREFIX, next(COUNT))
         self.keep_alive = head.keep_alive
         self.body: list[bytes] = []
         self.size = 0
@@ -97,7 +104,7 @@ class _Nobody:
 _NOBODY = _Nobody()
 
 
-def fast_lane(broker: Broker, max_request: int) -> type[asyncio.Protocol]:
+def fast_lane(broker: Broker, max_request: int, guard: Guard) -> type[asyncio.Protocol]:
     """The protocol class for the connections of a broker."""
 
     class FastLane(_FastLane):
@@ -111,6 +118,8 @@ def fast_lane(broker: Broker, max_request: int) -> type[asyncio.Protocol]:
             super().__init__(config, server_state, app_state, _loop)
             self.broker = broker
             self.max_request = max_request
+            self.guard = guard
+            self.chatty = log.isEnabledFor(logging.DEBUG)
 
     return FastLane
 
@@ -118,6 +127,8 @@ def fast_lane(broker: Broker, max_request: int) -> type[asyncio.Protocol]:
 class _FastLane(HttpToolsProtocol):
     broker: Broker
     max_request: int
+    guard: Guard
+    chatty: bool
 
     def __init__(
         self,
@@ -189,6 +200,8 @@ class _FastLane(HttpToolsProtocol):
         head = hot.head
         try:
             operation = head.operation
+            if head.doubt is not None:
+                head.doubt.check(self.broker.keys)
             raw = hot.body[0] if len(hot.body) == 1 else b"".join(hot.body)
             hot.body.clear()
             format = request_format(head.content_type) if raw else "json"
@@ -222,7 +235,8 @@ class _FastLane(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """What is not HTTP gets a problem too, and the connection is closed."""
         body = codec.encode_json(codec.problem(BadRequest(f"request: {msg}", field="request")))
-        head = b"content-type: %b\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % (_PROBLEM, len(body))
+        lines = b"content-type: %b\r\nx-request-id: %b\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+        head = lines % (_PROBLEM, new_id(), len(body))
         self.transport.write(_LINES[400] + head + body)
         self.transport.close()
 
@@ -246,19 +260,21 @@ class _FastLane(HttpToolsProtocol):
         operation = _HOT.get(call)
         if operation is None or b"%" in queue:
             return None
-        said = {name: value.decode("latin-1") for name, value in self.headers}
-        if b"upgrade" in said:
+        said = {name.decode("latin-1"): value.decode("latin-1") for name, value in self.headers}
+        if "upgrade" in said:
             return None
         head = _Head(
             operation,
             queue.decode("latin-1"),
             self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive(),
-            said.get(b"content-type", ""),
-            said.get(b"accept", ""),
-            bearer(said.get(b"authorization")),
-            said.get(b"idempotency-key"),
+            said.get("content-type", ""),
+            said.get("accept", ""),
+            bearer(said.get("authorization")),
+            said.get("idempotency-key"),
+            given_id(said.get("x-request-id")),
+            self.guard.usual(said),
         )
-        if head.keep_alive and head.call is None:
+        if head.keep_alive and head.call is None and head.id is None:
             self._last = (url, self.headers, head)
         return head
 
@@ -296,7 +312,7 @@ class _FastLane(HttpToolsProtocol):
             task.add_done_callback(self.tasks.discard)
 
     def _refuse(self, hot: _HotCycle, error: Exception) -> None:
-        ours = fault(hot.head.operation.name, error)
+        ours = fault(hot.head.operation.name, error, hot.id)
         self.broker.metrics.errors["http", ours.code] += 1
         found = codec.problem(ours)
         extra = b""
@@ -310,11 +326,17 @@ class _FastLane(HttpToolsProtocol):
         if hot.response_complete:
             return
         hot.response_complete = True
+        if self.chatty:
+            path = hot.head.operation.path.replace("{queue}", hot.head.queue)
+            log_answer("POST", path, status, hot.began, hot.id)
         transport = self.transport
         if not transport.is_closing():
             if not hot.keep_alive:
                 extra += b"connection: close\r\n"
-            transport.write(b"%b%bcontent-length: %d\r\n\r\n%b" % (self._begin(status, media), extra, len(body), body))
+            begin = self._begin(status, media)
+            transport.write(
+                b"%b%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n%b" % (begin, extra, hot.id, len(body), body)
+            )
             if not hot.keep_alive:
                 transport.close()
         self.on_response_complete()

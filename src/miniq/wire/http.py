@@ -20,8 +20,9 @@ from starlette.routing import BaseRoute, Route
 from miniq.broker import Broker
 from miniq.errors import InvalidRequest, MiniQError, NoRoute, TooLarge, WrongMedia, WrongMethod
 from miniq.message import JSON
-from miniq.wire import classic, codec, openapi, prometheus, shapes
+from miniq.wire import classic, codec, console, events, openapi, prometheus, shapes
 from miniq.wire.codec import MSGPACK, PROBLEM, Format
+from miniq.wire.edge import Edge, Guard
 from miniq.wire.operations import OPERATIONS, READERS, Operation, Request, Streamed, authorise, bearer, fault
 
 
@@ -66,7 +67,7 @@ def reply_format(accept: str, asked: Format) -> Format:
 class HttpApp:
     """The ASGI application of a broker."""
 
-    def __init__(self, broker: Broker, max_request: int) -> None:
+    def __init__(self, broker: Broker, max_request: int, guard: Guard) -> None:
         self._broker = broker
         self._max_request = max_request
         routes: list[BaseRoute] = [
@@ -74,6 +75,8 @@ class HttpApp:
         ]
         routes += classic.routes(broker, self.body)
         routes += [
+            Route(events.PATH, self._events, methods=["GET"]),
+            *console.routes(),
             Route("/health", self._health, methods=["GET"]),
             Route("/ready", self._ready, methods=["GET"]),
             Route("/metrics", self._metrics, methods=["GET"]),
@@ -81,7 +84,7 @@ class HttpApp:
             Route("/docs", openapi.page, methods=["GET"]),
             Route("/docs.js", openapi.script, methods=["GET"]),
         ]
-        self.asgi = Starlette(
+        app = Starlette(
             routes=routes,
             exception_handlers={
                 MiniQError: self._failed,
@@ -89,7 +92,8 @@ class HttpApp:
                 Exception: self._failed,
             },
         )
-        self.asgi.router.redirect_slashes = False
+        app.router.redirect_slashes = False
+        self.asgi = Edge(app, guard, problem_response)
 
     async def body(self, request: HTTPRequest) -> bytes:
         """The whole body of a request, up to the limit."""
@@ -145,6 +149,9 @@ class HttpApp:
     async def _metrics(self, request: HTTPRequest) -> Response:
         authorise_read(self._broker, request)
         return Response(await prometheus.render(self._broker), media_type=prometheus.CONTENT_TYPE)
+
+    async def _events(self, request: HTTPRequest) -> Response:
+        return await events.listen(self._broker, request)
 
     async def _failed(self, request: HTTPRequest, error: Exception) -> Response:
         """Every error as a problem; the short routes have a shape of their own."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import cache
 from importlib import metadata, resources
 from typing import Any
@@ -12,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from miniq.message import JSON
-from miniq.wire import shapes
+from miniq.wire import events, shapes
 from miniq.wire.codec import MSGPACK, PROBLEM
 from miniq.wire.operations import OPERATIONS, SETTINGS, Operation
 
@@ -53,6 +54,23 @@ def build() -> bytes:
                 },
             }
         }
+    paths[events.PATH] = {
+        "get": {
+            "operationId": "events",
+            "summary": "The numbers of all queues, or of one, as server-sent events",
+            "description": "Every `interval` seconds an event `stats`; the stream ends after `count` of them. "
+            "Needs the right `read`.",
+            "tags": ["broker"],
+            "parameters": _query(events.PARAMETERS),
+            "responses": {
+                "200": {
+                    "description": "A stream of events",
+                    "content": {"text/event-stream": {"schema": {"type": "string"}}},
+                },
+                **{code: _content(shapes.Problem, said, PROBLEM) for code, said in _REFUSED.items()},
+            },
+        }
+    }
     document = {
         "openapi": "3.1.0",
         "info": {"title": "MiniQ", "version": metadata.version("miniq"), "description": _about()},
@@ -86,10 +104,7 @@ def _describe(operation: Operation) -> dict[str, Any]:
         {"name": name, "in": "path", "required": True, "schema": _path_schema(name)}
         for name in re.findall(r"{(\w+)}", operation.path)
     ]
-    parameters += [
-        {"name": name, "in": "query", "schema": {"type": "integer" if kind is int else "string"}}
-        for name, kind in operation.query.items()
-    ]
+    parameters += _query(operation.query)
     described: dict[str, Any] = {
         "operationId": operation.name,
         "summary": operation.summary,
@@ -110,6 +125,14 @@ def _describe(operation: Operation) -> dict[str, Any]:
             "content": {media: {"schema": _ref(kind)} for media in (JSON, MSGPACK)},
         }
     return described
+
+
+def _query(parameters: Mapping[str, type]) -> list[dict[str, Any]]:
+    kinds = {int: "integer", float: "number"}
+    return [
+        {"name": name, "in": "query", "schema": {"type": kinds.get(kind, "string")}}
+        for name, kind in parameters.items()
+    ]
 
 
 def _tag(operation: Operation) -> str:

@@ -15,8 +15,9 @@ from miniq.broker import Broker
 from miniq.broker.keyring import ApiKey, Secret
 from miniq.errors import InvalidRequest, MiniQError
 from miniq.message import Bodies, Draft, Mode, QueueSettings, Status
-from miniq.wire import codec, shapes, streams
+from miniq.wire import codec, shapes, streams, watching
 from miniq.wire.codec import Format
+from miniq.wire.query import moment, number
 
 
 class Request(Struct):
@@ -64,17 +65,6 @@ class Operation(Struct, frozen=True):
     """The record of the reply, None if it has none."""
     status: int = 200
     hot: bool = False
-
-
-def number(query: Mapping[str, str], name: str, default: int) -> int:
-    """A whole number from a query."""
-    text = query.get(name)
-    if text is None:
-        return default
-    try:
-        return int(text)
-    except ValueError:
-        raise InvalidRequest(f"{name}: {text[:80]!r} is not a whole number", field=name) from None
 
 
 def bearer(header: str | None) -> str | None:
@@ -128,6 +118,13 @@ async def release(broker: Broker, request: Request) -> shapes.OutcomesReply:
     return shapes.OutcomesReply(codec.outcomes_reply(body.leases, outcomes, "released"))
 
 
+async def release_one(broker: Broker, request: Request) -> shapes.OutcomeReply:
+    body: shapes.ReleaseOneBody = request.body
+    id = request.path["id"]
+    released = await broker.release_by_id(request.path["queue"], id, body.delay)
+    return shapes.OutcomeReply(id, "released" if released else "free")
+
+
 async def extend(broker: Broker, request: Request) -> shapes.ExtendReply:
     body: shapes.ExtendBody = request.body
     until, outcomes = await broker.extend(request.path["queue"], body.leases, body.visibility_timeout)
@@ -135,14 +132,15 @@ async def extend(broker: Broker, request: Request) -> shapes.ExtendReply:
 
 
 async def peek(broker: Broker, request: Request) -> shapes.PageReply:
-    page = await broker.peek(
-        request.path["queue"],
-        status=cast("Status | None", request.query.get("status")),
-        after=request.query.get("after"),
-        limit=number(request.query, "limit", 100),
-    )
-    shown = codec.shown_messages(page.messages, broker.clock.now(), request.out)
-    return shapes.PageReply(shown, page.next)
+    queue, query = request.path["queue"], request.query
+    status = cast("Status | None", query.get("status"))
+    after, limit, find = query.get("after"), number(query, "limit", 100), query.get("find")
+    if find is None:
+        page = await broker.peek(queue, status=status, after=after, limit=limit)
+        return shapes.PageReply(codec.shown_messages(page.messages, broker.clock.now(), request.out), page.next)
+    found = await broker.search.messages(queue, find, status=status, after=after, limit=limit)
+    shown = codec.shown_messages(found.page.messages, broker.clock.now(), request.out)
+    return shapes.PageReply(shown, found.page.next, found.looked)
 
 
 async def get(broker: Broker, request: Request) -> shapes.WireMessage:
@@ -267,8 +265,16 @@ async def redrive(broker: Broker, request: Request) -> shapes.RedriveReply:
 
 async def history(broker: Broker, request: Request) -> shapes.HistoryReply:
     query = request.query
-    after, limit = number(query, "after", 0), number(query, "limit", 100)
-    page = await broker.history(after=after, limit=limit, queue=query.get("queue"))
+    page = await broker.search.events(
+        after=number(query, "after", 0),
+        limit=number(query, "limit", 100),
+        queue=query.get("queue"),
+        id=query.get("id"),
+        event=query.get("event"),
+        consumer=query.get("consumer"),
+        since=moment(query, "since"),
+        before=number(query, "before", 0) or None,
+    )
     events = [codec.wire_event(record, request.out) for record in page.records]
     return shapes.HistoryReply(events, page.next, page.first, page.last)
 
@@ -332,10 +338,15 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         "peek", "GET", f"{QUEUE}/messages", "read", "Browse messages without consuming", peek,
-        query={"status": str, "after": str, "limit": int}, reply=shapes.PageReply,
+        query={"status": str, "after": str, "limit": int, "find": str}, reply=shapes.PageReply,
     ),
     Operation(
         "get", "GET", f"{QUEUE}/messages/{{id}}", "read", "Look at one message", get, reply=shapes.WireMessage
+    ),
+    Operation(
+        "release_one", "POST", f"{QUEUE}/messages/{{id}}/release", "manage",
+        "Take a message from whoever holds it", release_one,
+        body=shapes.ReleaseOneBody, optional=True, reply=shapes.OutcomeReply,
     ),
     Operation(
         "edit", "PATCH", f"{QUEUE}/messages/{{id}}", "manage",
@@ -387,8 +398,18 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         "history", "GET", "/v1/history", "read", "What happened, by rising offset", history,
-        query={"after": int, "limit": int, "queue": str}, reply=shapes.HistoryReply,
+        query={
+            "after": int, "limit": int, "queue": str, "id": str, "event": str, "consumer": str, "since": str,
+            "before": int,
+        },
+        reply=shapes.HistoryReply,
     ),
+    Operation("stats", "GET", "/v1/stats", "read", "All queues, or one: counts, rates, dead letters", watching.stats,
+              query={"queue": str}, reply=shapes.StatsReply),
+    Operation("trends", "GET", "/v1/trends", "read", "Numbers of the last hour", watching.trends,
+              query={"queue": str, "series": str, "points": int}, reply=shapes.TrendsReply),
+    Operation("whoami", "GET", "/v1/whoami", "read", "Who the caller is, and which rights it has", watching.whoami,
+              query={"queue": str}, reply=shapes.WhoReply),
     Operation("create_key", "POST", "/v1/keys", "admin", "Make an API key; its secret is shown once", create_key,
               body=shapes.KeyBody, reply=shapes.KeyReply, status=201),
     Operation("list_keys", "GET", "/v1/keys", "admin", "All API keys, without their secrets", list_keys,
@@ -398,6 +419,7 @@ OPERATIONS: tuple[Operation, ...] = (
               body=BackupBody, status=204),
 )  # fmt: skip
 
+BY_NAME = {operation.name: operation for operation in OPERATIONS}
 READERS: dict[str, codec.Reader] = {
     operation.name: codec.SendReader() if operation.name == "send" else codec.Reader(operation.body)
     for operation in OPERATIONS
@@ -407,22 +429,29 @@ SETTINGS = QueueSettings
 """What `configure` takes, for the OpenAPI document; the broker checks each field."""
 
 
+OWN = frozenset({"list_queues", "stats", "trends", "whoami"})
+"""Calls that show each key its own part, so that every key may make them."""
+
+
 def authorise(broker: Broker, operation: Operation, request: Request) -> None:
     """Raise unless the caller may make this call. Lists and history show a key what it may read."""
     if broker.keys.open:
         return
     queue = request.path.get("queue")
-    if operation.name == "list_queues":
-        broker.keys.identify(request.secret)
-        return
+    if operation.name in OWN:
+        queue = request.query.get("queue")
+        if queue is None or operation.name == "whoami":
+            broker.keys.identify(request.secret)
+            return
     if operation.name == "history":
         queue = request.query.get("queue")
     broker.keys.check(request.secret, operation.verb, queue)
 
 
-def fault(operation: str, error: Exception) -> MiniQError:
+def fault(operation: str, error: Exception, request: bytes = b"") -> MiniQError:
     """An exception as an error for the caller. One that is not ours is a fault of the broker: logged, not shown."""
     if isinstance(error, MiniQError):
         return error
-    log.error("%s failed", operation, exc_info=error)
+    about = {"request": request.decode()} if request else None
+    log.error("%s failed", operation, exc_info=error, extra=about)
     return MiniQError("the broker made a mistake; its log says more")

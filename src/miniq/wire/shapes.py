@@ -54,6 +54,10 @@ class ReleaseBody(LeasesBody):
     delay: float = 0
 
 
+class ReleaseOneBody(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    delay: float = 0
+
+
 class ExtendBody(LeasesBody):
     visibility_timeout: float | None = None
 
@@ -156,9 +160,11 @@ class MessagesReply(Struct):
     messages: list[WireMessage]
 
 
-class PageReply(Struct):
+class PageReply(Struct, omit_defaults=True):
     messages: list[WireMessage]
     next: str | None
+    looked: int | UnsetType = UNSET
+    """How many messages a search with `find` looked at."""
 
 
 class OutcomeReply(Struct):
@@ -212,6 +218,70 @@ class QueueReply(Struct):
 
 class QueuesReply(Struct):
     queues: list[QueueReply]
+
+
+class WireRates(Struct):
+    """Messages a second, over the last five seconds."""
+
+    sent: float
+    received: float
+    acked: float
+    released: float
+    expired: float
+    dead: float
+
+
+class StatsEntry(Struct):
+    """A queue now. `dead` counts what lies in its dead-letter queue."""
+
+    name: str
+    ready: int
+    delayed: int
+    leased: int
+    total: int
+    bytes: int
+    oldest: datetime | None
+    rates: WireRates
+    dead_letter_queue: str | None
+    dead: int
+
+
+class StatsReply(Struct):
+    at: datetime
+    queues: list[StatsEntry]
+
+
+class StatsEvent(StatsReply):
+    """What `GET /v1/events` sends: queues that changed since the event before, and those that are gone."""
+
+    gone: list[str]
+
+
+class TrendEntry(Struct):
+    """Series of a queue, oldest value first; a queue that is younger than the first moment has fewer values."""
+
+    name: str
+    series: dict[str, list[float]]
+
+
+class TrendsReply(Struct):
+    """`at` is the moment of the last values, `step` the seconds between two."""
+
+    at: datetime
+    step: float
+    queues: list[TrendEntry]
+
+
+class WhoReply(Struct):
+    """Who the caller is to the broker, and which rights it has: on a queue, or on the broker as a whole."""
+
+    open: bool
+    """Whether everybody may do everything, because there are no keys."""
+    name: str | None
+    id: str | None
+    allow: list[str]
+    verbs: list[str]
+    version: str
 
 
 class PurgeReply(Struct):

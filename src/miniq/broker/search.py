@@ -1,0 +1,153 @@
+"""Looking for messages and events: bounded walks, so that a search never holds up the broker.
+
+One call looks at so many records and says how far it came; who wants more goes on from there. Others have their turn
+between two pages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, get_args
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from miniq.broker import rules
+from miniq.errors import InvalidRequest
+from miniq.message import SECOND, EventName, HistoryPage, HistoryRecord, Message, Page, Status, Stored
+
+if TYPE_CHECKING:
+    from miniq.broker.broker import Broker
+
+LOOK = 2000
+"""Messages that one call looks at."""
+LOOK_BYTES = 32 * 1024 * 1024
+"""And bytes of them."""
+LOOK_EVENTS = 20_000
+_PAGE = 200
+
+
+class Found(Struct, frozen=True):
+    """What a search came upon: messages, where it goes on (None at the end), and how many it looked at."""
+
+    page: Page
+    looked: int
+
+
+class Search:
+    """Searches in the queues and the history of a broker."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    async def messages(
+        self, queue: str, text: str, *, status: Status | None = None, after: str | None = None, limit: int = 100
+    ) -> Found:
+        """Messages whose id, key, headers or body have `text` in them, whatever its case."""
+        if not text or len(text) > 1000:
+            raise InvalidRequest(f"find: a text of {len(text)} characters; use 1 to 1000", field="find")
+        rules.check_count(limit, "limit", 1, self._broker.options.limits.batch)
+        matches = matcher(text)
+        found: list[Stored] = []
+        looked = size = 0
+        while True:
+            page = await self._broker.peek(queue, status=status, after=after, limit=min(_PAGE, limit - len(found)))
+            looked += len(page.messages)
+            size += sum(stored.message.size for stored in page.messages)
+            found += [stored for stored in page.messages if matches(stored.message)]
+            after = page.next
+            if after is None or len(found) == limit or looked >= LOOK or size >= LOOK_BYTES:
+                return Found(Page(found, after), looked)
+            await asyncio.sleep(0)
+
+    async def events(
+        self,
+        *,
+        after: int = 0,
+        limit: int = 100,
+        queue: str | None = None,
+        id: str | None = None,
+        event: str | None = None,
+        consumer: str | None = None,
+        since: int | None = None,
+        before: int | None = None,
+    ) -> HistoryPage:
+        """Events of one queue, message, kind or consumer, from a moment on and before an offset, by rising offset.
+        `next` says how far it looked, whether or not it found anything there."""
+        if event is not None and event not in get_args(EventName):
+            raise InvalidRequest(f"event: {event[:80]!r}; use one of {', '.join(get_args(EventName))}", field="event")
+        rules.check_count(limit, "limit", 1, self._broker.options.limits.batch)
+        if before is not None:
+            rules.check_count(before, "before", 1, 2**63 - 1)
+        broker = self._broker
+        if id is not None and since is None and not after:
+            since = sent_about(id)
+        if since is not None:
+            after = max(after, await self._before(since))
+        found: list[HistoryRecord] = []
+        looked = 0
+        while True:
+            page = await broker.history(after=after, limit=1000 if id or event or consumer else limit, queue=queue)
+            for record in page.records:
+                happened = record.event
+                if before is not None and record.offset >= before:
+                    return replace(page, records=found, next=before - 1)
+                if (
+                    (id is None or happened.id == id)
+                    and (event is None or happened.event == event)
+                    and (consumer is None or happened.consumer == consumer)
+                ):
+                    found.append(record)
+                    if len(found) == limit:
+                        return replace(page, records=found, next=record.offset)
+            looked += max(1, page.next - after)
+            if page.next == after or looked >= LOOK_EVENTS or not (id or event or consumer):
+                return replace(page, records=found)
+            after = page.next
+            await asyncio.sleep(0)
+
+    async def _before(self, moment: int) -> int:
+        """The offset of the last event before a moment."""
+        span = await self._broker.history_span()
+        low, high = span.first - 1, span.last
+        while low < high:
+            middle = (low + high) // 2
+            page = await self._broker.store.history(after=middle, limit=1, queue=None)
+            if page.records and page.records[0].event.at < moment:
+                low = page.records[0].offset
+            else:
+                high = middle
+        return low
+
+
+def matcher(text: str) -> Callable[[Message], bool]:
+    """Whether a message has a text in its id, key, headers or body. JSON may hold it with escapes."""
+    wanted = text.lower()
+    needles = {
+        wanted.encode(),
+        json.dumps(wanted)[1:-1].encode(),
+        json.dumps(wanted, ensure_ascii=False)[1:-1].encode(),
+    }
+
+    def matches(message: Message) -> bool:
+        if wanted in message.id or (message.key is not None and wanted in message.key.lower()):
+            return True
+        if message.headers is not None and any(
+            wanted in name.lower() or wanted in value.lower() for name, value in message.headers.items()
+        ):
+            return True
+        body = message.body
+        body = body.decode(errors="replace").lower().encode() if not body.isascii() else body.lower()
+        return any(needle in body for needle in needles)
+
+    return matches
+
+
+def sent_about(id: str) -> int | None:
+    """A moment shortly before a message with this id was sent, None if the id does not tell."""
+    try:
+        return (int(id[:8] + id[9:13], 16) * 1000 - SECOND) if len(id) == 36 and id[14] == "7" else None
+    except ValueError:
+        return None

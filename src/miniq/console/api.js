@@ -1,0 +1,199 @@
+// The public HTTP API: calls, the live stream with polling behind it, and the key of this tab.
+import { encode, parse, setClock } from "./dom.js";
+
+const KEY = "miniq.key";
+export const key = {
+  get: () => sessionStorage.getItem(KEY),
+  set: (value) => (value ? sessionStorage.setItem(KEY, value) : sessionStorage.removeItem(KEY)),
+};
+
+/** An answer that refuses: the problem's code, detail and field. */
+export class Refused extends Error {
+  constructor(problem) {
+    super(problem.detail ?? problem.title ?? "refused");
+    Object.assign(this, { code: problem.code, status: problem.status, field: problem.field });
+  }
+}
+/** No answer at all. */
+export class Away extends Error {}
+
+let onUnauthorized = () => {};
+export const whenUnauthorized = (handler) => { onUnauthorized = handler; };
+
+const authorization = () => (key.get() ? { authorization: `Bearer ${key.get()}` } : {});
+
+async function request(method, path, body, options = {}) {
+  let reply;
+  try {
+    reply = await fetch(path, {
+      method,
+      headers: { ...authorization(), ...(body === undefined ? {} : { "content-type": "application/json" }) },
+      body: body === undefined ? undefined : JSON.stringify(body),
+      cache: "no-store",
+      ...options,
+      signal: options.signal ?? AbortSignal.timeout(PATIENCE),
+    });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Away("The broker does not answer.");
+  }
+  if (reply.ok) return reply;
+  const text = await reply.text();
+  let problem = { status: reply.status, detail: `The broker answered ${reply.status}.` };
+  try { problem = JSON.parse(text); } catch { /* not a problem of ours */ }
+  if (reply.status === 401) onUnauthorized(problem);
+  throw new Refused(problem);
+}
+
+async function call(method, path, body, options, read = JSON.parse) {
+  const reply = await request(method, path, body, options);
+  const text = await reply.text();
+  return text ? read(text) : null;
+}
+
+const query = (parameters) => {
+  const given = Object.entries(parameters).filter(([, value]) => value !== undefined && value !== null && value !== "");
+  return given.length ? `?${new URLSearchParams(given)}` : "";
+};
+const queue = (name) => `/v1/queues/${encode(name)}`;
+const message = (name, id) => `${queue(name)}/messages/${encode(id)}`;
+
+export const api = {
+  whoami: (name) => call("GET", `/v1/whoami${query({ queue: name })}`),
+  stats: (name) => call("GET", `/v1/stats${query({ queue: name })}`),
+  trends: (parameters) => call("GET", `/v1/trends${query(parameters)}`),
+  queue: (name) => call("GET", queue(name)),
+  configure: (name, settings) => call("PUT", queue(name), settings),
+  deleteQueue: (name) => call("DELETE", queue(name)),
+  purge: (name) => call("POST", `${queue(name)}/purge`),
+  redrive: (name, body) => call("POST", `${queue(name)}/redrive`, body),
+  send: (name, body) => call("POST", `${queue(name)}/messages`, body),
+  peek: (name, parameters, signal) => call("GET", `${queue(name)}/messages${query(parameters)}`, undefined, { signal }, parse),
+  get: (name, id) => call("GET", message(name, id), undefined, {}, parse),
+  edit: (name, id, body) => call("PATCH", message(name, id), body),
+  remove: (name, id) => call("DELETE", message(name, id)),
+  release: (name, id) => call("POST", `${message(name, id)}/release`, {}),
+  history: (parameters, signal) => call("GET", `/v1/history${query(parameters)}`, undefined, { signal }),
+  keys: () => call("GET", "/v1/keys"),
+  createKey: (body) => call("POST", "/v1/keys", body),
+  revokeKey: (id) => call("DELETE", `/v1/keys/${encode(id)}`),
+};
+
+// Live numbers
+
+const SECONDS = 2;
+const SILENCE = 7000;
+const POLLS = 30; // before the stream is tried again
+const PATIENCE = 60000;
+
+/** Every queue as it is now, kept up to date; pages listen to it. */
+export class Live extends EventTarget {
+  queues = new Map();
+  state = "connecting";
+  known = false;
+  #run = 0;
+  #hidden = () => { if (!document.hidden && this.state !== "live") this.start(); };
+
+  constructor() {
+    super();
+    document.addEventListener("visibilitychange", this.#hidden);
+  }
+
+  start() {
+    this.#run += 1;
+    this.#keep(this.#run);
+  }
+
+  stop() { this.#run += 1; }
+
+  async #keep(run) {
+    let pause = 500;
+    let polls = 0;
+    while (run === this.#run) {
+      try {
+        if (polls === 0) polls = await this.#stream(run, () => { pause = 500; }) ? 0 : POLLS;
+        else {
+          this.#take(await api.stats(), true);
+          this.#set("polling");
+          polls -= 1;
+          await sleep(SECONDS * 1000);
+        }
+        continue;
+      } catch (error) {
+        if (run !== this.#run) return;
+        if (error instanceof Refused && error.status === 401) return;
+        this.#set("away");
+      }
+      await sleep(pause);
+      pause = Math.min(pause * 2, 5000);
+    }
+  }
+
+  /** Listen until the stream ends; false if something on the way keeps streams back, and polling is the way. */
+  async #stream(run, well) {
+    const stop = new AbortController();
+    let timer = setTimeout(() => stop.abort(), SILENCE);
+    let heard = false;
+    try {
+      const reply = await request("GET", `/v1/events?interval=${SECONDS}`, undefined, { signal: stop.signal });
+      const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
+      let text = "";
+      let first = true;
+      for (;;) {
+        const { value, done } = await reader.read();
+        if (done) throw new Away("The broker closed the stream.");
+        if (run !== this.#run) { stop.abort(); return true; }
+        text += value;
+        const parts = text.split("\n\n");
+        text = parts.pop();
+        for (const part of parts) {
+          const data = part.split("\n").find((line) => line.startsWith("data: "));
+          if (!data) continue;
+          if (part.startsWith("event: problem")) {
+            const problem = JSON.parse(data.slice(6));
+            if (problem.status === 401) onUnauthorized(problem);
+            throw new Refused(problem);
+          }
+          clearTimeout(timer);
+          timer = setTimeout(() => stop.abort(), SILENCE);
+          heard = true;
+          well();
+          this.#take(JSON.parse(data.slice(6)), first);
+          first = false;
+          this.#set("live");
+        }
+      }
+    } catch (error) {
+      if (error.name === "AbortError") {
+        if (!heard) return false;
+        throw new Away("The broker fell silent.");
+      }
+      throw error;
+    } finally {
+      clearTimeout(timer);
+      stop.abort();
+    }
+  }
+
+  #take(event, all) {
+    setClock(event.at);
+    if (all) {
+      const names = new Set(event.queues.map((entry) => entry.name));
+      for (const name of this.queues.keys()) if (!names.has(name)) this.queues.delete(name);
+    }
+    for (const entry of event.queues) this.queues.set(entry.name, entry);
+    for (const name of event.gone ?? []) this.queues.delete(name);
+    this.known = true;
+    this.dispatchEvent(new CustomEvent("stats", { detail: event }));
+  }
+
+  #set(state) {
+    if (state === this.state) return;
+    const before = this.state;
+    this.state = state;
+    this.dispatchEvent(new CustomEvent("state", { detail: { state, before } }));
+  }
+}
+
+export const sleep = (ms) => new Promise((done) => { setTimeout(done, ms); });
+export const live = new Live();

@@ -1,0 +1,147 @@
+// The shell: which page is shown, the key of this tab, the state of the connection, colours and the keyboard.
+import { api, key, live, whenUnauthorized } from "./api.js";
+import { clear, empty, field, h, say } from "./dom.js";
+import { ask, help, toast } from "./talk.js";
+import { overview } from "./overview.js";
+import { queuePage } from "./queue.js";
+import { messagePage } from "./message.js";
+import { deadPage } from "./dead.js";
+import { historyPage } from "./history.js";
+import { keysPage } from "./keys.js";
+
+const main = document.getElementById("main");
+const ROUTES = [
+  [/^\/?$/, "overview", () => overview],
+  [/^\/q\/([^/]+)$/, "overview", () => queuePage],
+  [/^\/q\/([^/]+)\/m\/([^/]+)$/, "overview", () => messagePage],
+  [/^\/dead(?:\/([^/]+))?$/, "dead", () => deadPage],
+  [/^\/history$/, "history", () => historyPage],
+  [/^\/keys$/, "keys", () => keysPage],
+];
+
+let leave = null; // ends the page that is shown: an AbortController
+let who = null;
+
+/** Show the page that the address names. A page gets a place, its arguments and a signal that ends it. */
+async function show() {
+  leave?.abort();
+  leave = new AbortController();
+  const { signal } = leave;
+  const [path, search] = location.hash.replace(/^#/, "").split("?");
+  const found = ROUTES.map(([pattern, page, load]) => [path.match(pattern), page, load]).find(([match]) => match);
+  for (const link of document.querySelectorAll("nav a")) {
+    if (found && link.dataset.page === found[1]) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current");
+  }
+  if (!found) { clear(main, empty("There is no such page", "Choose one above.")); return; }
+  const [match, , load] = found;
+  try {
+    const args = match.slice(1).map((part) => (part === undefined ? undefined : decodeURIComponent(part)));
+    await load()(main, { args, query: new URLSearchParams(search ?? ""), signal, who });
+  } catch (error) {
+    if (signal.aborted || error.name === "AbortError") return;
+    if (error.status !== 401) clear(main, empty("This cannot be shown", error.message));
+  }
+}
+
+window.addEventListener("hashchange", async () => { await show(); main.focus({ preventScroll: true }); scrollTo(0, 0); });
+
+// The key
+
+async function enter() {
+  try {
+    who = await api.whoami();
+  } catch (error) {
+    if (error.status === 401) return;
+    who = null;
+  }
+  const place = document.getElementById("who");
+  clear(place, who && !who.open && h("span", {}, `key ${who.name}`, who.verbs.includes("manage") ? "" : " · read only"),
+    key.get() && h("button", { class: "plain", type: "button", onclick: () => { key.set(null); location.reload(); } }, "Leave"));
+  live.start();
+  await show();
+}
+
+let asking = false;
+whenUnauthorized(async (problem) => {
+  if (asking) return;
+  asking = true;
+  const input = h("input", { type: "password", autocomplete: "off", placeholder: "mq_…", required: true });
+  const wrong = key.get() && h("p", { class: "error" }, problem.detail);
+  const given = await ask({
+    title: "This broker needs an API key",
+    body: [h("p", { class: "note" }, "It is kept in this tab only, and forgotten when the tab is closed."), wrong, field("API key", input, true)],
+    action: "Enter",
+    submit: () => {
+      if (!/^[!-~]+$/.test(input.value.trim())) throw new Error("A key has letters, digits and signs, and no spaces.");
+      key.set(input.value.trim());
+    },
+  });
+  asking = false;
+  if (given) enter();
+  else clear(main, empty("An API key is needed", "Make one with `miniq keys create NAME --allow '*'`, then enter it here."),
+    h("div", { class: "more" }, h("button", { class: "main", type: "button", onclick: enter }, "Enter a key")));
+});
+
+// The connection
+
+const words = { connecting: "connecting", live: "live", polling: "every 2 s", away: "away" };
+live.addEventListener("state", ({ detail: { state, before } }) => {
+  const place = document.getElementById("live");
+  place.dataset.state = state;
+  say(place, words[state]);
+  const banner = document.getElementById("away");
+  banner.hidden = state !== "away";
+  if (state === "away") {
+    say(banner, `The broker at ${location.host} does not answer. Is it running (miniq serve)? This page looks again by itself; nothing is lost meanwhile.`);
+  } else if (before === "away") {
+    toast("The broker is back.");
+    if (!document.querySelector("dialog[open]")) enter();
+  }
+});
+
+// Colours
+
+const themes = ["auto", "light", "dark"];
+const paint = () => {
+  const theme = localStorage.getItem("miniq.theme") ?? "auto";
+  if (theme === "auto") delete document.documentElement.dataset.theme; else document.documentElement.dataset.theme = theme;
+  return theme;
+};
+document.getElementById("theme").addEventListener("click", () => {
+  const next = themes[(themes.indexOf(paint()) + 1) % themes.length];
+  localStorage.setItem("miniq.theme", next);
+  paint();
+  toast(`Colours: ${next === "auto" ? "as the system" : next}`);
+});
+paint();
+
+// The keyboard
+
+document.getElementById("help").addEventListener("click", help);
+const places = { q: "#/", d: "#/dead", h: "#/history", k: "#/keys" };
+let going = 0;
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
+  const typing = event.target.closest("input, textarea, select");
+  if (typing) { if (event.key === "Escape") typing.blur(); return; }
+  if (Date.now() - going < 1200 && places[event.key]) { location.hash = places[event.key]; going = 0; event.preventDefault(); return; }
+  if (event.key === "g") going = Date.now();
+  else if (event.key === "?") help();
+  else if (event.key === "/") { const search = main.querySelector("input.search"); if (search) { search.focus(); event.preventDefault(); } }
+  else if (event.key === "s") main.querySelector("[data-key=send]")?.click();
+  else if (event.key === "j" || event.key === "k") walk(event.key === "j" ? 1 : -1);
+  else if (event.key === "Enter" && event.target === document.body) main.querySelector("tr.at a")?.click();
+});
+
+function walk(step) {
+  const rows = [...main.querySelectorAll("tbody tr")].filter((row) => row.querySelector("a"));
+  if (!rows.length) return;
+  const at = rows.findIndex((row) => row.classList.contains("at"));
+  const next = rows[Math.max(0, Math.min(rows.length - 1, at + step))];
+  rows[at]?.classList.remove("at");
+  next.classList.add("at");
+  next.querySelector("a").focus();
+  next.scrollIntoView({ block: "nearest" });
+}
+
+enter();

@@ -1,0 +1,117 @@
+// Dead letters: which queues have them, and by queue the reasons, with redrive and delete of what is chosen.
+import { api, live } from "./api.js";
+import { clear, count, empty, exact, h, plural, queueLink } from "./dom.js";
+import { messageHead, messageRow } from "./messages.js";
+import { redrive } from "./queue.js";
+import { confirm, toast } from "./talk.js";
+
+const LOOK = 2000; // letters that are read to group them
+const SHOWN = 100;
+
+const deadQueues = () => {
+  const origins = new Map();
+  for (const q of live.queues.values()) if (q.dead_letter_queue) origins.set(q.dead_letter_queue, [...(origins.get(q.dead_letter_queue) ?? []), q.name]);
+  for (const name of live.queues.keys()) if (name.endsWith(".dead") && !origins.has(name)) origins.set(name, []);
+  return [...origins].filter(([name]) => live.queues.has(name)).sort(([a], [b]) => live.queues.get(b).total - live.queues.get(a).total || (a < b ? -1 : 1));
+};
+
+export async function deadPage(main, { args: [name], signal }) {
+  document.title = "Dead letters · MiniQ";
+  if (name) { await letters(main, name, signal); return; }
+  const body = h("tbody");
+  const table = h("table", { class: "cards" }, h("caption", { class: "hush" }, "Dead-letter queues"),
+    h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Dead-letter queue"), h("th", { scope: "col" }, "Comes from"), h("th", { class: "num", scope: "col" }, "Letters"))), body);
+  const nothing = h("div");
+  clear(main, h("div", { class: "head" }, h("h1", {}, "Dead letters")),
+    h("p", { class: "note" }, "A message that was received too often without an ack ends here, and waits for a person."),
+    h("div", { class: "card flush" }, table, nothing));
+  const show = () => {
+    const found = deadQueues();
+    table.hidden = !found.length;
+    clear(nothing, live.known && !found.length && empty("No queue has dead letters", "Set max_receives on a queue, and messages that fail too often are put aside:",
+      `curl -X PUT ${location.origin}/v1/queues/emails -d '{"max_receives": 5}'`));
+    clear(body, found.map(([dead, from]) => h("tr", {},
+      h("td", { class: "name" }, h("a", { href: `#/dead/${encodeURIComponent(dead)}` }, dead)),
+      h("td", { class: "spot", "data-label": "Comes from" }, from.map((one, place) => [place ? ", " : "", h("a", { href: queueLink(one) }, one)])),
+      h("td", { class: live.queues.get(dead).total ? "num bad" : "num zero", "data-label": "Letters" }, count(live.queues.get(dead).total)))));
+  };
+  let shown = "";
+  const changed = () => {
+    const state = deadQueues().map(([dead]) => `${dead} ${live.queues.get(dead).total}`).join();
+    if (state !== shown || !live.queues.size) { shown = state; show(); }
+  };
+  live.addEventListener("stats", changed, { signal });
+  show();
+}
+
+async function letters(main, name, signal) {
+  document.title = `${name} · MiniQ`;
+  const me = await api.whoami(name);
+  const may = me.verbs.includes("manage");
+  const chosen = new Set();
+  const groups = h("div", { class: "groups" });
+  const told = h("p", { class: "note", role: "status" }, "Looking…");
+  const go = may && h("button", { type: "button", class: "main", disabled: true, onclick: onRedrive }, "Redrive selected");
+  const drop = may && h("button", { type: "button", class: "bad", disabled: true, onclick: onDelete }, "Delete selected");
+  clear(main, h("div", { class: "head" }, h("div", { class: "crumb" }, h("a", { href: "#/dead" }, "Dead letters")), h("h1", {}, name),
+    h("div", { class: "actions" }, go, drop, h("a", { class: "button", href: queueLink(name) }, "Queue"))), told, groups);
+
+  const count = () => {
+    if (!may) return;
+    go.disabled = drop.disabled = !chosen.size;
+    go.textContent = chosen.size ? `Redrive ${plural(chosen.size, "message")}` : "Redrive selected";
+    drop.textContent = chosen.size ? `Delete ${plural(chosen.size, "message")}` : "Delete selected";
+  };
+
+  async function onRedrive() {
+    const ids = [...chosen];
+    if (ids.length > 1000) { toast("At most 1,000 at once; choose fewer, or redrive the whole queue on its page.", true); return; }
+    if (await redrive(name, ids.length, ids)) load();
+  }
+  async function onDelete() {
+    const ids = [...chosen];
+    if (await confirm({ title: `Delete ${plural(ids.length, "message")}?`, text: "They are gone for good.", action: "Delete",
+      submit: async () => { for (const id of ids) await api.remove(name, id); } })) { toast(`Deleted ${plural(ids.length, "message")}.`); load(); }
+  }
+
+  async function load() {
+    chosen.clear();
+    count();
+    const found = new Map();
+    let after;
+    let looked = 0;
+    do {
+      const page = await api.peek(name, { after, limit: 500 }, signal);
+      for (const message of page.messages) {
+        const reason = message.dead ? `${message.dead.reason}, from ${message.dead.origin}` : "sent here directly";
+        found.set(reason, [...(found.get(reason) ?? []), message]);
+      }
+      looked += page.messages.length;
+      after = page.next;
+    } while (after && looked < LOOK);
+    told.textContent = looked ? `${plural(looked, "message")} in ${plural(found.size, "group")}${after ? `; more follow that were not looked at (the first ${exact(LOOK)} are shown)` : ""}.` : "";
+    clear(groups, looked ? [...found].sort(([, a], [, b]) => b.length - a.length).map(([reason, messages]) => group(reason, messages))
+      : h("div", { class: "card" }, empty("Nothing is dead here", "Messages that fail too often come here by themselves.")));
+  }
+
+  function group(reason, messages) {
+    const boxes = [];
+    const mark = (box, message) => { if (box.checked) chosen.add(message.id); else chosen.delete(message.id); };
+    const all = may && h("input", { type: "checkbox", "aria-label": `Select all: ${reason}`, onchange: () => {
+      boxes.forEach((box) => { box.checked = all.checked; });
+      messages.forEach((message) => mark(all, message));
+      count();
+    } });
+    const rows = messages.slice(0, SHOWN).map((message) => {
+      if (!may) return messageRow(name, message);
+      const box = h("input", { type: "checkbox", "aria-label": `Select ${message.id}`, onchange: () => { mark(box, message); all.checked = messages.every(({ id }) => chosen.has(id)); count(); } });
+      boxes.push(box);
+      return messageRow(name, message, h("td", { class: "bare" }, box));
+    });
+    return h("section", { class: "card flush below" }, h("div", { class: "card-head row" }, all, h("h2", {}, reason), h("span", { class: "badge dead" }, exact(messages.length))),
+      h("div", { class: "scroll" }, h("table", { class: "cards" }, h("caption", { class: "hush" }, reason), messageHead(may && h("th", { scope: "col" }, h("span", { class: "hush" }, "Select"))), h("tbody", {}, rows))),
+      messages.length > SHOWN && h("p", { class: "more note" }, `and ${exact(messages.length - SHOWN)} more, which are selected with all`));
+  }
+
+  await load();
+}

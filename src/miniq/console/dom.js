@@ -1,0 +1,92 @@
+// Nodes, numbers and times. Text is only ever set as text; nothing here reads HTML.
+
+/** An element: h("td", {class: "num", onclick: f}, "text", node, ...). Nothing and false are left out. */
+export const h = (tag, props = {}, ...children) => fill(document.createElement(tag), props, children);
+
+const SVG = "http://www.w3.org/2000/svg";
+export const s = (tag, props = {}, ...children) => fill(document.createElementNS(SVG, tag), props, children);
+
+function fill(node, props, children) {
+  for (const [name, value] of Object.entries(props ?? {})) {
+    if (value === undefined || value === null || value === false) continue;
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (name in node && !(node instanceof SVGElement) && name !== "list" && name !== "form") {
+      if (name === "class") node.className = value; else node[name] = value;
+    } else node.setAttribute(name === "class" ? "class" : name, value === true ? "" : value);
+  }
+  node.append(...children.flat(9).filter((one) => one !== null && one !== undefined && one !== false));
+  return node;
+}
+
+/** Set a node's text if it differs, so that what did not change is not drawn again. */
+export const say = (node, text) => { if (node.textContent !== text) node.textContent = text; };
+
+export const clear = (node, ...children) => { node.replaceChildren(...children.flat(9).filter(Boolean)); return node; };
+
+const whole = new Intl.NumberFormat("en");
+const compact = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
+export const count = (n) => (n < 100000 ? whole.format(n) : compact.format(n));
+export const exact = (n) => whole.format(n);
+export const rate = (n) => (n === 0 ? "0" : n < 10 ? n.toFixed(1) : count(Math.round(n)));
+export const plural = (n, word) => `${exact(n)} ${word}${n === 1 ? "" : "s"}`;
+
+export function bytes(n) {
+  for (const unit of ["B", "KiB", "MiB", "GiB"]) {
+    if (n < 1024) return unit === "B" ? `${n} B` : `${n.toFixed(1)} ${unit}`;
+    n /= 1024;
+  }
+  return `${n.toFixed(1)} TiB`;
+}
+
+export function duration(seconds) {
+  const n = Math.max(0, seconds);
+  if (n < 1) return n === 0 ? "0 s" : "<1 s";
+  if (n < 60) return `${Math.floor(n)} s`;
+  if (n < 3600) return `${Math.floor(n / 60)} min`;
+  const short = (value) => value.toFixed(value < 10 ? 1 : 0).replace(".0", "");
+  return n < 86400 ? `${short(n / 3600)} h` : `${short(n / 86400)} d`;
+}
+
+let skew = 0;
+/** The broker's clock, as far as it is known: ages are told by it, not by this machine's. */
+export const setClock = (moment) => { skew = Date.parse(moment) - Date.now(); };
+export const now = () => Date.now() + skew;
+export const age = (moment) => duration((now() - Date.parse(moment)) / 1000);
+export const until = (moment) => {
+  const left = (Date.parse(moment) - now()) / 1000;
+  return left > 0 ? `in ${duration(left)}` : `${duration(-left)} ago`;
+};
+
+const clock = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
+/** A moment for people, exact on hover. */
+export const moment = (text) => h("time", { dateTime: text, title: text }, clock.format(new Date(text)));
+
+// JSON of messages, whose numbers stay as they were written where the browser can: 1.0 and 12345678901234567890 survive
+// an edit. Such a number is an object that only JSON.stringify understands.
+const raw = typeof JSON.rawJSON === "function" ? JSON.rawJSON : null;
+export const parse = (text) => JSON.parse(text, (key, value, context) =>
+  (raw && typeof value === "number" && context?.source && String(value) !== context.source ? raw(context.source) : value));
+
+export const encode = encodeURIComponent;
+export const queueLink = (name) => `#/q/${encode(name)}`;
+export const messageLink = (queue, id) => `#/q/${encode(queue)}/m/${encode(id)}`;
+
+/** What a body looks like on one line. */
+export function preview(message) {
+  if (message.body === undefined) return `${message.content_type}, ${bytes(Math.floor((message.data ?? "").length * 0.75))} of data`;
+  const text = typeof message.body === "string" ? message.body : JSON.stringify(message.body);
+  return text.length > 300 ? `${text.slice(0, 300)}…` : text;
+}
+
+export const badge = (text, kind = text) => h("span", { class: `badge ${kind}` }, text);
+export const tile = (label, value, kind = "") => h("div", { class: `tile ${kind}` }, h("b", {}, value), h("span", {}, label));
+export const field = (label, input, wide = false) =>
+  h("label", { class: wide ? "field wide" : "field" }, h("span", {}, label), input);
+
+/** A place with nothing in it, and what to do about that. */
+export const empty = (title, text, command) =>
+  h("div", { class: "empty" }, h("h2", {}, title), h("p", {}, text), command && h("pre", { class: "curl" }, command));
+
+/** The shell line that sends a message to a queue here. */
+export const curlLine = (queue, keyed) =>
+  `curl ${location.origin}/v1/queues/${queue}/messages${keyed ? " -H 'Authorization: Bearer KEY'" : ""} -d '{"body": "hello"}'`;

@@ -1,0 +1,88 @@
+// What happened: search in the history, newest first.
+import { api, live } from "./api.js";
+import { clear, empty, exact, field, h, messageLink, moment, queueLink } from "./dom.js";
+import { attempt } from "./talk.js";
+
+const EVENTS = ["sent", "received", "acked", "released", "expired", "dead", "edited", "purged", "redriven"];
+const WINDOW = 5000;
+const PAGE = 100;
+
+export async function historyPage(main, { query, signal }) {
+  document.title = "History · MiniQ";
+  const inputs = {
+    queue: h("input", { list: "queues", autocomplete: "off", value: query.get("queue") ?? "", class: "search" }),
+    event: h("select", {}, h("option", { value: "" }, "any"), EVENTS.map((value) => h("option", { value, selected: value === query.get("event") }, value))),
+    id: h("input", { autocomplete: "off", spellcheck: false, value: query.get("id") ?? "" }),
+    consumer: h("input", { autocomplete: "off", value: query.get("consumer") ?? "" }),
+    since: h("input", { type: "datetime-local", step: 1, value: query.get("since") ?? "" }),
+  };
+  const body = h("tbody");
+  const table = h("table", { class: "cards" }, h("caption", { class: "hush" }, "Events"), h("thead", {}, h("tr", {},
+    ["When", "Event", "Queue", "Message", "Consumer", "Waited", "Held", "Reason"].map((text) => h("th", { scope: "col" }, text)))), body);
+  const foot = h("div", { class: "more" });
+  const form = h("form", { class: "card", onsubmit: (event) => {
+    event.preventDefault();
+    const given = Object.entries(inputs).map(([name, input]) => [name, input.value.trim()]).filter(([, value]) => value);
+    history.replaceState(null, "", `#/history${given.length ? `?${new URLSearchParams(given)}` : ""}`);
+    attempt(begin);
+  } }, h("div", { class: "fields" }, field("Queue", inputs.queue), field("Event", inputs.event), field("Message id", inputs.id),
+    field("Consumer", inputs.consumer), field("Since", inputs.since), h("div", { class: "row" }, h("button", { type: "submit", class: "main" }, "Search"))),
+  h("datalist", { id: "queues" }, [...live.queues.keys()].map((value) => h("option", { value }))));
+  clear(main, h("div", { class: "head" }, h("h1", {}, "History")),
+    h("p", { class: "note" }, "Queues whose history is on write down what happens to their messages."), form, h("div", { class: "card flush" }, h("div", { class: "scroll" }, table), foot));
+
+  let cursor; // offsets below it are still to be looked at
+  let floor; // and above this one
+  let found;
+  let asked;
+
+  async function begin() {
+    asked = Object.fromEntries(["queue", "event", "id", "consumer"].map((name) => [name, inputs[name].value.trim()]));
+    clear(body);
+    found = 0;
+    const since = inputs.since.value && new Date(inputs.since.value).toISOString();
+    // Where it begins: the first event since then; and where it ends now.
+    const edge = await api.history({ limit: 1, queue: asked.queue, since }, signal);
+    floor = since ? (edge.events.length ? edge.events[0].offset - 1 : edge.last) : edge.first - 1;
+    cursor = edge.last + 1;
+    await more();
+  }
+
+  async function more() {
+    clear(foot, h("span", { class: "note" }, "Looking…"));
+    let got = 0;
+    for (let windows = 0; windows < 20 && got < PAGE && cursor - 1 > floor; windows += 1) {
+      const events = [];
+      let after = Math.max(floor, cursor - 1 - WINDOW);
+      const next = after + 1;
+      while (after < cursor - 1) {
+        const page = await api.history({ ...asked, after, before: cursor, limit: 1000 }, signal);
+        if (signal.aborted) return;
+        events.push(...page.events);
+        if (page.next <= after) break;
+        after = page.next;
+      }
+      const rest = events.reverse().slice(0, PAGE - got);
+      cursor = rest.length < events.length ? rest.at(-1).offset : next;
+      body.append(...rest.map(line));
+      got += rest.length;
+    }
+    found += got;
+    table.hidden = !found;
+    const left = cursor - 1 > floor;
+    clear(foot, found || left ? h("span", { class: "note" }, left ? "" : `${exact(found)} in all. `)
+      : empty("Nothing is written down", "Turn on the history of a queue in its settings, or with:", `curl -X PUT ${location.origin}/v1/queues/${asked.queue || "emails"} -d '{"history": "events"}'`),
+    left && h("button", { type: "button", onclick: () => attempt(more) }, "Show older"));
+  }
+
+  const time = (n) => (n === undefined ? "" : n < 1000 ? `${n.toFixed(0)} ms` : `${(n / 1000).toFixed(1)} s`);
+  const line = (event) => h("tr", {},
+    h("td", { class: "name" }, moment(event.at)),
+    h("td", { "data-label": "Event" }, h("span", { class: event.event === "dead" ? "badge dead" : "badge" }, event.event)),
+    h("td", { "data-label": "Queue" }, h("a", { href: queueLink(event.queue) }, event.queue)),
+    h("td", { "data-label": "Message", class: "mono" }, event.id ? h("a", { href: messageLink(event.queue, event.id), title: event.id }, `…${event.id.slice(-12)}`) : `${exact(event.count ?? 1)} messages`),
+    h("td", { "data-label": "Consumer" }, h("bdi", {}, event.consumer ?? "")), h("td", { "data-label": "Waited" }, time(event.wait_ms)),
+    h("td", { "data-label": "Held" }, time(event.held_ms)), h("td", { "data-label": "Reason" }, event.reason ?? ""));
+
+  await begin();
+}

@@ -1,0 +1,151 @@
+// All queues at a glance, live.
+import { api, live } from "./api.js";
+import { age, clear, count, curlLine, empty, exact, h, plural, queueLink, rate, say, tile } from "./dom.js";
+import { settingsForm } from "./settings.js";
+import { spark } from "./charts.js";
+import { ask, toast } from "./talk.js";
+
+const POINTS = 60;
+const COLUMNS = [
+  ["name", "Queue", "name", (q) => q.name],
+  ["trend", "Last hour", "spot", null],
+  ["ready", "Ready", "num", (q) => q.ready],
+  ["leased", "In flight", "num", (q) => q.leased],
+  ["delayed", "Delayed", "num", (q) => q.delayed],
+  ["dead", "Dead", "num", (q) => q.dead],
+  ["oldest", "Oldest", "num", (q) => (q.oldest ? -Date.parse(q.oldest) : -Infinity)],
+  ["sent", "In /s", "num", (q) => q.rates.sent],
+  ["acked", "Out /s", "num", (q) => q.rates.acked],
+];
+let sorted = { by: "name", down: false };
+let wanted = "";
+
+class Row {
+  constructor(entry) {
+    this.cells = {};
+    this.name = entry.name;
+    this.link = h("a", { href: queueLink(entry.name) }, entry.name);
+    this.spark = spark(`messages in ${entry.name} over the last hour`);
+    this.past = [];
+    this.node = h("tr", {}, COLUMNS.map(([id, label, kind]) => {
+      const inside = id === "name" ? this.link : id === "trend" ? this.spark : "";
+      this.cells[id] = h("td", { class: kind, "data-label": label }, inside);
+      return this.cells[id];
+    }));
+  }
+
+  show(entry) {
+    this.entry = entry;
+    for (const id of ["ready", "leased", "delayed", "dead"]) {
+      say(this.cells[id], count(entry[id]));
+      this.cells[id].className = `num${entry[id] ? (id === "dead" ? " bad" : "") : " zero"}`;
+    }
+    say(this.cells.oldest, entry.oldest ? age(entry.oldest) : "–");
+    for (const id of ["sent", "acked"]) {
+      say(this.cells[id], rate(entry.rates[id]));
+      this.cells[id].classList.toggle("zero", !entry.rates[id]);
+    }
+  }
+
+  draw(past) {
+    if (past) this.past = past;
+    this.spark.show([...this.past, this.entry.total], POINTS + 1);
+  }
+}
+
+export async function overview(main, { signal, who }) {
+  document.title = "Queues · MiniQ";
+  const rows = new Map();
+  const body = h("tbody");
+  const tiles = h("div", { class: "tiles" });
+  const filter = h("input", { class: "search", type: "search", placeholder: "Filter queues  ( / )", "aria-label": "Filter queues", value: wanted,
+    oninput: () => { wanted = filter.value; arrange(); } });
+  const heads = COLUMNS.map(([id, label, kind, value]) => h("th", { class: kind, scope: "col" },
+    value ? h("button", { type: "button", onclick: () => { sorted = { by: id, down: sorted.by === id ? !sorted.down : id !== "name" }; arrange(); } }, label) : label));
+  const nothing = h("div");
+  const table = h("table", { class: "cards" }, h("caption", { class: "hush" }, "Queues"), h("thead", {}, h("tr", {}, heads)), body);
+  const manage = !who || who.allow.some((scope) => /^(\*|manage)/.test(scope));
+  clear(main,
+    h("div", { class: "head" }, h("h1", {}, "Queues"), filter,
+      h("div", { class: "actions" }, manage && h("button", { type: "button", class: "main", onclick: create }, "New queue"))),
+    tiles, h("div", { class: "card flush" }, h("div", { class: "scroll" }, table), nothing));
+
+  function arrange() {
+    const value = COLUMNS.find(([id]) => id === sorted.by)[3];
+    const text = wanted.trim().toLowerCase();
+    const shown = [...rows.values()].filter((row) => !text || row.name.toLowerCase().includes(text));
+    shown.sort((a, b) => {
+      const [x, y] = [value(a.entry), value(b.entry)];
+      const order = x < y ? -1 : x > y ? 1 : 0;
+      return (sorted.down ? -order : order) || (a.name < b.name ? -1 : 1);
+    });
+    heads.forEach((head, place) => {
+      if (COLUMNS[place][0] === sorted.by) head.setAttribute("aria-sort", sorted.down ? "descending" : "ascending");
+      else head.removeAttribute("aria-sort");
+    });
+    const nodes = shown.map((row) => row.node);
+    if (nodes.length !== body.children.length || nodes.some((node, place) => body.children[place] !== node)) body.replaceChildren(...nodes);
+    const none = live.known && !nodes.length;
+    table.hidden = none;
+    clear(nothing, none && (rows.size
+      ? empty("No queue has that name", `${plural(rows.size, "queue")} in all; change the filter to see others.`)
+      : empty("Nothing to see yet", "This key may look at no queue.")));
+  }
+
+  function sum() {
+    const all = [...live.queues.values()];
+    const total = (of) => all.reduce((so, q) => so + of(q), 0);
+    const dead = total((q) => q.dead);
+    const given = [["queues", exact(all.length)], ["ready", count(total((q) => q.ready))], ["in flight", count(total((q) => q.leased))],
+      ["delayed", count(total((q) => q.delayed))], ["dead letters", count(dead)], ["in a second", rate(total((q) => q.rates.sent))],
+      ["out a second", rate(total((q) => q.rates.acked))]];
+    if (tiles.children.length !== given.length) clear(tiles, given.map(([label, value]) => tile(label, value)));
+    else given.forEach(([, value], place) => say(tiles.children[place].firstChild, value));
+    tiles.children[4].classList.toggle("bad", dead > 0);
+    const quiet = all.length === 1 && all[0].name === "default" && !all[0].total;
+    hint.hidden = !quiet;
+  }
+
+  const hint = h("section", { class: "card", hidden: true }, empty("Send your first message",
+    "A queue is made by the first message that is sent to it. In a shell:", curlLine("emails", who && !who.open)));
+  main.append(hint);
+
+  function take() {
+    for (const entry of live.queues.values()) {
+      let row = rows.get(entry.name);
+      if (!row) { row = new Row(entry); rows.set(entry.name, row); row.fresh = true; }
+      const before = row.entry?.total;
+      row.show(entry);
+      if (row.fresh || before !== entry.total) { row.draw(); row.fresh = false; }
+    }
+    for (const name of rows.keys()) if (!live.queues.has(name)) rows.delete(name);
+    sum();
+    arrange();
+  }
+
+  async function past() {
+    const found = await api.trends({ series: "total", points: POINTS });
+    for (const trend of found.queues) rows.get(trend.name)?.draw(trend.series.total);
+  }
+
+  async function create() {
+    const name = h("input", { required: true, autocomplete: "off", spellcheck: false, pattern: "[A-Za-z0-9._\\-]{1,128}", title: "1 to 128 of A-Z a-z 0-9 . _ -" });
+    const form = settingsForm(null);
+    const made = await ask({
+      title: "New queue", action: "Create", body: [h("label", { class: "field" }, h("span", {}, "Name"), name), form.node],
+      submit: async () => {
+        if (live.queues.has(name.value)) throw new Error(`There is a queue ${name.value} already.`);
+        return api.configure(name.value, form.changes());
+      },
+    });
+    if (made) { toast(`Created ${made.name}.`); location.hash = queueLink(made.name); }
+  }
+
+  live.addEventListener("stats", take, { signal });
+  if (live.known) take();
+  const old = () => past().catch(() => {});
+  live.addEventListener("stats", () => setTimeout(old, 0), { signal, once: true });
+  const timer = setInterval(old, 60000);
+  signal.addEventListener("abort", () => clearInterval(timer));
+  if (live.known) await past();
+}

@@ -1,0 +1,146 @@
+// One queue: live charts, its messages, its settings, and what can be done with it as a whole.
+import { api, live } from "./api.js";
+import { age, badge, bytes, clear, count, curlLine, empty, field, h, plural, say, tile } from "./dom.js";
+import { Chart } from "./charts.js";
+import { send } from "./compose.js";
+import { MessageList } from "./messages.js";
+import { settingsForm } from "./settings.js";
+import { ask, attempt, confirm, toast } from "./talk.js";
+
+const SLOTS = 241;
+const STEP = 15000;
+
+export async function queuePage(main, { args: [name], signal, who }) {
+  document.title = `${name} · MiniQ`;
+  const [info, me] = await Promise.all([api.queue(name), api.whoami(name)]);
+  if (signal.aborted) return;
+  const may = (verb) => me.verbs.includes(verb);
+  const isDead = [...live.queues.values()].some((q) => q.dead_letter_queue === name) || name.endsWith(".dead");
+
+  // Numbers and charts
+  const numbers = [["ready", "ready"], ["leased", "in flight"], ["delayed", "delayed"], ["dead", "dead letters"], ["oldest", "oldest"], ["bytes", "bytes"]];
+  const tiles = h("div", { class: "tiles" }, numbers.map(([, label]) => tile(label, "–")));
+  const depth = new Chart("Messages", ["ready", "in flight", "delayed"], SLOTS, STEP / 1000);
+  const flow = new Chart("Messages a second", ["sent", "received", "acked"], SLOTS, STEP / 1000, "rate");
+  let moved = 0;
+  const progress = h("p", { class: "note", role: "status" });
+
+  function take() {
+    const q = live.queues.get(name);
+    if (!q) return;
+    const shown = { ready: count(q.ready), leased: count(q.leased), delayed: count(q.delayed), dead: count(q.dead), oldest: q.oldest ? age(q.oldest) : "–", bytes: bytes(q.bytes) };
+    numbers.forEach(([id], place) => say(tiles.children[place].firstChild, shown[id]));
+    tiles.children[3].classList.toggle("bad", q.dead > 0);
+    const move = Date.now() - moved > STEP;
+    if (move) moved = Date.now();
+    depth.add([q.ready, q.leased, q.delayed], move);
+    flow.add([q.rates.sent, q.rates.received, q.rates.acked], move);
+  }
+
+  async function past() {
+    const { queues: [found] } = await api.trends({ queue: name, series: "ready,leased,delayed,sent,received,acked", points: 240 });
+    if (!found || signal.aborted) return;
+    moved = 0;
+    const { ready, leased, delayed, sent, received, acked } = found.series;
+    depth.set([ready, leased, delayed]);
+    flow.set([sent, received, acked]);
+  }
+
+  // Messages
+  const nothing = (status) => (status || !may("send")
+    ? empty(status ? `Nothing is ${{ ready: "ready", leased: "in flight", delayed: "delayed" }[status]}` : "This queue is empty", "What comes in shows up here.")
+    : empty("This queue is empty", "Send it a message here, or in a shell:", curlLine(name, !me.open)));
+  const list = new MessageList(name, signal, nothing);
+  const states = [["", "All"], ["ready", "Ready"], ["leased", "In flight"], ["delayed", "Delayed"]];
+  const segments = h("div", { class: "segments", role: "group", "aria-label": "State" }, states.map(([value, label]) =>
+    h("button", { type: "button", "aria-pressed": String(value === ""), onclick: (event) => {
+      for (const one of segments.children) one.setAttribute("aria-pressed", String(one === event.currentTarget));
+      attempt(() => list.show(value));
+    } }, label)));
+  const search = h("input", { class: "search", type: "search", placeholder: "Search id, key, header or body  ( / )", "aria-label": "Search messages" });
+  const searching = h("form", { class: "row", onsubmit: (event) => { event.preventDefault(); attempt(() => list.show(list.status, search.value.trim())); } },
+    segments, search, h("button", { type: "submit" }, "Search"), h("button", { type: "button", onclick: () => attempt(() => list.show()) }, "Refresh"));
+  search.addEventListener("search", () => { if (!search.value) attempt(() => list.show(list.status, "")); });
+
+  // Settings
+  const form = settingsForm(info.settings, !may("manage"));
+  const settings = h("form", { class: "card", hidden: true, onsubmit: async (event) => {
+    event.preventDefault();
+    const changes = form.changes();
+    if (!Object.keys(changes).length) { toast("Nothing was changed."); return; }
+    const done = await attempt(() => api.configure(name, changes), "Saved.");
+    if (done) { Object.assign(info.settings, done.settings); }
+  } }, h("h2", {}, "Settings"), form.node, may("manage") && h("div", { class: "more" }, h("button", { class: "main", type: "submit" }, "Save settings")));
+  const messages = h("div", {}, searching, list.node);
+  messages.firstChild.classList.add("row");
+  list.node.classList.add("below");
+  const tabs = h("div", { class: "segments", role: "group", "aria-label": "View" }, [["Messages", messages], ["Settings", settings]].map(([label, part], place) =>
+    h("button", { type: "button", "aria-pressed": String(!place), onclick: (event) => {
+      for (const one of tabs.children) one.setAttribute("aria-pressed", String(one === event.currentTarget));
+      for (const one of [messages, settings]) one.hidden = one !== part;
+    } }, label)));
+
+  // What can be done
+  const total = () => live.queues.get(name)?.total ?? info.counts.total;
+  async function onSend() {
+    const sent = await send(name);
+    if (sent) { toast(`Sent ${sent.ids[0]}.`); list.show().catch(() => {}); }
+  }
+  async function onPurge() {
+    const done = await confirm({ title: `Purge ${name}?`, action: "Purge", type: name, submit: () => api.purge(name),
+      text: `All ${plural(total(), "message")} are removed, those that consumers hold as well. This cannot be undone.` });
+    if (done) { toast(`Removed ${plural(done.purged, "message")}.`); list.show().catch(() => {}); }
+  }
+  async function onDelete() {
+    const done = await confirm({ title: `Delete ${name}?`, action: "Delete", type: name, submit: () => api.deleteQueue(name),
+      text: `The queue goes with its settings and ${plural(total(), "message")}. This cannot be undone.` });
+    if (done) { toast(`Deleted ${name}.`); location.hash = "#/"; }
+  }
+  async function onRedrive() {
+    if (await redrive(name, total())) { list.show().catch(() => {}); watch(); }
+  }
+  async function watch() {
+    for (;;) {
+      const { redrive: going } = await api.queue(name).catch(() => ({}));
+      say(progress, going?.running ? `A redrive is running: ${count(going.moved)} moved.` : "");
+      if (!going?.running || signal.aborted) return;
+      await new Promise((done) => { setTimeout(done, 1000); });
+    }
+  }
+
+  clear(main,
+    h("div", { class: "head" }, h("div", { class: "crumb" }, h("a", { href: "#/" }, "Queues")), h("h1", {}, name),
+      isDead && badge("dead letters", "dead"), !may("manage") && badge("read only"),
+      h("div", { class: "actions" },
+        may("send") && h("button", { type: "button", class: "main", "data-key": "send", onclick: onSend }, "Send"),
+        isDead && h("a", { class: "button", href: `#/dead/${encodeURIComponent(name)}` }, "By reason"),
+        isDead && may("manage") && h("button", { type: "button", onclick: onRedrive }, "Redrive"),
+        may("manage") && h("button", { type: "button", class: "bad", onclick: onPurge }, "Purge"),
+        may("manage") && name !== "default" && h("button", { type: "button", class: "bad", onclick: onDelete }, "Delete"))),
+    progress, tiles, h("div", { class: "two" }, depth.node, flow.node), h("div", {}, tabs), messages, settings);
+  if (info.redrive?.running) watch();
+  live.addEventListener("stats", take, { signal });
+  await past().catch(() => {});
+  if (live.known) take();
+  await list.show();
+}
+
+/** Ask how to move dead letters back, and do it: all of a queue, or some ids. */
+export function redrive(name, amount, ids) {
+  const to = h("input", { autocomplete: "off", placeholder: "where each came from" });
+  const speed = h("input", { type: "number", min: 0, step: "any", placeholder: "at once" });
+  return ask({
+    title: `Redrive ${plural(amount, "message")}?`, action: "Redrive",
+    body: [h("p", { class: "note" }, "They go back to the queue they came from, and their receives begin anew."),
+      h("div", { class: "fields" }, field("To another queue", to), !ids && field("Messages a second", speed))],
+    submit: async () => {
+      const body = {};
+      if (ids) body.ids = ids;
+      if (to.value.trim()) body.to = to.value.trim();
+      if (!ids && speed.value.trim()) body.rate = Number(speed.value);
+      const done = await api.redrive(name, body);
+      toast(done.running ? "The redrive has begun." : `Moved ${plural(done.moved, "message")}${done.skipped ? `; ${done.skipped} had nowhere to go` : ""}.`);
+      return done;
+    },
+  });
+}

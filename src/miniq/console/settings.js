@@ -1,0 +1,41 @@
+// The settings of a queue, as a form: what each means, and only what was changed is sent.
+import { field, h } from "./dom.js";
+
+const SETTINGS = [
+  ["visibility_timeout", "Lease (visibility timeout), seconds", 30],
+  ["max_receives", "Receives before it is dead (empty: no limit)", null],
+  ["dead_letter_queue", "Dead-letter queue (empty: NAME.dead)", null],
+  ["retention", "Retention, seconds", 1209600],
+  ["delay", "Delay of new messages, seconds", 0],
+  ["dedup_window", "Dedup window, seconds", 300],
+  ["max_length", "Most messages (0: no limit)", 0],
+  ["max_bytes", "Most bytes (0: no limit)", 0],
+  ["claim_retention", "Claims stay readable, seconds", 3600],
+];
+
+/** A form for settings; of a queue that there is not yet, with the defaults. */
+export function settingsForm(settings, disabled = false) {
+  const given = settings ?? Object.fromEntries(SETTINGS.map(([name, , value]) => [name, value]));
+  const inputs = {};
+  const known = SETTINGS.filter(([name]) => settings === null ? name !== "claim_retention" : name in given);
+  const nodes = known.map(([name, label]) => {
+    const text = name === "dead_letter_queue";
+    inputs[name] = h("input", { name, type: text ? "text" : "number", min: text ? undefined : 0, step: text ? undefined : "any",
+      value: given[name] ?? "", disabled, autocomplete: "off" });
+    return field(label, inputs[name]);
+  });
+  inputs.history = h("select", { name: "history", disabled }, ["off", "events", "full"].map((one) =>
+    h("option", { value: one, selected: one === (given.history ?? "off") }, { off: "off", events: "events", full: "events and bodies" }[one])));
+  return {
+    node: h("div", { class: "fields" }, nodes, field("History", inputs.history)),
+    changes() {
+      const changes = {};
+      for (const [name, input] of Object.entries(inputs)) {
+        const text = input.value.trim();
+        const value = name === "history" ? text : name === "dead_letter_queue" ? text || null : text === "" ? null : Number(text);
+        if (value !== (given[name] ?? (name === "history" ? "off" : null))) changes[name] = value;
+      }
+      return changes;
+    },
+  };
+}

@@ -1,0 +1,71 @@
+// Words to people: toasts, dialogs, questions before what cannot be undone.
+import { h, field } from "./dom.js";
+
+export function toast(text, bad = false) {
+  const node = h("div", { class: bad ? "toast bad" : "toast" }, text);
+  document.getElementById("toasts").append(node);
+  setTimeout(() => node.remove(), bad ? 9000 : 4500);
+}
+
+/** Run something that people asked for; what goes wrong is told, and null comes back. */
+export async function attempt(work, done) {
+  try {
+    const found = await work();
+    if (done) toast(typeof done === "function" ? done(found) : done);
+    return found ?? true;
+  } catch (error) {
+    if (error.status !== 401) toast(error.message, true);
+    return null;
+  }
+}
+
+/** A dialog with a form. `submit` may refuse by throwing: the text is shown and the dialog stays. Resolves to what
+ * `submit` gave, or null if the person went away. */
+export function ask({ title, body, submit, action = "Save", danger = false, cancel = "Cancel" }) {
+  return new Promise((resolve) => {
+    const error = h("p", { class: "error", role: "alert" });
+    const go = submit && h("button", { type: "submit", class: danger ? "main bad" : "main" }, action);
+    const form = h("form", {}, h("h2", { id: "asked" }, title), body, error,
+      h("div", { class: "end" }, h("button", { type: "button", onclick: () => dialog.close() }, cancel), go));
+    const dialog = h("dialog", { "aria-labelledby": "asked" }, form);
+    let result = null;
+    form.addEventListener("submit", async (event) => {
+      event.preventDefault();
+      if (!submit) { dialog.close(); return; }
+      go.disabled = true;
+      error.textContent = "";
+      try {
+        result = (await submit()) ?? true;
+        dialog.close();
+      } catch (problem) {
+        error.textContent = problem.message;
+        go.disabled = false;
+      }
+    });
+    dialog.addEventListener("close", () => { dialog.remove(); resolve(result); });
+    document.body.append(dialog);
+    dialog.showModal();
+  });
+}
+
+/** A question before something that cannot be undone; with `type`, the name has to be typed. */
+export function confirm({ title, text, action, type, submit, more }) {
+  const typed = type && h("input", { autocomplete: "off", spellcheck: false, required: true });
+  const body = [h("p", { class: "note" }, text), more, typed && field(`Type ${type} to go on`, typed, true)];
+  return ask({
+    title, body, action, danger: true,
+    submit: () => {
+      if (typed && typed.value !== type) throw new Error(`That is not ${type}.`);
+      return submit();
+    },
+  });
+}
+
+export function help() {
+  const keys = [["/", "search or filter"], ["g q", "queues"], ["g d", "dead letters"], ["g h", "history"],
+    ["g k", "keys"], ["j  k", "next and previous row"], ["Enter", "open the row"], ["s", "send a message (on a queue)"], ["?", "this help"]];
+  return ask({
+    title: "Keyboard", cancel: "Close",
+    body: h("dl", { class: "facts" }, keys.map(([key, what]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, what)])),
+  });
+}

@@ -1,0 +1,85 @@
+"""The web console's files, served as they are: plain HTML, CSS and modules, over the public API alone.
+
+The policy allows nothing that is not a file of ours: no inline script or style, no frame, no other site.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from functools import cache
+from importlib import resources
+from typing import NamedTuple
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from miniq.errors import NoRoute
+
+MEDIA = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-cache",
+    "vary": "accept-encoding",
+}
+
+
+class File(NamedTuple):
+    text: bytes
+    packed: bytes
+    media: str
+    tag: str
+
+
+@cache
+def files() -> dict[str, File]:
+    """Every file of the console by name."""
+    found = {}
+    for file in resources.files("miniq").joinpath("console").iterdir():
+        media = MEDIA.get(file.name.rpartition(".")[2])
+        if media is not None:
+            text = file.read_bytes()
+            tag = f'"{hashlib.sha256(text).hexdigest()[:16]}"'
+            found[file.name] = File(text, gzip.compress(text, mtime=0), f"{media}; charset=utf-8", tag)
+    return found
+
+
+def routes() -> list[BaseRoute]:
+    return [
+        Route("/", _home, methods=["GET"]),
+        Route("/console", _page, methods=["GET"]),
+        Route("/console/{file}", _file, methods=["GET"]),
+    ]
+
+
+async def _home(request: Request) -> Response:
+    return RedirectResponse("/console")
+
+
+async def _page(request: Request) -> Response:
+    return _answer(request, "index.html")
+
+
+async def _file(request: Request) -> Response:
+    name = request.path_params["file"]
+    if name not in files():
+        raise NoRoute(f"there is nothing at {request.url.path[:200]}; see /console")
+    return _answer(request, name)
+
+
+def _answer(request: Request, name: str) -> Response:
+    file = files()[name]
+    headers = HEADERS | {"etag": file.tag}
+    if request.headers.get("if-none-match") == file.tag:
+        return Response(status_code=304, headers=headers)
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        return Response(file.packed, media_type=file.media, headers=headers | {"content-encoding": "gzip"})
+    return Response(file.text, media_type=file.media, headers=headers)

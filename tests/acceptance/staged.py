@@ -1,0 +1,111 @@
+"""A broker with a past: an hour of work, done in seconds on a clock that a test moves, then served for real."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+
+from miniq.broker import Broker
+from miniq.broker.clock import SystemClock
+from miniq.broker.trends import ROWS, STEP
+from miniq.message import SECOND, Draft, Lease
+from miniq.options import Options
+from miniq.server import _config, bind
+from miniq.store import open_store
+
+QUEUES = {"emails": 9.0, "orders.eu": 22.0, "orders.us": 14.0, "invoices": 1.5, "thumbnails": 6.0, "webhooks": 4.0}
+"""Messages a second, on average."""
+SUBJECTS = ("Welcome", "Your order has shipped", "Reset your password", "Invoice 4711")
+
+
+class LateClock(SystemClock):
+    """The system's clock, so much late."""
+
+    late = 0
+
+    def now(self) -> int:
+        return super().now() - self.late
+
+
+async def work(broker: Broker, clock: LateClock) -> None:
+    """An hour: waves of messages, workers that keep up more or less, and some that fail."""
+    chance = random.Random(7)
+    for name in QUEUES:
+        changes = {"max_receives": 2, "history": "events"} if name in ("emails", "webhooks") else {}
+        await broker.configure(name, {"visibility_timeout": 120, **changes})
+    for row in range(ROWS + 1):
+        clock.late = (ROWS - row) * STEP * SECOND
+        for place, (name, rate) in enumerate(QUEUES.items()):
+            wave = 1 + 0.6 * math.sin(row / (9 + 4 * place) + place) + chance.uniform(-0.2, 0.2)
+            many = max(1, round(rate * STEP * wave / 10))
+            await broker.send(name, [_draft(chance) for _ in range(many)])
+            able = round(rate * STEP * (1.02 + 0.35 * math.sin(row / 17 + 2 * place)) / 10)
+            taken = await broker.receive(name, max=max(1, able), consumer=f"{name}-{row % 3 + 1}")
+            leases = [Lease(one.message.id, one.receipt or "") for one in taken]
+            bad = [lease for lease, one in zip(leases, taken, strict=True) if b"bounce" in one.message.body]
+            good = [lease for lease in leases if lease not in bad]
+            if good:
+                await broker.ack(name, good)
+            if bad:
+                await broker.release(name, bad)
+        await broker.trends.tick()
+    for name, many in (("emails", 12), ("orders.eu", 30), ("thumbnails", 5)):
+        await broker.receive(name, max=many, consumer=f"{name}-2", visibility_timeout=900)
+    await broker.send("emails", [Draft(b'{"later": true}', delay=1800) for _ in range(3)])
+
+
+def _draft(chance: random.Random) -> Draft:
+    to = f"person{chance.randint(100, 999)}@example.com"
+    bounce = ', "bounce": true' if chance.random() < 0.01 else ""
+    text = f'{{"to": "{to}", "subject": "{chance.choice(SUBJECTS)}"{bounce}, "order": {chance.randint(10000, 99999)}}}'
+    return Draft(text.encode(), key=f"order-{chance.randint(1000, 9999)}", headers={"tenant": "acme"})
+
+
+@contextmanager
+def staged() -> Iterator[str]:
+    """The address of such a broker."""
+    listener = bind("127.0.0.1", 0)
+    ready, done = threading.Event(), threading.Event()
+
+    async def run() -> None:
+        clock = LateClock()
+        options = Options(store="memory:", upkeep_interval=0)
+        async with Broker(open_store(options.store, options), options, clock) as broker:
+            await work(broker, clock)
+            broker.trends.start()
+            server = uvicorn.Server(_config(broker, options))
+            serving = asyncio.create_task(server.serve(sockets=[listener]))
+            while not server.started:  # noqa: ASYNC110  uvicorn tells nobody
+                await asyncio.sleep(0.01)
+            ready.set()
+            due = dict.fromkeys(QUEUES, 0.0)
+            while not done.is_set():
+                # Work goes on, so that there is something to see.
+                for name, rate in QUEUES.items():
+                    due[name] += rate / 10 / 5
+                    if due[name] >= 1:
+                        due[name] -= 1
+                        await broker.send(name, [_draft(random.Random(time.time_ns()))])
+                        for one in await broker.receive(name):
+                            await broker.ack(name, [Lease(one.message.id, one.receipt or "")])
+                await asyncio.sleep(0.2)
+            broker.hurry()
+            server.should_exit = True
+            await serving
+
+    thread = threading.Thread(target=asyncio.run, args=(run(),))
+    thread.start()
+    try:
+        assert ready.wait(60)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        done.set()
+        thread.join(30)
+        listener.close()
