@@ -85,7 +85,7 @@ def test_columns_sort_and_the_keyboard_walks(browser: Browser, broker: miniq.Cli
     page.keyboard.press("k")
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", level=1)).to_have_text("b")
-    for key, title in (("d", "Dead letters"), ("h", "History"), ("k", "Keys"), ("q", "Queues")):
+    for key, title in (("d", "Dead letters"), ("c", "Claims"), ("h", "History"), ("k", "Keys"), ("q", "Queues")):
         page.keyboard.press("g")
         page.keyboard.press(key)
         expect(page.get_by_role("heading", level=1)).to_have_text(title)
@@ -247,6 +247,25 @@ def test_dead_letters_are_grouped_and_those_selected_are_redriven(visit: Visit, 
     visit.button("Redrive")
     visit.toast("Moved 2 messages.")
     assert broker.queue("mail").info().counts.ready == 2
+
+
+def test_claims_are_listed_with_their_age(visit: Visit, broker: miniq.Client) -> None:
+    page = visit.go("/claims")
+    expect(page.get_by_text("No pipeline reads from here")).to_be_visible()
+    queue = broker.queue("etl")
+    queue.send_many(range(40))
+    claims = queue.claims("nightly")
+    claims.next(0, max_messages=25)
+    visit.button("Refresh")
+    row = page.locator("tbody tr")
+    expect(row).to_have_count(1)
+    for text in ("etl", "nightly", "held", "25"):
+        expect(row).to_contain_text(text)
+    claims.ack(1)
+    visit.button("Refresh")
+    expect(row).to_contain_text("acked")
+    page.goto(f"{visit.url}/console#/q/etl")
+    expect(page.locator("tbody tr")).to_have_count(15)
 
 
 def test_the_history_is_searched_newest_first(visit: Visit, broker: miniq.Client) -> None:
@@ -428,6 +447,7 @@ def test_no_page_has_a_serious_fault_for_people_with_disabilities(
         "/dead": "tbody tr",
         "/dead/emails.dead": "tbody tr",
         "/history": "tbody tr",
+        "/claims": ".empty",
         "/keys": ".empty",
     }
     for path, selector in ready.items():

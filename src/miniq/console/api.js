@@ -74,6 +74,7 @@ export const api = {
   remove: (name, id) => call("DELETE", message(name, id)),
   release: (name, id) => call("POST", `${message(name, id)}/release`, {}),
   history: (parameters, signal) => call("GET", `/v1/history${query(parameters)}`, undefined, { signal }),
+  claims: (name, signal) => call("GET", `${queue(name)}/claims`, undefined, { signal }),
   keys: () => call("GET", "/v1/keys"),
   createKey: (body) => call("POST", "/v1/keys", body),
   revokeKey: (id) => call("DELETE", `/v1/keys/${encode(id)}`),

@@ -6,6 +6,7 @@ import { overview } from "./overview.js";
 import { queuePage } from "./queue.js";
 import { messagePage } from "./message.js";
 import { deadPage } from "./dead.js";
+import { claimsPage } from "./claims.js";
 import { historyPage } from "./history.js";
 import { keysPage } from "./keys.js";
 
@@ -15,6 +16,7 @@ const ROUTES = [
   [/^\/q\/([^/]+)$/, "overview", () => queuePage],
   [/^\/q\/([^/]+)\/m\/([^/]+)$/, "overview", () => messagePage],
   [/^\/dead(?:\/([^/]+))?$/, "dead", () => deadPage],
+  [/^\/claims$/, "claims", () => claimsPage],
   [/^\/history$/, "history", () => historyPage],
   [/^\/keys$/, "keys", () => keysPage],
 ];
@@ -118,7 +120,7 @@ paint();
 // The keyboard
 
 document.getElementById("help").addEventListener("click", help);
-const places = { q: "#/", d: "#/dead", h: "#/history", k: "#/keys" };
+const places = { q: "#/", d: "#/dead", c: "#/claims", h: "#/history", k: "#/keys" };
 let going = 0;
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;

@@ -62,7 +62,7 @@ export function confirm({ title, text, action, type, submit, more }) {
 }
 
 export function help() {
-  const keys = [["/", "search or filter"], ["g q", "queues"], ["g d", "dead letters"], ["g h", "history"],
+  const keys = [["/", "search or filter"], ["g q", "queues"], ["g d", "dead letters"], ["g c", "claims"], ["g h", "history"],
     ["g k", "keys"], ["j  k", "next and previous row"], ["Enter", "open the row"], ["s", "send a message (on a queue)"], ["?", "this help"]];
   return ask({
     title: "Keyboard", cancel: "Close",

@@ -1,0 +1,55 @@
+// Claims: the batches that pipelines hold, how old they are, and what became of the last ones.
+import { api, live } from "./api.js";
+import { age, clear, bytes, empty, exact, h, queueLink } from "./dom.js";
+import { attempt } from "./talk.js";
+
+const AT_ONCE = 8;
+
+export async function claimsPage(main, { signal }) {
+  document.title = "Claims · MiniQ";
+  const body = h("tbody");
+  const table = h("table", { class: "cards" }, h("caption", { class: "hush" }, "Claims"), h("thead", {}, h("tr", {},
+    [["Queue", ""], ["Group", ""], ["State", ""], ["Claim", "num"], ["Messages", "num"], ["Bytes", "num"], ["Age", "num"], ["Last acked", "num"]].map(([text, kind]) => h("th", { scope: "col", class: kind }, text)))), body);
+  const foot = h("div");
+  clear(main, h("div", { class: "head" }, h("h1", {}, "Claims"), h("div", { class: "actions" }, h("button", { type: "button", onclick: () => attempt(load) }, "Refresh"))),
+    h("p", { class: "note" }, "A pipeline reads a queue in claims: frozen, numbered batches that stay as they are until they are acked."),
+    h("div", { class: "card flush" }, h("div", { class: "scroll" }, table), foot));
+
+  async function load() {
+    const names = [...live.queues.keys()];
+    const found = [];
+    const work = async () => {
+      for (let name = names.pop(); name !== undefined; name = names.pop()) {
+        const { groups } = await api.claims(name, signal).catch((error) => {
+          // A queue that is gone by now has none, and some stores keep no claims at all.
+          if (error.status === 404 || error.status === 400) return { groups: [] };
+          throw error;
+        });
+        for (const group of groups) found.push({ name, ...group });
+      }
+    };
+    await Promise.all(Array.from({ length: AT_ONCE }, work));
+    if (signal.aborted) return;
+    found.sort((a, b) => (a.name + a.group < b.name + b.group ? -1 : 1));
+    clear(body, found.map((group) => {
+      const open = group.claims.filter((claim) => claim.state === "held");
+      const shown = open.length ? open : group.claims.slice(-1);
+      const rows = shown.length ? shown : [null];
+      return rows.map((claim) => h("tr", {},
+        h("td", { class: "name" }, h("a", { href: queueLink(group.name) }, group.name)),
+        h("td", { "data-label": "Group" }, h("bdi", {}, group.group)),
+        h("td", { "data-label": "State" }, h("span", { class: claim?.state === "held" ? "badge leased" : "badge" }, claim?.state ?? "idle")),
+        h("td", { class: "num", "data-label": "Claim" }, claim ? exact(claim.claim) : "–"),
+        h("td", { class: "num", "data-label": "Messages" }, claim ? exact(claim.messages) : "–"),
+        h("td", { class: "num", "data-label": "Bytes" }, claim ? bytes(claim.bytes) : "–"),
+        h("td", { class: "num", "data-label": "Age" }, claim ? age(claim.made_at) : "–"),
+        h("td", { class: "num", "data-label": "Last acked" }, exact(group.acked))));
+    }));
+    table.hidden = !found.length;
+    clear(foot, !found.length && empty("No pipeline reads from here", "A Spark stream with format(\"miniq\") makes claims; so does:",
+      `curl ${location.origin}/v1/queues/emails/claims -d '{"group": "etl", "after": 0}'`));
+  }
+
+  if (live.known) await load();
+  else live.addEventListener("stats", () => attempt(load), { signal, once: true });
+}
