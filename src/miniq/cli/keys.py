@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import os
-import ssl
-import urllib.error
-import urllib.request
-from typing import Any, TypeVar
 from urllib.parse import quote
 
 import click
-import msgspec
 
 from miniq.cli import offline
+from miniq.cli.ask import ask
 from miniq.cli.flags import Target, as_json, target
 from miniq.cli.output import json_line, table
 from miniq.cli.root import say
-from miniq.errors import MiniQError, StoreUnavailable
-from miniq.wire import codec, shapes
-
-T = TypeVar("T")
-TIMEOUT = 30.0
+from miniq.wire import shapes
 
 store = click.option("--store", metavar="URL", help="Store that no broker has open, such as rocksdb:DIR.")
 
@@ -199,13 +191,13 @@ def _create_pair(at: Target, store: str | None, name: str, allow: list[str], pat
 def _create(at: Target, store: str | None, body: shapes.KeyBody) -> shapes.KeyReply:
     if store is not None or not at.is_remote:
         return offline.create_key(store or at.url, body)
-    return _ask(at, "POST", "/v1/keys", shapes.KeyReply, body)
+    return ask(at, "POST", "/v1/keys", shapes.KeyReply, body)
 
 
 def _listed(at: Target, store: str | None) -> list[shapes.KeyReply]:
     if store is not None or not at.is_remote:
         return offline.list_keys(store or at.url)
-    return _ask(at, "GET", "/v1/keys", shapes.KeysReply).keys
+    return ask(at, "GET", "/v1/keys", shapes.KeysReply).keys
 
 
 def _show(found: list[shapes.KeyReply], as_json: bool) -> None:
@@ -224,37 +216,5 @@ def _revoke(at: Target, store: str | None, id: str) -> None:
     if store is not None or not at.is_remote:
         offline.revoke_key(store or at.url, id)
     else:
-        _ask(at, "DELETE", f"/v1/keys/{quote(id, safe='')}", type(None))
+        ask(at, "DELETE", f"/v1/keys/{quote(id, safe='')}", type(None))
     click.echo(f"revoked {id}")
-
-
-def _ask(at: Target, method: str, path: str, reply: type[T], body: Any = None) -> T:
-    """One call of the HTTP API that the client has no method for, because programs do not make keys."""
-    request = urllib.request.Request(  # noqa: S310  the scheme was checked
-        at.url.rstrip("/") + path,
-        None if body is None else codec.encode_json(body),
-        {"content-type": "application/json", "accept": "application/json"},
-        method=method,
-    )
-    if at.api_key is not None:
-        request.add_header("authorization", f"Bearer {at.api_key}")
-    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
-    if at.url.startswith("https:"):
-        handlers.append(urllib.request.HTTPSHandler(context=ssl.create_default_context()))
-    try:
-        with urllib.request.build_opener(*handlers).open(request, timeout=TIMEOUT) as answer:
-            raw = answer.read()
-    except urllib.error.HTTPError as error:
-        with error:
-            raise _problem(error.code, error.read()) from None
-    except (urllib.error.URLError, OSError) as error:
-        reason = getattr(error, "reason", None) or error
-        raise StoreUnavailable(f"cannot reach the broker at {at.url}: {reason}") from None
-    return msgspec.json.decode(raw or b"null", type=reply)
-
-
-def _problem(status: int, raw: bytes) -> MiniQError:
-    try:
-        return codec.raised(msgspec.json.decode(raw, type=shapes.Problem))
-    except msgspec.DecodeError:
-        return MiniQError(f"the broker answered {status}; is it a MiniQ broker?")

@@ -24,6 +24,7 @@ COMMANDS = {
     "extend": "leases",
     "peek": "messages",
     "queues": "queues",
+    "top": "top",
     "purge": "queues",
     "redrive": "queues",
     "history": "broker",

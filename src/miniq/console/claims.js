@@ -1,5 +1,5 @@
 // Claims: the batches that pipelines hold, how old they are, and what became of the last ones.
-import { api, live } from "./api.js";
+import { api } from "./api.js";
 import { age, clear, bytes, empty, exact, h, queueLink } from "./dom.js";
 import { attempt } from "./talk.js";
 
@@ -16,7 +16,7 @@ export async function claimsPage(main, { signal }) {
     h("div", { class: "card flush" }, h("div", { class: "scroll" }, table), foot));
 
   async function load() {
-    const names = [...live.queues.keys()];
+    const names = (await api.stats()).queues.map((queue) => queue.name);
     const found = [];
     const work = async () => {
       for (let name = names.pop(); name !== undefined; name = names.pop()) {
@@ -50,6 +50,5 @@ export async function claimsPage(main, { signal }) {
       `curl ${location.origin}/v1/queues/emails/claims -d '{"group": "etl", "after": 0}'`));
   }
 
-  if (live.known) await load();
-  else live.addEventListener("stats", () => attempt(load), { signal, once: true });
+  await load();
 }

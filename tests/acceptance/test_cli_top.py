@@ -1,0 +1,182 @@
+"""`miniq top`: on a real terminal, through a pipe, and for programs."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyte
+import pytest
+
+import miniq
+from tests.acceptance.shell import MINIQ, Shell, environment
+from tests.server import clear
+from tests.serving import Served, serving
+
+PATIENCE = 20
+
+
+@pytest.fixture
+def shell(server: Served, tmp_path: Path) -> Shell:
+    clear(server.url)
+    with miniq.connect(server.url) as mq:
+        mq.queue("emails").send_many(range(30))
+        mq.queue("orders").send_many(range(500))
+        mq.queue("orders").receive(max=7, visibility_timeout=600)
+        mq.queue("zebra").send(1, delay=600)
+    return Shell(server.url, tmp_path)
+
+
+class Terminal:
+    """A program on a terminal of its own, and what is on the screen."""
+
+    def __init__(self, process: subprocess.Popen[bytes], master: int, rows: int, columns: int) -> None:
+        self.process = process
+        self._master = master
+        self.screen = pyte.Screen(columns, rows)
+        self._stream = pyte.ByteStream(self.screen)
+        self.raw = b""
+
+    def type(self, keys: bytes) -> None:
+        os.write(self._master, keys)
+
+    def resize(self, rows: int, columns: int) -> None:
+        fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        self.screen.resize(rows, columns)
+        self.process.send_signal(signal.SIGWINCH)
+
+    def wait(self, seen: Callable[[list[str]], object]) -> list[str]:
+        """Read until the screen is as wanted."""
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            lines = [line.rstrip() for line in self.screen.display]
+            if seen(lines):
+                return lines
+            self.read(0.1)
+        raise AssertionError("\n".join(self.screen.display))
+
+    def read(self, seconds: float) -> None:
+        if select.select([self._master], [], [], seconds)[0]:
+            try:
+                data = os.read(self._master, 65536)
+            except OSError:  # the other end is gone
+                return
+            self.raw += data
+            self._stream.feed(data)
+
+    def end(self) -> int:
+        code = self.process.wait(PATIENCE)
+        self.read(0.2)
+        return code
+
+
+@contextmanager
+def terminal(url: str, *args: str, rows: int = 24, columns: int = 100) -> Iterator[Terminal]:
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+    before = termios.tcgetattr(slave)
+    process = subprocess.Popen(
+        [*MINIQ, "top", *args],
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        env=environment(MINIQ_URL=url, TERM="xterm-256color"),
+        start_new_session=True,
+    )
+    try:
+        yield Terminal(process, master, rows, columns)
+        assert termios.tcgetattr(slave) == before, "the terminal is not as it was"
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        os.close(slave)
+        os.close(master)
+
+
+def names(lines: list[str]) -> list[str]:
+    return [line.split()[0] for line in lines[4:-1] if line]
+
+
+def test_a_terminal_shows_queues_sorts_filters_and_is_left_as_it_was(shell: Shell) -> None:
+    with terminal(shell.url, "--interval", "0.3") as tty:
+        lines = tty.wait(lambda lines: "orders" in names(lines))
+        assert names(lines) == ["default", "emails", "orders", "zebra"]
+        assert lines[3].split()[:5] == ["QUEUE^", "READY", "LEASED", "DELAYED", "DEAD"]
+        assert next(line for line in lines if line.startswith("orders")).split()[1:4] == ["493", "7", "0"]
+        tty.type(b">")
+        tty.wait(lambda lines: names(lines)[:2] == ["orders", "emails"] and "READYv" in lines[3])
+        tty.type(b"r")
+        tty.wait(lambda lines: names(lines)[-1:] == ["orders"])
+        tty.type(b"/ema")
+        tty.wait(lambda lines: names(lines) == ["emails"] and lines[2] == "filter: ema_")
+        tty.type(b"\x7f\x7f\x7fxyz\r")
+        tty.wait(lambda lines: "no queue has that in its name" in lines[4])
+        tty.type(b"\x1b")
+        tty.wait(lambda lines: len(names(lines)) == 4)
+        with miniq.connect(shell.url) as mq:
+            mq.queue("emails").send_many(range(70))
+        tty.wait(lambda lines: any(line.startswith("emails") and line.split()[1] == "100" for line in lines))
+        tty.resize(8, 40)
+        tty.wait(lambda lines: len(lines) == 8 and any(line.startswith("emails") for line in lines))
+        tty.type(b"q")
+        assert tty.end() == 0
+        assert b"\x1b[?1049l" in tty.raw, "the screen before is shown again"
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_cleanly(shell: Shell, how: signal.Signals) -> None:
+    with terminal(shell.url) as tty:
+        tty.wait(lambda lines: "orders" in names(lines))
+        tty.process.send_signal(how)
+        assert tty.end() == 0
+        assert b"Traceback" not in tty.raw
+
+
+def test_a_broker_that_goes_away_is_told_and_comes_back(tmp_path: Path) -> None:
+    store = f"rocksdb:{tmp_path / 'data'}"
+    with serving(store) as served, terminal(served.url, "--interval", "0.2") as tty:
+        tty.wait(lambda lines: "default" in names(lines))
+        served.stop(signal.SIGKILL)
+        tty.wait(lambda lines: lines[1].startswith("AWAY: cannot reach the broker") and "default" in names(lines))
+        with serving(store, served.port):
+            tty.wait(lambda lines: lines[1].startswith("0 ready"))
+            tty.type(b"q")
+            assert tty.end() == 0
+
+
+def test_programs_get_json_and_pipes_get_tables(shell: Shell) -> None:
+    (found,) = shell("top", "--once", "--json", "--sort", "ready", "--filter", "E").objects
+    assert [queue["name"] for queue in found["queues"]] == ["orders", "emails", "default", "zebra"]
+    assert found["queues"][0]["leased"] == 7
+    lines = shell("top", "--once", "--sort", "delayed").lines
+    assert lines[0].split()[:3] == ["QUEUE", "READY", "LEASED"]
+    assert lines[1].startswith("zebra")
+    piped = subprocess.run(
+        ["bash", "-c", f"{' '.join(MINIQ)} top --interval 0.1 | head -n 12"],
+        env=shell.env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert piped.stdout.count("QUEUE") >= 2
+    assert "Traceback" not in piped.stderr
+
+
+def test_what_is_wrong_is_said(shell: Shell, tmp_path: Path) -> None:
+    assert "not a broker's HTTP address" in shell("top", "--url", str(tmp_path / "folder"), code=1).err
+    assert "cannot reach the broker" in shell("top", "--once", "--url", "http://127.0.0.1:9", code=1).err
+    assert "interval: 0.01 s is too short" in shell("top", "--interval", "10ms", code=1).err
+    with terminal(shell.url, rows=3, columns=12) as tiny:
+        tiny.type(b"q")
+        assert tiny.end() == 0
