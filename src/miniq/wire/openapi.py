@@ -31,11 +31,25 @@ _REFUSED = {
 }
 
 
+_EVENT = {
+    "type": "object",
+    "properties": {
+        "event": {"enum": ["stats", "problem"]},
+        "data": {
+            "type": "string",
+            "contentMediaType": JSON,
+            "contentSchema": {"$ref": "#/components/schemas/StatsEvent"},
+        },
+    },
+}
+"""One server-sent event."""
+
+
 @cache
 def build() -> bytes:
     """The document as JSON."""
     kinds = [kind for operation in OPERATIONS for kind in _kinds(operation)]
-    unique = list(dict.fromkeys([*kinds, SETTINGS, shapes.Problem, shapes.HealthReply]))
+    unique = list(dict.fromkeys([*kinds, SETTINGS, shapes.Problem, shapes.HealthReply, shapes.StatsEvent]))
     _, components = msgspec.json.schema_components(unique, ref_template="#/components/schemas/{name}")
     for name in ("SendBody", "WireDraft", "EditBody", "WireMessage", "WireEvent"):
         # `Raw` is any JSON value; msgspec describes it as such already, so only say so.
@@ -65,7 +79,7 @@ def build() -> bytes:
             "responses": {
                 "200": {
                     "description": "A stream of events",
-                    "content": {"text/event-stream": {"schema": {"type": "string"}}},
+                    "content": {"text/event-stream": {"schema": _EVENT}},
                 },
                 **{code: _content(shapes.Problem, said, PROBLEM) for code, said in _REFUSED.items()},
             },
