@@ -167,7 +167,7 @@ def test_queues_are_created_changed_shown_and_deleted(miniq: Shell) -> None:
     assert "exists" in miniq("queues", "create", "q", code=1).err
     miniq(
         "queues", "set", "q", "--max-receives", "unlimited", "--retention", "2d", "--delay", "1", "--max-bytes", "64k",
-        "--dedup-window", "0", "--max-length", "10", "--history", "full", "--dead-letter-queue", "other",
+        "--dedup-window", "0", "--max-length", "10", "--history", "full", "--dead-letter-queue", "other", "--claim-retention", "1m",
     )  # fmt: skip
     shown = miniq("queues", "show", "q", "--json").objects[0]["settings"]
     assert shown == {
@@ -180,6 +180,7 @@ def test_queues_are_created_changed_shown_and_deleted(miniq: Shell) -> None:
         "max_length": 10,
         "max_bytes": 65536,
         "history": "full",
+        "claim_retention": 60.0,
     }
     assert "retention           172800.0" in miniq("queues", "show", "q").lines
     assert "no queue 'nope'" in miniq("queues", "set", "nope", "--delay", "1", code=1).err

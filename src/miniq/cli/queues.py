@@ -83,6 +83,7 @@ def settings(command: F) -> F:
     """Give a command one flag for each setting of a queue."""
     for add in (
         click.option("--history", type=click.Choice(["off", "events", "full"]), help="What to remember of messages."),
+        click.option("--claim-retention", type=SECONDS, help="How long acked claims can be read again."),
         click.option("--max-bytes", type=SIZE, help="Refuse sends over it; 0 is unlimited."),
         click.option("--max-length", type=click.IntRange(0), help="Refuse sends over it; 0 is unlimited."),
         click.option("--dedup-window", type=SECONDS, help="How long a dedup id is remembered."),
