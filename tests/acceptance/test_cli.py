@@ -167,7 +167,8 @@ def test_queues_are_created_changed_shown_and_deleted(miniq: Shell) -> None:
     assert "exists" in miniq("queues", "create", "q", code=1).err
     miniq(
         "queues", "set", "q", "--max-receives", "unlimited", "--retention", "2d", "--delay", "1", "--max-bytes", "64k",
-        "--dedup-window", "0", "--max-length", "10", "--history", "full", "--dead-letter-queue", "other", "--claim-retention", "1m",
+        "--dedup-window", "0", "--max-length", "10", "--history", "full", "--dead-letter-queue", "other",
+        "--claim-retention", "1m",
     )  # fmt: skip
     shown = miniq("queues", "show", "q", "--json").objects[0]["settings"]
     assert shown == {
