@@ -12,10 +12,10 @@ from miniq.broker import Broker
 from miniq.options import Options
 from miniq.store import open_store
 from miniq.store.base import Store
-from tests import mongod
+from tests import mongod, postgresql
 from tests.clock import FrozenClock
 
-STORES = ("memory", "rocksdb", "leveldb", "mongodb")
+STORES = ("memory", "rocksdb", "leveldb", "postgresql", "mongodb")
 CLAIMING = ("memory", "rocksdb", "leveldb")
 """Those that keep claims."""
 
@@ -29,6 +29,8 @@ def store_url(kind: str, folder: Path) -> str:
             if os.environ.get("CI") == "true":
                 raise
             pytest.skip("plyvel is not installed: pip install 'miniq[leveldb]'")
+    if kind == "postgresql":
+        return postgresql.url(folder)
     if kind == "mongodb":
         return mongod.databases().url(folder)
     return "memory:" if kind == "memory" else f"{kind}:{folder / kind}"

@@ -15,6 +15,9 @@ from miniq.errors import InvalidRequest
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 """Two letters at least: C: is a drive."""
 
+STORES = frozenset({"rocksdb", "leveldb", "postgresql", "postgres", "mongodb", "mongodb+srv", "memory"})
+"""Schemes of stores, on which a broker is opened in this process."""
+
 
 class Door(Protocol):
     """A module that opens transports to the URLs of its schemes."""
@@ -41,8 +44,8 @@ def connect(url: str | os.PathLike[str], **options: Any) -> Client:
 
     - `curve_key`: the file that `miniq keys curve create` made; without it the one that MINIQ_CURVE_KEY names
 
-    A folder, `rocksdb:DIR`, `leveldb:DIR`, `mongodb://HOST/NAME` or `memory:` opens a broker in this process, whose
-    `options` are the fields of `Options`.
+    A folder, `rocksdb:DIR`, `leveldb:DIR`, `postgresql://USER@HOST/DATABASE`, `mongodb://HOST/NAME` or `memory:` opens
+    a broker in this process, whose `options` are the fields of `Options`.
     """
     door, address = _find(url)
     return Client(door.open(address, options))
@@ -80,7 +83,7 @@ class Connecting:
 def _find(url: str | os.PathLike[str]) -> tuple[Door, str]:
     """The transport for a URL, imported only now, and the URL as that transport takes it."""
     scheme, address = _split(url)
-    if scheme in ("rocksdb", "leveldb", "memory", "mongodb", "mongodb+srv"):
+    if scheme in STORES:
         from miniq import embedded
 
         return embedded, address
@@ -94,7 +97,7 @@ def _find(url: str | os.PathLike[str]) -> tuple[Door, str]:
         return zmq, address
     raise InvalidRequest(
         f"url: cannot connect to {url!r}; use http://HOST:PORT, tcp://HOST:PORT, a folder, rocksdb:DIR, leveldb:DIR, "
-        "mongodb://HOST/NAME or memory:",
+        "postgresql://USER@HOST/DATABASE, mongodb://HOST/NAME or memory:",
         field="url",
     )
 

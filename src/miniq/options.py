@@ -65,4 +65,10 @@ class Options(Struct, frozen=True, kw_only=True):
     """Seconds between two bounded background passes (ttl, retention, dedup records, history)."""
     upkeep_batch: int = 500
     """Messages looked at per queue in one pass."""
+    refresh_interval: float = 1.0
+    """Seconds between two looks at what other brokers changed, where a store is shared; hints come sooner."""
+    database_connections: int = 8
+    """Connections to a PostgreSQL or MongoDB, each for one call at a time."""
+    database_timeout: float = 10.0
+    """Seconds after which a database that does not answer counts as away."""
     limits: Limits = Limits()

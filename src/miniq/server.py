@@ -18,7 +18,7 @@ import uvicorn
 from miniq.broker import Broker
 from miniq.errors import InvalidRequest
 from miniq.options import Options
-from miniq.store import open_store
+from miniq.store import open_store, shown
 from miniq.wire.edge import Guard
 from miniq.wire.fastlane import fast_lane
 from miniq.wire.http import HttpApp
@@ -59,7 +59,7 @@ async def serve(options: Options, announce: Callable[[str], None]) -> int:
             address = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
             if doors is not None:
                 address = f"{address} {await doors.open()}"
-            server.line = f"miniq ready: {address} store={options.store} durability={options.durability}"
+            server.line = f"miniq ready: {address} store={shown(options.store)} durability={options.durability}"
             server.announce = announce
             try:
                 await server.serve(sockets=[listener])

@@ -14,7 +14,7 @@ import pytest
 import miniq
 from tests.acceptance.faces import Opener
 
-LASTING = pytest.mark.parametrize("url", ["rocksdb", "leveldb", "http", "zmq"], indirect=True)
+LASTING = pytest.mark.parametrize("url", ["rocksdb", "leveldb", "postgresql", "http", "zmq"], indirect=True)
 """All but the memory store, which ends with its client."""
 
 

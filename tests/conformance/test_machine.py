@@ -39,7 +39,7 @@ from tests.conftest import CLAIMING, store_url
 STEPS = int(os.environ.get("MINIQ_STEPS", "2000"))
 STEPS_PER_EXAMPLE = 50
 QUEUES = ("a", "b")
-DATABASES = ("mongodb",)
+DATABASES = ("postgresql", "mongodb")
 """Stores whose crashes are the database's own: see `tests/faults`."""
 T = TypeVar("T")
 

@@ -19,6 +19,7 @@ from miniq.broker.gather import Gather, Sent
 from miniq.broker.keyring import KeyRing
 from miniq.broker.metrics import Metrics
 from miniq.broker.redrive import Redrives
+from miniq.broker.refresh import Refresh
 from miniq.broker.search import Search
 from miniq.broker.trends import Trends
 from miniq.broker.upkeep import Upkeep
@@ -35,9 +36,11 @@ from miniq.errors import (
 from miniq.ids import IdSource
 from miniq.message import (
     Draft,
+    EventName,
     HistoryPage,
     HistorySpan,
     Lease,
+    Message,
     Mode,
     Outcome,
     Page,
@@ -64,6 +67,8 @@ class Broker:
         self.metrics = Metrics()
         self._limits = self.options.limits
         self._settings: dict[str, QueueSettings] = {}
+        self.changes = 0
+        """How often this broker itself made, changed or deleted a queue."""
         self._ids = IdSource()
         self.waiters = Waiters(self.clock)
         self._gather = Gather(self.send)
@@ -71,6 +76,7 @@ class Broker:
         self.claims = Claims(self)
         self._redrives = Redrives(self)
         self._upkeep = Upkeep(self)
+        self._refresh = Refresh(self)
         self.search = Search(self)
         self.trends = Trends(self)
         self._open = False
@@ -80,6 +86,7 @@ class Broker:
     async def open(self) -> None:
         """Open the store, learn its queues, begin upkeep."""
         self.store.on_ready = self.waiters.wake
+        self.store.on_change = self._refresh.hint
         await self.store.open()
         self._settings = await self.store.queues()
         self._ids = IdSource(await self.store.last_id())
@@ -87,6 +94,7 @@ class Broker:
         self._open = True
         await self.ensure_queue(DEFAULT_QUEUE)
         self._upkeep.start()
+        self._refresh.start()
 
     def hurry(self) -> None:
         """Let long polls return now, and let no new one wait: the broker will close soon."""
@@ -102,6 +110,7 @@ class Broker:
         await self.deliveries.stop()
         await self._redrives.stop()
         await self._upkeep.stop()
+        await self._refresh.stop()
         await self.trends.stop()
         await self.store.close()
 
@@ -118,31 +127,39 @@ class Broker:
         """Create a queue or change some of its settings. Its dead-letter queue is created with it."""
         self._check_open()
         rules.check_name(queue)
-        settings = rules.change_settings(queue, self._settings.get(queue), changes or {}, self._limits)
-        dead = rules.dead_letter_queue(queue, settings)
-        if dead is not None:
-            await self.ensure_queue(dead)
-        await self._save(queue, settings)
+        while True:
+            await self._refresh.once()
+            before = self._settings.get(queue)
+            settings = rules.change_settings(queue, before, changes or {}, self._limits)
+            dead = rules.dead_letter_queue(queue, settings)
+            if dead is not None:
+                await self.ensure_queue(dead)
+            if await self.store.change_queue(queue, before, settings):
+                break
+            self.learn(await self.store.queues())  # somebody was faster: that change must not be lost
+        self._settings[queue] = settings
+        self.changes += 1
         return await self.queue(queue)
 
     async def delete_queue(self, queue: str) -> None:
         """Remove a queue with everything in it."""
-        self.settings(queue)
+        await self._of(queue)
         if queue == DEFAULT_QUEUE:
             raise QueueProtected(f"queue: {queue!r} is always there; purge it instead", field="queue")
         await self.store.delete_queue(queue)
-        self._settings.pop(queue, None)
-        self.metrics.forget(queue)
+        self.forget(queue)
+        self.changes += 1
 
     async def queue(self, queue: str) -> QueueInfo:
         """Settings and counts of one queue."""
-        settings = self.settings(queue)
+        settings = await self._of(queue)
         counts = await self.store.counts(queue, now=self.clock.now())
         return QueueInfo(queue, settings, counts, self._redrives.progress(queue))
 
     async def queues(self) -> list[QueueInfo]:
         """All queues by name."""
         self._check_open()
+        await self._refresh.once()
         return [await self.queue(name) for name in sorted(self._settings)]
 
     def names(self) -> list[str]:
@@ -167,11 +184,50 @@ class Broker:
 
     async def ensure_queue(self, queue: str) -> QueueSettings:
         """The settings of a queue, which is created if need be."""
-        settings = self._settings.get(queue)
-        if settings is None:
+        if queue not in self._settings:
+            await self._refresh.once()
+        while queue not in self._settings:
             settings = QueueSettings()
-            await self._save(queue, settings)
-        return settings
+            if await self.store.change_queue(queue, None, settings):
+                self._settings[queue] = settings
+                self.changes += 1
+            else:  # somebody else makes it just now
+                self.learn(await self.store.queues())
+        return self._settings[queue]
+
+    def learn(self, settings: dict[str, QueueSettings]) -> None:
+        """All queues, as they are in the store."""
+        for gone in self._settings.keys() - settings.keys():
+            self.forget(gone)
+        self._settings = settings
+
+    def forget(self, queue: str) -> None:
+        """A queue is gone."""
+        self._settings.pop(queue, None)
+        self.metrics.forget(queue)
+
+    async def move(
+        self,
+        queue: str,
+        to: str,
+        moves: Sequence[tuple[Fence, Message]],
+        *,
+        event: EventName,
+        reason: str | None = None,
+    ) -> list[Outcome]:
+        """Move messages to another queue, which is created if need be."""
+        settings = self.settings(queue)
+        now = self.clock.now()
+        while True:
+            target = await self.ensure_queue(to)
+            try:
+                return await self.store.move(
+                    queue, moves, now=now, event=event, reason=reason, keep=settings.history, keep_to=target.history
+                )
+            except QueueNotFound:
+                if not self.store.shared or queue not in await self.store.queues():
+                    raise
+                self.forget(to)  # another broker deleted it
 
     # Messages
 
@@ -188,7 +244,15 @@ class Broker:
         once = None
         if call is not None:
             once = Once(rules.check_text(call, "idempotency-key", self._limits), now + rules.CALL_WINDOW)
-        ids = await self.store.put(messages, now=now, dedup_until=until, room=room, keep=settings.history, call=once)
+        try:
+            ids = await self.store.put(
+                messages, now=now, dedup_until=until, room=room, keep=settings.history, call=once
+            )
+        except QueueNotFound:
+            if not self.store.shared:
+                raise
+            self.forget(queue)  # another broker deleted it
+            return await self.send(queue, drafts, call)
         self.metrics.messages[queue, "sent"] += len(ids)
         return ids
 
@@ -234,7 +298,8 @@ class Broker:
             raise InvalidRequest(f"mode: {mode!r}; use at-least-once or at-most-once", field="mode")
         if queue not in self._settings:
             rules.check_name(queue)
-            if not self.options.auto_create:
+            await self._refresh.once()
+            if queue not in self._settings and not self.options.auto_create:
                 raise self._unknown(queue)
         taken = await self.deliveries.take(queue, max, visibility_timeout, consumer, mode)
         if taken or not wait:
@@ -255,7 +320,7 @@ class Broker:
 
     async def ack(self, queue: str, leases: Sequence[Lease]) -> list[Outcome]:
         """Remove messages for good: they were processed."""
-        settings = self.settings(queue)
+        settings = await self._of(queue)
         rules.check_batch(leases, "leases", self._limits)
         outcomes = await self.store.drop(
             queue,
@@ -271,7 +336,7 @@ class Broker:
     async def release(self, queue: str, leases: Sequence[Lease], delay: float = 0) -> list[Outcome]:
         """Give messages back, ready again at once or after `delay`. One that has used up its receives
         goes to the dead-letter queue instead."""
-        settings = self.settings(queue)
+        settings = await self._of(queue)
         rules.check_batch(leases, "leases", self._limits)
         rules.check_seconds(delay, "delay", 0, self._limits.delay)
         asked = _fences(leases)
@@ -317,7 +382,7 @@ class Broker:
         self, queue: str, leases: Sequence[Lease], visibility_timeout: float | None = None
     ) -> tuple[int, list[Outcome]]:
         """Let leases end `visibility_timeout` from now; says when that is, and what became of each."""
-        settings = self.settings(queue)
+        settings = await self._of(queue)
         rules.check_batch(leases, "leases", self._limits)
         seconds = rules.lease_seconds(visibility_timeout, settings, self._limits)
         now = self.clock.now()
@@ -336,7 +401,7 @@ class Broker:
 
     async def get(self, queue: str, id: str) -> Stored:
         """Look at one message without consuming it."""
-        settings = self.settings(queue)
+        settings = await self._of(queue)
         stored = await self.store.find(queue, id)
         if stored is None or rules.expired(stored, settings, self.clock.now()):
             raise _no_message(queue, id)
@@ -346,7 +411,7 @@ class Broker:
         self, queue: str, *, status: Status | None = None, after: str | None = None, limit: int = 100
     ) -> Page:
         """Browse a queue without consuming; `after` is the `next` of the page before."""
-        settings = self.settings(queue)
+        settings = await self._of(queue)
         rules.check_count(limit, "limit", 1, self._limits.batch)
         if status not in (None, "ready", "delayed", "leased"):
             raise InvalidRequest(f"status: {status!r}; use ready, delayed or leased", field="status")
@@ -369,7 +434,7 @@ class Broker:
         receipt: str | None = None,
     ) -> Stored:
         """Change a message that is not leased, or that the caller holds the receipt of."""
-        settings = self.settings(queue)
+        settings = await self._of(queue)
         now = self.clock.now()
         if body is None and headers is None and priority is None and delay is None:
             raise InvalidRequest("edit: nothing to change; give body, headers, priority or delay", field="body")
@@ -402,7 +467,7 @@ class Broker:
 
     async def remove(self, queue: str, id: str, receipt: str | None = None) -> None:
         """Delete one message that is not leased, or that the caller holds the receipt of."""
-        settings = self.settings(queue)
+        settings = await self._of(queue)
         fence = (id, FREE if receipt is None else _receipt(receipt))
         outcomes = await self.store.drop(
             queue, [fence], now=self.clock.now(), event="purged", reason="removed", keep=settings.history
@@ -411,7 +476,7 @@ class Broker:
 
     async def ack_by_id(self, queue: str, id: str) -> bool:
         """Ack without a receipt: only for the short routes and `MiniQ`, whose users have none."""
-        settings = self.settings(queue)
+        settings = await self._of(queue)
         outcomes = await self.store.drop(
             queue, [(id, ANY)], now=self.clock.now(), event="acked", reason=None, keep=settings.history
         )
@@ -419,7 +484,7 @@ class Broker:
 
     async def edit_by_id(self, queue: str, id: str, body: bytes, content_type: str) -> bool:
         """Change a body without a receipt, leased or not: only for the short routes."""
-        settings = self.settings(queue)
+        settings = await self._of(queue)
         rules.check_body(body, content_type, self._limits)
         change = Edit(body=body, content_type=content_type)
         outcome = await self.store.edit(queue, (id, ANY), change, now=self.clock.now(), keep=settings.history)
@@ -427,7 +492,7 @@ class Broker:
 
     async def purge(self, queue: str) -> int:
         """Remove all messages of a queue, leased ones too, and say how many there were."""
-        settings = self.settings(queue)
+        settings = await self._of(queue)
         return await self.store.clear(queue, now=self.clock.now(), keep=settings.history)
 
     async def redrive(
@@ -442,7 +507,7 @@ class Broker:
 
         With `rate` it goes on in the background at so many a second; `queue()` shows how far it is.
         """
-        self.settings(queue)
+        await self._of(queue)
         return await self._redrives.run(queue, ids, to, rate)
 
     # History and care
@@ -480,12 +545,14 @@ class Broker:
         self._check_open()
         rules.check_name(queue)
         if not self.options.auto_create:
-            raise self._unknown(queue)
+            return await self._of(queue)
         return await self.ensure_queue(queue)
 
-    async def _save(self, queue: str, settings: QueueSettings) -> None:
-        await self.store.save_queue(queue, settings)
-        self._settings[queue] = settings
+    async def _of(self, queue: str) -> QueueSettings:
+        """The settings of a queue that must exist, perhaps since a moment ago on another broker."""
+        if queue not in self._settings and self._open:
+            await self._refresh.once()
+        return self.settings(queue)
 
     def _check_open(self) -> None:
         if not self._open:

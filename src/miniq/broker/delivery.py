@@ -7,11 +7,16 @@ import secrets
 from typing import TYPE_CHECKING
 
 from miniq.broker import rules
+from miniq.errors import QueueNotFound, StoreUnavailable
 from miniq.message import Lease, Message, Mode, Outcome, QueueSettings, Stored
 from miniq.store.base import FREE, Fence
 
 if TYPE_CHECKING:
     from miniq.broker.broker import Broker
+
+GIVE_BACK_TRIES = 20
+GIVE_BACK_PAUSE = 0.5
+"""How often and after how many seconds a store that is away is asked again to take messages back."""
 
 
 class Deliveries:
@@ -48,9 +53,14 @@ class Deliveries:
                     consumer=consumer,
                     keep=settings.history,
                 )
-            except asyncio.CancelledError:
+            except (asyncio.CancelledError, StoreUnavailable):
                 self._give_back(queue, token)
                 raise
+            except QueueNotFound:
+                if not broker.store.shared:
+                    raise
+                broker.forget(queue)  # another broker deleted it
+                return []
             if not taken:
                 return taken
             broker.waiters.expect(queue, taken[0].visible_at)
@@ -69,14 +79,11 @@ class Deliveries:
         broker = self._broker
         to = rules.dead_letter_queue(queue, settings)
         assert to is not None  # noqa: S101  the caller found max_receives set
-        target = await broker.ensure_queue(to)
         now = broker.clock.now()
         moves: list[tuple[Fence, Message]] = [
             (fence, rules.bury(stored.message, to, reason, stored.receives - extra, now)) for fence, stored in worn
         ]
-        done = await broker.store.move(
-            queue, moves, now=now, event="dead", reason=reason, keep=settings.history, keep_to=target.history
-        )
+        done = await broker.move(queue, to, moves, event="dead", reason=reason)
         broker.metrics.messages[queue, "dead"] += done.count("done")
         return done
 
@@ -128,13 +135,21 @@ class Deliveries:
         return [stored for stored, outcome in zip(fit, done, strict=True) if outcome == "done"]
 
     def _give_back(self, queue: str, token: str) -> None:
-        """Whoever asked is gone while the messages were being leased: nobody will ack them, so release them."""
+        """Whoever asked is gone while the messages were being leased, or the store was away before it could say
+        which: nobody will ack them, so release them."""
         broker = self._broker
 
         async def release() -> None:
-            held = await broker.store.held(token)
-            if held and broker.find_settings(queue) is not None:
-                await broker.release(queue, [Lease(stored.message.id, token) for stored in held])
+            for _ in range(GIVE_BACK_TRIES):
+                try:
+                    held = await broker.store.held(token)
+                    if held and broker.find_settings(queue) is not None:
+                        await broker.release(queue, [Lease(stored.message.id, token) for stored in held])
+                    return
+                except StoreUnavailable:
+                    await asyncio.sleep(GIVE_BACK_PAUSE)
+                    if broker.find_settings(queue) is None:
+                        return
 
         task = asyncio.create_task(release())
         self._errands.add(task)

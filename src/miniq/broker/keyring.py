@@ -71,9 +71,11 @@ class KeyRing:
         self._allowed: dict[tuple[str, str, str], bool] = {}
 
     async def load(self) -> None:
-        for value in (await self._store.records(KIND)).values():
-            key = msgspec.json.decode(value, type=ApiKey)
-            self._keys[key.id] = key
+        """Read all keys, and forget what was concluded from those before."""
+        found = [msgspec.json.decode(value, type=ApiKey) for value in (await self._store.records(KIND)).values()]
+        self._keys = {key.id: key for key in found}
+        self._known.clear()
+        self._allowed.clear()
 
     @property
     def open(self) -> bool:
@@ -126,10 +128,12 @@ class KeyRing:
 
     async def revoke(self, id: str) -> None:
         """A key is no longer good from now on."""
+        if id not in self._keys and self._store.shared:
+            await self.load()
         if id not in self._keys:
             raise NotFound(f"id: there is no key {id!r}", field="id")
         await self._store.save_record(KIND, id, None)
-        del self._keys[id]
+        self._keys.pop(id, None)
         self._known = {secret: key for secret, key in self._known.items() if key.id != id}
         self._allowed.clear()
 

@@ -109,7 +109,6 @@ class Redrives:
 
     async def _move(self, job: _Job, page: list[Stored]) -> None:
         broker = self._broker
-        settings = broker.settings(job.queue)
         now = broker.clock.now()
         targets: dict[str, list[tuple[Fence, Message]]] = {}
         for stored in page:
@@ -120,16 +119,7 @@ class Redrives:
             else:
                 targets.setdefault(to, []).append(((message.id, FREE), rules.revive(message, to, now)))
         for to, moves in targets.items():
-            target = await broker.ensure_queue(to)
-            done = await broker.store.move(
-                job.queue,
-                moves,
-                now=now,
-                event="redriven",
-                reason=None,
-                keep=settings.history,
-                keep_to=target.history,
-            )
+            done = await broker.move(job.queue, to, moves, event="redriven")
             moved = done.count("done")
             job.moved += moved
             job.skipped += len(done) - moved

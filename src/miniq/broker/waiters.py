@@ -87,6 +87,11 @@ class Waiters:
                 seen.add(waiter.consumer)
                 waiter.wake()
 
+    def wake_everywhere(self) -> None:
+        """Anything may have happened: wake the first waiter of each consumer name in each queue."""
+        for queue in self._queues:
+            self.wake_each(queue)
+
     def wake_all(self) -> None:
         """The broker closes: everybody looks once more and leaves."""
         for waiting in self._queues.values():

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 from miniq.errors import InvalidRequest, MissingExtra
 from miniq.options import Options
 from miniq.store.base import Store
+
+_PASSWORD = re.compile(r"(?<=://)([^:/@]*):[^/]*@")
+_PASSWORD_PARAMETER = re.compile(r"(?<=[?&]password=)[^&]*")
 
 
 def open_store(url: str, options: Options | None = None) -> Store:
@@ -29,10 +34,35 @@ def open_store(url: str, options: Options | None = None) -> Store:
             from miniq.store.mongodb import MongoStore
         except ImportError:
             raise MissingExtra("store: mongodb:// needs PyMongo: pip install 'miniq[mongodb]'", field="store") from None
-        return MongoStore(url, durable=options.durability == "fsync")
+        return MongoStore(
+            url,
+            durable=options.durability == "fsync",
+            connections=options.database_connections,
+            timeout=options.database_timeout,
+        )
+    if colon and scheme in ("postgresql", "postgres") and rest.startswith("//"):
+        try:
+            from miniq.store.postgres import PostgresStore
+        except ImportError:
+            raise MissingExtra(
+                "store: postgresql:// needs psycopg: pip install 'miniq[postgresql]'", field="store"
+            ) from None
+        return PostgresStore(
+            url,
+            durable=options.durability == "fsync",
+            connections=options.database_connections,
+            timeout=options.database_timeout,
+        )
     raise InvalidRequest(
-        f"store: {url!r} is not a store; use rocksdb:DIR, leveldb:DIR, mongodb://HOST/NAME or memory:", field="store"
+        f"store: {shown(url)!r} is not a store; use rocksdb:DIR, leveldb:DIR, postgresql://USER@HOST/DATABASE, "
+        "mongodb://HOST/NAME or memory:",
+        field="store",
     )
 
 
-__all__ = ["Store", "open_store"]
+def shown(url: str) -> str:
+    """A store's URL as it may be shown: without the password."""
+    return _PASSWORD_PARAMETER.sub("***", _PASSWORD.sub(r"\1:***@", url))
+
+
+__all__ = ["Store", "open_store", "shown"]

@@ -21,6 +21,9 @@ with the queue. Numbers are never used twice while the queue exists.
 loss. A crash leaves a claim whole or not at all. A message can be taken, found and scanned only once its `put` is
 durable.
 
+**Sharing.** With `shared`, several brokers may work on the same data at once. What a broker remembers of queues
+and records is then a copy; `revision` and `on_change` tell when to read it again.
+
 **History.** With `keep` other than `off` the events of a change are written in the same atomic change.
 Offsets start at 1, rise by one, have no gaps and are never reused.
 """
@@ -34,6 +37,7 @@ from msgspec import Struct
 
 from miniq.errors import ClaimGone, ClaimUnknown, Fenced, InvalidRequest, QueueFull, QueueNotFound
 from miniq.message import (
+    NEVER,
     Claim,
     ClaimGroup,
     Counts,
@@ -60,6 +64,9 @@ Fence = tuple[str, str]
 ReadyHint = Callable[[str, str | None, int], None]
 """Called with (queue, recipient or None, how many) when messages came or came back, due now or later."""
 
+ChangeHint = Callable[[], None]
+"""Called when another broker changed queues or records."""
+
 
 class Once(Struct, frozen=True):
     """The name that a sender gave to one call, so that repeating it adds nothing, and until when it counts."""
@@ -82,22 +89,55 @@ class Room(Struct, frozen=True):
     bytes: int
 
 
-def check_room(room: Room, count: int, size: int, fresh: Sequence[Message]) -> None:
-    """Raise `QueueFull` if `fresh` does not fit beside `count` messages of `size` bytes."""
-    if not fresh:
-        return
-    if room.messages and count + len(fresh) > room.messages:
-        raise QueueFull(
-            f"max_length: queue {fresh[0].queue!r} holds {count} of at most {room.messages} messages, "
-            f"no room for {len(fresh)} more",
+def full(room: Room, queue: str, count: int, size: int, more: int, more_bytes: int) -> QueueFull | None:
+    """The refusal if `more` messages do not fit beside `count` messages of `size` bytes, None if they do."""
+    if room.messages and count + more > room.messages:
+        return QueueFull(
+            f"max_length: queue {queue!r} holds {count} of at most {room.messages} messages, no room for {more} more",
             field="max_length",
         )
-    added = sum(message.size for message in fresh)
-    if room.bytes and size + added > room.bytes:
-        raise QueueFull(
-            f"max_bytes: queue {fresh[0].queue!r} holds {size} of at most {room.bytes} bytes, no room for {added} more",
+    if room.bytes and size + more_bytes > room.bytes:
+        return QueueFull(
+            f"max_bytes: queue {queue!r} holds {size} of at most {room.bytes} bytes, no room for {more_bytes} more",
             field="max_bytes",
         )
+    return None
+
+
+def check_room(room: Room, count: int, size: int, fresh: Sequence[Message]) -> None:
+    """Raise `QueueFull` if `fresh` does not fit beside `count` messages of `size` bytes."""
+    if fresh:
+        added = sum(message.size for message in fresh)
+        refusal = full(room, fresh[0].queue, count, size, len(fresh), added)
+        if refusal is not None:
+            raise refusal
+
+
+def fence_outcome(stored: Stored | None, receipt: str, now: int) -> Outcome:
+    """What becomes of a change of a message that names this receipt."""
+    if stored is None:
+        return "missing"
+    if stored.visible_at == NEVER:
+        return "leased"  # in a claim
+    if receipt == FREE:
+        return "leased" if stored.status(now) == "leased" else "done"
+    return "done" if receipt in (ANY, stored.receipt) else "stale"
+
+
+class Alone:
+    """What a store says of itself that only one broker has open: nobody else changes anything."""
+
+    shared = False
+
+    def __init__(self) -> None:
+        self.on_ready: ReadyHint = lambda queue, recipient, count: None
+        self.on_change: ChangeHint = lambda: None
+
+    async def check(self) -> None:
+        pass
+
+    async def revision(self) -> int:
+        return 0
 
 
 class Fit(Struct, frozen=True):
@@ -199,8 +239,14 @@ class Edit(Struct, frozen=True, kw_only=True):
 class Store(Protocol):
     """One broker's durable state. Calls may run concurrently in one event loop."""
 
+    shared: bool
+    """Whether other brokers may work on the same data."""
+
     on_ready: ReadyHint
     """A hint for long polls, never the truth. The broker sets it."""
+
+    on_change: ChangeHint
+    """A hint that queues or records are no longer what they were, never the truth. The broker sets it."""
 
     async def open(self) -> None:
         """Make ready for use; raise `StoreLocked`, `StoreCorrupt`, `StoreFormat` or `StoreUnavailable`."""
@@ -214,6 +260,10 @@ class Store(Protocol):
         """What made this store unusable for good, None while it works."""
         ...
 
+    async def check(self) -> None:
+        """Raise `StoreUnavailable` if the store cannot be reached now."""
+        ...
+
     # Queues
 
     async def queues(self) -> dict[str, QueueSettings]:
@@ -222,6 +272,11 @@ class Store(Protocol):
 
     async def save_queue(self, name: str, settings: QueueSettings) -> None:
         """Create a queue or replace its settings."""
+        ...
+
+    async def change_queue(self, name: str, was: QueueSettings | None, settings: QueueSettings) -> bool:
+        """Create a queue that is not there (`was` None), or replace settings that are still `was`; False if they
+        are not."""
         ...
 
     async def delete_queue(self, name: str) -> bool:
@@ -234,6 +289,10 @@ class Store(Protocol):
 
     async def save_record(self, kind: str, name: str, value: bytes | None) -> None:
         """Write a small record, or remove it."""
+        ...
+
+    async def revision(self) -> int:
+        """A number that changes whenever queues or records do, whoever changes them."""
         ...
 
     async def last_id(self) -> str:

@@ -36,7 +36,7 @@ from miniq.message import (
     Stored,
 )
 from miniq.store import events, keys, recovery
-from miniq.store.base import ANY, FREE, ByName, Claimed, Edit, Fence, Fit, Once, ReadyHint, Room, check_room
+from miniq.store.base import ANY, FREE, Alone, ByName, Claimed, Edit, Fence, Fit, Once, Room, check_room
 from miniq.store.blocks import Block, Run, Shelf
 from miniq.store.browse import browse, browse_held
 from miniq.store.claims import Claims, Emptied
@@ -53,11 +53,11 @@ from miniq.store.window import Window
 GROUPS_IN_MEMORY = 10_000
 
 
-class EmbeddedStore:
+class EmbeddedStore(Alone):
     """One folder, one process; see `Store` for what each method promises."""
 
     def __init__(self, engine: str, path: str, *, durable: bool = True, min_free_bytes: int = 0) -> None:
-        self.on_ready: ReadyHint = lambda queue, recipient, count: None
+        super().__init__()
         self._folder = Folder(path, engine)
         self._durable = durable
         # LevelDB does not sync the log it leaves behind, so a later fsync would not cover an unsynced lease.
@@ -135,6 +135,13 @@ class EmbeddedStore:
         shelf.settings = settings
         self._save(shelf)
         await self._committer().commit(sync=True)
+
+    async def change_queue(self, name: str, was: QueueSettings | None, settings: QueueSettings) -> bool:
+        shelf = self._shelves.get(name)
+        if (None if shelf is None else shelf.settings) != was:
+            return False
+        await self.save_queue(name, settings)
+        return True
 
     async def delete_queue(self, name: str) -> bool:
         shelf = self._shelves.pop(name, None)

@@ -29,20 +29,19 @@ from miniq.message import (
 )
 from miniq.store import events
 from miniq.store.base import (
-    ANY,
-    FREE,
     UNFIT,
+    Alone,
     ByName,
     Claimed,
     Edit,
     Fence,
     Fit,
     Once,
-    ReadyHint,
     Room,
     check_reader,
     check_room,
     claim_name,
+    fence_outcome,
     no_claim,
 )
 
@@ -141,20 +140,14 @@ class _Queue:
     def check(self, fence: Fence, now: int) -> Outcome:
         id, receipt = fence
         row = self.rows.get(id)
-        if row is None:
-            return "missing"
-        if row.visible_at == NEVER:
-            return "leased"
-        if receipt == FREE:
-            return "leased" if row.stored().status(now) == "leased" else "done"
-        return "done" if receipt in (ANY, row.receipt) else "stale"
+        return fence_outcome(None if row is None else row.stored(), receipt, now)
 
 
-class MemoryStore:
+class MemoryStore(Alone):
     """Everything in dicts; see `Store` for what each method promises."""
 
     def __init__(self) -> None:
-        self.on_ready: ReadyHint = lambda queue, recipient, count: None
+        super().__init__()
         self._queues: ByName[_Queue] = ByName()
         self._history: list[Event] = []
         self._first = 1
@@ -178,6 +171,13 @@ class MemoryStore:
             self._queues[name].settings = settings
         else:
             self._queues[name] = _Queue(settings)
+
+    async def change_queue(self, name: str, was: QueueSettings | None, settings: QueueSettings) -> bool:
+        shelf = self._queues.get(name)
+        if (None if shelf is None else shelf.settings) != was:
+            return False
+        await self.save_queue(name, settings)
+        return True
 
     async def delete_queue(self, name: str) -> bool:
         return self._queues.pop(name, None) is not None

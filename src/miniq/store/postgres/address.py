@@ -1,0 +1,70 @@
+"""The URL of a store, as the driver takes it.
+
+`postgresql://USER:PASSWORD@HOST:PORT/DATABASE?schema=NAME`: everything is libpq's but `schema`, which says where the
+tables lie (`miniq`), so that several stores fit into one database.
+"""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import parse_qsl, quote, urlsplit, urlunsplit
+
+import psycopg
+from msgspec import Struct
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from miniq.errors import InvalidRequest
+
+_SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,47}")
+KEEPALIVE = {
+    "connect_timeout": "3",
+    "keepalives_idle": "5",
+    "keepalives_interval": "2",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "10000",
+}
+"""So that a server that vanished without a word is noticed in seconds. The URL may say otherwise."""
+
+
+class Address(Struct, frozen=True):
+    """Where a store is: for the driver, its schema, and the channel of its notifications."""
+
+    conninfo: str
+    schema: str
+
+    @property
+    def channel(self) -> str:
+        return f"miniq_{self.schema}"
+
+
+def parse(url: str, *, durable: bool) -> Address:
+    """The address in a URL; refuses what libpq would not understand."""
+    parts = urlsplit(url)
+    query = parse_qsl(parts.query, keep_blank_values=True)
+    schema = dict(query).get("schema", "miniq")
+    if _SCHEMA.fullmatch(schema) is None or schema.startswith("pg_"):
+        raise InvalidRequest(
+            f"store: {schema!r} is not a name for a schema; use up to 48 of a-z 0-9 _, not a digit first", field="store"
+        )
+    rest = "&".join(f"{name}={quote(value, safe='')}" for name, value in query if name != "schema")
+    try:
+        given = conninfo_to_dict(urlunsplit(parts._replace(query=rest)))
+    except psycopg.ProgrammingError as error:
+        raise InvalidRequest(f"store: not a URL of PostgreSQL: {' '.join(str(error).split())}", field="store") from None
+    settings = {
+        "search_path": schema,
+        "synchronous_commit": "on" if durable else "off",
+        # Plans are made once per connection, perhaps while the tables are still small. Each query has its index.
+        "plan_cache_mode": "force_generic_plan",
+        "enable_seqscan": "off",
+        "enable_bitmapscan": "off",
+        "enable_hashjoin": "off",
+        "enable_mergejoin": "off",
+        "jit": "off",
+        "client_min_messages": "warning",
+        "timezone": "UTC",
+    }
+    options = " ".join(f"-c {name}={value}" for name, value in settings.items())
+    known = KEEPALIVE | {"application_name": "miniq"} | {name: str(value) for name, value in given.items()}
+    known["options"] = f"{given.get('options') or ''} {options}".strip()
+    return Address(make_conninfo("", **known), schema)

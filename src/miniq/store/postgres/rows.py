@@ -1,0 +1,142 @@
+"""How messages and events look in rows, and parameters on their way to the server.
+
+`about` holds, as JSON, what is unusual about a message; of an ordinary one it is null. Text has no character 0 in
+PostgreSQL, so names that users chose are escaped where they stand in columns: `\\0` for it, `\\\\` for a backslash.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from psycopg.adapt import Buffer, Dumper
+from psycopg.pq import Format
+
+from miniq.message import JSON, DeadLetter, Event, HistoryRecord, Message, Stored
+
+_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_ESCAPED = re.compile(r"\\(.)")
+_SIZE = struct.Struct(">i").pack
+BYTEA, BYTEA_ARRAY = 17, 1001
+
+
+class About(Struct, frozen=True, omit_defaults=True):
+    """What a message has beside its body, age and priority."""
+
+    content_type: str = JSON
+    headers: dict[str, str] | None = None
+    expires_at: int | None = None
+    key: str | None = None
+    recipient: str | None = None
+    group: str | None = None
+    dedup_id: str | None = None
+    dead: DeadLetter | None = None
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(About).decode
+
+
+def escape(text: str | None) -> str | None:
+    """A name as it stands in a column."""
+    if text is None or ("\\" not in text and "\0" not in text):
+        return text
+    return text.replace("\\", "\\\\").replace("\0", "\\0")
+
+
+def unescape(text: str | None) -> str | None:
+    """The name that stands in a column."""
+    if text is None or "\\" not in text:
+        return text
+    return _ESCAPED.sub(lambda found: "\0" if found[1] == "0" else found[1], text)
+
+
+def is_id(id: str) -> bool:
+    """Whether this can be a message's id at all; the server would read other spellings of a UUID, too."""
+    return _ID.fullmatch(id) is not None
+
+
+def about(message: Message) -> str | None:
+    """What is unusual about a message, None if nothing is."""
+    made = About(
+        message.content_type,
+        message.headers,
+        message.expires_at,
+        message.key,
+        message.recipient,
+        message.group,
+        message.dedup_id,
+        message.dead,
+    )
+    text = _encode(made)
+    return None if text == b"{}" else text.decode()
+
+
+def message(queue: str, row: Sequence[Any]) -> Message:
+    """The message in a row that begins with id, sent_at, due_at, rank, receives, about, body."""
+    id, sent_at, due_at, rank, _, unusual, body = row[:7]
+    if unusual is None:
+        return Message(id, queue, sent_at, due_at, body, JSON, -rank)
+    a = _decode(unusual)
+    return Message(
+        id, queue, sent_at, due_at, body, a.content_type, -rank, a.headers, a.expires_at, a.key, a.recipient, a.group,
+        a.dedup_id, a.dead,
+    )  # fmt: skip
+
+
+def stored(queue: str, row: Sequence[Any]) -> Stored:
+    """The same with its state: visible_at, receipt, consumer follow."""
+    return Stored(message(queue, row), row[7], row[4], unescape(row[8]), unescape(row[9]))
+
+
+def records(row: Sequence[Any]) -> Iterator[HistoryRecord]:
+    """The events of one row of the history."""
+    first, at, names, queues, ids, receives, sizes, *optional, count = row
+    consumers, waits, helds, reasons, bodies, kinds = (column or [None] * len(ids) for column in optional)
+    for place, id in enumerate(ids):
+        wait, held = waits[place], helds[place]
+        event = Event(
+            at,
+            names[place],
+            queues[place],
+            id,
+            receives[place],
+            sizes[place],
+            unescape(consumers[place]),
+            None if wait is None else wait / 1000,
+            None if held is None else held / 1000,
+            reasons[place],
+            bodies[place],
+            kinds[place],
+            1 if count is None else count,
+        )
+        yield HistoryRecord(first + place, event)
+
+
+def array(items: Sequence[object]) -> str:
+    """Ids or numbers as the text of an array."""
+    return "{" + ",".join(map(str, items)) + "}"
+
+
+class Blobs:
+    """Bodies as one array parameter in the binary format, made without a dumper's call for each."""
+
+    __slots__ = ("data",)
+
+    def __init__(self, bodies: Sequence[bytes]) -> None:
+        parts = [struct.pack(">iiiii", 1, 0, BYTEA, len(bodies), 1)]
+        for body in bodies:
+            parts += (_SIZE(len(body)), body)
+        self.data = b"".join(parts)
+
+
+class BlobsDumper(Dumper):
+    format = Format.BINARY
+    oid = BYTEA_ARRAY
+
+    def dump(self, obj: Blobs) -> Buffer:
+        return obj.data

@@ -1,0 +1,82 @@
+"""Making the tables, and bringing those of an earlier version up to date.
+
+A new store gets `schema.sql`; an old one gets the files of `migrations/` that it has not had. Both happen at start,
+in one transaction, under a lock, so that brokers that start together do not meet.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import Any
+
+from psycopg import AsyncConnection, errors, sql
+
+from miniq.errors import StoreFormat, StoreUnavailable
+from miniq.store.postgres.address import Address
+
+OLDEST_SERVER = 140000
+
+
+def migrations() -> dict[int, str]:
+    """The migrations by the version that each leads to."""
+    folder = files(__package__).joinpath("migrations")
+    found = {
+        int(file.name[:4]): file.read_text(encoding="utf-8") for file in folder.iterdir() if file.name[:4].isdigit()
+    }
+    return dict(sorted(found.items()))
+
+
+VERSION = max(migrations())
+
+
+async def prepare(connection: AsyncConnection[Any], address: Address) -> None:
+    """Let the tables be those of this version."""
+    if connection.info.server_version < OLDEST_SERVER:
+        raise StoreFormat(f"store: this is PostgreSQL {connection.info.server_version // 10000}; 14 or later is needed")
+    if connection.info.parameter_status("server_encoding") != "UTF8":
+        found = connection.info.parameter_status("server_encoding")
+        raise StoreFormat(f"store: the database has encoding {found}; make one with ENCODING 'UTF8'")
+    if await _version(connection) == VERSION:
+        return
+    try:
+        async with connection.transaction():
+            await connection.execute(
+                "SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"miniq schema {address.schema}",)
+            )
+            await _migrate(connection, address.schema, await _version(connection))
+    except errors.InsufficientPrivilege as error:
+        raise StoreUnavailable(
+            f"store: may not make or change tables in schema {address.schema!r}: {' '.join(str(error).split())}; "
+            f"let its owner run `CREATE SCHEMA {address.schema} AUTHORIZATION {connection.info.user}`"
+        ) from error
+
+
+async def _version(connection: AsyncConnection[Any]) -> int:
+    """The version of the tables, 0 where there are none."""
+    there = await (await connection.execute("SELECT to_regclass('meta')")).fetchone()
+    if there is None or there[0] is None:
+        return 0
+    row = await (await connection.execute("SELECT version FROM meta")).fetchone()
+    version = 0 if row is None else int(row[0])
+    if version > VERSION:
+        raise StoreFormat(
+            f"store: the tables have version {version}, this MiniQ knows up to {VERSION}; "
+            "they were made by a newer one, use that"
+        )
+    return version
+
+
+async def _migrate(connection: AsyncConnection[Any], schema: str, version: int) -> None:
+    if version == VERSION:
+        return
+    if not version:
+        there = await (await connection.execute("SELECT to_regnamespace(%s)", (schema,))).fetchone()
+        if there is None or there[0] is None:
+            await connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
+        await connection.execute(files(__package__).joinpath("schema.sql").read_bytes())
+        await connection.execute("INSERT INTO meta (version) VALUES (%s)", (VERSION,))
+        return
+    for number, text in migrations().items():
+        if number > version:
+            await connection.execute(text.encode())
+    await connection.execute("UPDATE meta SET version = %s", (VERSION,))

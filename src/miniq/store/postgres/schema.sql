@@ -1,0 +1,162 @@
+-- The tables of a store, as they are now. `migrations/` leads here from every earlier version; a test compares.
+-- Everything lies in one schema of the database, which the connection's search_path names.
+--
+-- Moments are microseconds since 1970 UTC, given by the brokers; no query reads the server's clock.
+-- Text that users chose is escaped (rows.py), because text in PostgreSQL has no character 0.
+
+CREATE TABLE meta (
+    one      boolean PRIMARY KEY DEFAULT true CHECK (one),
+    version  integer NOT NULL,                          -- of this schema
+    revision bigint NOT NULL DEFAULT 1                  -- rises with every change of queues and records
+);
+
+CREATE TABLE queues (
+    id       integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,  -- never used again, also not for the same name
+    name     text COLLATE "C" NOT NULL UNIQUE,
+    settings text NOT NULL                              -- JSON
+);
+
+CREATE TABLE records (
+    kind  text COLLATE "C" NOT NULL,
+    name  text COLLATE "C" NOT NULL,
+    value bytea NOT NULL,
+    PRIMARY KEY (kind, name)
+);
+
+-- One row is one message with its state. Ready: visible_at has come. Otherwise leased if it has a receipt, else delayed.
+CREATE TABLE messages (
+    id         uuid NOT NULL,
+    sent_at    bigint NOT NULL,
+    due_at     bigint NOT NULL,
+    visible_at bigint NOT NULL,
+    taken_at   bigint,                                  -- when the last lease began
+    queue      integer NOT NULL,
+    size       integer NOT NULL,                        -- what it counts for in max_bytes
+    receives   integer NOT NULL DEFAULT 0,
+    rank       smallint NOT NULL,                       -- minus its priority: rows are taken by rising (rank, id)
+    blocked    boolean NOT NULL DEFAULT false,          -- in a group, and not its head
+    receipt    text COLLATE "C",
+    consumer   text COLLATE "C",
+    recipient  text COLLATE "C",
+    grp        text COLLATE "C",
+    about      text,                                    -- JSON: what is unusual about it (rows.py)
+    body       bytea NOT NULL,
+    PRIMARY KEY (queue, id)
+) WITH (
+    -- A message lives short and leaves two dead rows behind; they must go before scans have to step over many.
+    autovacuum_vacuum_scale_factor = 0.02,
+    autovacuum_vacuum_threshold = 5000,
+    autovacuum_vacuum_insert_scale_factor = 0.2,
+    autovacuum_analyze_scale_factor = 0.2,
+    autovacuum_vacuum_cost_delay = 0
+);
+ALTER TABLE messages ALTER COLUMN body SET STORAGE EXTERNAL;  -- compressing costs more than it saves here
+
+-- What anybody may take, and what one recipient may take, in queue order. The moment at the end lets a scan
+-- pass over what is leased without looking at the row.
+CREATE INDEX messages_line ON messages (queue, rank, id, visible_at) WHERE recipient IS NULL AND NOT blocked;
+CREATE INDEX messages_own ON messages (queue, recipient, rank, id, visible_at)
+    WHERE recipient IS NOT NULL AND NOT blocked;
+-- What is or was leased or delayed. A message that was ready when it came is not in it.
+CREATE INDEX messages_later ON messages (queue, visible_at, id) WHERE visible_at > sent_at;
+CREATE INDEX messages_receipt ON messages (receipt) WHERE receipt IS NOT NULL;
+CREATE INDEX messages_group ON messages (queue, grp, blocked, id) WHERE grp IS NOT NULL;
+
+-- How much a queue holds, in up to 32 rows that are added up, so that calls need not wait for each other.
+CREATE TABLE tallies (
+    queue    integer NOT NULL,
+    slot     smallint NOT NULL,
+    messages bigint NOT NULL,
+    bytes    bigint NOT NULL,
+    last_id  uuid,                                      -- the highest id that came through this slot
+    PRIMARY KEY (queue, slot)
+) WITH (fillfactor = 25, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+
+-- What must not be added again, until when: single messages by dedup_id, whole calls by their name.
+CREATE TABLE dedup (
+    queue  integer NOT NULL,
+    call   boolean NOT NULL,
+    name   text COLLATE "C" NOT NULL,
+    ids    text NOT NULL,                               -- with commas between them
+    until  bigint NOT NULL,
+    PRIMARY KEY (queue, call, name)
+);
+CREATE INDEX dedup_until ON dedup (until);
+
+-- Queues that were deleted and may have left rows behind.
+CREATE TABLE remains (
+    queue integer PRIMARY KEY,
+    until bigint                                        -- when it may be forgotten, null until it was found empty
+);
+
+-- The events of one change are one row: array elements at the same place belong together. The change adds it
+-- without an offset; whoever reads gives offsets to what is there, under a lock, in order of seq.
+CREATE TABLE history (
+    seq           bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    first         bigint,                               -- the offset of its first event
+    count         integer NOT NULL,
+    bytes         bigint NOT NULL,
+    at            bigint NOT NULL,
+    events        text[] NOT NULL,
+    queues        text[] NOT NULL,
+    ids           text[] NOT NULL,
+    receives      integer[] NOT NULL,
+    sizes         bigint[] NOT NULL,
+    consumers     text[],
+    waits         bigint[],
+    helds         bigint[],
+    reasons       text[],
+    bodies        bytea[],
+    content_types text[],
+    messages      bigint                                -- how many one event stands for, if not 1
+);
+CREATE UNIQUE INDEX history_first ON history (first) WHERE first IS NOT NULL;
+CREATE INDEX history_pending ON history (seq) WHERE first IS NULL;
+
+CREATE TABLE history_state (
+    one   boolean PRIMARY KEY DEFAULT true CHECK (one),
+    first bigint NOT NULL DEFAULT 1,
+    last  bigint NOT NULL DEFAULT 0,
+    bytes bigint NOT NULL DEFAULT 0
+);
+INSERT INTO history_state DEFAULT VALUES;
+
+-- Refuse a whole put: the queue holds so much, and so much should be added.
+CREATE FUNCTION refuse_full(held bigint, bytes bigint, more bigint, more_bytes bigint) RETURNS boolean
+LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION USING ERRCODE = 'MQ001', MESSAGE = format('%s %s %s %s', held, bytes, more, more_bytes);
+END $$;
+
+-- Who puts into a group or takes its head away holds this lock to the end of the transaction.
+CREATE FUNCTION lock_group(queue integer, grp text) RETURNS void
+LANGUAGE sql AS $$
+    SELECT pg_advisory_xact_lock(hashtextextended(grp, queue));
+$$;
+
+-- Choose new heads for groups whose heads have left; the recipients of the new heads. Called inside the statement that
+-- removes the old ones: as each of its own statements sees what was committed until then, also what came
+-- while it waited for the lock.
+CREATE FUNCTION advance_groups(of_queue integer, groups text[]) RETURNS text[]
+LANGUAGE plpgsql AS $$
+DECLARE
+    name  text;
+    next  uuid;
+    owner text;
+    found_heads text[] := '{}';
+BEGIN
+    FOREACH name IN ARRAY groups LOOP
+        PERFORM lock_group(of_queue, name);
+        LOOP
+            EXIT WHEN EXISTS (SELECT FROM messages WHERE queue = of_queue AND grp = name AND NOT blocked);
+            SELECT id INTO next FROM messages WHERE queue = of_queue AND grp = name AND blocked ORDER BY id LIMIT 1;
+            EXIT WHEN next IS NULL;
+            UPDATE messages SET blocked = false WHERE queue = of_queue AND id = next RETURNING recipient INTO owner;
+            IF FOUND THEN
+                found_heads := array_append(found_heads, owner);
+                EXIT;
+            END IF;  -- somebody removed it meanwhile: look again
+        END LOOP;
+    END LOOP;
+    RETURN found_heads;
+END $$;

