@@ -54,12 +54,15 @@ def parse(url: str, *, durable: bool) -> Address:
     settings = {
         "search_path": schema,
         "synchronous_commit": "on" if durable else "off",
-        # Plans are made once per connection, perhaps while the tables are still small. Each query has its index.
+        # Plans are made once per connection, perhaps while the tables are still empty and every plan looks as cheap
+        # as another. Each query has an index that finds its rows in the order it wants; these leave only that one.
         "plan_cache_mode": "force_generic_plan",
         "enable_seqscan": "off",
         "enable_bitmapscan": "off",
         "enable_hashjoin": "off",
         "enable_mergejoin": "off",
+        "enable_sort": "off",
+        "enable_incremental_sort": "off",
         "jit": "off",
         "client_min_messages": "warning",
         "timezone": "UTC",

@@ -194,37 +194,49 @@ WHERE q.name = %(queue)s AND d.queue = q.id AND d.call AND d.name = %(call)s;
 -- Take
 
 -- name: take
--- What anybody may have.
+-- What anybody may have; nothing, and a word about it, if something must be put back into line first.
 WITH shelf AS (
     SELECT id, name FROM queues WHERE name = %(queue)s
+--include: expired
 ), ready AS MATERIALIZED (
-    SELECT m.queue, m.id, m.rank, m.size, m.visible_at, m.taken_at, m.receipt, m.consumer
-    FROM messages m
-    WHERE m.queue = (SELECT id FROM shelf) AND m.recipient IS NULL AND NOT m.blocked AND m.visible_at <= %(now)s
-    ORDER BY m.rank, m.id LIMIT %(limit)s
-    FOR UPDATE SKIP LOCKED
+--include: common
 --include: taken
 
 -- name: take_own
 -- What anybody may have, and what this consumer is the recipient of.
 WITH shelf AS (
     SELECT id, name FROM queues WHERE name = %(queue)s
+--include: expired
 ), common AS MATERIALIZED (
-    SELECT m.queue, m.id, m.rank, m.size, m.visible_at, m.taken_at, m.receipt, m.consumer
-    FROM messages m
-    WHERE m.queue = (SELECT id FROM shelf) AND m.recipient IS NULL AND NOT m.blocked AND m.visible_at <= %(now)s
-    ORDER BY m.rank, m.id LIMIT %(limit)s
-    FOR UPDATE SKIP LOCKED
+--include: common
 ), own AS MATERIALIZED (
     SELECT m.queue, m.id, m.rank, m.size, m.visible_at, m.taken_at, m.receipt, m.consumer
     FROM messages m
-    WHERE m.queue = (SELECT id FROM shelf) AND m.recipient = %(consumer)s AND NOT m.blocked
-        AND m.visible_at <= %(now)s
+    WHERE m.queue = (SELECT id FROM shelf) AND m.recipient = %(consumer)s AND NOT m.blocked AND NOT m.leased
+        AND m.visible_at <= %(now)s AND NOT (SELECT there FROM expired)
     ORDER BY m.rank, m.id LIMIT %(limit)s
     FOR UPDATE SKIP LOCKED
 ), ready AS MATERIALIZED (
     SELECT * FROM common UNION ALL SELECT * FROM own ORDER BY rank, id LIMIT %(limit)s
 --include: taken
+
+-- part: expired
+), expired AS MATERIALIZED (
+    SELECT %(look)s AND EXISTS (
+        SELECT FROM messages m
+        WHERE m.queue = (SELECT id FROM shelf) AND m.leased AND m.visible_at <= %(now)s
+            AND (m.receipt IS NOT NULL OR m.visible_at > m.sent_at)
+    ) AS there
+-- end
+
+-- part: common
+    SELECT m.queue, m.id, m.rank, m.size, m.visible_at, m.taken_at, m.receipt, m.consumer
+    FROM messages m
+    WHERE m.queue = (SELECT id FROM shelf) AND m.recipient IS NULL AND NOT m.blocked AND NOT m.leased
+        AND m.visible_at <= %(now)s AND NOT (SELECT there FROM expired)
+    ORDER BY m.rank, m.id LIMIT %(limit)s
+    FOR UPDATE SKIP LOCKED
+-- end
 
 -- part: taken
 ), chosen AS MATERIALIZED (
@@ -235,7 +247,7 @@ WITH shelf AS (
     ) r WHERE total <= %(max_bytes)s OR place = 1
 ), taken AS (
     UPDATE messages m SET
-        visible_at = %(until)s, taken_at = %(now)s, receipt = %(token)s, consumer = %(consumer)s,
+        visible_at = %(until)s, taken_at = %(now)s, leased = true, receipt = %(token)s, consumer = %(consumer)s,
         receives = m.receives + 1
     FROM chosen c WHERE m.queue = c.queue AND m.id = c.id
     RETURNING c.place, m.id, m.sent_at, m.due_at, m.rank, m.receives, m.about, m.body, m.size,
@@ -262,9 +274,23 @@ WITH shelf AS (
     FROM happened HAVING count(*) > 0
 --}
 )
-SELECT t.id::text, t.sent_at, t.due_at, t.rank, t.receives, t.about, t.body
+SELECT t.id::text, t.sent_at, t.due_at, t.rank, t.receives, t.about, t.body, (SELECT there FROM expired)
 FROM shelf LEFT JOIN taken t ON true ORDER BY t.place;
 -- end
+
+-- name: return_expired
+-- Leases that have run out stand in line again. Their receipts stay good until somebody takes them.
+WITH back AS (
+    UPDATE messages m SET leased = false FROM (
+        SELECT m.queue, m.id FROM messages m
+        WHERE m.queue = (SELECT id FROM queues WHERE name = %(queue)s) AND m.leased AND m.visible_at <= %(now)s
+            AND (m.receipt IS NOT NULL OR m.visible_at > m.sent_at)
+        ORDER BY m.visible_at, m.id LIMIT %(limit)s
+        FOR UPDATE SKIP LOCKED
+    ) e WHERE m.queue = e.queue AND m.id = e.id
+    RETURNING 1
+)
+SELECT count(*) FROM back;
 
 -- Changes of single messages, each on its fence
 
@@ -315,6 +341,7 @@ WITH shelf AS (
 ), changed AS (
     UPDATE messages m SET
         visible_at = %(visible_at)s,
+        leased = NOT %(release)s AND m.receipt IS NOT NULL,
         receipt = CASE WHEN %(release)s THEN null ELSE m.receipt END,
         consumer = CASE WHEN %(release)s THEN null ELSE m.consumer END,
         taken_at = CASE WHEN %(release)s THEN null ELSE m.taken_at END
@@ -374,6 +401,7 @@ WITH edited AS (
     UPDATE messages SET
         due_at = %(due_at)s, rank = %(rank)s, size = %(size)s, about = %(about)s, body = %(body)b,
         visible_at = CASE WHEN %(reset)s THEN %(due_at)s ELSE visible_at END,
+        leased = leased AND NOT %(reset)s,
         receipt = CASE WHEN %(reset)s THEN null ELSE receipt END,
         consumer = CASE WHEN %(reset)s THEN null ELSE consumer END,
         taken_at = CASE WHEN %(reset)s THEN null ELSE taken_at END
@@ -421,8 +449,8 @@ WITH shelf AS (
 ), moved AS (
     UPDATE messages m SET
         queue = (SELECT id FROM target), sent_at = g.sent_at, due_at = g.due_at, visible_at = g.due_at, taken_at = null,
-        size = g.size, receives = 0, rank = g.rank, blocked = coalesce(h.blocked, false), receipt = null,
-        consumer = null, recipient = g.recipient, grp = g.grp, about = g.about, body = g.body
+        size = g.size, receives = 0, rank = g.rank, blocked = coalesce(h.blocked, false), leased = false,
+        receipt = null, consumer = null, recipient = g.recipient, grp = g.grp, about = g.about, body = g.body
     FROM matching o JOIN given g USING (id) LEFT JOIN heads h USING (id)
     WHERE m.queue = (SELECT id FROM shelf) AND m.id = o.id
     RETURNING g.place, m.id, g.size, g.body, g.content_type, g.recipient, o.size AS old_size, o.receives, o.consumer,
@@ -502,7 +530,7 @@ WHERE q.name = %(queue)s;
 -- name: held
 SELECT m.id::text, m.sent_at, m.due_at, m.rank, m.receives, m.about, m.body, m.visible_at, m.receipt, m.consumer,
     q.name
-FROM messages m JOIN queues q ON q.id = m.queue
+FROM queues q JOIN messages m ON m.queue = q.id AND (m.receipt IS NOT NULL OR m.visible_at > m.sent_at)
 WHERE m.receipt = %(token)s ORDER BY m.id;
 
 -- name: scan
@@ -521,9 +549,9 @@ WITH shelf AS (
     SELECT id FROM queues WHERE name = %(queue)s
 ), page AS (
     SELECT m.*, m.visible_at AS cursor FROM messages m
-    WHERE m.queue = (SELECT id FROM shelf) AND m.visible_at > m.sent_at AND m.visible_at > %(now)s
+    WHERE m.queue = (SELECT id FROM shelf) AND m.leased = %(leased)s AND m.visible_at > %(now)s
         AND (m.visible_at, m.id) > (%(after_moment)s, %(after_id)s::uuid)
-        AND (m.receipt IS NOT NULL) = %(leased)s
+        AND (m.receipt IS NOT NULL OR m.visible_at > m.sent_at)
     ORDER BY m.visible_at, m.id LIMIT %(limit)s + 1
 --include: page
 
@@ -547,15 +575,19 @@ WITH shelf AS (
     SELECT coalesce(sum(messages), 0)::bigint AS messages, coalesce(sum(bytes), 0)::bigint AS bytes
     FROM tallies WHERE queue = (SELECT id FROM shelf)
 ), later AS (
-    SELECT count(*) FILTER (WHERE receipt IS NULL) AS delayed, count(*) FILTER (WHERE receipt IS NOT NULL) AS leased
-    FROM messages m
-    WHERE m.queue = (SELECT id FROM shelf) AND m.visible_at > m.sent_at AND m.visible_at > %(now)s
+    SELECT coalesce(sum(n) FILTER (WHERE NOT leased), 0)::bigint AS delayed,
+        coalesce(sum(n) FILTER (WHERE leased), 0)::bigint AS leased
+    FROM (VALUES (true), (false)) AS side (leased) CROSS JOIN LATERAL (
+        SELECT count(*) AS n FROM messages m
+        WHERE m.queue = (SELECT id FROM shelf) AND m.leased = side.leased AND m.visible_at > %(now)s
+            AND (m.receipt IS NOT NULL OR m.visible_at > m.sent_at)
+    ) counted
 ), oldest AS (
     SELECT min(next.sent_at) AS sent_at FROM generate_series(-9, 0) AS r (rank) CROSS JOIN LATERAL (
         SELECT m.sent_at FROM messages m
         WHERE m.queue = (SELECT id FROM shelf) AND m.rank = r.rank AND m.recipient IS NULL AND NOT m.blocked
-            AND m.visible_at <= %(now)s
-        ORDER BY m.id LIMIT 1
+            AND NOT m.leased AND m.visible_at <= %(now)s
+        ORDER BY m.rank, m.id LIMIT 1
     ) next
 )
 SELECT held.messages - later.delayed - later.leased, later.delayed, later.leased, held.bytes, oldest.sent_at
@@ -563,9 +595,12 @@ FROM shelf, held, later, oldest;
 
 -- name: next_visible
 SELECT (
-    SELECT m.visible_at FROM messages m
-    WHERE m.queue = q.id AND m.visible_at > m.sent_at AND m.visible_at > %(now)s
-    ORDER BY m.visible_at, m.id LIMIT 1
+    SELECT min(next.visible_at) FROM (VALUES (true), (false)) AS side (leased) CROSS JOIN LATERAL (
+        SELECT m.visible_at FROM messages m
+        WHERE m.queue = q.id AND m.leased = side.leased AND m.visible_at > %(now)s
+            AND (m.receipt IS NOT NULL OR m.visible_at > m.sent_at)
+        ORDER BY m.visible_at, m.id LIMIT 1
+    ) next
 )
 FROM queues q WHERE q.name = %(queue)s;
 

@@ -46,6 +46,8 @@ FOREVER = 2**63 - 1
 FIRST_ID = "00000000-0000-0000-0000-000000000000"
 LONG = 600.0
 """Seconds that emptying a large queue may take."""
+RETURNED = 1000
+"""Leases that have run out and are put back into line in one statement."""
 NUMBERED = 10_000
 """Rows of history that get their offsets in one transaction."""
 HISTORY_BYTES = 16 * 1024 * 1024
@@ -261,7 +263,16 @@ class PostgresStore(WithoutClaims):
             "consumer": escape(consumer),
         }
         query = self._queries["take" if consumer is None else "take_own"].pick(keep != "off")
-        found = await self._connections.call(lambda connection: _execute(connection, query, params))
+
+        async def take(connection: Connection) -> list[Row]:
+            found = await _execute(connection, query, params | {"look": True})
+            while found and found[0][7]:
+                back = {"queue": queue, "now": now, "limit": RETURNED}
+                returned = await _execute(connection, *self._step("return_expired", back))
+                found = await _execute(connection, query, params | {"look": returned[0][0] == RETURNED})
+            return found
+
+        found = await self._connections.call(take)
         if not found:
             raise _no_queue(queue)
         if found[0][0] is None:

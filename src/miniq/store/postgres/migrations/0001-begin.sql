@@ -34,6 +34,7 @@ CREATE TABLE messages (
     receives   integer NOT NULL DEFAULT 0,
     rank       smallint NOT NULL,                       -- minus its priority: rows are taken by rising (rank, id)
     blocked    boolean NOT NULL DEFAULT false,          -- in a group, and not its head
+    leased     boolean NOT NULL DEFAULT false,          -- not in line: leased, and not yet seen to have run out
     receipt    text COLLATE "C",
     consumer   text COLLATE "C",
     recipient  text COLLATE "C",
@@ -51,14 +52,18 @@ CREATE TABLE messages (
 );
 ALTER TABLE messages ALTER COLUMN body SET STORAGE EXTERNAL;  -- compressing costs more than it saves here
 
+-- A lease changes every index that a message is in, so there are few, and leased messages are not in the line. Whoever
+-- takes first puts back into line what has run out (`return_expired`); nothing else sweeps.
+--
 -- What anybody may take, and what one recipient may take, in queue order. The moment at the end lets a scan
--- pass over what is leased without looking at the row.
-CREATE INDEX messages_line ON messages (queue, rank, id, visible_at) WHERE recipient IS NULL AND NOT blocked;
+-- pass over what is delayed without looking at the row.
+CREATE INDEX messages_line ON messages (queue, rank, id, visible_at)
+    WHERE recipient IS NULL AND NOT blocked AND NOT leased;
 CREATE INDEX messages_own ON messages (queue, recipient, rank, id, visible_at)
-    WHERE recipient IS NOT NULL AND NOT blocked;
+    WHERE recipient IS NOT NULL AND NOT blocked AND NOT leased;
 -- What is or was leased or delayed. A message that was ready when it came is not in it.
-CREATE INDEX messages_later ON messages (queue, visible_at, id) WHERE visible_at > sent_at;
-CREATE INDEX messages_receipt ON messages (receipt) WHERE receipt IS NOT NULL;
+CREATE INDEX messages_later ON messages (queue, leased, visible_at, id)
+    WHERE receipt IS NOT NULL OR visible_at > sent_at;
 CREATE INDEX messages_group ON messages (queue, grp, blocked, id) WHERE grp IS NOT NULL;
 
 -- How much a queue holds, in up to 32 rows that are added up, so that calls need not wait for each other.
