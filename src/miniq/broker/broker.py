@@ -143,7 +143,7 @@ class Broker:
 
     async def delete_queue(self, queue: str) -> None:
         """Remove a queue with everything in it."""
-        await self._of(queue)
+        await self.existing(queue)
         if queue == DEFAULT_QUEUE:
             raise QueueProtected(f"queue: {queue!r} is always there; purge it instead", field="queue")
         await self.store.delete_queue(queue)
@@ -152,7 +152,7 @@ class Broker:
 
     async def queue(self, queue: str) -> QueueInfo:
         """Settings and counts of one queue."""
-        settings = await self._of(queue)
+        settings = await self.existing(queue)
         counts = await self.store.counts(queue, now=self.clock.now())
         return QueueInfo(queue, settings, counts, self._redrives.progress(queue))
 
@@ -320,7 +320,7 @@ class Broker:
 
     async def ack(self, queue: str, leases: Sequence[Lease]) -> list[Outcome]:
         """Remove messages for good: they were processed."""
-        settings = await self._of(queue)
+        settings = await self.existing(queue)
         rules.check_batch(leases, "leases", self._limits)
         outcomes = await self.store.drop(
             queue,
@@ -336,7 +336,7 @@ class Broker:
     async def release(self, queue: str, leases: Sequence[Lease], delay: float = 0) -> list[Outcome]:
         """Give messages back, ready again at once or after `delay`. One that has used up its receives
         goes to the dead-letter queue instead."""
-        settings = await self._of(queue)
+        settings = await self.existing(queue)
         rules.check_batch(leases, "leases", self._limits)
         rules.check_seconds(delay, "delay", 0, self._limits.delay)
         asked = _fences(leases)
@@ -382,7 +382,7 @@ class Broker:
         self, queue: str, leases: Sequence[Lease], visibility_timeout: float | None = None
     ) -> tuple[int, list[Outcome]]:
         """Let leases end `visibility_timeout` from now; says when that is, and what became of each."""
-        settings = await self._of(queue)
+        settings = await self.existing(queue)
         rules.check_batch(leases, "leases", self._limits)
         seconds = rules.lease_seconds(visibility_timeout, settings, self._limits)
         now = self.clock.now()
@@ -401,7 +401,7 @@ class Broker:
 
     async def get(self, queue: str, id: str) -> Stored:
         """Look at one message without consuming it."""
-        settings = await self._of(queue)
+        settings = await self.existing(queue)
         stored = await self.store.find(queue, id)
         if stored is None or rules.expired(stored, settings, self.clock.now()):
             raise _no_message(queue, id)
@@ -411,7 +411,7 @@ class Broker:
         self, queue: str, *, status: Status | None = None, after: str | None = None, limit: int = 100
     ) -> Page:
         """Browse a queue without consuming; `after` is the `next` of the page before."""
-        settings = await self._of(queue)
+        settings = await self.existing(queue)
         rules.check_count(limit, "limit", 1, self._limits.batch)
         if status not in (None, "ready", "delayed", "leased"):
             raise InvalidRequest(f"status: {status!r}; use ready, delayed or leased", field="status")
@@ -434,7 +434,7 @@ class Broker:
         receipt: str | None = None,
     ) -> Stored:
         """Change a message that is not leased, or that the caller holds the receipt of."""
-        settings = await self._of(queue)
+        settings = await self.existing(queue)
         now = self.clock.now()
         if body is None and headers is None and priority is None and delay is None:
             raise InvalidRequest("edit: nothing to change; give body, headers, priority or delay", field="body")
@@ -467,7 +467,7 @@ class Broker:
 
     async def remove(self, queue: str, id: str, receipt: str | None = None) -> None:
         """Delete one message that is not leased, or that the caller holds the receipt of."""
-        settings = await self._of(queue)
+        settings = await self.existing(queue)
         fence = (id, FREE if receipt is None else _receipt(receipt))
         outcomes = await self.store.drop(
             queue, [fence], now=self.clock.now(), event="purged", reason="removed", keep=settings.history
@@ -476,7 +476,7 @@ class Broker:
 
     async def ack_by_id(self, queue: str, id: str) -> bool:
         """Ack without a receipt: only for the short routes and `MiniQ`, whose users have none."""
-        settings = await self._of(queue)
+        settings = await self.existing(queue)
         outcomes = await self.store.drop(
             queue, [(id, ANY)], now=self.clock.now(), event="acked", reason=None, keep=settings.history
         )
@@ -484,7 +484,7 @@ class Broker:
 
     async def edit_by_id(self, queue: str, id: str, body: bytes, content_type: str) -> bool:
         """Change a body without a receipt, leased or not: only for the short routes."""
-        settings = await self._of(queue)
+        settings = await self.existing(queue)
         rules.check_body(body, content_type, self._limits)
         change = Edit(body=body, content_type=content_type)
         outcome = await self.store.edit(queue, (id, ANY), change, now=self.clock.now(), keep=settings.history)
@@ -492,7 +492,7 @@ class Broker:
 
     async def purge(self, queue: str) -> int:
         """Remove all messages of a queue, leased ones too, and say how many there were."""
-        settings = await self._of(queue)
+        settings = await self.existing(queue)
         return await self.store.clear(queue, now=self.clock.now(), keep=settings.history)
 
     async def redrive(
@@ -507,7 +507,7 @@ class Broker:
 
         With `rate` it goes on in the background at so many a second; `queue()` shows how far it is.
         """
-        await self._of(queue)
+        await self.existing(queue)
         return await self._redrives.run(queue, ids, to, rate)
 
     # History and care
@@ -545,10 +545,10 @@ class Broker:
         self._check_open()
         rules.check_name(queue)
         if not self.options.auto_create:
-            return await self._of(queue)
+            return await self.existing(queue)
         return await self.ensure_queue(queue)
 
-    async def _of(self, queue: str) -> QueueSettings:
+    async def existing(self, queue: str) -> QueueSettings:
         """The settings of a queue that must exist, perhaps since a moment ago on another broker."""
         if queue not in self._settings and self._open:
             await self._refresh.once()

@@ -79,7 +79,7 @@ class Claims:
     async def ack(self, queue: str, group: str, upto: int, epoch: int | None = None) -> None:
         """Ack all claims up to a number; those that are acked already stay so."""
         broker = self._broker
-        settings = broker.settings(queue)
+        settings = await broker.existing(queue)
         rules.check_label(group, "group")
         rules.check_count(upto, "upto", 0, NUMBERS)
         _check_epoch(epoch)
@@ -88,7 +88,7 @@ class Claims:
     async def release(self, queue: str, group: str, epoch: int | None = None) -> int:
         """Give the messages of all claims that are not acked back, and say how many."""
         broker = self._broker
-        settings = broker.settings(queue)
+        settings = await broker.existing(queue)
         rules.check_label(group, "group")
         _check_epoch(epoch)
         released = await broker.store.release_claims(
@@ -100,13 +100,13 @@ class Claims:
     async def list(self, queue: str) -> list[ClaimGroup]:
         """All groups of a queue with the claims that can be read."""
         broker = self._broker
-        broker.settings(queue)
+        await broker.existing(queue)
         return await broker.store.claim_groups(queue, now=broker.clock.now())
 
     async def find(self, queue: str, group: str, number: int, part: int = 0, parts: int = 1) -> Part:
         """A part of a claim, to be read: parts are disjoint, hold everything, and are the same each time."""
         broker = self._broker
-        broker.settings(queue)
+        await broker.existing(queue)
         rules.check_label(group, "group")
         rules.check_count(number, "claim", 1, NUMBERS)
         rules.check_count(parts, "parts", 1, broker.options.limits.claim)

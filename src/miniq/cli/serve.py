@@ -24,7 +24,8 @@ LEVELS = ("debug", "info", "warning", "error")
 @click.option(
     "--store",
     metavar="URL",
-    help="rocksdb:DIR, leveldb:DIR, mongodb://HOST/NAME or memory:. [default: rocksdb:./miniq-data]",
+    help="rocksdb:DIR, leveldb:DIR, postgresql://USER@HOST/DATABASE, mongodb://HOST/NAME or memory:. "
+    "[default: rocksdb:./miniq-data]",
 )
 @click.option("--host", help="Address to listen on; others than loopback need an API key. [default: 127.0.0.1]")
 @click.option("--port", type=PORT, help="Port of HTTP, 0 for any free one, also of ZeroMQ. [default: 5000]")

@@ -18,7 +18,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from miniq.broker import Broker
-from miniq.errors import InvalidRequest, MiniQError, NoRoute, TooLarge, WrongMedia, WrongMethod
+from miniq.errors import InvalidRequest, MiniQError, NoRoute, StoreUnavailable, TooLarge, WrongMedia, WrongMethod
 from miniq.message import JSON
 from miniq.wire import classic, codec, console, events, openapi, prometheus, shapes
 from miniq.wire.codec import MSGPACK, PROBLEM, Format
@@ -142,9 +142,13 @@ class HttpApp:
 
     async def _ready(self, request: HTTPRequest) -> Response:
         failure = self._broker.store.failure()
-        if failure is None:
-            return _json(shapes.HealthReply("ready"))
-        return _json(shapes.HealthReply("failed", str(failure)), 503)
+        if failure is not None:
+            return _json(shapes.HealthReply("failed", str(failure)), 503)
+        try:
+            await self._broker.store.check()
+        except StoreUnavailable as error:
+            return _json(shapes.HealthReply("away", str(error)), 503)
+        return _json(shapes.HealthReply("ready"))
 
     async def _metrics(self, request: HTTPRequest) -> Response:
         authorise_read(self._broker, request)

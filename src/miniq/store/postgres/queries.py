@@ -1,4 +1,4 @@
-"""The queries of `queries.sql`, by name, each plain and with history."""
+"""The queries of `queries.sql`, by name, in the variants that the file describes."""
 
 from __future__ import annotations
 
@@ -7,17 +7,26 @@ from importlib.resources import files
 
 
 class Query:
-    """One query in its two variants, which are the same where a query tells nothing."""
-
-    __slots__ = ("history", "name", "plain")
+    """One query in all its variants: with what it tells, with what depends on a call's name, with neither."""
 
     def __init__(self, name: str, lines: list[str]) -> None:
         self.name = name
-        self.plain = "\n".join(_variant(lines, history=False)).encode()
-        self.history = "\n".join(_variant(lines, history=True)).encode()
+        self._lines = lines
+        self._variants: dict[tuple[str, ...], bytes] = {}
 
-    def pick(self, history: bool) -> bytes:
-        return self.history if history else self.plain
+    def pick(self, *tags: str) -> bytes:
+        """The variant with the lines between `--{TAG` and `--}` of these tags."""
+        text = self._variants.get(tags)
+        if text is None:
+            text = self._variants[tags] = "\n".join(_variant(self._lines, tags)).encode()
+        return text
+
+    @property
+    def variants(self) -> list[bytes]:
+        """All of them, for tests."""
+        marked = {line[3:] for line in self._lines if line.startswith("--{")}
+        some = [tags for tags in ((), ("history",), ("call",), ("history", "call")) if marked >= set(tags)]
+        return [self.pick(*tags) for tags in some]
 
 
 def load() -> dict[str, Query]:
@@ -47,11 +56,11 @@ def _included(lines: list[str], parts: dict[str, list[str]]) -> Iterator[str]:
             yield line
 
 
-def _variant(lines: list[str], *, history: bool) -> Iterator[str]:
+def _variant(lines: list[str], tags: tuple[str, ...]) -> Iterator[str]:
     skip = False
     for line in lines:
-        if line == "--{history":
-            skip = not history
+        if line.startswith("--{"):
+            skip = line[3:] not in tags
         elif line == "--}":
             skip = False
         elif not skip:

@@ -1,7 +1,7 @@
 -- Every query of the store, by name. queries.py reads this file.
 --
 -- What stands between `--{history` and `--}` is only in the variant that writes history: where it is off, it costs
--- nothing. Each query finds the queue by name and gives a row whenever the queue exists, so that none means
+-- nothing. The same goes for `call`, where a send has a name. Each query finds the queue by name and gives a row whenever the queue exists, so that none means
 -- "no such queue". Every access to messages goes through an index; a test looks at each plan.
 
 -- Queues and records
@@ -63,8 +63,20 @@ SELECT last_id::text FROM tallies WHERE last_id IS NOT NULL ORDER BY last_id DES
 
 -- name: put_plain
 -- Messages that are alike and ask for nothing special.
-WITH shelf AS (
+WITH found AS (
     SELECT id, name FROM queues WHERE name = %(queue)s
+--{call
+), claimed AS (
+    INSERT INTO dedup AS d (queue, call, name, ids, until)
+    SELECT id, true, %(call)s, %(given)s, %(call_until)s FROM found
+    ON CONFLICT (queue, call, name) DO UPDATE SET ids = excluded.ids, until = excluded.until WHERE d.until <= %(now)s
+    RETURNING queue
+--}
+), shelf AS (
+    SELECT id, name FROM found
+--{call
+    WHERE EXISTS (SELECT FROM claimed)
+--}
 ), given AS (
     SELECT * FROM unnest(%(ids)s::uuid[], %(bodies)b::bytea[]) WITH ORDINALITY AS g (id, body, place)
 ), added AS (
@@ -89,7 +101,10 @@ WITH shelf AS (
     FROM shelf
 --}
 )
-SELECT id FROM shelf;
+SELECT id, EXISTS (SELECT FROM shelf) FROM found;
+
+-- name: call_ids
+SELECT d.ids FROM queues q JOIN dedup d ON d.queue = q.id AND d.call AND d.name = %(call)s WHERE q.name = %(queue)s;
 
 -- name: lock_queue
 -- Room is checked by one put at a time.

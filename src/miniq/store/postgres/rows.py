@@ -16,6 +16,7 @@ from msgspec import Struct
 from psycopg.adapt import Buffer, Dumper
 from psycopg.pq import Format
 
+from miniq.ids import SHARE, ids_from
 from miniq.message import JSON, DeadLetter, Event, HistoryRecord, Message, Stored
 
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -58,6 +59,30 @@ def unescape(text: str | None) -> str | None:
 def is_id(id: str) -> bool:
     """Whether this can be a message's id at all; the server would read other spellings of a UUID, too."""
     return _ID.fullmatch(id) is not None
+
+
+def pack_ids(ids: Sequence[str]) -> str:
+    """Ids in one text with commas; those that follow each other in a run as the first and their number."""
+    packed: list[str] = []
+    for start in range(0, len(ids), SHARE):
+        some = list(ids[start : start + SHARE])
+        if len(some) > 1 and int(some[0][34:], 16) + len(some) <= 256 and some == ids_from(some[0], len(some)):
+            packed.append(f"{some[0]}*{len(some)}")
+        else:
+            packed += some
+    return ",".join(packed)
+
+
+def unpack_ids(text: str) -> list[str]:
+    """The ids in a text made by `pack_ids`."""
+    ids: list[str] = []
+    for item in text.split(","):
+        first, star, count = item.partition("*")
+        if star:
+            ids += ids_from(first, int(count))
+        else:
+            ids.append(first)
+    return ids
 
 
 def about(message: Message) -> str | None:

@@ -17,7 +17,7 @@ import psycopg
 from psycopg import AsyncConnection
 from psycopg.adapt import AdaptersMap
 
-from miniq.errors import InvalidRequest, QueueNotFound
+from miniq.errors import InvalidRequest, QueueNotFound, StoreUnavailable
 from miniq.message import (
     JSON,
     Counts,
@@ -29,6 +29,7 @@ from miniq.message import (
     Message,
     Outcome,
     Page,
+    Parcel,
     QueueSettings,
     Status,
     Stored,
@@ -156,30 +157,44 @@ class PostgresStore(WithoutClaims):
         keep: History,
         call: Once | None = None,
     ) -> list[str]:
-        queue = messages[0].queue
-        first = messages[0]
-        if room is None and call is None and _plain(messages):
-            ids = [message.id for message in messages]
-            bodies = [message.body for message in messages]
-            params = {
-                "queue": queue,
-                "ids": rows.array(ids),
-                "bodies": Blobs(bodies),
-                "sent_at": first.sent_at,
-                "due_at": first.due_at,
-                "rank": -first.priority,
-                "about": None if first.content_type == JSON else rows.about(first),
-                "count": len(ids),
-                "bytes": sum(map(len, bodies)),
-                "last_id": max(ids),
-                "now": now,
-                "full": keep == "full",
-                "content_type": first.content_type,
-            }
-            await self._one("put_plain", params, queue, keep)
-            self._ready(queue, None, len(ids))
-            return ids
+        parcel = messages if isinstance(messages, Parcel) else _parcel(messages)
+        if parcel is not None and room is None:
+            return await self._put_parcel(parcel, now, keep, call)
         return await self._put_each(messages, now, dedup_until, room, keep, call)
+
+    async def _put_parcel(self, parcel: Parcel, now: int, keep: History, call: Once | None) -> list[str]:
+        """Messages that are alike but for id and body, and ask for nothing special."""
+        queue, ids = parcel.queue, parcel.ids
+        params = {
+            "queue": queue,
+            "ids": rows.array(ids),
+            "bodies": Blobs(parcel.bodies),
+            "sent_at": parcel.sent_at,
+            "due_at": parcel.due_at,
+            "rank": -parcel.priority,
+            "about": None if parcel.content_type == JSON else rows.about(parcel[0]),
+            "count": len(ids),
+            "bytes": parcel.size,
+            "last_id": max(ids),
+            "now": now,
+            "full": keep == "full",
+            "content_type": parcel.content_type,
+        }
+        tags = _tags(keep)
+        if call is not None:
+            params |= {"call": escape(call.name), "given": rows.pack_ids(ids), "call_until": call.until}
+            tags = (*tags, "call")
+        query = self._queries["put_plain"].pick(*tags)
+        found = await self._connections.call(lambda connection: _execute(connection, query, params))
+        if not found:
+            raise _no_queue(queue)
+        if not found[0][1]:  # the call stands already
+            given = await self._all("call_ids", params)
+            if not given:
+                raise StoreUnavailable("store: the queue was deleted just now; try again")
+            return rows.unpack_ids(given[0][0])
+        self._ready(queue, None, len(ids))
+        return list(ids)
 
     async def _put_each(
         self,
@@ -203,7 +218,7 @@ class PostgresStore(WithoutClaims):
             "full": keep == "full",
             "dedups": [escape(message.dedup_id) for message in messages],
             "call": None if call is None else escape(call.name),
-            "given": ",".join(message.id for message in messages),
+            "given": rows.pack_ids([message.id for message in messages]),
             "max_length": 0 if room is None else room.messages,
             "max_bytes": 0 if room is None else room.bytes,
         }
@@ -224,7 +239,7 @@ class PostgresStore(WithoutClaims):
                 return await _transaction(connection, steps)
             async with connection.transaction():
                 found = await _pipeline(connection, steps)
-                if found and found[0][0] != params["given"]:
+                if found and rows.unpack_ids(found[0][0]) != [message.id for message in messages]:
                     await _execute(connection, *self._step("record_call", params | {"answer": found[0][0]}))
                 return found
 
@@ -239,7 +254,7 @@ class PostgresStore(WithoutClaims):
             raise _no_queue(queue)
         answer, arrived = found[0]
         self._arrived(queue, arrived)
-        return str(answer).split(",")
+        return rows.unpack_ids(answer)
 
     async def take(
         self,
@@ -262,7 +277,7 @@ class PostgresStore(WithoutClaims):
             "token": token,
             "consumer": escape(consumer),
         }
-        query = self._queries["take" if consumer is None else "take_own"].pick(keep != "off")
+        query = self._queries["take" if consumer is None else "take_own"].pick(*_tags(keep))
 
         async def take(connection: Connection) -> list[Row]:
             found = await _execute(connection, query, params | {"look": True})
@@ -400,7 +415,7 @@ class PostgresStore(WithoutClaims):
         return await self._outcomes(queue, fences, done)
 
     async def clear(self, queue: str, *, now: int, keep: History) -> int:
-        query = self._queries["clear"].pick(keep != "off")
+        query = self._queries["clear"].pick(*_tags(keep))
         params = {"queue": queue, "now": now}
         found = await self._connections.call(lambda connection: _execute(connection, query, params), LONG)
         if not found:
@@ -502,15 +517,15 @@ class PostgresStore(WithoutClaims):
             log.warning("PostgreSQL runs with fsync = off: what is confirmed may be lost with the machine's power")
 
     def _step(self, name: str, params: dict[str, Any], keep: History = "off") -> Step:
-        return self._queries[name].pick(keep != "off"), params
+        return self._queries[name].pick(*_tags(keep)), params
 
     async def _all(self, name: str, params: dict[str, Any]) -> list[Row]:
-        query = self._queries[name].plain
+        query = self._queries[name].pick()
         return await self._connections.call(lambda connection: _execute(connection, query, params))
 
     async def _one(self, name: str, params: dict[str, Any], queue: str, keep: History = "off") -> Row:
         """The one row of a query that gives none only where there is no such queue."""
-        query = self._queries[name].pick(keep != "off")
+        query = self._queries[name].pick(*_tags(keep))
         found = await self._connections.call(lambda connection: _execute(connection, query, params))
         if not found:
             raise _no_queue(queue)
@@ -520,7 +535,7 @@ class PostgresStore(WithoutClaims):
         self, name: str, queue: str, fences: Sequence[Fence], params: dict[str, Any], keep: History
     ) -> tuple[list[Outcome], list[str | None]]:
         """Change messages, each on its fence: what became of each, and recipients who may look again."""
-        query = self._queries[name].pick(keep != "off")
+        query = self._queries[name].pick(*_tags(keep))
         rounds = _rounds(fences)
         done: set[int] = set()
         woken: list[str | None] = []
@@ -624,25 +639,22 @@ async def _transaction(connection: Connection, steps: Sequence[Step]) -> list[Ro
     return await cursor.fetchall() if cursor.description is not None else []
 
 
-def _plain(messages: Sequence[Message]) -> bool:
-    """Whether messages are alike but for id and body, and ask for nothing special."""
+def _parcel(messages: Sequence[Message]) -> Parcel | None:
+    """Messages as a parcel, None if they are not alike or ask for something special."""
     first = messages[0]
+    plain = Message(first.id, first.queue, first.sent_at, first.due_at, first.body, first.content_type, first.priority)
     for message in messages:
-        if (
-            message.headers is not None
-            or message.recipient is not None
-            or message.group is not None
-            or message.dedup_id is not None
-            or message.key is not None
-            or message.expires_at is not None
-            or message.dead is not None
-            or message.priority != first.priority
-            or message.due_at != first.due_at
-            or message.sent_at != first.sent_at
-            or message.content_type != first.content_type
-        ):
-            return False
-    return True
+        if msgspec.structs.replace(message, id=plain.id, body=plain.body) != plain:
+            return None
+    return Parcel(
+        [message.id for message in messages],
+        first.queue,
+        first.sent_at,
+        first.due_at,
+        [message.body for message in messages],
+        first.content_type,
+        first.priority,
+    )
 
 
 def _columns(messages: Sequence[Message]) -> dict[str, Any]:
@@ -680,6 +692,10 @@ def _cursor(after: str | None, later: bool) -> tuple[int, str]:
     if not dot or not moment.isdigit() or int(moment) > FOREVER or not rows.is_id(id):
         raise InvalidRequest(f"after: {after!r} is not a cursor given as `next`", field="after")
     return int(moment), id
+
+
+def _tags(keep: History) -> tuple[str, ...]:
+    return () if keep == "off" else ("history",)
 
 
 def _no_queue(name: str) -> QueueNotFound:
