@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve browser pictures test check fmt bench bench-http bench-backlog faults demo clean
+.PHONY: help setup serve browser pictures test check fmt bench bench-http bench-backlog bench-peers faults demo clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -50,6 +50,10 @@ bench-http: setup ## speed through HTTP against the raw disk, and against Redis 
 
 bench-backlog: setup ## speed, memory and start-up with 2 million queued messages (3 minutes, idle machine)
 	$(BIN)/python -m bench.backlog
+
+bench-peers: setup ## against Redis, beanstalkd, NATS, RabbitMQ and PostgreSQL, those that are installed (10 minutes, idle machine)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --group peers
+	$(BIN)/python -m bench.peers
 
 faults: setup ## every fault many times under load, and the table in docs/reliability.md (half an hour)
 	$(BIN)/python -m tests.faults
