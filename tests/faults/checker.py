@@ -96,6 +96,7 @@ class Checker:
         """How many messages may have been removed by receives at most once whose answer was lost."""
         self._claims: dict[tuple[str, int], list[str]] = {}
         self._claimed_upto: dict[str, int] = defaultdict(int)
+        self._ack_asked_upto: dict[str, int] = defaultdict(int)
         self._sink: Counter[str] | None = None
 
     def check(self, events: Iterable[Event]) -> Verdict:
@@ -136,6 +137,12 @@ class Checker:
                     if event.verb == "ack":
                         message = self._messages[id]
                         message.ack_asked = min(message.ack_asked, event.at)
+        elif event.verb in ("claim", "ack_claims"):
+            group, upto = event.value["group"], event.value.get("after", event.value.get("upto"))
+            for number in range(self._ack_asked_upto[group] + 1, upto + 1):
+                for id in self._claims.get((group, number), ()):
+                    self._messages[id].ack_asked = min(self._messages[id].ack_asked, event.at)
+            self._ack_asked_upto[group] = max(self._ack_asked_upto[group], upto)
 
     def _answered(self, asked: Event, event: Event) -> None:
         verb, value = event.verb, event.value
@@ -241,9 +248,15 @@ class Checker:
     # Judging
 
     def _judge(self) -> None:
-        claimed = {
+        readings = Counter(
             id for (group, number), ids in self._claims.items() if number <= self._claimed_upto[group] for id in ids
-        }
+        )
+        claimed = set(readings)
+        for id, times in readings.items():
+            if times > 1:
+                self._blame("I6", f"message {id} is in {times} claims that were acked")
+            elif self._messages[id].acked_at:
+                self._blame("I6", f"message {id} is in a claim that was acked, and a worker acked it too")
         missing: list[str] = []
         for id, message in self._messages.items():
             self._judge_leases(id, message)

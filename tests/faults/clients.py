@@ -8,6 +8,7 @@ this process.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -29,13 +30,14 @@ from miniq.errors import (
     StoreFailed,
     StoreUnavailable,
 )
-from miniq.message import SECOND, Draft, Lease, Mode, Stored
+from miniq.message import SECOND, ClaimGroup, Draft, Lease, Mode, Stored
 from tests.faults.history import Operation, Recorder
 
 T = TypeVar("T")
 QUEUE = "work"
 ONCE = "once"
 """The queue for receives at most once: there a lost answer excuses a lost message, so it is judged apart."""
+READERS = "readers"
 REFUSED = (InvalidRequest, NotFound, Conflict, Denied, BadRequest)
 DRAIN_SECONDS = 40
 
@@ -43,12 +45,13 @@ DRAIN_SECONDS = 40
 class Crew:
     """All clients of one process."""
 
-    def __init__(self, url: str, seed: str, queue: str = QUEUE, groups: str = "abc") -> None:
+    def __init__(self, url: str, seed: str, queue: str = QUEUE, groups: str = "abc", claims: bool = True) -> None:
         self.url = url
         self.remote = url.startswith(("http:", "tcp:"))
         self.seed = seed
         self.queue = queue
         self.groups = groups
+        self.claims = claims
         self.recorder = Recorder(1)
         self.working = True
         self.tokens = 0
@@ -64,9 +67,12 @@ class Crew:
         if self.groups:
             jobs += [self._group_sender(plain, group) for group in self.groups]
         running = asyncio.gather(*jobs)
+        reading = asyncio.create_task(self._reader(plain)) if self.claims else None
         await asyncio.sleep(seconds)
         self.working = False
         await running
+        if reading is not None:
+            await reading
         drained = await self._drain(plain)
         await plain.close()
         await stubborn.close()
@@ -183,6 +189,49 @@ class Crew:
                 extended = await self._ask(operation, door.perform(calls.Extend(self.queue, leases, 1)))
                 if extended is not None:
                     operation.ok([[outcome, extended.until] for outcome in extended.outcomes])
+
+    async def _reader(self, door: AsyncTransport) -> None:
+        """Reads claims as Spark does: writes down what a claim holds before it asks for the next one, asks again when
+        it got no answer, reads some a second time, and acks the last one at the end."""
+        chance = self._chance("reader")
+        client = f"{self.seed}.reader"
+        group: ClaimGroup | None = None
+        while group is None:
+            with contextlib.suppress(MiniQError):
+                group = await door.perform(calls.OpenClaims(self.queue, READERS))
+            await asyncio.sleep(0.02)
+        after = group.acked
+        while self.working:
+            operation = self.recorder.invoke(client, "claim", {"group": READERS, "after": after})
+            found = await self._ask(operation, self._claim(door, after, group.epoch))
+            if found is None:
+                continue
+            number, messages = found
+            operation.ok({"claim": number, "messages": messages})
+            if number is not None and chance.random() < 0.7:
+                after = number
+        ended = False
+        while not ended:
+            operation = self.recorder.invoke(client, "ack_claims", {"group": READERS, "upto": after})
+            done = await self._ask(operation, self._end_claims(door, after, group.epoch))
+            if done is not None:
+                operation.ok()
+                ended = True
+
+    async def _claim(self, door: AsyncTransport, after: int, epoch: int) -> tuple[int | None, list[list[str]]]:
+        claim = await door.perform(calls.NextClaim(self.queue, READERS, after, epoch, 20, wait=0.05))
+        if claim is None:
+            return None, []
+        held: list[Stored] = []
+        for part in range(2):
+            held += await door.perform(calls.ReadClaim(self.queue, READERS, claim.number, part, 2))
+        return claim.number, [[stored.message.id, json.loads(stored.message.body)] for stored in held]
+
+    async def _end_claims(self, door: AsyncTransport, upto: int, epoch: int) -> bool:
+        """Ack what was read; what was not goes back to the others."""
+        await door.perform(calls.AckClaims(self.queue, READERS, upto, epoch))
+        await door.perform(calls.ReleaseClaims(self.queue, READERS, epoch))
+        return True
 
     async def _ack(self, door: AsyncTransport, client: str, leases: list[Lease]) -> None:
         operation = self.recorder.invoke(client, "ack", [[one.id, one.receipt] for one in leases])

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from miniq.broker import Broker
+from miniq.broker.claims import Claims
 from miniq.cli import main
-from miniq.message import Outcome
+from miniq.message import Claim, Outcome
 from miniq.store import embedded
 from miniq.store.blocks import Shelf
 from miniq.store.kv import Op, RocksKV
@@ -68,12 +69,24 @@ def no_dedup() -> None:
     Broker.send = forgetful  # type: ignore[method-assign]
 
 
+def thawed_claims() -> None:
+    """A claim is made anew each time it is asked for."""
+    next_claim = Claims.next
+
+    async def thawed(self: Claims, queue: str, group: str, after: int, **asked: Any) -> tuple[Claim | None, int]:
+        await self.release(queue, group)
+        return await next_claim(self, queue, group, after, **asked)
+
+    Claims.next = thawed  # type: ignore[method-assign,assignment]
+
+
 MUTANTS: dict[str, Callable[[], None]] = {
     "no-fsync": no_fsync,
     "any-receipt": any_receipt,
     "no-expiry": no_expiry,
     "early-expiry": early_expiry,
     "no-dedup": no_dedup,
+    "thawed-claims": thawed_claims,
 }
 
 if __name__ == "__main__":

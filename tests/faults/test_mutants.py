@@ -59,7 +59,13 @@ def broken(verdicts: list[Verdict]) -> set[str]:
 
 @pytest.mark.parametrize(
     ("mutant", "invariants"),
-    [("any-receipt", {"I2", "I3"}), ("no-expiry", {"I1"}), ("early-expiry", {"I2"}), ("no-dedup", {"I1"})],
+    [
+        ("any-receipt", {"I2", "I3"}),
+        ("no-expiry", {"I1"}),
+        ("early-expiry", {"I2"}),
+        ("no-dedup", {"I1"}),
+        ("thawed-claims", {"I1", "I6"}),
+    ],
 )
 def test_a_broken_promise_is_caught(mutant: str, invariants: set[str], tmp_path: Path) -> None:
     for _ in range(5):
