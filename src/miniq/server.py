@@ -7,6 +7,7 @@ everything out and closes the store. A store that has failed ends the process wi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import logging
 import socket
@@ -27,6 +28,7 @@ from miniq.wire.zmq import Doors
 log = logging.getLogger("miniq.server")
 KEEP_ALIVE = 75
 GRACE = 20
+MOST_FILES = 65536
 
 
 def run(options: Options, announce: Callable[[str], None]) -> int:
@@ -37,6 +39,7 @@ def run(options: Options, announce: Callable[[str], None]) -> int:
         factory: Callable[[], asyncio.AbstractEventLoop] | None = uvloop.new_event_loop
     except ImportError:
         factory = None
+    _allow_connections()
     with asyncio.Runner(loop_factory=factory) as runner:
         return runner.run(serve(options, announce))
 
@@ -90,6 +93,17 @@ def bind(host: str, port: int) -> socket.socket:
     listener.listen(2048)
     listener.setblocking(False)
     return listener
+
+
+def _allow_connections() -> None:
+    """Each connection is an open file; take as many as this system lets us have without asking."""
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def is_loopback(host: str) -> bool:

@@ -13,6 +13,7 @@ from miniq import server
 from miniq.broker import Broker
 from miniq.options import Options
 from miniq.store import open_store
+from miniq.wire import fastlane
 
 HOT = b"POST /v1/queues/q/messages HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n" + b'{"body":1}'
 COLD = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -49,6 +50,45 @@ async def test_a_connection_that_says_nothing_more_is_closed_after_a_while(last:
             await answer(reader)
         assert await reader.read() == b""
         writer.close()
+
+
+async def test_a_connection_that_never_says_anything_is_closed_too() -> None:
+    async with serving(keep_alive=1) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        assert await reader.read() == b""
+        writer.close()
+
+
+@pytest.mark.parametrize("begun", [HOT[:1], HOT[:40], HOT[:-1], COLD[:20]], ids=["first", "head", "body", "cold"])
+async def test_a_request_that_takes_for_ever_to_arrive_is_not_waited_for(
+    begun: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fastlane._FastLane, "read_timeout", 1.0)
+    async with serving(keep_alive=1) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(HOT)
+        await answer(reader)
+        writer.write(begun)
+        assert await reader.read() == b""
+        writer.close()
+
+
+async def test_hundreds_of_slow_senders_hold_up_nobody() -> None:
+    async with serving(keep_alive=30) as port:
+        slow = [await asyncio.open_connection("127.0.0.1", port) for _ in range(300)]
+        for place in range(0, len(HOT) - 1, 8):
+            for _, writer in slow:
+                writer.write(HOT[place : min(place + 8, len(HOT) - 1)])
+            await asyncio.sleep(0)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(HOT)
+        assert (await answer(reader))[0].startswith(b"HTTP/1.1 201")
+        for _, other in slow:
+            other.write(HOT[-1:])
+        for theirs, _ in slow:
+            assert (await answer(theirs))[0].startswith(b"HTTP/1.1 201")
+        for _, other in [*slow, (reader, writer)]:
+            other.close()
 
 
 async def test_a_request_that_comes_slowly_is_not_cut_off_by_the_timer_of_the_one_before() -> None:

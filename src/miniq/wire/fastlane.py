@@ -128,6 +128,8 @@ class _FastLane(HttpToolsProtocol):
     broker: Broker
     max_request: int
     guard: Guard
+    read_timeout = 120.0
+    """Seconds that a request may take to arrive."""
     chatty: bool
 
     def __init__(
@@ -144,6 +146,13 @@ class _FastLane(HttpToolsProtocol):
         """The last hot request's first line and headers: most clients repeat them."""
         self._rests_since = 0.0
         """When the last answer was written; 0 while a request is being read or answered."""
+        self._reads_since = 0.0
+        """When the request that is being read began; 0 if none is."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._rests_since = self.loop.time()
+        self._look_again(self.timeout_keep_alive)
 
     def data_received(self, data: bytes) -> None:
         if data.startswith(_UPDATE) and (self.cycle is None or self.cycle.response_complete):
@@ -154,6 +163,7 @@ class _FastLane(HttpToolsProtocol):
     # The parser calls these
 
     def on_message_begin(self) -> None:
+        self._reads_since = self.loop.time()
         self.url = b""
         self.headers = []
         self.expect_100_continue = False
@@ -190,6 +200,7 @@ class _FastLane(HttpToolsProtocol):
             self._refuse(hot, too_large(hot.size, self.max_request))
 
     def on_message_complete(self) -> None:
+        self._reads_since = 0.0
         hot = self._hot
         if hot is None:
             super().on_message_complete()
@@ -352,8 +363,8 @@ class _FastLane(HttpToolsProtocol):
             head = _begun.heads[status, media] = b"%b%bcontent-type: %b\r\n" % (_LINES[status], lines, media)
         return head
 
-    # A connection that says nothing is closed after a while. A timer for each answer would cost more than the
-    # rest of the answer, so there is one for each connection, which looks whether there was something since.
+    # A connection that says nothing is closed after a while, and so is one that takes for ever to say it. A timer for
+    # each request would cost more than the rest of it, so there is one for each connection, which looks how things are.
 
     def on_response_complete(self) -> None:
         self.server_state.total_requests += 1
@@ -365,21 +376,24 @@ class _FastLane(HttpToolsProtocol):
             self._start_asgi_task(cycle, app)
             return
         self._rests_since = self.loop.time()
-        if self.timeout_keep_alive_task is None:
-            self.timeout_keep_alive_task = self.loop.call_later(
-                self.timeout_keep_alive, self.timeout_keep_alive_handler
-            )
 
     def _unset_keepalive_if_required(self) -> None:
         self._rests_since = 0.0
 
+    def _look_again(self, seconds: float) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
+
     def timeout_keep_alive_handler(self) -> None:
-        self.timeout_keep_alive_task = None
-        if not self._rests_since or self.transport.is_closing():
+        if self.transport.is_closing():
             return
-        left = self._rests_since + self.timeout_keep_alive - self.loop.time()
+        now = self.loop.time()
+        left: float = self.timeout_keep_alive
+        if self._reads_since:
+            left = self._reads_since + self.read_timeout - now
+        elif self._rests_since:
+            left += self._rests_since - now
         if left > 0:
-            self.timeout_keep_alive_task = self.loop.call_later(left, self.timeout_keep_alive_handler)
+            self._look_again(min(left, self.timeout_keep_alive))
         else:
             super().timeout_keep_alive_handler()
 
