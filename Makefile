@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve browser pictures test check fmt bench bench-http bench-backlog bench-peers faults demo clean
+.PHONY: help setup serve browser pictures test check fmt bench bench-http bench-zmq bench-backlog bench-peers faults demo clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -47,6 +47,9 @@ bench: setup ## speed of the embedded broker against a raw append-and-fsync loop
 
 bench-http: setup ## speed through HTTP against the raw disk, and against Redis where wrk and redis are installed
 	$(BIN)/python -m bench.http
+
+bench-zmq: setup ## speed through ZeroMQ against HTTP on the same server (1 minute, idle machine)
+	$(BIN)/python -m bench.zmq
 
 bench-backlog: setup ## speed, memory and start-up with 2 million queued messages (3 minutes, idle machine)
 	$(BIN)/python -m bench.backlog

@@ -40,6 +40,8 @@ class Shell:
 
     def __init__(self, url: str, folder: Path, **env: str) -> None:
         self.url = url
+        self.tcp = ""
+        """The broker's ZeroMQ address, where a test started it."""
         self.folder = folder
         self.env = environment(MINIQ_URL=url, **env)
 
@@ -87,7 +89,10 @@ def serving(folder: Path, *args: str, **env: str) -> Iterator[Shell]:
     try:
         line = process.stdout.readline()
         assert line.startswith("miniq ready: "), line
-        yield Shell(line.removeprefix("miniq ready: ").split()[0], folder)
+        url, tcp = line.split()[2:4]
+        shell = Shell(url, folder)
+        shell.tcp = tcp
+        yield shell
     finally:
         process.send_signal(signal.SIGTERM)
         code = process.wait(PATIENCE)

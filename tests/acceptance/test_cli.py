@@ -292,6 +292,29 @@ def test_keys_are_made_without_a_broker_and_then_used_with_one(tmp_path: Path) -
     assert away("keys", "list", "--store", "rocksdb:data", "--json").out == ""
 
 
+def test_the_same_commands_work_over_zeromq(tmp_path: Path) -> None:
+    (tmp_path / "lines.txt").write_bytes(b"one\r\ntwo\n\xff\nthree")
+    with serving(tmp_path) as by_http:
+        miniq = Shell(by_http.tcp, tmp_path)
+        miniq("queues", "create", "q", "--visibility-timeout", "60")
+        miniq("send", "q", '{"a": 1}', "text")
+        (first, second) = miniq("receive", "q", "--max", "2", "--json").objects
+        miniq("ack", "q", first["id"], first["receipt"])
+        assert [one["id"] for one in miniq("peek", "q", "--json").objects] == [second["id"]]
+        assert [one["name"] for one in by_http("queues", "--json").objects] == ["default", "q"]
+        miniq("copy", "lines.txt", "copy.txt")
+        assert (tmp_path / "copy.txt").read_bytes() == (tmp_path / "lines.txt").read_bytes()
+        miniq("backup", str(tmp_path / "backup"))
+        boss = Shell(by_http.tcp, tmp_path, MINIQ_API_KEY=miniq("keys", "create", "admin", "--allow", "*").out.strip())
+        assert "an API key is needed" in miniq("queues", code=1).err
+        boss("keys", "curve", "create", "worker", "--allow", "send:q")
+        (worker,) = boss("keys", "curve", "list", "--json").objects
+        boss("keys", "curve", "revoke", worker["id"])
+        assert [one["name"] for one in boss("keys", "list", "--json").objects] == ["admin"]
+        assert "no key 'nope'" in boss("keys", "revoke", "nope", code=1).err
+    assert "cannot be reached" in Shell(by_http.tcp, tmp_path)("queues", code=1).err
+
+
 def test_curve_keys_are_made_listed_and_revoked(tmp_path: Path) -> None:
     away = Shell("http://127.0.0.1:1", tmp_path)
     made = away("keys", "curve", "create", "worker", "--allow", "send:jobs", "--store", "rocksdb:data")

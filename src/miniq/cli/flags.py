@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import click
 from msgspec import Struct
 
+from miniq.client.calls import Call
 from miniq.client.sync import Client
 from miniq.connection import connect
 
@@ -49,6 +50,11 @@ class Target(Struct, frozen=True):
         if self.curve_key is not None:
             options["curve_key"] = self.curve_key
         return connect(self.url, **options)
+
+    def perform(self, call: Call[R]) -> R:
+        """One call that a client has no method for, because programs do not make it."""
+        with self.open() as client:
+            return client._transport.perform(call)
 
     def environment(self) -> dict[str, str]:
         """The environment of a process that is to talk to the same broker. Secrets do not belong on a command

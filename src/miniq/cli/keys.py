@@ -1,17 +1,16 @@
-"""`miniq keys`: API keys, made and revoked over HTTP or, without a broker, on its store."""
+"""`miniq keys`: API keys and CURVE keys, made and revoked through a broker or, without one, on its store."""
 
 from __future__ import annotations
 
 import os
-from urllib.parse import quote
 
 import click
 
 from miniq.cli import offline
-from miniq.cli.ask import ask
 from miniq.cli.flags import Target, as_json, target
 from miniq.cli.output import json_line, table
 from miniq.cli.root import say
+from miniq.client.keys import CreateKey, ListKeys, RevokeKey
 from miniq.wire import shapes
 
 store = click.option("--store", metavar="URL", help="Store that no broker has open, such as rocksdb:DIR.")
@@ -191,13 +190,13 @@ def _create_pair(at: Target, store: str | None, name: str, allow: list[str], pat
 def _create(at: Target, store: str | None, body: shapes.KeyBody) -> shapes.KeyReply:
     if store is not None or not at.is_remote:
         return offline.create_key(store or at.url, body)
-    return ask(at, "POST", "/v1/keys", shapes.KeyReply, body)
+    return at.perform(CreateKey(body.name, body.allow, body.public))
 
 
 def _listed(at: Target, store: str | None) -> list[shapes.KeyReply]:
     if store is not None or not at.is_remote:
         return offline.list_keys(store or at.url)
-    return ask(at, "GET", "/v1/keys", shapes.KeysReply).keys
+    return at.perform(ListKeys())
 
 
 def _show(found: list[shapes.KeyReply], as_json: bool) -> None:
@@ -216,5 +215,5 @@ def _revoke(at: Target, store: str | None, id: str) -> None:
     if store is not None or not at.is_remote:
         offline.revoke_key(store or at.url, id)
     else:
-        ask(at, "DELETE", f"/v1/keys/{quote(id, safe='')}", type(None))
+        at.perform(RevokeKey(id))
     click.echo(f"revoked {id}")

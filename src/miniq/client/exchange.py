@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from miniq.client import calls, records
 from miniq.client.calls import Call
+from miniq.client.keys import CreateKey, ListKeys, RevokeKey
 from miniq.errors import Closed, MiniQError, StoreUnavailable
 from miniq.message import Outcome
 from miniq.wire import codec, shapes
@@ -154,4 +155,7 @@ KINDS: dict[type[Call[Any]], Kind] = {
     calls.DeleteQueue: Kind(nothing, ("queue_not_found",)),
     calls.History: Kind(records.read_history),
     calls.Backup: Kind(nothing, once=True),
+    CreateKey: Kind(records.read_key, once=True),
+    ListKeys: Kind(records.read_keys),
+    RevokeKey: Kind(nothing, ("not_found",)),
 }

@@ -28,6 +28,7 @@ from miniq.client.calls import (
     Release,
     Send,
 )
+from miniq.client.keys import CreateKey
 from miniq.errors import InvalidRequest
 from miniq.message import (
     JSON,
@@ -159,6 +160,8 @@ _one = msgspec.json.Decoder(Received).decode
 _outcomes = msgspec.json.Decoder(_Outcomes).decode
 _queue = msgspec.json.Decoder(shapes.QueueReply).decode
 _queues = msgspec.json.Decoder(shapes.QueuesReply).decode
+_key = msgspec.json.Decoder(shapes.KeyReply).decode
+_keys = msgspec.json.Decoder(shapes.KeysReply).decode
 _purged = msgspec.json.Decoder(shapes.PurgeReply).decode
 _redrive = msgspec.json.Decoder(shapes.RedriveReply).decode
 _opened = msgspec.json.Decoder(shapes.ClaimsOpenedReply).decode
@@ -207,6 +210,14 @@ def read_queue(body: bytes) -> QueueInfo:
 
 def read_queues(body: bytes) -> list[QueueInfo]:
     return [_info(queue) for queue in _queues(body).queues]
+
+
+def read_key(body: bytes) -> shapes.KeyReply:
+    return _key(body)
+
+
+def read_keys(body: bytes) -> list[shapes.KeyReply]:
+    return _keys(body).keys
 
 
 def read_purged(body: bytes) -> int:
@@ -399,6 +410,10 @@ def claim_body(call: NextClaim) -> shapes.ClaimBody:
     return shapes.ClaimBody(
         call.group, call.after, call.epoch, call.max_messages, call.max_bytes, call.wait, call.consumer
     )
+
+
+def key_body(call: CreateKey) -> shapes.KeyBody:
+    return shapes.KeyBody(call.name, call.allow, call.public)
 
 
 def redrive_body(call: Redrive) -> shapes.RedriveBody:

@@ -66,6 +66,9 @@ class _Numbers(Collector):
                 buckets.append((bound, total))
             calls.add_metric([wire, name, queue], buckets, latency.total)
         yield calls
+        commits = getattr(self._broker.store, "commits", None)
+        if commits is not None:  # a database counts its own
+            yield CounterMetricFamily("miniq_store_syncs", "Writes that were confirmed by an fsync", value=commits[1])
         yield GaugeMetricFamily(
             "miniq_store_up", "1 while the store works", value=0 if self._broker.store.failure() else 1
         )

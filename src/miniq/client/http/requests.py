@@ -11,6 +11,7 @@ from miniq.client import calls, records
 from miniq.client.calls import Call
 from miniq.client.exchange import Exchange
 from miniq.client.http.target import Target
+from miniq.client.keys import CreateKey, ListKeys, RevokeKey
 from miniq.errors import BadName, InvalidRequest, MessageNotFound
 from miniq.wire import codec, shapes
 
@@ -182,6 +183,18 @@ def _backup(call: calls.Backup) -> Pieces:
     return _post("/v1/backup", records.backup_body(call))
 
 
+def _create_key(call: CreateKey) -> Pieces:
+    return _post("/v1/keys", records.key_body(call))
+
+
+def _list_keys(call: ListKeys) -> Pieces:
+    return "GET", "/v1/keys", None, "json"
+
+
+def _revoke_key(call: RevokeKey) -> Pieces:
+    return "DELETE", f"/v1/keys/{_quoted(call.id)}", None, "json"
+
+
 def _ack_by_id(call: calls.AckById) -> Pieces:
     raise InvalidRequest("id: a message is acked with its receipt; receive it first", field="id")
 
@@ -211,4 +224,7 @@ _ASK: dict[type[Call[Any]], Callable[[Any], Pieces]] = {
     calls.DeleteQueue: _delete_queue,
     calls.History: _history,
     calls.Backup: _backup,
+    CreateKey: _create_key,
+    ListKeys: _list_keys,
+    RevokeKey: _revoke_key,
 }

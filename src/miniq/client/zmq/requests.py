@@ -11,6 +11,7 @@ from msgspec import UNSET, Raw, Struct
 from miniq.client import calls, records
 from miniq.client.calls import Call
 from miniq.client.exchange import Exchange
+from miniq.client.keys import CreateKey, ListKeys, RevokeKey
 from miniq.client.zmq.target import Target
 from miniq.errors import BadName, InvalidRequest, MessageNotFound, MiniQError
 from miniq.wire import codec, shapes
@@ -178,6 +179,18 @@ def _backup(call: calls.Backup) -> Ask:
     return "BACKUP", records.backup_body(call), "json"
 
 
+def _create_key(call: CreateKey) -> Ask:
+    return "CREATE_KEY", _fields(records.key_body(call)), "json"
+
+
+def _list_keys(call: ListKeys) -> Ask:
+    return "LIST_KEYS", {}, "json"
+
+
+def _revoke_key(call: RevokeKey) -> Ask:
+    return "REVOKE_KEY", {"id": call.id}, "json"
+
+
 def _ack_by_id(call: calls.AckById) -> Ask:
     raise InvalidRequest("id: a message is acked with its receipt; receive it first", field="id")
 
@@ -207,4 +220,7 @@ _ASK: dict[type[Call[Any]], Callable[[Any], Ask]] = {
     calls.DeleteQueue: _on_queue("DELETE_QUEUE"),
     calls.History: _history,
     calls.Backup: _backup,
+    CreateKey: _create_key,
+    ListKeys: _list_keys,
+    RevokeKey: _revoke_key,
 }

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from miniq.errors import BadRequest, InvalidRequest
-from miniq.message import Lease
+from miniq.message import Bodies, Lease
 from miniq.wire import codec, shapes
 from miniq.wire.codec import Format, Reader
 from miniq.wire.operations import OPERATIONS, Operation, Request
@@ -36,6 +36,8 @@ OPENS = {"PRODUCE_MSG": "producer", "CONSUME": "consumer"}
 """Commands that, with no more than a queue, ask for an endpoint's address instead."""
 
 CANCEL = "CANCEL"
+BEGINNING = 200
+"""Bytes of a payload in which the name `messages` is looked for; a queue's name may come before it."""
 _EMPTY = {"json": b"{}", "msgpack": b"\x80"}
 
 
@@ -79,6 +81,43 @@ class Payload:
         return Request(path, query, None if self.operation.body is None else found, format, out=format)
 
 
+class SendPayload(Payload):
+    """The payload of a send. Most are JSON with nothing beside the bodies, which needs no record per message."""
+
+    def read(self, raw: bytes | Raw, format: Format) -> Request:
+        if format == "json":
+            try:
+                data = bytes(raw)
+                if b'"messages":' in data[:BEGINNING]:
+                    many = _plain_many(data)
+                    bodies, queue = [bytes(one.body) for one in many.messages], many.queue
+                else:
+                    single = _plain_single(data)
+                    bodies, queue = [bytes(single.body)], single.queue
+                return Request({"queue": queue}, {}, Bodies(bodies), format, out=format)
+            except (msgspec.DecodeError, RecursionError):
+                pass  # it says more, or is wrong: then the other way says how
+        return super().read(raw, format)
+
+
+class _PlainOne(Struct, forbid_unknown_fields=True, gc=False):
+    body: Raw
+
+
+class _PlainMany(Struct, forbid_unknown_fields=True):
+    queue: str
+    messages: list[_PlainOne]
+
+
+class _PlainSingle(Struct, forbid_unknown_fields=True):
+    queue: str
+    body: Raw
+
+
+_plain_many = msgspec.json.Decoder(_PlainMany).decode
+_plain_single = msgspec.json.Decoder(_PlainSingle).decode
+
+
 def _text(found: dict[str, Any], name: str) -> str:
     """Take one name out of a payload whose other names are anybody's."""
     if name not in found:
@@ -111,7 +150,10 @@ class Ask(NamedTuple):
 
 
 _BY_NAME = {operation.name: operation for operation in OPERATIONS}
-_PAYLOADS = {operation.name: Payload(operation) for operation in OPERATIONS}
+_PAYLOADS = {
+    operation.name: SendPayload(operation) if operation.name == "send" else Payload(operation)
+    for operation in OPERATIONS
+}
 COMMANDS: dict[str, str] = {operation.name.upper(): operation.name for operation in OPERATIONS} | NAMES
 """Every command, and the operation it is."""
 

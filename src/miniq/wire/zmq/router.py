@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import struct
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from zmq import Again, Frame, MessageTracker, ZMQError
 from miniq.broker import Broker
 from miniq.broker.keyring import Secret
 from miniq.errors import BadRequest, Closed, MiniQError, TooLarge
-from miniq.message import Lease
+from miniq.message import Bodies, Lease
 from miniq.wire import codec, shapes
 from miniq.wire.codec import Format
 from miniq.wire.operations import Operation, Request, Streamed, authorise, fault
@@ -50,8 +51,8 @@ LOST = 30_000
 
 POLLS = ("receive", "claim")
 """Calls that may wait long, and that are for nobody but the one who asked."""
-_NOW = zmq.NOBLOCK
-_MORE = zmq.NOBLOCK | zmq.SNDMORE
+_NOW = int(zmq.NOBLOCK)
+_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 _EVENT = struct.Struct("=hi")
 
 Opener = Callable[[str], shapes.AddressReply]
@@ -135,6 +136,10 @@ class Router:
         self._running: set[asyncio.Task[Any]] = set()
         self._held = 0
         """Bytes of the requests that are being answered, but for long polls."""
+        self._beside = 0
+        """Messages that are being sent without a task of their own."""
+        self._last_sent: asyncio.Future[None] | None = None
+        """Who closes waits for it."""
         self._looking = False
         self._open = False
         self._context = context
@@ -174,8 +179,12 @@ class Router:
             self._open = False
             self._loop.remove_reader(self.socket.fileno())
             self._loop.remove_reader(self._events.fileno())
+            deadline = self._loop.time() + grace
             if self._running:
                 await asyncio.wait(self._running, timeout=grace)
+            if self._beside:
+                self._last_sent = self._loop.create_future()
+                await asyncio.wait({self._last_sent}, timeout=max(0.0, deadline - self._loop.time()))
             for task in self._running:
                 task.cancel()
             self.socket.disable_monitor()
@@ -321,9 +330,21 @@ class Router:
         client.asked.add(asked)
         if ask.operation.name not in POLLS:
             self._held += asked.size
+        if self._send_beside(asked, ask.request):
+            return
         task = asked.task = self._loop.create_task(self._carry_out(asked, ask.operation, ask.request))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
+
+    def _send_beside(self, asked: _Asked, request: Request) -> bool:
+        """Whether a request is one plain message that may be sent together with those of others; then it is."""
+        body = request.body
+        if type(body) is not Bodies or len(body.bodies) != 1 or request.call is not None:
+            return False
+        if not self._broker.send_beside(request.path["queue"], body.bodies[0], partial(self._sent, asked)):
+            return False
+        self._beside += 1
+        return True
 
     def _cancel(self, cancel: _Asked) -> int:
         """Take back the receives that wait and came in the same envelope; they are answered with no messages. One
@@ -362,6 +383,20 @@ class Router:
             asked.client.asked.discard(asked)
             if operation.name not in POLLS:
                 self._let_go(asked.size)
+
+    def _sent(self, asked: _Asked, id: str, error: Exception | None) -> None:
+        """A message that was sent beside others is on disk, or not."""
+        self._beside -= 1
+        if not self._beside and self._last_sent is not None:
+            self._last_sent.set_result(None)
+        asked.client.asked.discard(asked)
+        self._let_go(asked.size)
+        if error is not None:
+            self._refuse(asked, error)
+            return
+        queue = asked.ask.request.path["queue"]
+        self._broker.metrics.call("zmq", "send", queue, perf_counter() - asked.began)
+        self._reply(asked, shapes.SentReply([id]))
 
     def _let_go(self, size: int) -> None:
         """A request is answered: others may be read if they had to wait for that."""
