@@ -152,8 +152,12 @@ def test_a_long_poll_waits_for_a_send_and_lets_others_pass(wire: Caller) -> None
 
 def test_a_client_that_hangs_up_on_a_long_poll_takes_nothing_with_it(wire: Caller) -> None:
     wire.ok("PUT", Q, {"max_receives": 1})
+    polls = [wire.wire.begin("POST", f"{Q}/receive", {"wait": 20}) for _ in range(3)]
+    time.sleep(0.2)
+    for poll in polls:
+        poll.hang_up()
     for _ in range(3):
-        wire.wire.begin("POST", f"{Q}/receive", {"wait": 20}).hang_up()
+        wire.wire.begin("POST", f"{Q}/receive", {"wait": 20}).hang_up()  # before it is even heard
     time.sleep(0.2)
     wire.ok("POST", f"{Q}/messages", {"body": 1})
     (message,) = wire.ok("POST", f"{Q}/receive", {"wait": 5})["messages"]

@@ -222,6 +222,13 @@ def test_five_thousand_frames_are_refused_with_one_reply(server: Served, kind: i
         assert json.loads(peer.socket.recv())["ok"]
 
 
+def test_one_frame_too_many_is_refused_and_the_envelope_has_its_limit(dealer: Peer) -> None:
+    for envelope in ([b"", *[b"x"] * 15], [b"", b"x" * 4097]):
+        dealer.socket.send_multipart([*envelope, b'{"type": "LIST_QUEUES"}'])
+        empty, body = dealer.socket.recv_multipart()
+        assert (empty, json.loads(body)["error"]["code"]) == (b"", "too_large")
+
+
 def test_a_frame_that_is_far_too_large_costs_its_sender_the_connection(server: Served, peer: Peer) -> None:
     with Peer(server.tcp, rcvtimeo=1000, reconnect_ivl=-1) as huge:
         huge.socket.send(b"x" * (33 * 1024 * 1024))
