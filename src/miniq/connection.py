@@ -46,9 +46,18 @@ def connect(url: str | os.PathLike[str], **options: Any) -> Client:
 
     A folder, `rocksdb:DIR`, `leveldb:DIR`, `postgresql://USER@HOST/DATABASE`, `mongodb://HOST/NAME` or `memory:` opens
     a broker in this process, whose `options` are the fields of `Options`.
+
+    With `tracing=True`, or a `TracerProvider` of OpenTelemetry, sends, receives and acks are written down as spans, and
+    messages carry the trace context in their headers (needs `miniq[otel]`).
     """
     door, address = _find(url)
-    return Client(door.open(address, options))
+    provider = options.pop("tracing", False)
+    transport = door.open(address, options)
+    if provider is not False:
+        from miniq.client.traced import TracedTransport
+
+        transport = TracedTransport(transport, provider)
+    return Client(transport)
 
 
 def connect_async(url: str | os.PathLike[str], **options: Any) -> Connecting:
@@ -77,7 +86,14 @@ class Connecting:
 
     async def _connect(self) -> AsyncClient:
         door, address = _find(self._url)
-        return AsyncClient(await door.open_async(address, self._options))
+        options = dict(self._options)
+        provider = options.pop("tracing", False)
+        transport = await door.open_async(address, options)
+        if provider is not False:
+            from miniq.client.traced import TracedAsyncTransport
+
+            transport = TracedAsyncTransport(transport, provider)
+        return AsyncClient(transport)
 
 
 def _find(url: str | os.PathLike[str]) -> tuple[Door, str]:

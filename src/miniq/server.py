@@ -20,9 +20,11 @@ from miniq.broker import Broker
 from miniq.errors import InvalidRequest
 from miniq.options import Options
 from miniq.store import open_store, shown
+from miniq.tracing import exporting_provider
 from miniq.wire.edge import Guard
 from miniq.wire.fastlane import fast_lane
 from miniq.wire.http import HttpApp
+from miniq.wire.tracing import ServerTracer
 from miniq.wire.zmq import Doors
 
 log = logging.getLogger("miniq.server")
@@ -54,6 +56,8 @@ async def serve(options: Options, announce: Callable[[str], None]) -> int:
                 field="host",
             )
         broker.trends.start()
+        if options.tracing:
+            broker.tracer = ServerTracer(exporting_provider())
         with bind(options.host, options.port) as listener:
             doors = Doors(broker, options) if options.zmq else None
             server = _Server(_config(broker, options), broker, doors)
@@ -69,6 +73,8 @@ async def serve(options: Options, announce: Callable[[str], None]) -> int:
             finally:
                 if doors is not None:
                     await doors.close(0)
+        if broker.tracer is not None:
+            await asyncio.to_thread(broker.tracer.close)
         failure = broker.store.failure()
         if failure is not None:
             log.critical("the store has failed: %s", failure)

@@ -77,6 +77,8 @@ class Broker:
         self._redrives = Redrives(self)
         self._upkeep = Upkeep(self)
         self._refresh = Refresh(self)
+        self.tracer: Any = None
+        """Who writes down spans (`wire/tracing.py`), None if nobody does."""
         self.search = Search(self)
         self.trends = Trends(self)
         self._open = False

@@ -59,6 +59,7 @@ LEVELS = ("debug", "info", "warning", "error")
     help="How much is logged on stderr.",
 )
 @click.option("--allowed-hosts", metavar="NAMES", help="Names under which browsers may reach it. [default: none]")
+@click.option("--tracing", is_flag=True, default=None, help="Export spans over OTLP; see OTEL_EXPORTER_OTLP_ENDPOINT.")
 @click.option("--log-format", type=click.Choice(["text", "json"]), help="How log lines look. [default: text]")
 def serve(file: str | None, log_level: str, **flags: Any) -> int:
     """Run a broker until Ctrl-C or SIGTERM.

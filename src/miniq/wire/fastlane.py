@@ -25,8 +25,8 @@ from miniq.message import JSON, Bodies, Lease
 from miniq.wire import codec, shapes
 from miniq.wire.codec import MSGPACK, PROBLEM
 from miniq.wire.edge import COUNT, PREFIX, Doubt, Guard, given_id, log, log_answer, new_id
-from miniq.wire.http import prepare, reply_format, request_format, too_large
-from miniq.wire.operations import OPERATIONS, Operation, Request, authorise, bearer, fault
+from miniq.wire.http import prepare, reply_format, request_format, too_large, traced
+from miniq.wire.operations import OPERATIONS, Operation, Request, authorise, bearer, fault, run
 
 _HOT = {operation.path.rpartition("/")[2].encode(): operation for operation in OPERATIONS if operation.hot}
 _PREFIX = b"/v1/queues/"
@@ -50,6 +50,7 @@ class _Head(NamedTuple):
     id: bytes | None
     """Which the caller gave to its request."""
     doubt: Doubt | None
+    trace: dict[str, str] | None
 
 
 class _HotCycle:
@@ -222,16 +223,18 @@ class _FastLane(HttpToolsProtocol):
         except Exception as error:
             self._refuse(hot, error)
             return
+        request.trace = head.trace
         request.out = out = reply_format(head.accept, format)
         body = request.body
         if (
             type(body) is Bodies
             and len(body.bodies) == 1
             and head.call is None
+            and self.broker.tracer is None
             and self.broker.send_beside(head.queue, body.bodies[0], partial(self._sent, hot, out))
         ):
             return
-        hot.task = self.loop.create_task(operation.run(self.broker, request))  # type: ignore[arg-type]
+        hot.task = self.loop.create_task(run(self.broker, operation, request))  # type: ignore[arg-type]
         hot.task.add_done_callback(lambda task: self._done(hot, task, out))
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -284,6 +287,7 @@ class _FastLane(HttpToolsProtocol):
             said.get("idempotency-key"),
             given_id(said.get("x-request-id")),
             self.guard.usual(said),
+            traced(said),
         )
         if head.keep_alive and head.call is None and head.id is None:
             self._last = (url, self.headers, head)

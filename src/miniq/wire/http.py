@@ -23,7 +23,7 @@ from miniq.message import JSON
 from miniq.wire import classic, codec, console, events, openapi, prometheus, shapes
 from miniq.wire.codec import MSGPACK, PROBLEM, Format
 from miniq.wire.edge import Edge, Guard
-from miniq.wire.operations import OPERATIONS, READERS, Operation, Request, Streamed, authorise, bearer, fault
+from miniq.wire.operations import OPERATIONS, READERS, Operation, Request, Streamed, authorise, bearer, fault, run
 
 
 def prepare(operation: Operation, request: Request, raw: bytes, content_type: str) -> None:
@@ -122,10 +122,12 @@ class HttpApp:
                 bearer(headers.get("authorization")),
                 headers.get("idempotency-key"),
             )
+            if self._broker.tracer is not None:
+                request.trace = traced(headers)
             authorise(self._broker, operation, request)
             prepare(operation, request, raw, content_type)
             out = request.out = reply_format(headers.get("accept", ""), format)
-            reply = await _while_connected(http, operation, operation.run(self._broker, request))
+            reply = await _while_connected(http, operation, run(self._broker, operation, request))
             queue = self._broker.known(request.path.get("queue", ""))
             self._broker.metrics.call("http", operation.name, queue, perf_counter() - began)
             if operation.reply is None:
@@ -171,6 +173,12 @@ class HttpApp:
         if allow is not None:
             response.headers["allow"] = allow
         return response
+
+
+def traced(headers: Mapping[str, str]) -> dict[str, str] | None:
+    """The trace context that a request carries."""
+    found = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
+    return found or None
 
 
 def too_large(size: int, most: int) -> TooLarge:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from typing import Any, cast
 
 from msgspec import UNSET, Struct
+from msgspec.structs import replace
 
 from miniq.broker import Broker
 from miniq.broker.keyring import ApiKey, Secret
@@ -32,6 +33,10 @@ class Request(Struct):
     """The name that the caller gave to this call (Idempotency-Key)."""
     out: Format = "json"
     """The format of the reply, for which its bodies are made."""
+    trace: Mapping[str, str] | None = None
+    """The trace context that came with it, where traces are written."""
+    carried: Mapping[str, str] | None = None
+    """The one that messages are given which have none."""
 
 
 log = logging.getLogger("miniq.wire")
@@ -90,7 +95,15 @@ async def send(broker: Broker, request: Request) -> shapes.SentReply:
         if body.body is not UNSET or body.data is not UNSET:
             raise InvalidRequest("messages: given beside body; send one message or many", field="messages")
         drafts = codec.drafts_of(body.messages, format)
+    if request.carried:
+        drafts = [_with_trace(draft, request.carried) for draft in drafts]
     return shapes.SentReply(await broker.send(request.path["queue"], drafts, request.call))
+
+
+def _with_trace(draft: Draft, carried: Mapping[str, str]) -> Draft:
+    if draft.headers is not None and "traceparent" in draft.headers:
+        return draft
+    return replace(draft, headers={**(draft.headers or {}), **carried})
 
 
 async def receive(broker: Broker, request: Request) -> shapes.MessagesReply:
@@ -446,6 +459,13 @@ def authorise(broker: Broker, operation: Operation, request: Request) -> None:
     if operation.name == "history":
         queue = request.query.get("queue")
     broker.keys.check(request.secret, operation.verb, queue)
+
+
+def run(broker: Broker, operation: Operation, request: Request) -> Awaitable[Any]:
+    """Begin an operation, within a span where traces are written."""
+    if broker.tracer is None:
+        return operation.run(broker, request)
+    return cast(Awaitable[Any], broker.tracer.run(operation, broker, request))
 
 
 def fault(operation: str, error: Exception, request: bytes = b"") -> MiniQError:

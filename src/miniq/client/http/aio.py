@@ -6,8 +6,11 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import deque
+from collections.abc import Callable
 from time import monotonic
 from typing import Any, cast
+
+from msgspec.structs import replace
 
 from miniq.client.attempts import AsyncAttempts
 from miniq.client.calls import Call, Receive, Release, may_wait, unanswered_poll
@@ -32,6 +35,10 @@ class AsyncHttp(AsyncAttempts):
 
     def _prepare(self, call: Call[Any]) -> HttpExchange:
         return HttpExchange(self._target, call)
+
+    def carry(self, lines: Callable[[], bytes]) -> None:
+        """Let every request say more, in lines that are made for it."""
+        self._target = replace(self._target, lines=lines)
 
     async def close(self) -> None:
         self._closed.set()

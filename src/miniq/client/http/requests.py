@@ -35,6 +35,8 @@ class HttpExchange(Exchange):
         target = self._target
         method, path, body, format = _ASK[type(self.call)](self.call)
         head = b"%b %b HTTP/1.1\r\n%b" % (method.encode(), (target.prefix + path).encode(), target.headers)
+        if target.lines is not None:
+            head += target.lines()
         if self.name is not None:
             head = b"%bidempotency-key: %b\r\n" % (head, self.name.encode())
         if body is not None:

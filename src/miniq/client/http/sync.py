@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
+from collections.abc import Callable
 from typing import Any
+
+from msgspec.structs import replace
 
 from miniq.client.calls import Call
 from miniq.client.exchange import lost, unanswered, unreachable
@@ -30,6 +33,10 @@ class Http(Pool):
 
     def _prepare(self, call: Call[Any]) -> HttpExchange:
         return HttpExchange(self._target, call)
+
+    def carry(self, lines: Callable[[], bytes]) -> None:
+        """Let every request say more, in lines that are made for it."""
+        self._target = replace(self._target, lines=lines)
 
     def _connect(self) -> Connection:
         return _Connection(self._target)

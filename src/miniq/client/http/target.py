@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
@@ -37,6 +38,8 @@ class Target(Struct, frozen=True):
     """The header lines of every request."""
     timeout: float
     retry: float
+    lines: Callable[[], bytes] | None = None
+    """More header lines, made anew for each request."""
 
 
 def read_target(url: str, options: dict[str, Any]) -> Target:

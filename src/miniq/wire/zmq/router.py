@@ -25,7 +25,7 @@ from miniq.errors import BadRequest, Closed, MiniQError, TooLarge
 from miniq.message import Bodies, Lease
 from miniq.wire import codec, shapes
 from miniq.wire.codec import Format
-from miniq.wire.operations import Operation, Request, Streamed, authorise, fault
+from miniq.wire.operations import Operation, Request, Streamed, authorise, fault, run
 from miniq.wire.zmq.commands import CANCEL, Ask, format_of, read_command, refusal, understand
 
 FRAMES = 16
@@ -365,7 +365,7 @@ class Router:
         """Make the call and answer. The reply is written in the same breath, so that large ones do not pile up."""
         broker = self._broker
         try:
-            reply = await operation.run(broker, request)
+            reply = await run(broker, operation, request)
             if isinstance(reply, Streamed):
                 reply = Raw(b"".join([piece async for piece in reply.pieces]))
         except asyncio.CancelledError:
