@@ -1,0 +1,161 @@
+"""Arrow: columns out with exact schemas, drafts in with every mistake named."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyarrow")
+
+import pyarrow as pa
+
+from miniq.errors import BadRequest, InvalidRequest
+from miniq.message import Bodies, Event, HistoryRecord, Message, Parcel, Portion, Stored
+from miniq.wire import arrow
+
+
+def stream(columns: dict[str, Any]) -> bytes:
+    table = pa.table(columns)
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue()
+
+
+def read_back(batches: list[Any], schema: Any) -> list[dict[str, Any]]:
+    with pa.ipc.open_stream(arrow.encode(batches, schema)) as reader:
+        assert reader.schema.equals(schema)
+        found: list[dict[str, Any]] = reader.read_all().to_pylist()
+    return found
+
+
+MESSAGES = [
+    Message(
+        "1", "q", 7, 7, b'{"a": 1}', headers={"h": "v"}, priority=3, key="k", recipient="r", group="g", dedup_id="d"
+    ),
+    Message("2", "q", 8, 8, b"\xff", "application/octet-stream"),
+    Message("3", "q", 9, 9, "grüße".encode(), "text/plain"),
+    Message("4", "q", 9, 9, b"\xff", "text/plain"),
+    Message("5", "q", 9, 9, b"[]", "application/ld+json; x=1"),
+]
+
+
+def test_messages_of_every_kind_keep_everything() -> None:
+    rows = read_back([arrow.stored([Stored(message, 0, 2) for message in MESSAGES])], arrow.messages_schema())
+    assert [(row["body"], row["data"]) for row in rows] == [
+        ('{"a": 1}', None),
+        (None, b"\xff"),
+        ("grüße", None),
+        (None, b"\xff"),
+        ("[]", None),
+    ]
+    first = rows[0]
+    assert [first[name] for name in ("id", "queue", "content_type", "priority", "key", "recipient", "group")] == [
+        "1", "q", "application/json", 3, "k", "r", "g"
+    ]  # fmt: skip
+    assert (first["headers"], first["dedup_id"], first["receives"]) == ([("h", "v")], "d", 2)
+    assert first["sent_at"].timestamp() == 7e-6
+    assert rows[1]["headers"] is None
+
+
+def test_a_parcel_gives_the_same_as_its_messages() -> None:
+    parcel = Parcel(["1", "2"], "q", 5, 5, [b"1", b'"x"'], priority=4)
+    whole = read_back([arrow.portion(Portion(parcel, 3))], arrow.messages_schema())
+    single = read_back([arrow.portion(Portion(list(parcel), 3))], arrow.messages_schema())
+    assert whole == single
+    raw = Parcel(["1"], "q", 5, 5, [b"\x00\xff"], "application/octet-stream")
+    assert read_back([arrow.portion(Portion(raw, 1))], arrow.messages_schema())[0]["data"] == b"\x00\xff"
+
+
+def test_history_keeps_everything() -> None:
+    records = [
+        HistoryRecord(5, Event(1_000_000, "sent", "q", "1", 0, 3, body=b"[1]", content_type="application/json")),
+        HistoryRecord(6, Event(2_000_000, "received", "q", "1", 1, 3, "ann", 12.5)),
+        HistoryRecord(7, Event(3_000_000, "purged", "q", "", 0, 9, count=4)),
+    ]
+    rows = read_back([arrow.history(records)], arrow.history_schema())
+    assert [row["offset"] for row in rows] == [5, 6, 7]
+    assert [row["body"] for row in rows] == ["[1]", None, None]
+    assert (rows[1]["consumer"], rows[1]["wait_ms"], rows[1]["held_ms"], rows[1]["receives"]) == ("ann", 12.5, None, 1)
+    assert (rows[2]["bytes"], rows[2]["count"], rows[2]["id"]) == (9, 4, "")
+    assert read_back([arrow.history([])], arrow.history_schema()) == []
+
+
+def test_a_stream_comes_in_pieces() -> None:
+    encoder = arrow.Encoder(arrow.history_schema())
+    batch = arrow.history([HistoryRecord(1, Event(1, "sent", "q", "1"))])
+    pieces = [encoder.batch(batch), encoder.batch(batch), encoder.end()]
+    with pa.ipc.open_stream(b"".join(pieces)) as reader:
+        assert reader.read_all().num_rows == 2
+    assert len(pieces[1]) < len(pieces[0])
+
+
+def test_plain_bodies_are_taken_as_they_are() -> None:
+    found = arrow.drafts_of(stream({"body": ["1", '{"a": [1, 2]}', ' "spaces" ']}))
+    assert isinstance(found, Bodies)
+    assert found.bodies == [b"1", b'{"a": [1, 2]}', b' "spaces" ']
+    found = arrow.drafts_of(stream({"data": [b"\xff", b""]}))
+    assert isinstance(found, Bodies)
+    assert (found.bodies, found.content_type) == ([b"\xff", b""], "application/octet-stream")
+    assert list(arrow.drafts_of(stream({"body": pa.array([], pa.string())}))) == []
+
+
+def test_every_field_may_be_given() -> None:
+    found = arrow.drafts_of(
+        stream(
+            {
+                "body": ["1", "hello", None],
+                "data": [None, None, b"\x01"],
+                "content_type": [None, "text/plain", None],
+                "headers": pa.array([[("a", "b")], None, None], pa.map_(pa.string(), pa.string())),
+                "priority": pa.array([9, None, 0], pa.int64()),
+                "delay": [1, None, 2],
+                "ttl": [1.5, None, None],
+                "key": pa.array(["k", None, None], pa.large_string()),
+                "recipient": pa.nulls(3),
+            }
+        )
+    )
+    assert [(draft.body, draft.content_type) for draft in found] == [
+        (b"1", "application/json"),
+        (b"hello", "text/plain"),
+        (b"\x01", "application/octet-stream"),
+    ]
+    assert (found[0].headers, found[0].priority, found[0].delay, found[0].ttl, found[0].key) == (
+        {"a": "b"},
+        9,
+        1.0,
+        1.5,
+        "k",
+    )
+    assert (found[1].headers, found[1].priority, found[1].delay) == (None, 0, None)
+
+
+@pytest.mark.parametrize(
+    ("columns", "told"),
+    [
+        ({"body": ["1"], "colour": ["x"]}, "colour: no such column; there are body, data"),
+        ({"key": ["1"]}, "body: is missing, and so is data"),
+        ({"body": [1]}, "body: is a column of int64; use string"),
+        ({"body": ["1"], "priority": ["high"]}, "priority: is a column of string; use int32"),
+        ({"body": ["1"], "priority": [2**40]}, "priority: is a column of int64; use int32"),
+        ({"body": ["1"], "headers": ["x"]}, "headers: is a column of string; use map<string, string>"),
+        ({"body": ["1", "nope"]}, r"messages[1].body: 'nope' is not JSON; for text set content_type"),
+        ({"body": ["[1", "2]", "3,4"]}, "messages[0].body: '[1' is not JSON"),
+        ({"body": ["1", None], "key": ["a", "b"]}, "messages[1].body: is missing, and so is data"),
+        ({"body": ["1"], "data": [b"2"]}, "messages[0].body: there is data too"),
+        ({"body": ["x"], "content_type": ["application/json"]}, "messages[0].body: 'x' is not JSON"),
+    ],
+)
+def test_what_is_wrong_is_named(columns: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        arrow.drafts_of(stream(columns))
+    assert caught.value.text.startswith(told)
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b"\xff" * 100, stream({"body": ["1"]})[:-40]])
+def test_what_is_no_arrow_is_refused(body: bytes) -> None:
+    with pytest.raises(BadRequest, match="not an Arrow stream"):
+        arrow.drafts_of(body)
