@@ -18,10 +18,12 @@ import msgspec
 from miniq.broker import Broker
 from miniq.client import calls
 from miniq.client.calls import Call
+from miniq.client.tables import TablePage
 from miniq.errors import Closed, InvalidRequest
 from miniq.message import Claim, Lease, Stored
 from miniq.options import Options
 from miniq.store import open_store
+from miniq.wire import arrow
 
 T = TypeVar("T")
 
@@ -48,6 +50,23 @@ async def _next_claim(broker: Broker, call: calls.NextClaim) -> Claim | None:
 async def _read_claim(broker: Broker, call: calls.ReadClaim) -> list[Stored]:
     part = await broker.claims.find(call.queue, call.group, call.claim, call.part, call.parts)
     return [stored async for some in part.each() for stored in some]
+
+
+async def _claim_table(broker: Broker, call: calls.ClaimTable) -> Any:
+    part = await broker.claims.find(call.queue, call.group, call.claim, call.part, call.parts)
+    batches = [arrow.portions(some) async for some in part.read()]
+    return arrow.arrow().Table.from_batches(batches, arrow.messages_schema())
+
+
+async def _peek_table(broker: Broker, call: calls.PeekTable) -> TablePage:
+    page = await broker.peek(call.queue, status=call.status, after=call.after, limit=call.limit, many=True)
+    return TablePage(arrow.arrow().Table.from_batches([arrow.stored(page.messages)]), page.next)
+
+
+async def _history_table(broker: Broker, call: calls.HistoryTable) -> TablePage:
+    page = await broker.history(after=call.after, limit=call.limit, queue=call.queue, many=True)
+    table = arrow.arrow().Table.from_batches([arrow.history(page.records)])
+    return TablePage(table, page.next, page.first, page.last)
 
 
 _OPERATIONS: dict[type[Call[Any]], Callable[[Broker, Any], Coroutine[Any, Any, Any]]] = {
@@ -80,6 +99,9 @@ _OPERATIONS: dict[type[Call[Any]], Callable[[Broker, Any], Coroutine[Any, Any, A
     calls.OpenClaims: lambda broker, call: broker.claims.open(call.queue, call.group),
     calls.NextClaim: _next_claim,
     calls.ReadClaim: _read_claim,
+    calls.ClaimTable: _claim_table,
+    calls.PeekTable: _peek_table,
+    calls.HistoryTable: _history_table,
     calls.AckClaims: lambda broker, call: broker.claims.ack(call.queue, call.group, call.upto, call.epoch),
     calls.ReleaseClaims: lambda broker, call: broker.claims.release(call.queue, call.group, call.epoch),
     calls.ListClaims: lambda broker, call: broker.claims.list(call.queue),

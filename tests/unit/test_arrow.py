@@ -62,11 +62,17 @@ def test_messages_of_every_kind_keep_everything() -> None:
 
 def test_a_parcel_gives_the_same_as_its_messages() -> None:
     parcel = Parcel(["1", "2"], "q", 5, 5, [b"1", b'"x"'], priority=4)
-    whole = read_back([arrow.portion(Portion(parcel, 3))], arrow.messages_schema())
-    single = read_back([arrow.portion(Portion(list(parcel), 3))], arrow.messages_schema())
+    whole = read_back([arrow.portions([Portion(parcel, 3)])], arrow.messages_schema())
+    single = read_back([arrow.portions([Portion(list(parcel), 3)])], arrow.messages_schema())
     assert whole == single
+    other = Parcel(["3"], "q", 6, 6, [b"text"], "text/plain", 4)
+    mixed = [Portion(parcel, 3), Portion(other, 1)]
+    each = [Portion(list(one.messages), one.receives) for one in mixed]
+    assert read_back([arrow.portions(mixed)], arrow.messages_schema()) == read_back(
+        [arrow.portions(each)], arrow.messages_schema()
+    )
     raw = Parcel(["1"], "q", 5, 5, [b"\x00\xff"], "application/octet-stream")
-    assert read_back([arrow.portion(Portion(raw, 1))], arrow.messages_schema())[0]["data"] == b"\x00\xff"
+    assert read_back([arrow.portions([Portion(raw, 1)])], arrow.messages_schema())[0]["data"] == b"\x00\xff"
 
 
 def test_history_keeps_everything() -> None:

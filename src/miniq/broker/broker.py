@@ -410,11 +410,17 @@ class Broker:
         return stored
 
     async def peek(
-        self, queue: str, *, status: Status | None = None, after: str | None = None, limit: int = 100
+        self,
+        queue: str,
+        *,
+        status: Status | None = None,
+        after: str | None = None,
+        limit: int = 100,
+        many: bool = False,
     ) -> Page:
-        """Browse a queue without consuming; `after` is the `next` of the page before."""
+        """Browse a queue without consuming; `after` is the `next` of the page before. `many` allows long pages."""
         settings = await self.existing(queue)
-        rules.check_count(limit, "limit", 1, self._limits.batch)
+        rules.check_count(limit, "limit", 1, rules.MANY if many else self._limits.batch)
         if status not in (None, "ready", "delayed", "leased"):
             raise InvalidRequest(f"status: {status!r}; use ready, delayed or leased", field="status")
         now = self.clock.now()
@@ -514,11 +520,13 @@ class Broker:
 
     # History and care
 
-    async def history(self, *, after: int = 0, limit: int = 100, queue: str | None = None) -> HistoryPage:
-        """What happened, by rising offset, from the one that follows `after`."""
+    async def history(
+        self, *, after: int = 0, limit: int = 100, queue: str | None = None, many: bool = False
+    ) -> HistoryPage:
+        """What happened, by rising offset, from the one that follows `after`. `many` allows long pages."""
         self._check_open()
         rules.check_count(after, "after", 0, 2**63 - 1)
-        rules.check_count(limit, "limit", 1, self._limits.batch)
+        rules.check_count(limit, "limit", 1, rules.MANY if many else self._limits.batch)
         if queue is not None:
             rules.check_name(queue)
         span = await self.store.history_span()

@@ -22,6 +22,8 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _CONTENT_TYPE = re.compile(r"[!-~]+/[!-~][ -~]*")
 CALL_WINDOW = 300 * SECOND
 """How long a call's name is remembered, so that a repeated call adds nothing."""
+MANY = 100_000
+"""Most messages or records in a page for those who take many at once."""
 YEARS_100 = 100 * 366 * 86400.0
 
 Verdict = Literal["deliver", "ttl", "retention", "max_receives"]

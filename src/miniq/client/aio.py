@@ -13,6 +13,7 @@ from msgspec import UNSET, UnsetType
 from miniq.client import bodies, calls
 from miniq.client.calls import AsyncTransport
 from miniq.client.delivery import HELD, SEEN, SETTLED, Delivery, MessagePage, leases, renew, settle
+from miniq.client.tables import TablePage
 from miniq.client.tasks import TaskWorker
 from miniq.client.worker import Give, Plan, Stop
 from miniq.errors import BadName, MiniQError
@@ -182,6 +183,12 @@ class AsyncQueue:
         page = await self._perform(calls.Peek(self.name, status, after, limit))
         return MessagePage([self._seen(stored) for stored in page.messages], page.next)
 
+    async def peek_table(
+        self, status: Status | None = None, after: str | None = None, limit: int = 10_000
+    ) -> TablePage:
+        """Browse without consuming, up to 100,000 messages at a time as a `pyarrow.Table`."""
+        return await self._perform(calls.PeekTable(self.name, status, after, limit))
+
     async def get(self, id: str) -> AsyncMessage:
         """Look at one message without consuming it."""
         return self._seen(await self._perform(calls.Get(self.name, id)))
@@ -281,6 +288,11 @@ class AsyncClaims:
         call = calls.ReadClaim(self.queue.name, self.group, claim, part, parts)
         return [AsyncMessage(self.queue, stored, SEEN) for stored in await self.queue._perform(call)]
 
+    async def table(self, claim: int, part: int = 0, parts: int = 1) -> Any:
+        """The same as a `pyarrow.Table`, without an object for each message."""
+        call = calls.ClaimTable(self.queue.name, self.group, claim, part, parts)
+        return await self.queue._perform(call)
+
     async def ack(self, upto: int) -> None:
         """Ack all claims up to a number. Harmless to repeat."""
         await self.queue._perform(calls.AckClaims(self.queue.name, self.group, upto, self.epoch))
@@ -307,6 +319,10 @@ class AsyncClient:
     async def history(self, after: int = 0, limit: int = 100, queue: str | None = None) -> HistoryPage:
         """What happened, by rising offset; give the page's `next` as `after` for more."""
         return await self._transport.perform(calls.History(after, limit, queue))
+
+    async def history_table(self, after: int = 0, limit: int = 10_000, queue: str | None = None) -> TablePage:
+        """What happened, up to 100,000 records at a time as a `pyarrow.Table`."""
+        return await self._transport.perform(calls.HistoryTable(after, limit, queue))
 
     async def backup(self, path: str | os.PathLike[str]) -> None:
         """Write a consistent copy of everything to a new folder, while work goes on."""

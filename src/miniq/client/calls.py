@@ -12,6 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from msgspec import UNSET, Struct, UnsetType
 
 from miniq.client.bodies import encode
+from miniq.client.tables import TablePage
 from miniq.errors import MessageNotFound, StaleReceipt
 from miniq.message import (
     Claim,
@@ -121,6 +122,13 @@ class Peek(Call[Page], frozen=True):
     limit: int = 100
 
 
+class PeekTable(Call[TablePage], frozen=True):
+    queue: str
+    status: Status | None = None
+    after: str | None = None
+    limit: int = 10_000
+
+
 class Edit(Call[Stored], frozen=True):
     """None leaves a field as it is."""
 
@@ -160,6 +168,16 @@ class NextClaim(Call[Claim | None], frozen=True):
 
 
 class ReadClaim(Call[list[Stored]], frozen=True):
+    queue: str
+    group: str
+    claim: int
+    part: int = 0
+    parts: int = 1
+
+
+class ClaimTable(Call[Any], frozen=True):
+    """A part of a claim as a `pyarrow.Table`."""
+
     queue: str
     group: str
     claim: int
@@ -221,6 +239,12 @@ class DeleteQueue(Call[None], frozen=True):
 class History(Call[HistoryPage], frozen=True):
     after: int = 0
     limit: int = 100
+    queue: str | None = None
+
+
+class HistoryTable(Call[TablePage], frozen=True):
+    after: int = 0
+    limit: int = 10_000
     queue: str | None = None
 
 

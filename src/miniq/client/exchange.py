@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from miniq.client import calls, records
+from miniq.client import calls, records, tables
 from miniq.client.calls import Call
 from miniq.client.keys import CreateKey, ListKeys, RevokeKey
 from miniq.errors import Closed, MiniQError, StoreUnavailable
@@ -139,11 +139,13 @@ KINDS: dict[type[Call[Any]], Kind] = {
     calls.Extend: Kind(records.read_extended),
     calls.Get: Kind(records.read_message),
     calls.Peek: Kind(records.read_page),
+    calls.PeekTable: Kind(tables.read_messages_page),
     calls.Edit: Kind(records.read_message),
     calls.Remove: Kind(nothing, ("message_not_found",)),
     calls.OpenClaims: Kind(records.read_opened),
     calls.NextClaim: Kind(records.read_claim),
     calls.ReadClaim: Kind(records.read_claimed),
+    calls.ClaimTable: Kind(tables.read_table),
     calls.AckClaims: Kind(nothing),
     calls.ReleaseClaims: Kind(records.read_released),
     calls.ListClaims: Kind(records.read_groups),
@@ -154,6 +156,7 @@ KINDS: dict[type[Call[Any]], Kind] = {
     calls.ListQueues: Kind(records.read_queues),
     calls.DeleteQueue: Kind(nothing, ("queue_not_found",)),
     calls.History: Kind(records.read_history),
+    calls.HistoryTable: Kind(tables.read_history_page),
     calls.Backup: Kind(nothing, once=True),
     CreateKey: Kind(records.read_key, once=True),
     ListKeys: Kind(records.read_keys),

@@ -13,6 +13,7 @@ from msgspec import UNSET, UnsetType
 from miniq.client import bodies, calls
 from miniq.client.calls import Transport
 from miniq.client.delivery import HELD, SEEN, SETTLED, Delivery, MessagePage, leases, renew, settle
+from miniq.client.tables import TablePage
 from miniq.client.threads import ThreadWorker
 from miniq.client.worker import Give, Plan, Stop
 from miniq.errors import BadName, MiniQError
@@ -180,6 +181,10 @@ class Queue:
         page = self._perform(calls.Peek(self.name, status, after, limit))
         return MessagePage([self._seen(stored) for stored in page.messages], page.next)
 
+    def peek_table(self, status: Status | None = None, after: str | None = None, limit: int = 10_000) -> TablePage:
+        """Browse without consuming, up to 100,000 messages at a time as a `pyarrow.Table`."""
+        return self._perform(calls.PeekTable(self.name, status, after, limit))
+
     def get(self, id: str) -> Message:
         """Look at one message without consuming it."""
         return self._seen(self._perform(calls.Get(self.name, id)))
@@ -279,6 +284,11 @@ class Claims:
         call = calls.ReadClaim(self.queue.name, self.group, claim, part, parts)
         return [Message(self.queue, stored, SEEN) for stored in self.queue._perform(call)]
 
+    def table(self, claim: int, part: int = 0, parts: int = 1) -> Any:
+        """The same as a `pyarrow.Table`, without an object for each message."""
+        call = calls.ClaimTable(self.queue.name, self.group, claim, part, parts)
+        return self.queue._perform(call)
+
     def ack(self, upto: int) -> None:
         """Ack all claims up to a number. Harmless to repeat."""
         self.queue._perform(calls.AckClaims(self.queue.name, self.group, upto, self.epoch))
@@ -305,6 +315,10 @@ class Client:
     def history(self, after: int = 0, limit: int = 100, queue: str | None = None) -> HistoryPage:
         """What happened, by rising offset; give the page's `next` as `after` for more."""
         return self._transport.perform(calls.History(after, limit, queue))
+
+    def history_table(self, after: int = 0, limit: int = 10_000, queue: str | None = None) -> TablePage:
+        """What happened, up to 100,000 records at a time as a `pyarrow.Table`."""
+        return self._transport.perform(calls.HistoryTable(after, limit, queue))
 
     def backup(self, path: str | os.PathLike[str]) -> None:
         """Write a consistent copy of everything to a new folder, while work goes on."""

@@ -89,12 +89,13 @@ def history_schema() -> pa.Schema:
 # Out
 
 
-def portion(some: Portion) -> pa.RecordBatch:
-    """Messages of a claim. A parcel has most columns for all of them at once."""
-    messages = some.messages
-    if isinstance(messages, Parcel):
-        return _parcel(messages, some.receives)
-    return _messages(messages, [some.receives] * len(messages))
+def portions(some: Sequence[Portion]) -> pa.RecordBatch:
+    """Messages of a claim. Parcels, the common case, are taken as they are, without looking at single messages."""
+    parcels = [one.messages for one in some if isinstance(one.messages, Parcel)]
+    if len(parcels) == len(some):
+        return _parcels(parcels, [one.receives for one in some])
+    receives = [one.receives for one in some for _ in range(len(one))]
+    return _messages([message for one in some for message in one.messages], receives)
 
 
 def stored(found: Sequence[Stored]) -> pa.RecordBatch:
@@ -102,28 +103,38 @@ def stored(found: Sequence[Stored]) -> pa.RecordBatch:
     return _messages([one.message for one in found], [one.receives for one in found])
 
 
-def _parcel(parcel: Parcel, receives: int) -> pa.RecordBatch:
+def _parcels(parcels: Sequence[Parcel], receives: Sequence[int]) -> pa.RecordBatch:
     pa = arrow()
-    many = len(parcel)
-    body, data = _bodies(parcel.bodies, [parcel.content_type])
+    sizes = [len(parcel) for parcel in parcels]
+    many = sum(sizes)
 
-    def same(value: Any, kind: Any) -> Any:
-        return pa.nulls(many, kind) if value is None else pa.repeat(pa.scalar(value, kind), many)
+    def column(values: Sequence[Any], kind: Any) -> Any:
+        """What each parcel has for all its messages."""
+        if values.count(values[0]) == len(values):
+            return pa.repeat(pa.scalar(values[0], kind), many)
+        return pa.array([value for value, size in zip(values, sizes, strict=True) for _ in range(size)], kind)
 
-    values = {
-        "id": pa.array(parcel.ids, pa.string()),
-        "body": body,
-        "data": data,
-        "queue": parcel.queue,
-        "content_type": parcel.content_type,
-        "priority": parcel.priority,
-        "receives": receives,
-        "sent_at": parcel.sent_at,
-    }
     schema = messages_schema()
-    columns = [
-        found if isinstance(found := values.get(field.name), pa.Array) else same(found, field.type) for field in schema
-    ]
+    kinds = [parcel.content_type for parcel in parcels]
+    bodies = [body for parcel in parcels for body in parcel.bodies]
+    each = (
+        [kind for kind, size in zip(kinds, sizes, strict=True) for _ in range(size)]
+        if len(set(kinds)) > 1
+        else kinds[:1]
+    )
+    body, data = _bodies(bodies, each)
+    made = {"id": pa.array([id for parcel in parcels for id in parcel.ids], pa.string()), "body": body, "data": data}
+    shared = {"receives": receives, "content_type": kinds}
+    columns = []
+    for field in schema:
+        name = field.name
+        if name in made:
+            columns.append(made[name])
+        elif name in shared or name in ("queue", "priority", "sent_at"):
+            values = shared.get(name) or [getattr(parcel, name) for parcel in parcels]
+            columns.append(column(list(values), field.type))
+        else:
+            columns.append(pa.nulls(many, field.type))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
@@ -200,10 +211,10 @@ def _is_utf8(body: bytes) -> bool:
 class Encoder:
     """An Arrow stream as pieces of bytes: the schema with the first batch, each batch, the end."""
 
-    def __init__(self, schema: pa.Schema) -> None:
+    def __init__(self, schema: pa.Schema, about: dict[str, str] | None = None) -> None:
         pa = arrow()
         self._sink = _Sink()
-        self._writer = pa.ipc.new_stream(self._sink, schema)
+        self._writer = pa.ipc.new_stream(self._sink, schema.with_metadata(about) if about else schema)
 
     def batch(self, batch: pa.RecordBatch) -> bytes:
         self._writer.write_batch(batch)
@@ -234,9 +245,9 @@ class _Sink:
         """Nothing is held back."""
 
 
-def encode(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> bytes:
-    """A whole stream."""
-    encoder = Encoder(schema)
+def encode(batches: Iterable[pa.RecordBatch], schema: pa.Schema, about: dict[str, str] | None = None) -> bytes:
+    """A whole stream; `about` is kept with its schema."""
+    encoder = Encoder(schema, about)
     return b"".join([*map(encoder.batch, batches), encoder.end()])
 
 

@@ -69,6 +69,7 @@ STATUS: dict[str, int] = {
     "message_not_found": 404,
     "claim_unknown": 404,
     "wrong_method": 405,
+    "missing_extra": 406,
     "stale_receipt": 409,
     "message_leased": 409,
     "queue_protected": 409,

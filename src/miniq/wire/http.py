@@ -20,10 +20,11 @@ from starlette.routing import BaseRoute, Route
 from miniq.broker import Broker
 from miniq.errors import InvalidRequest, MiniQError, NoRoute, StoreUnavailable, TooLarge, WrongMedia, WrongMethod
 from miniq.message import JSON
-from miniq.wire import classic, codec, console, events, openapi, prometheus, shapes
+from miniq.wire import arrow, classic, codec, console, events, openapi, prometheus, shapes
 from miniq.wire.codec import MSGPACK, PROBLEM, Format
 from miniq.wire.edge import Edge, Guard
-from miniq.wire.operations import OPERATIONS, READERS, Operation, Request, Streamed, authorise, bearer, fault, run
+from miniq.wire.operations import OPERATIONS, READERS, Operation, Request, authorise, bearer, fault, run
+from miniq.wire.streams import Streamed
 
 
 def prepare(operation: Operation, request: Request, raw: bytes, content_type: str) -> None:
@@ -126,14 +127,16 @@ class HttpApp:
                 request.trace = traced(headers)
             authorise(self._broker, operation, request)
             prepare(operation, request, raw, content_type)
-            out = request.out = reply_format(headers.get("accept", ""), format)
+            accept = headers.get("accept", "")
+            out = request.out = reply_format(accept, format)
+            request.arrow = arrow.MEDIA in accept
             reply = await _while_connected(http, operation, run(self._broker, operation, request))
             queue = self._broker.known(request.path.get("queue", ""))
             self._broker.metrics.call("http", operation.name, queue, perf_counter() - began)
             if operation.reply is None:
                 return Response(status_code=operation.status)
             if isinstance(reply, Streamed):
-                return StreamingResponse(reply.pieces, operation.status, media_type=reply.media)
+                return StreamingResponse(reply.pieces, operation.status, reply.headers, reply.media)
             return Response(codec.encode(reply, out), operation.status, media_type=codec.MEDIA[out])
 
         endpoint.__name__ = operation.name

@@ -6,7 +6,7 @@ Both lanes of HTTP, the commands of ZeroMQ, the OpenAPI document and the conform
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, cast
 
 from msgspec import UNSET, Struct
@@ -16,9 +16,10 @@ from miniq.broker import Broker
 from miniq.broker.keyring import ApiKey, Secret
 from miniq.errors import InvalidRequest, MiniQError
 from miniq.message import Bodies, Draft, Mode, QueueSettings, Status
-from miniq.wire import codec, shapes, streams, watching
+from miniq.wire import arrow, codec, shapes, streams, watching
 from miniq.wire.codec import Format
 from miniq.wire.query import moment, number
+from miniq.wire.streams import Streamed
 
 
 class Request(Struct):
@@ -37,16 +38,11 @@ class Request(Struct):
     """The trace context that came with it, where traces are written."""
     carried: Mapping[str, str] | None = None
     """The one that messages are given which have none."""
+    arrow: bool = False
+    """Whether the caller would rather have Arrow, where there is Arrow to be had."""
 
 
 log = logging.getLogger("miniq.wire")
-
-
-class Streamed(Struct):
-    """A reply that is written piece by piece, because it may be long."""
-
-    pieces: AsyncIterator[bytes]
-    media: str
 
 
 Run = Callable[[Broker, Request], Awaitable[Any]]
@@ -70,6 +66,15 @@ class Operation(Struct, frozen=True):
     """The record of the reply, None if it has none."""
     status: int = 200
     hot: bool = False
+
+
+def refuse_with_arrow(query: Mapping[str, str], *names: str) -> None:
+    """What cannot be asked for together with Arrow."""
+    for name in names:
+        if name in query:
+            raise InvalidRequest(
+                f"{name}: is not for replies in Arrow; filter the records, or ask for JSON", field=name
+            )
 
 
 def bearer(header: str | None) -> str | None:
@@ -144,10 +149,15 @@ async def extend(broker: Broker, request: Request) -> shapes.ExtendReply:
     return shapes.ExtendReply(codec.outcomes_reply(body.leases, outcomes, "extended"), codec.moment(until))
 
 
-async def peek(broker: Broker, request: Request) -> shapes.PageReply:
+async def peek(broker: Broker, request: Request) -> shapes.PageReply | Streamed:
     queue, query = request.path["queue"], request.query
     status = cast("Status | None", query.get("status"))
     after, limit, find = query.get("after"), number(query, "limit", 100), query.get("find")
+    if request.arrow:
+        refuse_with_arrow(query, "find")
+        page = await broker.peek(queue, status=status, after=after, limit=limit, many=True)
+        about = {} if page.next is None else {"miniq-next": page.next}
+        return streams.arrow_page([arrow.stored(page.messages)], arrow.messages_schema(), about)
     if find is None:
         page = await broker.peek(queue, status=status, after=after, limit=limit)
         return shapes.PageReply(codec.shown_messages(page.messages, broker.clock.now(), request.out), page.next)
@@ -217,6 +227,8 @@ async def read_claim(broker: Broker, request: Request) -> Streamed:
         number(query, "part", 0),
         number(query, "parts", 1),
     )
+    if request.arrow:
+        return Streamed(streams.arrow_messages(part.read()), arrow.MEDIA)
     return Streamed(streams.messages(part.each(), len(part), request.out), codec.MEDIA[request.out])
 
 
@@ -276,8 +288,14 @@ async def redrive(broker: Broker, request: Request) -> shapes.RedriveReply:
 # The broker as a whole
 
 
-async def history(broker: Broker, request: Request) -> shapes.HistoryReply:
+async def history(broker: Broker, request: Request) -> shapes.HistoryReply | Streamed:
     query = request.query
+    if request.arrow:
+        refuse_with_arrow(query, "id", "event", "consumer", "since", "before")
+        after, limit = number(query, "after", 0), number(query, "limit", 100)
+        records = await broker.history(after=after, limit=limit, queue=query.get("queue"), many=True)
+        about = {f"miniq-{name}": str(getattr(records, name)) for name in ("next", "first", "last")}
+        return streams.arrow_page([arrow.history(records.records)], arrow.history_schema(), about)
     page = await broker.search.events(
         after=number(query, "after", 0),
         limit=number(query, "limit", 100),

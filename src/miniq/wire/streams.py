@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
-from miniq.message import Stored
-from miniq.wire import codec
+from msgspec import Struct
+
+from miniq.message import Portion, Stored
+from miniq.wire import arrow, codec
 from miniq.wire.codec import Format
 
 Pieces = AsyncIterator[Sequence[Stored]]
+
+
+class Streamed(Struct):
+    """A reply that is written piece by piece, because it may be long."""
+
+    pieces: AsyncIterator[bytes]
+    media: str
+    headers: dict[str, str] = {}
 
 
 async def messages(pieces: Pieces, count: int, format: Format) -> AsyncIterator[bytes]:
@@ -29,3 +40,20 @@ async def messages(pieces: Pieces, count: int, format: Format) -> AsyncIterator[
         first = False
     if format == "json":
         yield b"]}"
+
+
+async def arrow_messages(pieces: AsyncIterator[Sequence[Portion]]) -> AsyncIterator[bytes]:
+    """Messages of a claim as an Arrow stream."""
+    encoder = arrow.Encoder(arrow.messages_schema())
+    async for some in pieces:
+        yield encoder.batch(arrow.portions(some))
+    yield encoder.end()
+
+
+def arrow_page(batches: Sequence[Any], schema: Any, about: dict[str, str]) -> Streamed:
+    """A page of messages or history as an Arrow stream; where it goes on is in the headers, and with the schema."""
+
+    async def whole() -> AsyncIterator[bytes]:
+        yield arrow.encode(batches, schema, about)
+
+    return Streamed(whole(), arrow.MEDIA, about)

@@ -16,6 +16,7 @@ from miniq.errors import BadName, InvalidRequest, MessageNotFound
 from miniq.wire import codec, shapes
 
 _JSON_HEAD = b"content-type: application/json\r\ncontent-length: %d\r\n\r\n"
+_ARROW_HEAD = b"accept: application/vnd.apache.arrow.stream\r\n"
 _MSGPACK_HEAD = b"content-type: application/msgpack\r\naccept: application/json\r\ncontent-length: %d\r\n\r\n"
 
 Pieces = tuple[str, str, bytes | None, codec.Format]
@@ -39,6 +40,8 @@ class HttpExchange(Exchange):
             head += target.lines()
         if self.name is not None:
             head = b"%bidempotency-key: %b\r\n" % (head, self.name.encode())
+        if type(self.call) in _TABLES:
+            head += _ARROW_HEAD
         if body is not None:
             self.head = head + (_JSON_HEAD if format == "json" else _MSGPACK_HEAD) % len(body)
             self.body = body
@@ -113,7 +116,7 @@ def _get(call: calls.Get) -> Pieces:
     return "GET", _message(call.queue, call.id), None, "json"
 
 
-def _peek(call: calls.Peek) -> Pieces:
+def _peek(call: calls.Peek | calls.PeekTable) -> Pieces:
     query = _query(status=call.status, after=call.after, limit=str(call.limit))
     return "GET", f"{_queue(call.queue)}/messages{query}", None, "json"
 
@@ -134,7 +137,7 @@ def _next_claim(call: calls.NextClaim) -> Pieces:
     return _post(f"{_queue(call.queue)}/claims", records.claim_body(call))
 
 
-def _read_claim(call: calls.ReadClaim) -> Pieces:
+def _read_claim(call: calls.ReadClaim | calls.ClaimTable) -> Pieces:
     query = _query(part=str(call.part), parts=str(call.parts))
     return "GET", f"{_group(call.queue, call.group)}/{_quoted(str(call.claim))}{query}", None, "json"
 
@@ -176,7 +179,7 @@ def _delete_queue(call: calls.DeleteQueue) -> Pieces:
     return "DELETE", _queue(call.queue), None, "json"
 
 
-def _history(call: calls.History) -> Pieces:
+def _history(call: calls.History | calls.HistoryTable) -> Pieces:
     query = _query(after=str(call.after), limit=str(call.limit), queue=call.queue)
     return "GET", f"/v1/history{query}", None, "json"
 
@@ -210,11 +213,13 @@ _ASK: dict[type[Call[Any]], Callable[[Any], Pieces]] = {
     calls.Extend: _extend,
     calls.Get: _get,
     calls.Peek: _peek,
+    calls.PeekTable: _peek,
     calls.Edit: _edit,
     calls.Remove: _remove,
     calls.OpenClaims: _open_claims,
     calls.NextClaim: _next_claim,
     calls.ReadClaim: _read_claim,
+    calls.ClaimTable: _read_claim,
     calls.AckClaims: _ack_claims,
     calls.ReleaseClaims: _release_claims,
     calls.ListClaims: _list_claims,
@@ -225,8 +230,11 @@ _ASK: dict[type[Call[Any]], Callable[[Any], Pieces]] = {
     calls.ListQueues: _list_queues,
     calls.DeleteQueue: _delete_queue,
     calls.History: _history,
+    calls.HistoryTable: _history,
     calls.Backup: _backup,
     CreateKey: _create_key,
     ListKeys: _list_keys,
     RevokeKey: _revoke_key,
 }
+_TABLES = (calls.ClaimTable, calls.PeekTable, calls.HistoryTable)
+"""Calls that are answered in Arrow."""

@@ -12,6 +12,7 @@ from miniq.client import calls, records
 from miniq.client.calls import Call
 from miniq.client.exchange import Exchange
 from miniq.client.keys import CreateKey, ListKeys, RevokeKey
+from miniq.client.tables import only_over_http
 from miniq.client.zmq.target import Target
 from miniq.errors import BadName, InvalidRequest, MessageNotFound, MiniQError
 from miniq.wire import codec, shapes
@@ -154,6 +155,10 @@ def _read_claim(call: calls.ReadClaim) -> Ask:
     return "READ_CLAIM", _group(call) | {"claim": call.claim, "part": call.part, "parts": call.parts}, "json"
 
 
+def _no_table(call: Call[Any]) -> Ask:
+    raise only_over_http()
+
+
 def _ack_claims(call: calls.AckClaims) -> Ask:
     return "ACK_CLAIMS", _group(call) | {"upto": call.upto} | _epoch(call), "json"
 
@@ -209,6 +214,9 @@ _ASK: dict[type[Call[Any]], Callable[[Any], Ask]] = {
     calls.OpenClaims: _open_claims,
     calls.NextClaim: _on_queue("CLAIM", records.claim_body),
     calls.ReadClaim: _read_claim,
+    calls.ClaimTable: _no_table,
+    calls.PeekTable: _no_table,
+    calls.HistoryTable: _no_table,
     calls.AckClaims: _ack_claims,
     calls.ReleaseClaims: _release_claims,
     calls.ListClaims: _on_queue("LIST_CLAIMS"),

@@ -25,7 +25,8 @@ from miniq.errors import BadRequest, Closed, MiniQError, TooLarge
 from miniq.message import Bodies, Lease
 from miniq.wire import codec, shapes
 from miniq.wire.codec import Format
-from miniq.wire.operations import Operation, Request, Streamed, authorise, fault, run
+from miniq.wire.operations import Operation, Request, authorise, fault, run
+from miniq.wire.streams import Streamed
 from miniq.wire.zmq.commands import CANCEL, Ask, format_of, read_command, refusal, understand
 
 FRAMES = 16

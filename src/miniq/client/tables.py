@@ -1,0 +1,60 @@
+"""Replies in Arrow: tables of many messages or records, without a Python object for each.
+
+The columns are those of the protocol's page on Arrow. `pyarrow` is an extra, imported when a table is asked for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from miniq.errors import InvalidRequest, MissingExtra
+
+
+class TablePage(Struct, frozen=True):
+    """A `pyarrow.Table`, and what to give as `after` for the rows that follow; None where there are none. Of history
+    also how far it reaches: its first and last offset."""
+
+    table: Any
+    next: Any
+    first: int = 1
+    last: int = 0
+
+
+def pyarrow() -> Any:
+    """`pyarrow`, or an error that names the pip command."""
+    try:
+        import pyarrow
+    except ImportError:
+        raise MissingExtra("Arrow needs pyarrow: pip install 'miniq[arrow]'") from None
+    return pyarrow
+
+
+def read_table(body: bytes) -> Any:
+    """The table that an Arrow stream holds; `ValueError` if it is none."""
+    arrow = pyarrow()
+    with arrow.ipc.open_stream(body) as reader:
+        return reader.read_all()
+
+
+def read_messages_page(body: bytes) -> TablePage:
+    table, about = _page(body)
+    following = about.get(b"miniq-next")
+    return TablePage(table, None if following is None else following.decode())
+
+
+def read_history_page(body: bytes) -> TablePage:
+    table, about = _page(body)
+    return TablePage(table, *(int(about[name]) for name in (b"miniq-next", b"miniq-first", b"miniq-last")))
+
+
+def _page(body: bytes) -> tuple[Any, dict[bytes, bytes]]:
+    """A table, and what stands beside its schema."""
+    table = read_table(body)
+    about = table.schema.metadata or {}
+    return table.replace_schema_metadata(None), about
+
+
+def only_over_http() -> InvalidRequest:
+    return InvalidRequest("url: tables are given over HTTP, or by a store in this process", field="url")
