@@ -52,6 +52,8 @@ class Options(Struct, frozen=True, kw_only=True):
     allowed_hosts: str = ""
     """Names, with commas between them, under which browsers may reach a broker without keys, or behind a proxy."""
     log_format: LogFormat = "text"
+    report: str | None = None
+    """The page that `miniq pipeline report` wrote, for the console to show."""
     tracing: bool = False
     """Whether spans are exported over OTLP, to where the variables OTEL_* say."""
     tls_cert: str | None = None

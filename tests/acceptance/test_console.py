@@ -268,6 +268,22 @@ def test_claims_are_listed_with_their_age(visit: Visit, broker: miniq.Client) ->
     expect(page.locator("tbody tr")).to_have_count(15)
 
 
+@pytest.mark.parametrize("size", list(SIZES))
+def test_the_last_report_can_be_opened(
+    browser: Browser, size: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = tmp_path / "report.html"
+    report.write_text("<h1>Report of the night</h1><script>document.body.textContent = 'hacked'</script>")
+    monkeypatch.setenv("MINIQ_REPORT", str(report))
+    with serving("memory:") as served:
+        visit = Visit(browser, served.url, size)
+        page = visit.go("/claims")
+        with visit.context.expect_page() as opened:
+            page.get_by_role("link", name="Last report").click()
+        expect(opened.value.get_by_role("heading")).to_have_text("Report of the night")
+        visit.close()
+
+
 def test_the_history_is_searched_newest_first(visit: Visit, broker: miniq.Client) -> None:
     queue = broker.queue(f"told.{visit.size}")
     queue.configure(history="events")

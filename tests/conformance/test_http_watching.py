@@ -243,3 +243,24 @@ def test_logs_are_json_name_requests_and_never_show_a_body_or_a_key(tmp_path: Pa
     assert {"my-send", "my-search"} < {line["request"] for line in answered}
     assert all(line["request"] and line["method"] and line["status"] for line in answered)
     assert [secret for secret in secrets if secret in text or secret in line] == []
+
+
+def test_the_last_report_of_a_pipeline_is_shown_in_a_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "report.html"
+    monkeypatch.setenv("MINIQ_REPORT", str(page))
+    with serving("memory:") as served:
+        wire = Http(served)
+        assert wire.refused("GET", "/v1/report").text.startswith("/v1/report: the report cannot be read")
+        page.write_text("<h1>Report</h1><script>alert(1)</script>")
+        status, text, headers = wire.call("GET", "/v1/report")
+        assert (status, text) == (200, page.read_bytes())
+        assert headers["content-security-policy"].startswith("sandbox; default-src 'none'")
+        status, text, headers = wire.call("HEAD", "/v1/report")
+        assert (status, text) == (200, b"")
+        assert headers["last-modified"].endswith("GMT")
+        wire.ok("POST", "/v1/keys", {"name": "boss", "allow": ["*"]})
+        assert wire.refused("GET", "/v1/report").code == "unauthorized"
+
+
+def test_without_a_report_the_option_is_named(wire: Http) -> None:
+    assert "set the option report" in wire.refused("GET", "/v1/report").text

@@ -13,13 +13,13 @@ import itertools
 import logging
 from array import array
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from miniq.broker import rules
-from miniq.errors import InvalidRequest, MiniQError
+from miniq.errors import InvalidRequest, MiniQError, QueueNotFound
 from miniq.message import SECOND, Counts
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ MOST = 2000
 WINDOW = 5
 """Seconds over which a rate is taken."""
 _WIDTH = 1 + len(GAUGES) + len(RATES)
-_PAUSE = 50
+SHARE = 50
 """Queues looked at without letting others have their turn."""
 
 
@@ -109,31 +109,22 @@ class Trends:
         """These queues as they are now."""
         broker = self._broker
         now = broker.clock.now()
+        names = [name for name in queues if broker.find_settings(name) is not None]
+        grave = {name: rules.dead_letter_queue(name, broker.settings(name)) for name in names}
+        counts = await self._count({*names, *filter(None, grave.values())}, now)
         before, passed = self._before(now)
         counted = broker.metrics.messages
-        counts: dict[str, Counts] = {}
-
-        async def count(name: str) -> Counts:
-            if name not in counts:
-                counts[name] = await broker.store.counts(name, now=now)
-            return counts[name]
-
         found: list[QueueStats] = []
-        for place, name in enumerate(queues):
-            settings = broker.find_settings(name)
-            if settings is None:
+        for name in names:
+            if name not in counts:
                 continue
             rates = {}
             for event in RATES:
                 total = counted.get((name, event), 0)
                 rates[event] = round(max(0, total - before.get((name, event), 0)) / passed, 2) if total else 0.0
-            dead = rules.dead_letter_queue(name, settings)
-            lie = 0
-            if dead is not None and broker.find_settings(dead) is not None:
-                lie = (await count(dead)).total
-            found.append(QueueStats(name, await count(name), rates, dead, lie))
-            if place % _PAUSE == _PAUSE - 1:
-                await asyncio.sleep(0)
+            dead = grave[name]
+            lie = counts[dead].total if dead in counts else 0
+            found.append(QueueStats(name, counts[name], rates, dead, lie))
         return found
 
     def last_hour(self, queues: Iterable[str], series: Sequence[str], points: int) -> list[Trend]:
@@ -179,27 +170,42 @@ class Trends:
     async def _note(self, step: int) -> None:
         broker = self._broker
         counted = broker.metrics.messages
-        now = broker.clock.now()
-        names = broker.names()
-        for place, name in enumerate(names):
-            rows = self._rows.get(name)
-            if rows is None:
-                if len(self._rows) >= MOST:
-                    continue
-                rows = self._rows[name] = array("q")
-            if broker.find_settings(name) is None:
-                continue
-            counts = await broker.store.counts(name, now=now)
+        fresh = [name for name in broker.names() if name not in self._rows]
+        for name in fresh[: max(0, MOST - len(self._rows))]:
+            self._rows[name] = array("q")
+        for name, counts in (await self._count(set(self._rows), broker.clock.now())).items():
+            rows = self._rows[name]
             row = [step, counts.ready, counts.delayed, counts.leased]
             row += [counted.get((name, event), 0) for event in RATES]
             if rows[1 - _WIDTH :].tolist() != row[1:]:
                 rows.extend(row)
                 while len(rows) > _WIDTH and rows[_WIDTH] < step - ROWS:
                     del rows[:_WIDTH]
-            if place % _PAUSE == _PAUSE - 1:
-                await asyncio.sleep(0)
         for gone in self._rows.keys() - broker.names():
             del self._rows[gone]
+
+    async def _count(self, queues: Collection[str], now: int) -> dict[str, Counts]:
+        """The counts of those queues that are still there, a share at a time, so that others have their turn. A store
+        behind a network is asked for a share at once."""
+        broker = self._broker
+        names = sorted(queues)
+        found: dict[str, Counts] = {}
+        for start in range(0, len(names), SHARE):
+            there = [name for name in names[start : start + SHARE] if broker.find_settings(name) is not None]
+            if broker.store.shared:
+                answers = await asyncio.gather(*[self._ask(name, now) for name in there])
+                found.update((name, counts) for name, counts in zip(there, answers, strict=True) if counts is not None)
+            else:
+                for name in there:
+                    found[name] = await broker.store.counts(name, now=now)
+                await asyncio.sleep(0)
+        return found
+
+    async def _ask(self, queue: str, now: int) -> Counts | None:
+        """The counts of one queue, None if another broker has removed it."""
+        with contextlib.suppress(QueueNotFound):
+            return await self._broker.store.counts(queue, now=now)
+        return None
 
     def _expand(self, rows: array[int], series: Sequence[str], points: int, stride: int) -> dict[str, list[float]]:
         """The value of each series at each moment: gauges as they were then, counters as a rate since the moment

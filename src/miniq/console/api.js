@@ -75,6 +75,7 @@ export const api = {
   release: (name, id) => call("POST", `${message(name, id)}/release`, {}),
   history: (parameters, signal) => call("GET", `/v1/history${query(parameters)}`, undefined, { signal }),
   claims: (name, signal) => call("GET", `${queue(name)}/claims`, undefined, { signal }),
+  report: (method = "GET") => request(method, "/v1/report"),
   keys: () => call("GET", "/v1/keys"),
   createKey: (body) => call("POST", "/v1/keys", body),
   revokeKey: (id) => call("DELETE", `/v1/keys/${encode(id)}`),

@@ -1,17 +1,18 @@
 // Claims: the batches that pipelines hold, how old they are, and what became of the last ones.
-import { api } from "./api.js";
-import { age, clear, bytes, empty, exact, h, queueLink } from "./dom.js";
+import { api, key } from "./api.js";
+import { age, clear, bytes, download, empty, exact, h, queueLink } from "./dom.js";
 import { attempt } from "./talk.js";
 
 const AT_ONCE = 8;
 
-export async function claimsPage(main, { signal }) {
+export async function claimsPage(main, { signal, who }) {
   document.title = "Claims · MiniQ";
   const body = h("tbody");
   const table = h("table", { class: "cards" }, h("caption", { class: "hush" }, "Claims"), h("thead", {}, h("tr", {},
     [["Queue", ""], ["Group", ""], ["State", ""], ["Claim", "num"], ["Messages", "num"], ["Bytes", "num"], ["Age", "num"], ["Last acked", "num"]].map(([text, kind]) => h("th", { scope: "col", class: kind }, text)))), body);
   const foot = h("div");
-  clear(main, h("div", { class: "head" }, h("h1", {}, "Claims"), h("div", { class: "actions" }, h("button", { type: "button", onclick: () => attempt(load) }, "Refresh"))),
+  const report = h("span");
+  clear(main, h("div", { class: "head" }, h("h1", {}, "Claims"), h("div", { class: "actions" }, report, h("button", { type: "button", onclick: () => attempt(load) }, "Refresh"))),
     h("p", { class: "note" }, "A pipeline reads a queue in claims: frozen, numbered batches that stay as they are until they are acked."),
     h("div", { class: "card flush" }, h("div", { class: "scroll" }, table), foot));
 
@@ -50,5 +51,14 @@ export async function claimsPage(main, { signal }) {
       `curl ${location.origin}/v1/queues/emails/claims -d '{"group": "etl", "after": 0}'`));
   }
 
+  // The last report of a pipeline: a page to open, or with a key, which a link cannot carry, a file to keep.
+  async function last() {
+    const made = (await api.report("HEAD")).headers.get("last-modified");
+    const text = `Last report, ${age(made)} ago`;
+    clear(report, key.get() ? h("button", { type: "button", onclick: () => attempt(async () => download(await (await api.report()).blob(), "report.html")) }, text)
+      : h("a", { class: "button", href: "/v1/report", target: "_blank", rel: "noopener" }, text));
+  }
+
   await load();
+  if (who?.report) await last().catch(() => {}); // it may not be written yet
 }

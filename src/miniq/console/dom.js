@@ -90,3 +90,10 @@ export const empty = (title, text, command) =>
 /** The shell line that sends a message to a queue here. */
 export const curlLine = (queue, keyed) =>
   `curl ${location.origin}/v1/queues/${queue}/messages${keyed ? " -H 'Authorization: Bearer KEY'" : ""} -d '{"body": "hello"}'`;
+
+/** Give bytes to the person as a file. */
+export function download(raw, name) {
+  const url = URL.createObjectURL(new Blob([raw], { type: "application/octet-stream" }));
+  h("a", { href: url, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 10000);
+}

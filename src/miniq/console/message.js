@@ -1,6 +1,6 @@
 // One message: all that is known of it, its body whatever it is, its history, and what can be done with it.
 import { api } from "./api.js";
-import { age, badge, bytes, clear, h, moment, queueLink, until } from "./dom.js";
+import { age, badge, bytes, clear, download, h, moment, queueLink, until } from "./dom.js";
 import { edit } from "./compose.js";
 import { attempt, confirm, toast } from "./talk.js";
 
@@ -97,10 +97,4 @@ function dump(raw) {
     rows.push(`${at.toString(16).padStart(6, "0")}  ${hex.padEnd(47)}  ${[...row].map((byte) => (byte > 31 && byte < 127 ? String.fromCharCode(byte) : "·")).join("")}`);
   }
   return rows.join("\n");
-}
-
-function download(raw, name) {
-  const url = URL.createObjectURL(new Blob([raw], { type: "application/octet-stream" }));
-  h("a", { href: url, download: name }).click();
-  setTimeout(() => URL.revokeObjectURL(url), 10000);
 }

@@ -20,7 +20,7 @@ from starlette.routing import BaseRoute, Route
 from miniq.broker import Broker
 from miniq.errors import InvalidRequest, MiniQError, NoRoute, StoreUnavailable, TooLarge, WrongMedia, WrongMethod
 from miniq.message import JSON
-from miniq.wire import arrow, classic, codec, console, events, openapi, prometheus, shapes
+from miniq.wire import arrow, classic, codec, console, events, openapi, prometheus, report, shapes
 from miniq.wire.codec import MSGPACK, PROBLEM, Format
 from miniq.wire.edge import Edge, Guard
 from miniq.wire.operations import OPERATIONS, READERS, Operation, Request, authorise, bearer, fault, run
@@ -77,6 +77,7 @@ class HttpApp:
         routes += classic.routes(broker, self.body)
         routes += [
             Route(events.PATH, self._events, methods=["GET"]),
+            Route(report.PATH, self._report, methods=["GET", "HEAD"]),
             *console.routes(),
             Route("/health", self._health, methods=["GET"]),
             Route("/ready", self._ready, methods=["GET"]),
@@ -158,6 +159,10 @@ class HttpApp:
     async def _metrics(self, request: HTTPRequest) -> Response:
         authorise_read(self._broker, request)
         return Response(await prometheus.render(self._broker), media_type=prometheus.CONTENT_TYPE)
+
+    async def _report(self, request: HTTPRequest) -> Response:
+        authorise_read(self._broker, request)
+        return await report.answer(self._broker.options.report)
 
     async def _events(self, request: HTTPRequest) -> Response:
         return await events.listen(self._broker, request)

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from miniq.message import JSON
-from miniq.wire import events, shapes
+from miniq.wire import events, report, shapes
 from miniq.wire.codec import MSGPACK, PROBLEM
 from miniq.wire.operations import OPERATIONS, SETTINGS, Operation
 
@@ -81,6 +81,18 @@ def build() -> bytes:
                     "description": "A stream of events",
                     "content": {"text/event-stream": {"schema": _EVENT}},
                 },
+                **{code: _content(shapes.Problem, said, PROBLEM) for code, said in _REFUSED.items()},
+            },
+        }
+    }
+    paths[report.PATH] = {
+        "get": {
+            "operationId": "report",
+            "summary": "The page that `miniq pipeline report` wrote last",
+            "description": "Needs the right `read` on all queues.",
+            "tags": ["broker"],
+            "responses": {
+                "200": {"description": "The page", "content": {"text/html": {"schema": {"type": "string"}}}},
                 **{code: _content(shapes.Problem, said, PROBLEM) for code, said in _REFUSED.items()},
             },
         }

@@ -281,6 +281,8 @@ class WhoReply(Struct):
     id: str | None
     allow: list[str]
     verbs: list[str]
+    report: bool
+    """Whether there may be a page at `/v1/report`."""
     version: str
 
 

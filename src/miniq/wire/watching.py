@@ -51,10 +51,11 @@ async def whoami(broker: Broker, request: Request) -> shapes.WhoReply:
     keys = broker.keys
     queue = request.query.get("queue")
     verbs = [verb for verb in VERBS if keys.may(request.secret, verb, queue)]
+    report = broker.options.report is not None
     if keys.open:
-        return shapes.WhoReply(True, None, None, ["*"], verbs, version("miniq"))
+        return shapes.WhoReply(True, None, None, ["*"], verbs, report, version("miniq"))
     key = keys.identify(request.secret)
-    return shapes.WhoReply(False, key.name, key.id, key.allow, verbs, version("miniq"))
+    return shapes.WhoReply(False, key.name, key.id, key.allow, verbs, report, version("miniq"))
 
 
 def _visible(broker: Broker, request: Request) -> list[str]:
