@@ -18,7 +18,7 @@ import pytest
 
 import miniq
 from miniq.client import pool
-from miniq.client.zmq import sync
+from miniq.client.zmq import aio, sync
 from tests.acceptance.client_wires import Canned, Proxy
 from tests.acceptance.faces import Opener
 from tests.acceptance.shell import Shell
@@ -329,6 +329,23 @@ def test_an_async_client_in_another_loop_is_told_so(url: str) -> None:
     mq = asyncio.run(connect())
     with pytest.raises(miniq.InvalidRequest, match="another event loop"):
         asyncio.run(mq.queues())
+
+
+def test_a_line_that_is_lost_in_the_moment_it_is_used_is_made_anew(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ask = aio._AsyncLine.ask
+
+    def lost(self: Any, body: bytes, is_poll: bool, reused: bool) -> Any:
+        monkeypatch.undo()
+        self.drop()
+        return ask(self, body, is_poll, reused)
+
+    async def main() -> None:
+        async with miniq.connect_async(url) as mq:
+            monkeypatch.setattr(aio._AsyncLine, "ask", lost)
+            assert await mq.queue("jobs").send(1)
+            assert (await mq.queue("jobs").info()).counts.total == 1
+
+    asyncio.run(main())
 
 
 # Servers that are not ours

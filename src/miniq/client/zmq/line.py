@@ -129,7 +129,7 @@ class Line:
     def send(self, name: bytes, body: bytes, reused: bool = False) -> None:
         try:
             self.socket.send_multipart((b"", name, body), zmq.NOBLOCK)
-        except zmq.Again:  # it is lost, though we were not told yet
+        except zmq.ZMQError:  # it was lost in this moment
             error = StoreUnavailable(f"{self._target.url}: the connection broke before the call was sent")
             self.lost = trouble = Trouble(error, stale=reused)
             raise trouble from None
