@@ -18,6 +18,8 @@ from tests.clock import FrozenClock
 STORES = ("memory", "rocksdb", "leveldb", "postgresql", "mongodb")
 CLAIMING = ("memory", "rocksdb", "leveldb")
 """Those that keep claims."""
+STAGING = ("memory", "rocksdb", "leveldb")
+"""Those that keep stages."""
 
 
 def store_url(kind: str, folder: Path) -> str:

@@ -13,6 +13,7 @@ MiniQError
 │   ├── StaleReceipt      stale_receipt      somebody else holds the message, or it was given back
 │   ├── MessageLeased     message_leased     it is with a consumer; come with its receipt
 │   ├── QueueFull         queue_full         the queue's max_length or max_bytes
+│   ├── StageUnknown      stage_unknown      a stage that should be published is not there
 │   ├── Fenced            fenced             a newer reader has taken over the group's claims
 │   └── QueueProtected    queue_protected    the queue `default` cannot be deleted
 ├── Denied
@@ -94,6 +95,10 @@ class MessageLeased(Conflict):
 
 class QueueFull(Conflict):
     code = "queue_full"
+
+
+class StageUnknown(Conflict):
+    code = "stage_unknown"
 
 
 class Fenced(Conflict):

@@ -47,6 +47,12 @@ class IdSource:
         start = f"{self._head}{low[:4]}-{low[4:14]}"
         return [start + place for place in (_HIGH if low[14:] == "80" else _LOW)[:count]]
 
+    def reserve(self, count: int, now: int) -> str:
+        """The first of `count` ids that are set aside from the start of a new run; see `id_in_range`."""
+        first = self.run(1, now)[0]
+        self._run += (count - 1) // RUN
+        return first
+
     def runs(self, count: int, now: int) -> list[str]:
         """The next `count` ids for messages of one call, in runs of `SHARE`."""
         if count <= SHARE:
@@ -98,6 +104,13 @@ def from_spans(text: str) -> list[str]:
 def id_after(id: str, places: int) -> str:
     """The id so many places further in the same run."""
     return f"{id[:34]}{int(id[34:], 16) + places:02x}"
+
+
+def id_in_range(first: str, place: int) -> str:
+    """The id so many places after the first of a range that was reserved: runs follow each other in it."""
+    low = int(first[19:23] + first[24:], 16) + place
+    text = f"{low:016x}"
+    return f"{first[:19]}{text[:4]}-{text[4:]}"
 
 
 def sent_ms(id: str) -> int:

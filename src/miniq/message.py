@@ -270,6 +270,35 @@ class Portion(Struct, frozen=True):
         return [Stored(message, NEVER, self.receives, receipt, readers) for message in self.messages]
 
 
+class StageName(Struct, frozen=True, gc=False):
+    """Which try of which task of which batch of a job uploaded some messages."""
+
+    job: str
+    batch: str
+    partition: str
+    attempt: str
+
+
+class Stage(Struct, frozen=True, gc=False):
+    """Messages that were uploaded and are not published yet: how many, in how many parts, since when and until when.
+    `alone` of them have a recipient, group or dedup id."""
+
+    name: StageName
+    parts: int
+    messages: int
+    bytes: int
+    made_at: int
+    until: int
+    alone: int = 0
+
+
+class Published(Struct, frozen=True):
+    """How many messages a publish added, and whether that was done before."""
+
+    messages: int
+    repeated: bool = False
+
+
 EventName = Literal["sent", "received", "acked", "released", "expired", "dead", "edited", "purged", "redriven"]
 
 

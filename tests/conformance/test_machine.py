@@ -10,7 +10,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,15 +26,15 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from miniq.errors import ClaimGone, ClaimUnknown, Fenced, QueueFull
+from miniq.errors import ClaimGone, ClaimUnknown, Fenced, QueueFull, StageUnknown
 from miniq.ids import IdSource
-from miniq.message import SECOND, ClaimGroup, Message, QueueSettings, Stored
+from miniq.message import SECOND, ClaimGroup, Message, Parcel, QueueSettings, StageName, Stored
 from miniq.store import claims, open_store, window
 from miniq.store.base import ANY, FREE, Claimed, Edit, Fit, Room, Store
 from miniq.store.memory import MemoryStore
 from tests import mongod
 from tests.clock import START
-from tests.conftest import CLAIMING, store_url
+from tests.conftest import CLAIMING, STAGING, store_url
 
 STEPS = int(os.environ.get("MINIQ_STEPS", "2000"))
 STEPS_PER_EXAMPLE = 50
@@ -45,6 +45,7 @@ T = TypeVar("T")
 
 queues = st.sampled_from(QUEUES)
 groups = st.sampled_from(["r", "s"])
+batches = st.sampled_from(["1", "2", "3"])
 consumers = st.sampled_from([None, None, "ann", "bob"])
 keeps = st.sampled_from(["off", "events", "full"])
 picks = st.lists(st.integers(0, 10**6), min_size=1, max_size=6)
@@ -82,7 +83,7 @@ class Machine(RuleBasedStateMachine):
         for store in (self.oracle, self.store):
             try:
                 answers.append(self.run(getattr(store, method)(*args, **named)))
-            except (ClaimGone, ClaimUnknown, Fenced, QueueFull) as error:
+            except (ClaimGone, ClaimUnknown, Fenced, QueueFull, StageUnknown) as error:
                 answers.append(error.text)
         assert answers[1] == answers[0]
         return answers[0]
@@ -291,6 +292,86 @@ class Machine(RuleBasedStateMachine):
             return []
         return [stored for portion in some for stored in portion.each(f"{group}/{number}", group)]
 
+    @precondition(lambda self: self.kind in STAGING)
+    @rule(
+        queue=queues,
+        batch=batches,
+        partition=st.sampled_from(["0", "1"]),
+        part=st.integers(0, 2),
+        count=st.sampled_from([0, 1, 5, 140]),
+        special=st.booleans(),
+        plain=st.booleans(),
+        ttl=st.sampled_from([20, 10**6]),
+    )
+    def stage(
+        self, queue: str, batch: str, partition: str, part: int, count: int, special: bool, plain: bool, ttl: int
+    ) -> None:
+        bodies = [b"%d" % n for n in range(count)]
+        messages: Sequence[Message] = Parcel([""] * count, queue, 0, 0, bodies, priority=part)
+        if not plain:
+            messages = [
+                Message(
+                    "",
+                    queue,
+                    0,
+                    (n // 3 % 2) * 4 * SECOND,
+                    body,
+                    headers={"n": "1"} if n % 2 else None,
+                    expires_at=10 * SECOND if n == 4 else None,
+                    group="g" if special and n == 1 else None,
+                    recipient="ann" if special and n == 2 else None,
+                    dedup_id="d1" if special and n == 3 else None,
+                )
+                for n, body in enumerate(bodies[:5])
+            ]
+        name = StageName("job", batch, partition, "0")
+        self.both("stage", queue, name, part, messages, now=self.now, until=self.now + ttl * SECOND)
+        self.both("stages", queue, now=self.now)
+
+    @precondition(lambda self: self.kind in STAGING)
+    @rule(
+        queue=queues,
+        batch=batches,
+        room=st.sampled_from([None, None, Room(12, 0), Room(0, 300)]),
+        known=st.sampled_from([2, 1000]),
+        all=st.booleans(),
+        keep=keeps,
+    )
+    def publish(self, queue: str, batch: str, room: Room | None, known: int, all: bool, keep: str) -> None:
+        there = self.run(self.oracle.stages(queue, now=self.now))
+        listed = [(stage.name.partition, "0") for stage in there if stage.name.batch == batch]
+        before = self.run(self.oracle.last_id())
+        first: list[str] = []
+
+        def reserve(count: int) -> str:
+            """The same ids for both stores."""
+            if not first:
+                first.append(self.ids.reserve(count, self.now))
+            return first[0]
+
+        self.both(
+            "publish",
+            queue,
+            "job",
+            batch,
+            listed if all or not listed else listed[:1],
+            now=self.now,
+            until=self.now + known * SECOND,
+            reserve=reserve,
+            dedup_until=self.now + 30 * SECOND,
+            room=room,
+            keep=keep,
+        )
+        self.both("stages", queue, now=self.now)
+        page = self.run(self.oracle.scan(queue, status=None, after=None, limit=10**6, max_bytes=10**9, now=self.now))
+        fresh = [stored.message.id for stored in page.messages if stored.message.id > before]
+        self.known[queue] += [id for id in sorted(fresh) if id not in self.known[queue]]
+
+    @precondition(lambda self: self.kind in STAGING)
+    @rule(queue=queues, batch=batches)
+    def discard_stages(self, queue: str, batch: str) -> None:
+        self.both("discard_stages", queue, "job", batch)
+
     @rule(queue=queues, picked=picks, how=st.sampled_from(["new", "new", "old", "free", "any"]), keep=keeps)
     def drop(self, queue: str, picked: list[int], how: str, keep: str) -> None:
         fences = self.fences(queue, picked, how)
@@ -392,8 +473,8 @@ class Machine(RuleBasedStateMachine):
         new = self.folder / str(self.generation)
         while True:
             # What compaction does in the background must not fall between two files of the copy.
-            before = listing(old)
             with contextlib.suppress(shutil.Error, FileNotFoundError):
+                before = listing(old)
                 shutil.copytree(old, new)
                 if listing(old) == before == listing(new):
                     break

@@ -21,6 +21,7 @@ from miniq.broker.metrics import Metrics
 from miniq.broker.redrive import Redrives
 from miniq.broker.refresh import Refresh
 from miniq.broker.search import Search
+from miniq.broker.stages import Stages
 from miniq.broker.trends import Trends
 from miniq.broker.upkeep import Upkeep
 from miniq.broker.waiters import Waiters
@@ -74,6 +75,7 @@ class Broker:
         self._gather = Gather(self.send)
         self.deliveries = Deliveries(self)
         self.claims = Claims(self)
+        self.stages = Stages(self)
         self._redrives = Redrives(self)
         self._upkeep = Upkeep(self)
         self._refresh = Refresh(self)
@@ -163,6 +165,10 @@ class Broker:
         self._check_open()
         await self._refresh.once()
         return [await self.queue(name) for name in sorted(self._settings)]
+
+    def reserve(self, count: int) -> str:
+        """The first of `count` ids for messages that are published."""
+        return self._ids.reserve(count, self.clock.now())
 
     def names(self) -> list[str]:
         """The names of all queues."""

@@ -24,6 +24,8 @@ CALL_WINDOW = 300 * SECOND
 """How long a call's name is remembered, so that a repeated call adds nothing."""
 MANY = 100_000
 """Most messages or records in a page for those who take many at once."""
+PUBLISH_WINDOW = 7 * 86400 * SECOND
+"""How long it is remembered that a batch was published."""
 YEARS_100 = 100 * 366 * 86400.0
 
 Verdict = Literal["deliver", "ttl", "retention", "max_receives"]
@@ -185,13 +187,7 @@ def _alike(drafts: Sequence[Draft], first: Draft) -> bool:
 def _admit_each(
     queue: str, settings: QueueSettings, drafts: Sequence[Draft], ids: IdSource, now: int, limits: Limits
 ) -> list[Message]:
-    for place, draft in enumerate(drafts):
-        try:
-            check_draft(draft, limits)
-        except InvalidRequest as error:
-            if len(drafts) == 1:
-                raise
-            raise type(error)(f"messages[{place}].{error.text}", field=f"messages[{place}].{error.field}") from None
+    _check_each(drafts, limits)
     messages: list[Message] = []
     run: list[str] = []
     before: tuple[object, ...] | None = None
@@ -221,6 +217,50 @@ def _admit_each(
             )
         )
     return messages
+
+
+def stage(queue: str, settings: QueueSettings, drafts: Sequence[Draft], limits: Limits) -> Sequence[Message]:
+    """The messages that drafts become once they are published: without ids, and with times that count from then."""
+    if len(drafts) > limits.upload:
+        raise TooLarge(f"messages: {len(drafts)} in one upload; at most {limits.upload}", field="messages")
+    if not drafts:
+        return []
+    first = drafts[0]
+    due = micros(settings.delay)
+    if isinstance(drafts, Bodies) or _alike(drafts, first):
+        check_draft(first, limits)
+        bodies = drafts.bodies if isinstance(drafts, Bodies) else [draft.body for draft in drafts]
+        if max(map(len, bodies)) <= limits.body_bytes:
+            return Parcel([""] * len(bodies), queue, 0, due, bodies, first.content_type, first.priority)
+    _check_each(drafts, limits)
+    return [
+        Message(
+            "",
+            queue,
+            0,
+            due if draft.delay is None else micros(draft.delay),
+            draft.body,
+            draft.content_type,
+            draft.priority,
+            draft.headers or None,
+            None if draft.ttl is None else micros(draft.ttl),
+            draft.key,
+            draft.recipient,
+            draft.group,
+            draft.dedup_id,
+        )
+        for draft in drafts
+    ]
+
+
+def _check_each(drafts: Sequence[Draft], limits: Limits) -> None:
+    for place, draft in enumerate(drafts):
+        try:
+            check_draft(draft, limits)
+        except InvalidRequest as error:
+            if len(drafts) == 1:
+                raise
+            raise type(error)(f"messages[{place}].{error.text}", field=f"messages[{place}].{error.field}") from None
 
 
 def micros(seconds: float) -> int:

@@ -17,6 +17,10 @@ its group. It is numbered from 1 within (queue, group), and frozen: no fence mat
 even `ANY`; the outcome is `leased`. So its messages leave it all at once, when the claim is acked or released, or
 with the queue. Numbers are never used twice while the queue exists.
 
+**Stages.** Messages can be uploaded part by part into stages, which nobody sees, and many stages of one (job, batch)
+be published in one change, once. A staged message has no id; its `sent_at` is 0, its `due_at` and `expires_at` count
+from the publish, which makes it a message like any other.
+
 **Durability.** When a call returns, its change survives `kill -9`. Unless it is a `take`, it also survives power
 loss. A crash leaves a claim whole or not at all. A message can be taken, found and scanned only once its `put` is
 durable.
@@ -33,9 +37,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from miniq.errors import ClaimGone, ClaimUnknown, Fenced, InvalidRequest, QueueFull, QueueNotFound
+from miniq.errors import ClaimGone, ClaimUnknown, Fenced, InvalidRequest, QueueFull, QueueNotFound, StageUnknown
+from miniq.ids import RUN
 from miniq.message import (
     NEVER,
     Claim,
@@ -48,8 +53,12 @@ from miniq.message import (
     Message,
     Outcome,
     Page,
+    Parcel,
     Portion,
+    Published,
     QueueSettings,
+    Stage,
+    StageName,
     Status,
     Stored,
 )
@@ -66,6 +75,11 @@ ReadyHint = Callable[[str, str | None, int], None]
 
 ChangeHint = Callable[[], None]
 """Called when another broker changed queues or records."""
+
+
+Reserve = Callable[[int], str]
+"""Sets so many ids aside that follow all there are, and gives the first (see `ids.id_in_range`). To be called once in a
+publish, when nothing can be refused any more, with the room that all its parts take (see `stretches`)."""
 
 
 class Once(Struct, frozen=True):
@@ -174,6 +188,51 @@ class Claimed(Struct, frozen=True):
 UNFIT = 1000
 
 
+def published(message: Message, id: str, now: int) -> Message:
+    """The message that a staged one becomes."""
+    return structs.replace(
+        message,
+        id=id,
+        sent_at=now,
+        due_at=now + message.due_at,
+        expires_at=None if message.expires_at is None else now + message.expires_at,
+    )
+
+
+def stretches(messages: Sequence[Message]) -> list[range]:
+    """How a part of a stage is cut: neighbours of the same priority and due time together, up to `RUN` of them, those
+    that stand alone each for itself. The message at `place` of stretch n has the id n * RUN + place of the part, which
+    takes RUN ids for each stretch. So a store may keep a stretch as one record."""
+    if isinstance(messages, Parcel):
+        return [range(start, min(start + RUN, len(messages))) for start in range(0, len(messages), RUN)]
+    found: list[range] = []
+    start = 0
+    before: tuple[int, int] | None = None
+    for place, message in enumerate(messages):
+        here = None if stands_alone(message) else (message.priority, message.due_at)
+        if place and (here is None or here != before or place - start == RUN):
+            found.append(range(start, place))
+            start = place
+        before = here
+    if messages:
+        found.append(range(start, len(messages)))
+    return found
+
+
+def stands_alone(message: Message) -> bool:
+    """Whether a message has a recipient, group or dedup id, which a store has to look at one by one."""
+    return message.recipient is not None or message.group is not None or message.dedup_id is not None
+
+
+def no_stage(job: str, batch: str, stage: tuple[str, str]) -> StageUnknown:
+    """A stage that should be published is not there."""
+    return StageUnknown(
+        f"stages: there is no attempt {stage[1]!r} of partition {stage[0]!r} of batch {batch!r} of job {job!r}; "
+        "upload it again, nothing was published",
+        field="stages",
+    )
+
+
 def claim_name(group: str, number: int) -> str:
     """What stands as receipt of the messages of a claim."""
     return f"{group}/{number}"
@@ -280,7 +339,7 @@ class Store(Protocol):
         ...
 
     async def delete_queue(self, name: str) -> bool:
-        """Remove a queue with all its messages and dedup records; False if there is none."""
+        """Remove a queue with all its messages, stages and dedup records; False if there is none."""
         ...
 
     async def records(self, kind: str) -> dict[str, bytes]:
@@ -389,8 +448,8 @@ class Store(Protocol):
 
     async def clear(self, queue: str, *, now: int, keep: History) -> int:
         """Remove all messages, in whatever state, and say how many there were. Dedup records stay.
-        The history gets one `purged` event with their `count`, if any. All claims are gone; each group keeps its
-        epoch and `last`, which is also its `acked` from then on."""
+        The history gets one `purged` event with their `count`, if any. Stages stay. All claims are gone; each
+        group keeps its epoch and `last`, which is also its `acked` from then on."""
         ...
 
     async def find(self, queue: str, id: str) -> Stored | None: ...
@@ -467,6 +526,48 @@ class Store(Protocol):
         """All groups by name, with the claims that can be read at `now` by number."""
         ...
 
+    # Stages
+
+    async def stage(
+        self, queue: str, name: StageName, part: int, messages: Sequence[Message], *, now: int, until: int
+    ) -> tuple[int, int]:
+        """Keep messages as a part of a stage, all or none, until the stage is published, discarded or runs out: how
+        many, and their bytes. A part that is there already stays as it is and is the answer. A stage runs out when
+        `until` of its last part has come. Raise `NoSpace` if the disk is nearly full."""
+        ...
+
+    async def publish(
+        self,
+        queue: str,
+        job: str,
+        batch: str,
+        stages: Sequence[tuple[str, str]],
+        *,
+        now: int,
+        until: int,
+        reserve: Reserve,
+        dedup_until: int,
+        room: Room | None,
+        keep: History,
+    ) -> Published:
+        """Put all messages of some stages, named (partition, attempt), into the queue, in that order and by part, in
+        one change that is made once per (job, batch) until `until`; later ones get its answer, `repeated`.
+
+        Each message gets `sent_at = now`, its times from now, and an id: parts follow each other in the ids that
+        are reserved, and `stretches` says where each message of a part is. Dedup ids, `room` and history are as in
+        `put`; a message that is not added leaves its id unused. All stages of the (job, batch) are gone then, also
+        those not named. Raise `StageUnknown` if one is not there at `now`, and `QueueFull`; nothing is changed then.
+        """
+        ...
+
+    async def discard_stages(self, queue: str, job: str, batch: str) -> int:
+        """Remove all stages of a (job, batch), and say how many there were."""
+        ...
+
+    async def stages(self, queue: str, *, now: int) -> list[Stage]:
+        """All stages that have not run out at `now`, by name."""
+        ...
+
     # History and upkeep
 
     async def history(self, *, after: int, limit: int, queue: str | None) -> HistoryPage:
@@ -481,8 +582,8 @@ class Store(Protocol):
         ...
 
     async def tidy(self, *, now: int, limit: int) -> int:
-        """Remove up to about `limit` records that have no meaning any more (dedup records and acked claims that ran
-        out, remains of deleted queues); say how many."""
+        """Remove up to about `limit` records that have no meaning any more (dedup records, stages and acked claims
+        that ran out, remains of deleted queues); say how many."""
         ...
 
     async def backup(self, path: str) -> None:
@@ -512,5 +613,25 @@ class WithoutClaims:
         return []
 
 
-def _no_claims() -> InvalidRequest:
-    return InvalidRequest("store: this kind of store keeps no claims yet; use rocksdb: or leveldb:", field="store")
+class WithoutStages:
+    """The part of a store that does not keep stages yet: each call about one is refused."""
+
+    async def stage(
+        self, queue: str, name: StageName, part: int, messages: Sequence[Message], **asked: Any
+    ) -> tuple[int, int]:
+        raise _no_claims("stages")
+
+    async def publish(
+        self, queue: str, job: str, batch: str, stages: Sequence[tuple[str, str]], **asked: Any
+    ) -> Published:
+        raise _no_claims("stages")
+
+    async def discard_stages(self, queue: str, job: str, batch: str) -> int:
+        raise _no_claims("stages")
+
+    async def stages(self, queue: str, *, now: int) -> list[Stage]:
+        return []
+
+
+def _no_claims(what: str = "claims") -> InvalidRequest:
+    return InvalidRequest(f"store: this kind of store keeps no {what} yet; use rocksdb: or leveldb:", field="store")

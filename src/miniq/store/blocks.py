@@ -12,9 +12,10 @@ import asyncio
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
 from miniq.ids import ids_from, run_of
-from miniq.message import Claim, Message, QueueSettings, Stored
+from miniq.message import Claim, Message, QueueSettings, StageName, Stored
 from miniq.store import keys
 
 _TAILS = tuple(f"{place:02x}" for place in range(256))
@@ -83,6 +84,7 @@ class Block:
         "priority",
         "runs",
         "sizes",
+        "source",
         "waiting",
         "windowed",
     )
@@ -107,6 +109,8 @@ class Block:
         """Behind the head of its group."""
         self.windowed = False
         """Its fresh messages are in a lane."""
+        self.source: bytes | None = b""
+        """Where its messages lie, if they were published from a stage; None if that is not known."""
         self.arrives: object = None
         """The batch that has to be written before it may be seen, while there is one."""
 
@@ -240,6 +244,18 @@ class Readers:
         """Held while claims are acked, made or released, which takes more than one step."""
 
 
+class Part(NamedTuple):
+    """A part of a stage: which upload, how many messages, their bytes, how many of them stand alone, since when and
+    until when."""
+
+    upload: int
+    messages: int
+    bytes: int
+    alone: int
+    made_at: int
+    until: int
+
+
 class Shelf:
     """A queue in memory."""
 
@@ -271,6 +287,8 @@ class Shelf:
         self.dedup: dict[str, keys.DedupRecord] = {}
         """Dedup records that are not written yet."""
         self.readers: dict[str, Readers] = {}
+        self.stages: dict[StageName, dict[int, Part]] = {}
+        """The parts of each stage that is not published."""
 
     def track(self, owner: str) -> Track:
         track = self.tracks.get(owner)
@@ -298,3 +316,13 @@ class Shelf:
         """Every run that still has messages."""
         for block in list(self.blocks.values()):
             yield from {id(run): run for run in block.runs if run is not None}.values()
+
+
+class Emptied(Exception):
+    """A queue was emptied or deleted while a call about it was under way, which has to begin again."""
+
+
+def check_there(shelf: Shelf) -> None:
+    """Raise `Emptied` if it was."""
+    if not shelf.tracks:
+        raise Emptied

@@ -36,7 +36,7 @@ def browse(
             if block is None and (name.decode() in shelf.arriving or name.decode() in shelf.leaving):
                 continue
             here = kind + key[len(prefix) :]
-            for place, message in enumerate(keys.decode_block(value)):
+            for place, message in enumerate(keys.decode_block(value, kv.get)):
                 if here == at and place <= skip:
                     continue
                 if block is None:

@@ -19,7 +19,7 @@ from miniq.errors import StoreCorrupt
 from miniq.message import NEVER, Claim, ClaimGroup, EventName, History, Message, Parcel, Portion, Stored
 from miniq.store import keys
 from miniq.store.base import UNFIT, Claimed, Fit, ReadyHint, check_reader, claim_name, no_claim
-from miniq.store.blocks import Block, HeldClaim, Readers, Run, Shelf
+from miniq.store.blocks import Block, HeldClaim, Readers, Run, Shelf, check_there
 from miniq.store.commit import GroupCommit
 from miniq.store.history import tell_left, tell_taken
 from miniq.store.kv import KV
@@ -28,10 +28,6 @@ from miniq.store.window import Window, sizes_of
 
 STEP_MESSAGES = 10_000
 STEP_BYTES = 4 * 1024 * 1024
-
-
-class Emptied(Exception):
-    """The queue was emptied or deleted while a call was under way: it has to begin again."""
 
 
 class Claims:
@@ -94,7 +90,7 @@ class Claims:
         """See `Store.claim`."""
         readers = shelf.readers.setdefault(name, Readers(name))
         async with readers.lock:
-            self._check_there(shelf)
+            check_there(shelf)
             check_reader(_state(readers), epoch, after)
             number = after + 1
             made = self.find(shelf, name, number, now) if limit and number <= readers.last else None
@@ -130,7 +126,7 @@ class Claims:
             if held is None
             else self._held_blocks(held, start, stop)
         ):
-            messages = keys.decode_block(block)[first:last]
+            messages = keys.decode_block(block, self._kv.get)[first:last]
             sizes = sizes_of(messages)
             size = sum(sizes)
             if size > left:
@@ -144,7 +140,7 @@ class Claims:
         """See `Store.release_claims`."""
         readers = shelf.readers.get(name) or Readers(name)
         async with readers.lock:
-            self._check_there(shelf)
+            check_there(shelf)
             check_reader(_state(readers), epoch, 0)
             released = 0
             ops = self._commit.batch.ops
@@ -225,7 +221,7 @@ class Claims:
                 if not more:
                     break
                 await asyncio.sleep(0)
-                self._check_there(shelf)
+                check_there(shelf)
         finally:
             held.freeze()
         if making.unfit:
@@ -397,7 +393,7 @@ class Claims:
             acked += held.claim.messages
         if acked:
             await self._commit.commit(sync=True)
-            self._check_there(shelf)
+            check_there(shelf)
         return acked
 
     async def _copy(self, shelf: Shelf, readers: Readers, number: int, held: HeldClaim) -> None:
@@ -409,7 +405,7 @@ class Claims:
             if size > STEP_BYTES:
                 batch.large = True
                 await self._commit.commit(sync=False)
-                self._check_there(shelf)
+                check_there(shelf)
                 batch, size = self._commit.batch, 0
             value = self._window.record(run.block)
             kept = keys.KeptRecord(run.places.start, run.places.stop, run.receives, value)
@@ -437,10 +433,6 @@ class Claims:
     def _save(self, shelf: Shelf, readers: Readers) -> None:
         record = keys.ReadersRecord(readers.epoch, readers.acked, readers.last)
         self._commit.batch.ops.append((keys.readers_key(shelf.serial, readers.name), keys.encode(record)))
-
-    def _check_there(self, shelf: Shelf) -> None:
-        if not shelf.tracks:
-            raise Emptied
 
 
 class _Making:

@@ -1,7 +1,7 @@
 """Dedup records of the embedded store: which sends were made before.
 
-A record lives on disk; until it is written it is found in memory. The name of a whole call is kept as a record
-too, under a name that no message can have.
+A record lives on disk; until it is written it is found in memory. The name of a whole call, and of a batch that was
+published, is kept as a record too, under a name that no message has.
 """
 
 from __future__ import annotations
@@ -38,6 +38,14 @@ class DedupRecords:
 
     def remember_call(self, shelf: Shelf, name: str, ids: Sequence[str], until: int) -> None:
         self.remember(shelf, {_call(name): spans(ids)}, until)
+
+    def published(self, shelf: Shelf, job: str, batch: str, now: int) -> int | None:
+        """How many messages a batch of a job brought when it was published."""
+        said = self.standing(shelf, _publish(job, batch), now)
+        return None if said is None else int(said)
+
+    def remember_publish(self, shelf: Shelf, job: str, batch: str, count: int, until: int) -> None:
+        self.remember(shelf, {_publish(job, batch): str(count)}, until)
 
     def sift(
         self, shelf: Shelf, messages: Sequence[Message], ids: list[str], now: int
@@ -79,6 +87,10 @@ class DedupRecords:
 
 def _call(name: str) -> str:
     return "\0" + name
+
+
+def _publish(job: str, batch: str) -> str:
+    return f"\0publish\0{job}\0{batch}"
 
 
 def _written(shelf: Shelf, dedup: dict[str, str]) -> None:

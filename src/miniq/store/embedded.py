@@ -6,8 +6,8 @@ Because batches are written in order, nobody is told of a change before everythi
 A write that fails is final, so memory never has to be taken back.
 
 `keys.py` is the legend of the keys, `blocks.py` what is in memory, `window.py` how the backlog is read,
-`ledger.py` how it changes, `claims.py` what readers claim, `commit.py` the group commit, `folder.py` the folder with
-its lock and format.
+`ledger.py` how it changes, `claims.py` what readers claim, `stages.py` what is uploaded to be published, `commit.py`
+the group commit, `folder.py` the folder with its lock and format.
 """
 
 from __future__ import annotations
@@ -31,15 +31,18 @@ from miniq.message import (
     Page,
     Parcel,
     Portion,
+    Published,
     QueueSettings,
+    Stage,
+    StageName,
     Status,
     Stored,
 )
 from miniq.store import events, keys, recovery
-from miniq.store.base import ANY, FREE, Alone, ByName, Claimed, Edit, Fence, Fit, Once, Room, check_room
-from miniq.store.blocks import Block, Run, Shelf
+from miniq.store.base import ANY, FREE, Alone, ByName, Claimed, Edit, Fence, Fit, Once, Reserve, Room, check_room
+from miniq.store.blocks import Block, Emptied, Run, Shelf
 from miniq.store.browse import browse, browse_held
-from miniq.store.claims import Claims, Emptied
+from miniq.store.claims import Claims
 from miniq.store.commit import Batch, GroupCommit
 from miniq.store.dedup import DedupRecords
 from miniq.store.folder import Folder, Space, begin_backup, end_backup
@@ -48,6 +51,7 @@ from miniq.store.history import HistoryLog, event_run, tell_left, tell_taken
 from miniq.store.keys import EventRun
 from miniq.store.kv import KV, open_kv
 from miniq.store.ledger import Ledger
+from miniq.store.stages import Stages
 from miniq.store.window import Window
 
 GROUPS_IN_MEMORY = 10_000
@@ -73,6 +77,7 @@ class EmbeddedStore(Alone):
         self._dedup: DedupRecords
         self._garbage: Garbage
         self._claims: Claims
+        self._stages: Stages
 
     async def open(self) -> None:
         self._folder.open()
@@ -92,9 +97,11 @@ class EmbeddedStore(Alone):
             self._ledger = Ledger(kv, self._window, self._commit, self._ready, version)
             self._ledger.last_id = (kv.get(keys.LAST_ID) or b"").decode()
             self._claims = Claims(kv, self._window, self._ledger, self._commit, self._ready)
+            self._stages = Stages(kv, self._ledger, self._commit, self._dedup)
             for shelf in self._shelves.values():
                 recovery.load_states(kv, shelf, self._ledger)
                 self._claims.load(shelf)
+                self._stages.load(shelf)
         except BaseException:
             await self.close()
             raise
@@ -232,7 +239,7 @@ class EmbeddedStore(Alone):
         taken: list[Stored] = []
         left_bytes = max_bytes
         for lanes in self._window.lanes(shelf, consumer):
-            while len(taken) < limit and left_bytes > 0:
+            while len(taken) < limit and left_bytes >= 0:
                 picked = self._window.pick(
                     shelf, lanes, limit - len(taken), left_bytes if taken else max_bytes, not taken
                 )
@@ -240,7 +247,7 @@ class EmbeddedStore(Alone):
                     break
                 block, places, old = picked
                 if not places:
-                    left_bytes = 0
+                    left_bytes = -1
                     break
                 receives = 1 if old is None else old.receives + 1
                 self._ledger.set_state(shelf, block, places, until, receives, token, consumer, now)
@@ -406,6 +413,7 @@ class EmbeddedStore(Alone):
             return 0
         fresh = Shelf(queue, self._garbage.next_number(), old.serial, old.settings)
         fresh.dedup = old.dedup
+        fresh.stages = old.stages
         self._shelves[queue] = fresh
         self._discard(old, old.number)
         self._save(fresh)
@@ -518,6 +526,50 @@ class EmbeddedStore(Alone):
         self._committer()
         return self._claims.groups(self._shelves[queue], now)
 
+    # Stages
+
+    async def stage(
+        self, queue: str, name: StageName, part: int, messages: Sequence[Message], *, now: int, until: int
+    ) -> tuple[int, int]:
+        self._committer()
+        self._space.check(messages)
+        return await self._stages.stage(self._shelves[queue], name, part, messages, now, until)
+
+    async def publish(
+        self,
+        queue: str,
+        job: str,
+        batch: str,
+        stages: Sequence[tuple[str, str]],
+        *,
+        now: int,
+        until: int,
+        reserve: Reserve,
+        dedup_until: int,
+        room: Room | None,
+        keep: History,
+    ) -> Published:
+        while True:
+            self._committer()
+            try:
+                return await self._stages.publish(
+                    self._shelves[queue], job, batch, stages, now, until, reserve, dedup_until, room, keep
+                )
+            except Emptied:
+                continue
+
+    async def discard_stages(self, queue: str, job: str, batch: str) -> int:
+        while True:
+            self._committer()
+            try:
+                return await self._stages.discard(self._shelves[queue], job, batch)
+            except Emptied:
+                continue
+
+    async def stages(self, queue: str, *, now: int) -> list[Stage]:
+        self._committer()
+        return self._stages.list(self._shelves[queue], now)
+
     # History and upkeep
 
     async def history(self, *, after: int, limit: int, queue: str | None) -> HistoryPage:
@@ -541,6 +593,7 @@ class EmbeddedStore(Alone):
         self._garbage.sweep(self._shelves.values(), limit)
         self._dedup.tidy(self._shelves.values(), now, limit)
         self._claims.tidy(self._shelves.values(), now, limit)
+        self._stages.tidy(self._shelves.values(), now, limit)
         removed = len(ops) - before
         await commit.settle()
         return removed

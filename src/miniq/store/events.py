@@ -20,6 +20,11 @@ def sent(message: Message, now: int, reason: str | None, keep: History) -> Event
     )
 
 
+def sent_as(queue: str, id: str, size: int, now: int) -> Event:
+    """The same, where no more is known of a message, and no more wanted."""
+    return Event(now, "sent", queue, id, 0, size)
+
+
 def edited(message: Message, now: int, receives: int, keep: History) -> Event:
     """A message was changed by hand."""
     return Event(

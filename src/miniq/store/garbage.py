@@ -45,11 +45,18 @@ class Garbage:
         left = limit
         for kind in kinds:
             prefix = keys.of_queue(kind, number)
-            for key, _ in self._kv.scan(prefix, keys.after(prefix)):
-                if not left:
+            for key, value in self._kv.scan(prefix, keys.after(prefix)):
+                if left <= 0:
                     return
                 left -= 1
                 ops.append((key, None))
+                if kind in (b"b", b"w") and (source := keys.source_of(value)) is not None:
+                    ops.append((source, None))
+                elif kind == b"e":
+                    staged = keys.upload_prefix(keys.decode_part(value).upload)
+                    for block, _ in self._kv.scan(staged, keys.after(staged)):
+                        ops.append((block, None))
+                        left -= 1
         ops.append((keys.count_key(number), None))
         ops.append((keys.garbage_key(number), None))
         self._numbers.remove(number)

@@ -17,12 +17,18 @@
     p SERIAL READERS               claims of a group of readers: epoch, last acked, last made
     n NUMBER READERS CLAIM         a claim: how much is in it, when it was made and acked
     v NUMBER READERS CLAIM PLACE   messages of an acked claim, from a place in it on
+    e SERIAL STAGE PART            a part of a stage: what was uploaded, and how it is cut into blocks
+    t UPLOAD PLACE                 a block of a stage, or of a message that was published from one
     h OFFSET                       history: runs of events, the last of which has OFFSET
 
 NUMBER and SERIAL are 4 bytes; a queue that is emptied gets a new number and keeps its serial. OWNER and
 GROUP are a 2-byte length and UTF-8 text; OWNER is the recipient, empty for anybody. PRIORITY is a digit,
 9 minus the priority. READERS is text of the same kind. CLAIM, VERSION and OFFSET are 8 bytes, PLACE 4. All numbers
 are big-endian, so keys sort as read.
+
+STAGE is four texts: job, batch, partition, attempt. UPLOAD is 8 bytes, PART 4. A staged block has no ids, and its
+moments count from the publish. To publish it is to write where it lies, its first id and that moment into the lane
+(`b`, `w`); so a publish writes little, however much it publishes.
 
 The messages of a claim that is not acked have a state (`s`) as any lease has, with the claim's name as receipt.
 
@@ -36,13 +42,15 @@ Values are MessagePack. To change a record, add a field at the end with a defaul
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 from msgspec import Struct
 
+from miniq.errors import StoreCorrupt
 from miniq.ids import ids_from
-from miniq.message import Claim, Event, Message, Parcel, QueueSettings
+from miniq.message import Claim, Event, Message, Parcel, QueueSettings, StageName
+from miniq.store.base import published
 
 FORMAT = 1
 
@@ -72,6 +80,14 @@ class MixedBlock(Struct, frozen=True, array_like=True, tag=1, gc=False):
     """Messages that have more of their own."""
 
     messages: list[Message]
+
+
+class StagedBlock(Struct, frozen=True, array_like=True, tag=2, gc=False):
+    """Messages that were published from a stage: where they lie, their first id and the moment of the publish."""
+
+    at: bytes
+    first: str
+    sent_at: int
 
 
 class CountRecord(Struct, frozen=True, array_like=True):
@@ -138,6 +154,25 @@ class KeptRecord(Struct, frozen=True, array_like=True, gc=False):
     block: bytes
 
 
+class StretchRecord(Struct, frozen=True, array_like=True, gc=False):
+    """A block of a stage: what has to be known of it to publish it."""
+
+    priority: int
+    due_at: int
+    sizes: list[int]
+    alone: bool = False
+
+
+class PartRecord(Struct, frozen=True, array_like=True, gc=False):
+    upload: int
+    messages: int
+    bytes: int
+    alone: int
+    made_at: int
+    until: int
+    stretches: list[StretchRecord]
+
+
 class EventRun(Struct, frozen=True, array_like=True, gc=False):
     """An event that happened in the same way to messages whose ids follow each other in one run."""
 
@@ -151,8 +186,10 @@ class HistoryHead(Struct, frozen=True, array_like=True):
     bytes: int
 
 
+Get = Callable[[bytes], bytes | None]
+
 encode = msgspec.msgpack.Encoder().encode
-_decode_block = msgspec.msgpack.Decoder(PlainBlock | MixedBlock).decode
+_decode_block = msgspec.msgpack.Decoder(PlainBlock | MixedBlock | StagedBlock).decode
 decode_queue = msgspec.msgpack.Decoder(QueueRecord).decode
 decode_count = msgspec.msgpack.Decoder(CountRecord).decode
 decode_group = msgspec.msgpack.Decoder(GroupRecord).decode
@@ -162,6 +199,7 @@ decode_dedup = msgspec.msgpack.Decoder(DedupRecord).decode
 decode_readers = msgspec.msgpack.Decoder(ReadersRecord).decode
 decode_claim = msgspec.msgpack.Decoder(ClaimRecord).decode
 decode_kept = msgspec.msgpack.Decoder(KeptRecord).decode
+decode_part = msgspec.msgpack.Decoder(PartRecord).decode
 decode_head = msgspec.msgpack.Decoder(HistoryHead).decode
 decode_events = msgspec.msgpack.Decoder(list[EventRun]).decode
 
@@ -199,11 +237,13 @@ def encode_block(messages: Sequence[Message]) -> bytes:
     return encode(PlainBlock(first.id, first.queue, sent_at, first.due_at, kind, first.priority, bodies))
 
 
-def decode_block(value: bytes) -> Sequence[Message]:
-    """The messages of a block."""
+def decode_block(value: bytes, get: Get) -> Sequence[Message]:
+    """The messages of a block; `get` finds those that lie in a stage."""
     block = _decode_block(value)
     if isinstance(block, MixedBlock):
         return block.messages
+    if isinstance(block, StagedBlock):
+        return _publish(block, get(block.at))
     return Parcel(
         ids_from(block.first, len(block.bodies)),
         block.queue,
@@ -215,10 +255,36 @@ def decode_block(value: bytes) -> Sequence[Message]:
     )
 
 
+def _publish(block: StagedBlock, value: bytes | None) -> Sequence[Message]:
+    """The messages of a staged block, with the ids and moments that their publish gave them."""
+    staged = None if value is None else _decode_block(value)
+    if isinstance(staged, PlainBlock):
+        ids = ids_from(block.first, len(staged.bodies))
+        due_at = block.sent_at + staged.due_at
+        return Parcel(ids, staged.queue, block.sent_at, due_at, staged.bodies, staged.content_type, staged.priority)
+    if isinstance(staged, MixedBlock):
+        ids = ids_from(block.first, len(staged.messages))
+        return [published(message, id, block.sent_at) for id, message in zip(ids, staged.messages, strict=True)]
+    raise StoreCorrupt(f"store: the record of message {block.first} is missing", field="store")
+
+
+def whole_block(value: bytes, get: Get) -> bytes:
+    """The record of a block as it would be if it had not been staged."""
+    return value if source_of(value) is None else encode_block(decode_block(value, get))
+
+
+def source_of(value: bytes) -> bytes | None:
+    """The key at which the messages of a block lie, if they were published from a stage."""
+    if value[1:2] != b"\x02":  # the tag stands first
+        return None
+    block = _decode_block(value)
+    return block.at if isinstance(block, StagedBlock) else None
+
+
 LAST_ID = b"l"
 HISTORY_HEAD = b"o"
 MESSAGE_KINDS = b"bwgisxnv"
-SERIAL_KINDS = b"dp"
+SERIAL_KINDS = b"dpe"
 
 
 def _text(text: str) -> bytes:
@@ -294,6 +360,34 @@ def kept_prefix(number: int, readers: str, claim: int) -> bytes:
 
 def kept_key(number: int, readers: str, claim: int, place: int) -> bytes:
     return kept_prefix(number, readers, claim) + _u32(place)
+
+
+def stage_prefix(serial: int, *names: str) -> bytes:
+    """What the keys of all parts of a stage, or of the stages of a batch, begin with."""
+    return b"e" + _u32(serial) + b"".join(map(_text, names))
+
+
+def part_key(serial: int, name: StageName, part: int) -> bytes:
+    return stage_prefix(serial, name.job, name.batch, name.partition, name.attempt) + _u32(part)
+
+
+def read_part_key(key: bytes) -> tuple[StageName, int]:
+    """The stage and the number in the key of a part."""
+    names: list[str] = []
+    at = 5
+    for _ in range(4):
+        size = int.from_bytes(key[at : at + 2], "big")
+        names.append(key[at + 2 : at + 2 + size].decode())
+        at += 2 + size
+    return StageName(*names), int.from_bytes(key[at:], "big")
+
+
+def upload_prefix(upload: int) -> bytes:
+    return b"t" + _u64.pack(upload)
+
+
+def staged_key(upload: int, place: int) -> bytes:
+    return upload_prefix(upload) + _u32(place)
 
 
 def history_key(offset: int) -> bytes:

@@ -67,7 +67,7 @@ class Ledger:
                     stop = _alike(messages, start, end)
                     self._arrive_block(shelf, name, messages[start:stop], now, blocks)
             start = stop
-        self._announce(shelf, blocks)
+        self.announce_all(shelf, blocks)
         last = messages.ids[-1] if isinstance(messages, Parcel) else messages[-1].id
         if last > self.last_id:
             self.last_id = last
@@ -77,7 +77,7 @@ class Ledger:
         """A message that comes from another queue; its id may be older than others."""
         blocks: list[Block] = []
         self._arrive_alone(shelf, message, now, blocks)
-        self._announce(shelf, blocks)
+        self.announce_all(shelf, blocks)
 
     def _arrive_block(
         self, shelf: Shelf, name: str, messages: Sequence[Message], now: int, blocks: list[Block]
@@ -87,7 +87,7 @@ class Ledger:
         block = Block(name, key, "", priority, len(messages))
         self._enter(shelf, block, messages, now, blocks)
 
-    def _arrive_alone(self, shelf: Shelf, message: Message, now: int, blocks: list[Block]) -> None:
+    def _arrive_alone(self, shelf: Shelf, message: Message, now: int, blocks: list[Block], source: bytes = b"") -> None:
         name = message.id + "m"
         owner = message.recipient or ""
         key = keys.lane_prefix(shelf.number, owner, message.priority) + name.encode()
@@ -100,7 +100,7 @@ class Ledger:
             group.count += 1
             self._ops.append((keys.group_key(shelf.number, message.group), keys.encode(group)))
         self._ops.append((keys.index_key(shelf.number, message.id), block.key))
-        self._enter(shelf, block, [message], now, blocks)
+        self._enter(shelf, block, [message], now, blocks, source)
 
     def _follow(self, shelf: Shelf, block: Block, group: keys.GroupRecord) -> None:
         """The group has a head already: wait behind it."""
@@ -110,8 +110,36 @@ class Ledger:
         if not group.low or block.name < group.low:
             group.low = block.name
 
-    def _enter(self, shelf: Shelf, block: Block, messages: Sequence[Message], now: int, blocks: list[Block]) -> None:
-        self._ops.append((block.key, keys.encode_block(messages)))
+    def arrive_staged(self, shelf: Shelf, message: Message, source: bytes, now: int, blocks: list[Block]) -> None:
+        """A message that stands alone is published from a stage, where it stays."""
+        self._arrive_alone(shelf, message, now, blocks, source)
+
+    def arrive_later(
+        self, shelf: Shelf, name: str, value: bytes, source: bytes, priority: int, due_at: int, sizes: list[int]
+    ) -> Block:
+        """A block that is published from a stage, where it stays, and cannot be taken yet."""
+        block = Block(name, keys.lane_prefix(shelf.number, "", priority) + name.encode(), "", priority, len(sizes))
+        block.source, block.sizes = source, sizes
+        self._ops.append((block.key, value))
+        self.set_state(shelf, block, range(block.count), due_at, 0, None, None, 0)
+        self.expect(shelf, block)
+        return block
+
+    def _enter(
+        self,
+        shelf: Shelf,
+        block: Block,
+        messages: Sequence[Message],
+        now: int,
+        blocks: list[Block],
+        source: bytes = b"",
+    ) -> None:
+        if source:
+            record = keys.StagedBlock(source, messages[0].id, messages[0].sent_at)
+            block.source = source
+            self._ops.append((block.key, keys.encode(record)))
+        else:
+            self._ops.append((block.key, keys.encode_block(messages)))
         self._window.hold(block, messages)
         shelf.count += block.count
         shelf.size += block.charged
@@ -132,7 +160,7 @@ class Ledger:
         if block.name not in shelf.blocks:
             shelf.arriving[block.name] = block
 
-    def _announce(self, shelf: Shelf, blocks: list[Block]) -> None:
+    def announce_all(self, shelf: Shelf, blocks: list[Block]) -> None:
         batch = self._commit.batch
         batch.done.append(partial(self._arrived, shelf, blocks, batch))
 
@@ -154,6 +182,13 @@ class Ledger:
                     self._window.forget(block)
             if block.alive:
                 self._hint(shelf.name, block.owner or None, block.alive)
+
+    def more_on_disk(self, shelf: Shelf, priorities: Iterable[int], count: int) -> None:
+        """Blocks were written behind all others in some lanes for anybody, and none of them is in memory."""
+        if shelf.tracks and count:
+            for priority in priorities:
+                shelf.tracks[""].lanes[priority].more = True
+            self._hint(shelf.name, None, count)
 
     def _unfollow(self, shelf: Shelf, block: Block) -> None:
         assert block.group is not None  # noqa: S101
@@ -308,6 +343,7 @@ class Ledger:
                 self._ops.append((keys.gone_key(shelf.number, block.name), keys.encode(record)))
                 continue
             ops = self._ops
+            self._leave_stage(block)
             ops.append((block.key, None))
             if block.count > 1:
                 ops.append((keys.gone_key(shelf.number, block.name), None))
@@ -322,6 +358,16 @@ class Ledger:
         if gone:
             self._commit.batch.done.append(partial(shelf.leaving.difference_update, gone))
 
+    def _leave_stage(self, block: Block) -> None:
+        """The record of a block is no longer needed where it lies, or is written anew: nor is what it refers to."""
+        source = block.source
+        if source is None:
+            value = self._kv.get(block.key)
+            source = None if value is None else keys.source_of(value)
+        if source:
+            self._ops.append((source, None))
+        block.source = b""
+
     def replace(self, shelf: Shelf, block: Block, message: Message) -> Block:
         """A message that stands alone is edited: the block that stands for it from now on, fresh."""
         old_size = self._window.sizes(block)[0]
@@ -331,6 +377,7 @@ class Ledger:
             block.runs[0] = None
         block.gone = 1
         block.alive = 0
+        self._leave_stage(block)
         shelf.blocks.pop(block.name, None)
         self._window.forget(block)
         key = keys.lane_prefix(shelf.number, block.owner, message.priority) + block.name.encode()
@@ -362,7 +409,7 @@ class Ledger:
     def announce(self, shelf: Shelf, block: Block) -> None:
         """Let a block that `replace` or `detach` made be seen."""
         self.expect(shelf, block)
-        self._announce(shelf, [block])
+        self.announce_all(shelf, [block])
 
     # Groups
 
@@ -389,6 +436,7 @@ class Ledger:
 
     def _advance(self, shelf: Shelf, name: str, group: keys.GroupRecord) -> None:
         block, message = self._next_follower(shelf, name, group)
+        self._leave_stage(block)
         self._ops.append((block.key, None))
         self._unfollow(shelf, block)
         if block.messages is None:
@@ -405,7 +453,7 @@ class Ledger:
             if run.due:
                 self._window.push_back(shelf.lane(block), block, 0, run)
         self.expect(shelf, block)
-        self._announce(shelf, [block])
+        self.announce_all(shelf, [block])
 
     def _next_follower(self, shelf: Shelf, name: str, group: keys.GroupRecord) -> tuple[Block, Message]:
         """The waiting message with the lowest id, whether it is written yet or not."""
@@ -419,10 +467,11 @@ class Ledger:
             known = shelf.blocks.get(found) or shelf.arriving.get(found)
             if found in shelf.leaving or (known is not None and not known.waiting):
                 continue
-            message = keys.decode_block(value)[0]
+            message = keys.decode_block(value, self._kv.get)[0]
             if known is None:
                 known = Block(found, key, message.recipient or "", message.priority, 1)
                 known.group, known.waiting = name, True
+                known.source = keys.source_of(value) or b""
                 self._window.hold(known, [message])
             return known, message
         assert best is not None  # noqa: S101  the group's count says that somebody waits

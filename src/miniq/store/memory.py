@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from msgspec.structs import replace
 
 from miniq.errors import InvalidRequest
+from miniq.ids import RUN, id_in_range
 from miniq.message import (
     NEVER,
     Claim,
@@ -23,7 +24,10 @@ from miniq.message import (
     Outcome,
     Page,
     Portion,
+    Published,
     QueueSettings,
+    Stage,
+    StageName,
     Status,
     Stored,
 )
@@ -37,12 +41,17 @@ from miniq.store.base import (
     Fence,
     Fit,
     Once,
+    Reserve,
     Room,
     check_reader,
     check_room,
     claim_name,
     fence_outcome,
     no_claim,
+    no_stage,
+    published,
+    stands_alone,
+    stretches,
 )
 
 
@@ -89,6 +98,24 @@ class _Claims:
         self.kept.pop(number, None)
 
 
+class _Stage:
+    """The parts of a stage by number, and until when each is kept."""
+
+    def __init__(self, now: int) -> None:
+        self.made_at = now
+        self.until = 0
+        self.parts: dict[int, list[Message]] = {}
+
+    def messages(self) -> list[Message]:
+        return [message for _, part in sorted(self.parts.items()) for message in part]
+
+    def state(self, name: StageName) -> Stage:
+        messages = self.messages()
+        alone = sum(map(stands_alone, messages))
+        size = sum(message.size for message in messages)
+        return Stage(name, len(self.parts), len(messages), size, self.made_at, self.until, alone)
+
+
 class _Queue:
     def __init__(self, settings: QueueSettings) -> None:
         self.settings = settings
@@ -99,6 +126,7 @@ class _Queue:
         """The head of each group."""
         self.dedup: dict[str, tuple[str, int]] = {}
         self.claims: dict[str, _Claims] = {}
+        self.stages: dict[StageName, _Stage] = {}
         self.bytes = 0
 
     def add(self, message: Message) -> _Row:
@@ -351,6 +379,7 @@ class MemoryStore(Alone):
         old = self._queues[queue]
         fresh = self._queues[queue] = _Queue(old.settings)
         fresh.dedup = old.dedup
+        fresh.stages = old.stages
         for group, claims in old.claims.items():
             kept = fresh.claims[group] = _Claims(group)
             kept.epoch, kept.acked, kept.last = claims.epoch, claims.last, claims.last
@@ -507,6 +536,83 @@ class MemoryStore(Alone):
         groups = sorted(self._queues[queue].claims.items())
         return [claims.state(now) for _, claims in groups if claims.epoch or claims.last]
 
+    async def stage(
+        self, queue: str, name: StageName, part: int, messages: Sequence[Message], *, now: int, until: int
+    ) -> tuple[int, int]:
+        stages = self._queues[queue].stages
+        if name in stages and stages[name].until <= now:
+            del stages[name]
+        stage = stages.setdefault(name, _Stage(now))
+        if part not in stage.parts:
+            stage.parts[part] = list(messages)
+            stage.until = max(stage.until, until)
+        kept = stage.parts[part]
+        return len(kept), sum(message.size for message in kept)
+
+    async def publish(
+        self,
+        queue: str,
+        job: str,
+        batch: str,
+        stages: Sequence[tuple[str, str]],
+        *,
+        now: int,
+        until: int,
+        reserve: Reserve,
+        dedup_until: int,
+        room: Room | None,
+        keep: History,
+    ) -> Published:
+        shelf = self._queues[queue]
+        call = f"\0publish {job} {batch}"
+        given, standing = shelf.dedup.get(call, ("", 0))
+        if standing > now:
+            return Published(int(given), repeated=True)
+        fresh: list[tuple[int, Message]] = []
+        known: set[str] = set()
+        width = 0
+        for partition, attempt in stages:
+            stage = shelf.stages.get(StageName(job, batch, partition, attempt))
+            if stage is None or stage.until <= now:
+                raise no_stage(job, batch, (partition, attempt))
+            for _, part in sorted(stage.parts.items()):
+                for stretch in stretches(part):
+                    for place, message in enumerate(part[stretch.start : stretch.stop]):
+                        dedup_id = message.dedup_id
+                        if dedup_id is not None:
+                            if dedup_id in known or shelf.dedup.get(dedup_id, ("", 0))[1] > now:
+                                continue
+                            known.add(dedup_id)
+                        fresh.append((width + place, message))
+                    width += RUN
+        if room is not None:
+            check_room(room, len(shelf.rows), shelf.bytes, [message for _, message in fresh])
+        first = reserve(width) if fresh else ""
+        for place, message in fresh:
+            made = published(message, id_in_range(first, place), now)
+            shelf.add(made)
+            self._log(keep, events.sent(made, now, None, keep))
+            self._last_id = max(self._last_id, made.id)
+            if made.dedup_id is not None:
+                shelf.dedup[made.dedup_id] = (made.id, dedup_until)
+        shelf.dedup[call] = (str(len(fresh)), until)
+        await self.discard_stages(queue, job, batch)
+        for _, message in fresh:
+            self.on_ready(queue, message.recipient, 1)
+        return Published(len(fresh))
+
+    async def discard_stages(self, queue: str, job: str, batch: str) -> int:
+        stages = self._queues[queue].stages
+        gone = [name for name in stages if (name.job, name.batch) == (job, batch)]
+        for name in gone:
+            del stages[name]
+        return len(gone)
+
+    async def stages(self, queue: str, *, now: int) -> list[Stage]:
+        stages = self._queues[queue].stages
+        names = sorted(stages, key=lambda name: (name.job, name.batch, name.partition, name.attempt))
+        return [stages[name].state(name) for name in names if stages[name].until > now]
+
     async def history(self, *, after: int, limit: int, queue: str | None) -> HistoryPage:
         found: list[HistoryRecord] = []
         start = max(0, after + 1 - self._first)
@@ -535,6 +641,9 @@ class MemoryStore(Alone):
             for dedup_id in gone:
                 del queue.dedup[dedup_id]
             removed += len(gone)
+            for name in [name for name, stage in queue.stages.items() if stage.until <= now]:
+                del queue.stages[name]
+                removed += 1
             for claims in queue.claims.values():
                 for number in [number for number, until in claims.kept.items() if until <= now]:
                     claims.forget(number)

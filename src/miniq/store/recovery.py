@@ -67,4 +67,5 @@ def _block(shelf: Shelf, name: str, owner: str, priority: int, count: int, group
         )
         block = shelf.blocks[name] = Block(name, prefix + name.encode(), owner, priority, count)
         block.group, block.waiting = group, waiting
+        block.source = None
     return block

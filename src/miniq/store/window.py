@@ -39,7 +39,7 @@ class Window:
         """The messages of a block, from memory or from disk."""
         messages = block.messages
         if messages is None:
-            messages = keys.decode_block(self.record(block))
+            messages = keys.decode_block(self.record(block), self._kv.get)
             self.hold(block, messages)
         return messages
 
@@ -48,7 +48,7 @@ class Window:
         value = self._kv.get(block.key)
         if value is None:
             raise StoreCorrupt(f"store: the record of message {block.id_at(0)} is missing", field="store")
-        return value
+        return keys.whole_block(value, self._kv.get)
 
     def sizes(self, block: Block) -> list[int]:
         """The sizes of the messages of a block."""
@@ -183,10 +183,11 @@ class Window:
                 continue
             block = shelf.blocks.get(name)
             if block is None:
-                messages = keys.decode_block(value)
+                messages = keys.decode_block(value, self._kv.get)
                 first = messages[0]
                 block = Block(name, key, first.recipient or "", first.priority, len(messages))
                 block.group = first.group
+                block.source = keys.source_of(value) or b""
                 self.offer(block, messages)
             elif block.windowed or block.fresh_from(block.next) == block.count:
                 continue
@@ -284,13 +285,14 @@ class Window:
         return None if value is None else self._found(index, value, alone, 0)
 
     def _found(self, key: bytes, value: bytes, name: str, place: int) -> tuple[Block, int] | None:
-        messages = keys.decode_block(value)
+        messages = keys.decode_block(value, self._kv.get)
         if place >= len(messages):
             return None
         first = messages[0]
         block = Block(name, key, first.recipient or "", first.priority, len(messages))
         block.group = first.group
         block.waiting = key[:1] == b"w"
+        block.source = keys.source_of(value) or b""
         block.sizes = sizes_of(messages)
         block.messages = messages
         return block, place

@@ -31,7 +31,7 @@ from miniq.message import (
     Stored,
 )
 from miniq.store import events
-from miniq.store.base import Edit, Fence, Once, ReadyHint, Room, WithoutClaims, check_room
+from miniq.store.base import Edit, Fence, Once, ReadyHint, Room, WithoutClaims, WithoutStages, check_room
 from miniq.store.mongodb import browse, dedup, groups, queries, setup, tallies, upkeep
 from miniq.store.mongodb import fences as fencing
 from miniq.store.mongodb.documents import (
@@ -67,7 +67,7 @@ class Named(Struct, frozen=True):
 Numbers = Mapping[str, Named]
 
 
-class MongoStore(WithoutClaims):
+class MongoStore(WithoutClaims, WithoutStages):
     """One database, any number of processes; see `Store` for what each method promises."""
 
     shared = True
