@@ -77,14 +77,14 @@ class Stages:
     async def discard(self, queue: str, job: str, batch: str) -> int:
         """Remove all stages of a batch that are not published, and say how many there were."""
         broker = self._broker
-        broker.settings(queue)
+        await broker.existing(queue)
         _check_batch(job, batch)
         return await broker.store.discard_stages(queue, job, batch)
 
     async def list(self, queue: str) -> list[Stage]:
         """All stages of a queue that are not published."""
         broker = self._broker
-        broker.settings(queue)
+        await broker.existing(queue)
         return await broker.store.stages(queue, now=broker.clock.now())
 
     async def _check_alone(self, queue: str, job: str, batch: str, listed: set[tuple[str, str]], now: int) -> None:

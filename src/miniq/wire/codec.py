@@ -74,6 +74,7 @@ STATUS: dict[str, int] = {
     "message_leased": 409,
     "queue_protected": 409,
     "fenced": 409,
+    "stage_unknown": 409,
     "claim_gone": 410,
     "wrong_media": 415,
     "queue_full": 429,

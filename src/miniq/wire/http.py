@@ -89,6 +89,7 @@ class HttpApp:
         app = Starlette(
             routes=routes,
             exception_handlers={
+                ClientDisconnect: self._failed,
                 MiniQError: self._failed,
                 HTTPException: self._failed,
                 Exception: self._failed,

@@ -34,7 +34,19 @@ from miniq.message import (
     Status,
     Stored,
 )
-from miniq.store.base import FREE, ChangeHint, Edit, Fence, Once, ReadyHint, Room, WithoutClaims, fence_outcome, full
+from miniq.store.base import (
+    FREE,
+    ChangeHint,
+    Edit,
+    Fence,
+    Once,
+    ReadyHint,
+    Room,
+    WithoutClaims,
+    WithoutStages,
+    fence_outcome,
+    full,
+)
 from miniq.store.postgres import address, queries, rows, schema
 from miniq.store.postgres.connections import Connection, Connections
 from miniq.store.postgres.listener import Listener
@@ -60,7 +72,7 @@ Row = tuple[Any, ...]
 Step = tuple[bytes, dict[str, Any]]
 
 
-class PostgresStore(WithoutClaims):
+class PostgresStore(WithoutClaims, WithoutStages):
     """A schema in a database; see `Store` for what each method promises."""
 
     shared = True
