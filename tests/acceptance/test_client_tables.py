@@ -58,6 +58,8 @@ def test_a_queue_can_be_browsed_as_tables(place: str) -> None:
         assert len(set(ids)) == 2501
         assert queue.peek_table("delayed").table["body"].to_pylist() == ['"later"']
         assert first.table.schema.metadata is None
+        queue.purge()
+        assert queue.peek_table().table.num_rows == 0
         with pytest.raises(miniq.InvalidRequest, match="limit: 100001 is out of range; use 1 to 100000"):
             queue.peek_table(limit=100_001)
 

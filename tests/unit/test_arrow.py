@@ -75,6 +75,10 @@ def test_a_parcel_gives_the_same_as_its_messages() -> None:
     assert read_back([arrow.portions([Portion(raw, 1)])], arrow.messages_schema())[0]["data"] == b"\x00\xff"
 
 
+def test_no_messages_are_an_empty_table() -> None:
+    assert read_back([arrow.stored([])], arrow.messages_schema()) == []
+
+
 def test_history_keeps_everything() -> None:
     records = [
         HistoryRecord(5, Event(1_000_000, "sent", "q", "1", 0, 3, body=b"[1]", content_type="application/json")),

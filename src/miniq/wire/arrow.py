@@ -178,8 +178,10 @@ def _bodies(bodies: Sequence[bytes | None], kinds: list[str]) -> tuple[pa.Array,
     """The columns `body` and `data`; one kind is that of all."""
     pa = arrow()
     many = len(bodies)
+    if not many:
+        return pa.nulls(0, pa.string()), pa.nulls(0, pa.binary())
     if len(kinds) == 1 or kinds.count(kinds[0]) == many:
-        if not kinds or not _is_text(kinds[0]):
+        if not _is_text(kinds[0]):
             return pa.nulls(many, pa.string()), pa.array(bodies, pa.binary())
         raw = pa.array(bodies, pa.binary())
         try:
