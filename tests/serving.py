@@ -49,6 +49,7 @@ def serving(store: str, port: int = 0, *flags: str) -> Iterator[Served]:
     ports = [f"--{name}-port=0" for name in ("command", "producer", "consumer")]
     process = subprocess.Popen(
         [sys.executable, "-m", "miniq", "serve", "--store", store, "--port", str(port), *ports, *flags],
+        env={name: value for name, value in os.environ.items() if not name.startswith("MINIQ_")},
         stdout=subprocess.PIPE,
         text=True,
     )
