@@ -26,12 +26,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from miniq.errors import ClaimGone, ClaimUnknown, Fenced, QueueFull, StageUnknown
+from miniq.errors import ClaimGone, ClaimUnknown, Fenced, InvalidRequest, QueueFull, StageUnknown
 from miniq.ids import IdSource
 from miniq.message import SECOND, ClaimGroup, Message, Parcel, QueueSettings, StageName, Stored
 from miniq.store import claims, open_store, window
 from miniq.store.base import ANY, FREE, Claimed, Edit, Fit, Room, Store
 from miniq.store.memory import MemoryStore
+from miniq.store.transfer import copy
 from tests import mongod
 from tests.clock import START
 from tests.conftest import CLAIMING, STAGING, store_url
@@ -58,7 +59,7 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.loop = asyncio.new_event_loop()
         self.folder = Path(tempfile.mkdtemp(prefix="miniq-machine-"))
-        self.generation = 0
+        self.generation = self.made = 0
         self.now = START
         self.ids = IdSource()
         self.tokens = 0
@@ -464,12 +465,26 @@ class Machine(RuleBasedStateMachine):
         self.run(self.store.close())
         self.store = self.open()
 
+    @rule()
+    def migrate(self) -> None:
+        """Go on in another store that everything was copied to."""
+        old, place = self.store, self.generation
+        self.made += 1
+        self.generation = self.made
+        self.store = self.open()
+        try:
+            self.run(copy(old, self.store, now=self.now))
+        except InvalidRequest:  # a claim is held
+            self.store, old, self.generation = old, self.store, place
+        self.run(old.close())
+
     @precondition(lambda self: self.kind not in ("memory", *DATABASES))
     @rule()
     def crash(self) -> None:
         """What `kill -9` leaves is what the operating system has: a copy of the files as they are now."""
         old = self.folder / str(self.generation)
-        self.generation += 1
+        self.made += 1
+        self.generation = self.made
         new = self.folder / str(self.generation)
         while True:
             # What compaction does in the background must not fall between two files of the copy.

@@ -53,6 +53,7 @@ from miniq.message import (
 )
 from miniq.options import Options
 from miniq.store.base import ANY, FREE, Edit, Fence, Once, Room, Store
+from miniq.store.transfer import check_complete
 
 DEFAULT_QUEUE = "default"
 
@@ -92,6 +93,11 @@ class Broker:
         self.store.on_ready = self.waiters.wake
         self.store.on_change = self._refresh.hint
         await self.store.open()
+        try:
+            await check_complete(self.store)
+        except BaseException:
+            await self.store.close()
+            raise
         self._settings = await self.store.queues()
         self._ids = IdSource(await self.store.last_id())
         await self.keys.load()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import os
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TypeVar
 
 from miniq.broker import Broker
 from miniq.errors import InvalidRequest
-from miniq.store import open_store
+from miniq.store import Store, open_store, shown
+from miniq.store.transfer import Copied, copy
 from miniq.wire.codec import moment
 from miniq.wire.shapes import KeyBody, KeyReply
 
@@ -50,6 +54,74 @@ def revoke_key(store: str, id: str) -> None:
         await broker.keys.revoke(id)
 
     _with(store, revoke)
+
+
+class Migration:
+    """Two open stores, of which one is copied to the other."""
+
+    def __init__(self, loop: asyncio.Runner, source: Store, target: Store) -> None:
+        self._loop = loop
+        self._source = source
+        self._target = target
+        self.messages = 0
+
+    def count(self) -> None:
+        """Learn how many messages there are to copy."""
+
+        async def counted() -> int:
+            names = await self._source.queues()
+            return sum([(await self._source.counts(name, now=_now())).total for name in names])
+
+        self.messages = self._loop.run(counted())
+
+    def run(self, progress: Callable[[int], None]) -> dict[str, int]:
+        """Copy and verify; how much there was of each kind. `progress` is told of more messages."""
+        before = 0
+
+        def told(copied: Copied) -> None:
+            nonlocal before
+            progress(copied.messages - before)
+            before = copied.messages
+
+        counts = self._loop.run(copy(self._source, self._target, now=_now(), told=told)).counts
+        return {
+            "queues": counts["Queue"],
+            "messages": counts["Saved"],
+            "events": counts["Events"],
+            "records": counts["Record"] + counts["Dedup"],
+        }
+
+
+@contextmanager
+def migration(source: str, target: str) -> Iterator[Migration]:
+    """Open both stores of a migration; what may not be opened, or not be made, is not touched."""
+    urls = [_url(source, "from"), _url(target, "to")]
+    if urls[0] == urls[1]:
+        raise InvalidRequest(f"to: {shown(target)} is what is to be copied; name another one", field="to")
+    scheme, _, path = urls[0].partition(":")
+    if scheme in ("rocksdb", "leveldb") and not os.path.isdir(path):
+        raise InvalidRequest(f"from: there is no store in {path}", field="from")
+    with asyncio.Runner() as loop, ExitStack() as opened:
+        stores = []
+        for url in urls:
+            store = open_store(url)
+            loop.run(store.open())
+            opened.callback(lambda store=store: loop.run(store.close()))  # type: ignore[misc]
+            stores.append(store)
+        found = Migration(loop, stores[0], stores[1])
+        found.count()
+        yield found
+
+
+def _url(store: str, field: str) -> str:
+    url = store if ":" in store else f"rocksdb:{store}"
+    if url.startswith("memory"):
+        raise InvalidRequest(f"{field}: what is in memory: is gone with its process; name a store that stays", field=field)
+    return url
+
+
+def _now() -> int:
+    return time.time_ns() // 1000
 
 
 def _with(store: str, work: Callable[[Broker], Awaitable[T]]) -> T:

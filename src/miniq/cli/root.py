@@ -31,6 +31,7 @@ COMMANDS = {
     "keys": "keys",
     "backup": "broker",
     "restore": "broker",
+    "migrate": "migrate",
     "copy": "copy",
     "produce": "produce",
     "consume": "consume",

@@ -34,7 +34,7 @@ Offsets start at 1, rise by one, have no gaps and are never reused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from msgspec import Struct, structs
@@ -62,6 +62,7 @@ from miniq.message import (
     Status,
     Stored,
 )
+from miniq.store.transfer import Item
 
 T = TypeVar("T")
 FREE = ""
@@ -588,6 +589,17 @@ class Store(Protocol):
 
     async def backup(self, path: str) -> None:
         """Write a consistent copy to the new folder `path` while work goes on."""
+        ...
+
+    # Copying to another store
+
+    def dump(self) -> AsyncIterator[list[Item]]:
+        """Everything the store holds, in portions, while nobody changes it: see `transfer.py`. Acked claims that
+        could still be read are not among it; raises `InvalidRequest` if a claim is held."""
+        ...
+
+    async def load(self, items: Sequence[Item], *, now: int) -> None:
+        """Take up a portion that any store dumped. The first portion comes to a store that is empty."""
         ...
 
 

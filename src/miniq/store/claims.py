@@ -171,6 +171,11 @@ class Claims:
                 found.append(_state(readers, claims))
         return found
 
+    def restore(self, shelf: Shelf, name: str, epoch: int, last: int) -> None:
+        """A group comes from another store, where it held nothing."""
+        readers = shelf.readers[name] = Readers(name, epoch, last, last)
+        self._save(shelf, readers)
+
     def carry_over(self, old: Shelf, fresh: Shelf) -> None:
         """A queue is emptied: its claims are gone, and their numbers stay used."""
         for name, readers in old.readers.items():

@@ -12,7 +12,7 @@ the group commit, `folder.py` the folder with its lock and format.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from itertools import repeat
 
 from miniq.errors import Closed, StoreFailed
@@ -38,7 +38,7 @@ from miniq.message import (
     Status,
     Stored,
 )
-from miniq.store import events, keys, recovery
+from miniq.store import copying, events, keys, recovery, transfer
 from miniq.store.base import ANY, FREE, Alone, ByName, Claimed, Edit, Fence, Fit, Once, Reserve, Room, check_room
 from miniq.store.blocks import Block, Emptied, Run, Shelf
 from miniq.store.browse import browse, browse_held
@@ -52,6 +52,7 @@ from miniq.store.keys import EventRun
 from miniq.store.kv import KV, open_kv
 from miniq.store.ledger import Ledger
 from miniq.store.stages import Stages
+from miniq.store.transfer import Item, one_by_one, portions
 from miniq.store.window import Window
 
 GROUPS_IN_MEMORY = 10_000
@@ -609,6 +610,24 @@ class EmbeddedStore(Alone):
             end_backup(path, engine)
 
         await commit.beside(write)
+
+    # Copying
+
+    async def dump(self) -> AsyncIterator[list[Item]]:
+        await self._committer().settle()
+        items = copying.dump(self._kv, self._shelves, self._log, self._ledger.last_id)
+        async for portion in portions(one_by_one(items)):
+            yield portion
+
+    async def load(self, items: Sequence[Item], *, now: int) -> None:
+        commit = self._committer()
+        for item in items:
+            if isinstance(item, transfer.Queue):
+                await self.save_queue(item.name, item.settings)
+            elif isinstance(item, transfer.Readers):
+                self._claims.restore(self._shelves[item.queue], item.group, item.epoch, item.last)
+        copying.load(items, self._shelves, self._ledger, self._log, commit, now)
+        await commit.commit(sync=True)
 
     # Inside
 

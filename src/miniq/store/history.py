@@ -32,6 +32,11 @@ class HistoryLog:
         self._first, self._bytes = found.first, found.bytes
         self._last = found.first - 1 if last is None else keys.offset_of(last)
 
+    def begin(self, first: int, ops: list[Op]) -> None:
+        """Let an empty history begin at an offset."""
+        self._first, self._last, self._bytes = first, first - 1, 0
+        ops.append((keys.HISTORY_HEAD, keys.encode(keys.HistoryHead(first, 0))))
+
     def append(self, runs: list[EventRun], ops: list[Op]) -> None:
         """Give events the next offsets and stage their record."""
         part: list[EventRun] = []

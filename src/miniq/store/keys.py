@@ -296,6 +296,12 @@ def record_prefix(kind: str) -> bytes:
     return b"k" + _text(kind)
 
 
+def read_record_key(key: bytes) -> tuple[str, str]:
+    """The kind and the name in the key of a small record."""
+    end = 3 + int.from_bytes(key[1:3], "big")
+    return key[3:end].decode(), key[end:].decode()
+
+
 def queue_key(name: str) -> bytes:
     return b"q" + name.encode()
 

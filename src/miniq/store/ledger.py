@@ -79,6 +79,23 @@ class Ledger:
         self._arrive_alone(shelf, message, now, blocks)
         self.announce_all(shelf, blocks)
 
+    def arrive_saved(
+        self,
+        shelf: Shelf,
+        message: Message,
+        visible_at: int,
+        receives: int,
+        receipt: str | None,
+        consumer: str | None,
+        taken_at: int,
+        now: int,
+    ) -> None:
+        """A message that comes from another store, with the state it had there."""
+        blocks: list[Block] = []
+        self._arrive_alone(shelf, message, now, blocks)
+        self.set_state(shelf, blocks[0], range(1), visible_at, receives, receipt, consumer, taken_at)
+        self._announce(shelf, blocks)
+
     def _arrive_block(
         self, shelf: Shelf, name: str, messages: Sequence[Message], now: int, blocks: list[Block]
     ) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 
 from msgspec.structs import replace
 
 from miniq.errors import InvalidRequest
-from miniq.ids import RUN, id_in_range
+from miniq.ids import RUN, from_spans, id_in_range, spans
 from miniq.message import (
     NEVER,
     Claim,
@@ -31,7 +31,7 @@ from miniq.message import (
     Status,
     Stored,
 )
-from miniq.store import events
+from miniq.store import events, transfer
 from miniq.store.base import (
     UNFIT,
     Alone,
@@ -53,6 +53,7 @@ from miniq.store.base import (
     stands_alone,
     stretches,
 )
+from miniq.store.transfer import Item, one_by_one, portions
 
 
 class _Row:
@@ -662,6 +663,57 @@ class MemoryStore(Alone):
         row.receives += 1
         self._log(keep, events.received(row.message, now, row.receives, since, consumer))
         return row.stored()
+
+    async def dump(self) -> AsyncIterator[list[Item]]:
+        async for portion in portions(one_by_one(self._items())):
+            yield portion
+
+    def _items(self) -> Iterator[Item]:
+        for name, queue in self._queues.items():
+            yield transfer.Queue(name, queue.settings)
+            for group, claims in queue.claims.items():
+                if held := [number for number in claims.claims if number not in claims.kept]:
+                    raise transfer.no_held_claims(name, group, len(held))
+                yield transfer.Readers(name, group, claims.epoch, claims.last)
+        for kind, records in self._records.items():
+            if kind != transfer.MARK:
+                for name, value in records.items():
+                    yield transfer.Record(kind, name, value)
+        yield transfer.LastId(self._last_id)
+        for name, queue in self._queues.items():
+            heads = set(queue.heads.values())
+            for row in sorted(queue.rows.values(), key=lambda row: row.message.id not in heads):
+                yield transfer.Saved(row.stored(), row.taken_at)
+            for dedup_id, (said, until) in queue.dedup.items():
+                said = spans(said.split(",")) if dedup_id[0] == "\0" else said
+                yield transfer.Dedup(name, dedup_id, said, until)
+        yield transfer.HistoryStart(self._first)
+        for start in range(0, len(self._history), 1000):
+            yield transfer.Events(self._first + start, self._history[start : start + 1000])
+
+    async def load(self, items: Sequence[Item], *, now: int) -> None:
+        for item in items:
+            if isinstance(item, transfer.Queue):
+                await self.save_queue(item.name, item.settings)
+            elif isinstance(item, transfer.Record):
+                await self.save_record(item.kind, item.name, item.value)
+            elif isinstance(item, transfer.Readers):
+                claims = self._queues[item.queue].claims.setdefault(item.group, _Claims(item.group))
+                claims.epoch, claims.acked, claims.last = item.epoch, item.last, item.last
+            elif isinstance(item, transfer.Saved):
+                stored = item.stored
+                row = self._queues[stored.message.queue].add(stored.message)
+                row.visible_at, row.receives, row.receipt = stored.visible_at, stored.receives, stored.receipt
+                row.consumer, row.taken_at = stored.consumer, item.taken_at
+            elif isinstance(item, transfer.Dedup):
+                said = ",".join(from_spans(item.said)) if item.name[0] == "\0" else item.said
+                self._queues[item.queue].dedup[item.name] = (said, item.until)
+            elif isinstance(item, transfer.LastId):
+                self._last_id = max(self._last_id, item.id)
+            elif isinstance(item, transfer.HistoryStart):
+                self._first = item.offset
+            else:
+                self._history += item.events
 
     def _log(self, keep: History, event: Event) -> None:
         if keep != "off":

@@ -86,30 +86,30 @@ def message_document(message: Message, number: ObjectId, now: int, waits: bool) 
 
 
 def message_of(found: Document) -> Message:
-    """The message that a document holds."""
-    headers, dead = found.get("headers"), found.get("dead")
+    """The message that a document holds. Moments are of a type of the driver's, which others cannot write."""
+    headers, dead, expires_at = found.get("headers"), found.get("dead"), found.get("expires_at")
     return Message(
         found["_id"],
         found["queue"],
-        found["sent_at"],
-        found["due_at"],
+        int(found["sent_at"]),
+        int(found["due_at"]),
         found["body"],
         found["content_type"],
         found["priority"],
         None if headers is None else dict(headers),
-        found.get("expires_at"),
+        None if expires_at is None else int(expires_at),
         found.get("key"),
         found.get("recipient"),
         found.get("group"),
         found.get("dedup_id"),
-        None if dead is None else DeadLetter(**dead),
+        None if dead is None else DeadLetter(dead["origin"], dead["reason"], dead["receives"], int(dead["at"])),
     )
 
 
 def stored_of(found: Document) -> Stored:
     """The message with its state."""
     return Stored(
-        message_of(found), found["visible_at"], found["receives"], found.get("receipt"), found.get("consumer")
+        message_of(found), int(found["visible_at"]), found["receives"], found.get("receipt"), found.get("consumer")
     )
 
 

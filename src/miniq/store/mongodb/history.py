@@ -40,6 +40,23 @@ class HistoryLog:
         if events:
             await db.events.insert_many([_record(some) for some in _portions(events)], session=session)
 
+    async def begin(self, db: Database, session: Session, first: int) -> None:
+        """Let an empty history begin at an offset."""
+        span = {"first": first, "last": first - 1, "bytes": 0}
+        await db.meta.update_one({"_id": "history"}, {"$set": span}, upsert=True, session=session)
+
+    async def load(self, db: Database, session: Session, first: int, events: Sequence[Event]) -> None:
+        """Add events that have offsets already, the next ones."""
+        records = []
+        for some in _portions(events):
+            record = _record(some) | {"first": first, "last": first + len(some) - 1}
+            del record["pending"]
+            records.append(record)
+            first += len(some)
+        await db.events.insert_many(records, session=session)
+        grown = {"$set": {"last": first - 1}, "$inc": {"bytes": sum(record["size"] for record in records)}}
+        await db.meta.update_one({"_id": "history"}, grown, session=session)
+
     async def read(self, after: int, limit: int, queue: str | None) -> HistoryPage:
         await self._number()
         found: list[HistoryRecord] = []
@@ -47,7 +64,7 @@ class HistoryLog:
         with self._link.call() as db:
             end = (await _span(db))["last"]
             async for record in db.events.find(queries.events_after(after, queue)).sort("last"):
-                for offset, event in enumerate(_decode(record["events"]), record["first"]):
+                for offset, event in enumerate(_decode(record["events"]), int(record["first"])):
                     if offset <= after or (queue is not None and event.queue != queue):
                         continue
                     found.append(HistoryRecord(offset, event))
@@ -55,8 +72,8 @@ class HistoryLog:
                         return HistoryPage(found, offset)
                 size += record["size"]
                 if size >= PAGE_BYTES:
-                    return HistoryPage(found, record["last"])
-                end = max(end, record["last"])
+                    return HistoryPage(found, int(record["last"]))
+                end = max(end, int(record["last"]))
         return HistoryPage(found, max(after, end))
 
     async def span(self) -> HistorySpan:
@@ -64,7 +81,7 @@ class HistoryLog:
         with self._link.call() as db:
             span = await _span(db)
             first = await db.events.find(queries.events_after(0, None)).sort("last").limit(1).to_list()
-        return HistorySpan(span["first"], span["last"], span["bytes"], first[0]["at"] if first else None)
+        return HistorySpan(span["first"], span["last"], span["bytes"], int(first[0]["at"]) if first else None)
 
     async def trim(self, upto: int) -> None:
         """Forget records of which no event is above `upto`, a thousand at a time."""
@@ -138,4 +155,5 @@ def _record(events: Sequence[Event]) -> dict[str, Any]:
 
 
 async def _span(db: Database, session: Session | None = None) -> dict[str, int]:
-    return await db.meta.find_one({"_id": "history"}, session=session) or {"first": 1, "last": 0, "bytes": 0}
+    found = await db.meta.find_one({"_id": "history"}, session=session) or {"first": 1, "last": 0, "bytes": 0}
+    return {name: int(found[name]) for name in ("first", "last", "bytes")}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ from pymongo import ReplaceOne
 from pymongo.read_concern import ReadConcern
 
 from miniq.errors import InvalidRequest, QueueNotFound
+from miniq.ids import from_spans, spans
 from miniq.message import (
     Counts,
     Event,
@@ -30,9 +31,9 @@ from miniq.message import (
     Status,
     Stored,
 )
-from miniq.store import events
+from miniq.store import events, transfer
 from miniq.store.base import Edit, Fence, Once, ReadyHint, Room, WithoutClaims, WithoutStages, check_room
-from miniq.store.mongodb import browse, dedup, groups, queries, setup, tallies, upkeep
+from miniq.store.mongodb import browse, copying, dedup, groups, queries, setup, tallies, upkeep
 from miniq.store.mongodb import fences as fencing
 from miniq.store.mongodb.documents import (
     LEASE,
@@ -49,6 +50,7 @@ from miniq.store.mongodb.link import Contended, Database, Link, Session
 from miniq.store.mongodb.signals import Signals
 from miniq.store.mongodb.takers import Candidate, Takers
 from miniq.store.mongodb.tallies import SlotGone, Slots
+from miniq.store.transfer import Item, portions
 
 T = TypeVar("T")
 LOCAL = ReadConcern("local")
@@ -190,7 +192,7 @@ class MongoStore(WithoutClaims, WithoutStages):
                 stands = await dedup.standing(db, session, serial, messages, call, now)
                 if call is not None and (given := stands.get(dedup.call_name(call))) is not None:
                     await tallies.add(db, session, queue, number, slot, 0, 0)
-                    return given.split(","), []
+                    return from_spans(given), []
                 ids, fresh, known = dedup.sift(messages, stands)
             if room is not None:
                 await self._check_room(db, session, queue, number, room, fresh)
@@ -203,7 +205,7 @@ class MongoStore(WithoutClaims, WithoutStages):
             await tallies.add(db, session, queue, number, slot, len(fresh), size, last)
             remembered = {dedup_id: (id, dedup_until) for dedup_id, id in known.items()}
             if call is not None:
-                remembered[dedup.call_name(call)] = (",".join(ids), call.until)
+                remembered[dedup.call_name(call)] = (spans(ids), call.until)
             await dedup.remember(db, session, serial, remembered)
             if keep != "off":
                 await self._log.append(db, session, [events.sent(one, now, None, keep) for one in fresh])
@@ -463,7 +465,7 @@ class MongoStore(WithoutClaims, WithoutStages):
             number = (await self._ask(db, queue)).number
             cursor = db.messages.find(queries.ahead(number, now), {"_id": 0, "visible_at": 1})
             found = await cursor.sort("visible_at").limit(1).to_list()
-        return found[0]["visible_at"] if found else None
+        return int(found[0]["visible_at"]) if found else None
 
     # History and upkeep
 
@@ -485,6 +487,41 @@ class MongoStore(WithoutClaims, WithoutStages):
             "(docs/howto/mongodb.md)",
             field="store",
         )
+
+    # Copying
+
+    async def dump(self) -> AsyncIterator[list[Item]]:
+        with self._link.call() as db:
+            async for portion in portions(copying.dump(db, self._log)):
+                yield portion
+
+    async def load(self, items: Sequence[Item], *, now: int) -> None:
+        copying.refuse_readers(items)
+        for item in items:
+            if isinstance(item, transfer.Queue):
+                await self.save_queue(item.name, item.settings)
+            elif isinstance(item, transfer.Record):
+                await self.save_record(item.kind, item.name, item.value)
+        saved = [item for item in items if isinstance(item, transfer.Saved)]
+        records = [item for item in items if isinstance(item, transfer.Dedup)]
+        queues = [one.stored.message.queue for one in saved] + [record.queue for record in records]
+
+        async def work(named: Numbers, slot: str, session: Session) -> None:
+            db = self._link.database
+            for queue in dict.fromkeys(one.stored.message.queue for one in saved):
+                some = [one for one in saved if one.stored.message.queue == queue]
+                await copying.load_messages(db, session, queue, named[queue].number, slot, some, now)
+            serials = {queue: name.serial for queue, name in named.items()}
+            await copying.load_dedup(db, session, serials, records)
+            for item in items:
+                if isinstance(item, transfer.LastId):
+                    await copying.load_last_id(db, session, item.id)
+                elif isinstance(item, transfer.HistoryStart):
+                    await self._log.begin(db, session, item.offset)
+                elif isinstance(item, transfer.Events):
+                    await self._log.load(db, session, item.offset, item.events)
+
+        await self._change(queues, work)
 
     # Inside
 

@@ -1,0 +1,94 @@
+"""Dump and load of the MongoDB store: see `miniq.store.transfer`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from itertools import groupby
+from typing import Any
+
+from bson import ObjectId
+
+from miniq.errors import InvalidRequest
+from miniq.store import transfer
+from miniq.store.mongodb import dedup, groups, queries, tallies
+from miniq.store.mongodb.documents import decode_settings, message_document, place_of, stored_of
+from miniq.store.mongodb.history import HistoryLog
+from miniq.store.mongodb.link import Database, Session
+from miniq.store.transfer import Item, Saved
+
+
+async def dump(db: Database, log: HistoryLog) -> AsyncIterator[Item]:
+    """Everything. Heads come before those that wait for them."""
+    queues = [one async for one in db.queues.find({}).sort("_id")]
+    for queue in queues:
+        yield transfer.Queue(queue["_id"], decode_settings(queue["settings"]))
+    async for record in db.records.find({"kind": {"$ne": transfer.MARK}}):
+        yield transfer.Record(record["kind"], record["name"], record["value"])
+    yield transfer.LastId(await tallies.last_id(db))
+    for queue in queues:
+        for waits in (None, True):
+            query = queries.of_number(queue["number"]) | {"waits": waits}
+            async for one in db.messages.find(query, sort=queries.IN_LINE, hint="queue"):
+                yield Saved(stored_of(one), int(one["taken_at"]) if "taken_at" in one else None)
+    names = {queue["serial"]: queue["_id"] for queue in queues}
+    async for record in db.dedup.find({}):
+        if record["serial"] in names:
+            yield transfer.Dedup(names[record["serial"]], record["name"], record["said"], int(record["until"]))
+    span = await log.span()
+    yield transfer.HistoryStart(span.first)
+    after = span.first - 1
+    while records := (await log.read(after, 1000, None)).records:
+        yield transfer.Events(records[0].offset, [record.event for record in records])
+        after = records[-1].offset
+
+
+def refuse_readers(items: Sequence[Item]) -> None:
+    for item in items:
+        if isinstance(item, transfer.Readers):
+            raise InvalidRequest(
+                f"to: queue {item.queue!r} is read by claims (group {item.group!r}), which this kind of store does not "
+                "keep yet; use rocksdb: or leveldb:",
+                field="to",
+            )
+
+
+async def load_messages(
+    db: Database, session: Session, queue: str, number: ObjectId, slot: str, saved: Sequence[Saved], now: int
+) -> None:
+    """Messages of one queue, with their state."""
+    messages = [one.stored.message for one in saved]
+    waiting = await groups.join(db, session, number, messages)
+    await db.messages.insert_many([_document(one, number, now, waiting) for one in saved], session=session)
+    size = sum(message.size for message in messages)
+    last = max(message.id for message in messages)
+    await tallies.add(db, session, queue, number, slot, len(messages), size, last)
+
+
+def _document(saved: Saved, number: ObjectId, now: int, waiting: set[str]) -> dict[str, Any]:
+    stored = saved.stored
+    waits = stored.message.id in waiting
+    found = message_document(stored.message, number, now, waits)
+    for field in ("line", "timed"):
+        found.pop(field, None)
+    state: dict[str, Any] = {
+        "visible_at": stored.visible_at,
+        "receives": stored.receives,
+        "receipt": stored.receipt,
+        "consumer": stored.consumer,
+        "taken_at": saved.taken_at,
+    }
+    found |= {name: value for name, value in state.items() if value is not None}
+    place = place_of(stored.visible_at, now, waits)
+    return found | ({} if place is None else {place: number})
+
+
+async def load_dedup(
+    db: Database, session: Session, serials: dict[str, ObjectId], records: Sequence[transfer.Dedup]
+) -> None:
+    for queue, some in groupby(records, lambda one: one.queue):
+        said = {one.name: (one.said, one.until) for one in some}
+        await dedup.remember(db, session, serials[queue], said)
+
+
+async def load_last_id(db: Database, session: Session, id: str) -> None:
+    await db.meta.update_one({"_id": "last_id"}, {"$max": {"id": id}}, upsert=True, session=session)
