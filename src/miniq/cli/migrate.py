@@ -28,7 +28,11 @@ def migrate(source: str, target: str, as_json: bool) -> None:
     from miniq.cli import offline
 
     with offline.migration(source, target) as migration, counted(migration.messages) as bar:
-        copied = migration.run(bar.update if bar is not None else lambda more: None)
+        try:
+            copied = migration.run(bar.update if bar is not None else lambda more: None)
+        except KeyboardInterrupt:
+            click.echo("miniq: the target is incomplete: remove it before another try", err=True)
+            raise
     if as_json:
         json_line(copied)
         return

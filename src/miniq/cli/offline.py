@@ -116,7 +116,9 @@ def migration(source: str, target: str) -> Iterator[Migration]:
 def _url(store: str, field: str) -> str:
     url = store if ":" in store else f"rocksdb:{store}"
     if url.startswith("memory"):
-        raise InvalidRequest(f"{field}: what is in memory: is gone with its process; name a store that stays", field=field)
+        raise InvalidRequest(
+            f"{field}: what is in memory: is gone with its process; name a store that stays", field=field
+        )
     return url
 
 

@@ -127,7 +127,9 @@ def run(args: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except MiniQError as error:
-        say(error.text + HINTS.get(error.code, ""))
+        # A database that is away is no broker that could be started.
+        away = error.code == "store_unavailable" and error.field == "store"
+        say(error.text + ("" if away else HINTS.get(error.code, "")))
         return 1
     except OSError as error:
         name = "" if error.filename is None else f": {error.filename}"

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from miniq.errors import InvalidRequest, StoreError
-from miniq.message import NEVER, Event, QueueSettings, Stored
+from miniq.message import Event, QueueSettings, Stored
 
 PORTION = 500
 PORTION_BYTES = 4 * 1024 * 1024
@@ -210,14 +210,21 @@ def no_held_claims(queue: str, group: str, held: int) -> InvalidRequest:
     )
 
 
+def refuse_readers(items: Iterable[Item]) -> None:
+    """For stores that keep no claims: how far a group has read would be lost."""
+    for item in items:
+        if isinstance(item, Readers):
+            raise InvalidRequest(
+                f"to: queue {item.queue!r} is read by claims (group {item.group!r}), which this kind of store does not "
+                "keep yet; use rocksdb: or leveldb:",
+                field="to",
+            )
+
+
 def is_fresh(item: Saved) -> bool:
     """Whether a message is as it was when it arrived."""
     stored = item.stored
     return stored.receives == 0 and stored.receipt is None and stored.visible_at == stored.message.due_at
-
-
-def is_claimed(item: Saved) -> bool:
-    return item.stored.visible_at == NEVER
 
 
 def _size(item: Item) -> int:

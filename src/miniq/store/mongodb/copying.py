@@ -8,7 +8,6 @@ from typing import Any
 
 from bson import ObjectId
 
-from miniq.errors import InvalidRequest
 from miniq.store import transfer
 from miniq.store.mongodb import dedup, groups, queries, tallies
 from miniq.store.mongodb.documents import decode_settings, message_document, place_of, stored_of
@@ -40,16 +39,6 @@ async def dump(db: Database, log: HistoryLog) -> AsyncIterator[Item]:
     while records := (await log.read(after, 1000, None)).records:
         yield transfer.Events(records[0].offset, [record.event for record in records])
         after = records[-1].offset
-
-
-def refuse_readers(items: Sequence[Item]) -> None:
-    for item in items:
-        if isinstance(item, transfer.Readers):
-            raise InvalidRequest(
-                f"to: queue {item.queue!r} is read by claims (group {item.group!r}), which this kind of store does not "
-                "keep yet; use rocksdb: or leveldb:",
-                field="to",
-            )
 
 
 async def load_messages(

@@ -496,7 +496,7 @@ class MongoStore(WithoutClaims, WithoutStages):
                 yield portion
 
     async def load(self, items: Sequence[Item], *, now: int) -> None:
-        copying.refuse_readers(items)
+        transfer.refuse_readers(items)
         for item in items:
             if isinstance(item, transfer.Queue):
                 await self.save_queue(item.name, item.settings)

@@ -694,3 +694,73 @@ UPDATE remains SET until = %(until)s WHERE queue = %(shelf)s;
 -- name: drop_remains
 DELETE FROM remains WHERE queue = %(shelf)s;
 
+-- Copying
+
+-- name: all_records
+SELECT kind, name, value FROM records ORDER BY kind, name;
+
+-- name: dump_messages
+-- Heads and what is in no group (not blocked) are asked for first, then those that wait.
+SELECT id::text, sent_at, due_at, rank, receives, about, body, visible_at, receipt, consumer, taken_at FROM messages
+WHERE queue = (SELECT id FROM queues WHERE name = %(queue)s) AND id > %(after)s::uuid AND blocked = %(blocked)s
+ORDER BY id LIMIT %(limit)s;
+
+-- name: dump_dedup
+SELECT call, name, ids, until FROM dedup WHERE queue = (SELECT id FROM queues WHERE name = %(queue)s);
+
+-- name: load_messages
+-- A lease that has run out is found as such by the next take.
+WITH shelf AS (
+    SELECT id FROM queues WHERE name = %(queue)s
+), given AS (
+    SELECT *, row_number() OVER (PARTITION BY grp ORDER BY place) AS nth FROM unnest(
+        %(ids)s::uuid[], %(sent)s::bigint[], %(due)s::bigint[], %(sizes)s::int[], %(ranks)s::smallint[],
+        %(recipients)s::text[], %(groups)s::text[], %(abouts)s::text[], %(bodies)b::bytea[], %(visible)s::bigint[],
+        %(taken)s::bigint[], %(receives)s::int[], %(receipts)s::text[], %(consumers)s::text[]
+    ) WITH ORDINALITY AS g (
+        id, sent_at, due_at, size, rank, recipient, grp, about, body, visible_at, taken_at, receives, receipt, consumer,
+        place
+    )
+), added AS (
+    INSERT INTO messages (
+        id, sent_at, due_at, visible_at, taken_at, queue, size, receives, rank, blocked, leased, receipt, consumer,
+        recipient, grp, about, body
+    )
+    SELECT g.id, g.sent_at, g.due_at, g.visible_at, g.taken_at, shelf.id, g.size, g.receives, g.rank,
+        g.grp IS NOT NULL AND (g.nth > 1 OR EXISTS (
+            SELECT FROM messages h WHERE h.queue = shelf.id AND h.grp = g.grp AND NOT h.blocked
+        )),
+        g.receipt IS NOT NULL, g.receipt, g.consumer, g.recipient, g.grp, g.about, g.body
+    FROM given g, shelf ORDER BY g.place
+)
+INSERT INTO tallies AS t (queue, slot, messages, bytes, last_id)
+SELECT shelf.id, mod(pg_backend_pid(), 32), count(*), sum(g.size), (SELECT id FROM given ORDER BY id DESC LIMIT 1)
+FROM given g, shelf GROUP BY shelf.id
+ON CONFLICT (queue, slot) DO UPDATE SET
+    messages = t.messages + excluded.messages, bytes = t.bytes + excluded.bytes,
+    last_id = greatest(t.last_id, excluded.last_id);
+
+-- name: load_dedup
+INSERT INTO dedup (queue, call, name, ids, until)
+SELECT q.id, g.* FROM queues q, unnest(%(calls)s::boolean[], %(names)s::text[], %(said)s::text[], %(untils)s::bigint[]) g
+WHERE q.name = %(queue)s;
+
+-- name: load_last_id
+INSERT INTO tallies AS t (queue, slot, messages, bytes, last_id) VALUES (0, 0, 0, 0, %(id)s::uuid)
+ON CONFLICT (queue, slot) DO UPDATE SET last_id = greatest(t.last_id, excluded.last_id);
+
+-- name: begin_history
+UPDATE history_state SET first = %(first)s, last = %(first)s - 1, bytes = 0;
+
+-- name: load_history
+WITH added AS (
+    INSERT INTO history (
+        first, count, bytes, at, events, queues, ids, receives, sizes, consumers, waits, helds, reasons, bodies,
+        content_types, messages
+    ) VALUES (
+        %(first)s, %(count)s, %(bytes)s, %(at)s, %(events)s::text[], %(queues)s::text[], %(ids)s::text[],
+        %(receives)s::int[], %(sizes)s::bigint[], %(consumers)s::text[], %(waits)s::bigint[], %(helds)s::bigint[],
+        %(reasons)s::text[], %(bodies)s::bytea[], %(content_types)s::text[], %(messages)s
+    )
+)
+UPDATE history_state SET last = last + %(count)s, bytes = bytes + %(bytes)s;

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -34,6 +34,7 @@ from miniq.message import (
     Status,
     Stored,
 )
+from miniq.store import transfer
 from miniq.store.base import (
     FREE,
     ChangeHint,
@@ -47,10 +48,11 @@ from miniq.store.base import (
     fence_outcome,
     full,
 )
-from miniq.store.postgres import address, queries, rows, schema
+from miniq.store.postgres import address, copying, queries, rows, schema
 from miniq.store.postgres.connections import Connection, Connections
 from miniq.store.postgres.listener import Listener
 from miniq.store.postgres.rows import Blobs, BlobsDumper, escape
+from miniq.store.transfer import Item, portions
 
 log = logging.getLogger("miniq.store.postgres")
 FULL = "MQ001"
@@ -61,6 +63,8 @@ LONG = 600.0
 """Seconds that emptying a large queue may take."""
 RETURNED = 1000
 """Leases that have run out and are put back into line in one statement."""
+DUMPED = 200
+"""Messages read in one statement while everything is copied."""
 NUMBERED = 10_000
 """Rows of history that get their offsets in one transaction."""
 HISTORY_BYTES = 16 * 1024 * 1024
@@ -514,6 +518,48 @@ class PostgresStore(WithoutClaims, WithoutStages):
             f"use `pg_dump --schema={self._address.schema}` or a base backup (docs/howto/postgresql.md)",
             field="store",
         )
+
+    # Copying
+
+    async def dump(self) -> AsyncIterator[list[Item]]:
+        async for portion in portions(self._items()):
+            yield portion
+
+    async def _items(self) -> AsyncIterator[Item]:
+        queues = await self.queues()
+        for name, settings in queues.items():
+            yield transfer.Queue(name, settings)
+        for kind, name, value in await self._all("all_records", {}):
+            if kind != transfer.MARK:
+                yield transfer.Record(kind, rows.unescape(name) or "", value)
+        yield transfer.LastId(await self.last_id())
+        for queue in queues:
+            for blocked in (False, True):
+                after = FIRST_ID
+                while found := await self._all(
+                    "dump_messages", {"queue": queue, "after": after, "blocked": blocked, "limit": DUMPED}
+                ):
+                    for row in found:
+                        yield copying.saved(queue, row)
+                    after = found[-1][0]
+            for row in await self._all("dump_dedup", {"queue": queue}):
+                yield copying.dedup(queue, row)
+        offset = (await self.history_span()).first
+        yield transfer.HistoryStart(offset)
+        while records := (await self.history(after=offset - 1, limit=1000, queue=None)).records:
+            yield transfer.Events(offset, [record.event for record in records])
+            offset = records[-1].offset + 1
+
+    async def load(self, items: Sequence[Item], *, now: int) -> None:
+        transfer.refuse_readers(items)
+        for item in items:
+            if isinstance(item, transfer.Queue):
+                await self.save_queue(item.name, item.settings)
+            elif isinstance(item, transfer.Record):
+                await self.save_record(item.kind, item.name, item.value)
+        steps = [self._step(name, params) for name, params in copying.steps(items, _columns)]
+        if steps:
+            await self._connections.call(lambda connection: _transaction(connection, steps), LONG)
 
     # Inside
 
