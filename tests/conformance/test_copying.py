@@ -12,7 +12,8 @@ from msgspec.structs import replace
 
 from miniq.broker import Broker
 from miniq.errors import InvalidRequest, StoreError
-from miniq.message import SECOND, DeadLetter, Message, QueueSettings
+from miniq.ids import IdSource
+from miniq.message import SECOND, DeadLetter, Message, QueueSettings, StageName
 from miniq.options import Options
 from miniq.store import open_store
 from miniq.store.base import ANY, FREE, Fit, Once, Store
@@ -229,3 +230,26 @@ async def test_readers_of_claims_go_on_where_they_were_unless_one_is_held(kind: 
     opened = await target.open_claims("q", "readers")
     assert (opened.epoch, opened.acked, opened.last) == (2, 1, 1)
     assert (await target.claim("q", "readers", after=1, **asked)).claim.messages == 5
+
+
+@pytest.mark.parametrize("kind", ["memory", "rocksdb"])
+async def test_what_was_published_is_copied_and_known_and_what_was_not_is_refused(
+    kind: str, fresh: Callable[..., Any]
+) -> None:
+    source, target, other = await fresh(kind, "source"), await fresh(kind), await fresh("mongodb")
+    await source.save_queue("q", QueueSettings())
+    name = StageName("job", "1", "0", "0")
+    staged = [Message("", "q", 0, 0, b"%d" % place) for place in range(200)]
+    await source.stage("q", name, 0, staged, now=NOW, until=NOW + SECOND)
+    with pytest.raises(InvalidRequest, match="has stages that are not published yet"):
+        await copy(source, await fresh(kind, "refused"), now=NOW)
+    ids = iter([IdSource().run(1, NOW)[0]])
+    asked: dict[str, Any] = {
+        "now": NOW, "until": NOW + SECOND, "reserve": lambda count: next(ids), "dedup_until": NOW, "room": None,
+        "keep": "events",
+    }  # fmt: skip
+    await source.publish("q", "job", "1", [("0", "0")], **asked)
+    for store in (target, other):
+        assert (await copy(source, store, now=NOW)).messages == 200
+        assert await items(store) == await items(source)
+    assert (await target.publish("q", "job", "1", [("0", "0")], **asked)).repeated

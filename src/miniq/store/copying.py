@@ -27,6 +27,9 @@ def dump(kv: KV, shelves: ByName[Shelf], log: HistoryLog, last_id: str) -> Itera
     """Everything, once nothing is staged."""
     for shelf in shelves.values():
         yield transfer.Queue(shelf.name, shelf.settings)
+        prefix = keys.stage_prefix(shelf.serial)
+        if any(True for _ in kv.scan(prefix, keys.after(prefix))):
+            raise transfer.no_stages(shelf.name)
         for name, readers in shelf.readers.items():
             if readers.held:
                 raise transfer.no_held_claims(shelf.name, name, len(readers.held))
@@ -57,7 +60,7 @@ def _messages(kv: KV, shelf: Shelf) -> Iterator[Saved]:
         for key, value in kv.scan(prefix, keys.after(prefix)):
             name = key[-37:] if key[-1:] == b"m" else key[-36:]
             block = shelf.blocks.get(name.decode())
-            for place, message in enumerate(keys.decode_block(value)):
+            for place, message in enumerate(keys.decode_block(value, kv.get)):
                 if block is None:
                     yield Saved(Stored(message, message.due_at))
                 elif not block.is_gone(place) and block.key == key:

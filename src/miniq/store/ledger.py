@@ -94,7 +94,7 @@ class Ledger:
         blocks: list[Block] = []
         self._arrive_alone(shelf, message, now, blocks)
         self.set_state(shelf, blocks[0], range(1), visible_at, receives, receipt, consumer, taken_at)
-        self._announce(shelf, blocks)
+        self.announce_all(shelf, blocks)
 
     def _arrive_block(
         self, shelf: Shelf, name: str, messages: Sequence[Message], now: int, blocks: list[Block]

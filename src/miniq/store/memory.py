@@ -565,7 +565,7 @@ class MemoryStore(Alone):
         keep: History,
     ) -> Published:
         shelf = self._queues[queue]
-        call = f"\0publish {job} {batch}"
+        call = f"\0publish\0{job}\0{batch}"
         given, standing = shelf.dedup.get(call, ("", 0))
         if standing > now:
             return Published(int(given), repeated=True)
@@ -671,6 +671,8 @@ class MemoryStore(Alone):
     def _items(self) -> Iterator[Item]:
         for name, queue in self._queues.items():
             yield transfer.Queue(name, queue.settings)
+            if queue.stages:
+                raise transfer.no_stages(name)
             for group, claims in queue.claims.items():
                 if held := [number for number in claims.claims if number not in claims.kept]:
                     raise transfer.no_held_claims(name, group, len(held))
@@ -685,7 +687,7 @@ class MemoryStore(Alone):
             for row in sorted(queue.rows.values(), key=lambda row: row.message.id not in heads):
                 yield transfer.Saved(row.stored(), row.taken_at)
             for dedup_id, (said, until) in queue.dedup.items():
-                said = spans(said.split(",")) if dedup_id[0] == "\0" else said
+                said = spans(said.split(",")) if transfer.is_call(dedup_id) else said
                 yield transfer.Dedup(name, dedup_id, said, until)
         yield transfer.HistoryStart(self._first)
         for start in range(0, len(self._history), 1000):
@@ -706,7 +708,7 @@ class MemoryStore(Alone):
                 row.visible_at, row.receives, row.receipt = stored.visible_at, stored.receives, stored.receipt
                 row.consumer, row.taken_at = stored.consumer, item.taken_at
             elif isinstance(item, transfer.Dedup):
-                said = ",".join(from_spans(item.said)) if item.name[0] == "\0" else item.said
+                said = ",".join(from_spans(item.said)) if transfer.is_call(item.name) else item.said
                 self._queues[item.queue].dedup[item.name] = (said, item.until)
             elif isinstance(item, transfer.LastId):
                 self._last_id = max(self._last_id, item.id)

@@ -25,8 +25,8 @@ def saved(queue: str, row: Sequence[Any]) -> Saved:
 def dedup(queue: str, row: Sequence[Any]) -> transfer.Dedup:
     """A row of `dump_dedup`."""
     call, name, ids, until = row
-    name = unescape(name) or ""
-    return transfer.Dedup(queue, CALL + name if call else name, spans(rows.unpack_ids(ids)) if call else ids, until)
+    name = (CALL if call else "") + (unescape(name) or "")
+    return transfer.Dedup(queue, name, spans(rows.unpack_ids(ids)) if transfer.is_call(name) else ids, until)
 
 
 def steps(items: Sequence[Item], columns: Any) -> Iterator[Step]:
@@ -61,16 +61,12 @@ def steps(items: Sequence[Item], columns: Any) -> Iterator[Step]:
 
 
 def _dedup_columns(records: list[transfer.Dedup]) -> dict[str, Any]:
-    calls = [record.name.startswith(CALL) for record in records]
     return {
-        "calls": calls,
-        "names": [
-            escape(record.name.removeprefix(CALL) if call else record.name)
-            for record, call in zip(records, calls, strict=True)
-        ],
+        "calls": [record.name.startswith(CALL) for record in records],
+        "names": [escape(record.name.removeprefix(CALL)) for record in records],
         "said": [
-            rows.pack_ids(from_spans(record.said)) if call else record.said
-            for record, call in zip(records, calls, strict=True)
+            rows.pack_ids(from_spans(record.said)) if transfer.is_call(record.name) else record.said
+            for record in records
         ],
         "untils": rows.array([record.until for record in records]),
     }
