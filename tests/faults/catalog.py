@@ -63,6 +63,21 @@ def kill_server(kind: str, seed: str, folder: Path) -> Verdict:
             clients.kill()
 
 
+def kill_server_zeromq(kind: str, seed: str, folder: Path) -> Verdict:
+    """The same with clients that come by ZeroMQ."""
+    chance = random.Random(seed)
+    with server(_url(kind, folder)) as served:
+        clients = Clients(served.tcp_url, seed, SECONDS, folder)
+        try:
+            for _ in range(2):
+                time.sleep(chance.uniform(0.5, 1.2))
+                served.stop(signal.SIGKILL)
+                served.start()
+            return clients.verdict()
+        finally:
+            clients.kill()
+
+
 def stop_server(kind: str, seed: str, folder: Path) -> Verdict:
     """SIGTERM, as at every upgrade: it ends with code 0, and nobody is told something that is not so."""
     chance = random.Random(seed)
@@ -264,6 +279,7 @@ def two_on_one_folder(kind: str, seed: str, folder: Path) -> Verdict:
 
 FAULTS = [
     *(Fault("kill -9 of the server", kind, kill_server) for kind in ("rocksdb", "leveldb")),
+    Fault("kill -9 of the server, clients by ZeroMQ", "rocksdb", kill_server_zeromq),
     *(Fault("SIGTERM of the server", kind, stop_server) for kind in ("rocksdb", "leveldb")),
     Fault("server paused: late acks", "rocksdb", pause_server),
     *(

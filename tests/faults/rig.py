@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from tests.faults import history
 from tests.faults.checker import Verdict, check
+from tests.serving import free_ports
 
 ROOT = Path(__file__).parents[2]
 DRAIN = 60
@@ -26,9 +26,11 @@ class Server:
     """A MiniQ server that comes back on the same port. `program` stands for `-m miniq`, with something wrong."""
 
     def __init__(self, store: str, program: Sequence[str] = ("miniq",)) -> None:
-        self.port = _free_port()
+        self.port, self._command_port = free_ports(2)
         self.url = f"http://127.0.0.1:{self.port}"
-        self.command = [sys.executable, "-m", *program, "serve", "--store", store, "--port", str(self.port), "--no-zmq"]
+        self.tcp_url = f"tcp://127.0.0.1:{self._command_port}"
+        self.command = [sys.executable, "-m", *program, "serve", "--store", store, "--port", str(self.port)]
+        self.command += [f"--command-port={self._command_port}", "--producer-port=0", "--consumer-port=0"]
         self.process: subprocess.Popen[str] | None = None
         self.ended: list[int] = []
 
@@ -105,10 +107,3 @@ class Clients:
         if self._process.poll() is None:
             self._process.kill()
             self._process.communicate()
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port

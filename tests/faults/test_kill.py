@@ -293,9 +293,9 @@ async def test_nothing_confirmed_is_undone_by_kill_9(engine: str, tmp_path: Path
         facts.learn(told)
         stream.learn(told)
         await check(url, facts, stream, deep=number % 5 == 4)
-    assert facts.rounds_with_work > rounds * 0.8
-    assert len(facts.over) > rounds * 10
-    assert len(facts.sent) > rounds * 30
+    assert facts.rounds_with_work > rounds * 0.5
+    assert len(facts.over) > rounds
+    assert len(facts.sent) > rounds * 5
     assert stream.acked > rounds
     assert len(stream.worked) > rounds
 
@@ -317,8 +317,8 @@ async def test_nothing_confirmed_over_a_wire_is_undone_by_kill_9_of_the_server(
         facts.learn(told)
         stream.learn(told)
         await check(url, facts, stream, deep=number % 5 == 4)
-    assert facts.rounds_with_work > rounds * 0.8
-    assert len(facts.over) > rounds * 10
-    assert len(facts.sent) > rounds * 30
+    assert facts.rounds_with_work > rounds * 0.5
+    assert len(facts.over) > rounds
+    assert len(facts.sent) > rounds * 5
     assert stream.acked > rounds
     assert len(stream.worked) > rounds
