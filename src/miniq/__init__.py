@@ -1,9 +1,9 @@
 """MiniQ, a message broker: `connect` to one, or keep one in a folder."""
 
-from miniq.client.aio import AsyncClaims, AsyncClient, AsyncMessage, AsyncQueue
+from miniq.client.aio import AsyncClaims, AsyncClient, AsyncMessage, AsyncQueue, AsyncStaging
 from miniq.client.bodies import draft
 from miniq.client.delivery import Dead
-from miniq.client.sync import Claims, Client, Message, Queue
+from miniq.client.sync import Claims, Client, Message, Queue, Staging
 from miniq.connection import connect, connect_async
 from miniq.errors import (
     BadName,
@@ -48,9 +48,12 @@ from miniq.message import (
     Event,
     HistoryPage,
     HistoryRecord,
+    Published,
     QueueInfo,
     QueueSettings,
     RedriveProgress,
+    Stage,
+    StageName,
 )
 from miniq.mini import MiniQ
 
@@ -61,6 +64,7 @@ __all__ = [
     "AsyncClient",
     "AsyncMessage",
     "AsyncQueue",
+    "AsyncStaging",
     "BadName",
     "BadRequest",
     "Claim",
@@ -91,6 +95,7 @@ __all__ = [
     "NoRoute",
     "NoSpace",
     "NotFound",
+    "Published",
     "Queue",
     "QueueFull",
     "QueueInfo",
@@ -98,7 +103,10 @@ __all__ = [
     "QueueProtected",
     "QueueSettings",
     "RedriveProgress",
+    "Stage",
+    "StageName",
     "StageUnknown",
+    "Staging",
     "StaleReceipt",
     "StoreCorrupt",
     "StoreError",

@@ -18,7 +18,7 @@ import msgspec
 from miniq.broker import Broker
 from miniq.client import calls
 from miniq.client.calls import Call
-from miniq.client.tables import TablePage
+from miniq.client.tables import TablePage, is_table, to_table
 from miniq.errors import Closed, InvalidRequest
 from miniq.message import Claim, Lease, Stored
 from miniq.options import Options
@@ -69,8 +69,18 @@ async def _history_table(broker: Broker, call: calls.HistoryTable) -> TablePage:
     return TablePage(table, page.next, page.first, page.last)
 
 
+async def _upload(broker: Broker, call: calls.Upload) -> tuple[int, int]:
+    drafts = arrow.drafts_of_table(to_table(call.messages)) if is_table(call.messages) else call.messages
+    return await broker.stages.upload(call.queue, call.stage, call.part, drafts)
+
+
+async def _send_table(broker: Broker, call: calls.SendTable) -> list[str]:
+    return await broker.send(call.queue, arrow.drafts_of_table(to_table(call.table)))
+
+
 _OPERATIONS: dict[type[Call[Any]], Callable[[Broker, Any], Coroutine[Any, Any, Any]]] = {
     calls.Send: lambda broker, call: broker.send(call.queue, call.drafts),
+    calls.SendTable: _send_table,
     calls.Receive: lambda broker, call: broker.receive(
         call.queue,
         max=call.max,
@@ -105,6 +115,10 @@ _OPERATIONS: dict[type[Call[Any]], Callable[[Broker, Any], Coroutine[Any, Any, A
     calls.AckClaims: lambda broker, call: broker.claims.ack(call.queue, call.group, call.upto, call.epoch),
     calls.ReleaseClaims: lambda broker, call: broker.claims.release(call.queue, call.group, call.epoch),
     calls.ListClaims: lambda broker, call: broker.claims.list(call.queue),
+    calls.Upload: _upload,
+    calls.Publish: lambda broker, call: broker.stages.publish(call.queue, call.job, call.batch, call.stages),
+    calls.DiscardStages: lambda broker, call: broker.stages.discard(call.queue, call.job, call.batch),
+    calls.ListStages: lambda broker, call: broker.stages.list(call.queue),
     calls.Purge: lambda broker, call: broker.purge(call.queue),
     calls.Redrive: lambda broker, call: broker.redrive(call.queue, ids=call.ids, to=call.to, rate=call.rate),
     calls.Configure: lambda broker, call: broker.configure(call.queue, call.changes),

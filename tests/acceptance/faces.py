@@ -9,7 +9,7 @@ from typing import Any
 import miniq
 from miniq.client.delivery import MessagePage
 
-ASYNC_KINDS = (miniq.AsyncClient, miniq.AsyncQueue, miniq.AsyncMessage, miniq.AsyncClaims)
+ASYNC_KINDS = (miniq.AsyncClient, miniq.AsyncQueue, miniq.AsyncMessage, miniq.AsyncClaims, miniq.AsyncStaging)
 
 
 class Blocking:

@@ -138,6 +138,30 @@ def test_a_claim_that_waits_is_woken_by_a_send(wire: Caller) -> None:
     assert poll.end()["claim"] == 1
 
 
+def test_stages_are_uploaded_listed_published_and_discarded(wire: Caller) -> None:
+    stage = f"{Q}/stages/etl/7"
+    assert wire.ok("POST", f"{stage}/0/1", {"messages": [{"body": 1}, {"body": 2, "key": "k"}]}) == {
+        "messages": 2, "bytes": 2,
+    }  # fmt: skip
+    assert wire.ok("POST", f"{stage}/0/1?part=1", {"messages": [{"body": 3}]}) == {"messages": 1, "bytes": 1}
+    assert wire.ok("POST", f"{stage}/0/1?part=1", {"messages": [{"body": 3}]}) == {"messages": 1, "bytes": 1}
+    assert wire.wire.packed("POST", f"{stage}/1/9", {"messages": [{"data": b"\xff"}]}) == {"messages": 1, "bytes": 1}
+    (first, second) = wire.ok("GET", f"{Q}/stages")["stages"]
+    assert (first["job"], first["batch"], first["partition"], first["attempt"]) == ("etl", "7", "0", "1")
+    assert (first["parts"], first["messages"], first["bytes"], second["messages"]) == (2, 3, 3, 1)
+    assert first["made_at"] < first["expires_at"]
+    assert wire.ok("GET", Q)["counts"]["total"] == 0
+    listed = {"stages": [{"partition": 0, "attempt": 1}, {"partition": "1", "attempt": "9"}]}
+    assert wire.ok("POST", f"{stage}/publish", listed) == {"published": 4, "repeated": False}
+    assert wire.ok("POST", f"{stage}/publish", listed) == {"published": 4, "repeated": True}
+    messages = wire.ok("GET", f"{Q}/messages")["messages"]
+    assert [message.get("body") for message in messages] == [1, 2, 3, None]
+    assert wire.ok("GET", f"{Q}/stages") == {"stages": []}
+    wire.ok("POST", f"{Q}/stages/etl/8/0/0", {"messages": []})
+    assert wire.ok("DELETE", f"{Q}/stages/etl/8") == {"discarded": 1}
+    assert wire.ok("DELETE", f"{Q}/stages/etl/8") == {"discarded": 0}
+
+
 def test_a_repeated_send_with_an_idempotency_key_adds_nothing(wire: Caller) -> None:
     first = wire.ok("POST", f"{Q}/messages", {"body": 1}, idempotency_key="abc")
     assert wire.ok("POST", f"{Q}/messages", {"body": 1}, idempotency_key="abc") == first
@@ -331,6 +355,34 @@ BAD: list[tuple[str, str, Any, int, str, str | None]] = [
     ("DELETE", f"{Q}/claims/g?upto=1", None, 404, "claim_unknown", "after"),
     ("DELETE", f"{Q}/claims/g?upto=0&epoch=4", None, 409, "fenced", "epoch"),
     ("DELETE", "/v1/queues/nope/claims/g?upto=0", None, 404, "queue_not_found", "queue"),
+    *[("POST", f"{Q}/stages/j/1/0/0", body, status, code, field) for body, status, code, field in [
+        (b"", 400, "invalid", "request"),
+        ({}, 400, "invalid", "messages"),
+        ({"messages": 1}, 400, "invalid", "messages"),
+        ({"messages": [{"body": 1}, {}]}, 400, "invalid", "messages[1].body"),
+        ({"messages": [{"body": 1}, {"body": 2, "priority": 11}]}, 400, "invalid", "messages[1].priority"),
+        ({"messages": [{"body": 1, "x": 2}]}, 400, "invalid", "messages[0].x"),
+        ({"messages": [], "x": 2}, 400, "invalid", "x"),
+    ]],
+    ("POST", f"{Q}/stages/j/1/0/0?part=-1", {"messages": []}, 400, "invalid", "part"),
+    ("POST", f"{Q}/stages/j/1/0/0?part=x", {"messages": []}, 400, "invalid", "part"),
+    ("POST", f"{Q}/stages/a%20b/1/0/0", {"messages": []}, 400, "bad_name", "job"),
+    ("POST", f"{Q}/stages/j/*/0/0", {"messages": []}, 400, "bad_name", "batch"),
+    ("POST", f"{Q}/stages/j/1/" + "x" * 129 + "/0", {"messages": []}, 400, "bad_name", "partition"),
+    ("POST", f"{Q}/stages/j/1/0/%C3%A4", {"messages": []}, 400, "bad_name", "attempt"),
+    *[("POST", f"{Q}/stages/j/1/publish", body, status, code, field) for body, status, code, field in [
+        (b"", 400, "invalid", "request"),
+        ({}, 400, "invalid", "stages"),
+        ({"stages": [1]}, 400, "invalid", "stages[0]"),
+        ({"stages": [{"partition": 0}]}, 400, "invalid", "stages[0].attempt"),
+        ({"stages": [{"partition": 0, "attempt": 1.5}]}, 400, "invalid", "stages[0].attempt"),
+        ({"stages": [{"partition": "a b", "attempt": 0}]}, 400, "bad_name", "stages[0].partition"),
+        ({"stages": [{"partition": 0, "attempt": 0}, {"partition": "0", "attempt": 1}]}, 400, "invalid", "stages[1]"),
+        ({"stages": [{"partition": 0, "attempt": 0}]}, 409, "stage_unknown", "stages"),
+    ]],
+    ("DELETE", f"{Q}/stages/j/a%20b", None, 400, "bad_name", "batch"),
+    ("DELETE", "/v1/queues/nope/stages/j/1", None, 404, "queue_not_found", "queue"),
+    ("GET", "/v1/queues/nope/stages", None, 404, "queue_not_found", "queue"),
     ("PUT", Q, {"claim_retention": -1}, 400, "invalid", "claim_retention"),
     ("GET", "/v1/history?after=-1", None, 400, "invalid", "after"),
     ("GET", "/v1/history?limit=5000", None, 400, "invalid", "limit"),

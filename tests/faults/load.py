@@ -21,12 +21,13 @@ from miniq import embedded
 from miniq.client import calls, http, zmq
 from miniq.client.calls import AsyncTransport
 from miniq.errors import MiniQError
-from miniq.message import Draft, Lease, Mode
+from miniq.message import Bodies, Draft, Lease, Mode, Published, StageName
 from miniq.store import embedded as store
 from miniq.store.kv import KV, Op
 
 QUEUE = "work"
 STREAM = "stream"
+PUBLISHED = "published"
 
 
 class SlowDisk:
@@ -138,6 +139,31 @@ async def stream_reader(door: AsyncTransport, chance: random.Random, name: str) 
         await asyncio.sleep(chance.choice([0, 0.001, 0.01]))
 
 
+async def stream_job(door: AsyncTransport, chance: random.Random, name: str) -> None:
+    """Uploads and publishes batches as the tasks of a job do: repeated, with tries that do not count."""
+    job = f"job-{chance.randrange(10**9)}"
+    batch = 0
+    while True:
+        batch += 1
+        listed = []
+        count = 0
+        for partition in range(chance.choice([1, 2])):
+            for attempt in range(chance.choice([1, 1, 2])):
+                stage = StageName(job, str(batch), str(partition), str(attempt))
+                bodies = [b'"%d"' % n for n in range(chance.choice([1, 20, 200]))]
+                part = (await door.perform(calls.Upload(PUBLISHED, stage, 0, Bodies(bodies))))[0]
+            listed.append((str(partition), str(attempt)))
+            count += part
+        call = calls.Publish(PUBLISHED, job, str(batch), listed)
+        tell("publishing", job, batch, listed, count)
+        done = await door.perform(call)
+        assert done == Published(count), done
+        tell("published", job, batch)
+        if chance.random() < 0.3:
+            assert await door.perform(call) == Published(count, repeated=True)
+        await asyncio.sleep(chance.choice([0.005, 0.02]))
+
+
 async def main(url: str, seed: int) -> None:
     remote = url.startswith(("http:", "tcp:"))
     door: AsyncTransport
@@ -161,7 +187,7 @@ async def main(url: str, seed: int) -> None:
         os._exit(0)  # the server was killed: nothing more will be told
 
 
-STREAMING = (stream_sender, stream_worker, stream_reader)
+STREAMING = (stream_sender, stream_worker, stream_reader, stream_job)
 
 if __name__ == "__main__":
     asyncio.run(main(sys.argv[1], int(sys.argv[2])))

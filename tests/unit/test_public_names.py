@@ -34,6 +34,7 @@ def test_every_error_can_be_caught_by_its_public_name(error: type[miniq.MiniQErr
         (miniq.Queue, miniq.AsyncQueue),
         (miniq.Message, miniq.AsyncMessage),
         (miniq.Claims, miniq.AsyncClaims),
+        (miniq.Staging, miniq.AsyncStaging),
     ],
 )
 def test_the_async_surface_is_the_blocking_one_with_await(sync: type, aio: type) -> None:
@@ -49,8 +50,10 @@ def _surface(kind: type) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("kind", [miniq.AsyncClient, miniq.AsyncQueue, miniq.AsyncMessage, miniq.AsyncClaims])
+@pytest.mark.parametrize(
+    "kind", [miniq.AsyncClient, miniq.AsyncQueue, miniq.AsyncMessage, miniq.AsyncClaims, miniq.AsyncStaging]
+)
 def test_all_async_methods_that_ask_something_are_coroutines(kind: type) -> None:
     plain = {name for name, value in inspect.getmembers(kind, inspect.isfunction) if name[0] != "_"}
     plain -= {name for name, value in inspect.getmembers(kind, inspect.iscoroutinefunction)}
-    assert plain <= {"queue", "claims"}
+    assert plain <= {"queue", "claims", "stage"}

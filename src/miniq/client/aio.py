@@ -13,11 +13,24 @@ from msgspec import UNSET, UnsetType
 from miniq.client import bodies, calls
 from miniq.client.calls import AsyncTransport
 from miniq.client.delivery import HELD, SEEN, SETTLED, Delivery, MessagePage, leases, renew, settle
-from miniq.client.tables import TablePage
+from miniq.client.tables import TablePage, is_table
 from miniq.client.tasks import TaskWorker
 from miniq.client.worker import Give, Plan, Stop
 from miniq.errors import BadName, MiniQError
-from miniq.message import Claim, ClaimGroup, HistoryPage, Mode, Outcome, QueueInfo, RedriveProgress, Status, Stored
+from miniq.message import (
+    Claim,
+    ClaimGroup,
+    HistoryPage,
+    Mode,
+    Outcome,
+    Published,
+    QueueInfo,
+    RedriveProgress,
+    Stage,
+    StageName,
+    Status,
+    Stored,
+)
 
 
 class AsyncMessage(Delivery["AsyncQueue"]):
@@ -212,6 +225,30 @@ class AsyncQueue:
         """Delete one message that is not leased, or whose receipt you hold."""
         await self._perform(calls.Remove(self.name, id, receipt))
 
+    async def send_table(self, table: Any) -> list[str]:
+        """Send the rows of a `pyarrow.Table` (or record batches), all or none, and return their ids in order. Its
+        columns are `body` (JSON text) or `data`, and others named as in `draft`."""
+        return await self._perform(calls.SendTable(self.name, table))
+
+    def stage(self, job: str, batch: int | str, partition: int | str, attempt: int | str) -> AsyncStaging:
+        """A place for the messages of one try of one task of a job, unseen until they are published; asks nothing
+        yet."""
+        return AsyncStaging(self, StageName(job, str(batch), str(partition), str(attempt)))
+
+    async def publish(self, job: str, batch: int | str, stages: Iterable[tuple[int | str, int | str]]) -> Published:
+        """Make the messages of some stages, (partition, attempt), part of the queue, all at once, and once per job and
+        batch: repeated, it adds nothing. Other stages of the batch are removed."""
+        listed = [(str(partition), str(attempt)) for partition, attempt in stages]
+        return await self._perform(calls.Publish(self.name, job, str(batch), listed))
+
+    async def discard_stages(self, job: str, batch: int | str) -> int:
+        """Remove the stages of a batch that are not published, and say how many there were."""
+        return await self._perform(calls.DiscardStages(self.name, job, str(batch)))
+
+    async def stages(self) -> list[Stage]:
+        """All stages that are not published."""
+        return await self._perform(calls.ListStages(self.name))
+
     def claims(self, group: str) -> AsyncClaims:
         """The claims of a group of readers: frozen batches that can be read again; asks nothing yet."""
         return AsyncClaims(self, group)
@@ -300,6 +337,25 @@ class AsyncClaims:
     async def release(self) -> int:
         """Give the messages of claims that are not acked back, and say how many."""
         return await self.queue._perform(calls.ReleaseClaims(self.queue.name, self.group, self.epoch))
+
+
+class AsyncStaging:
+    """The messages of one try of one task, uploaded in as many parts as it likes."""
+
+    def __init__(self, queue: AsyncQueue, name: StageName) -> None:
+        self.queue = queue
+        self.name = name
+        self.parts = 0
+        """How many parts were uploaded through this object."""
+
+    async def upload(self, messages: Any, part: int | None = None) -> int:
+        """Keep messages (drafts, plain bodies or a `pyarrow.Table`) as the next part, or as `part`, and say how many
+        they were. A part that is there already stays as it is, so that an upload can be repeated."""
+        drafts = messages if is_table(messages) else bodies.drafts(messages)
+        number = self.parts if part is None else part
+        count, _ = await self.queue._perform(calls.Upload(self.queue.name, self.name, number, drafts))
+        self.parts = max(self.parts, number + 1)
+        return count
 
 
 class AsyncClient:

@@ -23,8 +23,11 @@ from miniq.message import (
     Mode,
     Outcome,
     Page,
+    Published,
     QueueInfo,
     RedriveProgress,
+    Stage,
+    StageName,
     Status,
     Stored,
 )
@@ -66,6 +69,13 @@ class AsyncTransport(Protocol):
 class Send(Call[list[str]], frozen=True):
     queue: str
     drafts: Sequence[Draft]
+
+
+class SendTable(Call[list[str]], frozen=True):
+    """Each row of a `pyarrow.Table` is a message."""
+
+    queue: str
+    table: Any
 
 
 class Receive(Call[list[Stored]], frozen=True):
@@ -199,6 +209,35 @@ class ReleaseClaims(Call[int], frozen=True):
 
 
 class ListClaims(Call[list[ClaimGroup]], frozen=True):
+    queue: str
+
+
+# Stages
+
+
+class Upload(Call[tuple[int, int]], frozen=True):
+    """`messages` are drafts, or a `pyarrow.Table`. Answered with how many they were, and their bytes."""
+
+    queue: str
+    stage: StageName
+    part: int
+    messages: Any
+
+
+class Publish(Call[Published], frozen=True):
+    queue: str
+    job: str
+    batch: str
+    stages: Sequence[tuple[str, str]]
+
+
+class DiscardStages(Call[int], frozen=True):
+    queue: str
+    job: str
+    batch: str
+
+
+class ListStages(Call[list[Stage]], frozen=True):
     queue: str
 
 

@@ -43,7 +43,7 @@ class Exchange:
         self._timeout = timeout
         self.call = call
         self.kind = KINDS[type(call)]
-        self.name = os.urandom(16).hex() if type(call) is calls.Send else None
+        self.name = os.urandom(16).hex() if type(call) in (calls.Send, calls.SendTable) else None
         """By which the broker knows a send again."""
         self.doubtful = False
         """Whether an earlier attempt may have been carried out without its answer having arrived."""
@@ -132,6 +132,7 @@ def nothing(body: bytes) -> None:
 
 KINDS: dict[type[Call[Any]], Kind] = {
     calls.Send: Kind(records.read_ids),
+    calls.SendTable: Kind(records.read_ids),
     calls.Receive: Kind(records.read_received),
     calls.Ack: Kind(records.read_outcomes, ("missing",)),
     calls.AckById: Kind(nothing),
@@ -149,6 +150,10 @@ KINDS: dict[type[Call[Any]], Kind] = {
     calls.AckClaims: Kind(nothing),
     calls.ReleaseClaims: Kind(records.read_released),
     calls.ListClaims: Kind(records.read_groups),
+    calls.Upload: Kind(records.read_uploaded),
+    calls.Publish: Kind(records.read_published),
+    calls.DiscardStages: Kind(records.read_discarded),
+    calls.ListStages: Kind(records.read_stages),
     calls.Purge: Kind(records.read_purged),
     calls.Redrive: Kind(records.read_redrive),
     calls.Configure: Kind(records.read_queue),

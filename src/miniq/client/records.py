@@ -45,9 +45,12 @@ from miniq.message import (
     HistoryRecord,
     Outcome,
     Page,
+    Published,
     QueueInfo,
     QueueSettings,
     RedriveProgress,
+    Stage,
+    StageName,
     Status,
     Stored,
 )
@@ -167,6 +170,10 @@ _redrive = msgspec.json.Decoder(shapes.RedriveReply).decode
 _opened = msgspec.json.Decoder(shapes.ClaimsOpenedReply).decode
 _claim = msgspec.json.Decoder(shapes.ClaimReply).decode
 _released = msgspec.json.Decoder(shapes.ClaimsReleasedReply).decode
+_uploaded = msgspec.json.Decoder(shapes.UploadReply).decode
+_published = msgspec.json.Decoder(shapes.PublishReply).decode
+_discarded = msgspec.json.Decoder(shapes.DiscardReply).decode
+_stages = msgspec.json.Decoder(shapes.StagesReply).decode
 _groups = msgspec.json.Decoder(shapes.ClaimGroupsReply).decode
 _history = msgspec.json.Decoder(shapes.HistoryReply).decode
 
@@ -253,6 +260,34 @@ def read_claimed(body: bytes) -> list[Stored]:
 
 def read_released(body: bytes) -> int:
     return _released(body).released
+
+
+def read_uploaded(body: bytes) -> tuple[int, int]:
+    found = _uploaded(body)
+    return found.messages, found.bytes
+
+
+def read_published(body: bytes) -> Published:
+    found = _published(body)
+    return Published(found.published, found.repeated)
+
+
+def read_discarded(body: bytes) -> int:
+    return _discarded(body).discarded
+
+
+def read_stages(body: bytes) -> list[Stage]:
+    return [
+        Stage(
+            StageName(stage.job, stage.batch, stage.partition, stage.attempt),
+            stage.parts,
+            stage.messages,
+            stage.bytes,
+            codec.micros(stage.made_at),
+            codec.micros(stage.expires_at),
+        )
+        for stage in _stages(body).stages
+    ]
 
 
 def read_groups(body: bytes) -> list[ClaimGroup]:

@@ -31,6 +31,33 @@ def pyarrow() -> Any:
     return pyarrow
 
 
+def to_stream(table: Any) -> bytes:
+    """A `pyarrow.Table`, a record batch or several of them as an Arrow stream."""
+    arrow = pyarrow()
+    sink = arrow.BufferOutputStream()
+    whole = to_table(table)
+    with arrow.ipc.new_stream(sink, whole.schema) as writer:
+        writer.write_table(whole)
+    found: bytes = sink.getvalue().to_pybytes()
+    return found
+
+
+def to_table(table: Any) -> Any:
+    """The table that was given, perhaps as record batches."""
+    arrow = pyarrow()
+    if isinstance(table, arrow.Table):
+        return table
+    try:
+        return arrow.Table.from_batches([table] if isinstance(table, arrow.RecordBatch) else list(table))
+    except (TypeError, ValueError, arrow.ArrowException) as error:
+        raise InvalidRequest(f"table: not a pyarrow.Table or record batches: {error}", field="table") from None
+
+
+def is_table(messages: Any) -> bool:
+    """Whether messages are given in Arrow, without asking for `pyarrow` where they are not."""
+    return type(messages).__module__.partition(".")[0] == "pyarrow"
+
+
 def read_table(body: bytes) -> Any:
     """The table that an Arrow stream holds; `ValueError` if it is none."""
     arrow = pyarrow()

@@ -6,6 +6,7 @@ JSON or text in UTF-8, as it was sent, else in `data`. `pyarrow` is an extra, im
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from itertools import repeat
@@ -25,6 +26,8 @@ MEDIA = "application/vnd.apache.arrow.stream"
 _TEXTS = ("content_type", "key", "recipient", "group", "dedup_id")
 SENT = ("body", "data", "content_type", "headers", "priority", "delay", "ttl", "key", "recipient", "group", "dedup_id")
 """The columns that a sender may give."""
+_DICTIONARY, _BATCH = 2, 3
+"""Kinds of Arrow messages."""
 _many = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
@@ -260,21 +263,53 @@ def drafts_of(body: bytes) -> Sequence[Draft]:
     """The messages that an Arrow stream asks to send; names what is wrong with it."""
     pa = arrow()
     try:
+        for message in pa.ipc.MessageReader.open_stream(body):
+            _check_message(message.metadata.to_pybytes())
         with pa.ipc.open_stream(body) as reader:
             batches = list(reader)
             schema = reader.schema
         for batch in batches:
             batch.validate(full=True)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise BadRequest(f"the body is not an Arrow stream: {error}") from None
+    except (pa.ArrowException, OSError, ValueError, struct.error, IndexError) as error:
+        raise BadRequest(f"request: is not an Arrow stream: {error}", field="request") from None
+    return drafts_of_table(pa.Table.from_batches(batches, schema))
+
+
+def drafts_of_table(table: pa.Table) -> Sequence[Draft]:
+    """The messages that the rows of a table are; names the column or row that is wrong."""
+    schema = table.schema
     _check_columns(schema)
-    table = pa.Table.from_batches(batches, schema)
-    columns = {name: _fitted(table.column(name), name) for name in schema.names}
+    fitted = {name: _fitted(table.column(name), name) for name in schema.names}
+    columns = {name: column for name, column in fitted.items() if column.null_count < len(column)}
     if set(columns) == {"body"} and not columns["body"].null_count:
         return Bodies(_json_bodies(columns["body"]))
     if set(columns) == {"data"} and not columns["data"].null_count:
         return Bodies(columns["data"].to_pylist(), OCTETS)
     return list(_drafts(columns, table.num_rows))
+
+
+def _check_message(metadata: bytes) -> None:
+    """Refuse what would become much larger when it is read: compressed batches, and dictionaries.
+
+    `metadata` is a FlatBuffers table `Message` (see Arrow's Message.fbs); pyarrow does not say what is in it.
+    """
+
+    def field(table: int, number: int) -> int:
+        """Where a field of a table is, 0 if it is not set."""
+        fields = table - struct.unpack_from("<i", metadata, table)[0]
+        if struct.unpack_from("<H", metadata, fields)[0] <= 4 + 2 * number:
+            return 0
+        offset: int = struct.unpack_from("<H", metadata, fields + 4 + 2 * number)[0]
+        return table + offset if offset else 0
+
+    message = struct.unpack_from("<I", metadata, 0)[0]
+    kind, header = field(message, 1), field(message, 2)
+    if kind and header and metadata[kind] == _DICTIONARY:
+        raise InvalidRequest("request: has columns with dictionaries; cast them to strings", field="request")
+    if kind and header and metadata[kind] == _BATCH:
+        batch = header + struct.unpack_from("<I", metadata, header)[0]
+        if field(batch, 3):
+            raise InvalidRequest("request: is a compressed Arrow stream; write it without compression", field="request")
 
 
 def _check_columns(schema: pa.Schema) -> None:
@@ -367,6 +402,9 @@ def _drafts(columns: dict[str, pa.ChunkedArray], many: int) -> Iterator[Draft]:
             kind = JSON if data is None else OCTETS
         if data is None and is_json(kind):
             _check_json(text, place)
+        elif data is None and not kind.startswith("text/"):
+            field = f"messages[{place}].body"
+            raise InvalidRequest(f"{field}: is for JSON and text; give {kind[:80]} as data", field=field)
         body = text if data is None else data
         if data is not None and is_json(kind):
             _check_json(data, place)

@@ -28,6 +28,7 @@ from miniq.message import (
     Lease,
     Outcome,
     QueueInfo,
+    Stage,
     Stored,
 )
 from miniq.wire.shapes import (
@@ -45,6 +46,7 @@ from miniq.wire.shapes import (
     WireEvent,
     WireMessage,
     WireSettings,
+    WireStage,
 )
 
 MSGPACK = "application/msgpack"
@@ -385,6 +387,21 @@ def claim_group(group: ClaimGroup) -> WireClaimGroup:
         for claim in group.claims
     ]
     return WireClaimGroup(group.group, group.epoch, group.acked, group.last, claims)
+
+
+def stage_reply(stage: Stage) -> WireStage:
+    name = stage.name
+    return WireStage(
+        name.job,
+        name.batch,
+        name.partition,
+        name.attempt,
+        stage.parts,
+        stage.messages,
+        stage.bytes,
+        moment(stage.made_at),
+        moment(stage.until),
+    )
 
 
 def outcomes_reply(leases: Sequence[Lease], outcomes: Sequence[Outcome], done: str) -> list[OutcomeReply]:

@@ -23,7 +23,7 @@ from miniq.message import JSON
 from miniq.wire import arrow, classic, codec, console, events, openapi, prometheus, report, shapes
 from miniq.wire.codec import MSGPACK, PROBLEM, Format
 from miniq.wire.edge import Edge, Guard
-from miniq.wire.operations import OPERATIONS, READERS, Operation, Request, authorise, bearer, fault, run
+from miniq.wire.operations import OPERATIONS, READERS, ArrowBody, Operation, Request, authorise, bearer, fault, run
 from miniq.wire.streams import Streamed
 
 
@@ -32,6 +32,11 @@ def prepare(operation: Operation, request: Request, raw: bytes, content_type: st
     reader = READERS.get(operation.name)
     if reader is None:
         return
+    if raw and is_arrow(content_type):
+        if not operation.arrow:
+            raise WrongMedia(f"content-type: {arrow.MEDIA} is for messages; use {JSON}", field="content-type")
+        request.body = ArrowBody(raw)
+        return
     if not raw:
         if not operation.optional:
             raise InvalidRequest("request: is empty; a JSON object is needed", field="request")
@@ -39,10 +44,15 @@ def prepare(operation: Operation, request: Request, raw: bytes, content_type: st
     request.body = reader.read(raw, request_format(content_type))
 
 
+def is_arrow(content_type: str) -> bool:
+    """Whether a request came as an Arrow stream."""
+    return content_type[:40].partition(";")[0].strip().lower() == arrow.MEDIA
+
+
 def request_format(content_type: str) -> Format:
-    """In which format a request came."""
+    """In which format a request came; what comes in Arrow is answered in JSON."""
     kind = content_type.partition(";")[0].strip().lower()
-    if kind in ("", JSON) or kind.endswith("+json"):
+    if kind in ("", JSON, arrow.MEDIA) or kind.endswith("+json"):
         return "json"
     if kind in (MSGPACK, "application/x-msgpack"):
         return "msgpack"
@@ -98,24 +108,26 @@ class HttpApp:
         app.router.redirect_slashes = False
         self.asgi = Edge(app, guard, problem_response)
 
-    async def body(self, request: HTTPRequest) -> bytes:
+    async def body(self, request: HTTPRequest, most: int | None = None) -> bytes:
         """The whole body of a request, up to the limit."""
+        most = most or self._max_request
         size = request.headers.get("content-length", "0")
-        if size.isdigit() and int(size) > self._max_request:
-            raise too_large(int(size), self._max_request)
+        if size.isdigit() and int(size) > most:
+            raise too_large(int(size), most)
         raw = bytearray()
         async for chunk in request.stream():
             raw += chunk
-            if len(raw) > self._max_request:
-                raise too_large(len(raw), self._max_request)
+            if len(raw) > most:
+                raise too_large(len(raw), most)
         return bytes(raw)
 
     def _endpoint(self, operation: Operation) -> Any:
         async def endpoint(http: HTTPRequest) -> Response:
             began = perf_counter()
             headers = http.headers
-            raw = await self.body(http)
             content_type = headers.get("content-type", "")
+            most = self._broker.options.limits.upload_bytes if operation.name == "upload" else None
+            raw = await self.body(http, most if is_arrow(content_type) else None)
             format = request_format(content_type) if raw else "json"
             request = Request(
                 http.path_params,

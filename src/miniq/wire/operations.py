@@ -5,6 +5,7 @@ Both lanes of HTTP, the commands of ZeroMQ, the OpenAPI document and the conform
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, cast
@@ -14,8 +15,8 @@ from msgspec.structs import replace
 
 from miniq.broker import Broker
 from miniq.broker.keyring import ApiKey, Secret
-from miniq.errors import InvalidRequest, MiniQError
-from miniq.message import Bodies, Draft, Mode, QueueSettings, Status
+from miniq.errors import InvalidRequest, MiniQError, MissingExtra, WrongMedia
+from miniq.message import Bodies, Draft, Mode, QueueSettings, StageName, Status
 from miniq.wire import arrow, codec, shapes, streams, watching
 from miniq.wire.codec import Format
 from miniq.wire.query import moment, number
@@ -48,6 +49,19 @@ log = logging.getLogger("miniq.wire")
 Run = Callable[[Broker, Request], Awaitable[Any]]
 
 
+class ArrowBody(Struct):
+    """A body that came as an Arrow stream, and is not read yet."""
+
+    raw: bytes
+
+    def drafts(self) -> Sequence[Draft]:
+        """The messages in it."""
+        try:
+            return arrow.drafts_of(self.raw)
+        except MissingExtra as error:
+            raise WrongMedia(error.text, field="content-type") from None
+
+
 class Operation(Struct, frozen=True):
     """One call. `hot` ones are answered by the fast lane; `verb` is the right it needs (see `keyring.py`)."""
 
@@ -66,6 +80,8 @@ class Operation(Struct, frozen=True):
     """The record of the reply, None if it has none."""
     status: int = 200
     hot: bool = False
+    arrow: bool = False
+    """Whether its body may come as an Arrow stream."""
 
 
 def refuse_with_arrow(query: Mapping[str, str], *names: str) -> None:
@@ -89,10 +105,12 @@ def bearer(header: str | None) -> str | None:
 
 
 async def send(broker: Broker, request: Request) -> shapes.SentReply:
-    body: shapes.SendBody | Bodies = request.body
+    body: shapes.SendBody | Bodies | ArrowBody = request.body
     format = request.format
     drafts: Sequence[Draft]
-    if isinstance(body, Bodies):
+    if isinstance(body, ArrowBody):
+        drafts = body.drafts()
+    elif isinstance(body, Bodies):
         drafts = body
     elif body.messages is UNSET:
         drafts = [codec.draft_of(body, format)]
@@ -254,6 +272,37 @@ async def list_claims(broker: Broker, request: Request) -> shapes.ClaimGroupsRep
     )
 
 
+# Stages
+
+
+async def upload(broker: Broker, request: Request) -> shapes.UploadReply:
+    path, body = request.path, request.body
+    name = StageName(path["job"], path["batch"], path["partition"], path["attempt"])
+    if isinstance(body, ArrowBody):
+        # It may take a while, and others need not wait for it.
+        drafts = await asyncio.to_thread(body.drafts)
+    else:
+        drafts = codec.drafts_of(body.messages, request.format)
+    messages, size = await broker.stages.upload(path["queue"], name, number(request.query, "part", 0), drafts)
+    return shapes.UploadReply(messages, size)
+
+
+async def publish(broker: Broker, request: Request) -> shapes.PublishReply:
+    path = request.path
+    stages = [(str(stage.partition), str(stage.attempt)) for stage in request.body.stages]
+    done = await broker.stages.publish(path["queue"], path["job"], path["batch"], stages)
+    return shapes.PublishReply(done.messages, done.repeated)
+
+
+async def discard_stages(broker: Broker, request: Request) -> shapes.DiscardReply:
+    path = request.path
+    return shapes.DiscardReply(await broker.stages.discard(path["queue"], path["job"], path["batch"]))
+
+
+async def list_stages(broker: Broker, request: Request) -> shapes.StagesReply:
+    return shapes.StagesReply([codec.stage_reply(stage) for stage in await broker.stages.list(request.path["queue"])])
+
+
 # Queues
 
 
@@ -345,11 +394,12 @@ class BackupBody(Struct, forbid_unknown_fields=True):
 
 QUEUE = "/v1/queues/{queue}"
 CLAIMS = f"{QUEUE}/claims"
+STAGES = f"{QUEUE}/stages"
 
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "send", "POST", f"{QUEUE}/messages", "send", "Send one message or many, all or nothing", send,
-        body=shapes.SendBody, reply=shapes.SentReply, status=201, hot=True,
+        body=shapes.SendBody, reply=shapes.SentReply, status=201, hot=True, arrow=True,
     ),
     Operation(
         "receive", "POST", f"{QUEUE}/receive", "receive", "Lease messages; with `wait`, wait for the first", receive,
@@ -413,6 +463,22 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation("list_claims", "GET", CLAIMS, "read", "All groups with their claims", list_claims,
               reply=shapes.ClaimGroupsReply),
+    Operation(
+        "publish", "POST", f"{STAGES}/{{job}}/{{batch}}/publish", "send",
+        "Make the messages of some stages part of the queue, once per job and batch", publish,
+        body=shapes.PublishBody, reply=shapes.PublishReply,
+    ),
+    Operation(
+        "upload", "POST", f"{STAGES}/{{job}}/{{batch}}/{{partition}}/{{attempt}}", "send",
+        "Keep messages, unseen, to be published later; part `part` of a stage", upload,
+        body=shapes.UploadBody, query={"part": int}, reply=shapes.UploadReply, status=201, arrow=True,
+    ),
+    Operation(
+        "discard_stages", "DELETE", f"{STAGES}/{{job}}/{{batch}}", "send",
+        "Remove the stages of a batch that are not published", discard_stages, reply=shapes.DiscardReply,
+    ),
+    Operation("list_stages", "GET", STAGES, "read", "All stages that are not published", list_stages,
+              reply=shapes.StagesReply),
     Operation("list_queues", "GET", "/v1/queues", "read", "All queues with their counts", list_queues,
               reply=shapes.QueuesReply),
     Operation(

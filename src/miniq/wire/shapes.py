@@ -100,6 +100,23 @@ class ReleaseClaimsBody(Struct, forbid_unknown_fields=True, omit_defaults=True):
     epoch: int | None = None
 
 
+class UploadBody(Struct, forbid_unknown_fields=True):
+    """Messages for a stage."""
+
+    messages: list[WireDraft]
+
+
+class StageId(Struct, forbid_unknown_fields=True):
+    """One try of one task."""
+
+    partition: int | str
+    attempt: int | str
+
+
+class PublishBody(Struct, forbid_unknown_fields=True):
+    stages: list[StageId]
+
+
 class KeyBody(Struct, forbid_unknown_fields=True, omit_defaults=True):
     """A key to make: a name for people, and what it allows, such as `send:orders.*`. With `public`, the public half
     of a CURVE key of 40 characters, it is one for ZeroMQ."""
@@ -335,6 +352,36 @@ class WireClaimGroup(Struct):
 
 class ClaimGroupsReply(Struct):
     groups: list[WireClaimGroup]
+
+
+class UploadReply(Struct):
+    messages: int
+    bytes: int
+
+
+class PublishReply(Struct):
+    published: int
+    repeated: bool
+
+
+class DiscardReply(Struct):
+    discarded: int
+
+
+class WireStage(Struct):
+    job: str
+    batch: str
+    partition: str
+    attempt: str
+    parts: int
+    messages: int
+    bytes: int
+    made_at: datetime
+    expires_at: datetime
+
+
+class StagesReply(Struct):
+    stages: list[WireStage]
 
 
 class WireEvent(Struct, omit_defaults=True):

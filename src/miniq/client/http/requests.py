@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import quote, urlencode
 
-from miniq.client import calls, records
+from miniq.client import calls, records, tables
 from miniq.client.calls import Call
 from miniq.client.exchange import Exchange
 from miniq.client.http.target import Target
 from miniq.client.keys import CreateKey, ListKeys, RevokeKey
 from miniq.errors import BadName, InvalidRequest, MessageNotFound
-from miniq.wire import codec, shapes
+from miniq.wire import shapes
 
 _JSON_HEAD = b"content-type: application/json\r\ncontent-length: %d\r\n\r\n"
 _ARROW_HEAD = b"accept: application/vnd.apache.arrow.stream\r\n"
+_STREAM_HEAD = b"content-type: application/vnd.apache.arrow.stream\r\ncontent-length: %d\r\n\r\n"
 _MSGPACK_HEAD = b"content-type: application/msgpack\r\naccept: application/json\r\ncontent-length: %d\r\n\r\n"
 
-Pieces = tuple[str, str, bytes | None, codec.Format]
+Media = Literal["json", "msgpack", "arrow"]
+Pieces = tuple[str, str, bytes | None, Media]
 """Method, path, and the body with its format."""
+_HEADS: dict[Media, bytes] = {"json": _JSON_HEAD, "msgpack": _MSGPACK_HEAD, "arrow": _STREAM_HEAD}
 
 
 class HttpExchange(Exchange):
@@ -43,7 +46,7 @@ class HttpExchange(Exchange):
         if type(self.call) in _TABLES:
             head += _ARROW_HEAD
         if body is not None:
-            self.head = head + (_JSON_HEAD if format == "json" else _MSGPACK_HEAD) % len(body)
+            self.head = head + _HEADS[format] % len(body)
             self.body = body
         else:
             self.head = head + (b"content-length: 0\r\n\r\n" if method == "POST" else b"\r\n")
@@ -94,6 +97,10 @@ def _post(path: str, record: Any, method: str = "POST") -> Pieces:
 def _send(call: calls.Send) -> Pieces:
     record, format = records.send_body(call)
     return "POST", f"{_queue(call.queue)}/messages", records.encoded(record, format), format
+
+
+def _send_table(call: calls.SendTable) -> Pieces:
+    return "POST", f"{_queue(call.queue)}/messages", tables.to_stream(call.table), "arrow"
 
 
 def _receive(call: calls.Receive) -> Pieces:
@@ -155,6 +162,36 @@ def _list_claims(call: calls.ListClaims) -> Pieces:
     return "GET", f"{_queue(call.queue)}/claims", None, "json"
 
 
+def _stage(queue: str, **names: str) -> str:
+    """The path of the stages of a batch, or of one. What a path cannot carry is no name."""
+    for field, name in names.items():
+        if not isinstance(name, str) or not name or "/" in name:
+            raise BadName(f"{field}: {name!r:.80} is not a name; use 1 to 128 of A-Z a-z 0-9 . _ -", field=field)
+    return "/".join([f"{_queue(queue)}/stages", *map(_quoted, names.values())])
+
+
+def _upload(call: calls.Upload) -> Pieces:
+    name = call.stage
+    path = _stage(call.queue, job=name.job, batch=name.batch, partition=name.partition, attempt=name.attempt)
+    path += _query(part=str(call.part))
+    if tables.is_table(call.messages):
+        return "POST", path, tables.to_stream(call.messages), "arrow"
+    return _post(path, shapes.UploadBody(records.wire_drafts(call.messages)))
+
+
+def _publish(call: calls.Publish) -> Pieces:
+    stages = [shapes.StageId(partition, attempt) for partition, attempt in call.stages]
+    return _post(f"{_stage(call.queue, job=call.job, batch=call.batch)}/publish", shapes.PublishBody(stages))
+
+
+def _discard_stages(call: calls.DiscardStages) -> Pieces:
+    return "DELETE", _stage(call.queue, job=call.job, batch=call.batch), None, "json"
+
+
+def _list_stages(call: calls.ListStages) -> Pieces:
+    return "GET", f"{_queue(call.queue)}/stages", None, "json"
+
+
 def _purge(call: calls.Purge) -> Pieces:
     return "POST", f"{_queue(call.queue)}/purge", None, "json"
 
@@ -206,6 +243,7 @@ def _ack_by_id(call: calls.AckById) -> Pieces:
 
 _ASK: dict[type[Call[Any]], Callable[[Any], Pieces]] = {
     calls.Send: _send,
+    calls.SendTable: _send_table,
     calls.Receive: _receive,
     calls.Ack: _ack,
     calls.AckById: _ack_by_id,
@@ -223,6 +261,10 @@ _ASK: dict[type[Call[Any]], Callable[[Any], Pieces]] = {
     calls.AckClaims: _ack_claims,
     calls.ReleaseClaims: _release_claims,
     calls.ListClaims: _list_claims,
+    calls.Upload: _upload,
+    calls.Publish: _publish,
+    calls.DiscardStages: _discard_stages,
+    calls.ListStages: _list_stages,
     calls.Purge: _purge,
     calls.Redrive: _redrive,
     calls.Configure: _configure,

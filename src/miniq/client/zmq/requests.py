@@ -12,7 +12,7 @@ from miniq.client import calls, records
 from miniq.client.calls import Call
 from miniq.client.exchange import Exchange
 from miniq.client.keys import CreateKey, ListKeys, RevokeKey
-from miniq.client.tables import only_over_http
+from miniq.client.tables import is_table, only_over_http
 from miniq.client.zmq.target import Target
 from miniq.errors import BadName, InvalidRequest, MessageNotFound, MiniQError
 from miniq.wire import codec, shapes
@@ -155,6 +155,28 @@ def _read_claim(call: calls.ReadClaim) -> Ask:
     return "READ_CLAIM", _group(call) | {"claim": call.claim, "part": call.part, "parts": call.parts}, "json"
 
 
+def _upload(call: calls.Upload) -> Ask:
+    if is_table(call.messages):
+        raise only_over_http()
+    name = call.stage
+    path = {"job": name.job, "batch": name.batch, "partition": name.partition, "attempt": name.attempt}
+    messages = records.wire_drafts(call.messages)
+    return "UPLOAD", {"queue": call.queue, **path, "part": call.part, "messages": messages}, "json"
+
+
+def _publish(call: calls.Publish) -> Ask:
+    stages = [shapes.StageId(partition, attempt) for partition, attempt in call.stages]
+    return "PUBLISH", {"queue": call.queue, "job": call.job, "batch": call.batch, "stages": stages}, "json"
+
+
+def _discard_stages(call: calls.DiscardStages) -> Ask:
+    return "DISCARD_STAGES", {"queue": call.queue, "job": call.job, "batch": call.batch}, "json"
+
+
+def _list_stages(call: calls.ListStages) -> Ask:
+    return "LIST_STAGES", {"queue": call.queue}, "json"
+
+
 def _no_table(call: Call[Any]) -> Ask:
     raise only_over_http()
 
@@ -214,6 +236,11 @@ _ASK: dict[type[Call[Any]], Callable[[Any], Ask]] = {
     calls.OpenClaims: _open_claims,
     calls.NextClaim: _on_queue("CLAIM", records.claim_body),
     calls.ReadClaim: _read_claim,
+    calls.SendTable: _no_table,
+    calls.Upload: _upload,
+    calls.Publish: _publish,
+    calls.DiscardStages: _discard_stages,
+    calls.ListStages: _list_stages,
     calls.ClaimTable: _no_table,
     calls.PeekTable: _no_table,
     calls.HistoryTable: _no_table,
