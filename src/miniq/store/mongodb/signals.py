@@ -99,9 +99,9 @@ class Signals:
                         missed = True
                         async for change in stream:
                             signal = change["fullDocument"]
-                            for queue, recipient, count in signal["ready"]:
+                            for queue, recipient, count in signal.get("ready", ()):
                                 ready(queue, recipient, count)
-                            if signal["changed"]:
+                            if signal.get("changed"):
                                 changed()
             except MiniQError as error:
                 log.info("hints from other brokers stopped, trying again: %s", error)
