@@ -127,10 +127,7 @@ class Databases:
         if self._lent:
             self._free += self._lent.values()
             self._lent.clear()
-            with warnings.catch_warnings():
-                # The driver forgets a socket whose connecting is cancelled; no other test must stumble over it.
-                warnings.simplefilter("ignore", ResourceWarning)
-                gc.collect()
+            sweep()
 
     def close(self) -> None:
         self._client.close()
@@ -143,6 +140,13 @@ class Databases:
                 database.drop_collection(collection)
             else:
                 database[collection].delete_many({})
+
+
+def sweep() -> None:
+    """The driver forgets a socket whose connecting is cancelled; no other test must stumble over it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 @cache

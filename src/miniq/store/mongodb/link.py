@@ -22,7 +22,6 @@ from pymongo import AsyncMongoClient, ReadPreference
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.errors import (
-    BulkWriteError,
     ConfigurationError,
     ConnectionFailure,
     DocumentTooLarge,
@@ -50,7 +49,6 @@ DATABASE = "miniq"
 """The database, unless the URL names one."""
 OLDEST_WIRE = 17
 """What MongoDB 6.0 speaks."""
-DUPLICATE = 11000
 UNAVAILABLE = {6, 7, 50, 64, 89, 91, 100, 133, 189, 202, 262, 9001, 10107, 11600, 11602, 13435, 13436}
 """Codes of a server that is too slow, goes down, elects another, or cannot have a change confirmed."""
 DISK_FULL = {14031}
@@ -203,14 +201,7 @@ def _may_repeat(error: PyMongoError) -> bool:
     """Whether a transaction surely came to nothing, and may do better next time."""
     if isinstance(error, ServerSelectionTimeoutError):
         return False  # that was waited for already
-    return error.has_error_label("TransientTransactionError") or _is_duplicate(error)
-
-
-def _is_duplicate(error: PyMongoError) -> bool:
-    """Two transactions made the same record. Only one of them could."""
-    if isinstance(error, BulkWriteError):
-        return any(one.get("code") == DUPLICATE for one in (error.details or {}).get("writeErrors", ()))
-    return isinstance(error, OperationFailure) and error.code == DUPLICATE
+    return error.has_error_label("TransientTransactionError")
 
 
 def _in_doubt(error: PyMongoError) -> bool:
