@@ -38,12 +38,17 @@ class Absent(Exception):
 class Mongod:
     """One server, which can be killed, paused and started again on its folder and port."""
 
-    def __init__(self, *, alone: bool = False) -> None:
-        self.alone = alone
+    def __init__(self, *, alone: bool = False, guarded: bool = False) -> None:
+        self.flags = [] if alone else ["--replSet", "tests", "--oplogSize", "64"]
         self.folder = Path(
             tempfile.mkdtemp(prefix="miniq-mongod-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
         )
         [self.port] = free_ports(1)
+        if guarded:
+            secret = self.folder / "secret"
+            secret.write_text("tests" * 4)
+            secret.chmod(0o600)
+            self.flags += ["--auth", "--keyFile", str(secret)]
         self.process: subprocess.Popen[bytes]
         self.start()
         if alone:
@@ -64,7 +69,7 @@ class Mongod:
             self.process = subprocess.Popen(
                 [
                     binary(), "--dbpath", str(self.folder), "--port", str(self.port), "--bind_ip", "127.0.0.1",
-                    *([] if self.alone else ["--replSet", "tests", "--oplogSize", "64"]),
+                    *self.flags,
                     "--wiredTigerCacheSizeGB", "0.25", "--nounixsocket",
                     "--setParameter", "diagnosticDataCollectionEnabled=false", "--quiet",
                 ],

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pymongo import AsyncMongoClient
+from pymongo import AsyncMongoClient, MongoClient
 from pymongo.asynchronous.database import AsyncDatabase
 
 from miniq.errors import InvalidRequest, QueueFull, QueueNotFound, StoreError, StoreFormat, StoreUnavailable
@@ -106,6 +106,33 @@ async def test_a_standalone_server_is_refused(tmp_path: Path) -> None:
         assert caught.value.code == "store_error"
     finally:
         alone.remove()
+
+
+async def test_the_rights_that_the_how_to_names_are_enough_and_others_are_refused() -> None:
+    guarded = mongod.Mongod(guarded=True)
+    try:
+        with MongoClient[dict[str, Any]](guarded.url, directConnection=True) as client:
+            # Without users, one may be made from the same machine; the next ones by him.
+            client.admin.command("createUser", "root", pwd="r", roles=["root"])
+        with MongoClient[dict[str, Any]](guarded.url, username="root", password="r") as client:
+            for name, role in (("miniq", "readWrite"), ("reader", "read")):
+                client.queue.command("createUser", name, pwd="p@ss", roles=[{"role": role, "db": "queue"}])
+        where = f"127.0.0.1:{guarded.port}/queue"
+        async with two(f"mongodb://miniq:p%40ss@{where}", "q") as (one, other):
+            heard = asyncio.Event()
+            other.on_ready = lambda queue, recipient, count: heard.set()
+            while not heard.is_set():
+                await put(one, [Maker().one()])
+                await asyncio.sleep(0.05)
+            assert len(await take(other)) == 1
+        for user in ("reader:p%40ss@", "miniq:wrong@", ""):
+            with pytest.raises(StoreError, match="the database refuses this user") as caught:
+                async with opened(f"mongodb://{user}{where}"):
+                    pass
+            assert "p@ss" not in caught.value.text
+            assert "wrong" not in caught.value.text
+    finally:
+        guarded.remove()
 
 
 async def test_a_server_that_is_not_there_is_named_and_its_password_is_not() -> None:
