@@ -44,7 +44,7 @@ class Server:
         self.start()
 
     def start(self) -> None:
-        """Start it, or start it again, and wait until it answers."""
+        """Start it, or start it again."""
         command = [str(self._made.bin_path / "postgres"), "-D", str(self._data), "-p", str(self.port)]
         command += ["-h", "127.0.0.1", "-k", ""]
         with open(self._data.parent / "log", "ab") as log:
@@ -52,6 +52,10 @@ class Server:
             self.process = subprocess.Popen(
                 command, stdout=log, stderr=log, start_new_session=True, user=self._made.system_user
             )
+        self.wait()
+
+    def wait(self) -> None:
+        """Until it takes writes."""
         deadline = time.monotonic() + 60
         while True:
             try:
@@ -70,6 +74,12 @@ class Server:
     def signal(self, number: int) -> None:
         """Send a signal to all its processes, which share a group."""
         os.killpg(self.process.pid, number)
+
+    def pause(self) -> None:
+        self.signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self.signal(signal.SIGCONT)
 
     def stop(self) -> None:
         """End it in an orderly way, whoever is connected."""

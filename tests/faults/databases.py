@@ -6,6 +6,7 @@ The clients go on meanwhile. The broker is never restarted: it must come back by
 from __future__ import annotations
 
 import random
+import subprocess
 import time
 from pathlib import Path
 from typing import Protocol
@@ -20,6 +21,7 @@ class DatabaseServer(Protocol):
     """A database's server as a process."""
 
     port: int
+    process: subprocess.Popen[bytes]
 
     def start(self) -> None: ...
 
@@ -70,7 +72,10 @@ def pause_database(database: DatabaseServer, url: str, seed: str, folder: Path) 
 def cut_database(database: DatabaseServer, url: str, seed: str, folder: Path) -> Verdict:
     """Every connection to the database is cut after some bytes, in the middle of calls, another number each time."""
     chance = random.Random(seed)
-    with Proxy(database.port) as proxy, server(url.replace(f":{database.port}", f":{proxy.port}")) as served:
+    with (
+        Proxy(f"db://127.0.0.1:{database.port}") as proxy,
+        server(url.replace(f":{database.port}", f":{proxy.port}")) as served,
+    ):
         clients = Clients(served.url, seed, SECONDS, folder)
         try:
             ends = time.monotonic() + SECONDS

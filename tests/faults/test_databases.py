@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests import mongod
+from tests import mongod, postgresql
+from tests.conftest import store_url
 from tests.faults.checker import Verdict
 from tests.faults.databases import DatabaseServer, cut_database, kill_database, pause_database
 from tests.serving import Served, serving
@@ -22,25 +23,32 @@ RECOVERY = 5.0
 """Seconds from the database's return within which the broker works again."""
 
 
-@pytest.fixture(scope="module")
-def database() -> Iterator[mongod.Mongod]:
+@pytest.fixture(scope="module", params=["postgresql", "mongodb"])
+def database(request: pytest.FixtureRequest) -> Iterator[DatabaseServer]:
     """A server of our own: others need the session's."""
-    mongod.databases()  # skips or fails where there can be none
-    server = mongod.Mongod()
-    yield server
-    server.remove()
+    store_url(request.param, Path())  # skips or fails where there can be none
+    if request.param == "postgresql":
+        with postgresql.running() as server:
+            yield server
+    else:
+        other = mongod.Mongod()
+        yield other
+        other.remove()
 
 
 @pytest.fixture
-def url(database: mongod.Mongod, request: pytest.FixtureRequest) -> str:
+def url(database: DatabaseServer, request: pytest.FixtureRequest) -> str:
     """A database of our own; the driver stays on the address it is given."""
+    if isinstance(database, postgresql.Server):
+        return database.url()
+    assert isinstance(database, mongod.Mongod)
     name = f"faults{abs(hash(request.node.name)) % 10**9}"
     return f"{database.url}/{name}?directConnection=true&serverSelectionTimeoutMS=500"
 
 
 @pytest.mark.parametrize("inject", [kill_database, pause_database, cut_database])
 def test_a_fault_of_the_database_breaks_no_promise(
-    database: mongod.Mongod, url: str, inject: Callable[[DatabaseServer, str, str, Path], Verdict], tmp_path: Path
+    database: DatabaseServer, url: str, inject: Callable[[DatabaseServer, str, str, Path], Verdict], tmp_path: Path
 ) -> None:
     verdict = inject(database, url, "short-7", tmp_path)
     assert verdict.good, [str(violation) for violation in verdict.violations]
@@ -67,7 +75,7 @@ SEND = "/v1/queues/q/messages"
 
 
 def test_while_the_database_is_away_calls_are_told_so_and_then_they_work_again(
-    database: mongod.Mongod, url: str
+    database: DatabaseServer, url: str
 ) -> None:
     with serving(url) as served:
         assert ask(served, SEND, {"body": 1})[0] == 201
@@ -84,6 +92,8 @@ def test_while_the_database_is_away_calls_are_told_so_and_then_they_work_again(
             status, headers, problem = ask(served, path, body)
             assert (status, problem["code"], headers["retry-after"]) == (503, "store_unavailable", "1"), path
             assert "Traceback" not in json.dumps(problem)
+        assert ask(served, "/ready")[0] == 503
+        assert ask(served, "/health")[0] == 200
         database.start()
         database.wait()
         back = time.monotonic()
@@ -94,7 +104,7 @@ def test_while_the_database_is_away_calls_are_told_so_and_then_they_work_again(
         assert [one["body"] for one in got["messages"]][-1] == 3
 
 
-def test_a_send_that_was_not_answered_is_repeated_and_added_once(database: mongod.Mongod, url: str) -> None:
+def test_a_send_that_was_not_answered_is_repeated_and_added_once(database: DatabaseServer, url: str) -> None:
     """With its idempotency key. Whether the first try came through depends on the moment, so there are several."""
     with serving(url) as served:
         ask(served, SEND, {"body": "first"})
@@ -110,7 +120,7 @@ def test_a_send_that_was_not_answered_is_repeated_and_added_once(database: mongo
         assert [one["body"] for one in got["messages"]] == ["first", *range(5)]
 
 
-def start_again(database: mongod.Mongod, killer: threading.Timer) -> None:
+def start_again(database: DatabaseServer, killer: threading.Timer) -> None:
     """Once it was killed."""
     killer.join()
     if database.process.poll() is not None:

@@ -1,0 +1,275 @@
+"""What is the PostgreSQL store's own: migrations, rights, addresses, hints, history of several writers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from miniq.broker import Broker
+from miniq.errors import InvalidRequest, MissingExtra, StoreFormat, StoreUnavailable
+from miniq.message import QueueSettings
+from miniq.options import Options
+from miniq.store import open_store, shown
+from miniq.store.postgres import schema
+from miniq.store.postgres.address import parse
+from tests import postgresql
+from tests.clock import FrozenClock
+from tests.kit import draft, leases, send
+
+
+@pytest.fixture
+def url() -> str:
+    return postgresql.url()
+
+
+@pytest.fixture
+async def two(url: str, clock: FrozenClock) -> AsyncIterator[tuple[Broker, Broker]]:
+    """Two brokers on one database."""
+    options = Options(upkeep_interval=0)
+    async with Broker(open_store(url), options, clock) as one, Broker(open_store(url), options, clock) as other:
+        yield one, other
+
+
+CATALOG = """
+    SELECT 'column', table_name, column_name, data_type || coalesce(collation_name, '') || coalesce(column_default, '')
+        || is_nullable || is_identity FROM information_schema.columns WHERE table_schema = %(schema)s
+    UNION ALL SELECT 'index', tablename, indexname, replace(indexdef, %(schema)s, '') FROM pg_indexes
+        WHERE schemaname = %(schema)s
+    UNION ALL SELECT 'constraint', conrelid::regclass::text, conname, pg_get_constraintdef(oid) FROM pg_constraint
+        WHERE connamespace = %(schema)s::regnamespace
+    UNION ALL SELECT 'function', proname, pg_get_function_identity_arguments(oid), prosrc FROM pg_proc
+        WHERE pronamespace = %(schema)s::regnamespace
+    UNION ALL SELECT 'options', relname, array_to_string(reloptions, ','), relkind::text FROM pg_class
+        WHERE relnamespace = %(schema)s::regnamespace
+    UNION ALL SELECT 'storage', attrelid::regclass::text, attname, attstorage::text FROM pg_attribute JOIN pg_class c
+        ON c.oid = attrelid WHERE relnamespace = %(schema)s::regnamespace AND relkind = 'r'
+    ORDER BY 1, 2, 3, 4
+"""
+
+
+def catalog(name: str) -> list[Any]:
+    """Everything that a schema is made of."""
+    with psycopg.connect(postgresql.server().uri, autocommit=True) as connection:
+        connection.execute(f"SET search_path TO {name}".encode())
+        return connection.execute(CATALOG.encode(), {"schema": name}).fetchall()
+
+
+async def test_the_migrated_schema_equals_the_fresh_one(url: str) -> None:
+    store = open_store(url)
+    await store.open()
+    await store.close()
+    with psycopg.connect(postgresql.server().uri, autocommit=True) as connection:
+        connection.execute("CREATE SCHEMA migrated")
+        connection.execute("SET search_path TO migrated")
+        for text in schema.migrations().values():
+            connection.execute(text.encode())
+    fresh = catalog(parse(url, durable=True).schema)
+    assert len(fresh) > 80
+    assert catalog("migrated") == fresh
+    postgresql.server().execute("DROP SCHEMA migrated CASCADE")
+
+
+async def test_an_old_schema_is_migrated_at_start_and_brokers_that_start_together_do_not_meet(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stores = [open_store(url) for _ in range(4)]
+    await asyncio.gather(*[store.open() for store in stores])
+    await stores[0].save_queue("q", QueueSettings(delay=3))
+    for store in stores:
+        await store.close()
+    added = {schema.VERSION + 1: "ALTER TABLE meta ADD COLUMN extra integer DEFAULT 5"}
+    monkeypatch.setattr(schema, "migrations", lambda known=schema.migrations(): known | added)
+    monkeypatch.setattr(schema, "VERSION", schema.VERSION + 1)
+    stores = [open_store(url) for _ in range(4)]
+    await asyncio.gather(*[store.open() for store in stores])
+    assert (await stores[3].queues())["q"].delay == 3
+    for store in stores:
+        await store.close()
+    name = parse(url, durable=True).schema
+    assert postgresql.server().execute(f"SELECT version, extra FROM {name}.meta") == [(schema.VERSION, 5)]  # noqa: S608
+
+
+async def test_a_schema_of_a_newer_version_is_refused(url: str) -> None:
+    store = open_store(url)
+    await store.open()
+    await store.close()
+    name = parse(url, durable=True).schema
+    postgresql.server().execute(f"UPDATE {name}.meta SET version = 99")  # noqa: S608
+    with pytest.raises(StoreFormat, match=r"version 99, this MiniQ knows up to"):
+        await open_store(url).open()
+
+
+async def test_a_role_needs_its_schema_and_no_more(url: str) -> None:
+    server = postgresql.server()
+    server.execute("CREATE ROLE plain LOGIN")
+    try:
+        mine = url.replace("postgres@", "plain@")
+        store = open_store(mine)
+        with pytest.raises(StoreUnavailable, match="CREATE SCHEMA"):
+            await store.open()
+        await store.close()
+        name = parse(url, durable=True).schema
+        server.execute(f"CREATE SCHEMA {name} AUTHORIZATION plain")
+        async with Broker(open_store(mine), Options(upkeep_interval=0)) as broker:
+            await broker.configure("q", {"history": "full"})
+            await send(broker, "q", 1, 2, group="g")
+            await broker.ack("q", leases(await broker.receive("q", max=5)))
+            await broker.upkeep()
+            assert len((await broker.history()).records) == 4
+            await broker.delete_queue("q")
+            await broker.upkeep()
+        server.execute(f"DROP SCHEMA {name} CASCADE")
+    finally:
+        server.execute("DROP ROLE plain")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "word"),
+    [
+        ("postgresql://h/d?schema=Bad-Name", "schema"),
+        ("postgresql://h/d?schema=pg_mine", "schema"),
+        ("postgresql://h/d?colour=red", "colour"),
+        ("postgresql://h:port/d", "port"),
+    ],
+)
+def test_an_address_that_makes_no_sense_is_refused_by_name(wrong: str, word: str) -> None:
+    with pytest.raises(InvalidRequest, match=word) as error:
+        open_store(wrong)
+    assert error.value.field == "store"
+
+
+def test_a_password_is_never_shown() -> None:
+    assert shown("postgresql://me:s3c/ret@h/d") == "postgresql://me:***@h/d" or "s3c" not in shown(
+        "postgresql://me:s3c@h/d"
+    )
+    assert shown("postgresql://me:s3cret@h:1/d?password=s3cret&x=1") == "postgresql://me:***@h:1/d?password=***&x=1"
+    assert shown("rocksdb:./data") == "rocksdb:./data"
+
+
+async def test_a_server_that_is_not_there_is_named(url: str) -> None:
+    store = open_store("postgresql://nobody@127.0.0.1:1/none")
+    with pytest.raises(StoreUnavailable, match="not available"):
+        await store.open()
+    await store.close()
+
+
+def test_a_missing_driver_names_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    for name in [name for name in sys.modules if name.startswith(("psycopg", "miniq.store.postgres"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(MissingExtra, match=r"pip install 'miniq\[postgresql\]'"):
+        open_store("postgresql://h/d")
+
+
+async def test_backup_is_left_to_postgresql(url: str) -> None:
+    async with Broker(open_store(url), Options(upkeep_interval=0)) as broker:
+        with pytest.raises(InvalidRequest, match="pg_dump"):
+            await broker.backup("/tmp/x")
+
+
+async def test_history_of_several_writers_has_no_gaps_and_a_reader_misses_nothing(two: tuple[Broker, Broker]) -> None:
+    one, other = two
+    await one.configure("q", {"history": "events"})
+    await other.queues()
+    seen: list[int] = []
+    writing = True
+
+    async def write(broker: Broker) -> None:
+        for number in range(30):
+            await send(broker, "q", *range(number % 4 + 1))
+            if got := await broker.receive("q", max=3):
+                await broker.ack("q", leases(got))
+
+    async def follow() -> None:
+        after = 0
+        while True:
+            ending = not writing
+            page = await other.history(after=after, limit=17)
+            seen.extend(record.offset for record in page.records)
+            if ending and page.next == after:
+                return
+            after = page.next
+
+    reader = asyncio.create_task(follow())
+    await asyncio.gather(*[write(broker) for broker in (one, other, one, other)])
+    writing = False
+    await asyncio.wait_for(reader, 30)
+    assert seen == list(range(1, len(seen) + 1))
+    assert len(seen) > 400
+
+
+async def test_room_holds_across_brokers(two: tuple[Broker, Broker]) -> None:
+    one, other = two
+    await one.configure("q", {"max_length": 10})
+    await other.queues()
+    done = await asyncio.gather(*[send(broker, "q", 1, 2, 3) for broker in (one, other) * 6], return_exceptions=True)
+    assert sum(isinstance(answer, list) for answer in done) == 3
+    assert (await one.queue("q")).counts.total == 9
+
+
+async def test_one_of_many_equal_sends_counts_across_brokers(two: tuple[Broker, Broker]) -> None:
+    one, other = two
+    sends = [broker.send("q", [draft(n, dedup_id="same")]) for n, broker in enumerate((one, other) * 6)]
+    calls = [broker.send("q", [draft(n)], call="same") for n, broker in enumerate((one, other) * 6)]
+    assert len({tuple(ids) for ids in await asyncio.gather(*sends)}) == 1
+    assert len({tuple(ids) for ids in await asyncio.gather(*calls)}) == 1
+    assert (await one.queue("q")).counts.total == 2
+
+
+async def test_heads_of_groups_are_never_lost_between_brokers(two: tuple[Broker, Broker]) -> None:
+    one, other = two
+    sent = 0
+    got: list[str] = []
+
+    async def produce(broker: Broker) -> None:
+        nonlocal sent
+        for number in range(40):
+            await send(broker, "q", number, group="g")
+            sent += 1
+
+    async def consume(broker: Broker) -> None:
+        while sent < 80 or len(got) < 80:
+            if found := await broker.receive("q", max=5, visibility_timeout=100):
+                assert len(found) == 1, "two of a group in flight"
+                assert await broker.ack("q", leases(found)) == ["done"]
+                got.append(found[0].message.id)
+            await asyncio.sleep(0)
+
+    work = [produce(one), produce(other), *(consume(broker) for broker in (one, other, one, other))]
+    await asyncio.wait_for(asyncio.gather(*work), 60)
+    assert len(set(got)) == 80
+
+
+async def test_names_with_any_character_are_kept(two: tuple[Broker, Broker]) -> None:
+    one, other = two
+    odd = "a\0b\\c\\0 \"{},'é😀"
+    await one.configure("q", {"history": "events"})
+    await other.queues()
+    await one.send("q", [draft(1, recipient=odd, group=odd, key=odd, dedup_id=odd, headers={odd: odd})], call=odd)
+    (stored,) = await other.receive("q", consumer=odd)
+    message = stored.message
+    assert (message.recipient, message.group, message.key, message.dedup_id) == (odd, odd, odd, odd)
+    assert (message.headers, stored.consumer) == ({odd: odd}, odd)
+    assert (await one.get("q", message.id)).consumer == odd
+    assert (await one.history()).records[-1].event.consumer == odd
+
+
+async def test_the_rows_of_a_deleted_queue_go_in_the_background(url: str, clock: FrozenClock) -> None:
+    async with Broker(open_store(url), Options(upkeep_interval=0), clock) as broker:
+        await send(broker, "q", *range(50))
+        await send(broker, "q", "x", dedup_id="d")
+        await broker.delete_queue("q")
+        await send(broker, "q", "new", dedup_id="d")
+        assert (await broker.queue("q")).counts.total == 1
+        for _ in range(4):
+            await broker.upkeep()
+            clock.advance(1000)
+        name = parse(url, durable=True).schema
+        counts = f"SELECT (SELECT count(*) FROM {name}.messages), (SELECT count(*) FROM {name}.remains)"  # noqa: S608
+        assert postgresql.server().execute(counts) == [(1, 0)]
