@@ -51,6 +51,8 @@ def parse(url: str, *, durable: bool) -> Address:
         given = conninfo_to_dict(urlunsplit(parts._replace(query=rest)))
     except psycopg.ProgrammingError as error:
         raise InvalidRequest(f"store: not a URL of PostgreSQL: {' '.join(str(error).split())}", field="store") from None
+    if not all(port.isdigit() for port in str(given.get("port") or "5432").split(",")):
+        raise InvalidRequest(f"store: port {given['port']!r} is not a number", field="store")
     settings = {
         "search_path": schema,
         "synchronous_commit": "on" if durable else "off",

@@ -36,14 +36,14 @@ async def prepare(connection: AsyncConnection[Any], address: Address) -> None:
     if connection.info.parameter_status("server_encoding") != "UTF8":
         found = connection.info.parameter_status("server_encoding")
         raise StoreFormat(f"store: the database has encoding {found}; make one with ENCODING 'UTF8'")
-    if await _version(connection) == VERSION:
+    if await _version(connection, address.schema) == VERSION:
         return
     try:
         async with connection.transaction():
             await connection.execute(
                 "SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"miniq schema {address.schema}",)
             )
-            await _migrate(connection, address.schema, await _version(connection))
+            await _migrate(connection, address.schema, await _version(connection, address.schema))
     except errors.InsufficientPrivilege as error:
         raise StoreUnavailable(
             f"store: may not make or change tables in schema {address.schema!r}: {' '.join(str(error).split())}; "
@@ -51,10 +51,17 @@ async def prepare(connection: AsyncConnection[Any], address: Address) -> None:
         ) from error
 
 
-async def _version(connection: AsyncConnection[Any]) -> int:
+async def _version(connection: AsyncConnection[Any], schema: str) -> int:
     """The version of the tables, 0 where there are none."""
-    there = await (await connection.execute("SELECT to_regclass('meta')")).fetchone()
-    if there is None or there[0] is None:
+    # Not to_regclass(): it may answer from a cache that does not know what was committed while we waited for the lock.
+    there = await connection.execute(
+        """
+        SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+        WHERE n.nspname = %s AND c.relname = 'meta'
+        """,
+        (schema,),
+    )
+    if await there.fetchone() is None:
         return 0
     row = await (await connection.execute("SELECT version FROM meta")).fetchone()
     version = 0 if row is None else int(row[0])
@@ -70,8 +77,8 @@ async def _migrate(connection: AsyncConnection[Any], schema: str, version: int) 
     if version == VERSION:
         return
     if not version:
-        there = await (await connection.execute("SELECT to_regnamespace(%s)", (schema,))).fetchone()
-        if there is None or there[0] is None:
+        there = await connection.execute("SELECT FROM pg_namespace WHERE nspname = %s", (schema,))
+        if await there.fetchone() is None:
             await connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
         await connection.execute(files(__package__).joinpath("schema.sql").read_bytes())
         await connection.execute("INSERT INTO meta (version) VALUES (%s)", (VERSION,))

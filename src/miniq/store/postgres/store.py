@@ -99,7 +99,11 @@ class PostgresStore(WithoutClaims, WithoutStages):
         )
 
     async def open(self) -> None:
-        await self._connections.call(self._prepare, LONG)
+        try:
+            await self._connections.call(self._prepare, LONG)
+        except BaseException:
+            await self._connections.close()
+            raise
         self._listener.start()
 
     async def close(self) -> None:

@@ -1,0 +1,122 @@
+"""The plan of every query in `queries.sql`: by an index, made on empty tables and with 100,000 messages."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from miniq.store import open_store
+from miniq.store.postgres import queries
+from miniq.store.postgres.address import parse
+from tests import postgresql
+
+MANY = 100_000
+QUERIES = {
+    f"{name}-{number}": text for name, query in queries.load().items() for number, text in enumerate(query.variants)
+}
+LARGE = {"messages", "dedup", "history"}
+"""Tables that may grow; the others have a row or some per queue."""
+
+FILL = """
+    INSERT INTO queues (name, settings) SELECT 'q' || n, '{}' FROM generate_series(1, 50) n;
+    INSERT INTO messages
+        (id, sent_at, due_at, visible_at, taken_at, queue, size, rank, blocked, leased, receipt, recipient, grp, body)
+    SELECT gen_random_uuid(), 1000, 1000,
+        CASE WHEN n % 10 IN (1, 2) THEN 5000 + n ELSE 1000 END, CASE WHEN n % 10 = 1 THEN 900 END,
+        CASE WHEN n % 10 > 0 THEN 1 ELSE 2 + n % 40 END, 1, -(n % 3), n % 20 = 5, n % 10 = 1,
+        CASE WHEN n % 10 = 1 THEN 't' || n / 100 END, CASE WHEN n % 10 = 4 THEN 'ann' END,
+        CASE WHEN n % 10 = 5 THEN 'g' || n / 100 END, 'x'
+    FROM generate_series(0, %d) n;
+    INSERT INTO tallies SELECT q, slot, 10, 10 FROM generate_series(1, 50) q, generate_series(0, 31) slot;
+    INSERT INTO dedup SELECT 1, n % 2 = 0, 'd' || n, '', n FROM generate_series(1, 20000) n;
+    INSERT INTO history (first, count, bytes, at, events, queues, ids, receives, sizes)
+    SELECT n, 1, 64, n, '{sent}', '{q1}', '{x}', '{0}', '{1}' FROM generate_series(1, 20000) n;
+    INSERT INTO history (count, bytes, at, events, queues, ids, receives, sizes)
+    SELECT 1, 64, n, '{sent}', '{q1}', '{x}', '{0}', '{1}' FROM generate_series(1, 100) n;
+    ANALYZE;
+"""
+
+
+@pytest.fixture(scope="module", params=["empty", "full"])
+def connection(request: pytest.FixtureRequest) -> Iterator[psycopg.Connection[Any]]:
+    """As the store connects, on a schema of its own."""
+    url = postgresql.url()
+
+    async def make() -> None:
+        store = open_store(url)
+        await store.open()
+        await store.close()
+
+    asyncio.run(make())
+    with psycopg.connect(parse(url, durable=True).conninfo, autocommit=True) as opened:
+        if request.param == "full":
+            opened.execute(FILL.replace("%d", str(MANY - 1)).encode())
+        yield opened
+
+
+def nodes(plan: Any) -> Iterator[dict[str, Any]]:
+    """Every node of a plan."""
+    yield plan
+    for child in plan.get("Plans", []):
+        yield from nodes(child)
+
+
+def explain(connection: psycopg.Connection[Any], text: bytes) -> list[dict[str, Any]]:
+    numbered: dict[bytes, int] = {}
+
+    def number(found: re.Match[bytes]) -> bytes:
+        return b"$%d" % numbered.setdefault(found[1], len(numbered) + 1)
+
+    generic = re.sub(rb"%\((\w+)\)[sb]", number, text).rstrip(b"; \n")
+    row = connection.execute(b"EXPLAIN (GENERIC_PLAN, FORMAT JSON) " + generic).fetchone()
+    assert row is not None
+    found = row[0] if not isinstance(row[0], str) else json.loads(row[0])
+    return list(nodes(found[0]["Plan"]))
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_a_query_goes_by_an_index(connection: psycopg.Connection[Any], name: str) -> None:
+    plan = explain(connection, QUERIES[name])
+    scanned = [node["Relation Name"] for node in plan if node["Node Type"] == "Seq Scan"]
+    assert not LARGE & set(scanned)
+    assert not [node for node in plan if node["Node Type"] in ("Bitmap Heap Scan", "Hash Join", "Merge Join")]
+    # What an index has in order is not sorted again: no sort stands directly above the table.
+    for node in plan:
+        if node["Node Type"] in ("Sort", "Incremental Sort"):
+            under = [child.get("Relation Name") for child in node["Plans"] if child["Parent Relationship"] == "Outer"]
+            assert "messages" not in under or name.startswith("held"), name
+
+
+INDEXES = {
+    "take-0": {"messages_line", "messages_later", "messages_pkey"},
+    "take-1": {"messages_line", "messages_later", "messages_pkey"},
+    "take_own-0": {"messages_line", "messages_own", "messages_later", "messages_pkey"},
+    "return_expired-0": {"messages_later", "messages_pkey"},
+    "drop-0": {"messages_pkey"},
+    "reschedule-0": {"messages_pkey"},
+    "counts-0": {"messages_line", "messages_later"},
+    "next_visible-0": {"messages_later"},
+    "scan_later-0": {"messages_later"},
+    "scan-0": {"messages_pkey"},
+    "held-0": {"messages_later"},
+    "put-0": {"messages_group"},
+    "move-0": {"messages_pkey", "messages_group"},
+}
+
+
+@pytest.mark.parametrize("name", INDEXES)
+def test_a_query_goes_by_the_index_that_was_made_for_it(connection: psycopg.Connection[Any], name: str) -> None:
+    plan = explain(connection, QUERIES[name])
+    used = {node["Index Name"] for node in plan if node.get("Index Name", "").startswith("messages_")}
+    assert used == INDEXES[name]
+
+
+def test_a_plan_without_an_index_would_be_noticed(connection: psycopg.Connection[Any]) -> None:
+    plan = explain(connection, b"SELECT id FROM messages WHERE body = 'x'")
+    assert [node["Relation Name"] for node in plan if node["Node Type"] == "Seq Scan"] == ["messages"]
