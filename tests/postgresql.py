@@ -105,9 +105,10 @@ class Server:
 
 
 @contextlib.contextmanager
-def running(settings: str = "") -> Iterator[Server]:
-    """A server of one's own, which goes away with all its data."""
-    folder = Path(tempfile.mkdtemp(prefix="miniq-pg-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
+def running(settings: str = "", place: Path | None = None) -> Iterator[Server]:
+    """A server of one's own, which goes away with all its data. Those lie in memory if they may and `place` is None."""
+    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    folder = Path(tempfile.mkdtemp(prefix="miniq-pg-", dir=memory if place is None else place))
     try:
         server = Server(folder, settings)
         try:
