@@ -168,9 +168,10 @@ WITH shelf AS (
 ), added AS (
     INSERT INTO messages (id, sent_at, due_at, visible_at, queue, size, rank, blocked, recipient, grp, about, body)
     SELECT f.id, f.sent_at, f.due_at, f.due_at, shelf.id, f.size, f.rank,
-        f.grp IS NOT NULL AND (f.nth > 1 OR EXISTS (
-            SELECT FROM messages h WHERE h.queue = shelf.id AND h.grp = f.grp AND NOT h.blocked
-        )),
+        f.grp IS NOT NULL AND (f.nth > 1 OR (
+            -- not EXISTS, which may be answered from a list of all heads
+            SELECT true FROM messages h WHERE h.queue = shelf.id AND h.grp = f.grp AND NOT h.blocked LIMIT 1
+        ) IS NOT NULL),
         f.recipient, f.grp, f.about, f.body
     FROM fresh f, shelf WHERE (SELECT ok FROM fits) ORDER BY f.place
 ), tally AS (
@@ -457,9 +458,10 @@ WITH shelf AS (
     WHERE (SELECT id FROM target) IS NOT NULL
     ORDER BY m.id FOR UPDATE OF m
 ), heads AS MATERIALIZED (
-    SELECT g.id, row_number() OVER (PARTITION BY g.grp ORDER BY g.place) > 1 OR EXISTS (
-        SELECT FROM messages h WHERE h.queue = (SELECT id FROM target) AND h.grp = g.grp AND NOT h.blocked
-    ) AS blocked
+    SELECT g.id, row_number() OVER (PARTITION BY g.grp ORDER BY g.place) > 1 OR (
+        -- not EXISTS, which may be answered from a list of all heads
+        SELECT true FROM messages h WHERE h.queue = (SELECT id FROM target) AND h.grp = g.grp AND NOT h.blocked LIMIT 1
+    ) IS NOT NULL AS blocked
     FROM given g JOIN matching USING (id) WHERE g.grp IS NOT NULL
 ), moved AS (
     UPDATE messages m SET
@@ -701,9 +703,11 @@ SELECT kind, name, value FROM records ORDER BY kind, name;
 
 -- name: dump_messages
 -- Heads and what is in no group (not blocked) are asked for first, then those that wait.
-SELECT id::text, sent_at, due_at, rank, receives, about, body, visible_at, receipt, consumer, taken_at FROM messages
-WHERE queue = (SELECT id FROM queues WHERE name = %(queue)s) AND id > %(after)s::uuid AND blocked = %(blocked)s
-ORDER BY id LIMIT %(limit)s;
+SELECT m.id::text, m.sent_at, m.due_at, m.rank, m.receives, m.about, m.body, m.visible_at, m.receipt, m.consumer,
+    m.taken_at
+FROM messages m
+WHERE m.queue = (SELECT id FROM queues WHERE name = %(queue)s) AND m.id > %(after)s::uuid AND m.blocked = %(blocked)s
+ORDER BY m.queue, m.id LIMIT %(limit)s;
 
 -- name: dump_dedup
 SELECT call, name, ids, until FROM dedup WHERE queue = (SELECT id FROM queues WHERE name = %(queue)s);
@@ -727,9 +731,10 @@ WITH shelf AS (
         recipient, grp, about, body
     )
     SELECT g.id, g.sent_at, g.due_at, g.visible_at, g.taken_at, shelf.id, g.size, g.receives, g.rank,
-        g.grp IS NOT NULL AND (g.nth > 1 OR EXISTS (
-            SELECT FROM messages h WHERE h.queue = shelf.id AND h.grp = g.grp AND NOT h.blocked
-        )),
+        g.grp IS NOT NULL AND (g.nth > 1 OR (
+            -- not EXISTS, which may be answered from a list of all heads
+            SELECT true FROM messages h WHERE h.queue = shelf.id AND h.grp = g.grp AND NOT h.blocked LIMIT 1
+        ) IS NOT NULL),
         g.receipt IS NOT NULL, g.receipt, g.consumer, g.recipient, g.grp, g.about, g.body
     FROM given g, shelf ORDER BY g.place
 )
@@ -750,7 +755,7 @@ INSERT INTO tallies AS t (queue, slot, messages, bytes, last_id) VALUES (0, 0, 0
 ON CONFLICT (queue, slot) DO UPDATE SET last_id = greatest(t.last_id, excluded.last_id);
 
 -- name: begin_history
-UPDATE history_state SET first = %(first)s, last = %(first)s - 1, bytes = 0;
+UPDATE history_state SET first = %(first)s, last = %(first)s::bigint - 1, bytes = 0;
 
 -- name: load_history
 WITH added AS (
