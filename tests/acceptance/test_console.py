@@ -99,6 +99,24 @@ def test_columns_sort_and_the_keyboard_walks(browser: Browser, broker: miniq.Cli
     visit.close()
 
 
+def test_many_queues_are_drawn_two_hundred_at_a_time(browser: Browser) -> None:
+    with serving("memory:") as served:
+        with miniq.connect(served.url) as mq:
+            for number in range(250):
+                mq.queue(f"q.{number:03d}").send(number)
+        visit = Visit(browser, served.url, "desk")
+        page = visit.go("/")
+        expect(page.locator("tbody tr")).to_have_count(200)
+        expect(page.locator(".tile").first).to_contain_text("251")
+        page.locator("input.search").fill("q.24")
+        expect(page.locator("tbody tr")).to_have_count(10)
+        page.locator("input.search").fill("")
+        visit.button("Show 51 more queues")
+        expect(page.locator("tbody tr")).to_have_count(251)
+        assert visit.bad == []
+        visit.close()
+
+
 def test_an_empty_broker_and_an_empty_queue_say_what_to_do(visit: Visit, broker: miniq.Client) -> None:
     page = visit.go("/")
     expect(page.get_by_text("Send your first message")).to_be_visible()

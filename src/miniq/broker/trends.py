@@ -108,10 +108,10 @@ class Trends:
     async def stats(self, queues: Iterable[str]) -> list[QueueStats]:
         """These queues as they are now."""
         broker = self._broker
-        now = broker.clock.now()
         names = [name for name in queues if broker.find_settings(name) is not None]
         grave = {name: rules.dead_letter_queue(name, broker.settings(name)) for name in names}
-        counts = await self._count({*names, *filter(None, grave.values())}, now)
+        counts = await self._count({*names, *filter(None, grave.values())})
+        now = broker.clock.now()
         before, passed = self._before(now)
         counted = broker.metrics.messages
         found: list[QueueStats] = []
@@ -173,7 +173,7 @@ class Trends:
         fresh = [name for name in broker.names() if name not in self._rows]
         for name in fresh[: max(0, MOST - len(self._rows))]:
             self._rows[name] = array("q")
-        for name, counts in (await self._count(set(self._rows), broker.clock.now())).items():
+        for name, counts in (await self._count(set(self._rows))).items():
             rows = self._rows[name]
             row = [step, counts.ready, counts.delayed, counts.leased]
             row += [counted.get((name, event), 0) for event in RATES]
@@ -184,7 +184,7 @@ class Trends:
         for gone in self._rows.keys() - broker.names():
             del self._rows[gone]
 
-    async def _count(self, queues: Collection[str], now: int) -> dict[str, Counts]:
+    async def _count(self, queues: Collection[str]) -> dict[str, Counts]:
         """The counts of those queues that are still there, a share at a time, so that others have their turn. A store
         behind a network is asked for a share at once."""
         broker = self._broker
@@ -193,18 +193,19 @@ class Trends:
         for start in range(0, len(names), SHARE):
             there = [name for name in names[start : start + SHARE] if broker.find_settings(name) is not None]
             if broker.store.shared:
-                answers = await asyncio.gather(*[self._ask(name, now) for name in there])
+                answers = await asyncio.gather(*[self._ask(name) for name in there])
                 found.update((name, counts) for name, counts in zip(there, answers, strict=True) if counts is not None)
             else:
+                now = broker.clock.now()  # an older one would take what came in since for delayed
                 for name in there:
                     found[name] = await broker.store.counts(name, now=now)
                 await asyncio.sleep(0)
         return found
 
-    async def _ask(self, queue: str, now: int) -> Counts | None:
+    async def _ask(self, queue: str) -> Counts | None:
         """The counts of one queue, None if another broker has removed it."""
         with contextlib.suppress(QueueNotFound):
-            return await self._broker.store.counts(queue, now=now)
+            return await self._broker.store.counts(queue, now=self._broker.clock.now())
         return None
 
     def _expand(self, rows: array[int], series: Sequence[str], points: int, stride: int) -> dict[str, list[float]]:

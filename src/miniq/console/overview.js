@@ -6,6 +6,7 @@ import { spark } from "./charts.js";
 import { ask, toast } from "./talk.js";
 
 const POINTS = 60;
+const MOST = 200; // rows that are drawn unless a person asks for all
 const COLUMNS = [
   ["name", "Queue", "name", (q) => q.name],
   ["trend", "Last hour", "spot", null],
@@ -19,6 +20,7 @@ const COLUMNS = [
 ];
 let sorted = { by: "name", down: false };
 let wanted = "";
+let all = false;
 
 class Row {
   constructor(entry) {
@@ -63,7 +65,7 @@ export async function overview(main, { signal, who }) {
   const heads = COLUMNS.map(([id, label, kind, value]) => h("th", { class: kind, scope: "col" },
     value ? h("button", { type: "button", onclick: () => { sorted = { by: id, down: sorted.by === id ? !sorted.down : id !== "name" }; arrange(); } }, label) : label));
   const nothing = h("div");
-  const table = h("table", { class: "cards" }, h("caption", { class: "hush" }, "Queues"), h("thead", {}, h("tr", {}, heads)), body);
+  const table = h("table", { class: "cards many" }, h("caption", { class: "hush" }, "Queues"), h("thead", {}, h("tr", {}, heads)), body);
   const manage = !who || who.allow.some((scope) => /^(\*|manage)/.test(scope));
   clear(main,
     h("div", { class: "head" }, h("h1", {}, "Queues"), filter,
@@ -83,26 +85,29 @@ export async function overview(main, { signal, who }) {
       if (COLUMNS[place][0] === sorted.by) head.setAttribute("aria-sort", sorted.down ? "descending" : "ascending");
       else head.removeAttribute("aria-sort");
     });
-    const nodes = shown.map((row) => row.node);
-    if (nodes.length !== body.children.length || nodes.some((node, place) => body.children[place] !== node)) body.replaceChildren(...nodes);
+    const nodes = shown.slice(0, all ? Infinity : MOST).map((row) => row.node);
+    // Only what is out of place is moved: a page with many queues is drawn again as little as possible.
+    while (body.children.length > nodes.length) body.lastChild.remove();
+    nodes.forEach((node, place) => { if (body.children[place] !== node) body.insertBefore(node, body.children[place] ?? null); });
     const none = live.known && !nodes.length;
     table.hidden = none;
-    clear(nothing, none && (rows.size
+    const left = shown.length - nodes.length;
+    clear(nothing, left > 0 && h("div", { class: "more" }, h("button", { type: "button", onclick: () => { all = true; arrange(); } }, `Show ${plural(left, "more queue")}`)), none && (rows.size
       ? empty("No queue has that name", `${plural(rows.size, "queue")} in all; change the filter to see others.`)
       : empty("Nothing to see yet", "This key may look at no queue.")));
   }
 
   function sum() {
-    const all = [...live.queues.values()];
-    const total = (of) => all.reduce((so, q) => so + of(q), 0);
+    const every = [...live.queues.values()];
+    const total = (of) => every.reduce((so, q) => so + of(q), 0);
     const dead = total((q) => q.dead);
-    const given = [["queues", exact(all.length)], ["ready", count(total((q) => q.ready))], ["in flight", count(total((q) => q.leased))],
+    const given = [["queues", exact(every.length)], ["ready", count(total((q) => q.ready))], ["in flight", count(total((q) => q.leased))],
       ["delayed", count(total((q) => q.delayed))], ["dead letters", count(dead)], ["in a second", rate(total((q) => q.rates.sent))],
       ["out a second", rate(total((q) => q.rates.acked))]];
     if (tiles.children.length !== given.length) clear(tiles, given.map(([label, value]) => tile(label, value)));
     else given.forEach(([, value], place) => say(tiles.children[place].firstChild, value));
     tiles.children[4].classList.toggle("bad", dead > 0);
-    const quiet = all.length === 1 && all[0].name === "default" && !all[0].total;
+    const quiet = every.length === 1 && every[0].name === "default" && !every[0].total;
     hint.hidden = !quiet;
   }
 
