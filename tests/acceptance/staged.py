@@ -55,10 +55,11 @@ async def work(broker: Broker, clock: LateClock) -> None:
                 await broker.ack(name, good)
             if bad:
                 await broker.release(name, bad)
+        if row == ROWS:
+            for name, many in (("emails", 12), ("orders.eu", 30), ("thumbnails", 5)):
+                await broker.receive(name, max=many, consumer=f"{name}-2", visibility_timeout=900)
+            await broker.send("emails", [Draft(b'{"later": true}', delay=1800) for _ in range(3)])
         await broker.trends.tick()
-    for name, many in (("emails", 12), ("orders.eu", 30), ("thumbnails", 5)):
-        await broker.receive(name, max=many, consumer=f"{name}-2", visibility_timeout=900)
-    await broker.send("emails", [Draft(b'{"later": true}', delay=1800) for _ in range(3)])
 
 
 def _draft(chance: random.Random) -> Draft:

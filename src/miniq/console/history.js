@@ -81,7 +81,7 @@ export async function historyPage(main, { query, signal }) {
     h("td", { "data-label": "Event" }, h("span", { class: event.event === "dead" ? "badge dead" : "badge" }, event.event)),
     h("td", { "data-label": "Queue" }, h("a", { href: queueLink(event.queue) }, event.queue)),
     h("td", { "data-label": "Message", class: "mono" }, event.id ? h("a", { href: messageLink(event.queue, event.id), title: event.id }, `…${event.id.slice(-12)}`) : `${exact(event.count ?? 1)} messages`),
-    h("td", { "data-label": "Consumer" }, h("bdi", {}, event.consumer ?? "")), h("td", { "data-label": "Waited" }, time(event.wait_ms)),
+    h("td", { "data-label": "Consumer" }, event.consumer && h("bdi", {}, event.consumer)), h("td", { "data-label": "Waited" }, time(event.wait_ms)),
     h("td", { "data-label": "Held" }, time(event.held_ms)), h("td", { "data-label": "Reason" }, event.reason ?? ""));
 
   await begin();
