@@ -38,6 +38,7 @@ class Http(Caller):
                 kind, data = line, reply.readline()
                 assert reply.readline() == b"\n"
                 yield kind.decode().strip().removeprefix("event: "), json.loads(data.removeprefix(b"data: "))
+            assert reply.isclosed(), "it was cut off"
         finally:
             connection.close()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 import pytest
 
@@ -65,6 +67,24 @@ async def test_the_last_hour_is_kept_and_no_more(broker: Broker, clock: FrozenCl
     assert broker.trends.last_hour(["q"], ["total"], 60) == []
 
 
+async def test_a_busy_queue_has_no_longer_past_than_an_hour(broker: Broker, clock: FrozenClock) -> None:
+    for _ in range(trends.ROWS + 60):
+        await send(broker, "q", 1)
+        clock.advance(trends.STEP)
+        await broker.trends.tick()
+    assert len(broker.trends._rows["q"]) == trends._WIDTH * (trends.ROWS + 1)
+    (found,) = broker.trends.last_hour(["q"], ["total", "sent"], 240)
+    assert found.series["total"] == [*range(61, 301)]
+    assert set(found.series["sent"]) == {round(1 / trends.STEP, 3)}
+
+
+async def test_those_who_watch_are_let_go_when_the_broker_will_close(broker: Broker) -> None:
+    watching = asyncio.create_task(broker.trends.pause(60))
+    await asyncio.sleep(0)
+    broker.hurry()
+    assert await asyncio.wait_for(watching, 20) is False
+
+
 async def test_wrong_series_and_points_are_named(broker: Broker) -> None:
     with pytest.raises(InvalidRequest, match="series: 'nope'; there are total, ready"):
         broker.trends.last_hour(["default"], ["nope"], 60)
@@ -102,10 +122,12 @@ async def test_a_search_looks_at_so_many_and_goes_on_from_there(
 ) -> None:
     monkeypatch.setattr(search, "LOOK", 400)
     await send(broker, "q", *[n if n % 100 else f"every {n}" for n in range(1000)])
+    assert (await broker.search.messages("q", "nowhere")).looked == 400
     found, after, calls = [], None, 0
     while True:
         page = await broker.search.messages("q", "every", after=after, limit=3)
-        assert page.looked <= 400 + search._PAGE
+        assert page.looked <= 400
+        assert len(page.page.messages) <= 3
         found += bodies(page.page.messages)
         calls += 1
         after = page.page.next

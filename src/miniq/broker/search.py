@@ -53,7 +53,12 @@ class Search:
         found: list[Stored] = []
         looked = size = 0
         while True:
-            page = await self._broker.peek(queue, status=status, after=after, limit=min(_PAGE, limit - len(found)))
+            page = await self._broker.peek(queue, status=status, after=after, limit=_PAGE)
+            places = [place for place, stored in enumerate(page.messages) if matches(stored.message)]
+            if len(places) > limit - len(found):
+                # More than are wanted: up to the last of those, so that the next call goes on behind it.
+                most = places[limit - len(found) - 1] + 1
+                page = await self._broker.peek(queue, status=status, after=after, limit=most)
             looked += len(page.messages)
             size += sum(stored.message.size for stored in page.messages)
             found += [stored for stored in page.messages if matches(stored.message)]

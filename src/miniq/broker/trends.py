@@ -179,7 +179,7 @@ class Trends:
             row += [counted.get((name, event), 0) for event in RATES]
             if rows[1 - _WIDTH :].tolist() != row[1:]:
                 rows.extend(row)
-                while len(rows) > _WIDTH and rows[_WIDTH] < step - ROWS:
+                while len(rows) > _WIDTH and rows[_WIDTH] <= step - ROWS:
                     del rows[:_WIDTH]
         for gone in self._rows.keys() - broker.names():
             del self._rows[gone]
