@@ -287,13 +287,11 @@ def test_claims_are_listed_with_their_age(visit: Visit, broker: miniq.Client) ->
 
 
 @pytest.mark.parametrize("size", list(SIZES))
-def test_the_last_report_can_be_opened(
-    browser: Browser, size: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    report = tmp_path / "report.html"
+def test_the_last_report_can_be_opened(browser: Browser, size: str, tmp_path: Path) -> None:
+    report, config = tmp_path / "report.html", tmp_path / "miniq.toml"
     report.write_text("<h1>Report of the night</h1><script>document.body.textContent = 'hacked'</script>")
-    monkeypatch.setenv("MINIQ_REPORT", str(report))
-    with serving("memory:") as served:
+    config.write_text(f'report = "{report}"\n')
+    with serving("memory:", 0, "--config", str(config)) as served:
         visit = Visit(browser, served.url, size)
         page = visit.go("/claims")
         with visit.context.expect_page() as opened:

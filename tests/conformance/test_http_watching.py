@@ -246,10 +246,10 @@ def test_logs_are_json_name_requests_and_never_show_a_body_or_a_key(tmp_path: Pa
     assert [secret for secret in secrets if secret in text or secret in line] == []
 
 
-def test_the_last_report_of_a_pipeline_is_shown_in_a_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = tmp_path / "report.html"
-    monkeypatch.setenv("MINIQ_REPORT", str(page))
-    with serving("memory:") as served:
+def test_the_last_report_of_a_pipeline_is_shown_in_a_sandbox(tmp_path: Path) -> None:
+    page, config = tmp_path / "report.html", tmp_path / "miniq.toml"
+    config.write_text(f'report = "{page}"\n')
+    with serving("memory:", 0, "--config", str(config)) as served:
         wire = Http(served)
         assert wire.refused("GET", "/v1/report").text.startswith("/v1/report: the report cannot be read")
         page.write_text("<h1>Report</h1><script>alert(1)</script>")
