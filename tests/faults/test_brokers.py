@@ -23,7 +23,7 @@ GROUPS = "abcdef"
 PER_PRODUCER = 60
 
 
-@pytest.fixture(params=["postgresql"])
+@pytest.fixture(params=["postgresql", "mongodb"])
 def brokers(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[Served, Served, Served]]:
