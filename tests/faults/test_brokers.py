@@ -24,14 +24,13 @@ PER_PRODUCER = 60
 
 
 @pytest.fixture(params=["postgresql", "mongodb"])
-def brokers(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[Served, Served, Served]]:
+def brokers(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Served, Served, Served]]:
     """Three servers on a database of their own. They look at each other's changes only when told to: what is known at
     once is known by hints."""
-    monkeypatch.setenv("MINIQ_REFRESH_INTERVAL", "30")
-    url = store_url(request.param, tmp_path)
-    with serving(url) as one, serving(url) as two, serving(url) as three:
+    config = tmp_path / "miniq.toml"
+    config.write_text("refresh_interval = 30.0\n", encoding="utf-8")
+    url, flags = store_url(request.param, tmp_path), ("--config", str(config))
+    with serving(url, 0, *flags) as one, serving(url, 0, *flags) as two, serving(url, 0, *flags) as three:
         yield one, two, three
 
 
