@@ -284,6 +284,12 @@ def test_claims_are_listed_with_their_age(visit: Visit, broker: miniq.Client) ->
     expect(row).to_contain_text("acked")
     page.goto(f"{visit.url}/console#/q/etl")
     expect(page.locator("tbody tr")).to_have_count(15)
+    claims.next(1, max_messages=10)
+    visit.button("In flight")
+    expect(page.locator("tbody tr")).to_have_count(10)
+    page.locator("tbody a").first.click()
+    expect(page.locator(".facts")).to_contain_text("nightly, in a claim")
+    assert page.locator(".actions button").count() == 0, "nothing changes what is in a claim"
 
 
 @pytest.mark.parametrize("size", list(SIZES))

@@ -45,7 +45,7 @@ export async function messagePage(main, { args: [queue, id], signal }) {
       h("h1", {}, "Message"), badge(message.status), message.dead && badge("dead letter", "dead"),
       h("div", { class: "actions" },
         may("manage") && !leased && h("button", { type: "button", onclick: onEdit }, "Edit"),
-        may("manage") && leased && h("button", { type: "button", onclick: onRelease }, "Release"),
+        may("manage") && leased && message.lease_until && h("button", { type: "button", onclick: onRelease }, "Release"),
         may("manage") && message.dead && h("button", { type: "button", onclick: onRedrive }, "Redrive"),
         may("manage") && !leased && h("button", { type: "button", class: "bad", onclick: onDelete }, "Delete"))),
     h("section", { class: "card" }, h("dl", { class: "facts" }, facts.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]))),

@@ -37,13 +37,13 @@ _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _TAKING = ("/messages", "/read_messages")
 """Short routes that hand out messages on a GET."""
 
-PREFIX = secrets.token_hex(4).encode() + b"-"
-COUNT = itertools.count(1)
+ID = secrets.token_hex(4).encode() + b"-%x"
+"""The id of a request: one of this process, and its number."""
+number = itertools.count(1).__next__
 
 
 def new_id() -> bytes:
-    """The id of a request: one of this process, and its number."""
-    return b"%b%x" % (PREFIX, next(COUNT))
+    return ID % number()
 
 
 def given_id(said: str | None) -> bytes | None:

@@ -24,7 +24,7 @@ from miniq.errors import BadRequest, Closed, MiniQError
 from miniq.message import JSON, Bodies, Lease
 from miniq.wire import codec, shapes
 from miniq.wire.codec import MSGPACK, PROBLEM
-from miniq.wire.edge import COUNT, PREFIX, Doubt, Guard, given_id, log, log_answer, new_id
+from miniq.wire.edge import ID, Doubt, Guard, given_id, log, log_answer, new_id, number
 from miniq.wire.http import prepare, reply_format, request_format, too_large, traced
 from miniq.wire.operations import OPERATIONS, Operation, Request, authorise, bearer, fault, run
 
@@ -72,7 +72,7 @@ class _HotCycle:
 
     def __init__(self, head: _Head) -> None:
         self.head = head
-        self.id = head.id or b"%b%x" % (PREFIX, next(COUNT))
+        self.id = head.id or ID % number()
         self.keep_alive = head.keep_alive
         self.body: list[bytes] = []
         self.size = 0
