@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Iterator, Sequence
+from heapq import merge
+from operator import itemgetter
 
 from miniq.errors import InvalidRequest
-from miniq.message import Page, Status, Stored
+from miniq.message import Message, Page, Status, Stored
 from miniq.store import keys
-from miniq.store.blocks import Shelf
+from miniq.store.blocks import Block, Run, Shelf
 from miniq.store.kv import KV
 from miniq.store.window import Window
 
@@ -60,24 +63,36 @@ def browse_held(
 ) -> Page:
     """Leased or delayed messages by id; all of them are known in memory. Those that are not written yet
     are not shown yet."""
-    places = [
-        (run.block.id_at(place), run.block, place)
+    runs = [
+        _places(run, after)
         for run in shelf.runs()
-        if run.block.arrives is None and run.visible_at > now and (run.receipt is None) == (status == "delayed")
-        for place in run.held_places()
+        if run.block.arrives is None
+        and run.visible_at > now
+        and (run.receipt is None) == (status == "delayed")
+        and (after is None or run.block.id_at(run.places.stop - 1) > after)
     ]
-    places.sort(key=lambda entry: entry[0])
     found: list[Stored] = []
     size = 0
-    for id, block, place in places:
-        if after is not None and id <= after:
-            continue
-        message = window.load(block)[place]
+    last: Block | None = None
+    messages: Sequence[Message] = ()
+    for _, block, place in merge(*runs, key=itemgetter(0)):
+        if block is not last:
+            last, messages = block, window.look(block)
+        message = messages[place]
         size += message.size
         if len(found) == limit or (found and size > max_bytes):
             return Page(found, found[-1].message.id)
         found.append(block.stored(place, message))
     return Page(found, None)
+
+
+def _places(run: Run, after: str | None) -> Iterator[tuple[str, Block, int]]:
+    """The messages of a run by id, from the one that follows `after`."""
+    block = run.block
+    for place in run.held_places():
+        id = block.id_at(place)
+        if after is None or id > after:
+            yield id, block, place
 
 
 def _cursor(key: bytes, place: int) -> str:

@@ -140,6 +140,8 @@ class Claims:
         """See `Store.release_claims`."""
         readers = shelf.readers.get(name) or Readers(name)
         async with readers.lock:
+            # What an ack that was cut off has copied has to be on disk, to be found and removed.
+            await self._commit.settle()
             check_there(shelf)
             check_reader(_state(readers), epoch, 0)
             released = 0

@@ -131,7 +131,7 @@ def tell_taken(
     consumer: str | None,
     now: int,
 ) -> None:
-    """One message, or the first of several neighbours that are fresh, was handed out."""
+    """One message, or the first of several neighbours that are fresh or had one delay, was handed out."""
     if old is not None and old.receipt is not None:
         event = events.left(
             "expired",

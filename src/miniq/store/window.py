@@ -43,6 +43,11 @@ class Window:
             self.hold(block, messages)
         return messages
 
+    def look(self, block: Block) -> Sequence[Message]:
+        """The same, without keeping them."""
+        messages = block.messages
+        return keys.decode_block(self.record(block), self._kv.get) if messages is None else messages
+
     def record(self, block: Block) -> bytes:
         """The record of a block that is written."""
         value = self._kv.get(block.key)
@@ -236,10 +241,21 @@ class Window:
         if lane.back and lane.back[0][0] == id:
             _, _, block, place, old = lane.back[0]
             stop = place + 1
+            if old is not None and old.receipt is None and len(heads) == 1:
+                # Neighbours that were delayed or given back together; of leases each that ran out is told by itself.
+                end = min(block.count, place + limit)
+                while stop < end and block.runs[stop] is old:
+                    stop += 1
         else:
             block = lane.fresh[0]
             place = block.next
-            stop = block.fresh_until(place, 1 if lane.back or len(heads) > 1 else limit)
+            stop = block.fresh_until(place, limit)
+            if lane.back or len(heads) > 1:
+                # Only as far as nothing else comes first.
+                others = [other for other, at in heads if at is not lane]
+                bound = min([*others, lane.back[0][0]] if lane.back else others)
+                while stop > place + 1 and block.id_at(stop - 1) > bound:
+                    stop -= 1
         sizes = self.sizes(block)
         if sum(sizes[place:stop]) > max_bytes:
             total, end = 0, place
