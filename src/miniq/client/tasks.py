@@ -102,7 +102,7 @@ class TaskWorker:
                 fetched = True
                 self._shift.add(messages)
                 self._start()
-            elif not wanted:
+            elif not wanted and self._handlers:  # all may have finished while the queue was asked for its settings
                 await asyncio.wait(self._handlers, timeout=LOOK, return_when=asyncio.FIRST_COMPLETED)
 
     def _start(self) -> None:
