@@ -158,6 +158,8 @@ class Trends:
                 await self.tick()
             except MiniQError as error:
                 log.debug("the numbers could not be noted: %s", error)
+            except Exception:
+                log.exception("the numbers could not be noted")  # and the next ones can be
             await asyncio.sleep(1)
 
     def _before(self, now: int) -> tuple[dict[tuple[str, str], int], float]:
