@@ -16,7 +16,7 @@ from tests import mongod, postgresql
 from tests.clock import FrozenClock
 
 STORES = ("memory", "rocksdb", "leveldb", "postgresql", "mongodb")
-CLAIMING = ("memory", "rocksdb", "leveldb")
+CLAIMING = ("memory", "rocksdb", "leveldb", "postgresql")
 """Those that keep claims."""
 STAGING = ("memory", "rocksdb", "leveldb")
 """Those that keep stages."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
 
 from miniq.broker import Broker
 from miniq.message import Draft, Lease, Stored
+
+T = TypeVar("T")
 
 
 def draft(body: Any = "x", **fields: Any) -> Draft:
@@ -43,3 +46,27 @@ async def states(broker: Broker, queue: str) -> tuple[int, int, int]:
     """Ready, delayed, leased."""
     counts = (await broker.queue(queue)).counts
     return counts.ready, counts.delayed, counts.leased
+
+
+async def waiting(broker: Broker, call: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """Start a call that waits for messages and let it come to rest."""
+    before = len(sleepers(broker))
+    task = asyncio.create_task(call)
+    while len(sleepers(broker)) == before:
+        assert not task.done()
+        await asyncio.sleep(0.001)
+    await settle(broker)
+    return task
+
+
+def sleepers(broker: Broker) -> list[bool]:
+    """For each receive that waits, whether it sleeps; if not it is looking again, which a database may take a while."""
+    waiting = [waiter for queue in broker.waiters._queues.values() for waiter in queue]
+    return [waiter._future is not None and not waiter._future.done() for waiter in waiting]
+
+
+async def settle(broker: Broker) -> None:
+    """Let all that was woken look, and sleep again if it found nothing."""
+    await asyncio.sleep(0)
+    while not all(sleepers(broker)):  # noqa: ASYNC110  nobody tells when a waiter sleeps
+        await asyncio.sleep(0.001)

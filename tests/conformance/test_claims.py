@@ -15,7 +15,7 @@ from miniq.options import Options
 from miniq.store import open_store
 from tests.clock import FrozenClock
 from tests.conftest import CLAIMING, store_url
-from tests.kit import bodies, drain, ids, leases, send, states
+from tests.kit import bodies, drain, ids, leases, send, states, waiting
 
 LASTING = pytest.mark.parametrize("url", [store for store in CLAIMING if store != "memory"], indirect=True)
 
@@ -339,17 +339,14 @@ async def test_the_history_tells_of_claims_as_of_leases(broker: Broker, clock: F
 
 
 async def test_a_claim_waits_for_messages(broker: Broker, clock: FrozenClock) -> None:
-    poll = asyncio.create_task(claim(broker, 0, wait=20))
-    await asyncio.sleep(0.01)
+    poll = await waiting(broker, claim(broker, 0, wait=20))
     await send(broker, "q", "woken")
     assert await poll == ["woken"]
-    poll = asyncio.create_task(claim(broker, 1, wait=20))
-    await asyncio.sleep(0.01)
+    poll = await waiting(broker, claim(broker, 1, wait=20))
     clock.advance(20)
     assert await poll is None
     await send(broker, "q", "later", delay=5)
-    poll = asyncio.create_task(claim(broker, 1, wait=20))
-    await asyncio.sleep(0.01)
+    poll = await waiting(broker, claim(broker, 1, wait=20))
     clock.advance(5)
     assert await poll == ["later"]
 

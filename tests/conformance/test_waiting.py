@@ -3,37 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from typing import Any
 
 from miniq.broker import Broker
 from miniq.message import Stored
 from tests.clock import FrozenClock
-from tests.kit import bodies, ids, leases, send
-
-
-async def waiting(broker: Broker, call: Coroutine[Any, Any, list[Stored]]) -> asyncio.Task[list[Stored]]:
-    """Start a call and let it come to rest."""
-    before = len(sleepers(broker))
-    task = asyncio.create_task(call)
-    while len(sleepers(broker)) == before:
-        assert not task.done()
-        await asyncio.sleep(0.001)
-    await settle(broker)
-    return task
-
-
-def sleepers(broker: Broker) -> list[bool]:
-    """For each receive that waits, whether it sleeps; if not it is looking again, which a database may take a while."""
-    waiting = [waiter for queue in broker.waiters._queues.values() for waiter in queue]
-    return [waiter._future is not None and not waiter._future.done() for waiter in waiting]
-
-
-async def settle(broker: Broker) -> None:
-    """Let all that was woken look, and sleep again if it found nothing."""
-    await asyncio.sleep(0)
-    while not all(sleepers(broker)):  # noqa: ASYNC110  nobody tells when a waiter sleeps
-        await asyncio.sleep(0.001)
+from tests.kit import bodies, ids, leases, send, settle, waiting
 
 
 async def result(task: asyncio.Task[list[Stored]]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""The plan of every query in `queries.sql`: by an index, made on empty tables and with 100,000 messages."""
+"""The plan of every query of the store: by an index, made on empty tables and with 100,000 messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MANY = 100_000
 QUERIES = {
     f"{name}-{number}": text for name, query in queries.load().items() for number, text in enumerate(query.variants)
 }
-LARGE = {"messages", "dedup", "history"}
+LARGE = {"messages", "dedup", "history", "claims", "claimed"}
 """Tables that may grow; the others have a row or some per queue."""
 
 FILL = """
@@ -33,6 +33,10 @@ FILL = """
         CASE WHEN n % 10 = 1 THEN 't' || n / 100 END, CASE WHEN n % 10 = 4 THEN 'ann' END,
         CASE WHEN n % 10 = 5 THEN 'g' || n / 100 END, 'x'
     FROM generate_series(0, %d) n;
+    INSERT INTO readers (queue, name, epoch, acked, last) SELECT 1 + n % 40, 'r' || n, 1, 99, 100 FROM generate_series(1, 50) n;
+    INSERT INTO claims SELECT r, n, 10, 10, 1, 2, n FROM generate_series(1, 50) r, generate_series(1, 100) n;
+    INSERT INTO claimed SELECT r, n, place, gen_random_uuid(), 1, 1, 1, 1, 0, null, 'x'
+    FROM generate_series(1, 50) r, generate_series(1, 100) n, generate_series(0, 9) place;
     INSERT INTO tallies SELECT q, slot, 10, 10 FROM generate_series(1, 50) q, generate_series(0, 31) slot;
     INSERT INTO dedup SELECT 1, n % 2 = 0, 'd' || n, '', n FROM generate_series(1, 20000) n;
     INSERT INTO history (first, count, bytes, at, events, queues, ids, receives, sizes)
@@ -106,6 +110,10 @@ INDEXES = {
     "scan-0": {"messages_pkey"},
     "held-0": {"messages_later"},
     "put-0": {"messages_group"},
+    "claim-0": {"messages_line", "messages_pkey"},
+    "claim_own-1": {"messages_line", "messages_own", "messages_pkey"},
+    "ack_claims-0": {"messages_pkey"},
+    "release_claims-1": {"messages_pkey"},
     "move-0": {"messages_pkey", "messages_group"},
 }
 

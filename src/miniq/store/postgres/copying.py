@@ -52,7 +52,10 @@ def steps(items: Sequence[Item], columns: Any) -> Iterator[Step]:
     for queue, named in groupby(records, lambda one: one.queue):
         yield "load_dedup", {"queue": queue} | _dedup_columns(list(named))
     for item in items:
-        if isinstance(item, transfer.LastId) and item.id:
+        if isinstance(item, transfer.Readers):
+            asked = {"queue": item.queue, "group": escape(item.group), "epoch": item.epoch, "last": item.last}
+            yield "load_readers", asked
+        elif isinstance(item, transfer.LastId) and item.id:
             yield "load_last_id", {"id": item.id}
         elif isinstance(item, transfer.HistoryStart):
             yield "begin_history", {"first": item.offset}

@@ -1,9 +1,13 @@
-"""The queries of `queries.sql`, by name, in the variants that the file describes."""
+"""The queries of `queries.sql` and its companions, by name, in the variants that the file describes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.resources import files
+
+from miniq.message import NEVER
+
+FILES = ("queries.sql", "claims.sql")
 
 
 class Query:
@@ -30,11 +34,12 @@ class Query:
 
 
 def load() -> dict[str, Query]:
-    """All queries. `--include: NAME` stands for the lines of `-- part: NAME`."""
+    """All queries. `--include: NAME` stands for the lines of `-- part: NAME`, and NEVER for that moment."""
     found: dict[str, list[str]] = {}
     parts: dict[str, list[str]] = {}
     lines: list[str] = []
-    for line in files(__package__).joinpath("queries.sql").read_text(encoding="utf-8").splitlines():
+    text = "".join(files(__package__).joinpath(name).read_text(encoding="utf-8") for name in FILES)
+    for line in text.replace("NEVER", str(NEVER)).splitlines():
         mark, _, name = line.partition(": ")
         if mark == "-- name":
             lines = found[name] = []

@@ -1,4 +1,4 @@
--- Every query of the store, by name. queries.py reads this file.
+-- Every query of the store, by name; those about claims and stages have files of their own. queries.py reads them.
 --
 -- What stands between `--{history` and `--}` is only in the variant that writes history: where it is off, it costs
 -- nothing. The same goes for `call`, where a send has a name. Each query finds the queue by name and gives a row whenever the queue exists, so that none means
@@ -395,13 +395,14 @@ FROM shelf;
 -- end
 
 -- part: fence
+        AND m.visible_at <> NEVER
         AND (m.receipt = a.receipt OR a.receipt = '*'
              OR (a.receipt = '' AND (m.receipt IS NULL OR m.visible_at <= %(now)s)))
 -- end
 
 -- name: present
--- Which of these messages are there: what was not changed is stale or leased, the rest is missing.
-SELECT m.id::text FROM queues q JOIN messages m ON m.queue = q.id
+-- Which of these messages are there, and in a claim: what was not changed is stale or leased, the rest is missing.
+SELECT m.id::text, m.visible_at = NEVER FROM queues q JOIN messages m ON m.queue = q.id
 WHERE q.name = %(queue)s AND m.id = ANY (%(ids)s::uuid[]);
 
 -- name: lock_message
@@ -516,6 +517,10 @@ SELECT
     (SELECT id FROM target)
 FROM shelf;
 
+-- name: lock_whole_queue
+-- Who purges waits for claims that are being made or acked.
+SELECT id FROM queues WHERE name = %(queue)s FOR UPDATE;
+
 -- name: clear
 WITH shelf AS (
     SELECT id, name FROM queues WHERE name = %(queue)s
@@ -528,6 +533,11 @@ WITH shelf AS (
     SELECT shelf.id, mod(pg_backend_pid(), 32), -total.messages, -total.bytes FROM shelf, total WHERE total.messages > 0
     ON CONFLICT (queue, slot) DO UPDATE SET
         messages = t.messages + excluded.messages, bytes = t.bytes + excluded.bytes
+), finished AS (
+    UPDATE readers SET acked = last WHERE queue = (SELECT id FROM shelf) AND acked < last
+), ended AS (
+    UPDATE claims c SET until = 0 FROM readers r
+    WHERE r.queue = (SELECT id FROM shelf) AND c.readers = r.id AND c.until IS DISTINCT FROM 0
 --{history
 ), told AS (
     INSERT INTO history (count, bytes, at, events, queues, ids, receives, sizes, messages)
@@ -614,7 +624,7 @@ FROM shelf, held, later, oldest;
 SELECT (
     SELECT min(next.visible_at) FROM (VALUES (true), (false)) AS side (leased) CROSS JOIN LATERAL (
         SELECT m.visible_at FROM messages m
-        WHERE m.queue = q.id AND m.leased = side.leased AND m.visible_at > %(now)s
+        WHERE m.queue = q.id AND m.leased = side.leased AND m.visible_at > %(now)s AND m.visible_at < NEVER
             AND (m.receipt IS NOT NULL OR m.visible_at > m.sent_at)
         ORDER BY m.visible_at, m.id LIMIT 1
     ) next

@@ -8,16 +8,13 @@ brokers, `rows.py` turns rows into records and `faults.py` the driver's errors i
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import msgspec
 import psycopg
-from psycopg import AsyncConnection
-from psycopg.adapt import AdaptersMap
 
-from miniq.errors import InvalidRequest, QueueNotFound, StoreUnavailable
+from miniq.errors import InvalidRequest, StoreUnavailable
 from miniq.message import (
     JSON,
     Counts,
@@ -37,32 +34,36 @@ from miniq.message import (
 from miniq.store import transfer
 from miniq.store.base import (
     FREE,
-    ChangeHint,
     Edit,
     Fence,
     Once,
-    ReadyHint,
     Room,
-    WithoutClaims,
-    WithoutStages,
     fence_outcome,
     full,
 )
-from miniq.store.postgres import address, copying, queries, rows, schema
-from miniq.store.postgres.connections import Connection, Connections
-from miniq.store.postgres.listener import Listener
-from miniq.store.postgres.rows import Blobs, BlobsDumper, escape
+from miniq.store.postgres import copying, rows, schema
+from miniq.store.postgres.access import (
+    FIRST_ID,
+    LONG,
+    RETURNED,
+    Row,
+    Step,
+    execute,
+    no_queue,
+    pipeline,
+    tags,
+    transaction,
+)
+from miniq.store.postgres.claims import Claims
+from miniq.store.postgres.connections import Connection
+from miniq.store.postgres.rows import Blobs, escape
+from miniq.store.postgres.stages import Stages
 from miniq.store.transfer import Item, portions
 
 log = logging.getLogger("miniq.store.postgres")
 FULL = "MQ001"
 """What the function `refuse_full` raises."""
 FOREVER = 2**63 - 1
-FIRST_ID = "00000000-0000-0000-0000-000000000000"
-LONG = 600.0
-"""Seconds that emptying a large queue may take."""
-RETURNED = 1000
-"""Leases that have run out and are put back into line in one statement."""
 DUMPED = 200
 """Messages read in one statement while everything is copied."""
 NUMBERED = 10_000
@@ -72,31 +73,11 @@ HISTORY_BYTES = 16 * 1024 * 1024
 REMAINS = 600 * 1_000_000
 """How long the traces of a deleted queue are watched: a call that was under way may still add a row."""
 
-Row = tuple[Any, ...]
-Step = tuple[bytes, dict[str, Any]]
 
-
-class PostgresStore(WithoutClaims, WithoutStages):
+class PostgresStore(Claims, Stages):
     """A schema in a database; see `Store` for what each method promises."""
 
     shared = True
-
-    def __init__(self, url: str, *, durable: bool = True, connections: int = 8, timeout: float = 10.0) -> None:
-        self.on_ready: ReadyHint = lambda queue, recipient, count: None
-        self.on_change: ChangeHint = lambda: None
-        self._address = address.parse(url, durable=durable)
-        self._durable = durable
-        self._adapters = AdaptersMap(psycopg.adapters)
-        self._adapters.register_dumper(Blobs, BlobsDumper)
-        self._queries = queries.load()
-        self._connections = Connections(self._connect, connections, timeout)
-        self._listener = Listener(
-            self._connect,
-            self._connections,
-            self._address.channel,
-            lambda queue, recipient, count: self.on_ready(queue, recipient, count),
-            lambda: self.on_change(),
-        )
 
     async def open(self) -> None:
         try:
@@ -131,13 +112,13 @@ class PostgresStore(WithoutClaims, WithoutStages):
 
         async def change(connection: Connection) -> bool:
             if was is None:
-                return bool(await _execute(connection, *self._step("create_queue", params)))
+                return bool(await execute(connection, *self._step("create_queue", params)))
             async with connection.transaction():
                 # Compared as records: those of an earlier version lack fields that have defaults now.
-                found = await _execute(connection, *self._step("lock_settings", params))
+                found = await execute(connection, *self._step("lock_settings", params))
                 if not found or msgspec.json.decode(found[0][0], type=QueueSettings) != was:
                     return False
-                await _execute(connection, *self._step("save_queue", params))
+                await execute(connection, *self._step("save_queue", params))
                 return True
 
         done = await self._connections.call(change)
@@ -200,14 +181,14 @@ class PostgresStore(WithoutClaims, WithoutStages):
             "full": keep == "full",
             "content_type": parcel.content_type,
         }
-        tags = _tags(keep)
+        wanted = tags(keep)
         if call is not None:
             params |= {"call": escape(call.name), "given": rows.pack_ids(ids), "call_until": call.until}
-            tags = (*tags, "call")
-        query = self._queries["put_plain"].pick(*tags)
-        found = await self._connections.call(lambda connection: _execute(connection, query, params))
+            wanted = (*wanted, "call")
+        query = self._queries["put_plain"].pick(*wanted)
+        found = await self._connections.call(lambda connection: execute(connection, query, params))
         if not found:
-            raise _no_queue(queue)
+            raise no_queue(queue)
         if not found[0][1]:  # the call stands already
             given = await self._all("call_ids", params)
             if not given:
@@ -256,11 +237,11 @@ class PostgresStore(WithoutClaims, WithoutStages):
 
         async def put(connection: Connection) -> list[Row]:
             if call is None or not names:
-                return await _transaction(connection, steps)
+                return await transaction(connection, steps)
             async with connection.transaction():
-                found = await _pipeline(connection, steps)
+                found = await pipeline(connection, steps)
                 if found and rows.unpack_ids(found[0][0]) != [message.id for message in messages]:
-                    await _execute(connection, *self._step("record_call", params | {"answer": found[0][0]}))
+                    await execute(connection, *self._step("record_call", params | {"answer": found[0][0]}))
                 return found
 
         try:
@@ -271,7 +252,7 @@ class PostgresStore(WithoutClaims, WithoutStages):
             held, size, more, more_bytes = map(int, (error.diag.message_primary or "").split())
             raise full(room, queue, held, size, more, more_bytes) or error from None
         if not found:
-            raise _no_queue(queue)
+            raise no_queue(queue)
         answer, arrived = found[0]
         self._arrived(queue, arrived)
         return rows.unpack_ids(answer)
@@ -297,19 +278,19 @@ class PostgresStore(WithoutClaims, WithoutStages):
             "token": token,
             "consumer": escape(consumer),
         }
-        query = self._queries["take" if consumer is None else "take_own"].pick(*_tags(keep))
+        query = self._queries["take" if consumer is None else "take_own"].pick(*tags(keep))
 
         async def take(connection: Connection) -> list[Row]:
-            found = await _execute(connection, query, params | {"look": True})
+            found = await execute(connection, query, params | {"look": True})
             while found and found[0][7]:
                 back = {"queue": queue, "now": now, "limit": RETURNED}
-                returned = await _execute(connection, *self._step("return_expired", back))
-                found = await _execute(connection, query, params | {"look": returned[0][0] == RETURNED})
+                returned = await execute(connection, *self._step("return_expired", back))
+                found = await execute(connection, query, params | {"look": returned[0][0] == RETURNED})
             return found
 
         found = await self._connections.call(take)
         if not found:
-            raise _no_queue(queue)
+            raise no_queue(queue)
         if found[0][0] is None:
             return []
         return [Stored(rows.message(queue, row), until, row[4], token, consumer) for row in found]
@@ -353,9 +334,9 @@ class PostgresStore(WithoutClaims, WithoutStages):
 
         async def change(connection: Connection) -> tuple[Outcome, list[Row]]:
             async with connection.transaction():
-                found = await _execute(connection, *self._step("lock_message", {"queue": queue, "id": id}))
+                found = await execute(connection, *self._step("lock_message", {"queue": queue, "id": id}))
                 if not found:
-                    raise _no_queue(queue)
+                    raise no_queue(queue)
                 shelf, *row = found[0]
                 old = None if row[0] is None else rows.stored(queue, row)
                 outcome = fence_outcome(old, receipt, now)
@@ -377,7 +358,7 @@ class PostgresStore(WithoutClaims, WithoutStages):
                     "content_type": new.content_type,
                     "reset": edit.visible_at is not None,
                 }
-                return outcome, await _execute(connection, *self._step("edit", params, keep))
+                return outcome, await execute(connection, *self._step("edit", params, keep))
 
         outcome, found = await self._connections.call(change)
         if found and edit.visible_at is not None:
@@ -419,12 +400,12 @@ class PostgresStore(WithoutClaims, WithoutStages):
                         names = [escape(group) for group in groups]
                         steps.append(self._step("lock_groups", {"queue": to, "groups": names}))
                     steps.append(self._step("move", params | asked | _columns(messages), told))
-                    found = await _pipeline(connection, steps)
+                    found = await pipeline(connection, steps)
                     if not found:
-                        raise _no_queue(queue)
+                        raise no_queue(queue)
                     moved, recipients, heads, target = found[0]
                     if target is None:
-                        raise _no_queue(to)
+                        raise no_queue(to)
                     done.update(places[place - 1] for place in moved or ())
                     arrived.extend(((to, recipients or []), (queue, heads or [])))
 
@@ -435,11 +416,11 @@ class PostgresStore(WithoutClaims, WithoutStages):
         return await self._outcomes(queue, fences, done)
 
     async def clear(self, queue: str, *, now: int, keep: History) -> int:
-        query = self._queries["clear"].pick(*_tags(keep))
         params = {"queue": queue, "now": now}
-        found = await self._connections.call(lambda connection: _execute(connection, query, params), LONG)
+        steps = [self._step("lock_whole_queue", params), self._step("clear", params, keep)]
+        found = await self._connections.call(lambda connection: transaction(connection, steps), LONG)
         if not found:
-            raise _no_queue(queue)
+            raise no_queue(queue)
         return int(found[0][0])
 
     async def find(self, queue: str, id: str) -> Stored | None:
@@ -463,7 +444,7 @@ class PostgresStore(WithoutClaims, WithoutStages):
         }
         found = await self._all("scan_later" if later else "scan", params)
         if not found:
-            raise _no_queue(queue)
+            raise no_queue(queue)
         page = [rows.stored(queue, row) for row in found if row[6] is not None]
         if len(page) == len(found) or not page:
             return Page(page, None)
@@ -503,12 +484,16 @@ class PostgresStore(WithoutClaims, WithoutStages):
 
     async def trim_history(self, upto: int) -> None:
         steps = [self._step("lock_history", {}), self._step("trim_history", {"upto": min(upto, FOREVER)})]
-        await self._connections.call(lambda connection: _transaction(connection, steps), LONG)
+        await self._connections.call(lambda connection: transaction(connection, steps), LONG)
 
     async def tidy(self, *, now: int, limit: int) -> int:
-        removed = int((await self._all("tidy_dedup", {"now": now, "limit": limit}))[0][0])
+        removed = 0
+        for name in ("tidy_dedup", "tidy_claimed", "tidy_claims"):
+            removed += int((await self._all(name, {"now": now, "limit": limit}))[0][0])
         for shelf, until in await self._all("remains", {}):
-            gone = int((await self._all("tidy_messages", {"shelf": shelf, "limit": limit}))[0][0])
+            gone = 0
+            for name in ("tidy_messages", "tidy_readers"):
+                gone += int((await self._all(name, {"shelf": shelf, "limit": limit}))[0][0])
             removed += gone
             if until is None and not gone:
                 await self._all("keep_remains", {"shelf": shelf, "until": now + REMAINS})
@@ -533,6 +518,10 @@ class PostgresStore(WithoutClaims, WithoutStages):
         queues = await self.queues()
         for name, settings in queues.items():
             yield transfer.Queue(name, settings)
+            for group, epoch, acked, last in await self._all("dump_readers", {"queue": name}):
+                if acked < last:
+                    raise transfer.no_held_claims(name, rows.unescape(group) or "", last - acked)
+                yield transfer.Readers(name, rows.unescape(group) or "", epoch, last)
         for kind, name, value in await self._all("all_records", {}):
             if kind != transfer.MARK:
                 yield transfer.Record(kind, rows.unescape(name) or "", value)
@@ -555,7 +544,6 @@ class PostgresStore(WithoutClaims, WithoutStages):
             offset = records[-1].offset + 1
 
     async def load(self, items: Sequence[Item], *, now: int) -> None:
-        transfer.refuse_readers(items)
         for item in items:
             if isinstance(item, transfer.Queue):
                 await self.save_queue(item.name, item.settings)
@@ -563,14 +551,9 @@ class PostgresStore(WithoutClaims, WithoutStages):
                 await self.save_record(item.kind, item.name, item.value)
         steps = [self._step(name, params) for name, params in copying.steps(items, _columns)]
         if steps:
-            await self._connections.call(lambda connection: _transaction(connection, steps), LONG)
+            await self._connections.call(lambda connection: transaction(connection, steps), LONG)
 
     # Inside
-
-    async def _connect(self) -> Connection:
-        return await AsyncConnection.connect(
-            self._address.conninfo, autocommit=True, prepare_threshold=None, context=_Context(self._adapters)
-        )
 
     async def _prepare(self, connection: Connection) -> None:
         await schema.prepare(connection, self._address)
@@ -578,26 +561,11 @@ class PostgresStore(WithoutClaims, WithoutStages):
         if self._durable and row is not None and row[0] == "off":
             log.warning("PostgreSQL runs with fsync = off: what is confirmed may be lost with the machine's power")
 
-    def _step(self, name: str, params: dict[str, Any], keep: History = "off") -> Step:
-        return self._queries[name].pick(*_tags(keep)), params
-
-    async def _all(self, name: str, params: dict[str, Any]) -> list[Row]:
-        query = self._queries[name].pick()
-        return await self._connections.call(lambda connection: _execute(connection, query, params))
-
-    async def _one(self, name: str, params: dict[str, Any], queue: str, keep: History = "off") -> Row:
-        """The one row of a query that gives none only where there is no such queue."""
-        query = self._queries[name].pick(*_tags(keep))
-        found = await self._connections.call(lambda connection: _execute(connection, query, params))
-        if not found:
-            raise _no_queue(queue)
-        return found[0]
-
     async def _change(
         self, name: str, queue: str, fences: Sequence[Fence], params: dict[str, Any], keep: History
     ) -> tuple[list[Outcome], list[str | None]]:
         """Change messages, each on its fence: what became of each, and recipients who may look again."""
-        query = self._queries[name].pick(*_tags(keep))
+        query = self._queries[name].pick(*tags(keep))
         rounds = _rounds(fences)
         done: set[int] = set()
         woken: list[str | None] = []
@@ -607,9 +575,9 @@ class PostgresStore(WithoutClaims, WithoutStages):
                 "ids": rows.array([fences[place][0] for place in places]),
                 "receipts": [escape(fences[place][1]) for place in places],
             }
-            found = await _execute(connection, query, params | asked)
+            found = await execute(connection, query, params | asked)
             if not found:
-                raise _no_queue(queue)
+                raise no_queue(queue)
             _, changed, recipients = found[0]
             done.update(places[place - 1] for place in changed or ())
             woken.extend(recipients or ())
@@ -634,7 +602,7 @@ class PostgresStore(WithoutClaims, WithoutStages):
             return ["done"] * len(fences)
         ids = {id for place, (id, _) in enumerate(fences) if place not in done and rows.is_id(id)}
         found = await self._all("present", {"queue": queue, "ids": rows.array(sorted(ids))})
-        present = {row[0] for row in found}
+        present: dict[str, bool] = {row[0]: row[1] for row in found}
         outcomes: list[Outcome] = []
         for place, (id, receipt) in enumerate(fences):
             if place in done:
@@ -642,7 +610,7 @@ class PostgresStore(WithoutClaims, WithoutStages):
             elif id not in present:
                 outcomes.append("missing")
             else:
-                outcomes.append("leased" if receipt == FREE else "stale")
+                outcomes.append("leased" if receipt == FREE or present[id] else "stale")
         return outcomes
 
     async def _numbered(self, name: str, params: dict[str, Any]) -> list[Row]:
@@ -650,55 +618,14 @@ class PostgresStore(WithoutClaims, WithoutStages):
 
         async def read(connection: Connection) -> tuple[int, list[Row]]:
             async with connection.transaction():
-                await _execute(connection, *self._step("lock_history", {}))
-                numbered = await _execute(connection, *self._step("number_history", {"limit": NUMBERED}))
-                return int(numbered[0][0]), await _execute(connection, *self._step(name, params))
+                await execute(connection, *self._step("lock_history", {}))
+                numbered = await execute(connection, *self._step("number_history", {"limit": NUMBERED}))
+                return int(numbered[0][0]), await execute(connection, *self._step(name, params))
 
         while True:
             numbered, found = await self._connections.call(read)
             if numbered < NUMBERED:
                 return found
-
-    def _ready(self, queue: str, recipient: str | None, count: int) -> None:
-        self.on_ready(queue, recipient, count)
-        self._listener.arrived(queue, recipient, count)
-
-    def _arrived(self, queue: str, recipients: Iterable[str | None]) -> None:
-        for recipient, count in Counter(recipients).items():
-            self._ready(queue, rows.unescape(recipient), count)
-
-
-class _Context:
-    """Carries our adapters to a new connection."""
-
-    def __init__(self, adapters: AdaptersMap) -> None:
-        self.adapters = adapters
-        self.connection = None
-
-
-async def _execute(connection: Connection, query: bytes, params: dict[str, Any]) -> list[Row]:
-    cursor = await connection.execute(query, params, prepare=True, binary=True)
-    return await cursor.fetchall() if cursor.description is not None else []
-
-
-async def _pipeline(connection: Connection, steps: Sequence[Step]) -> list[Row]:
-    """Send statements together; the rows of the last."""
-    if len(steps) == 1:
-        return await _execute(connection, *steps[0])
-    async with connection.pipeline():
-        for query, params in steps:
-            cursor = await connection.execute(query, params, prepare=True, binary=True)
-    return await cursor.fetchall() if cursor.description is not None else []
-
-
-async def _transaction(connection: Connection, steps: Sequence[Step]) -> list[Row]:
-    """Statements in one transaction and one round trip; the rows of the last."""
-    if len(steps) == 1:
-        return await _execute(connection, *steps[0])
-    async with connection.pipeline(), connection.transaction():
-        for query, params in steps:
-            cursor = await connection.execute(query, params, prepare=True, binary=True)
-    return await cursor.fetchall() if cursor.description is not None else []
 
 
 def _parcel(messages: Sequence[Message]) -> Parcel | None:
@@ -754,14 +681,6 @@ def _cursor(after: str | None, later: bool) -> tuple[int, str]:
     if not dot or not moment.isdigit() or int(moment) > FOREVER or not rows.is_id(id):
         raise InvalidRequest(f"after: {after!r} is not a cursor given as `next`", field="after")
     return int(moment), id
-
-
-def _tags(keep: History) -> tuple[str, ...]:
-    return () if keep == "off" else ("history",)
-
-
-def _no_queue(name: str) -> QueueNotFound:
-    return QueueNotFound(f"queue: there is no queue {name!r}", field="queue")
 
 
 def _json(settings: QueueSettings) -> str:

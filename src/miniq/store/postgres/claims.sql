@@ -1,0 +1,244 @@
+-- The queries about claims; see queries.sql. Who makes, acks or releases claims of a group locks its row in `readers`
+-- first, in the same transaction, and then looks again.
+
+-- name: open_claims
+INSERT INTO readers AS r (queue, name, epoch)
+SELECT id, %(group)s, 1 FROM queues WHERE name = %(queue)s
+ON CONFLICT (queue, name) DO UPDATE SET epoch = r.epoch + 1
+RETURNING epoch, acked, last;
+
+-- name: add_readers
+INSERT INTO readers (queue, name) SELECT id, %(group)s FROM queues WHERE name = %(queue)s
+ON CONFLICT (queue, name) DO NOTHING;
+
+-- name: dump_readers
+SELECT name, epoch, acked, last FROM readers WHERE queue = (SELECT id FROM queues WHERE name = %(queue)s) ORDER BY name;
+
+-- name: load_readers
+INSERT INTO readers (queue, name, epoch, acked, last)
+SELECT id, %(group)s, %(epoch)s, %(last)s, %(last)s FROM queues WHERE name = %(queue)s;
+
+-- name: lock_readers
+-- The lock of the queue keeps a purge away until this is done.
+SELECT r.id FROM queues q JOIN readers r ON r.queue = q.id AND r.name = %(group)s
+WHERE q.name = %(queue)s
+FOR KEY SHARE OF q FOR UPDATE OF r;
+
+-- name: readers
+-- A group, and one of its claims if it can be read.
+SELECT q.id, r.id, r.epoch, r.acked, r.last, c.number, c.messages, c.bytes, c.made_at, c.acked_at
+FROM queues q
+LEFT JOIN readers r ON r.queue = q.id AND r.name = %(group)s
+LEFT JOIN claims c ON c.readers = r.id AND c.number = %(number)s AND (c.until IS NULL OR c.until > %(now)s)
+WHERE q.name = %(queue)s;
+
+-- name: claim_groups
+SELECT r.name, r.epoch, r.acked, r.last, c.number, c.messages, c.bytes, c.made_at, c.acked_at
+FROM queues q
+LEFT JOIN readers r ON r.queue = q.id AND (r.epoch > 0 OR r.last > 0)
+LEFT JOIN claims c ON c.readers = r.id AND (c.until IS NULL OR c.until > %(now)s)
+WHERE q.name = %(queue)s
+ORDER BY r.name, c.number;
+
+-- name: ack_claims
+WITH gone AS (
+    DELETE FROM messages m USING claimed c
+    WHERE c.readers = %(readers)s AND c.number > %(acked)s AND c.number <= %(upto)s
+        AND m.queue = %(shelf)s AND m.id = c.id
+    RETURNING c.number, c.place, m.id, m.size, m.grp, m.receives, m.consumer, m.taken_at
+), tally AS (
+    INSERT INTO tallies AS t (queue, slot, messages, bytes)
+    SELECT %(shelf)s, mod(pg_backend_pid(), 32), -count(*), -sum(size) FROM gone HAVING count(*) > 0
+    ON CONFLICT (queue, slot) DO UPDATE SET
+        messages = t.messages + excluded.messages, bytes = t.bytes + excluded.bytes
+--{history
+), told AS (
+    INSERT INTO history (count, bytes, at, events, queues, ids, receives, sizes, consumers, helds)
+    SELECT count(*), 64 * count(*), %(now)s,
+        array_fill('acked'::text, ARRAY[count(*)::int]), array_fill(%(queue)s::text, ARRAY[count(*)::int]),
+        array_agg(id::text ORDER BY nth), array_agg(receives ORDER BY nth), array_agg(size::bigint ORDER BY nth),
+        array_agg(consumer ORDER BY nth), array_agg(greatest(0, %(now)s - taken_at) ORDER BY nth)
+    FROM (SELECT *, row_number() OVER (ORDER BY number, place) - 1 AS nth FROM gone) g
+    GROUP BY nth / 1000 ORDER BY nth / 1000
+--}
+), finished AS (
+    UPDATE claims SET acked_at = %(now)s, until = %(keep_until)s
+    WHERE readers = %(readers)s AND number > %(acked)s AND number <= %(upto)s
+), moved AS (
+    UPDATE readers SET acked = %(upto)s WHERE id = %(readers)s
+)
+SELECT
+    (SELECT count(*) FROM gone),
+    (SELECT advance_groups(%(shelf)s, array_agg(DISTINCT grp ORDER BY grp))
+     FROM gone WHERE grp IS NOT NULL HAVING count(*) > 0);
+
+-- name: claim
+-- The next messages of a claim, of those that anybody may have.
+WITH ready AS MATERIALIZED (
+    SELECT m.id, m.rank, m.size, m.visible_at, m.taken_at, m.receipt, m.consumer,
+        is_fit(m.about, m.sent_at, m.receives, %(now)s, %(since)s, %(most)s) AS fit
+    FROM messages m
+    WHERE m.queue = %(shelf)s AND m.recipient IS NULL AND NOT m.blocked AND NOT m.leased AND m.visible_at <= %(now)s
+        AND (m.rank, m.id) > (%(after_rank)s, %(after_id)s::uuid)
+    ORDER BY m.rank, m.id LIMIT %(limit)s
+    FOR UPDATE SKIP LOCKED
+--include: claim
+
+-- name: claim_own
+-- The same, and of those that this consumer is the recipient of.
+WITH common AS MATERIALIZED (
+    SELECT m.id, m.rank, m.size, m.visible_at, m.taken_at, m.receipt, m.consumer,
+        is_fit(m.about, m.sent_at, m.receives, %(now)s, %(since)s, %(most)s) AS fit
+    FROM messages m
+    WHERE m.queue = %(shelf)s AND m.recipient IS NULL AND NOT m.blocked AND NOT m.leased AND m.visible_at <= %(now)s
+        AND (m.rank, m.id) > (%(after_rank)s, %(after_id)s::uuid)
+    ORDER BY m.rank, m.id LIMIT %(limit)s
+    FOR UPDATE SKIP LOCKED
+), own AS MATERIALIZED (
+    SELECT m.id, m.rank, m.size, m.visible_at, m.taken_at, m.receipt, m.consumer,
+        is_fit(m.about, m.sent_at, m.receives, %(now)s, %(since)s, %(most)s) AS fit
+    FROM messages m
+    WHERE m.queue = %(shelf)s AND m.recipient = %(consumer)s AND NOT m.blocked AND NOT m.leased
+        AND m.visible_at <= %(now)s AND (m.rank, m.id) > (%(after_rank)s, %(after_id)s::uuid)
+    ORDER BY m.rank, m.id LIMIT %(limit)s
+    FOR UPDATE SKIP LOCKED
+), ready AS MATERIALIZED (
+    SELECT * FROM common UNION ALL SELECT * FROM own ORDER BY rank, id LIMIT %(limit)s
+--include: claim
+
+-- part: claim
+), counted AS (
+    SELECT *, count(*) FILTER (WHERE fit) OVER line AS nth, count(*) FILTER (WHERE NOT fit) OVER line AS unfit,
+        coalesce(sum(size) FILTER (WHERE fit) OVER line, 0) AS total
+    FROM ready WINDOW line AS (ORDER BY rank, id ROWS UNBOUNDED PRECEDING)
+), met AS MATERIALIZED (  -- up to the first that does not go in, or until enough were met that are not fit
+    SELECT * FROM counted
+    WHERE (nth = 0 OR %(count)s + nth = 1 OR %(bytes)s + total <= %(max_bytes)s)
+        AND unfit - (NOT fit)::int < %(unfit)s
+), taken AS (
+    UPDATE messages m SET
+        visible_at = NEVER, taken_at = %(now)s, leased = true, receipt = %(token)s, consumer = %(group)s,
+        receives = m.receives + 1
+    FROM met WHERE met.fit AND m.queue = %(shelf)s AND m.id = met.id
+    RETURNING %(count)s + met.nth - 1 AS place, m.id, m.sent_at, m.due_at, m.rank, m.receives, m.about, m.body, m.size,
+        met.visible_at AS was_visible_at, met.taken_at AS was_taken_at, met.receipt AS was_receipt,
+        met.consumer AS was_consumer
+), copied AS (
+    INSERT INTO claimed (readers, number, place, id, sent_at, due_at, size, receives, rank, about, body)
+    SELECT %(readers)s, %(number)s, place, id, sent_at, due_at, size, receives, rank, about, body FROM taken
+--{history
+), happened AS (
+    SELECT t.place, e.* FROM taken t CROSS JOIN LATERAL (
+        VALUES
+            (1, 'expired', t.id, t.receives - 1, t.size, t.was_consumer, null::bigint,
+                greatest(0, t.was_visible_at - t.was_taken_at), 'lease'),
+            (2, 'received', t.id, t.receives, t.size, %(group)s::text,
+                greatest(0, %(now)s::bigint - t.was_visible_at), null, null)
+    ) AS e (step, event, id, receives, size, consumer, wait, held, reason)
+    WHERE e.step = 2 OR (t.was_receipt IS NOT NULL AND t.was_taken_at IS NOT NULL)
+), told AS (
+    INSERT INTO history (count, bytes, at, events, queues, ids, receives, sizes, consumers, waits, helds, reasons)
+    SELECT count(*), 64 * count(*), %(now)s,
+        array_agg(event ORDER BY place, step), array_fill(%(queue)s::text, ARRAY[count(*)::int]),
+        array_agg(id::text ORDER BY place, step), array_agg(receives ORDER BY place, step),
+        array_agg(size::bigint ORDER BY place, step), array_agg(consumer ORDER BY place, step),
+        array_agg(wait ORDER BY place, step), array_agg(held ORDER BY place, step),
+        array_agg(reason ORDER BY place, step)
+    FROM happened GROUP BY place / 1000 ORDER BY place / 1000
+--}
+), last AS (
+    SELECT rank, id FROM ready ORDER BY rank DESC, id DESC LIMIT 1
+), passed AS (
+    SELECT m.* FROM met JOIN messages m ON m.queue = %(shelf)s AND m.id = met.id WHERE NOT met.fit
+)
+SELECT (SELECT count(*) FROM ready), (SELECT count(*) FROM met), (SELECT count(*) FROM met WHERE fit),
+    (SELECT coalesce(sum(size), 0)::bigint FROM met WHERE fit), last.rank, last.id::text,
+    p.id::text, p.sent_at, p.due_at, p.rank, p.receives, p.about, p.body, p.visible_at, p.receipt, p.consumer
+FROM (VALUES (1)) AS one LEFT JOIN last ON true LEFT JOIN passed p ON true ORDER BY p.rank, p.id;
+-- end
+
+-- name: add_claim
+WITH made AS (
+    INSERT INTO claims (readers, number, messages, bytes, made_at)
+    VALUES (%(readers)s, %(number)s, %(count)s, %(bytes)s, %(now)s)
+)
+UPDATE readers SET last = %(number)s WHERE id = %(readers)s;
+
+-- name: claimed
+-- Some messages of a claim, as far as they fit, and how many were looked at.
+WITH claim AS (
+    SELECT c.readers, c.number FROM queues q
+    JOIN readers r ON r.queue = q.id AND r.name = %(group)s
+    JOIN claims c ON c.readers = r.id AND c.number = %(number)s AND (c.until IS NULL OR c.until > %(now)s)
+    WHERE q.name = %(queue)s
+), page AS MATERIALIZED (
+    SELECT * FROM claimed
+    WHERE readers = (SELECT readers FROM claim) AND number = (SELECT number FROM claim)
+        AND place >= %(start)s AND place < %(stop)s
+    ORDER BY place LIMIT %(limit)s
+), summed AS (
+    SELECT *, sum(size) OVER (ORDER BY place ROWS UNBOUNDED PRECEDING) AS total FROM page
+)
+SELECT id::text, sent_at, due_at, rank, receives, about, body, size, (SELECT count(*) FROM page)
+FROM summed WHERE total <= %(max_bytes)s OR (%(first)s AND place = %(start)s) ORDER BY place;
+
+-- name: release_claims
+-- Who may look again, and how many there are for him.
+WITH back AS (
+    UPDATE messages m SET visible_at = %(now)s, leased = false, receipt = null, consumer = null, taken_at = null
+    FROM claims k JOIN claimed c USING (readers, number)
+    WHERE k.readers = %(readers)s AND k.number > %(acked)s AND m.queue = %(shelf)s AND m.id = c.id
+    RETURNING c.number, c.place, k.made_at, m.id, m.size, m.receives, m.recipient
+--{history
+), told AS (
+    INSERT INTO history (count, bytes, at, events, queues, ids, receives, sizes, consumers, helds)
+    SELECT count(*), 64 * count(*), %(now)s,
+        array_fill('released'::text, ARRAY[count(*)::int]), array_fill(%(queue)s::text, ARRAY[count(*)::int]),
+        array_agg(id::text ORDER BY nth), array_agg(receives ORDER BY nth), array_agg(size::bigint ORDER BY nth),
+        array_fill(%(group)s::text, ARRAY[count(*)::int]),
+        array_agg(greatest(0, %(now)s - made_at) ORDER BY nth)
+    FROM (SELECT *, row_number() OVER (ORDER BY number, place) - 1 AS nth FROM back) b
+    GROUP BY nth / 1000 ORDER BY nth / 1000
+--}
+), ended AS (
+    UPDATE claims SET until = 0 WHERE readers = %(readers)s AND number > %(acked)s
+), moved AS (
+    UPDATE readers SET acked = last WHERE id = %(readers)s
+)
+SELECT recipient, count(*) FROM back GROUP BY recipient;
+
+-- name: tidy_claimed
+-- What was in claims that can no longer be read.
+WITH gone AS (
+    DELETE FROM claimed c USING (
+        SELECT c.readers, c.number, c.place FROM claims k JOIN claimed c USING (readers, number)
+        WHERE k.until <= %(now)s ORDER BY k.until LIMIT %(limit)s
+    ) old WHERE c.readers = old.readers AND c.number = old.number AND c.place = old.place
+    RETURNING 1
+)
+SELECT count(*) FROM gone;
+
+-- name: tidy_claims
+WITH gone AS (
+    DELETE FROM claims k USING (
+        SELECT k.readers, k.number FROM claims k
+        WHERE k.until <= %(now)s
+            AND NOT EXISTS (SELECT FROM claimed c WHERE c.readers = k.readers AND c.number = k.number)
+        ORDER BY k.until LIMIT %(limit)s
+    ) old WHERE k.readers = old.readers AND k.number = old.number
+    RETURNING 1
+)
+SELECT count(*) FROM gone;
+
+-- name: tidy_readers
+-- The groups of a queue that was deleted: first their claims end, then the two queries above remove those.
+WITH ended AS (
+    UPDATE claims k SET until = 0 FROM readers r
+    WHERE r.queue = %(shelf)s AND k.readers = r.id AND k.until IS DISTINCT FROM 0
+), gone AS (
+    DELETE FROM readers r
+    WHERE r.queue = %(shelf)s AND NOT EXISTS (SELECT FROM claims k WHERE k.readers = r.id)
+    RETURNING 1
+)
+SELECT (SELECT count(*) FROM gone) + (
+    SELECT count(*) FROM readers r JOIN claims k ON k.readers = r.id WHERE r.queue = %(shelf)s);

@@ -1,0 +1,5 @@
+from miniq.store.base import WithoutStages
+
+
+class Stages(WithoutStages):
+    pass
