@@ -244,6 +244,39 @@ async def test_heads_of_groups_are_never_lost_between_brokers(two: tuple[Broker,
     assert len(set(got)) == 80
 
 
+async def test_readers_of_two_brokers_make_each_claim_once(two: tuple[Broker, Broker]) -> None:
+    one, other = two
+    for start in range(0, 2000, 500):
+        await send(one, "q", *range(start, start + 500))
+    await other.queues()
+    received = 0
+    for after in range(4):
+        asked = [broker.claims.next("q", "g", after, max_messages=500) for broker in (one, other) * 3]
+        taken, *answers = await asyncio.gather(other.receive("q", max=5), *asked)
+        assert len({claim for claim, _ in answers}) == 1
+        assert answers[0][0] is not None
+        assert await other.ack("q", leases(taken)) == ["done"] * len(taken)
+        received += len(taken)
+    await one.claims.ack("q", "g", 4)
+    assert (await one.queue("q")).counts.total == 0
+    kept = [claim.messages for claim in (await other.claims.list("q"))[0].claims]
+    assert sum(kept) == 2000 - received
+
+
+async def test_a_purge_beside_a_claim_leaves_no_claim_of_messages_that_are_gone(two: tuple[Broker, Broker]) -> None:
+    one, other = two
+    await one.claims.open("q", "g")
+    await other.queues()
+    last = 0
+    for _ in range(15):
+        await send(one, "q", *range(50))
+        await asyncio.gather(one.claims.next("q", "g", last), other.purge("q"))
+        (group,) = await one.claims.list("q")
+        held = sum(claim.messages for claim in group.claims if claim.acked_at is None)
+        assert (await one.queue("q")).counts.leased == held
+        last = group.last
+
+
 async def test_names_with_any_character_are_kept(two: tuple[Broker, Broker]) -> None:
     one, other = two
     odd = "a\0b\\c\\0 \"{},'é😀"
@@ -262,6 +295,8 @@ async def test_the_rows_of_a_deleted_queue_go_in_the_background(url: str, clock:
     async with Broker(open_store(url), Options(upkeep_interval=0), clock) as broker:
         await send(broker, "q", *range(50))
         await send(broker, "q", "x", dedup_id="d")
+        await broker.claims.next("q", "g", 0, max_messages=20)
+        await broker.claims.next("q", "g", 1, max_messages=20)
         await broker.delete_queue("q")
         await send(broker, "q", "new", dedup_id="d")
         assert (await broker.queue("q")).counts.total == 1
@@ -269,5 +304,5 @@ async def test_the_rows_of_a_deleted_queue_go_in_the_background(url: str, clock:
             await broker.upkeep()
             clock.advance(1000)
         name = parse(url, durable=True).schema
-        counts = f"SELECT (SELECT count(*) FROM {name}.messages), (SELECT count(*) FROM {name}.remains)"  # noqa: S608
-        assert postgresql.server().execute(counts) == [(1, 0)]
+        for table, left in {"messages": 1, "remains": 0, "readers": 0, "claims": 0, "claimed": 0}.items():
+            assert postgresql.server().execute(f"SELECT count(*) FROM {name}.{table}") == [(left,)]  # noqa: S608

@@ -33,7 +33,8 @@ FILL = """
         CASE WHEN n % 10 = 1 THEN 't' || n / 100 END, CASE WHEN n % 10 = 4 THEN 'ann' END,
         CASE WHEN n % 10 = 5 THEN 'g' || n / 100 END, 'x'
     FROM generate_series(0, %d) n;
-    INSERT INTO readers (queue, name, epoch, acked, last) SELECT 1 + n % 40, 'r' || n, 1, 99, 100 FROM generate_series(1, 50) n;
+    INSERT INTO readers (queue, name, epoch, acked, last)
+    SELECT 1 + n % 40, 'r' || n, 1, 99, 100 FROM generate_series(1, 50) n;
     INSERT INTO claims SELECT r, n, 10, 10, 1, 2, n FROM generate_series(1, 50) r, generate_series(1, 100) n;
     INSERT INTO claimed SELECT r, n, place, gen_random_uuid(), 1, 1, 1, 1, 0, null, 'x'
     FROM generate_series(1, 50) r, generate_series(1, 100) n, generate_series(0, 9) place;

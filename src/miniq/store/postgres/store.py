@@ -1,7 +1,8 @@
 """The store contract on PostgreSQL: one statement per call, or a few in one transaction that go out together.
 
 Nothing that is cached here is ever the truth, so several brokers may share a database. `queries.sql` has the
-statements, `schema.sql` the tables, `connections.py` lends the connections, `listener.py` carries wake-ups between
+statements, `schema.sql` the tables, `access.py` brings them together; `claims.py` keeps claims. `connections.py` lends
+the connections, `listener.py` carries wake-ups between
 brokers, `rows.py` turns rows into records and `faults.py` the driver's errors into ours.
 """
 
@@ -38,6 +39,7 @@ from miniq.store.base import (
     Fence,
     Once,
     Room,
+    WithoutStages,
     fence_outcome,
     full,
 )
@@ -57,7 +59,6 @@ from miniq.store.postgres.access import (
 from miniq.store.postgres.claims import Claims
 from miniq.store.postgres.connections import Connection
 from miniq.store.postgres.rows import Blobs, escape
-from miniq.store.postgres.stages import Stages
 from miniq.store.transfer import Item, portions
 
 log = logging.getLogger("miniq.store.postgres")
@@ -74,7 +75,7 @@ REMAINS = 600 * 1_000_000
 """How long the traces of a deleted queue are watched: a call that was under way may still add a row."""
 
 
-class PostgresStore(Claims, Stages):
+class PostgresStore(Claims, WithoutStages):
     """A schema in a database; see `Store` for what each method promises."""
 
     shared = True

@@ -1,5 +1,0 @@
-from miniq.store.base import WithoutStages
-
-
-class Stages(WithoutStages):
-    pass
