@@ -9,8 +9,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+PATIENCE = 30_000
+"""Milliseconds that a page may take to show something, on a machine that is busy with other things."""
+expect.set_options(timeout=PATIENCE)
 SIZES = {"desk": (1280, 860), "phone": (390, 844)}
 QUIET = (
     "--disable-gpu",
@@ -55,7 +58,7 @@ class Visit:
         self.context = browser.new_context(
             viewport={"width": width, "height": height}, has_touch=size == "phone", **options
         )
-        self.context.set_default_timeout(15_000)
+        self.context.set_default_timeout(PATIENCE)
         self.page: Page = self.context.new_page()
         self.bad: list[str] = []
         self.page.on("pageerror", lambda error: self.bad.append(f"error: {error}"))
