@@ -76,7 +76,10 @@ def test_a_url_that_cannot_be_connected_to_says_what_can(opener: Opener, bad: An
         opener(bad)
     assert caught.value.field == "url"
     assert repr(bad) in caught.value.text
-    right = "use http://HOST:PORT, tcp://HOST:PORT, a folder, rocksdb:DIR, leveldb:DIR, mongodb://HOST/NAME or memory:"
+    right = (
+        "use http://HOST:PORT, tcp://HOST:PORT, a folder, rocksdb:DIR, leveldb:DIR, postgresql://USER@HOST/DATABASE, "
+        "mongodb://HOST/NAME or memory:"
+    )
     assert right in caught.value.text
 
 
