@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from pathlib import Path
 
 import pytest
 
-from miniq.errors import NoSpace
+from miniq.errors import NoSpace, StoreFailed, StoreUnavailable
 from miniq.store import folder
 from miniq.store.embedded import EmbeddedStore
 from tests.clock import FrozenClock
@@ -83,3 +84,16 @@ async def test_disk_is_looked_at_again_after_a_megabyte(url: str) -> None:
         with pytest.raises(NoSpace):
             await send_on()
         assert 0 < sent <= folder.CHECK_BYTES
+
+
+async def test_a_folder_that_was_removed_under_a_broker_is_told_to_those_who_send(url: str, folder: Path) -> None:
+    told = ""
+    with contextlib.suppress(StoreFailed):  # closing it can no longer work
+        async with opened(url, FrozenClock()) as broker:
+            await broker.configure("q")
+            shutil.rmtree(folder)
+            try:
+                await broker.send("q", [draft("x" * 2000)] * 1000)
+            except StoreUnavailable as error:
+                told = error.text
+    assert "is not there" in told

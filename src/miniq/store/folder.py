@@ -13,7 +13,7 @@ import os
 import shutil
 from collections.abc import Sequence
 
-from miniq.errors import InvalidRequest, NoSpace, StoreError, StoreFormat, StoreLocked
+from miniq.errors import InvalidRequest, NoSpace, StoreError, StoreFormat, StoreLocked, StoreUnavailable
 from miniq.message import Message, Parcel
 from miniq.store.keys import FORMAT
 
@@ -129,7 +129,11 @@ class Space:
         self._unchecked += size + 512 * len(messages)
         if self._unchecked < CHECK_BYTES:
             return
-        free = self._folder.free_bytes()
+        try:
+            free = self._folder.free_bytes()
+        except OSError as error:
+            path = self._folder.path
+            raise StoreUnavailable(f"store: {path} is not there: {error.strerror}", field="store") from None
         if free < self.min_free:
             raise NoSpace(
                 f"store: {free} bytes free on the disk of {self._folder.path}, {self.min_free} are kept for "
