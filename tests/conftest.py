@@ -18,7 +18,7 @@ from tests.clock import FrozenClock
 STORES = ("memory", "rocksdb", "leveldb", "postgresql", "mongodb")
 CLAIMING = ("memory", "rocksdb", "leveldb", "postgresql")
 """Those that keep claims."""
-STAGING = ("memory", "rocksdb", "leveldb")
+STAGING = ("memory", "rocksdb", "leveldb", "postgresql")
 """Those that keep stages."""
 
 

@@ -104,7 +104,7 @@ async def test_a_part_that_is_uploaded_again_adds_nothing(broker: Broker) -> Non
     done = await asyncio.gather(*[broker.stages.upload("q", stage(0), 1, plain(n)) for n in range(3)])
     assert done == [(1, 1)] * 3
     await publish(broker, stage(0))
-    assert await all_of(broker) == [1, 20, 0]
+    assert await all_of(broker) in [[1, 20, first] for first in range(3)]
 
 
 async def test_only_the_listed_attempts_count_and_the_others_are_gone(broker: Broker) -> None:

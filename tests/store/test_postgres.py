@@ -11,7 +11,7 @@ import pytest
 
 from miniq.broker import Broker
 from miniq.errors import InvalidRequest, MissingExtra, StoreFormat, StoreUnavailable
-from miniq.message import QueueSettings
+from miniq.message import Published, QueueSettings, StageName
 from miniq.options import Options
 from miniq.store import open_store, shown
 from miniq.store.postgres import schema
@@ -263,6 +263,37 @@ async def test_readers_of_two_brokers_make_each_claim_once(two: tuple[Broker, Br
     assert sum(kept) == 2000 - received
 
 
+async def test_publishes_of_two_brokers_count_once_and_keep_groups_dedup_ids_and_history_whole(
+    two: tuple[Broker, Broker],
+) -> None:
+    one, other = two
+    await one.configure("q", {"history": "full"})
+    await other.queues()
+    odd = 'a\0b\\c "expires_at":0'
+    for batch in "12":
+        drafts = [draft(n, group="g") for n in range(20)]
+        drafts += [draft(n, dedup_id=f"d{n}", headers={odd: odd}, ttl=60) for n in range(20)]
+        await other.stages.upload("q", StageName("j", batch, "0", "0"), 0, drafts)
+        await other.stages.upload("q", StageName("j", batch, "1", "0"), 0, [draft(n) for n in range(1500)])
+    listed = [("0", "0"), ("1", "0")]
+    done, *repeated = await asyncio.gather(
+        *[broker.stages.publish("q", "j", "1", listed) for broker in (one, other)],
+        *[broker.stages.publish("q", "j", "2", listed) for broker in (one, other)],
+        *[send(broker, "q", "x", group="g", dedup_id="d3") for broker in (one, other)],
+    )
+    answers = [answer for answer in (done, *repeated) if isinstance(answer, Published)]
+    assert sorted(answer.repeated for answer in answers) == [False, False, True, True]
+    total = (await one.queue("q")).counts.total
+    assert total == 2 * 1520 + 20
+    events = (await one.store.history(after=0, limit=10_000, queue=None)).records
+    assert [record.offset for record in events] == list(range(1, total + 1))
+    found = [stored.message for _ in range(4) for stored in await one.receive("q", max=1000)]
+    assert sum(message.group is not None for message in found) == 1
+    ttls = [m for m in found if m.headers is not None]
+    assert {(m.expires_at or 0) - m.sent_at for m in ttls} == {60_000_000}
+    assert all(message.headers == {odd: odd} for message in ttls)
+
+
 async def test_a_purge_beside_a_claim_leaves_no_claim_of_messages_that_are_gone(two: tuple[Broker, Broker]) -> None:
     one, other = two
     await one.claims.open("q", "g")
@@ -297,6 +328,7 @@ async def test_the_rows_of_a_deleted_queue_go_in_the_background(url: str, clock:
         await send(broker, "q", "x", dedup_id="d")
         await broker.claims.next("q", "g", 0, max_messages=20)
         await broker.claims.next("q", "g", 1, max_messages=20)
+        await broker.stages.upload("q", StageName("j", "1", "0", "0"), 0, [draft(1)])
         await broker.delete_queue("q")
         await send(broker, "q", "new", dedup_id="d")
         assert (await broker.queue("q")).counts.total == 1
@@ -304,5 +336,6 @@ async def test_the_rows_of_a_deleted_queue_go_in_the_background(url: str, clock:
             await broker.upkeep()
             clock.advance(1000)
         name = parse(url, durable=True).schema
-        for table, left in {"messages": 1, "remains": 0, "readers": 0, "claims": 0, "claimed": 0}.items():
+        for table in ("messages", "remains", "readers", "claims", "claimed", "stages", "stage_parts", "staged"):
+            left = int(table == "messages")
             assert postgresql.server().execute(f"SELECT count(*) FROM {name}.{table}") == [(left,)]  # noqa: S608

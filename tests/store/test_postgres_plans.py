@@ -20,7 +20,7 @@ MANY = 100_000
 QUERIES = {
     f"{name}-{number}": text for name, query in queries.load().items() for number, text in enumerate(query.variants)
 }
-LARGE = {"messages", "dedup", "history", "claims", "claimed"}
+LARGE = {"messages", "dedup", "history", "claims", "claimed", "stages", "stage_parts", "staged"}
 """Tables that may grow; the others have a row or some per queue."""
 
 FILL = """
@@ -38,6 +38,11 @@ FILL = """
     INSERT INTO claims SELECT r, n, 10, 10, 1, 2, n FROM generate_series(1, 50) r, generate_series(1, 100) n;
     INSERT INTO claimed SELECT r, n, place, gen_random_uuid(), 1, 1, 1, 1, 0, null, 'x'
     FROM generate_series(1, 50) r, generate_series(1, 100) n, generate_series(0, 9) place;
+    INSERT INTO stages (queue, job, batch, partition, attempt, made_at, until)
+    SELECT 1, 'j', n / 100, n, '0', 1, n FROM generate_series(1, 2000) n;
+    INSERT INTO stage_parts SELECT n, 0, 1, 1, 1, 10 FROM generate_series(1, 2000) n;
+    INSERT INTO staged SELECT n, 0, nth, 1, 1, 0, 0, null, 'g', 'd', null, null, null, null, '{x}'
+    FROM generate_series(1, 2000) n, generate_series(0, 9) nth;
     INSERT INTO tallies SELECT q, slot, 10, 10 FROM generate_series(1, 50) q, generate_series(0, 31) slot;
     INSERT INTO dedup SELECT 1, n % 2 = 0, 'd' || n, '', n FROM generate_series(1, 20000) n;
     INSERT INTO history (first, count, bytes, at, events, queues, ids, receives, sizes)
@@ -113,6 +118,7 @@ INDEXES = {
     "put-0": {"messages_group"},
     "claim-0": {"messages_line", "messages_pkey"},
     "claim_own-1": {"messages_line", "messages_own", "messages_pkey"},
+    "publish_part-0": {"messages_group"},
     "ack_claims-0": {"messages_pkey"},
     "release_claims-1": {"messages_pkey"},
     "move-0": {"messages_pkey", "messages_group"},

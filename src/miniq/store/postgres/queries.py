@@ -7,7 +7,7 @@ from importlib.resources import files
 
 from miniq.message import NEVER
 
-FILES = ("queries.sql", "claims.sql")
+FILES = ("queries.sql", "claims.sql", "stages.sql")
 
 
 class Query:

@@ -1,9 +1,9 @@
 """The store contract on PostgreSQL: one statement per call, or a few in one transaction that go out together.
 
 Nothing that is cached here is ever the truth, so several brokers may share a database. `queries.sql` has the
-statements, `schema.sql` the tables, `access.py` brings them together; `claims.py` keeps claims. `connections.py` lends
-the connections, `listener.py` carries wake-ups between
-brokers, `rows.py` turns rows into records and `faults.py` the driver's errors into ours.
+statements, `schema.sql` the tables, `access.py` brings them together; `claims.py` keeps claims and `stages.py` stages,
+`connections.py` lends the connections, `listener.py` carries wake-ups between brokers, `rows.py` turns rows into
+records and `faults.py` the driver's errors into ours.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ from miniq.store.base import (
     Fence,
     Once,
     Room,
-    WithoutStages,
     fence_outcome,
     full,
 )
@@ -59,6 +58,7 @@ from miniq.store.postgres.access import (
 from miniq.store.postgres.claims import Claims
 from miniq.store.postgres.connections import Connection
 from miniq.store.postgres.rows import Blobs, escape
+from miniq.store.postgres.stages import Stages
 from miniq.store.transfer import Item, portions
 
 log = logging.getLogger("miniq.store.postgres")
@@ -75,7 +75,7 @@ REMAINS = 600 * 1_000_000
 """How long the traces of a deleted queue are watched: a call that was under way may still add a row."""
 
 
-class PostgresStore(Claims, WithoutStages):
+class PostgresStore(Claims, Stages):
     """A schema in a database; see `Store` for what each method promises."""
 
     shared = True
@@ -489,11 +489,11 @@ class PostgresStore(Claims, WithoutStages):
 
     async def tidy(self, *, now: int, limit: int) -> int:
         removed = 0
-        for name in ("tidy_dedup", "tidy_claimed", "tidy_claims"):
+        for name in ("tidy_dedup", "tidy_claimed", "tidy_claims", "tidy_stages"):
             removed += int((await self._all(name, {"now": now, "limit": limit}))[0][0])
         for shelf, until in await self._all("remains", {}):
             gone = 0
-            for name in ("tidy_messages", "tidy_readers"):
+            for name in ("tidy_messages", "tidy_readers", "tidy_stages_of"):
                 gone += int((await self._all(name, {"shelf": shelf, "limit": limit}))[0][0])
             removed += gone
             if until is None and not gone:
@@ -519,6 +519,8 @@ class PostgresStore(Claims, WithoutStages):
         queues = await self.queues()
         for name, settings in queues.items():
             yield transfer.Queue(name, settings)
+            if await self.stages(name, now=0):
+                raise transfer.no_stages(name)
             for group, epoch, acked, last in await self._all("dump_readers", {"queue": name}):
                 if acked < last:
                     raise transfer.no_held_claims(name, rows.unescape(group) or "", last - acked)
