@@ -294,6 +294,18 @@ async def test_publishes_of_two_brokers_count_once_and_keep_groups_dedup_ids_and
     assert all(message.headers == {odd: odd} for message in ttls)
 
 
+async def test_a_group_that_is_published_by_two_brokers_at_once_has_one_head(two: tuple[Broker, Broker]) -> None:
+    one, other = two
+    for batch in map(str, range(12)):
+        await one.stages.upload("q", StageName("j", batch, "0", "0"), 0, [draft(batch, group=f"g{int(batch) // 4}")])
+    await other.queues()
+    publishes = [
+        broker.stages.publish("q", "j", str(batch), [("0", "0")]) for batch, broker in enumerate((one, other) * 6)
+    ]
+    await asyncio.gather(*publishes)
+    assert len(await one.receive("q", max=10)) == 3
+
+
 async def test_a_purge_beside_a_claim_leaves_no_claim_of_messages_that_are_gone(two: tuple[Broker, Broker]) -> None:
     one, other = two
     await one.claims.open("q", "g")
