@@ -16,9 +16,9 @@ from tests import mongod, postgresql
 from tests.clock import FrozenClock
 
 STORES = ("memory", "rocksdb", "leveldb", "postgresql", "mongodb")
-CLAIMING = ("memory", "rocksdb", "leveldb", "postgresql")
+CLAIMING = ("memory", "rocksdb", "leveldb", "postgresql", "mongodb")
 """Those that keep claims."""
-STAGING = ("memory", "rocksdb", "leveldb", "postgresql")
+STAGING = ("memory", "rocksdb", "leveldb", "postgresql", "mongodb")
 """Those that keep stages."""
 
 

@@ -17,6 +17,7 @@ from miniq.store.mongodb import queries
 from miniq.store.mongodb.browse import LEASED
 from miniq.store.mongodb.documents import group_key, message_document
 from miniq.store.mongodb.fences import lease
+from miniq.store.mongodb.stages import NAME
 from tests import mongod
 from tests.clock import START
 
@@ -25,6 +26,8 @@ NOW = START + 60 * SECOND
 NUMBERS = [ObjectId() for _ in range(3)]
 A = NUMBERS[0]
 """The number of a queue with most of the messages."""
+CLAIM = ObjectId()
+"""A claim of every hundredth message."""
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +62,7 @@ def fill(database: Database[dict[str, Any]]) -> None:
             )
             one = message_document(message, number, NOW, waits=kind == 4)
             if kind in (5, 6):
-                one |= lease(number, NOW, NOW + SECOND * run, f"t{run}", None)["$set"]
+                one |= lease(number, NOW, NOW + SECOND * run, f"t{run}", None, CLAIM if place == 5 else None)["$set"]
                 del one["line"]
             if kind == 7:
                 one["timed"] = one.pop("line")
@@ -69,6 +72,14 @@ def fill(database: Database[dict[str, Any]]) -> None:
     groups = [{"_id": group_key(A, f"g{run}"), "number": A, "head": ""} for run in range(1000)]
     database.groups.insert_many(groups)
     database.tallies.insert_many([{"_id": f"{n}.{slot}", "number": n} for n in NUMBERS for slot in range(50)])
+    claims: list[dict[str, Any]] = [{"number": A, "group": "g", "claim": n, "until": START + n} for n in range(5000)]
+    database.claims.insert_many([one | ({} if one["claim"] % 1000 else {"ends": "acked"}) for one in claims])
+    database.readers.insert_many([{"serial": n, "group": f"g{place}"} for n in NUMBERS for place in range(10)])
+    parts = [
+        {"serial": A, "job": "j", "batch": str(n // 10), "partition": str(n), "until": START + n} for n in range(999)
+    ]
+    database.stages.insert_many(parts)
+    database.uploads.insert_many([{"serial": n, "of": n, "place": place} for n in NUMBERS for place in range(10)])
     records = [{"_id": str(n), "serial": A, "name": str(n), "said": "", "until": START + n} for n in range(5000)]
     database.dedup.insert_many(records)
     told = [{"queues": ["q" if n % 100 else "r"], "first": n, "last": n, "at": START} for n in range(1, 5001)]
@@ -115,6 +126,10 @@ def by_moment(query: dict[str, Any]) -> dict[str, Any]:
     return find("messages", query, queries.BY_MOMENT, hint="timed")
 
 
+def in_claim(query: dict[str, Any]) -> dict[str, Any]:
+    return find("messages", query, queries.IN_LINE, hint="claim")
+
+
 A_MESSAGE = "7" * 36
 MIDDLE = str(IdSource().run(1, START + 500_000)[0])
 
@@ -131,6 +146,21 @@ FINDS: dict[str, tuple[dict[str, Any], str, int]] = {
     "rest of a priority": (in_line(queries.rest_of_priority(A, 1, MIDDLE)), "queue", 10),
     "lower priorities": (in_line(queries.below_priority(A, 2)), "queue", 10),
     "held": (find("messages", queries.held("t17"), {"_id": 1}, 0), "receipt", 20),
+    "what a claim holds": (in_claim(queries.inside("claim", CLAIM)), "claim", 10),
+    "what an acked claim holds": (in_line(queries.inside("number", CLAIM)), "queue", 10),
+    "a claim from a message on": (in_claim(queries.inside_from("claim", CLAIM, 1, MIDDLE)[0]), "claim", 10),
+    "a claim below a priority": (in_claim(queries.inside_from("claim", CLAIM, 1, MIDDLE)[1]), "claim", 10),
+    "groups of readers": (find("readers", {"serial": A}, {"group": 1}, 0), "serial", 10),
+    "claims of a queue": (find("claims", {"number": A}, {"group": 1, "claim": 1}), "number", 10),
+    "claims of a group": (find("claims", queries.of_group(A, "g", 4990), {"claim": 1}, 0), "number", 10),
+    "claims of a group that are over": (find("claims", queries.ending(A, "g"), hint="ends"), "ends", 5),
+    "claims that are left over": (find("claims", queries.left_over(NOW), hint="ends"), "ends", 5),
+    "claims that ran out": (find("claims", queries.ran_out(START + 100) | {"ends": None}), "until", 20),
+    "stages of a queue": (find("stages", {"serial": A}, dict.fromkeys(NAME, 1), 10), "name", 10),
+    "stages of a batch": (find("stages", {"serial": A, "job": "j", "batch": "7"}, None, 0), "name", 11),
+    "stages that ran out": (find("stages", queries.ran_out(START + 100)), "until", 10),
+    "chunks of an upload": (find("uploads", queries.chunks(A), {"place": 1}, 0), "of", 20),
+    "uploads of a queue": (find("uploads", {"serial": NUMBERS[1]}, None, 0), "serial", 10),
     "groups of a number": (find("groups", queries.of_number(NUMBERS[1])), "number", 10),
     "tallies": (find("tallies", queries.of_number(A), None, 0), "number", 50),
     "dedup records that ran out": (find("dedup", queries.ran_out(START + 100)), "until", 10),
@@ -180,6 +210,13 @@ def test_numbers_in_use_are_found_by_skipping(database: Database[dict[str, Any]]
     explained = database.command("explain", {"distinct": "messages", "key": "number"}, verbosity="executionStats")
     assert "DISTINCT_SCAN" in {stage["stage"] for stage in stages(explained)}
     assert explained["executionStats"]["totalKeysExamined"] <= len(NUMBERS) + 1
+
+
+def test_a_place_in_a_claim_is_found_in_the_index_alone(database: Database[dict[str, Any]]) -> None:
+    command = in_claim(queries.inside("claim", CLAIM)) | {"projection": {"priority": 1}, "skip": 500, "limit": 1}
+    explained = database.command("explain", command, verbosity="executionStats")
+    assert explained["executionStats"]["totalDocsExamined"] == 0
+    assert explained["executionStats"]["totalKeysExamined"] <= 502
 
 
 def test_every_index_serves_a_query(database: Database[dict[str, Any]]) -> None:

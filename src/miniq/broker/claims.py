@@ -59,10 +59,10 @@ class Claims:
         rules.check_seconds(wait, "wait", 0, limits.wait)
         if consumer is not None:
             rules.check_text(consumer, "consumer", limits)
+        deadline = broker.clock.now() + rules.micros(wait)
         found = await self._claim(queue, group, after, epoch, max_messages, max_bytes, consumer)
         if found.claim is not None or not wait:
             return found.claim, found.epoch
-        deadline = broker.clock.now() + rules.micros(wait)
         with broker.waiters.join(queue, consumer) as waiter:
             while True:
                 found = await self._claim(queue, group, after, epoch, max_messages, max_bytes, consumer)

@@ -41,16 +41,12 @@ def edited(message: Message, now: int, receives: int, keep: History) -> Event:
 
 def received(message: Message, now: int, receives: int, since: int, consumer: str | None) -> Event:
     """A message was handed out; `since` is when it could last become ready."""
-    return Event(
-        now,
-        "received",
-        message.queue,
-        message.id,
-        receives,
-        message.size,
-        consumer,
-        max(0, now - since) / 1000,
-    )
+    return received_as(message.queue, message.id, message.size, now, receives, since, consumer)
+
+
+def received_as(queue: str, id: str, size: int, now: int, receives: int, since: int, consumer: str | None) -> Event:
+    """The same, where the rest of the message was not read."""
+    return Event(now, "received", queue, id, receives, size, consumer, max(0, now - since) / 1000)
 
 
 def left(

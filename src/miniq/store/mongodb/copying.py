@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from itertools import groupby
 from typing import Any
@@ -10,7 +11,8 @@ from bson import ObjectId
 
 from miniq.store import transfer
 from miniq.store.mongodb import dedup, groups, queries, tallies
-from miniq.store.mongodb.documents import decode_settings, message_document, place_of, stored_of
+from miniq.store.mongodb.changes import Named
+from miniq.store.mongodb.documents import Document, decode_settings, message_document, place_of, stored_of
 from miniq.store.mongodb.history import HistoryLog
 from miniq.store.mongodb.link import Database, Session
 from miniq.store.transfer import Item, Saved
@@ -21,6 +23,8 @@ async def dump(db: Database, log: HistoryLog) -> AsyncIterator[Item]:
     queues = [one async for one in db.queues.find({}).sort("_id")]
     for queue in queues:
         yield transfer.Queue(queue["_id"], decode_settings(queue["settings"]))
+        async for readers in _readers(db, queue):
+            yield readers
     async for record in db.records.find({"kind": {"$ne": transfer.MARK}}):
         yield transfer.Record(record["kind"], record["name"], record["value"])
     yield transfer.LastId(await tallies.last_id(db))
@@ -39,6 +43,24 @@ async def dump(db: Database, log: HistoryLog) -> AsyncIterator[Item]:
     while records := (await log.read(after, 1000, None)).records:
         yield transfer.Events(records[0].offset, [record.event for record in records])
         after = records[-1].offset
+
+
+async def _readers(db: Database, queue: Document) -> AsyncIterator[transfer.Readers]:
+    """The groups that read a queue by claims."""
+    if await db.stages.find_one({"serial": queue["serial"]}, {"_id": 1}) is not None:
+        raise transfer.no_stages(queue["_id"])
+    held = queries.of_number(queue["number"]) | {"$or": [{"acked_at": None}, {"ends": {"$exists": True}}]}
+    many = Counter([one["group"] async for one in db.claims.find(held)])
+    async for one in db.readers.find({"serial": queue["serial"]}).sort("group"):
+        if many[one["group"]]:
+            raise transfer.no_held_claims(queue["_id"], one["group"], many[one["group"]])
+        yield transfer.Readers(queue["_id"], one["group"], int(one["epoch"]), int(one["last"]))
+
+
+async def load_readers(db: Database, session: Session, readers: transfer.Readers, named: Named) -> None:
+    state = {"epoch": readers.epoch, "acked": readers.last, "last": readers.last}
+    names = {"serial": named.serial, "number": named.number, "group": readers.group}
+    await db.readers.insert_one({"_id": f"{named.serial}:{readers.group}"} | names | state, session=session)
 
 
 async def load_messages(

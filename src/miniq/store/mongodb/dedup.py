@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from bson import ObjectId
 from pymongo import ReplaceOne
@@ -16,6 +16,10 @@ def call_name(call: Once) -> str:
     return "\0" + call.name
 
 
+def publish_name(job: str, batch: str) -> str:
+    return f"\0publish\0{job}\0{batch}"
+
+
 async def standing(
     db: Database, session: Session, serial: ObjectId, messages: Sequence[Message], call: Once | None, now: int
 ) -> dict[str, str]:
@@ -23,6 +27,11 @@ async def standing(
     names = {message.dedup_id for message in messages if message.dedup_id is not None}
     if call is not None:
         names.add(call_name(call))
+    return await find(db, session, serial, names, now)
+
+
+async def find(db: Database, session: Session, serial: ObjectId, names: Iterable[str], now: int) -> dict[str, str]:
+    """What records of these names say, as far as they have not run out."""
     query = {"_id": {"$in": [f"{serial}:{name}" for name in names]}}
     found = await db.dedup.find(query, session=session).to_list()
     return {one["name"]: one["said"] for one in found if one["until"] > now}

@@ -3,7 +3,7 @@
 meta       `format`: the version below. `history`: first and last offset, bytes. `last_id`: of queues that are gone.
            `revision`: rises with every change of queues or records.
 queues     _id is the name. `number` names its messages and changes when it is emptied; `serial` names its dedup
-           records and stays. Whatever has a number that no queue has is garbage.
+           records, readers and stages, and stays. Whatever has a number that no queue and no claim has is garbage.
 messages   _id is the message's id; the fields of `Message` under their own names, None left out, and its state.
            number        the queue's
            lane          the recipient, "" for anybody
@@ -12,8 +12,17 @@ messages   _id is the message's id; the fields of `Message` under their own name
            visible_at, receives, receipt, consumer, taken_at
            line          the number, while it can be taken once `visible_at` has come
            timed         the number, while `visible_at` lies ahead, as far as anybody has noticed
+           claim         the _id of the claim it is in
            waits         true if it is in a group and not its head: then it has no `line`
 groups     _id is a group_key, `head` the id of its head; there while the group has messages.
+readers    _id is SERIAL:GROUP: epoch, acked and last of a group of readers (`claims.py`), and the queue's `number` they
+           hold for: with another number all claims are gone. `growing` while claim `last` is being made.
+claims     `number`, `group` and `claim` say whose it is. What it holds has its _id as `claim`; once it is acked, as
+           `number`, so that it is in no queue, and garbage when the claim is gone.
+           ends          `acked` or `released`, while messages still have to leave it
+           until         until when it can be read, once it is acked
+stages     the parts of stages that are not published: name, how many messages and bytes, how many `runs` of ids.
+uploads    what was uploaded as the part `of`, in chunks, as MessagePack.
 tallies    _id is NUMBER.SLOT: messages, bytes and highest id that changes through this slot added to the queue.
            The sum over a number's slots is the queue's count. Each change writes one, so that emptying or
            deleting the queue, which removes them, conflicts with every change under way.
@@ -37,7 +46,19 @@ from bson import ObjectId
 from miniq.message import DeadLetter, Message, QueueSettings, Stored
 
 FORMAT = 1
-COLLECTIONS = ("meta", "queues", "messages", "groups", "tallies", "dedup", "records", "events", "signals")
+COLLECTIONS = (
+    "meta",
+    "queues",
+    "messages",
+    "groups",
+    "readers",
+    "claims",
+    "tallies",
+    "dedup",
+    "records",
+    "events",
+    "signals",
+)
 
 LEASE = ("receipt", "consumer", "taken_at")
 """The fields that a lease brings and a release takes away."""

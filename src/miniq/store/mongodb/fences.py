@@ -7,7 +7,7 @@ from typing import Any
 
 from bson import ObjectId
 
-from miniq.message import Event, EventName, Outcome
+from miniq.message import NEVER, Event, EventName, Outcome
 from miniq.store import events
 from miniq.store.base import ANY, FREE, Fence
 from miniq.store.mongodb.documents import LEASE, Document, place_of
@@ -29,6 +29,8 @@ def check(found: Document | None, receipt: str, now: int) -> Outcome:
     """Whether a fence holds."""
     if found is None:
         return "missing"
+    if found["visible_at"] == NEVER:
+        return "leased"  # in a claim
     if receipt == FREE:
         return "leased" if found["visible_at"] > now and "receipt" in found else "done"
     return "done" if receipt in (ANY, found.get("receipt")) else "stale"
@@ -44,15 +46,27 @@ def state_change(number: ObjectId, visible_at: int, now: int, waits: bool, **fie
     return {"$set": {name: value for name, value in fields.items() if value is not None}, "$unset": gone}
 
 
-def lease(number: ObjectId, now: int, until: int, token: str, consumer: str | None) -> dict[str, Any]:
-    """The update that hands a message out."""
-    change = state_change(number, until, now, False, receipt=token, consumer=consumer, taken_at=now)
+def lease(
+    number: ObjectId, now: int, until: int, token: str, consumer: str | None, claim: ObjectId | None = None
+) -> dict[str, Any]:
+    """The update that hands a message out, to a claim if one is given."""
+    change = state_change(number, until, now, False, receipt=token, consumer=consumer, taken_at=now, claim=claim)
     return change | {"$inc": {"receives": 1}}
 
 
 def release(number: ObjectId, visible_at: int, now: int, waits: bool) -> dict[str, Any]:
     """The update that gives a message back."""
     return state_change(number, visible_at, now, waits, **dict.fromkeys(LEASE))
+
+
+def handed_out(found: Document, now: int, consumer: str | None) -> list[Event]:
+    """A message is leased; the lease before that, if it ran out, is told first."""
+    told: list[Event] = []
+    if "receipt" in found and "taken_at" in found:
+        told.append(left("expired", found, now, "lease", found["visible_at"] - found["taken_at"]))
+    receives, since = found["receives"] + 1, found["visible_at"]
+    told.append(events.received_as(found["queue"], found["_id"], found["size"], now, receives, since, consumer))
+    return told
 
 
 def left(event: EventName, found: Document, now: int, reason: str | None, held: int | None = None) -> Event:

@@ -32,8 +32,27 @@ INDEXES: dict[str, list[IndexModel]] = {
         IndexModel({"number": 1, "priority": -1, "_id": 1}, name="queue"),
         IndexModel({"group_key": 1, "_id": 1}, name="group", **_present("group_key")),
         IndexModel({"receipt": 1, "_id": 1}, name="receipt", **_present("receipt")),
+        # What a claim holds, in order. Once it is acked it is found by `queue`: see `documents.py`.
+        IndexModel({"claim": 1, "priority": -1, "_id": 1}, name="claim", **_present("claim")),
+    ],
+    "readers": [IndexModel({"serial": 1, "group": 1}, name="serial")],
+    "claims": [
+        IndexModel({"number": 1, "group": 1, "claim": 1}, name="number", unique=True),
+        # Hardly ever any.
+        IndexModel({"ends": 1, "number": 1, "group": 1}, name="ends", **_present("ends")),
+        IndexModel({"until": 1}, name="until", **_present("until")),
     ],
     "groups": [IndexModel({"number": 1}, name="number")],
+    "stages": [
+        IndexModel(
+            {"serial": 1, "job": 1, "batch": 1, "partition": 1, "attempt": 1, "part": 1}, name="name", unique=True
+        ),
+        IndexModel({"until": 1}, name="until"),
+    ],
+    "uploads": [
+        IndexModel({"of": 1, "place": 1}, name="of"),
+        IndexModel({"serial": 1}, name="serial"),
+    ],
     "tallies": [IndexModel({"number": 1}, name="number")],
     "dedup": [IndexModel({"until": 1}, name="until")],
     "records": [IndexModel({"kind": 1}, name="kind")],
@@ -86,9 +105,9 @@ def due(number: ObjectId, now: int) -> Query:
     return {"timed": number, "visible_at": {"$lte": now}}
 
 
-def ahead(number: ObjectId, now: int) -> Query:
-    """Timed messages whose moment lies ahead; sort by `BY_MOMENT`."""
-    return {"timed": number, "visible_at": {"$gt": now}}
+def ahead(number: ObjectId, now: int, before: int | None = None) -> Query:
+    """Timed messages whose moment lies ahead, and before another one if given; sort by `BY_MOMENT`."""
+    return {"timed": number, "visible_at": {"$gt": now} if before is None else {"$gt": now, "$lt": before}}
 
 
 def tally_of_ahead(number: ObjectId, now: int) -> Pipeline:
@@ -159,10 +178,53 @@ SLOTS: Pipeline = [
 """Numbers of queues that have many counters, of processes that are gone most likely."""
 
 
+# Claims
+
+
+def of_group(number: ObjectId, group: str, above: int = 0) -> Query:
+    """Claims of a group with numbers above one; sort by `claim`."""
+    return {"number": number, "group": group, "claim": {"$gt": above}}
+
+
+OVER: Query = {"ends": {"$in": ["acked", "released"]}}
+
+
+def ending(number: ObjectId, group: str) -> Query:
+    """Claims of a group that are over, though messages may still have to leave them."""
+    return OVER | {"number": number, "group": group}
+
+
+def left_over(before: int) -> Query:
+    """Claims of any group that were over at a moment and still are not empty; their broker died most likely."""
+    return OVER | {"ended_at": {"$lte": before}}
+
+
+def inside(field: str, claim: ObjectId) -> Query:
+    """All that a claim holds; sort by `IN_LINE`. The field is `claim` until it is acked, then `number`."""
+    return {field: claim}
+
+
+def inside_from(field: str, claim: ObjectId, priority: int, first: str) -> list[Query]:
+    """What a claim holds from a message on, in two queries, one after the other; sort by `IN_LINE`, with a hint."""
+    return [
+        {field: claim, "priority": priority, "_id": {"$gte": first}},
+        {field: claim, "priority": {"$lt": priority}},
+    ]
+
+
+# Stages
+
+
+def chunks(part: ObjectId) -> Query:
+    """What was uploaded as a part; sort by `place`."""
+    return {"of": part}
+
+
 # Dedup records and history
 
 
 def ran_out(now: int) -> Query:
+    """Records, claims or stages that are kept no longer."""
     return {"until": {"$lte": now}}
 
 

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import pymongo
 from bson import ObjectId
-from msgspec import Struct
 from pymongo import ReplaceOne
 from pymongo.read_concern import ReadConcern
 
-from miniq.errors import InvalidRequest, QueueNotFound
+from miniq.errors import InvalidRequest
 from miniq.ids import from_spans, spans
 from miniq.message import (
+    NEVER,
+    Claim,
+    ClaimGroup,
     Counts,
     Event,
     EventName,
@@ -27,14 +27,20 @@ from miniq.message import (
     Message,
     Outcome,
     Page,
+    Portion,
+    Published,
     QueueSettings,
+    Stage,
+    StageName,
     Status,
     Stored,
 )
 from miniq.store import events, transfer
-from miniq.store.base import Edit, Fence, Once, ReadyHint, Room, WithoutClaims, WithoutStages, check_room
+from miniq.store.base import Claimed, Edit, Fence, Fit, Once, ReadyHint, Reserve, Room, check_room
 from miniq.store.mongodb import browse, copying, dedup, groups, queries, setup, tallies, upkeep
 from miniq.store.mongodb import fences as fencing
+from miniq.store.mongodb.changes import Changes, Numbers, check_number, no_queue
+from miniq.store.mongodb.claims import Asked, Claims
 from miniq.store.mongodb.documents import (
     LEASE,
     Document,
@@ -46,10 +52,10 @@ from miniq.store.mongodb.documents import (
 )
 from miniq.store.mongodb.fences import check, fenced, left
 from miniq.store.mongodb.history import HistoryLog
-from miniq.store.mongodb.link import Contended, Database, Link, Session
+from miniq.store.mongodb.link import Contended, Link, Session
 from miniq.store.mongodb.signals import Signals
+from miniq.store.mongodb.stages import Stages
 from miniq.store.mongodb.takers import Candidate, Takers
-from miniq.store.mongodb.tallies import SlotGone, Slots
 from miniq.store.transfer import Item, portions
 
 T = TypeVar("T")
@@ -59,17 +65,7 @@ SPREAD = 32
 MOST_CANDIDATES = 20_000
 
 
-class Named(Struct, frozen=True):
-    """What a queue is called in keys: see `documents.py`. Remembered, and checked by every change."""
-
-    number: ObjectId
-    serial: ObjectId
-
-
-Numbers = Mapping[str, Named]
-
-
-class MongoStore(WithoutClaims, WithoutStages):
+class MongoStore:
     """One database, any number of processes; see `Store` for what each method promises."""
 
     shared = True
@@ -80,9 +76,9 @@ class MongoStore(WithoutClaims, WithoutStages):
         self._link = Link(url, durable=durable, connections=connections, patience=timeout)
         self._signals = Signals(self._link)
         self._log = HistoryLog(self._link)
-        self._slots = Slots()
-        self._making = asyncio.Lock()
-        self._named: dict[str, Named] = {}
+        self._changes = Changes(self._link)
+        self._claims = Claims(self._link, self._changes, self._log, self._ready)
+        self._stages = Stages(self._link, self._changes, self._log, self._ready)
         self._takers: dict[str, Takers] = {}
 
     async def open(self) -> None:
@@ -139,7 +135,7 @@ class MongoStore(WithoutClaims, WithoutStages):
                 await tallies.remove(db, session, found["number"])
             return found is not None
 
-        self._named.pop(name, None)
+        self._changes.forget(name)
         return await self._revise(work)
 
     async def records(self, kind: str) -> dict[str, bytes]:
@@ -195,7 +191,8 @@ class MongoStore(WithoutClaims, WithoutStages):
                     return from_spans(given), []
                 ids, fresh, known = dedup.sift(messages, stands)
             if room is not None:
-                await self._check_room(db, session, queue, number, room, fresh)
+                await tallies.take_turn(db, session, queue, number)
+                check_room(room, *await tallies.total(db, session, number), fresh)
             if fresh:
                 waiting = await groups.join(db, session, number, fresh)
                 documents = [message_document(one, number, now, one.id in waiting) for one in fresh]
@@ -211,7 +208,7 @@ class MongoStore(WithoutClaims, WithoutStages):
                 await self._log.append(db, session, [events.sent(one, now, None, keep) for one in fresh])
             return ids, fresh
 
-        ids, fresh = await self._change([queue], work)
+        ids, fresh = await self._changes.make([queue], work)
         self._ready(queue, [message.recipient for message in fresh])
         return ids
 
@@ -285,7 +282,7 @@ class MongoStore(WithoutClaims, WithoutStages):
                 await self._log.append(db, session, [left(event, one, now, reason) for one in gone])
             return outcomes, heads
 
-        outcomes, heads = await self._change([queue], work)
+        outcomes, heads = await self._changes.make([queue], work)
         self._ready(queue, heads)
         return outcomes
 
@@ -303,7 +300,7 @@ class MongoStore(WithoutClaims, WithoutStages):
         async def work(named: Numbers, slot: str, session: Session) -> tuple[list[Outcome], list[str | None]]:
             db = self._link.database
             number = named[queue].number
-            await _check_number(db, session, queue, number)
+            await check_number(db, session, queue, number)
             found = await fenced(db, session, number, fences)
             outcomes: list[Outcome] = []
             changed: dict[str, Document] = {}
@@ -329,7 +326,7 @@ class MongoStore(WithoutClaims, WithoutStages):
                 await self._log.append(db, session, told)
             return outcomes, [one["lane"] or None for one in changed.values()]
 
-        outcomes, lanes = await self._change([queue], work)
+        outcomes, lanes = await self._changes.make([queue], work)
         self._ready(queue, lanes)
         return outcomes
 
@@ -342,7 +339,7 @@ class MongoStore(WithoutClaims, WithoutStages):
             one = await db.messages.find_one({"_id": id, "number": number}, session=session)
             outcome = check(one, receipt, now)
             if one is None or outcome != "done":
-                await _check_number(db, session, queue, number)
+                await check_number(db, session, queue, number)
                 return outcome, []
             message = edit.apply(message_of(one))
             new = message_document(message, number, now, one.get("waits", False))
@@ -357,7 +354,7 @@ class MongoStore(WithoutClaims, WithoutStages):
                 await self._log.append(db, session, [events.edited(message, now, one["receives"], keep)])
             return outcome, [] if edit.visible_at is None else [message.recipient]
 
-        outcome, lanes = await self._change([queue], work)
+        outcome, lanes = await self._changes.make([queue], work)
         self._ready(queue, lanes)
         return outcome
 
@@ -408,7 +405,7 @@ class MongoStore(WithoutClaims, WithoutStages):
             await self._log.append(db, session, told)
             return outcomes, [message for some in come.values() for message in some], heads
 
-        outcomes, moved, heads = await self._change([queue, *(message.queue for _, message in moves)], work)
+        outcomes, moved, heads = await self._changes.make([queue, *(message.queue for _, message in moves)], work)
         for to in dict.fromkeys(message.queue for message in moved):
             self._ready(to, [message.recipient for message in moved if message.queue == to])
         self._ready(queue, heads)
@@ -420,19 +417,19 @@ class MongoStore(WithoutClaims, WithoutStages):
             change = {"$set": {"number": ObjectId()}}
             found = await db.queues.find_one_and_update({"_id": queue}, change, session=session)
             if found is None:
-                raise _no_queue(queue)
+                raise no_queue(queue)
             count, size = await tallies.total(db, session, found["number"])
             await tallies.remove(db, session, found["number"])
             if count and keep != "off":
                 await self._log.append(db, session, [events.purged(queue, count, size, now)])
             return count
 
-        self._named.pop(queue, None)
+        self._changes.forget(queue)
         return await self._link.transact(work)
 
     async def find(self, queue: str, id: str) -> Stored | None:
         with self._link.call() as db:
-            number = (await self._ask(db, queue)).number
+            number = (await self._changes.ask(db, queue)).number
             found = await db.messages.find_one({"_id": id, "number": number})
         return None if found is None else stored_of(found)
 
@@ -440,7 +437,7 @@ class MongoStore(WithoutClaims, WithoutStages):
         self, queue: str, *, status: Status | None, after: str | None, limit: int, max_bytes: int, now: int
     ) -> Page:
         with self._link.call() as db:
-            number = (await self._ask(db, queue)).number
+            number = (await self._changes.ask(db, queue)).number
             return await browse.browse(db, number, status, after, limit, max_bytes, now)
 
     async def held(self, token: str) -> list[Stored]:
@@ -452,7 +449,7 @@ class MongoStore(WithoutClaims, WithoutStages):
     async def counts(self, queue: str, *, now: int) -> Counts:
         with self._link.call() as db:
             async with self._link.client.start_session(snapshot=True) as session:
-                number = (await self._ask(db, queue, session)).number
+                number = (await self._changes.ask(db, queue, session)).number
                 count, size = await tallies.total(db, session, number)
                 ahead = await db.messages.aggregate(queries.tally_of_ahead(number, now), session=session)
                 many = {one["_id"]: one["count"] async for one in ahead}
@@ -462,10 +459,76 @@ class MongoStore(WithoutClaims, WithoutStages):
 
     async def next_visible(self, queue: str, *, now: int) -> int | None:
         with self._link.call() as db:
-            number = (await self._ask(db, queue)).number
-            cursor = db.messages.find(queries.ahead(number, now), {"_id": 0, "visible_at": 1})
+            number = (await self._changes.ask(db, queue)).number
+            cursor = db.messages.find(queries.ahead(number, now, NEVER), {"_id": 0, "visible_at": 1})
             found = await cursor.sort("visible_at").limit(1).to_list()
         return int(found[0]["visible_at"]) if found else None
+
+    # Claims
+
+    async def open_claims(self, queue: str, group: str) -> ClaimGroup:
+        return await self._claims.open(queue, group)
+
+    async def claim(
+        self,
+        queue: str,
+        group: str,
+        *,
+        after: int,
+        epoch: int | None,
+        limit: int,
+        max_bytes: int,
+        fit: Fit,
+        consumer: str | None,
+        now: int,
+        keep_until: int,
+        keep: History,
+    ) -> Claimed:
+        asked = Asked(after, epoch, limit, max_bytes, fit, consumer, now, keep_until, keep)
+        return await self._claims.next(queue, group, asked)
+
+    async def find_claim(self, queue: str, group: str, number: int, *, now: int) -> Claim:
+        return await self._claims.find(queue, group, number, now)
+
+    async def claimed(
+        self, queue: str, group: str, number: int, *, start: int, stop: int, max_bytes: int, now: int
+    ) -> list[Portion]:
+        return await self._claims.read(queue, group, number, start, stop, max_bytes, now)
+
+    async def release_claims(self, queue: str, group: str, *, epoch: int | None, now: int, keep: History) -> int:
+        return await self._claims.release(queue, group, epoch, now, keep)
+
+    async def claim_groups(self, queue: str, *, now: int) -> list[ClaimGroup]:
+        return await self._claims.groups(queue, now)
+
+    # Stages
+
+    async def stage(
+        self, queue: str, name: StageName, part: int, messages: Sequence[Message], *, now: int, until: int
+    ) -> tuple[int, int]:
+        return await self._stages.upload(queue, name, part, messages, now, until)
+
+    async def publish(
+        self,
+        queue: str,
+        job: str,
+        batch: str,
+        stages: Sequence[tuple[str, str]],
+        *,
+        now: int,
+        until: int,
+        reserve: Reserve,
+        dedup_until: int,
+        room: Room | None,
+        keep: History,
+    ) -> Published:
+        return await self._stages.publish(queue, job, batch, stages, now, until, reserve, dedup_until, room, keep)
+
+    async def discard_stages(self, queue: str, job: str, batch: str) -> int:
+        return await self._stages.discard(queue, job, batch)
+
+    async def stages(self, queue: str, *, now: int) -> list[Stage]:
+        return await self._stages.all(queue, now)
 
     # History and upkeep
 
@@ -479,7 +542,9 @@ class MongoStore(WithoutClaims, WithoutStages):
         await self._log.trim(upto)
 
     async def tidy(self, *, now: int, limit: int) -> int:
-        return await upkeep.tidy(self._link, now, limit)
+        await self._claims.finish(now)
+        removed = await self._stages.tidy(now, limit)
+        return removed + await upkeep.tidy(self._link, now, limit - removed)
 
     async def backup(self, path: str) -> None:
         raise InvalidRequest(
@@ -496,7 +561,6 @@ class MongoStore(WithoutClaims, WithoutStages):
                 yield portion
 
     async def load(self, items: Sequence[Item], *, now: int) -> None:
-        transfer.refuse_readers(items)
         for item in items:
             if isinstance(item, transfer.Queue):
                 await self.save_queue(item.name, item.settings)
@@ -504,7 +568,9 @@ class MongoStore(WithoutClaims, WithoutStages):
                 await self.save_record(item.kind, item.name, item.value)
         saved = [item for item in items if isinstance(item, transfer.Saved)]
         records = [item for item in items if isinstance(item, transfer.Dedup)]
+        readers = [item for item in items if isinstance(item, transfer.Readers)]
         queues = [one.stored.message.queue for one in saved] + [record.queue for record in records]
+        queues += [reader.queue for reader in readers]
 
         async def work(named: Numbers, slot: str, session: Session) -> None:
             db = self._link.database
@@ -513,6 +579,8 @@ class MongoStore(WithoutClaims, WithoutStages):
                 await copying.load_messages(db, session, queue, named[queue].number, slot, some, now)
             serials = {queue: name.serial for queue, name in named.items()}
             await copying.load_dedup(db, session, serials, records)
+            for reader in readers:
+                await copying.load_readers(db, session, reader, named[reader.queue])
             for item in items:
                 if isinstance(item, transfer.LastId):
                     await copying.load_last_id(db, session, item.id)
@@ -521,23 +589,9 @@ class MongoStore(WithoutClaims, WithoutStages):
                 elif isinstance(item, transfer.Events):
                     await self._log.load(db, session, item.offset, item.events)
 
-        await self._change(queues, work)
+        await self._changes.make(queues, work)
 
     # Inside
-
-    async def _change(self, names: Iterable[str], work: Callable[[Numbers, str, Session], Awaitable[T]]) -> T:
-        """Run a change of queues in a transaction, with the numbers that they have and a slot for counting."""
-        names = list(dict.fromkeys(names))
-        deadline = time.monotonic() + self._link.patience
-        with self._slots.one() as slot:
-            while True:
-                named = {name: await self._know(name) for name in names}
-                try:
-                    return await self._link.transact(partial(work, named, slot))
-                except SlotGone as gone:
-                    if time.monotonic() > deadline:
-                        raise
-                    await self._make_slot(gone.queue, slot)
 
     async def _revise(self, work: Callable[[Session], Awaitable[T]]) -> T:
         """Change queues or records, and let other brokers know."""
@@ -552,43 +606,12 @@ class MongoStore(WithoutClaims, WithoutStages):
         self._signals.changed()
         return answer
 
-    async def _make_slot(self, queue: str, slot: str) -> None:
-        self._named.pop(queue, None)
-        number = (await self._know(queue)).number
-        async with self._making:
-            await self._link.transact(partial(tallies.make, self._link.database, queue, number, slot))
-
-    async def _know(self, queue: str) -> Named:
-        """What a queue is called, from memory if possible: the change that uses it will find out if it is not so."""
-        if queue not in self._named:
-            with self._link.call() as db:
-                await self._ask(db, queue)
-        return self._named[queue]
-
-    async def _ask(self, db: Database, queue: str, session: Session | None = None) -> Named:
-        """What a queue is called now."""
-        found = await db.queues.find_one({"_id": queue}, {"number": 1, "serial": 1}, session=session)
-        if found is None:
-            self._named.pop(queue, None)
-            raise _no_queue(queue)
-        named = self._named[queue] = Named(found["number"], found["serial"])
-        return named
-
-    async def _check_room(
-        self, db: Database, session: Session, queue: str, number: ObjectId, room: Room, fresh: Sequence[Message]
-    ) -> None:
-        """Sends to a queue with a limit come one after the other: each writes the queue's document."""
-        turn = await db.queues.update_one({"_id": queue, "number": number}, {"$inc": {"turn": 1}}, session=session)
-        if not turn.matched_count:
-            raise SlotGone(queue)
-        check_room(room, *await tallies.total(db, session, number), fresh)
-
     async def _look(
         self, queue: str, takers: Takers, limit: int, consumer: str | None, now: int, spread: bool
     ) -> tuple[ObjectId, list[Candidate]]:
         """The first in line for a consumer, once all that is due stands there; and the number they were found by."""
         for _ in range(50):
-            number = (await self._know(queue)).number
+            number = (await self._changes.know(queue)).number
             most = min(limit + takers.beyond() + (SPREAD + limit if spread else 0), MOST_CANDIDATES)
             candidates: list[Candidate] = []
             due, present = False, None
@@ -607,10 +630,10 @@ class MongoStore(WithoutClaims, WithoutStages):
             if present == number and not due:
                 break
             if present is None:
-                self._named.pop(queue, None)
-                raise _no_queue(queue)
+                self._changes.forget(queue)
+                raise no_queue(queue)
             if present != number:
-                self._named.pop(queue, None)
+                self._changes.forget(queue)
         return number, candidates
 
     async def _lease(
@@ -639,11 +662,8 @@ class MongoStore(WithoutClaims, WithoutStages):
             state = {"visible_at": until, "receipt": token, "consumer": consumer}
             taken: list[Document] = []
             for one in found:
-                if "receipt" in one and "taken_at" in one:
-                    told.append(left("expired", one, now, "lease", one["visible_at"] - one["taken_at"]))
-                receives = one["receives"] + 1
-                told.append(events.received(message_of(one), now, receives, one["visible_at"], consumer))
-                taken.append({**one, **state, "receives": receives})
+                told += fencing.handed_out(one, now, consumer)
+                taken.append({**one, **state, "receives": one["receives"] + 1})
             if found:
                 change = fencing.lease(number, now, until, token, consumer)
                 await db.messages.update_many({"_id": {"$in": [one["_id"] for one in found]}}, change, session=session)
@@ -659,12 +679,6 @@ class MongoStore(WithoutClaims, WithoutStages):
             self._signals.ready(queue, recipient, count)
 
 
-async def _check_number(db: Database, session: Session, queue: str, number: ObjectId) -> None:
-    """Whether a queue still has the number that a change went by, for changes that count nothing."""
-    if await db.queues.find_one({"_id": queue, "number": number}, {"_id": 1}, session=session) is None:
-        raise SlotGone(queue)
-
-
 def _saved(settings: QueueSettings) -> dict[str, Any]:
     """The update that saves a queue; a new one gets its names."""
     number = ObjectId()
@@ -674,7 +688,3 @@ def _saved(settings: QueueSettings) -> dict[str, Any]:
 
 def _in_line(found: Document) -> tuple[int, str]:
     return -found["priority"], found["_id"]
-
-
-def _no_queue(queue: str) -> QueueNotFound:
-    return QueueNotFound(f"queue: there is no queue {queue!r}", field="queue")

@@ -76,6 +76,13 @@ async def add(
         raise SlotGone(queue)
 
 
+async def take_turn(db: Database, session: Session, queue: str, number: ObjectId) -> None:
+    """Sends to a queue with a limit come one after the other: each writes the queue's document."""
+    turn = await db.queues.update_one({"_id": queue, "number": number}, {"$inc": {"turn": 1}}, session=session)
+    if not turn.matched_count:
+        raise SlotGone(queue)
+
+
 async def total(db: Database, session: Session, number: ObjectId) -> tuple[int, int]:
     """Messages and bytes of a queue."""
     found = await db.tallies.find(queries.of_number(number), session=session).to_list()

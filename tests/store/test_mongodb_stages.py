@@ -1,0 +1,155 @@
+"""Stages in MongoDB: what is uploaded lies in chunks, and two brokers may publish at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pymongo import AsyncMongoClient
+from pymongo.asynchronous.database import AsyncDatabase
+
+from miniq.errors import QueueFull, TooLarge
+from miniq.ids import IdSource
+from miniq.message import SECOND, Message, Parcel, Published, QueueSettings, StageName
+from miniq.store.base import Room
+from miniq.store.mongodb import MongoStore, stages
+from tests import mongod
+from tests.clock import START
+from tests.store.parts import Maker, put, take
+
+DAY = 86400 * SECOND
+NAME = StageName("j", "1", "0", "0")
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return mongod.databases().url(tmp_path)
+
+
+@pytest.fixture
+async def database(url: str) -> AsyncIterator[AsyncDatabase[dict[str, Any]]]:
+    """The database behind the store's back."""
+    async with AsyncMongoClient[dict[str, Any]](url) as client:
+        yield client.get_default_database()
+
+
+@asynccontextmanager
+async def two(url: str) -> AsyncIterator[tuple[MongoStore, MongoStore]]:
+    opened = MongoStore(url), MongoStore(url)
+    for store in opened:
+        await store.open()
+    try:
+        await opened[0].save_queue("q", QueueSettings())
+        yield opened
+    finally:
+        for store in opened:
+            await store.close()
+
+
+def staged(number: int, **fields: Any) -> Message:
+    return Message("", "q", 0, 0, b"%d" % number, **fields)
+
+
+async def upload(store: MongoStore, messages: Sequence[Message], part: int = 0, name: StageName = NAME) -> None:
+    await store.stage("q", name, part, messages, now=START, until=START + DAY)
+
+
+async def publish(store: MongoStore, ids: IdSource, **changed: Any) -> Published:
+    asked: dict[str, Any] = {
+        "now": START, "until": START + 7 * DAY, "reserve": lambda count: ids.reserve(count, START),
+        "dedup_until": START + SECOND, "room": None, "keep": "off",
+    }  # fmt: skip
+    return await store.publish("q", "j", "1", [("0", "0")], **asked | changed)
+
+
+async def bodies(store: MongoStore) -> list[int]:
+    found = sorted(await take(store, limit=5000), key=lambda one: one.message.id)
+    return [int(one.message.body) for one in found]
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 128, 200])
+async def test_what_is_uploaded_comes_in_order_however_it_is_cut(
+    url: str, monkeypatch: pytest.MonkeyPatch, chunk: int, database: AsyncDatabase[dict[str, Any]]
+) -> None:
+    monkeypatch.setattr(stages, "CHUNK_MESSAGES", chunk)
+    async with two(url) as (one, other):
+        plain = Parcel([""] * 300, "q", 0, 0, [b"%d" % n for n in range(300)])
+        await upload(one, plain)
+        mixed = [staged(n, key="k", group="m" if n % 50 == 0 else None) for n in range(300, 500)]
+        await upload(one, mixed, part=1)
+        assert await database.uploads.count_documents({}) >= 500 // chunk
+        ids = IdSource()
+        assert await publish(other, ids) == Published(500)
+        page = await one.scan("q", status=None, after=None, limit=1000, max_bytes=10**9, now=START)
+        assert [int(stored.message.body) for stored in page.messages] == list(range(500))
+        # The head of the group alone can be taken.
+        assert await bodies(one) == [n for n in range(500) if n not in (350, 400, 450)]
+        assert await database.uploads.count_documents({}) == 0
+        (after,) = await put(one, Maker().run(1))
+        assert (await other.last_id()) == max(after, page.messages[-1].message.id)
+
+
+async def test_bodies_that_do_not_fit_into_one_document_together_are_cut(url: str) -> None:
+    async with two(url) as (one, other):
+        large = [b"%07d" % n * 150_000 for n in range(20)]
+        await upload(one, Parcel([""] * 20, "q", 0, 0, large))
+        assert await publish(other, IdSource()) == Published(20)
+        found = await one.scan("q", status=None, after=None, limit=30, max_bytes=10**9, now=START)
+        assert [stored.message.body for stored in found.messages] == large
+
+
+async def test_publishes_at_two_brokers_at_once_are_one(url: str) -> None:
+    async with two(url) as both:
+        await upload(both[0], [staged(n) for n in range(40)])
+        ids = IdSource()
+        done = await asyncio.gather(*[publish(store, ids, room=Room(50, 0)) for store in both * 3])
+        assert sorted(one.repeated for one in done) == [False, True, True, True, True, True]
+        assert {one.messages for one in done} == {40}
+        assert (await both[1].counts("q", now=START)).total == 40
+        assert await bodies(both[1]) == list(range(40))
+
+
+async def test_uploads_of_one_part_at_two_brokers_at_once_are_one(
+    url: str, database: AsyncDatabase[dict[str, Any]]
+) -> None:
+    async with two(url) as both:
+        await asyncio.gather(*[upload(store, [staged(7)]) for store in both * 4])
+        assert await database.uploads.count_documents({}) == await database.stages.count_documents({}) == 1
+        assert await publish(both[0], IdSource()) == Published(1)
+
+
+async def test_a_publish_that_is_refused_leaves_everything_as_it_was(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with two(url) as (one, other):
+        await upload(one, [staged(n, dedup_id=f"d{n % 3}") for n in range(9)] + [staged(9), staged(10)])
+        ids = IdSource()
+        with pytest.raises(QueueFull):
+            await publish(one, ids, room=Room(4, 0))
+        monkeypatch.setattr(stages, "MOST", 4)
+        with pytest.raises(TooLarge):
+            await publish(one, ids)
+        monkeypatch.undo()
+        assert (await other.counts("q", now=START)).total == 0
+        assert await publish(other, ids, room=Room(5, 0), keep="full") == Published(5)
+        assert await bodies(one) == [0, 1, 2, 9, 10]
+        records = (await one.history(after=0, limit=100, queue="q")).records
+        assert [record.event.body for record in records] == [b"0", b"1", b"2", b"9", b"10"]
+
+
+async def test_what_ran_out_or_belonged_to_a_deleted_queue_is_cleared_away(
+    url: str, database: AsyncDatabase[dict[str, Any]]
+) -> None:
+    async with two(url) as (one, _):
+        await upload(one, [staged(1)])
+        await one.stage("q", NAME, 1, [staged(2)], now=START + SECOND, until=START + SECOND + DAY)
+        await one.tidy(now=START + DAY, limit=100)
+        assert await database.uploads.count_documents({}) == 2, "the last part counts"
+        assert await one.tidy(now=START + DAY + SECOND, limit=100) == 1
+        assert await database.uploads.count_documents({}) == await database.stages.count_documents({}) == 0
+        await upload(one, [staged(1)])
+        await one.delete_queue("q")
+        await one.tidy(now=START, limit=100)
+        assert await database.uploads.count_documents({}) == await database.stages.count_documents({}) == 0
