@@ -12,10 +12,10 @@ import pytest
 from pymongo import AsyncMongoClient
 from pymongo.asynchronous.database import AsyncDatabase
 
-from miniq.errors import QueueFull, TooLarge
+from miniq.errors import QueueFull, StageUnknown
 from miniq.ids import IdSource
 from miniq.message import SECOND, Message, Parcel, Published, QueueSettings, StageName
-from miniq.store.base import Room
+from miniq.store.base import Fit, Room
 from miniq.store.mongodb import MongoStore, stages
 from tests import mongod
 from tests.clock import START
@@ -23,11 +23,20 @@ from tests.store.parts import Maker, put, take
 
 DAY = 86400 * SECOND
 NAME = StageName("j", "1", "0", "0")
+MANY = pytest.mark.parametrize("few", ["many"], indirect=True)
 
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
     return mongod.databases().url(tmp_path)
+
+
+@pytest.fixture(autouse=True, params=["few", "many"])
+def few(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it as it is for few messages, and for more than one transaction holds."""
+    if request.param == "many":
+        monkeypatch.setattr(stages, "FEW", 0)
+        monkeypatch.setattr(stages, "STEP", 7)
 
 
 @pytest.fixture
@@ -128,10 +137,8 @@ async def test_a_publish_that_is_refused_leaves_everything_as_it_was(url: str, m
         ids = IdSource()
         with pytest.raises(QueueFull):
             await publish(one, ids, room=Room(4, 0))
-        monkeypatch.setattr(stages, "MOST", 4)
-        with pytest.raises(TooLarge):
-            await publish(one, ids)
-        monkeypatch.undo()
+        with pytest.raises(StageUnknown):
+            await publish(one, ids, now=START + DAY)
         assert (await other.counts("q", now=START)).total == 0
         assert await publish(other, ids, room=Room(5, 0), keep="full") == Published(5)
         assert await bodies(one) == [0, 1, 2, 9, 10]
@@ -153,3 +160,84 @@ async def test_what_ran_out_or_belonged_to_a_deleted_queue_is_cleared_away(
         await one.delete_queue("q")
         await one.tidy(now=START, limit=100)
         assert await database.uploads.count_documents({}) == await database.stages.count_documents({}) == 0
+
+
+class KilledError(Exception):
+    pass
+
+
+@MANY
+@pytest.mark.parametrize("commits", range(7))
+async def test_wherever_a_broker_dies_a_publish_is_made_whole_or_not_at_all(
+    url: str, monkeypatch: pytest.MonkeyPatch, commits: int, database: AsyncDatabase[dict[str, Any]]
+) -> None:
+    async with two(url) as (one, other):
+        fields: list[dict[str, Any]] = [{}, {"group": "m"}, {"recipient": "ann"}, {"dedup_id": "d"}]
+        await upload(one, [staged(n, **fields[n % 4] if n < 8 else {}) for n in range(30)])
+        real, left = one._changes.make, commits
+
+        async def make(*given: Any) -> Any:
+            nonlocal left
+            if not left:
+                raise KilledError
+            left -= 1
+            return await real(*given)
+
+        ids = IdSource()
+        with monkeypatch.context() as patch:
+            patch.setattr(one._changes, "make", make)
+            with pytest.raises(KilledError):
+                await publish(one, ids, keep="events")
+        # Who looks sees all or nothing, in whatever way.
+        page = await other.scan("q", status=None, after=None, limit=1000, max_bytes=10**9, now=START)
+        whole = 29 if commits > 1 else 0
+        assert len(page.messages) == whole
+        assert (await other.counts("q", now=START)).total == whole
+        assert await publish(other, ids, keep="events") == Published(29, repeated=whole > 0)
+        assert len((await other.history(after=0, limit=1000, queue=None)).records) == 29
+        got = await take(other, limit=1000, consumer="ann")
+        assert [int(m.message.body) for m in got] == [n for n in range(30) if n not in (5, 7)]
+        for _ in range(2):
+            await other.tidy(now=START + DAY, limit=1000)
+        assert await database.messages.count_documents({}) == 29
+        assert await database.publishes.count_documents({}) == 0
+
+
+@MANY
+@pytest.mark.parametrize("how", ["take", "claim", "find", "purge", "tidy", "delete"])
+async def test_what_is_published_and_not_shown_yet_is_there_for_everybody(
+    url: str, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    async with two(url) as (one, other):
+        await other.counts("q", now=START)
+        await upload(one, [staged(n) for n in range(30)])
+
+        async def dead(queue: str) -> None:
+            raise KilledError
+
+        with monkeypatch.context() as patch:
+            patch.setattr(one._stages, "show", dead)
+            with pytest.raises(KilledError):
+                await publish(one, IdSource())
+        if how == "take":
+            assert await bodies(other) == list(range(30))
+        elif how == "claim":
+            made = await other.claim(
+                "q", "g", after=0, epoch=None, limit=100, max_bytes=10**9, fit=Fit(0, 10), consumer=None, now=START,
+                keep_until=START, keep="off",
+            )  # fmt: skip
+            assert made.claim is not None
+            assert made.claim.messages == 30
+        elif how == "purge":
+            assert await other.clear("q", now=START, keep="off") == 30
+            await other.tidy(now=START, limit=1000)
+            assert await bodies(one) == []
+        elif how == "tidy":
+            await other.tidy(now=START, limit=1000)
+            assert await bodies(other) == list(range(30))
+        elif how == "delete":
+            await other.delete_queue("q")
+            assert await other.tidy(now=START, limit=1000) == 30
+        else:
+            page = await other.scan("q", status="ready", after=None, limit=100, max_bytes=10**9, now=START)
+            assert len(page.messages) == 30

@@ -40,6 +40,8 @@ class Changes:
         self._slots = Slots()
         self._making = asyncio.Lock()
         self._named: dict[str, Named] = {}
+        self.show: Callable[[str], Awaitable[None]]
+        """Lets messages that are published come into their queue; `Stages` sets it."""
 
     async def make(self, names: Iterable[str], work: Callable[[Numbers, str, Session], Awaitable[T]]) -> T:
         """Run a change of queues in a transaction, with the numbers that they have and a slot for counting."""
@@ -59,17 +61,24 @@ class Changes:
         """What a queue is called, from memory if possible: the change that uses it will find out if it is not so."""
         if queue not in self._named:
             with self._link.call() as db:
-                return await self.ask(db, queue)
+                await self._find(db, queue, None)
         return self._named[queue]
 
     async def ask(self, db: Database, queue: str, session: Session | None = None) -> Named:
-        """What a queue is called now."""
-        found = await db.queues.find_one({"_id": queue}, {"number": 1, "serial": 1}, session=session)
+        """What a queue is called now. Unless this is read in a session, all that is published is then in it."""
+        if await self._find(db, queue, session) and session is None:
+            await self.show(queue)
+        return await self.know(queue)
+
+    async def _find(self, db: Database, queue: str, session: Session | None) -> bool:
+        """Look up what a queue is called; whether messages that are published still have to come into it."""
+        fields = {"number": 1, "serial": 1, "showing": 1}
+        found = await db.queues.find_one({"_id": queue}, fields, session=session)
         if found is None:
             self.forget(queue)
             raise no_queue(queue)
-        named = self._named[queue] = Named(found["number"], found["serial"])
-        return named
+        self._named[queue] = Named(found["number"], found["serial"])
+        return "showing" in found
 
     def forget(self, queue: str) -> None:
         """A queue may be called something else from now on."""

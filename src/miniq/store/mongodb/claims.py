@@ -44,7 +44,6 @@ PATIENCE = 10 * SECOND
 """After that the upkeep lets go what is left in a claim."""
 MOST_MARKS = 1000
 
-WITHOUT_CONTENT = {"body": 0, "headers": 0}
 SHELVED = dict.fromkeys(("claim", "line", "timed", "group_key", *LEASE), "")
 """What an acked message no longer has."""
 
@@ -341,8 +340,8 @@ class Claims:
     async def _make(self, queue: str, group: str, asked: Asked) -> tuple[Claim | None, list[Stored]]:
         """Make a claim, and say what was passed over. None if there is nothing to make it from, or somebody else has
         made it."""
-        number = (await self._changes.know(queue)).number
         with self._link.call() as db:
+            number = (await self._changes.ask(db, queue)).number
             while await upkeep.stand_in_line(db, number, asked.now):
                 pass
         making = _Making(ObjectId(), secrets.token_hex(8))
@@ -375,7 +374,9 @@ class Claims:
         making.tries += 1
         passed = {stored.message.id for stored in making.passed}
         look = max(most, SMALL_STEP) + len(passed)
-        cursor = db.messages.find(queries.takeable(number, asked.consumer, now), WITHOUT_CONTENT, session=session)
+        cursor = db.messages.find(
+            queries.takeable(number, asked.consumer, now), fences.WITHOUT_CONTENT, session=session
+        )
         found = await cursor.sort(queries.IN_LINE).limit(look).to_list()
         taken: list[Document] = []
         unfit: list[str] = []

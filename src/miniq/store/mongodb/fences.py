@@ -13,7 +13,8 @@ from miniq.store.base import ANY, FREE, Fence
 from miniq.store.mongodb.documents import LEASE, Document, place_of
 from miniq.store.mongodb.link import Database, Session
 
-WITHOUT_BODY = {"body": 0, "headers": 0, "dead": 0}
+WITHOUT_CONTENT = {"body": 0, "headers": 0}
+WITHOUT_BODY = WITHOUT_CONTENT | {"dead": 0}
 
 
 async def fenced(
@@ -36,12 +37,12 @@ def check(found: Document | None, receipt: str, now: int) -> Outcome:
     return "done" if receipt in (ANY, found.get("receipt")) else "stale"
 
 
-def state_change(number: ObjectId, visible_at: int, now: int, waits: bool, **fields: Any) -> dict[str, Any]:
+def state_change(queue: ObjectId, visible_at: int, now: int, behind: bool, **fields: Any) -> dict[str, Any]:
     """An update that gives a message a new `visible_at` and other fields; None removes one."""
     fields |= {"visible_at": visible_at, "line": None, "timed": None}
-    place = place_of(visible_at, now, waits)
+    place = place_of(visible_at, now, behind)
     if place is not None:
-        fields[place] = number
+        fields[place] = queue
     gone = {name: "" for name, value in fields.items() if value is None}
     return {"$set": {name: value for name, value in fields.items() if value is not None}, "$unset": gone}
 

@@ -53,6 +53,7 @@ INDEXES: dict[str, list[IndexModel]] = {
         IndexModel({"of": 1, "place": 1}, name="of"),
         IndexModel({"serial": 1}, name="serial"),
     ],
+    "publishes": [IndexModel({"until": 1}, name="until"), IndexModel({"serial": 1}, name="serial")],
     "tallies": [IndexModel({"number": 1}, name="number")],
     "dedup": [IndexModel({"until": 1}, name="until")],
     "records": [IndexModel({"kind": 1}, name="kind")],
@@ -74,8 +75,8 @@ def takeable(number: ObjectId, consumer: str | None, now: int) -> Query:
 
 
 def look(queue: str, number: ObjectId, consumer: str | None, now: int, limit: int) -> Pipeline:
-    """One look before taking: the candidates in order, whether anything timed is due, and the queue's number as it
-    is now. An answer has `size`, `due` or `number`."""
+    """One look before taking: the candidates in order, whether anything timed is due, and the queue as it is
+    now. An answer has `size`, `due` or `number`."""
     return [
         {"$match": takeable(number, consumer, now)},
         {"$sort": IN_LINE},
@@ -91,7 +92,12 @@ def look(queue: str, number: ObjectId, consumer: str | None, now: int, limit: in
                 ],
             }
         },
-        {"$unionWith": {"coll": "queues", "pipeline": [{"$match": {"_id": queue}}, {"$project": {"number": 1}}]}},
+        {
+            "$unionWith": {
+                "coll": "queues",
+                "pipeline": [{"$match": {"_id": queue}}, {"$project": {"number": 1, "showing": 1}}],
+            }
+        },
     ]
 
 
@@ -218,6 +224,11 @@ def inside_from(field: str, claim: ObjectId, priority: int, first: str) -> list[
 def chunks(part: ObjectId) -> Query:
     """What was uploaded as a part; sort by `place`."""
     return {"of": part}
+
+
+def hidden(key: str) -> Query:
+    """Messages that were written for a publish and are not shown yet; sort by `_id`."""
+    return {"group_key": key}
 
 
 # Dedup records and history

@@ -1,35 +1,52 @@
 """Stages in MongoDB: messages that are uploaded part by part, unseen, and published many at once, once.
 
-An upload is kept in a few large documents, as MessagePack, and one that says what it is. A publish makes messages of
-them in one transaction, chunk by chunk, with everything that belongs to a send: dedup records, groups, counts, history.
+An upload is kept in a few large documents, as MessagePack, and one that says what it is. A publish of few messages
+makes them in one transaction, with everything that belongs to a send: dedup records, groups, counts, history.
+
+What many messages write does not fit into a transaction. They are written first, under a number that no queue has.
+Then one transaction publishes them: it notes this number in the queue, counts, and remembers. Then they get the number
+of the queue, in steps. Whoever is about to look into a queue that has such a note makes these steps first, at whatever
+broker, so nobody sees a part of a publish, and a broker that dies in between leaves nothing undone.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import groupby
+from typing import Any
+from weakref import WeakValueDictionary
 
 import msgspec
 from bson import ObjectId
 from msgspec import Struct
+from pymongo import UpdateMany, UpdateOne
 
-from miniq.errors import TooLarge
+from miniq.errors import MiniQError, QueueNotFound
 from miniq.ids import RUN, id_in_range
-from miniq.message import History, Message, Parcel, Published, Stage, StageName
+from miniq.message import SECOND, History, Message, Parcel, Published, Stage, StageName
 from miniq.store import events
 from miniq.store.base import Reserve, Room, full, no_stage, published, stands_alone, stretches
-from miniq.store.mongodb import dedup, groups, queries, tallies
+from miniq.store.mongodb import dedup, fences, groups, queries, tallies
 from miniq.store.mongodb.changes import Changes, Numbers, check_number
-from miniq.store.mongodb.documents import Document, message_document
+from miniq.store.mongodb.documents import Document, group_key, message_document, message_of, place_of
+from miniq.store.mongodb.fences import WITHOUT_CONTENT
 from miniq.store.mongodb.history import HistoryLog
 from miniq.store.mongodb.link import Database, Link, Session
+from miniq.store.mongodb.tallies import SlotGone
 
 CHUNK_BYTES = 1024 * 1024
 """A chunk ends when it has so many bytes. What is written at once in a publish, too."""
 CHUNK_MESSAGES = 5000
-MOST = 25_000
-"""Most messages in one publish: the server's cache has to hold all that its transaction writes."""
+FEW = 5000
+FEW_BYTES = 8 * 1024 * 1024
+"""What is published in one transaction. The server's cache has to hold all that it writes."""
+STEP = 5000
+"""How many messages get the number of their queue at once."""
+PATIENCE = 3600 * SECOND
+"""For so long what was written for a publish waits for it."""
 LOOKUP = 1000
 
 NAME = ("job", "batch", "partition", "attempt")
@@ -72,6 +89,35 @@ class _Publish(Struct, frozen=True):
     keep: History
 
 
+class _Plan(Struct):
+    """What a publish will do."""
+
+    parts: Sequence[Document]
+    """All of the batch, also those that are not listed."""
+    listed: Sequence[Document]
+    known: dict[int, int]
+    """Places of messages that are not added, and their sizes."""
+    count: int
+    size: int
+
+    @property
+    def few(self) -> bool:
+        return self.count <= FEW and self.size <= FEW_BYTES
+
+
+class _Hidden(Struct):
+    """Messages that were written for a publish."""
+
+    number: ObjectId
+    count: int = 0
+    last: str = ""
+    dedup: dict[str, tuple[str, int]] = {}
+
+    @property
+    def key(self) -> str:
+        return group_key(self.number, "")
+
+
 class Stages:
     """The stages of all queues."""
 
@@ -86,6 +132,8 @@ class Stages:
         self._changes = changes
         self._log = log
         self._ready = ready
+        self._showing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        changes.show = self.show
 
     async def upload(
         self, queue: str, name: StageName, part: int, messages: Sequence[Message], now: int, until: int
@@ -147,9 +195,33 @@ class Stages:
             return given[0]
 
         asked = _Publish(job, batch, stages, now, until, once, dedup_until, room, keep)
-        done, recipients = await self._changes.make([queue], partial(self._publish, queue, asked))
-        self._ready(queue, recipients)
-        return done
+        while True:
+            plan = await self._changes.make([queue], partial(self._plan, queue, asked))
+            if isinstance(plan, Published):
+                return plan
+            found = await (self._few if plan.few else self._many)(queue, asked, plan)
+            if found is not None:
+                return found
+            given.clear()  # it is no longer as planned
+
+    async def show(self, queue: str) -> None:
+        """Let messages that are published come into their queue, if there are such."""
+        lock = self._showing.get(queue)
+        if lock is None:
+            lock = self._showing[queue] = asyncio.Lock()
+        async with lock:
+            more = True
+            while more:
+                more, recipients = await self._changes.make([queue], partial(self._show_some, queue))
+                self._ready(queue, recipients)
+
+    async def show_all(self) -> None:
+        """The same for all queues: what brokers that died have left."""
+        with self._link.call() as db:
+            queues = [one["_id"] async for one in db.queues.find({"showing": {"$exists": True}}, {"_id": 1})]
+        for queue in queues:
+            with suppress(QueueNotFound):
+                await self.show(queue)
 
     async def discard(self, queue: str, job: str, batch: str) -> int:
         async def work(named: Numbers, slot: str, session: Session) -> int:
@@ -203,70 +275,189 @@ class Stages:
         await _remove(db, parts, session)
         return 1
 
-    async def _publish(
+    async def _plan(
         self, queue: str, asked: _Publish, named: Numbers, slot: str, session: Session
-    ) -> tuple[Published, Sequence[str | None]]:
-        """The whole change, and the recipients of what was added."""
+    ) -> Published | _Plan:
+        """What there is to publish; raise if it cannot be."""
         db = self._link.database
         number, serial, now = named[queue].number, named[queue].serial, asked.now
+        await check_number(db, session, queue, number)
         record = dedup.publish_name(asked.job, asked.batch)
         before = await dedup.find(db, session, serial, [record], now)
         if record in before:
-            await tallies.add(db, session, queue, number, slot, 0, 0)
-            return Published(int(before[record]), repeated=True), []
-        all_parts = await db.stages.find(
-            {"serial": serial, "job": asked.job, "batch": asked.batch}, session=session
-        ).to_list()
-        parts = _listed(asked, all_parts)
-        known = await self._known(db, session, serial, parts, now)
-        count = sum(int(one["messages"]) for one in parts) - len(known)
-        size = sum(int(one["bytes"]) for one in parts) - sum(known.values())
-        if count > MOST:
-            raise TooLarge(
-                f"stages: {count} messages; at most {MOST} in one publish to a queue in MongoDB, use smaller batches",
-                field="stages",
-            )
+            return Published(int(before[record]), repeated=True)
+        query = {"serial": serial, "job": asked.job, "batch": asked.batch}
+        parts = await db.stages.find(query, session=session).to_list()
+        listed = _listed(asked, parts)
+        known = await self._known(db, session, serial, listed, now)
+        count = sum(int(one["messages"]) for one in listed) - len(known)
+        size = sum(int(one["bytes"]) for one in listed) - sum(known.values())
         if asked.room is not None and count:
-            await tallies.take_turn(db, session, queue, number)
             refusal = full(asked.room, queue, *await tallies.total(db, session, number), count, size)
             if refusal is not None:
                 raise refusal
+        return _Plan(parts, listed, known, count, size)
+
+    async def _few(self, queue: str, asked: _Publish, plan: _Plan) -> Published | None:
+        found = await self._changes.make([queue], partial(self._publish_few, queue, asked))
+        if found is None:
+            return None
+        self._ready(queue, found[1])
+        return found[0]
+
+    async def _many(self, queue: str, asked: _Publish, plan: _Plan) -> Published | None:
+        hidden = _Hidden(ObjectId())
+        try:
+            await self._write(queue, asked, plan, hidden)
+            done = await self._changes.make([queue], partial(self._publish_many, queue, asked, plan, hidden))
+        except MiniQError:
+            with suppress(MiniQError), self._link.call() as db:
+                await db.publishes.delete_one({"_id": hidden.number})
+            raise
+        await self.show(queue)
+        return done
+
+    async def _finish(
+        self, queue: str, asked: _Publish, plan: _Plan, last: str, named: Numbers, slot: str, session: Session
+    ) -> None:
+        """Count, remember, and remove the stages: what belongs to every publish."""
+        db = self._link.database
+        number = named[queue].number
+        if asked.room is not None and plan.count:
+            await tallies.take_turn(db, session, queue, number)
+        await tallies.add(db, session, queue, number, slot, plan.count, plan.size, last)
+        record = dedup.publish_name(asked.job, asked.batch)
+        await dedup.remember(db, session, named[queue].serial, {record: (str(plan.count), asked.until)})
+        await _remove(db, plan.parts, session)
+
+    async def _publish_few(
+        self, queue: str, asked: _Publish, named: Numbers, slot: str, session: Session
+    ) -> tuple[Published, Sequence[str | None]] | None:
+        """The whole change, and the recipients of what was added; None if it is more than was planned."""
+        db = self._link.database
+        plan = await self._plan(queue, asked, named, slot, session)
+        if isinstance(plan, Published):
+            return plan, []
+        if not plan.few:
+            return None
         last = ""
         recipients: list[str | None] = []
-        if count:
-            first = asked.reserve(RUN * sum(int(one["runs"]) for one in parts))
-            async for at, run in _runs(db, session, parts):
-                fresh = [
-                    published(message, id_in_range(first, at + place), now)
-                    for place, message in run
-                    if at + place not in known
-                ]
-                if fresh:
-                    await self._add(db, session, number, serial, asked, fresh)
-                    last = fresh[-1].id
-                    recipients += [message.recipient for message in fresh]
-        await tallies.add(db, session, queue, number, slot, count, size, last)
-        await dedup.remember(db, session, serial, {record: (str(count), asked.until)})
-        await _remove(db, all_parts, session)
-        return Published(count), recipients
+        async for fresh in self._messages(db, session, asked, plan):
+            waiting = await groups.join(db, session, named[queue].number, fresh)
+            number = named[queue].number
+            documents = [message_document(one, number, asked.now, one.id in waiting) for one in fresh]
+            await db.messages.insert_many(documents, session=session)
+            await dedup.remember(db, session, named[queue].serial, _dedup_ids(asked, fresh))
+            if asked.keep != "off":
+                told = [events.sent(one, asked.now, None, asked.keep) for one in fresh]
+                await self._log.append(db, session, told)
+            last = fresh[-1].id
+            recipients += [message.recipient for message in fresh]
+        await self._finish(queue, asked, plan, last, named, slot, session)
+        return Published(plan.count), recipients
 
-    async def _add(
-        self,
-        db: Database,
-        session: Session,
-        number: ObjectId,
-        serial: ObjectId,
-        asked: _Publish,
-        fresh: list[Message],
-    ) -> None:
-        """Let some messages come."""
-        waiting = await groups.join(db, session, number, fresh)
-        documents = [message_document(one, number, asked.now, one.id in waiting) for one in fresh]
-        await db.messages.insert_many(documents, session=session)
-        ids = {one.dedup_id: (one.id, asked.dedup_until) for one in fresh if one.dedup_id is not None}
-        await dedup.remember(db, session, serial, ids)
-        if asked.keep != "off":
-            await self._log.append(db, session, [events.sent(one, asked.now, None, asked.keep) for one in fresh])
+    async def _write(self, queue: str, asked: _Publish, plan: _Plan, hidden: _Hidden) -> None:
+        """Write messages where nobody sees them."""
+        serial = (await self._changes.know(queue)).serial
+        with self._link.call() as db:
+            # What has its number is garbage as soon as this is gone.
+            await db.publishes.insert_one({"_id": hidden.number, "serial": serial, "until": asked.now + PATIENCE})
+            async for fresh in self._messages(db, None, asked, plan):
+                documents = [message_document(one, hidden.number, asked.now, True) for one in fresh]
+                for one in documents:
+                    one.pop("timed", None)
+                    one.pop("waits")
+                    one["group_key"] = hidden.key  # by which they are found in order
+                await db.messages.insert_many(documents, ordered=False)
+                hidden.dedup |= _dedup_ids(asked, fresh)
+                hidden.count += len(fresh)
+                hidden.last = fresh[-1].id
+
+    async def _publish_many(
+        self, queue: str, asked: _Publish, plan: _Plan, hidden: _Hidden, named: Numbers, slot: str, session: Session
+    ) -> Published | None:
+        """Publish what was written before; None if something has changed since, and it has to be written anew."""
+        db = self._link.database
+        now = await self._plan(queue, asked, named, slot, session)
+        ours = await db.publishes.delete_one({"_id": hidden.number}, session=session)
+        if isinstance(now, Published):
+            return now
+        same = [one["_id"] for one in now.listed] == [one["_id"] for one in plan.listed] and now.known == plan.known
+        if not ours.deleted_count or not same or hidden.count != plan.count:
+            return None
+        note = {"number": hidden.number, "now": asked.now, "keep": asked.keep}
+        queues = {"_id": queue, "number": named[queue].number}
+        if not (await db.queues.update_one(queues, {"$push": {"showing": note}}, session=session)).matched_count:
+            raise SlotGone(queue)
+        await dedup.remember(db, session, named[queue].serial, hidden.dedup)
+        await self._finish(queue, asked, now, hidden.last, named, slot, session)
+        return Published(plan.count)
+
+    async def _show_some(
+        self, queue: str, named: Numbers, slot: str, session: Session
+    ) -> tuple[bool, Sequence[str | None]]:
+        """Let some messages of the first publish that is noted come: whether there are more, and their recipients."""
+        db = self._link.database
+        number = named[queue].number
+        found = await db.queues.find_one({"_id": queue, "number": number}, {"showing": 1}, session=session)
+        if found is None:
+            raise SlotGone(queue)
+        if not found.get("showing"):
+            return False, []
+        note = found["showing"][0]
+        now, keep = int(note["now"]), note["keep"]
+        query = queries.hidden(_Hidden(note["number"]).key)
+        without = None if keep == "full" else WITHOUT_CONTENT
+        some = await db.messages.find(query, without, session=session).sort("_id").limit(STEP).to_list()
+        messages = [message_of({"body": b""} | one) for one in some]
+        waiting = await groups.join(db, session, number, messages)
+        changes: list[UpdateMany | UpdateOne] = []
+        for place in ("line", "timed"):
+            ids = [
+                one["_id"] for one in some if "group" not in one and place_of(one["visible_at"], now, False) == place
+            ]
+            if ids:
+                shown = {"$set": {"number": number, place: number}, "$unset": {"group_key": ""}}
+                changes.append(UpdateMany({"_id": {"$in": ids}}, shown))
+        for one in some:
+            if "group" in one:
+                waits = one["_id"] in waiting
+                key = group_key(number, one["group"])
+                state = fences.state_change(
+                    number, one["visible_at"], now, waits, number=number, group_key=key, waits=waits or None
+                )
+                changes.append(UpdateOne({"_id": one["_id"]}, state))
+        if changes:
+            await db.messages.bulk_write(changes, session=session)
+        if keep == "full":
+            told = [events.sent(message, now, None, keep) for message in messages]
+        else:
+            told = [events.sent_as(queue, one["_id"], one["size"], now) for one in some]
+        if keep != "off":
+            await self._log.append(db, session, told)
+        if len(some) < STEP:
+            done: dict[str, Any] = {"$pull": {"showing": {"number": note["number"]}}}
+            if len(found["showing"]) == 1:
+                done = {"$unset": {"showing": ""}}
+            await db.queues.update_one({"_id": queue}, done, session=session)
+        more = len(some) == STEP or len(found["showing"]) > 1
+        return more, [message.recipient for message in messages]
+
+    async def _messages(
+        self, db: Database, session: Session | None, asked: _Publish, plan: _Plan
+    ) -> AsyncIterator[list[Message]]:
+        """What is published, with ids, chunk by chunk."""
+        if not plan.count:
+            return
+        first = asked.reserve(RUN * sum(int(one["runs"]) for one in plan.listed))
+        async for at, run in _runs(db, session, plan.listed):
+            fresh = [
+                published(message, id_in_range(first, at + place), asked.now)
+                for place, message in run
+                if at + place not in plan.known
+            ]
+            if fresh:
+                yield fresh
 
     async def _known(
         self, db: Database, session: Session, serial: ObjectId, parts: Sequence[Document], now: int
@@ -303,7 +494,7 @@ def _listed(asked: _Publish, parts: Sequence[Document]) -> list[Document]:
 
 
 async def _runs(
-    db: Database, session: Session, parts: Sequence[Document]
+    db: Database, session: Session | None, parts: Sequence[Document]
 ) -> AsyncIterator[tuple[int, list[tuple[int, Message]]]]:
     """The messages of parts, chunk by chunk, with their places: those of a part count from the first number."""
     at = 0
@@ -319,6 +510,10 @@ async def _remove(db: Database, parts: Sequence[Document], session: Session) -> 
         ids = [one["_id"] for one in parts]
         await db.uploads.delete_many({"of": {"$in": ids}}, session=session)
         await db.stages.delete_many({"_id": {"$in": ids}}, session=session)
+
+
+def _dedup_ids(asked: _Publish, fresh: Sequence[Message]) -> dict[str, tuple[str, int]]:
+    return {one.dedup_id: (one.id, asked.dedup_until) for one in fresh if one.dedup_id is not None}
 
 
 def _chunks(messages: Sequence[Message]) -> Iterator[list[_Run]]:

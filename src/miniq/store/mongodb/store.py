@@ -414,7 +414,7 @@ class MongoStore:
     async def clear(self, queue: str, *, now: int, keep: History) -> int:
         async def work(session: Session) -> int:
             db = self._link.database
-            change = {"$set": {"number": ObjectId()}}
+            change = {"$set": {"number": ObjectId()}, "$unset": {"showing": ""}}
             found = await db.queues.find_one_and_update({"_id": queue}, change, session=session)
             if found is None:
                 raise no_queue(queue)
@@ -543,6 +543,7 @@ class MongoStore:
 
     async def tidy(self, *, now: int, limit: int) -> int:
         await self._claims.finish(now)
+        await self._stages.show_all()
         removed = await self._stages.tidy(now, limit)
         return removed + await upkeep.tidy(self._link, now, limit - removed)
 
@@ -556,6 +557,7 @@ class MongoStore:
     # Copying
 
     async def dump(self) -> AsyncIterator[list[Item]]:
+        await self._stages.show_all()
         with self._link.call() as db:
             async for portion in portions(copying.dump(db, self._log)):
                 yield portion
@@ -614,7 +616,8 @@ class MongoStore:
             number = (await self._changes.know(queue)).number
             most = min(limit + takers.beyond() + (SPREAD + limit if spread else 0), MOST_CANDIDATES)
             candidates: list[Candidate] = []
-            due, present = False, None
+            due = showing = False
+            present = None
             with self._link.call() as db:
                 messages = db.get_collection("messages", read_concern=LOCAL)
                 cursor = await messages.aggregate(queries.look(queue, number, consumer, now, most))
@@ -624,10 +627,12 @@ class MongoStore:
                     elif "due" in one:
                         due = True
                     else:
-                        present = one["number"]
-                if present == number and due:
+                        present, showing = one["number"], "showing" in one
+                if present == number and showing:
+                    await self._changes.show(queue)
+                elif present == number and due:
                     await upkeep.stand_in_line(db, number, now)
-            if present == number and not due:
+            if present == number and not due and not showing:
                 break
             if present is None:
                 self._changes.forget(queue)

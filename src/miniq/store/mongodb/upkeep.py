@@ -19,6 +19,7 @@ NAMED_BY = (
     ("readers", "serial"),
     ("stages", "serial"),
     ("uploads", "serial"),
+    ("publishes", "serial"),
 )
 """Collections whose documents have the name of a queue: its number or its serial."""
 
@@ -38,12 +39,15 @@ async def tidy(link: Link, now: int, limit: int) -> int:
     counters."""
     removed = 0
     with link.call() as db:
-        for name, also in (("dedup", {}), ("claims", {"ends": None})):
+        for name, also in (("dedup", {}), ("publishes", {}), ("claims", {"ends": None})):
             removed += await _remove(db, name, queries.ran_out(now) | also, limit - removed)
         # Names first: a message comes after its queue or claim, so one whose queue is not there later is garbage.
         used = [(name, field, await db[name].distinct(field)) for name, field in NAMED_BY]
-        queues = await db.queues.find({}, {"number": 1, "serial": 1}).to_list()
-        present = {field: {one[field] for one in queues} for field in ("number", "serial")}
+        # A publish goes from `publishes` to its queue, so it is found in one of them.
+        present = {"number": {one["_id"] async for one in db.publishes.find({}, {"_id": 1})}, "serial": set()}
+        async for queue in db.queues.find({}, {"number": 1, "serial": 1, "showing": 1}):
+            present["serial"].add(queue["serial"])
+            present["number"] |= {queue["number"], *(note["number"] for note in queue.get("showing", ()))}
         for name, field, names in used:
             gone = [one for one in names if one not in present[field]]
             kept = {one["_id"] async for one in db.claims.find({"_id": {"$in": gone}}, {"_id": 1})} if gone else set()
