@@ -211,7 +211,7 @@ async def test_a_copy_that_differs_is_noticed(store: Store) -> None:
         await copy(store, Lossy(), now=NOW)
 
 
-@pytest.mark.parametrize("kind", ["memory", "rocksdb"])
+@pytest.mark.parametrize("kind", ["memory", "rocksdb", "mongodb"])
 async def test_readers_of_claims_go_on_where_they_were_unless_one_is_held(kind: str, fresh: Callable[..., Any]) -> None:
     source = await fresh(kind, "source")
     await source.save_queue("q", QueueSettings())
@@ -232,11 +232,11 @@ async def test_readers_of_claims_go_on_where_they_were_unless_one_is_held(kind: 
     assert (await target.claim("q", "readers", after=1, **asked)).claim.messages == 5
 
 
-@pytest.mark.parametrize("kind", ["memory", "rocksdb"])
+@pytest.mark.parametrize("kind", ["memory", "rocksdb", "mongodb"])
 async def test_what_was_published_is_copied_and_known_and_what_was_not_is_refused(
     kind: str, fresh: Callable[..., Any]
 ) -> None:
-    source, target, other = await fresh(kind, "source"), await fresh(kind), await fresh("mongodb")
+    source, target, other = await fresh(kind, "source"), await fresh(kind), await fresh("mongodb", "other")
     await source.save_queue("q", QueueSettings())
     name = StageName("job", "1", "0", "0")
     staged = [Message("", "q", 0, 0, b"%d" % place) for place in range(200)]

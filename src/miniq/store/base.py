@@ -603,47 +603,25 @@ class Store(Protocol):
         ...
 
 
-class WithoutClaims:
-    """The part of a store that does not keep claims yet: each call about one is refused."""
-
-    async def open_claims(self, queue: str, group: str) -> ClaimGroup:
-        raise _no_claims()
-
-    async def claim(self, queue: str, group: str, **asked: Any) -> Claimed:
-        raise _no_claims()
-
-    async def find_claim(self, queue: str, group: str, number: int, *, now: int) -> Claim:
-        raise _no_claims()
-
-    async def claimed(self, queue: str, group: str, number: int, **asked: Any) -> list[Portion]:
-        raise _no_claims()
-
-    async def release_claims(self, queue: str, group: str, **asked: Any) -> int:
-        raise _no_claims()
-
-    async def claim_groups(self, queue: str, *, now: int) -> list[ClaimGroup]:
-        return []
-
-
 class WithoutStages:
     """The part of a store that does not keep stages yet: each call about one is refused."""
 
     async def stage(
         self, queue: str, name: StageName, part: int, messages: Sequence[Message], **asked: Any
     ) -> tuple[int, int]:
-        raise _no_claims("stages")
+        raise _no_stages()
 
     async def publish(
         self, queue: str, job: str, batch: str, stages: Sequence[tuple[str, str]], **asked: Any
     ) -> Published:
-        raise _no_claims("stages")
+        raise _no_stages()
 
     async def discard_stages(self, queue: str, job: str, batch: str) -> int:
-        raise _no_claims("stages")
+        raise _no_stages()
 
     async def stages(self, queue: str, *, now: int) -> list[Stage]:
         return []
 
 
-def _no_claims(what: str = "claims") -> InvalidRequest:
-    return InvalidRequest(f"store: this kind of store keeps no {what} yet; use rocksdb: or leveldb:", field="store")
+def _no_stages() -> InvalidRequest:
+    return InvalidRequest("store: this kind of store keeps no stages yet; use rocksdb: or leveldb:", field="store")

@@ -223,17 +223,6 @@ def is_call(name: str) -> bool:
     return name.startswith("\0") and not name.startswith("\0publish\0")
 
 
-def refuse_readers(items: Iterable[Item]) -> None:
-    """For stores that keep no claims: how far a group has read would be lost."""
-    for item in items:
-        if isinstance(item, Readers):
-            raise InvalidRequest(
-                f"to: queue {item.queue!r} is read by claims (group {item.group!r}), which this kind of store does not "
-                "keep yet; use rocksdb: or leveldb:",
-                field="to",
-            )
-
-
 def is_fresh(item: Saved) -> bool:
     """Whether a message is as it was when it arrived."""
     stored = item.stored
