@@ -35,11 +35,11 @@ Offsets start at 1, rise by one, have no gaps and are never reused.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from msgspec import Struct, structs
 
-from miniq.errors import ClaimGone, ClaimUnknown, Fenced, InvalidRequest, QueueFull, QueueNotFound, StageUnknown
+from miniq.errors import ClaimGone, ClaimUnknown, Fenced, QueueFull, QueueNotFound, StageUnknown
 from miniq.ids import RUN
 from miniq.message import (
     NEVER,
@@ -601,27 +601,3 @@ class Store(Protocol):
     async def load(self, items: Sequence[Item], *, now: int) -> None:
         """Take up a portion that any store dumped. The first portion comes to a store that is empty."""
         ...
-
-
-class WithoutStages:
-    """The part of a store that does not keep stages yet: each call about one is refused."""
-
-    async def stage(
-        self, queue: str, name: StageName, part: int, messages: Sequence[Message], **asked: Any
-    ) -> tuple[int, int]:
-        raise _no_stages()
-
-    async def publish(
-        self, queue: str, job: str, batch: str, stages: Sequence[tuple[str, str]], **asked: Any
-    ) -> Published:
-        raise _no_stages()
-
-    async def discard_stages(self, queue: str, job: str, batch: str) -> int:
-        raise _no_stages()
-
-    async def stages(self, queue: str, *, now: int) -> list[Stage]:
-        return []
-
-
-def _no_stages() -> InvalidRequest:
-    return InvalidRequest("store: this kind of store keeps no stages yet; use rocksdb: or leveldb:", field="store")
