@@ -11,8 +11,9 @@ from tests.acceptance.faces import Opener
 from tests.conftest import STORES, store_url
 from tests.server import clear, server
 from tests.serving import Served
+from tests.spark import spark
 
-__all__ = ["server"]
+__all__ = ["server", "spark"]
 
 
 @pytest.fixture(params=["sync", "async"])

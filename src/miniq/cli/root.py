@@ -35,6 +35,7 @@ COMMANDS = {
     "copy": "copy",
     "produce": "produce",
     "consume": "consume",
+    "pipeline": "pipeline",
     "import": "files",
     "export": "files",
     "bench": "bench",

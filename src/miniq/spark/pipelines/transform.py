@@ -1,0 +1,72 @@
+"""A queue through SQL or a function into another queue, each message once."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from miniq.errors import InvalidRequest
+from miniq.spark.pipelines.runs import Run, Summary, digest, follow, observed, read_stream, state_folder
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Change = "str | Callable[[DataFrame], DataFrame]"
+
+
+def transform(
+    spark: SparkSession,
+    source: str,
+    target: str,
+    change: str | Callable[[DataFrame], DataFrame],
+    *,
+    group: str | None = None,
+    run: Run | None = None,
+) -> Summary:
+    """Take the messages of `source`, change them, and send what comes out to `target`.
+
+    `change` is SQL over the table `messages`, a function of a DataFrame, or `module:function` that names one. What
+    comes out has the columns of messages: `body` or `data`, the others as you like. A batch is acked when its
+    results are published, and published once.
+    """
+    run = run or Run()
+    if source == target:
+        raise InvalidRequest(f"target: {target!r} is the source too, and the stream would never end", field="target")
+    name = change if isinstance(change, str) else f"{change.__module__}:{change.__qualname__}"
+    group = group or f"transform-{digest(target, name)}"
+    checkpoint = run.checkpoint or state_folder("transform", run.url, source, target, name)
+    rows = changed(spark, read_stream(spark, run, queue=source, group=group).load(), change)
+    writer = observed(rows).writeStream.format("miniq").options(**run.source(queue=target))
+    return follow("transform", writer, run, checkpoint, source=source, target=target, group=group)
+
+
+def changed(spark: SparkSession, rows: DataFrame, change: str | Callable[[DataFrame], DataFrame]) -> DataFrame:
+    """Rows after a change that is SQL, a function, or the name of one."""
+    if not isinstance(change, str):
+        return change(rows)
+    if is_name(change):
+        return function_of(change)(rows)
+    rows.createOrReplaceTempView("messages")
+    return spark.sql(change)
+
+
+def is_name(text: str) -> bool:
+    """Whether a text is `module:function`; SQL has spaces."""
+    module, colon, function = text.partition(":")
+    return bool(colon) and all(part.isidentifier() for part in (*module.split("."), function))
+
+
+def function_of(name: str) -> Callable[..., DataFrame]:
+    """The function that `module:function` names."""
+    module, _, function = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except ImportError as error:
+        raise InvalidRequest(f"function: {name!r} cannot be imported: {error}", field="function") from None
+    except AttributeError:
+        raise InvalidRequest(f"function: there is no {function!r} in {module!r}", field="function") from None
+    if not callable(found):
+        raise InvalidRequest(f"function: {name!r} cannot be called", field="function")
+    made: Callable[..., DataFrame] = found
+    return made

@@ -1,0 +1,1 @@
+"""The report: tables out of the archived history (`tables.py`), and a page with plots (`page.py`, `charts.py`)."""

@@ -1,0 +1,122 @@
+"""Tables of what there is now: the messages of a queue, or a range of the history. Nothing is consumed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from miniq.client.sync import Client
+from miniq.errors import InvalidRequest
+from miniq.spark.options import Options
+from miniq.spark.schema import arrow_schema, fit
+
+PAGE = 50_000
+"""Messages or records that are fetched at once."""
+RANGE = 250_000
+"""Records that are worth a task of their own."""
+MOST_RANGES = 64
+
+
+class MessagesReader(DataSourceReader):
+    """The messages of a queue as they lie there, page after page in one task: a cursor has no middle."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        self._options.connect(probe=True).close()
+        return [InputPartition(None)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        options, schema = self._options, arrow_schema(self._schema)
+        with options.connect() as client:
+            queue = client.queue(options.queue or "")
+            after: str | None = None
+            while True:
+                page = queue.peek_table(options.status, after, PAGE)
+                for batch in page.table.to_batches():
+                    yield fit(batch, schema)
+                after = page.next
+                if after is None:
+                    return
+
+
+class Range(InputPartition):
+    """The records after one offset, up to another."""
+
+    def __init__(self, after: int, last: int) -> None:
+        super().__init__((after, last))
+        self.after = after
+        self.last = last
+
+
+class HistoryReader(DataSourceReader):
+    """A range of the history, by offsets or by time."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+
+    def partitions(self) -> Sequence[Range]:
+        options = self._options
+        with options.connect(probe=True) as client:
+            first, last = span_of(client)
+        start = options.startingOffset if isinstance(options.startingOffset, int) else first
+        if start < first and options.failOnDataLoss and isinstance(options.startingOffset, int) and start > 0:
+            raise InvalidRequest(
+                f"startingOffset: {start} is gone, the history begins with record {first}; ask for that, or set "
+                "failOnDataLoss to false",
+                field="startingOffset",
+            )
+        end = last if options.endingOffset is None else min(last, options.endingOffset)
+        return split(max(start, first, 1) - 1, end, options.partitions)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_range(self._options, arrow_schema(self._schema), partition)
+
+
+def span_of(client: Client) -> tuple[int, int]:
+    """The first and the last record that the history has now; the last is before the first if it is empty."""
+    page = client.history(limit=1)
+    return page.first, page.last
+
+
+def split(after: int, last: int, parts: int | None) -> list[Range]:
+    """A range in parts of like size: as many as asked for, or as are worth it."""
+    many = max(0, last - after)
+    if parts is None:
+        parts = max(1, min(MOST_RANGES, -(-many // RANGE)))
+    parts = max(1, min(parts, many))
+    return [Range(after + many * part // parts, after + many * (part + 1) // parts) for part in range(parts)]
+
+
+def read_range(options: Options, schema: pa.Schema, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """The records of a range, of one queue or all, within the time that was asked for."""
+    if not isinstance(partition, Range):
+        return
+    after = partition.after
+    with options.connect() as client:
+        while after < partition.last:
+            page = client.history_table(after, min(PAGE, partition.last - after), options.queue)
+            for batch in page.table.to_batches():
+                yield _within(fit(batch, schema), partition.last, options.startingTime, options.endingTime)
+            if page.next <= after:
+                return
+            after = page.next
+
+
+def _within(batch: pa.RecordBatch, last: int, begin: datetime | None, end: datetime | None) -> pa.RecordBatch:
+    """Without the records after a range and outside a time; with a filter by queue, a page may go further."""
+    wanted = pc.less_equal(batch.column("offset"), last)
+    at = batch.column("at")
+    if begin is not None:
+        wanted = pc.and_(wanted, pc.greater_equal(at, pa.scalar(begin, at.type)))
+    if end is not None:
+        wanted = pc.and_(wanted, pc.less(at, pa.scalar(end, at.type)))
+    return batch if pc.all(wanted).as_py() is not False else batch.filter(wanted)

@@ -1,0 +1,76 @@
+"""`format("miniq")`: the data source that Spark sees. It checks options and hands out readers and writers.
+
+Readers and writers are pickled to executors, and Spark makes several of each in different processes; so they hold
+options only, and connect when they are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.types import StructType
+
+from miniq.errors import InvalidRequest
+from miniq.spark.options import Use, check_use, read_options
+from miniq.spark.schema import check_read_schema, check_written_schema, spark_schema
+from miniq.spark.sink import BatchWriter, StreamWriter
+from miniq.spark.snapshot import HistoryReader, MessagesReader
+from miniq.spark.stream import ClaimStream, HistoryStream
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class MiniQ(DataSource):
+    """Queues and history as tables and streams."""
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        self._options = read_options(options)
+
+    @classmethod
+    def name(cls) -> str:
+        return "miniq"
+
+    def schema(self) -> StructType:
+        if self._options.view == "messages" and self._options.queue is None:
+            raise InvalidRequest("queue: is missing; name the queue with .option('queue', NAME)", field="queue")
+        return spark_schema(self._options.view)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        self._check_read(schema, "read")
+        if self._options.view == "history":
+            return HistoryReader(self._options, schema)
+        return MessagesReader(self._options, schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        self._check_read(schema, "readStream")
+        if self._options.view == "history":
+            return HistoryStream(self._options, schema)
+        return ClaimStream(self._options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+        self._check_write(schema, overwrite, "write")
+        return BatchWriter(self._options)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
+        self._check_write(schema, overwrite, "writeStream")
+        return StreamWriter(self._options)
+
+    def _check_read(self, schema: StructType, use: Use) -> None:
+        check_use(self._options, self.options, use)
+        check_read_schema(schema, self._options.view)
+
+    def _check_write(self, schema: StructType, overwrite: bool, use: Use) -> None:
+        check_use(self._options, self.options, use)
+        if overwrite:
+            raise InvalidRequest("mode: a queue is added to, not overwritten; use append, or purge it", field="mode")
+        check_written_schema(schema, self._options.contentType)
+        self._options.connect(probe=True).close()
+
+
+def register(spark: SparkSession) -> None:
+    """Make `format("miniq")` known to a session."""
+    spark.dataSource.register(MiniQ)

@@ -1,0 +1,391 @@
+"""The pipelines as functions, on a real broker and a real Spark."""
+
+from __future__ import annotations
+
+import filecmp
+import json
+import os
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+import pyarrow as pa
+from pyarrow import parquet
+
+import miniq
+from miniq.errors import InvalidRequest
+from miniq.spark import pipelines
+from miniq.spark.pipelines import Run
+from tests.acceptance.test_cli_copy import CASES
+from tests.server import clear
+from tests.serving import Served
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@pytest.fixture
+def broker(server: Served) -> Iterator[miniq.Client]:
+    clear(server.url)
+    with miniq.connect(server.url) as client:
+        yield client
+
+
+@pytest.fixture
+def run(server: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """How to run against the broker; what the user did not choose a place for is kept apart from other tests."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return Run(url=server.url)
+
+
+def all_bodies(queue: miniq.Queue) -> list[Any]:
+    return [message.body for message in queue.peek(limit=1000)]
+
+
+def rows(folder: Path, pattern: str = "**/*.parquet") -> list[dict[str, Any]]:
+    """The rows of all Parquet files, read without Spark."""
+    found = [parquet.read_table(path, partitioning=None) for path in sorted(folder.glob(pattern))]
+    return [row for table in found for row in table.to_pylist()]
+
+
+def dead_letters(broker: miniq.Client, bodies: list[Any], queue: str = "orders") -> None:
+    """Let messages fail until they are set aside."""
+    orders = broker.queue(queue)
+    orders.configure(max_receives=1)
+    orders.send_many(bodies)
+    orders.release(orders.receive(max=1000))
+    assert broker.queue(f"{queue}.dead").info().counts.ready == len(bodies)
+
+
+# Ingest
+
+
+def test_files_of_every_format_become_messages(
+    spark: SparkSession, broker: miniq.Client, run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"n": 1}\r\n\n[2, "\xc3\xa4"]\n3')
+    (tmp_path / "b.csv").write_text('name,note\nann,"x, y"\nbob,\n')
+    (tmp_path / "c.log").write_bytes(b"one\r\n\ntwo")
+    parquet.write_table(pa.table({"n": [1, None], "tags": [["a"], []]}), tmp_path / "d.parquet")
+    done = pipelines.ingest(spark, str(tmp_path / "a.jsonl"), "a", run=run)
+    assert (done.messages, done.details["format"]) == (3, "jsonl")
+    pipelines.ingest(spark, str(tmp_path / "b.csv"), "b", run=run)
+    pipelines.ingest(spark, str(tmp_path / "c.log"), "c", format="text", run=run)
+    pipelines.ingest(spark, str(tmp_path / "d.parquet"), "d", run=run)
+    assert all_bodies(broker.queue("a")) == [{"n": 1}, [2, "ä"], 3]
+    assert all_bodies(broker.queue("b")) == [{"name": "ann", "note": "x, y"}, {"name": "bob"}]
+    assert all_bodies(broker.queue("c")) == ["one\r", "", "two"]
+    assert all_bodies(broker.queue("d")) == [{"n": 1, "tags": ["a"]}, {"tags": []}]
+
+
+def test_a_file_is_sent_once_and_new_ones_are_sent(
+    spark: SparkSession, broker: miniq.Client, run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "1.jsonl").write_text("1\n2\n")
+    files = str(tmp_path / "in" / "*.jsonl")
+    assert pipelines.ingest(spark, files, "q", run=run).messages == 2
+    assert pipelines.ingest(spark, files, "q", run=run).messages == 0
+    (tmp_path / "in" / "2.jsonl").write_text("3\n")
+    assert pipelines.ingest(spark, files, "q", run=run).messages == 1
+    assert all_bodies(broker.queue("q")) == [1, 2, 3]
+
+
+def test_a_file_with_a_line_that_is_no_json_sends_nothing(
+    spark: SparkSession, broker: miniq.Client, run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "bad.jsonl").write_text('{"n": 1}\nnot json\n')
+    with pytest.raises(Exception, match="body"):
+        pipelines.ingest(spark, str(tmp_path / "bad.jsonl"), "q", run=run)
+    assert "q" not in [info.name for info in broker.queues()] or broker.queue("q").info().counts.total == 0
+
+
+def test_files_that_are_not_there_and_formats_that_are_not_clear_are_told(
+    spark: SparkSession, run: Run, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidRequest, match=r"format: not clear from .*things\.xyz'; use one of text, jsonl"):
+        pipelines.ingest(spark, str(tmp_path / "things.xyz"), "q", run=run)
+    with pytest.raises(InvalidRequest, match=r"files: there is nothing at .*none\.jsonl'"):
+        pipelines.ingest(spark, str(tmp_path / "none.jsonl"), "q", run=run)
+
+
+# Drain
+
+
+@pytest.mark.parametrize("format", ["parquet", "json", "text"])
+def test_a_queue_is_drained_into_files(
+    spark: SparkSession, broker: miniq.Client, run: Run, tmp_path: Path, format: str
+) -> None:
+    orders = broker.queue("orders")
+    orders.send_many([{"n": n} for n in range(10)])
+    orders.send(b"\x00\xff", key="bytes")
+    done = pipelines.drain(spark, "orders", str(tmp_path / "out"), format=format, run=run)
+    assert (done.messages, done.checkpoint) == (11, str(tmp_path / "out" / "_checkpoint"))
+    assert orders.info().counts.total == 0
+    if format == "parquet":
+        found = rows(tmp_path / "out", "batch=*/*.parquet")
+        bodies, data = [row["body"] for row in found if row["body"]], [row["data"] for row in found if row["data"]]
+    else:
+        lines = [
+            line for path in (tmp_path / "out").glob("batch=*/part-*") for line in path.read_text().splitlines() if line
+        ]
+        if format == "json":
+            lines = [json.loads(line).get("body") or json.loads(line)["data"] for line in lines]
+        bodies, data = (
+            [line for line in lines if line.startswith("{")],
+            [b"\x00\xff" for line in lines if line == "AP8="],
+        )
+    assert sorted(bodies, key=len) == [f'{{"n":{n}}}' for n in range(10)]
+    assert data == [b"\x00\xff"]
+
+
+def test_drains_into_two_folders_do_not_disturb_each_other(
+    spark: SparkSession, broker: miniq.Client, run: Run, tmp_path: Path
+) -> None:
+    orders = broker.queue("orders")
+    for place in ("one", "two"):
+        orders.send(place)
+        assert pipelines.drain(spark, "orders", str(tmp_path / place), run=run).messages == 1
+        assert [row["body"] for row in rows(tmp_path / place, "batch=*/*.parquet")] == [f'"{place}"']
+
+
+def test_a_continuous_run_takes_what_comes_until_it_is_asked_to_stop(
+    spark: SparkSession, broker: miniq.Client, run: Run, tmp_path: Path
+) -> None:
+    orders = broker.queue("orders")
+    orders.configure()
+    seen: list[int] = []
+    until = time.monotonic() + 60
+
+    def stop() -> bool:
+        assert time.monotonic() < until
+        return bool(seen) and seen[-1] >= 20
+
+    threading.Timer(0.5, orders.send_many, [range(20)]).start()
+    how = Run(
+        url=run.url, continuous=True, stop=stop, progress=lambda progress: seen.append(progress.messages),
+        options={"pollTimeout": "0.2"},
+    )  # fmt: skip
+    done = pipelines.drain(spark, "orders", str(tmp_path / "out"), run=how)
+    assert (done.messages, done.stopped) == (20, True)
+    assert len(rows(tmp_path / "out", "batch=*/*.parquet")) == 20
+
+
+# Copy
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_copy_is_identical_to_the_byte(
+    spark: SparkSession, broker: miniq.Client, run: Run, tmp_path: Path, name: str
+) -> None:
+    source, copy = tmp_path / "in", tmp_path / "out"
+    source.write_bytes(CASES[name])
+    done = pipelines.copy(spark, str(source), str(copy), run=run)
+    assert copy.read_bytes() == CASES[name]
+    assert done.details["bytes"] == len(CASES[name])
+    assert done.details["lines"] == CASES[name].count(b"\n") + (not CASES[name].endswith(b"\n") and bool(CASES[name]))
+    assert [info.name for info in broker.queues()] == ["default"]
+    assert sorted(path for path in tmp_path.iterdir() if path.name != "state") == [source, copy]
+
+
+def test_a_large_file_is_copied_by_two_tasks(
+    spark: SparkSession, broker: miniq.Client, run: Run, tmp_path: Path
+) -> None:
+    """`make copy-large` does it with 1 GiB."""
+    size = int(os.environ.get("MINIQ_COPY_MIB", "10")) * 1024 * 1024
+    source, copy = tmp_path / "in", tmp_path / "out"
+    chance = random.Random(1)
+    with open(source, "wb") as file:
+        while file.tell() < size:
+            lines = [chance.randbytes(chance.choice([0, 20, 200, 1000])).replace(b"\n", b"") for _ in range(5000)]
+            file.write(b"\n".join(lines))
+        file.truncate(size)
+    done = pipelines.copy(spark, str(source), str(copy), partitions=2, run=run)
+    assert (done.details["bytes"], filecmp.cmp(source, copy, shallow=False)) == (size, True)
+    print(f"{size} bytes as {done.messages} messages in {done.seconds} s")
+
+
+# Archive, report, replay
+
+
+def story(broker: miniq.Client) -> None:
+    """Some history: 20 orders, of which 2 die and the rest are acked, 4 of them at the second try."""
+    orders = broker.queue("orders")
+    orders.configure(history="full", max_receives=2)
+    broker.queue("other").configure(history="events")
+    orders.send_many([{"n": n} for n in range(20)])
+    broker.queue("other").send("x")
+    first = orders.receive(max=20, consumer="ann")
+    orders.ack(first[:14])
+    orders.release(first[14:])
+    second = orders.receive(max=20, consumer="bob")
+    orders.ack(second[:4])
+    orders.release(second[4:])
+    assert broker.queue("orders.dead").info().counts.total == 2
+
+
+def test_the_archive_has_every_record_once_by_date_and_queue(
+    spark: SparkSession, broker: miniq.Client, run: Run, tmp_path: Path
+) -> None:
+    begin = broker.history(limit=1).last
+    story(broker)
+    lake = tmp_path / "lake"
+    first = pipelines.archive(spark, str(lake), run=run)
+    assert sorted(path.name for path in lake.glob("date=*/queue=*")) == ["queue=orders", "queue=other"]
+    assert pipelines.archive(spark, str(lake), run=run).messages == 0
+    broker.queue("other").send("y")
+    assert pipelines.archive(spark, str(lake), run=run).messages == 1
+    found = [row for row in spark.read.parquet(str(lake)).collect() if row.offset > begin]
+    page = broker.history(after=begin, limit=1000)
+    assert sorted(row.offset for row in found) == [record.offset for record in page.records]
+    by_offset = {row.offset: row for row in found}
+    for record in page.records:
+        row, event = by_offset[record.offset], record.event
+        assert (row.event, row.queue, row.id, row.consumer) == (event.event, event.queue, event.id, event.consumer)
+        assert (row.receives, row.wait_ms, row.held_ms, row.bytes) == (
+            event.receives, event.wait_ms, event.held_ms, event.size
+        )  # fmt: skip
+        assert (row.body or None) == (event.body.decode() if event.body is not None else None)
+    assert first.messages >= len(page.records) - 1
+
+
+def test_the_report_says_what_happened(spark: SparkSession, broker: miniq.Client, run: Run, tmp_path: Path) -> None:
+    begin = broker.history(limit=1).last
+    story(broker)
+    pipelines.archive(spark, str(tmp_path / "lake"), run=run)
+    done = pipelines.report(spark, str(tmp_path / "lake"), str(tmp_path / "out"), where=f"offset > {begin}", run=run)
+    assert done.messages == broker.history(limit=1).last - begin
+    tables = {path.stem: rows(path.parent, path.name) for path in (tmp_path / "out" / "tables").glob("*.parquet")}
+    orders = next(row for row in tables["queues"] if row["queue"] == "orders")
+    counts = [orders[name] for name in ("sent", "received", "redelivered", "acked", "released", "dead", "lost_leases")]
+    assert counts == [20, 26, 6, 18, 6, 2, 0]
+    assert {(row["receives"], row["messages"]) for row in tables["receives"]} == {(1, 14), (2, 4)}
+    assert [(row["queue"], row["reason"], row["messages"]) for row in tables["dead_letters"]] == [
+        ("orders", "max_receives", 2)
+    ]
+    assert {(row["consumer"], row["received"], row["acked"], row["released"]) for row in tables["consumers"]} == {
+        ("ann", 20, 14, 6),
+        ("bob", 6, 4, 0),
+    }
+    last = {row["queue"]: row["messages"] for row in sorted(tables["backlog"], key=lambda row: row["at"])}
+    assert last == {"orders": 0, "other": 1}
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert ">Throughput<" in page
+    assert ">orders: max_receives<" in page
+
+
+def test_a_lake_that_is_not_there_is_told(spark: SparkSession, run: Run, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match=r"lake: .* cannot be read; archive to it first"):
+        pipelines.report(spark, str(tmp_path / "nothing"), str(tmp_path / "out"), run=run)
+
+
+def test_what_was_archived_is_replayed_once(
+    spark: SparkSession, broker: miniq.Client, run: Run, tmp_path: Path
+) -> None:
+    begin = broker.history(limit=1).last
+    story(broker)
+    pipelines.archive(spark, str(tmp_path / "lake"), run=run)
+    where = f"offset > {begin} and get_json_object(body, '$.n') < 5"
+    done = pipelines.replay(spark, str(tmp_path / "lake"), "again", where=where, run=run)
+    assert done.messages == 5
+    assert pipelines.replay(spark, str(tmp_path / "lake"), "again", where=where, run=run).messages == 0
+    assert sorted(body["n"] for body in all_bodies(broker.queue("again"))) == [0, 1, 2, 3, 4]
+    assert {message.content_type for message in broker.queue("again").peek()} == {"application/json"}
+
+
+# Reprocess
+
+
+def test_dead_letters_are_chosen_fixed_and_sent_back_once(spark: SparkSession, broker: miniq.Client, run: Run) -> None:
+    dead_letters(broker, [{"n": 1, "amount": "twelve"}, {"n": 2, "amount": "twelve"}, {"n": 3, "amount": "many"}])
+    fix = "replace(body, '\"twelve\"', '12')"
+    done = pipelines.reprocess(spark, "orders.dead", where="body like '%twelve%'", fix=fix, run=run)
+    assert (done.messages, done.details["fixed"], done.details["found"]) == (2, 2, 2)
+    assert sorted(body["n"] for body in all_bodies(broker.queue("orders"))) == [1, 2]
+    assert {body["amount"] for body in all_bodies(broker.queue("orders"))} == {12}
+    assert all_bodies(broker.queue("orders.dead")) == [{"n": 3, "amount": "many"}]
+    assert pipelines.reprocess(spark, "orders.dead", where="body like '%twelve%'", fix=fix, run=run).messages == 0
+
+
+def better(body: Any) -> Any:
+    return None if body["n"] == 3 else body | {"tries": body.get("tries", 0) + 1}
+
+
+def test_a_function_may_fix_and_leaves_what_it_gives_none_for(
+    spark: SparkSession, broker: miniq.Client, run: Run
+) -> None:
+    dead_letters(broker, [{"n": 1}, {"n": 2}, {"n": 3}])
+    done = pipelines.reprocess(spark, "orders.dead", fix=better, to="fixed", run=run)
+    assert (done.messages, done.details["left"]) == (2, 1)
+    assert sorted(body["n"] for body in all_bodies(broker.queue("fixed"))) == [1, 2]
+    assert all_bodies(broker.queue("orders.dead")) == [{"n": 3}]
+
+
+def test_a_letter_that_was_fixed_before_a_crash_is_not_fixed_again(
+    spark: SparkSession, broker: miniq.Client, run: Run
+) -> None:
+    dead_letters(broker, [{"n": 1}])
+    dead = broker.queue("orders.dead")
+    (letter,) = dead.peek()
+    dead.edit(letter.id, body={"n": 1, "tries": 1}, headers={"miniq-fixed-by": f"{__name__}:better"})
+    done = pipelines.reprocess(spark, "orders.dead", fix=better, run=run)
+    assert (done.messages, done.details["fixed"]) == (1, 0)
+    assert all_bodies(broker.queue("orders")) == [{"n": 1, "tries": 1}]
+
+
+def test_a_letter_that_somebody_works_on_is_left_alone(spark: SparkSession, broker: miniq.Client, run: Run) -> None:
+    dead_letters(broker, [{"n": 1}, {"n": 2}])
+    held = broker.queue("orders.dead").receive()
+    done = pipelines.reprocess(spark, "orders.dead", run=run)
+    assert done.messages == 1
+    assert held[0].ack()
+
+
+def test_a_fix_that_makes_no_json_is_told_and_changes_nothing(
+    spark: SparkSession, broker: miniq.Client, run: Run
+) -> None:
+    dead_letters(broker, [{"n": 1}])
+    with pytest.raises(Exception, match=r"fix: it makes 'oops' of letter .*, which is not JSON"):
+        pipelines.reprocess(spark, "orders.dead", fix="'oops'", run=run)
+    assert all_bodies(broker.queue("orders.dead")) == [{"n": 1}]
+
+
+# Transform
+
+
+def test_messages_go_through_sql_into_another_queue(spark: SparkSession, broker: miniq.Client, run: Run) -> None:
+    broker.queue("orders").send_many([{"amount": n} for n in range(10)])
+    sql = "select body, 9 as priority, id as key from messages where get_json_object(body, '$.amount') >= 7"
+    done = pipelines.transform(spark, "orders", "big", sql, run=run)
+    assert done.messages == 3
+    assert Counter(body["amount"] for body in all_bodies(broker.queue("big"))) == Counter([7, 8, 9])
+    assert {message.priority for message in broker.queue("big").peek()} == {9}
+    assert broker.queue("orders").info().counts.total == 0
+    assert pipelines.transform(spark, "orders", "big", sql, run=run).messages == 0
+
+
+def doubled(messages: DataFrame) -> DataFrame:
+    return messages.selectExpr("named_struct('double', 2 * cast(body as int)) as body")
+
+
+def test_a_function_may_transform(spark: SparkSession, broker: miniq.Client, run: Run) -> None:
+    broker.queue("numbers").send_many([1, 2, 3])
+    pipelines.transform(spark, "numbers", "doubles", doubled, run=run)
+    assert sorted(body["double"] for body in all_bodies(broker.queue("doubles"))) == [2, 4, 6]
+
+
+def test_what_cannot_be_transformed_is_told(spark: SparkSession, run: Run) -> None:
+    with pytest.raises(InvalidRequest, match="target: 'q' is the source too"):
+        pipelines.transform(spark, "q", "q", "select 1 as body", run=run)
+    with pytest.raises(InvalidRequest, match="function: 'nothing:here' cannot be imported"):
+        pipelines.transform(spark, "a", "b", "nothing:here", run=run)
+    with pytest.raises(InvalidRequest, match="function: there is no 'here' in 'json'"):
+        pipelines.transform(spark, "a", "b", "json:here", run=run)

@@ -1,0 +1,146 @@
+"""`format("miniq")` into a broker: all or nothing, once, and what is no message is refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+import miniq
+from tests.acceptance.test_spark_read import forget_commit
+from tests.server import clear
+from tests.serving import Served
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@pytest.fixture
+def url(server: Served) -> str:
+    clear(server.url)
+    return server.url
+
+
+@pytest.fixture
+def broker(url: str) -> Iterator[miniq.Client]:
+    with miniq.connect(url) as client:
+        yield client
+
+
+def write(rows: DataFrame, url: str, queue: str = "orders", **options: str) -> None:
+    rows.write.format("miniq").mode("append").options(url=url, queue=queue, **options).save()
+
+
+def numbers(spark: SparkSession, many: int, parts: int = 2) -> DataFrame:
+    return spark.range(0, many, 1, parts).selectExpr("cast(id as string) as body")
+
+
+def bodies(broker: miniq.Client, queue: str = "orders") -> list[Any]:
+    found: list[Any] = []
+    after: str | None = None
+    while True:
+        page = broker.queue(queue).peek(after=after, limit=1000)
+        found += [message.body for message in page]
+        after = page.next
+        if after is None:
+            return found
+
+
+def test_rows_become_messages_with_all_their_fields(spark: SparkSession, url: str, broker: miniq.Client) -> None:
+    rows = spark.sql(
+        "select named_struct('n', 1, 'none', cast(null as int)) as body, map('a', 'b') as headers, 7 as priority, "
+        "'k' as key, 'r' as recipient, 'g' as `group`, 'd' as dedup_id, 60 as ttl, 'id' as id, 5 as receives"
+    )
+    write(rows, url)
+    (message,) = broker.queue("orders").peek()
+    assert (message.body, message.headers, message.priority, message.key) == ({"n": 1}, {"a": "b"}, 7, "k")
+    assert (message.recipient, message.group, message.dedup_id) == ("r", "g", "d")
+    assert (message.receives, message.id != "id") == (0, True)
+    write(spark.sql("select binary('\u00ff') as data"), url, "raw")
+    assert broker.queue("raw").peek()[0].data == "\u00ff".encode()
+    write(spark.sql("select 'hello' as body"), url, "text", contentType="text/plain")
+    assert broker.queue("text").peek()[0].body == "hello"
+    write(spark.sql("select 'later' as body, 'text/plain' as content_type, 60.0 as delay"), url, "later")
+    assert broker.queue("later").info().counts.delayed == 1
+
+
+def test_many_rows_of_many_tasks_arrive_once(spark: SparkSession, url: str, broker: miniq.Client) -> None:
+    write(numbers(spark, 3000, 4), url)
+    assert sorted(bodies(broker)) == list(range(3000))
+    assert broker.queue("orders").stages() == []
+
+
+def test_what_was_read_can_be_written_to_another_queue(spark: SparkSession, url: str, broker: miniq.Client) -> None:
+    broker.queue("orders").send({"n": 1}, headers={"a": "b"}, key="k", priority=3)
+    broker.queue("orders").send(b"\xff")
+    write(spark.read.format("miniq").options(url=url, queue="orders").load(), url, "copy")
+    found = sorted(broker.queue("copy").peek(), key=lambda message: message.priority)
+    assert [message.data for message in found] == [b"\xff", b'{"n":1}']
+    assert (found[1].headers, found[1].key) == ({"a": "b"}, "k")
+
+
+def test_a_write_that_fails_in_one_task_leaves_nothing(spark: SparkSession, url: str, broker: miniq.Client) -> None:
+    rows = spark.range(0, 100, 1, 4).selectExpr("if(id = 77, 'not json', cast(id as string)) as body")
+    with pytest.raises(Exception, match=r"messages\[\d+\]\.body: 'not json' is not JSON; for text set content_type"):
+        write(rows, url)
+    assert bodies(broker) == []
+    assert broker.queue("orders").stages() == []
+
+
+def test_a_named_write_is_done_once(spark: SparkSession, url: str, broker: miniq.Client) -> None:
+    for _ in range(2):
+        write(numbers(spark, 100), url, job="monday")
+    assert sorted(bodies(broker)) == list(range(100))
+    write(numbers(spark, 100), url, job="tuesday")
+    assert broker.queue("orders").info().counts.total == 200
+
+
+def test_no_rows_are_no_messages(spark: SparkSession, url: str, broker: miniq.Client) -> None:
+    broker.queue("orders").configure()
+    write(numbers(spark, 10).where("body = 'x'"), url)
+    assert bodies(broker) == []
+
+
+@pytest.mark.parametrize(
+    ("sql", "told"),
+    [
+        ("select 1 as n", "n: no column of a message; there are body, data"),
+        ("select 'k' as key", "body: is missing, and so is data"),
+        ("select '1' as body, 'high' as priority", "priority: is a column of string; use tinyint"),
+    ],
+)
+def test_columns_that_are_wrong_are_told_before_any_work(spark: SparkSession, url: str, sql: str, told: str) -> None:
+    with pytest.raises(Exception, match=told):
+        write(spark.sql(sql), url)
+
+
+def test_a_queue_is_not_overwritten(spark: SparkSession, url: str, broker: miniq.Client) -> None:
+    with pytest.raises(Exception, match="mode: a queue is added to, not overwritten"):
+        numbers(spark, 1).write.format("miniq").mode("overwrite").options(url=url, queue="orders").save()
+
+
+def test_a_batch_that_a_stream_repeats_adds_nothing(
+    spark: SparkSession, url: str, broker: miniq.Client, tmp_path: Path
+) -> None:
+    """A driver that died after it had published and before it noted so: the same batch is published again."""
+    (tmp_path / "in").mkdir()
+
+    def run() -> None:
+        rows = spark.readStream.text(str(tmp_path / "in")).selectExpr("value as body")
+        writer = rows.writeStream.format("miniq").options(url=url, queue="orders")
+        query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
+        query.awaitTermination()
+
+    for batch in range(2):
+        (tmp_path / "in" / f"{batch}.txt").write_text("".join(f"{batch * 100 + n}\n" for n in range(100)))
+        run()
+    assert sorted(bodies(broker)) == list(range(200))
+    forget_commit(tmp_path / "checkpoint", 1)
+    (tmp_path / "in" / "2.txt").write_text(json.dumps(200) + "\n")
+    run()
+    assert sorted(bodies(broker)) == list(range(201))

@@ -1,0 +1,105 @@
+"""The page of the report: well-formed, whole in one file, and right where numbers become places on a plot."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from miniq.spark.report import charts
+from miniq.spark.report.charts import Line
+from miniq.spark.report.page import render
+from miniq.spark.report.tables import Span
+
+NOW = datetime(2026, 11, 15, tzinfo=UTC)
+COUNTS = {"sent": 10, "received": 12, "redelivered": 2, "acked": 9, "released": 2, "lost_leases": 1, "dead": 1}
+TIMES = {f"{kind}_{mark}_ms": 5.0 for kind in ("wait", "held") for mark in ("p50", "p90", "p99")}
+NASTY = '<script>alert("x")</script>'
+
+
+def tables(queue: str = "orders") -> dict[str, list[dict[str, Any]]]:
+    row = COUNTS | TIMES | {"queue": queue, "bytes_sent": 100}
+    return {
+        "throughput": [row | {"at": 100}, row | {"at": 103}],
+        "backlog": [{"queue": queue, "at": 100, "change": 4, "messages": 4}],
+        "queues": [row],
+        "consumers": [row | {"consumer": queue}],
+        "receives": [{"queue": queue, "receives": n, "messages": 10 - n} for n in (1, 2, 7)],
+        "dead_letters": [{"queue": queue, "reason": queue, "messages": 1}],
+    }
+
+
+def plots(page: str) -> list[ElementTree.Element]:
+    return [ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", page, re.DOTALL)]  # noqa: S314  ours
+
+
+def test_the_page_has_every_plot_and_needs_no_other_file() -> None:
+    page = render(tables(), Span(100, 103, 1, 44), NOW)
+    for title in ("Throughput", "Backlog", "Wait", "Processing", "Redeliveries", "Dead letters", "Consumers", "Queues"):
+        assert f">{title}<" in page
+    assert len(plots(page)) >= 5
+    assert not re.search(r"(?:src|href)=|url\(|@import|https?://", page)
+    assert "prefers-color-scheme:dark" in page
+
+
+def test_names_cannot_become_html() -> None:
+    page = render(tables(NASTY), Span(100, 103, 1, 44), NOW, title=NASTY)
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+
+
+def test_no_records_are_told() -> None:
+    assert "no history records" in render({name: [] for name in tables()}, Span(0, -1, 1, 0), NOW)
+
+
+def test_a_queue_where_nothing_was_received_has_no_times() -> None:
+    found = tables()
+    for name in ("throughput", "queues"):
+        for row in found[name]:
+            row.update(dict.fromkeys(TIMES), received=0, redelivered=0, acked=0)
+    found["consumers"], found["receives"], found["dead_letters"] = [], [], []
+    page = render(found, Span(100, 103, 1, 20), NOW)
+    assert "Nothing of this happened." in page
+
+
+def test_a_gap_in_a_line_stays_a_gap_and_a_lonely_value_is_a_dot() -> None:
+    svg = charts.lines([0, 1, 2, 3, 4], [Line("a", 0, [1, 2, None, 3, None])], charts.count, 1)
+    assert (svg.count('class="c0 line"'), svg.count("<circle")) == (1, 1)
+
+
+def test_values_are_where_the_ticks_say() -> None:
+    svg = charts.lines([0, 1], [Line("a", 0, [0, 10])], charts.count, 1)
+    low, high = re.findall(r'd="M[\d.]+,([\d.]+)L[\d.]+,([\d.]+)"', svg)[0]
+    ticks = dict(re.findall(r'y="([\d.]+)" text-anchor="end">([\d,]+)<', svg))
+    places = {int(text): float(y) - 4 for y, text in ticks.items()}
+    assert float(low) == places[0]
+    assert float(high) == places[10]
+
+
+@pytest.mark.parametrize(("top", "ticks"), [(0, [0, 1]), (1, [0, 0.25, 0.5, 0.75, 1]), (97, [0, 25, 50, 75, 100])])
+def test_ticks_are_round(top: float, ticks: list[float]) -> None:
+    assert charts.nice_ticks(top) == ticks
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0"), (0.25, "0.25"), (999, "999"), (9999, "9,999"), (12_345, "12.3k"), (4.5e6, "4.5M")]
+)
+def test_counts_are_short(value: float, text: str) -> None:
+    assert charts.count(value) == text
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"), [(0, "0"), (0.02, "20 µs"), (5, "5 ms"), (1500, "1.5 s"), (90_000, "1.5 min"), (7_200_000, "2 h")]
+)
+def test_durations_have_their_own_unit(ms: float, text: str) -> None:
+    assert charts.duration(ms) == text
+
+
+def test_moments_on_the_axis_are_round() -> None:
+    assert charts.time_ticks(61, 660, 10) == [120, 180, 240, 300, 360, 420, 480, 540, 600, 660]
+    assert all(at % 86400 == 0 for at in charts.time_ticks(0, 30 * 86400, 8))

@@ -1,0 +1,98 @@
+"""Options of `format("miniq")`: what is wrong is named before any work, with what would be right."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from miniq.errors import InvalidRequest
+
+pytest.importorskip("pyspark")
+
+from miniq.spark.options import Use, check_use, read_options
+
+URL = "http://127.0.0.1:5000"
+
+
+def wrong(use: Use = "read", **given: str) -> str:
+    """What is said about some options."""
+    with pytest.raises(InvalidRequest) as caught:
+        check_use(read_options(given), given, use)
+    return caught.value.text
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"queues": "x"}, "queues: no such option; there are url, queue"),
+        ({"queue": "a b"}, "queue: 'a b'; use 1 to 128 of"),
+        ({"queue": ""}, "queue: ''; use 1 to 128 of"),
+        ({"url": "tcp://127.0.0.1:5557", "queue": "q"}, "url: 'tcp://127.0.0.1:5557'; use http://HOST:PORT"),
+        ({"url": "./folder", "queue": "q"}, "url: './folder'; use http://HOST:PORT"),
+        ({"url": "http://", "queue": "q"}, "url: cannot connect to 'http://'"),
+        ({"queue": "q", "view": "both"}, "view: 'both'; use messages or history"),
+        ({"queue": "q", "status": "gone"}, "status: 'gone'; use ready or delayed or leased"),
+        ({"queue": "q", "partitions": "0"}, "partitions: '0'; use a whole number from 1 to 10,000"),
+        ({"queue": "q", "partitions": "many"}, "partitions: 'many'; use a whole number"),
+        ({"queue": "q", "failOnDataLoss": "perhaps"}, "failOnDataLoss: 'perhaps'; use true or false"),
+        ({"queue": "q", "retry": "-1"}, "retry: '-1'; use seconds from 0"),
+        ({"queue": "q", "retry": "nan"}, "retry: 'nan'; use seconds from 0"),
+        ({"queue": "q", "startingOffset": "5"}, "startingOffset: is for view=history, and the view is messages"),
+        ({"view": "history", "status": "ready"}, "status: is for view=messages, and the view is history"),
+        ({"view": "history", "startingOffset": "first"}, "startingOffset: 'first'; use a history offset, 'earliest'"),
+        ({"view": "history", "startingOffset": "latest"}, "startingOffset: 'latest'; there is nothing to read"),
+        ({"view": "history", "startingOffset": "9", "endingOffset": "3"}, "endingOffset: '3'; it is before"),
+        ({"view": "history", "startingTime": "now"}, "startingTime: 'now'; use a moment such as"),
+        ({"view": "history", "startingTime": "2026-02-01", "endingTime": "2026-01-01"}, "endingTime: "),
+        ({}, "queue: is missing; name the queue"),
+        ({"queue": "q", "group": "g"}, "group: has no effect on read; it is for readStream"),
+        ({"queue": "q", "job": "j"}, "job: has no effect on read; it is for write"),
+    ],
+)
+def test_what_is_wrong_with_reading_is_told(given: dict[str, str], field: str) -> None:
+    assert wrong(**given).startswith(field)
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"queue": "q"}, "group: is missing; name the reader"),
+        ({"queue": "q", "group": "a/b"}, "group: 'a/b'; use 1 to 128 of"),
+        ({"queue": "q", "group": "g", "status": "ready"}, "status: has no effect on readStream"),
+        ({"queue": "q", "group": "g", "maxMessagesPerBatch": "2000000"}, "maxMessagesPerBatch: '2000000'; use a whole"),
+        ({"queue": "q", "group": "g", "pollTimeout": "61"}, "pollTimeout: '61'; use seconds from 0 to 60"),
+        ({"view": "history", "group": "g"}, "group: is for view=messages"),
+    ],
+)
+def test_what_is_wrong_with_reading_a_stream_is_told(given: dict[str, str], field: str) -> None:
+    assert wrong("readStream", **given).startswith(field)
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({}, "queue: is missing"),
+        ({"queue": "q", "view": "history"}, "view: has no effect on write"),
+        ({"queue": "q", "partitions": "2"}, "partitions: has no effect on write; it is for read and readStream"),
+        ({"queue": "q", "job": "a b"}, "job: 'a b'; use 1 to 128 of"),
+    ],
+)
+def test_what_is_wrong_with_writing_is_told(given: dict[str, str], field: str) -> None:
+    assert wrong("write", **given).startswith(field)
+
+
+def test_names_of_options_have_no_case_and_values_are_read() -> None:
+    found = read_options({"URL": URL, "Queue": "q", "MAXMESSAGESPERBATCH": "7", "failondataloss": "FALSE", "path": "x"})
+    assert (found.queue, found.maxMessagesPerBatch, found.failOnDataLoss) == ("q", 7, False)
+    found = read_options({"view": "history", "startingTime": "2026-11-15T08:00:00+01:00", "startingOffset": "5"})
+    assert found.startingTime == datetime(2026, 11, 15, 7, tzinfo=UTC)
+    assert found.startingOffset == 5
+
+
+def test_the_key_and_address_of_the_environment_count_and_are_carried_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINIQ_API_KEY", "secret")
+    monkeypatch.setenv("MINIQ_URL", "http://broker:5001")
+    found = read_options({"queue": "q"})
+    assert (found.api_key, found.url) == ("secret", "http://broker:5001")
+    assert read_options({"queue": "q", "api_key": "mine", "url": URL}).api_key == "mine"

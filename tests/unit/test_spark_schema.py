@@ -1,0 +1,129 @@
+"""Columns: what is written is checked by name and type, and what is no text becomes JSON."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+import pyarrow as pa
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    IntegerType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from miniq.errors import InvalidRequest
+from miniq.spark.schema import arrow_schema, check_read_schema, check_written_schema, fit, messages_of, spark_schema
+
+TYPES: dict[str, DataType] = {
+    "string": StringType(),
+    "int": IntegerType(),
+    "binary": BinaryType(),
+    "timestamp": TimestampType(),
+    "map<string,int>": MapType(StringType(), IntegerType()),
+}
+
+
+def columns(ddl: str) -> StructType:
+    """Columns as SQL spells them; Spark's own reader of this needs a session."""
+    fields = [field.split(" ", 1) for field in ddl.split(", ")]
+    return StructType([StructField(name, TYPES[kind]) for name, kind in fields])
+
+
+@pytest.mark.parametrize(
+    ("ddl", "told"),
+    [
+        ("body string, amount int", "amount: no column of a message; there are body, data"),
+        ("key string", "body: is missing, and so is data; the columns are key"),
+        ("body binary", "body: is a column of binary; bytes are written as data"),
+        ("data string", "data: is a column of string; use binary"),
+        ("body string, priority string", "priority: is a column of string; use tinyint or smallint"),
+        ("body string, headers map<string,int>", "headers: is a column of map<string,int>; use map<string,string>"),
+        ("body string, delay timestamp", "delay: is a column of timestamp; use"),
+    ],
+)
+def test_columns_that_are_no_part_of_a_message_are_refused_by_name(ddl: str, told: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        check_written_schema(columns(ddl), None)
+    assert caught.value.text.startswith(told)
+
+
+def test_what_was_read_can_be_written() -> None:
+    check_written_schema(spark_schema("messages"), None)
+    with pytest.raises(InvalidRequest, match="contentType: there is a column"):
+        check_written_schema(spark_schema("messages"), "text/plain")
+
+
+def test_a_schema_of_the_users_own_is_refused() -> None:
+    check_read_schema(spark_schema("history"), "history")
+    with pytest.raises(InvalidRequest, match=r"leave out \.schema"):
+        check_read_schema(columns("id string"), "messages")
+
+
+def test_bodies_that_are_no_text_become_json() -> None:
+    rows = [
+        {"n": 1, "when": datetime(2026, 11, 15, 8, tzinfo=UTC), "day": date(2026, 1, 2), "price": Decimal("1.50")},
+        {"n": None, "tags": ["a", None], "inner": {"x": True, "y": None}},
+    ]
+    kind = pa.struct(
+        [
+            ("n", pa.int64()),
+            ("when", pa.timestamp("us", "UTC")),
+            ("day", pa.date32()),
+            ("price", pa.decimal128(10, 2)),
+            ("tags", pa.list_(pa.string())),
+            ("inner", pa.struct([("x", pa.bool_()), ("y", pa.int32())])),
+        ]
+    )
+    batch = pa.RecordBatch.from_arrays([pa.array(rows, kind), pa.array(["a", "b"])], names=["body", "key"])
+    first, second = (json.loads(body) for body in messages_of(batch, None).column("body").to_pylist())
+    assert first == {"n": 1, "when": "2026-11-15T08:00:00Z", "day": "2026-01-02", "price": 1.5}
+    assert second == {"tags": ["a", None], "inner": {"x": True}}
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "made"),
+    [
+        ([1, -2, None], pa.int64(), ["1", "-2", None]),
+        ([True, False], pa.bool_(), ["true", "false"]),
+        ([1.5], pa.float64(), ["1.5"]),
+        ([["a"], []], pa.list_(pa.string()), ['["a"]', "[]"]),
+        ([[("k", 1)]], pa.map_(pa.string(), pa.int32()), ['{"k":1}']),
+        (['{"as": "it is"}'], pa.string(), ['{"as": "it is"}']),
+    ],
+)
+def test_every_type_of_body_has_its_json(values: list[Any], kind: pa.DataType, made: list[str | None]) -> None:
+    batch = pa.RecordBatch.from_arrays([pa.array(values, kind)], names=["body"])
+    assert messages_of(batch, None).column("body").to_pylist() == made
+
+
+def test_what_the_broker_gives_is_left_out_and_numbers_are_fitted() -> None:
+    batch = pa.RecordBatch.from_pydict(
+        {"id": ["x"], "queue": ["q"], "receives": [1], "body": ["1"], "priority": pa.array([7], pa.int64()), "ttl": [3]}
+    )
+    made = messages_of(batch, "text/plain")
+    assert made.schema.names == ["body", "priority", "ttl", "content_type"]
+    assert (made.column("priority").type, made.column("ttl").type) == (pa.int32(), pa.float64())
+    assert made.column("content_type").to_pylist() == ["text/plain"]
+
+
+def test_record_batches_are_laid_out_as_spark_wants_them() -> None:
+    wanted = arrow_schema(spark_schema("history"))
+    found = pa.RecordBatch.from_pydict(
+        {"at": pa.array([0], pa.timestamp("ms", "UTC")), "offset": [5], "event": pa.array(["sent"], pa.large_string())}
+    )
+    batch = fit(found, wanted)
+    assert batch.schema.equals(wanted)
+    assert batch.to_pylist()[0]["event"] == "sent"
+    assert fit(batch, wanted) is batch
