@@ -260,7 +260,8 @@ class Checker:
         missing: list[str] = []
         for id, message in self._messages.items():
             self._judge_leases(id, message)
-            gone = message.acked_at or message.may_be_gone or id in claimed
+            kept = self._sink is not None and self._sink[message.token] > 0
+            gone = message.acked_at or message.may_be_gone or id in claimed or kept
             if message.sent_told and not gone:
                 missing.append(id)
         if len(missing) > self._unknown_once:
