@@ -1,4 +1,4 @@
-"""`miniq produce` and `consume` as processes, `bench`, and the demo with its crash."""
+"""`miniq produce` and `consume` as processes, and `bench`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.shell import Shell, collect, environment, serving
+from tests.acceptance.shell import Shell, collect, serving
 
 
 @pytest.fixture(scope="module")
@@ -122,24 +121,6 @@ def test_bench_measures_and_leaves_nothing(miniq: Shell) -> None:
     head = miniq("bench", "--seconds", "0.05").lines[0]
     assert head.split() == ["OPERATION", "BATCH", "MESSAGES/S", "P50", "MS", "P99", "MS"]
     assert not [one for one in miniq("queues", "--json").objects if one["name"].startswith("bench-")]
-
-
-def test_the_demo_keeps_every_promise_in_15_seconds(tmp_path: Path) -> None:
-    began = time.monotonic()
-    ended = subprocess.run(
-        [sys.executable, "-m", "miniq.demo"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=environment(),
-        timeout=60,
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "killed with -9" in ended.stdout
-    assert ended.stdout.count("kept ") == 6
-    assert "BROKEN" not in ended.stdout
-    assert time.monotonic() - began < 30, "15 s on a machine that does nothing else"
-    assert list(tmp_path.iterdir()) == []
 
 
 def children_of(pid: int) -> list[int]:

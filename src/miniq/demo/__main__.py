@@ -1,0 +1,146 @@
+"""The story: producers and workers, a crash, dead letters, then Spark: archive, reprocess, report."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import miniq
+from miniq.demo.crew import BAD, DEAD, MESSAGES, PATIENCE, QUEUE, RECEIVES, Note, Server, read_notes, start
+from miniq.demo.promises import Lake, Promise, archive, dead_letters, delivery
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+CRASH_AT = 1000
+"""Confirmed sends after which the broker is killed."""
+RESULT = "miniq-demo"
+"""The folder, in the current one, where the report stays."""
+
+
+class Story:
+    """The demo in its order, with what was learned on the way."""
+
+    def __init__(self, folder: str) -> None:
+        self._began = time.monotonic()
+        self._folder = folder
+        self._lake = os.path.join(RESULT, "lake")
+        self._sessions: list[SparkSession] = []
+        self._server = Server(os.path.join(folder, "data"))
+        self._sent = os.path.join(folder, "producer")
+        self._seen = [os.path.join(folder, name) for name in ("worker-1", "worker-2", "worker-3")]
+        self._crew: list[subprocess.Popen[str]] = []
+
+    def tell(self, who: str, what: str) -> None:
+        print(f"{time.monotonic() - self._began:5.1f} s  {who:<10}{what}", flush=True)
+
+    def run(self) -> list[Promise]:
+        """All of it; what was promised and whether it was kept."""
+        self.tell("broker", f"started at {self._server.url}")
+        spark = threading.Thread(target=self._start_spark)
+        spark.start()
+        try:
+            with miniq.connect(self._server.url, retry=PATIENCE) as client:
+                client.queue(QUEUE).configure(max_receives=RECEIVES, history="full")
+                client.queue(DEAD).configure(history="full")
+                self._load(client)
+                spark.join()
+                if not self._sessions:
+                    raise SystemExit("Spark did not start")
+                return self._pipelines(client, self._sessions[0])
+        finally:
+            for process in self._crew:
+                process.kill()
+                process.wait()
+            self._server.stop()
+            spark.join()
+            for session in self._sessions:
+                session.stop()
+
+    def _start_spark(self) -> None:
+        """Spark takes some seconds to start; others can work meanwhile."""
+        from miniq.spark import session
+
+        self._sessions.append(session("local[2]"))
+
+    def _load(self, client: miniq.Client) -> None:
+        self._crew.append(start("miniq.demo.crew", "produce", self._server.url, self._sent))
+        for path in self._seen:
+            self._crew.append(start("miniq.demo.crew", "work", self._server.url, path, os.path.basename(path)))
+        self.tell("crew", f"a producer with {MESSAGES} orders, and three workers that sometimes fail")
+        self._wait(lambda: len(read_notes(self._sent)) >= CRASH_AT)
+        self._server.kill()
+        self.tell("broker", f"killed with -9 after {len(read_notes(self._sent))} confirmed sends")
+        self._server.start()
+        self.tell("broker", "started again on the same folder")
+        queue = client.queue(QUEUE)
+        self._wait(lambda: self._crew[0].poll() is not None and queue.info().counts.total == 0)
+        self.tell("crew", f"the queue is empty; {client.queue(DEAD).info().counts.total} dead letters")
+
+    def _pipelines(self, client: miniq.Client, spark: SparkSession) -> list[Promise]:
+        from miniq.spark.pipelines import Run, report, reprocess
+        from miniq.spark.pipelines import archive as archive_history
+
+        run = Run(url=self._server.url)
+        first = archive_history(spark, self._lake, run=run)
+        self.tell("archive", f"{first.messages} history records in {first.seconds:.1f} s")
+        found = client.queue(DEAD).info().counts.total
+        fix = "replace(body, '\"twelve\"', '12')"
+        done = reprocess(spark, DEAD, fix=fix, run=run)
+        self.tell("reprocess", f"{done.messages} dead letters fixed and sent back in {done.seconds:.1f} s")
+        again = reprocess(spark, DEAD, fix=fix, run=run)
+        queue = client.queue(QUEUE)
+        self._wait(lambda: queue.info().counts.total == 0)
+        left = client.queue(DEAD).info().counts.total
+        second = archive_history(spark, self._lake, run=run)
+        self.tell("archive", f"{second.messages} more records; the first run's are not read again")
+        made = report(spark, self._lake, RESULT, title="MiniQ demo", run=run)
+        self.tell("report", f"made of {made.messages} records in {made.seconds:.1f} s")
+        return self._judge(spark, found, done.messages, again.messages, left)
+
+    def _judge(self, spark: SparkSession, found: int, sent_back: int, again: int, left: int) -> list[Promise]:
+        sent = read_notes(self._sent)
+        seen: list[Note] = [note for path in self._seen for note in read_notes(path)]
+        acked = {note.id for note in seen if note.event == "acked"}
+        bad = {note.id for number, note in enumerate(sent) if number % BAD == BAD - 1}
+        lake = spark.read.parquet(self._lake)
+        lake.createOrReplaceTempView("lake")
+        row = spark.sql(
+            "select count(*) as records, min(offset) as first, max(offset) as last, "
+            "count(distinct offset) as different, count_if(event = 'sent') as sent, "
+            "count_if(event = 'acked') as acked, count_if(event = 'dead') as dead from lake"
+        ).collect()[0]
+        promises = delivery(sent, seen, left) + dead_letters(found, sent_back, again, len(bad & acked))
+        return promises + archive(Lake(**row.asDict()), len(sent), len(acked))
+
+    def _wait(self, done: Callable[[], bool]) -> None:
+        """Until something is so; a process that has failed will not bring it about."""
+        until = time.monotonic() + 4 * PATIENCE
+        while not done():
+            if time.monotonic() > until or any(process.poll() for process in self._crew):
+                raise SystemExit("the demo did not get on: a process failed or took too long")
+            time.sleep(0.05)
+
+
+def main() -> int:
+    """Run the demo; 0 if every promise was kept."""
+    began = time.monotonic()
+    shutil.rmtree(RESULT, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="miniq-demo-") as folder:
+        results = Story(folder).run()
+    for promise in results:
+        print(f"{'kept' if promise.kept else 'BROKEN':<8}  {promise.text}")
+    print(f"in {time.monotonic() - began:.0f} s")
+    print(f"report: {os.path.abspath(os.path.join(RESULT, 'report.html'))}")
+    return 0 if all(promise.kept for promise in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,146 @@
+"""The processes of the demo: a broker that can be killed, a producer, and workers that sometimes fail.
+
+The producer and the workers write down what was confirmed to them. At the end their notes are compared with what the
+broker promises.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from typing import IO, Any
+
+import msgspec
+from msgspec import Struct
+
+import miniq
+
+MESSAGES = 3000
+PACE = 0.002
+"""Seconds between two sends."""
+WORK = 0.004
+"""Seconds that a worker takes for a message."""
+LEASE = 2.0
+QUEUE = "orders"
+DEAD = f"{QUEUE}.dead"
+RECEIVES = 3
+"""Times that an order is handed out before it is a dead letter."""
+BAD = 100
+"""Every so many orders one cannot be processed before it is fixed: its amount is a word."""
+CLUMSY = 0.05
+"""How often a worker fails for no reason."""
+PATIENCE = 30.0
+
+
+class Note(Struct):
+    """What was confirmed: a message was sent, handed out (until a moment), or acked; or that it is being given back."""
+
+    event: str
+    id: str
+    receives: int = 0
+    until: float = 0.0
+    at: float = 0.0
+
+
+class Notebook:
+    """A file of notes, written line by line so that they outlive their writer."""
+
+    def __init__(self, path: str) -> None:
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115  open as long as its process
+
+    def write(self, note: Note) -> None:
+        self._file.write(msgspec.json.encode(note) + b"\n")
+
+
+def read_notes(path: str) -> list[Note]:
+    """The notes in a file by now."""
+    with suppress(FileNotFoundError), open(path, "rb") as file:
+        return [msgspec.json.decode(line, type=Note) for line in file.read().split(b"\n")[:-1]]
+    return []
+
+
+def order(number: int) -> dict[str, Any]:
+    """One order; some have an amount that no worker understands."""
+    return {"order": number, "amount": "twelve" if number % BAD == BAD - 1 else number % 50 + 1}
+
+
+def produce(url: str, path: str) -> None:
+    """Send, one by one."""
+    notes = Notebook(path)
+    with miniq.connect(url, retry=PATIENCE) as client:
+        for number in range(MESSAGES):
+            id = client.queue(QUEUE).send(order(number))
+            notes.write(Note("sent", id, at=time.time()))
+            time.sleep(PACE)
+
+
+def work(url: str, path: str, name: str) -> None:
+    """Receive and process until nobody needs us any more; what goes wrong is given back."""
+    notes = Notebook(path)
+    parent = os.getppid()
+    chance = random.Random(name)  # noqa: S311  no secret
+    with miniq.connect(url, retry=PATIENCE) as client:
+        queue = client.queue(QUEUE)
+        while os.getppid() == parent:
+            for message in queue.receive(10, wait=1, visibility_timeout=LEASE, consumer=name):
+                until = message.lease_until
+                notes.write(Note("received", message.id, message.receives, until.timestamp() if until else 0.0))
+                time.sleep(chance.expovariate(1 / WORK))
+                with suppress(miniq.StaleReceipt):
+                    if isinstance(message.body["amount"], str) or chance.random() < CLUMSY:
+                        notes.write(Note("releasing", message.id, message.receives, at=time.time()))
+                        message.release()
+                    else:
+                        message.ack()
+                        notes.write(Note("acked", message.id, message.receives, at=time.time()))
+
+
+def start(*args: str, out: int | None = None) -> subprocess.Popen[str]:
+    """A Python process of ours."""
+    return subprocess.Popen([sys.executable, "-m", *args], stdout=out, text=True)  # noqa: S603
+
+
+class Server:
+    """The broker's process, which can be killed and started again at the same address."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._port = "0"
+        self.url = ""
+        self.start()
+
+    def start(self) -> None:
+        store = f"rocksdb:{self._folder}"
+        ports = [f"--{name}-port=0" for name in ("command", "producer", "consumer")]
+        self._process = start("miniq", "serve", "--store", store, "--port", self._port, *ports, out=subprocess.PIPE)
+        out: IO[str] | None = self._process.stdout
+        line = out.readline() if out is not None else ""
+        if not line:
+            raise SystemExit("the broker did not start")
+        self.url = line.removeprefix("miniq ready: ").split()[0]
+        self._port = self.url.rpartition(":")[2]
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._end()
+
+    def stop(self) -> None:
+        if self._process.poll() is None:
+            self._process.terminate()
+        self._end()
+
+    def _end(self) -> None:
+        self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "produce":
+        produce(*sys.argv[2:])
+    else:
+        work(*sys.argv[2:])
