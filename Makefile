@@ -6,7 +6,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve browser pictures test check fmt bench bench-postgres bench-http bench-zmq bench-backlog bench-peers faults demo clean
+.PHONY: help setup serve browser pictures test check fmt bench bench-postgres bench-http bench-zmq bench-backlog bench-peers
+.PHONY: bench-spark copy-large faults faults-spark demo clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -58,6 +59,15 @@ bench-peers: setup ## against Redis, beanstalkd, NATS, RabbitMQ and PostgreSQL, 
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --group peers
 	$(BIN)/python -m bench.peers
 
+bench-spark: setup ## ingest, drain and archive on Spark, a million messages each, beside the obvious way (10 minutes, idle)
+	$(BIN)/python -m bench.spark
+
+faults-spark: setup ## kill -9 of Spark's driver and of the broker, thirty times each under two pipelines (half an hour)
+	$(BIN)/python -m tests.faults.spark
+
+copy-large: setup ## a file of 1 GiB through a queue by `miniq pipeline copy`, compared byte by byte (some minutes)
+	MINIQ_COPY_MIB=1024 $(BIN)/python -m pytest -s -o timeout=3600 tests/acceptance/test_spark_pipelines.py -k large
+
 faults: setup ## every fault many times under load, and the table in docs/reliability.md (half an hour)
 	$(BIN)/python -m tests.faults
 
@@ -70,8 +80,8 @@ pictures: setup browser ## take the pictures of the console that the documentati
 bench-postgres: setup ## speed of brokers on PostgreSQL against a plain SKIP LOCKED table (3 minutes, idle machine)
 	$(BIN)/python -m bench.postgres
 
-demo: setup ## a producer, two workers and a crash, on this machine, in ten seconds
+demo: setup ## producers, failing workers, a crash, then Spark: archive, dead letters, report; for real in a minute or two
 	$(BIN)/python -m miniq.demo
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) miniq-data .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) miniq-data .mypy_cache .ruff_cache .pytest_cache .hypothesis miniq-demo

@@ -26,6 +26,7 @@ WRITTEN = {
 BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
+@pytest.mark.timeout(900)  # the pages on Spark start it nine times, which takes a busy machine minutes
 @pytest.mark.parametrize("page", PAGES)
 def test_the_examples_of_a_page_work(page: str, tmp_path: Path) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
@@ -33,13 +34,13 @@ def test_the_examples_of_a_page_work(page: str, tmp_path: Path) -> None:
     store = store_url(database, tmp_path / "data")
     with serving(store) as served:
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        environ = os.environ | {"PATH": path, "MINIQ_URL": served.url}
+        environ = os.environ | {"PATH": path, "MINIQ_URL": served.url, "XDG_STATE_HOME": str(tmp_path / "state")}
         for kind, code in BLOCK.findall(text):
             code = code.replace("http://127.0.0.1:5000", served.url).replace("tcp://127.0.0.1:5557", served.tcp)
             code = code.replace(WRITTEN.get(database, store), store)
             command = ["bash", "-euo", "pipefail", "-c"] if kind == "bash" else [sys.executable, "-W", "error", "-c"]
             run = subprocess.run(
-                [*command, code], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60
+                [*command, code], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300
             )
             assert (run.returncode, run.stderr) == (0, ""), code
             if kind == "bash":

@@ -425,18 +425,6 @@ async def test_claims_and_their_groups_are_there_after_a_restart(url: str, clock
         assert await drain(broker, "q") == list(range(251, 400))
 
 
-@LASTING
-async def test_a_claim_keeps_its_order_over_a_restart(url: str, clock: FrozenClock) -> None:
-    options = Options(upkeep_interval=0)
-    async with Broker(open_store(url), options, clock) as broker:
-        for priority in (0, 5, 2, 9):
-            await send(broker, "q", *[priority * 1000 + n for n in range(150)], priority=priority)
-        before = await claim(broker, 0)
-        assert before == [p * 1000 + n for p in (9, 5, 2, 0) for n in range(150)]
-    async with Broker(open_store(url), options, clock) as broker:
-        assert await claim(broker, 0) == before
-
-
 async def test_a_claim_in_the_list_says_what_is_in_it(broker: Broker, clock: FrozenClock) -> None:
     await send(broker, "q", "ab", "c")
     made = clock.now()

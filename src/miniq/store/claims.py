@@ -154,7 +154,7 @@ class Claims:
                     self._hint(shelf.name, run.block.owner or None, len(run.places))
                 released += held.claim.messages
                 ops.append((keys.claim_key(shelf.number, name, number), None))
-                self._remove_kept(shelf, name, number, 2**31, acked=False)
+                self._remove_kept(shelf, name, number, 2**31)
             if readers.held:
                 readers.held.clear()
                 readers.acked = readers.last
@@ -190,7 +190,7 @@ class Claims:
         for shelf in shelves:
             for name, readers in shelf.readers.items():
                 for number in [number for number, record in readers.kept.items() if record.until <= now]:
-                    limit -= self._remove_kept(shelf, name, number, limit, acked=True)
+                    limit -= self._remove_kept(shelf, name, number, limit)
                     if limit <= 0:
                         return
                     self._commit.batch.ops.append((keys.claim_key(shelf.number, name, number), None))
@@ -386,8 +386,6 @@ class Claims:
                     self._tell(shelf, run, "acked", now)
                 self._ledger.remove_run(shelf, run, 0 if place else held.claim.bytes)
                 touched[run.block] = None
-                if keep_until > now and _is_whole(run):
-                    run.block.source = b""  # if it lies in a stage, it stays there for those who read the claim
             self._ledger.mend(shelf, touched)
             del readers.held[number]
             readers.acked = number
@@ -407,7 +405,7 @@ class Claims:
 
     async def _copy(self, shelf: Shelf, readers: Readers, number: int, held: HeldClaim) -> None:
         """Write what a claim holds beside it. It means nothing until the claim is acked, and is written over if that
-        has to begin again. Of a whole block that lies in a stage only the place is written."""
+        has to begin again."""
         batch = self._commit.batch
         size = 0
         for run, end in zip(held.runs, held.ends, strict=True):
@@ -416,25 +414,21 @@ class Claims:
                 await self._commit.commit(sync=False)
                 check_there(shelf)
                 batch, size = self._commit.batch, 0
-            value = self._window.record(run.block, raw=_is_whole(run))
+            value = self._window.record(run.block)
             kept = keys.KeptRecord(run.places.start, run.places.stop, run.receives, value)
             key = keys.kept_key(shelf.number, readers.name, number, end - len(run.places))
             batch.ops.append((key, keys.encode(kept)))
             size += len(value)
 
-    def _remove_kept(self, shelf: Shelf, name: str, number: int, limit: int, acked: bool) -> int:
-        """Stage the removal of up to `limit` records of a claim's messages, and say how many there were. Of one that
-        was not acked the queue has the messages."""
+    def _remove_kept(self, shelf: Shelf, name: str, number: int, limit: int) -> int:
+        """Stage the removal of up to `limit` records of a claim's messages, and say how many there were."""
         removed = 0
-        ops = self._commit.batch.ops
         prefix = keys.kept_prefix(shelf.number, name, number)
-        for key, value in self._kv.scan(prefix, keys.after(prefix)):
+        for key, _ in self._kv.scan(prefix, keys.after(prefix)):
             if removed == limit:
                 break
-            ops.append((key, None))
+            self._commit.batch.ops.append((key, None))
             removed += 1
-            if acked and (source := keys.source_of(keys.decode_kept(value).block)) is not None:
-                ops.append((source, None))
         return removed
 
     # Inside
@@ -460,11 +454,6 @@ class _Making:
         self.unfit: dict[str, Stored] = {}
         self.met_again = False
         """Whether a message that was passed over came back in line before the claim was made."""
-
-
-def _is_whole(run: Run) -> bool:
-    """Whether a run is all of its block."""
-    return len(run.places) == run.block.count
 
 
 def _state(readers: Readers, claims: Sequence[Claim] = ()) -> ClaimGroup:

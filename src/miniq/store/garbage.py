@@ -50,8 +50,7 @@ class Garbage:
                     return
                 left -= 1
                 ops.append((key, None))
-                block = keys.decode_kept(value).block if kind == b"v" else value
-                if kind in (b"b", b"w", b"v") and (source := keys.source_of(block)) is not None:
+                if kind in (b"b", b"w") and (source := keys.source_of(value)) is not None:
                     ops.append((source, None))
                 elif kind == b"e":
                     staged = keys.upload_prefix(keys.decode_part(value).upload)

@@ -48,12 +48,12 @@ class Window:
         messages = block.messages
         return keys.decode_block(self.record(block), self._kv.get) if messages is None else messages
 
-    def record(self, block: Block, raw: bool = False) -> bytes:
-        """The record of a block that is written; `raw` as it is, though it may lie in a stage."""
+    def record(self, block: Block) -> bytes:
+        """The record of a block that is written."""
         value = self._kv.get(block.key)
         if value is None:
             raise StoreCorrupt(f"store: the record of message {block.id_at(0)} is missing", field="store")
-        return value if raw else keys.whole_block(value, self._kv.get)
+        return keys.whole_block(value, self._kv.get)
 
     def sizes(self, block: Block) -> list[int]:
         """The sizes of the messages of a block."""
