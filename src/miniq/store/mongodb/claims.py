@@ -156,10 +156,12 @@ class Claims:
         async with self._settled(queue, group, number, now) as (db, session, claim):
             field, hint = ("claim", "claim") if claim["acked_at"] is None else ("number", "queue")
             stop = min(stop, claim["messages"])
-            place = await self._place(db, session, field, hint, claim["_id"], start) if start < stop else None
-            found: list[Document] = []
-            if place is None:
+            if start >= stop:
                 return []
+            place = await self._place(db, session, field, hint, claim["_id"], start)
+            if place is None:  # cleared away, though its time was not over by this broker's clock
+                raise no_claim(ClaimGroup(group, acked=number, last=number), number)
+            found: list[Document] = []
             size = 0
             # About as many as will be given.
             batch = max(2, min(stop - start, max_bytes * claim["messages"] // max(1, claim["bytes"]) + 2))
