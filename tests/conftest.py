@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -14,6 +15,9 @@ from miniq.store import open_store
 from miniq.store.base import Store
 from tests import mongod, postgresql
 from tests.clock import FrozenClock
+
+# Who runs the tests in the background may have Ctrl-C ignored; the programs under test would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 STORES = ("memory", "rocksdb", "leveldb", "postgresql", "mongodb")
 CLAIMING = ("memory", "rocksdb", "leveldb", "postgresql", "mongodb")
