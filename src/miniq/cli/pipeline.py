@@ -205,6 +205,11 @@ def ingest(files: str, queue: str, format: str | None) -> Work:
 
     FILES is a file, a folder or a quoted pattern. A line of text or JSON Lines is a body; a row of CSV or Parquet
     is an object. Run again, only new files are sent.
+
+    \b
+    Examples:
+      miniq pipeline ingest 'orders/*.jsonl' orders
+      miniq pipeline ingest inbox orders --continuous --every 10
     """
     return lambda spark, run: _pipelines().ingest(spark, files, queue, format=format, run=run)
 
@@ -220,6 +225,11 @@ def drain(queue: str, out: str, format: str, group: str | None) -> Work:
     """Move the messages of a queue into files, each once.
 
     OUT is a folder; the checkpoint is in it. Ordinary consumers may work on the queue at the same time.
+
+    \b
+    Examples:
+      miniq pipeline drain orders orders-lake
+      miniq pipeline drain logs logs-text --format text --continuous
     """
     return lambda spark, run: _pipelines().drain(spark, queue, out, format=format, group=group, run=run)
 
@@ -232,6 +242,10 @@ def copy(source: str, copy: str, partitions: int) -> Work:
     """Copy a file through a queue, line by line; the copy is identical to the byte.
 
     The queue is made for it and deleted at the end, and OUT is made only if all went well.
+
+    \b
+    Examples:
+      miniq pipeline copy big.log copy.log --partitions 4
     """
     return lambda spark, run: _pipelines().copy(spark, source, copy, partitions=partitions, run=run)
 
@@ -243,6 +257,11 @@ def archive(lake: str, queue: str | None) -> Work:
     """Append the history to a lake of Parquet files by date and queue.
 
     History is kept for queues whose setting `history` is `events` or `full` (with bodies).
+
+    \b
+    Examples:
+      miniq pipeline archive history-lake
+      miniq pipeline archive history-lake --queue orders --continuous
     """
     return lambda spark, run: _pipelines().archive(spark, lake, queue=queue, run=run)
 
@@ -253,7 +272,13 @@ def archive(lake: str, queue: str | None) -> Work:
 @click.option("--where", metavar="SQL", help="Only records that this holds for, such as \"date >= '2026-11-01'\".")
 @click.option("--title", default="MiniQ report", show_default=True)
 def report(lake: str, out: str, where: str | None, title: str) -> Work:
-    """Make tables and a page with plots out of a lake: OUT/report.html and OUT/tables."""
+    """Make tables and a page with plots out of a lake: OUT/report.html and OUT/tables.
+
+    \b
+    Examples:
+      miniq pipeline report history-lake report
+      miniq pipeline report history-lake report --where "date >= '2026-11-01'"
+    """
     return lambda spark, run: _pipelines().report(spark, lake, out, where=where, title=title, run=run)
 
 
@@ -265,6 +290,10 @@ def replay(lake: str, queue: str, where: str | None) -> Work:
     """Send archived messages to a queue again, each once.
 
     Bodies are in the lake for queues whose setting `history` is `full`.
+
+    \b
+    Examples:
+      miniq pipeline replay history-lake orders-again --where "queue = 'orders'"
     """
     return lambda spark, run: _pipelines().replay(spark, lake, queue, where=where, run=run)
 
