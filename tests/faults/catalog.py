@@ -217,7 +217,7 @@ def shift_clock(kind: str, seed: str, folder: Path) -> Verdict:
 def cut_connections(kind: str, seed: str, folder: Path) -> Verdict:
     """Every connection is cut after some bytes of a request or an answer, another number each time."""
     chance = random.Random(seed)
-    with server(_url(kind, folder)) as served, Proxy(served.port) as proxy:
+    with server(_url(kind, folder)) as served, Proxy(served.url) as proxy:
         clients = Clients(proxy.url, seed, SECONDS, folder)
         try:
             ends = time.monotonic() + SECONDS

@@ -68,16 +68,18 @@ class Gather:
 
     async def _run(self, queue: str) -> None:
         """Put lots of one queue until there is none."""
-        while (lot := self._lots.get(queue)) is not None:
-            bodies, done = lot.split()
-            if not lot.bodies:
-                del self._lots[queue]
-            try:
-                ids = await self._put(queue, Bodies(bodies))
-            except Exception as error:
-                for call in done:
-                    call("", error)
-            else:
-                for call, id in zip(done, ids, strict=True):
-                    call(id, None)
-        del self._busy[queue]
+        try:
+            while (lot := self._lots.get(queue)) is not None:
+                bodies, done = lot.split()
+                if not lot.bodies:
+                    del self._lots[queue]
+                try:
+                    ids = await self._put(queue, Bodies(bodies))
+                except Exception as error:
+                    for call in done:
+                        call("", error)
+                else:
+                    for call, id in zip(done, ids, strict=True):
+                        call(id, None)
+        finally:
+            del self._busy[queue]

@@ -12,6 +12,7 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING
 
+from miniq.broker import background
 from miniq.errors import MiniQError
 
 if TYPE_CHECKING:
@@ -36,9 +37,7 @@ class Refresh:
     async def stop(self) -> None:
         """End the background task."""
         if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await background.end(self._task)
             self._task = None
 
     def hint(self) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from miniq.broker import rules
+from miniq.broker import background, rules
 from miniq.errors import InvalidRequest, MiniQError, QueueNotFound
 from miniq.message import SECOND, Counts
 
@@ -91,9 +91,7 @@ class Trends:
 
     async def stop(self) -> None:
         if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await background.end(self._task)
             self._task = None
 
     async def tick(self) -> None:

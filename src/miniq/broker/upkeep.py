@@ -7,12 +7,11 @@ retention has ended, lets the store remove records without meaning, and keeps th
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
-from miniq.broker import rules
+from miniq.broker import background, rules
 from miniq.errors import MiniQError
 from miniq.store.base import FREE, Fence
 
@@ -39,9 +38,7 @@ class Upkeep:
     async def stop(self) -> None:
         """End the background task."""
         if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await background.end(self._task)
             self._task = None
 
     async def once(self) -> None:
