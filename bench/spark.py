@@ -167,7 +167,7 @@ def main() -> None:
         first = time.perf_counter() - began
         bench = Bench(spark, url, folder, many)
         progress("Spark: warming up")
-        Bench(spark, url, os.path.join(folder, "warm"), min(many, 50_000)).round(counts=False)
+        Bench(spark, url, os.path.join(folder, "warm"), min(many, 200_000)).round(counts=False)
         for number in range(rounds):
             progress(f"Spark: round {number + 1} of {rounds}")
             bench.round(counts=True)
