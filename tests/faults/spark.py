@@ -36,6 +36,7 @@ PATIENCE = 180.0
 SLOWEST = 3.0
 """Seconds after a batch was begun within which the victim is killed."""
 PACE = 0.05
+AHEAD = 2000
 LEASE = 5
 SQL = "select body from messages"
 
@@ -127,7 +128,7 @@ class Rig:
     def _command(self) -> list[str]:
         command = [sys.executable, "-m", "miniq", "pipeline", self._pipeline, QUEUE]
         command += [str(self._out)] if self._pipeline == "drain" else [TARGET, "--sql", SQL]
-        options = ["--option", "maxMessagesPerBatch=400", "--option", "pollTimeout=0.2", "--option", "partitions=2"]
+        options = ["--option", "pollTimeout=0.2", "--option", "partitions=2"]
         return [*command, "--checkpoint", str(self._checkpoint), "--master", "local[2]", "--json", *options]
 
     def _env(self) -> dict[str, str]:
@@ -138,7 +139,11 @@ class Rig:
         """A driver that runs for ever, until it is killed with its Java; its Python workers may outlive it."""
         with open(self._folder / "driver.log", "ab") as log:
             driver = subprocess.Popen(
-                [*self._command(), "--continuous"], env=self._env(), stdout=log, stderr=log, start_new_session=True
+                [*self._command(), "--continuous", "--option", "maxMessagesPerBatch=400"],
+                env=self._env(),
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         try:
             yield driver
@@ -188,6 +193,13 @@ class Rig:
                 except MiniQError:
                     asked.unknown()
                 time.sleep(PACE)
+                self._wait_for_others(client)
+
+    def _wait_for_others(self, client: miniq.Client) -> None:
+        """Let the others catch up: a driver that starts takes longer than it takes to fill a queue."""
+        with suppress(MiniQError):
+            while client.queue(QUEUE).info().counts.ready > AHEAD and not self._stop.is_set():
+                time.sleep(10 * PACE)
 
     def _work(self, name: str) -> None:
         recorder, chance = Recorder(self._history(name)), random.Random(f"{self._seed} {name}")
