@@ -108,3 +108,8 @@ def collect(process: subprocess.Popen[bytes]) -> Result:
         process.kill()
         out, err = process.communicate()
     return Result(subprocess.CompletedProcess(process.args, process.returncode, out, err))
+
+
+def complaints(stderr: str) -> str:
+    """What a program in Python's development mode complained about, but for being slow on a busy machine."""
+    return "".join(line for line in stderr.splitlines(True) if not line.startswith("Executing <"))

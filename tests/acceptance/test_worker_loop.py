@@ -19,6 +19,7 @@ import pytest
 import miniq
 from miniq.client.calls import Ack, Call, Extend, Receive
 from tests.acceptance.faces import Opener
+from tests.acceptance.shell import complaints
 
 
 class Enough:
@@ -448,7 +449,7 @@ print("closed")
     assert worker.stdout.readline() == "begins 0\n"
     worker.send_signal(signal.SIGINT)
     out, err = worker.communicate(timeout=30)
-    assert (worker.returncode, out, err) == (0, "ends 0\nclosed\n", "")
+    assert (worker.returncode, out, complaints(err)) == (0, "ends 0\nclosed\n", "")
     with miniq.connect(tmp_path / "data") as mq:
         assert [m.body for m in mq.queue("jobs").receive(max=9)] == [1, 2, 3, 4]
 
