@@ -20,10 +20,6 @@ from tests.clock import FrozenClock
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 STORES = ("memory", "rocksdb", "leveldb", "postgresql", "mongodb")
-CLAIMING = ("memory", "rocksdb", "leveldb", "postgresql", "mongodb")
-"""Those that keep claims."""
-STAGING = ("memory", "rocksdb", "leveldb", "postgresql", "mongodb")
-"""Those that keep stages."""
 
 
 def store_url(kind: str, folder: Path) -> str:

@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import miniq
-from tests.acceptance.conftest import WIRES, served
 from tests.acceptance.faces import Opener
-from tests.conftest import CLAIMING, store_url
-
-
-@pytest.fixture(params=[*CLAIMING, *WIRES])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """An empty broker on every way to one that keeps claims."""
-    return served(request) if request.param in WIRES else store_url(request.param, tmp_path)
 
 
 @pytest.fixture

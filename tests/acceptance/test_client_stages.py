@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 import miniq
-from tests.acceptance.conftest import WIRES, served
+from tests.acceptance.conftest import served
 from tests.acceptance.faces import Opener
-from tests.conftest import STAGING, store_url
-
-
-@pytest.fixture(params=[*STAGING, *WIRES])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """An empty broker on every way to one that keeps stages."""
-    return served(request) if request.param in WIRES else store_url(request.param, tmp_path)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,15 +13,10 @@ from miniq.message import NEVER, Claim, ClaimGroup, Stored
 from miniq.options import Options
 from miniq.store import open_store
 from tests.clock import FrozenClock
-from tests.conftest import CLAIMING, store_url
+from tests.conftest import STORES
 from tests.kit import bodies, drain, ids, leases, send, states, waiting
 
-LASTING = pytest.mark.parametrize("url", [store for store in CLAIMING if store != "memory"], indirect=True)
-
-
-@pytest.fixture(params=CLAIMING)
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return store_url(request.param, tmp_path)
+LASTING = pytest.mark.parametrize("url", [store for store in STORES if store != "memory"], indirect=True)
 
 
 async def content(broker: Broker, queue: str, group: str, number: int, part: int = 0, parts: int = 1) -> list[Stored]:

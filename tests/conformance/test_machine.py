@@ -35,7 +35,7 @@ from miniq.store.memory import MemoryStore
 from miniq.store.transfer import copy
 from tests import mongod
 from tests.clock import START
-from tests.conftest import CLAIMING, STAGING, store_url
+from tests.conftest import store_url
 
 STEPS = int(os.environ.get("MINIQ_STEPS", "2000"))
 STEPS_PER_EXAMPLE = 50
@@ -200,7 +200,6 @@ class Machine(RuleBasedStateMachine):
             self.receipts.setdefault(stored.message.id, []).append(token)
         assert self.both("held", token) == sorted(taken, key=lambda stored: stored.message.id)
 
-    @precondition(lambda self: self.kind in CLAIMING)
     @rule(
         queue=queues,
         group=groups,
@@ -248,7 +247,6 @@ class Machine(RuleBasedStateMachine):
                 self.receipts.setdefault(stored.message.id, []).append(stored.receipt or "")
         self.read_claims(queue, group, 1, 5, most)
 
-    @precondition(lambda self: self.kind in CLAIMING)
     @rule(queue=queues, group=groups, count=st.integers(1, 30), most=st.sampled_from([10**6, 4]), keep=keeps)
     def send_and_claim(self, queue: str, group: str, count: int, most: int, keep: str) -> None:
         """What a stream does; the one before is acked, and stays readable."""
@@ -256,18 +254,15 @@ class Machine(RuleBasedStateMachine):
         self.claim(queue, group, 0, None, 20, most, 10**6, 10**6, None, 50, keep)
         self.claim(queue, group, 1, None, 20, most, 10**6, 10**6, None, 50, keep)
 
-    @precondition(lambda self: self.kind in CLAIMING)
     @rule(queue=queues, group=groups)
     def open_claims(self, queue: str, group: str) -> None:
         self.both("open_claims", queue, group)
 
-    @precondition(lambda self: self.kind in CLAIMING)
     @rule(queue=queues, group=groups, epoch=st.sampled_from([None, 0, -1]), keep=keeps)
     def release_claims(self, queue: str, group: str, epoch: int | None, keep: str) -> None:
         given = None if epoch is None else self.group(queue, group).epoch + epoch
         self.both("release_claims", queue, group, epoch=given, now=self.now, keep=keep)
 
-    @precondition(lambda self: self.kind in CLAIMING)
     @rule(
         queue=queues, group=groups, start=st.integers(0, 8), count=st.integers(0, 9), most=st.sampled_from([2, 10**6])
     )
@@ -293,7 +288,6 @@ class Machine(RuleBasedStateMachine):
             return []
         return [stored for portion in some for stored in portion.each(f"{group}/{number}", group)]
 
-    @precondition(lambda self: self.kind in STAGING)
     @rule(
         queue=queues,
         batch=batches,
@@ -329,7 +323,6 @@ class Machine(RuleBasedStateMachine):
         self.both("stage", queue, name, part, messages, now=self.now, until=self.now + ttl * SECOND)
         self.both("stages", queue, now=self.now)
 
-    @precondition(lambda self: self.kind in STAGING)
     @rule(
         queue=queues,
         batch=batches,
@@ -368,7 +361,6 @@ class Machine(RuleBasedStateMachine):
         fresh = [stored.message.id for stored in page.messages if stored.message.id > before]
         self.known[queue] += [id for id in sorted(fresh) if id not in self.known[queue]]
 
-    @precondition(lambda self: self.kind in STAGING)
     @rule(queue=queues, batch=batches)
     def discard_stages(self, queue: str, batch: str) -> None:
         self.both("discard_stages", queue, "job", batch)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,15 +14,10 @@ from miniq.message import Bodies, Draft, Published, Stage, StageName
 from miniq.options import Limits, Options
 from miniq.store import open_store
 from tests.clock import FrozenClock
-from tests.conftest import STAGING, store_url
+from tests.conftest import STORES
 from tests.kit import bodies, draft, drain, ids, leases, send, states
 
-LASTING = pytest.mark.parametrize("url", [store for store in STAGING if store != "memory"], indirect=True)
-
-
-@pytest.fixture(params=STAGING)
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return store_url(request.param, tmp_path)
+LASTING = pytest.mark.parametrize("url", [store for store in STORES if store != "memory"], indirect=True)
 
 
 def stage(partition: int, attempt: int = 0, batch: int = 1, job: str = "job") -> StageName:
