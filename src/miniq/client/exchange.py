@@ -8,6 +8,7 @@ other errors are raised as they are.
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -34,7 +35,7 @@ class Kind(NamedTuple):
     """It is not asked again if it may have been heard."""
 
 
-class Exchange:
+class Exchange(ABC):
     """One call on its way; a wire's own writes the bytes to send."""
 
     __slots__ = ("_timeout", "call", "doubtful", "kind", "name", "patience")
@@ -49,9 +50,9 @@ class Exchange:
         """Whether an earlier attempt may have been carried out without its answer having arrived."""
         self._prepare()
 
+    @abstractmethod
     def write(self) -> None:
         """Write the call down, as the wire has it."""
-        raise NotImplementedError
 
     def _prepare(self) -> None:
         call = self.call
