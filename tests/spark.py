@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -24,5 +25,7 @@ def spark() -> Iterator[SparkSession]:
     from miniq.spark import session
 
     found = session("local[2]", config={"spark.sql.shuffle.partitions": "2"})
+    # Spark takes Ctrl-C for itself, and asyncio then no longer cancels on it: later tests have it as it was.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     yield found
     found.stop()

@@ -319,7 +319,7 @@ def test_a_worn_out_message_dies_and_is_redriven(mq: Any) -> None:
 def test_history_tells_what_happened(mq: Any) -> None:
     q = mq.queue("jobs")
     q.configure(history="events")
-    begin = mq.history(limit=1000).next  # a server may remember earlier tests
+    begin = mq.history(limit=1).last  # a server may remember earlier tests
     q.send(1)
     with q.receive(consumer="me")[0]:
         pass

@@ -239,7 +239,7 @@ def test_the_archive_has_every_record_once_by_date_and_queue(
     story(broker)
     lake = tmp_path / "lake"
     first = pipelines.archive(spark, str(lake), run=run)
-    assert sorted(path.name for path in lake.glob("date=*/queue=*")) == ["queue=orders", "queue=other"]
+    assert {"queue=orders", "queue=other"} <= {path.name for path in lake.glob("date=*/queue=*")}
     assert pipelines.archive(spark, str(lake), run=run).messages == 0
     broker.queue("other").send("y")
     assert pipelines.archive(spark, str(lake), run=run).messages == 1
