@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -21,18 +22,23 @@ COLD = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
 
 @asynccontextmanager
 async def serving(keep_alive: int) -> AsyncIterator[int]:
-    async with Broker(open_store("memory:")) as broker:
-        config = server._config(broker, Options())
-        config.timeout_keep_alive = keep_alive
-        listener = server.bind("127.0.0.1", 0)
-        running = uvicorn.Server(config)
-        running.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
-        task = asyncio.create_task(running.serve([listener]))
-        try:
-            yield listener.getsockname()[1]
-        finally:
-            running.should_exit = True
-            await task
+    async with Broker(open_store("memory:")) as broker, listening(broker, keep_alive) as port:
+        yield port
+
+
+@asynccontextmanager
+async def listening(broker: Broker, keep_alive: int) -> AsyncIterator[int]:
+    config = server._config(broker, Options())
+    config.timeout_keep_alive = keep_alive
+    listener = server.bind("127.0.0.1", 0)
+    running = uvicorn.Server(config)
+    running.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+    task = asyncio.create_task(running.serve([listener]))
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        running.should_exit = True
+        await task
 
 
 async def answer(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
@@ -122,4 +128,43 @@ async def test_headers_that_change_on_a_connection_are_heard() -> None:
         writer.write(HOT.replace(b"HTTP/1.1", b"HTTP/1.0"))
         assert b"connection: close" in (await answer(reader))[0]
         assert await reader.read() == b""
+        writer.close()
+
+
+async def test_a_beginning_that_is_known_needs_the_same_bytes_and_a_whole_body() -> None:
+    """However a repeated request is cut into pieces, it is one message with the body that it has."""
+    async with serving(keep_alive=30) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        other = HOT.replace(b"length: 10", b"length: 11").replace(b":1}", b":22}")
+        for place in (len(HOT), *range(1, len(HOT), 7), HOT.index(b"{")):
+            writer.write(HOT[:place])
+            await asyncio.sleep(0.01)
+            writer.write(HOT[place:] + other[:place])
+            assert (await answer(reader))[0].startswith(b"HTTP/1.1 201")
+            await asyncio.sleep(0.01)
+            writer.write(other[place:])
+            assert (await answer(reader))[0].startswith(b"HTTP/1.1 201")
+        writer.write(HOT[: HOT.index(b"{")] + b'{"body":')
+        await asyncio.sleep(0.01)
+        writer.write(b"3}" + COLD)
+        assert (await answer(reader))[0].startswith(b"HTTP/1.1 201")
+        assert (await answer(reader))[0].startswith(b"HTTP/1.1 200")
+        writer.write(b"GET /v1/queues/q/messages?limit=100 HTTP/1.1\r\nhost: x\r\n\r\n")
+        found = json.loads((await answer(reader))[1])["messages"]
+        assert [message["body"] for message in found] == [1, 22] * 13 + [3]
+        writer.close()
+
+
+async def test_a_beginning_that_is_known_is_no_way_past_a_key() -> None:
+    async with Broker(open_store("memory:")) as broker, listening(broker, 30) as port:
+        await broker.keys.create("other", ["admin:*"], 0)
+        key, secret = await broker.keys.create("one", ["send:*"], 0)
+        asked = HOT.replace(b"host: x\r\n", b"host: x\r\nauthorization: Bearer %b\r\n" % secret.encode())
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(3):
+            writer.write(asked)
+            assert (await answer(reader))[0].startswith(b"HTTP/1.1 201")
+        await broker.keys.revoke(key.id)
+        writer.write(asked)
+        assert (await answer(reader))[0].startswith(b"HTTP/1.1 401")
         writer.close()

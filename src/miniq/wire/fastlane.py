@@ -31,10 +31,13 @@ from miniq.wire.operations import OPERATIONS, Operation, Request, authorise, bea
 _HOT = {operation.path.rpartition("/")[2].encode(): operation for operation in OPERATIONS if operation.hot}
 _PREFIX = b"/v1/queues/"
 _LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+_END = b"\r\n\r\n"
 _UPDATE = b"UPDATE /messages/"
 _NO_QUERY: dict[str, str] = {}
 _MEDIA: dict[codec.Format, bytes] = {"json": JSON.encode(), "msgpack": MSGPACK.encode()}
 _PROBLEM = PROBLEM.encode()
+KNOWN, KNOWN_BYTES = 1024, 1024
+"""How many beginnings of requests are remembered, and how long each may be."""
 
 
 class _Head(NamedTuple):
@@ -51,6 +54,8 @@ class _Head(NamedTuple):
     """Which the caller gave to its request."""
     doubt: Doubt | None
     trace: dict[str, str] | None
+    length: int
+    """How many bytes follow; -1 if the headers do not say."""
 
 
 class _HotCycle:
@@ -107,6 +112,7 @@ _NOBODY = _Nobody()
 
 def fast_lane(broker: Broker, max_request: int, guard: Guard) -> type[asyncio.Protocol]:
     """The protocol class for the connections of a broker."""
+    known: dict[bytes, _Head] = {}
 
     class FastLane(_FastLane):
         def __init__(
@@ -120,6 +126,7 @@ def fast_lane(broker: Broker, max_request: int, guard: Guard) -> type[asyncio.Pr
             self.broker = broker
             self.max_request = max_request
             self.guard = guard
+            self.known = known
             self.chatty = log.isEnabledFor(logging.DEBUG)
 
     return FastLane
@@ -129,6 +136,8 @@ class _FastLane(HttpToolsProtocol):
     broker: Broker
     max_request: int
     guard: Guard
+    known: dict[bytes, _Head]
+    """What the same bytes said before: most clients repeat themselves, and need no parser then."""
     read_timeout = 120.0
     """Seconds that a request may take to arrive."""
     chatty: bool
@@ -143,8 +152,8 @@ class _FastLane(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._hot: _HotCycle | None = None
         """The hot request that is being read."""
-        self._last: tuple[bytes, list[tuple[bytes, bytes]], _Head] | None = None
-        """The last hot request's first line and headers: most clients repeat them."""
+        self._raw = b""
+        """The bytes of the request line and headers that are being read, if they came in one piece."""
         self._rests_since = 0.0
         """When the last answer was written; 0 while a request is being read or answered."""
         self._reads_since = 0.0
@@ -156,9 +165,19 @@ class _FastLane(HttpToolsProtocol):
         self._look_again(self.timeout_keep_alive)
 
     def data_received(self, data: bytes) -> None:
-        if data.startswith(_UPDATE) and (self.cycle is None or self.cycle.response_complete):
-            # The parser knows no method UPDATE, which the short routes promise: to them it is PATCH.
-            data = b"PATCH" + data[len(b"UPDATE") :]
+        if not self._reads_since and (self.cycle is None or self.cycle.response_complete):
+            place = data.find(_END)
+            end = place + len(_END) if place >= 0 else 0
+            self._raw = raw = data[:end]
+            head = self.known.get(raw)
+            if head is not None and head.length == len(data) - end:
+                self._rests_since = 0.0
+                self.cycle = hot = _HotCycle(head)  # type: ignore[assignment]
+                self._begin_call(hot, data[end:])
+                return
+            if data.startswith(_UPDATE):
+                # The parser knows no method UPDATE, which the short routes promise: to them it is PATCH.
+                data = b"PATCH" + data[len(b"UPDATE") :]
         super().data_received(data)
 
     # The parser calls these
@@ -207,15 +226,37 @@ class _FastLane(HttpToolsProtocol):
             super().on_message_complete()
             return
         self._hot = None
-        if hot.response_complete:
-            return
+        if not hot.response_complete:
+            raw = hot.body[0] if len(hot.body) == 1 else b"".join(hot.body)
+            hot.body.clear()
+            self._begin_call(hot, raw)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        cycle: Any = self.cycle
+        if isinstance(cycle, _HotCycle) and cycle.task is not None and cycle.head.operation.name == "receive":
+            # Nobody is there to take the messages. A send or an ack goes on: it may be confirmed otherwise.
+            cycle.task.cancel()
+        if self.timeout_keep_alive_task is not None:
+            self.timeout_keep_alive_task.cancel()
+        super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        """What is not HTTP gets a problem too, and the connection is closed."""
+        body = codec.encode_json(codec.problem(BadRequest(f"request: {msg}", field="request")))
+        lines = b"content-type: %b\r\nx-request-id: %b\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+        head = lines % (_PROBLEM, new_id(), len(body))
+        self.transport.write(_LINES[400] + head + body)
+        self.transport.close()
+
+    # Inside
+
+    def _begin_call(self, hot: _HotCycle, raw: bytes) -> None:
+        """A hot request is there as a whole: make its call."""
         head = hot.head
         try:
             operation = head.operation
             if head.doubt is not None:
                 head.doubt.check(self.broker.keys)
-            raw = hot.body[0] if len(hot.body) == 1 else b"".join(hot.body)
-            hot.body.clear()
             format = request_format(head.content_type) if raw else "json"
             request = Request({"queue": head.queue}, _NO_QUERY, None, format, head.secret, head.call)
             authorise(self.broker, operation, request)
@@ -237,37 +278,10 @@ class _FastLane(HttpToolsProtocol):
         hot.task = self.loop.create_task(run(self.broker, operation, request))  # type: ignore[arg-type]
         hot.task.add_done_callback(lambda task: self._done(hot, task, out))
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        cycle: Any = self.cycle
-        if isinstance(cycle, _HotCycle) and cycle.task is not None and cycle.head.operation.name == "receive":
-            # Nobody is there to take the messages. A send or an ack goes on: it may be confirmed otherwise.
-            cycle.task.cancel()
-        if self.timeout_keep_alive_task is not None:
-            self.timeout_keep_alive_task.cancel()
-        super().connection_lost(exc)
-
-    def send_400_response(self, msg: str) -> None:
-        """What is not HTTP gets a problem too, and the connection is closed."""
-        body = codec.encode_json(codec.problem(BadRequest(f"request: {msg}", field="request")))
-        lines = b"content-type: %b\r\nx-request-id: %b\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
-        head = lines % (_PROBLEM, new_id(), len(body))
-        self.transport.write(_LINES[400] + head + body)
-        self.transport.close()
-
-    # Inside
-
     def _match(self) -> _Head | None:
         """What these headers say if they begin a hot request, None if they begin another."""
+        raw, self._raw = self._raw, b""  # those that follow in the same piece have other headers
         url = self.url
-        last = self._last
-        if (
-            last is not None
-            and last[0] == url
-            and last[1] == self.headers
-            and self.parser.get_method() == b"POST"
-            and self.parser.should_keep_alive()
-        ):
-            return last[2]
         if not url.startswith(_PREFIX) or self.parser.get_method() != b"POST":
             return None
         queue, _, call = url[len(_PREFIX) :].partition(b"/")
@@ -288,10 +302,24 @@ class _FastLane(HttpToolsProtocol):
             given_id(said.get("x-request-id")),
             self.guard.usual(said),
             traced(said),
+            int(said["content-length"]) if "content-length" in said else -1,
         )
-        if head.keep_alive and head.call is None and head.id is None:
-            self._last = (url, self.headers, head)
+        if 0 < len(raw) <= KNOWN_BYTES and self._repeats(head):
+            if len(self.known) >= KNOWN:
+                self.known.clear()
+            self.known[raw] = head
         return head
+
+    def _repeats(self, head: _Head) -> bool:
+        """Whether other requests are likely to begin with the same bytes, and these say all there is to know."""
+        return (
+            0 <= head.length <= self.max_request
+            and head.keep_alive
+            and not self.expect_100_continue
+            and head.call is None
+            and head.id is None
+            and head.trace is None
+        )
 
     def _done(self, hot: _HotCycle, task: asyncio.Task[Any], out: codec.Format) -> None:
         """The call is answered: so is the request."""
