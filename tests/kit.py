@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Coroutine, Sequence
+import time
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from miniq.broker import Broker
@@ -70,3 +71,11 @@ async def settle(broker: Broker) -> None:
     await asyncio.sleep(0)
     while not all(sleepers(broker)):  # noqa: ASYNC110  nobody tells when a waiter sleeps
         await asyncio.sleep(0.001)
+
+
+def wait_for(true: Callable[[], object], seconds: float = 20) -> None:
+    """Wait until something is so, though nobody tells when."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

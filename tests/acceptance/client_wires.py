@@ -1,4 +1,4 @@
-"""Bad company for clients: a proxy that cuts connections, and servers that say what no broker says."""
+"""The wires to a server, and bad company on them: a proxy that cuts connections, servers that are no brokers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,26 @@ import socket
 import threading
 from collections.abc import Callable
 from typing import NamedTuple
+
+from tests.serving import Served
+
+
+class Wire(NamedTuple):
+    """A way to a server."""
+
+    scheme: str
+
+    def of(self, served: Served) -> str:
+        return served.url if self == HTTP else served.tcp
+
+    @property
+    def nobody(self) -> str:
+        """Where nobody listens."""
+        return f"{self.scheme}://127.0.0.1:1"
+
+
+HTTP, ZMQ = Wire("http"), Wire("tcp")
+WIRES = {"http": HTTP, "zmq": ZMQ}
 
 
 class Cut(NamedTuple):

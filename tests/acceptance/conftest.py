@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import miniq
+from tests.acceptance.client_wires import WIRES, Proxy, Wire
 from tests.acceptance.faces import Opener
 from tests.conftest import STORES, store_url
 from tests.server import clear, server
@@ -21,9 +23,6 @@ def opener(request: pytest.FixtureRequest) -> Iterator[Opener]:
     opener = Opener(request.param)
     yield opener
     opener.close()
-
-
-WIRES = ("http", "zmq")
 
 
 @pytest.fixture(params=[*STORES, *WIRES])
@@ -42,4 +41,32 @@ def served(request: pytest.FixtureRequest) -> str:
     """An empty broker behind the wire that a test asks for."""
     server: Served = request.getfixturevalue("server")
     clear(server.url)
-    return server.tcp if request.param == "zmq" else server.url
+    return WIRES[request.param].of(server)
+
+
+@pytest.fixture(params=WIRES)
+def wire(request: pytest.FixtureRequest) -> Wire:
+    """Each way to a server. A file on one of them has a fixture of this name, which gives that one."""
+    return WIRES[request.param]
+
+
+@pytest.fixture
+def server_url(server: Served, wire: Wire) -> str:
+    """An empty broker behind a wire."""
+    clear(server.url)
+    return wire.of(server)
+
+
+@pytest.fixture
+def proxy(server_url: str) -> Iterator[Proxy]:
+    """An empty broker behind a wire that can be watched and cut."""
+    with Proxy(server_url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def broker(server: Served) -> Iterator[miniq.Client]:
+    """An empty broker on a server, as a client sees it."""
+    clear(server.url)
+    with miniq.connect(server.url) as client:
+        yield client

@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -19,6 +19,7 @@ import pytest
 import miniq as miniq_library
 from miniq.cli.copy_ends import Assembly, Whole
 from tests.acceptance.shell import Shell, collect, serving
+from tests.kit import wait_for
 
 CASES = {
     "no final newline": b"one\ntwo",
@@ -226,10 +227,3 @@ def is_running(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def wait_for(done: Callable[[], bool]) -> None:
-    until = time.monotonic() + 20
-    while not done():
-        assert time.monotonic() < until
-        time.sleep(0.02)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.shell import Shell, collect, serving
+from tests.kit import wait_for
 
 
 @pytest.fixture(scope="module")
@@ -95,15 +96,11 @@ def test_ctrl_c_ends_them_cleanly_with_their_totals(miniq: Shell, workers: str) 
 def test_workers_end_with_the_one_who_started_them(miniq: Shell) -> None:
     miniq("queues", "create", "orphans")
     process = miniq.start("consume", "orphans", "--workers", "2")
-    until = time.monotonic() + 20
-    while len(children := children_of(process.pid)) < 2:
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    wait_for(lambda: len(children_of(process.pid)) >= 2)
+    children = children_of(process.pid)
     process.kill()
     process.wait()
-    while any(os.path.exists(f"/proc/{child}") for child in children):
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    wait_for(lambda: not any(os.path.exists(f"/proc/{child}") for child in children))
     collect(process)
 
 

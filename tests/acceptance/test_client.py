@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
@@ -27,6 +28,39 @@ def mq(opener: Opener, url: str) -> Any:
 def q(opener: Opener, place: str) -> Any:
     """A queue where the store does not matter."""
     return opener(place).queue("jobs")
+
+
+# The example of the specification
+
+SPEC_EXAMPLE = """
+import miniq
+with miniq.connect("http://localhost:5000") as mq:      # or tcp://localhost:5557, or a folder: embedded, no server
+    q = mq.queue("emails")
+    q.send({"to": "a@b.c"}, priority=5)
+    for m in q.receive(max=10, wait=5):                  # a lease; m.extend(), m.release(), m.ack()
+        with m:                                          # acks on success, releases on an exception
+            work(m.body)
+    q.consume(work, concurrency=4)                       # a worker loop: leases are extended while work runs
+"""
+
+
+@pytest.mark.parametrize("url", ["rocksdb", "http", "zmq"], indirect=True)
+def test_the_example_of_the_specification_runs(url: str) -> None:
+    done: list[Any] = []
+
+    def work(body: Any) -> None:
+        done.append(body)
+        if len(done) == 1:
+            names["q"].send("for the worker loop")
+        else:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    names: dict[str, Any] = {"work": work}
+    where = url.removeprefix("rocksdb:")  # a plain folder
+    exec(SPEC_EXAMPLE.replace("http://localhost:5000", where), names)  # noqa: S102
+    assert done == [{"to": "a@b.c"}, "for the worker loop"]
+    with miniq.connect(where) as mq:
+        assert mq.queue("emails").info().counts.total == 0
 
 
 # Messages
@@ -489,3 +523,13 @@ def test_an_interrupted_receive_leaves_nothing_leased(place: str) -> None:
             q.receive(wait=30)
         q.send(1)
         assert [m.body for m in q.receive(wait=1)] == [1]
+
+
+def test_an_async_client_in_another_loop_is_told_so(place: str) -> None:
+    async def connect() -> miniq.AsyncClient:
+        return await miniq.connect_async(place)
+
+    mq = asyncio.run(connect())
+    for call in (mq.queues, lambda: mq.queue("a").send(1)):
+        with pytest.raises(miniq.InvalidRequest, match="another event loop"):
+            asyncio.run(call())

@@ -9,24 +9,15 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 import miniq
-from tests.acceptance.client_wires import Cut, Proxy
+from tests.acceptance.client_wires import Cut, Proxy, Wire
 from tests.acceptance.faces import Opener
-from tests.server import clear
+from tests.kit import wait_for
 from tests.serving import Served, free_ports, serving
-
-
-class Wire(NamedTuple):
-    """A way to a server."""
-
-    scheme: str
-
-    def of(self, served: Served) -> str:
-        return served.url if self.scheme == "http" else served.tcp
 
 
 class Place:
@@ -37,18 +28,6 @@ class Place:
 
     def serving(self, store: str) -> contextlib.AbstractContextManager[Served]:
         return serving(store, self._http, f"--command-port={self._command}")
-
-
-@pytest.fixture(params=["http", "tcp"])
-def wire(request: pytest.FixtureRequest) -> Wire:
-    return Wire(request.param)
-
-
-@pytest.fixture
-def proxy(server: Served, wire: Wire) -> Iterator[Proxy]:
-    clear(server.url)
-    with Proxy(wire.of(server)) as proxy:
-        yield proxy
 
 
 @pytest.fixture
@@ -268,10 +247,3 @@ def everything(q: Any) -> list[tuple[str, int]]:
         after = page.next
         if after is None:
             return found
-
-
-def wait_for(true: Any, seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

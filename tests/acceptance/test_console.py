@@ -15,7 +15,6 @@ from playwright.sync_api import Browser, expect
 
 import miniq
 from tests.acceptance.browser import SIZES, Visit, browsing
-from tests.server import clear
 from tests.serving import Served, serving
 
 HOSTILE = (
@@ -27,14 +26,6 @@ HOSTILE = (
 def browser() -> Iterator[Browser]:
     with browsing() as opened:
         yield opened
-
-
-@pytest.fixture
-def broker(server: Served) -> Iterator[miniq.Client]:
-    """An empty broker."""
-    clear(server.url)
-    with miniq.connect(server.url) as mq:
-        yield mq
 
 
 @pytest.fixture(params=list(SIZES))

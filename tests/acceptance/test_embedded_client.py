@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,42 +16,11 @@ from tests.acceptance.faces import Opener
 from tests.acceptance.shell import complaints
 from tests.conftest import store_url
 
-SPEC_EXAMPLE = """
-import miniq
-with miniq.connect("http://localhost:5000") as mq:      # or tcp://localhost:5557, or a folder: embedded, no server
-    q = mq.queue("emails")
-    q.send({"to": "a@b.c"}, priority=5)
-    for m in q.receive(max=10, wait=5):                  # a lease; m.extend(), m.release(), m.ack()
-        with m:                                          # acks on success, releases on an exception
-            work(m.body)
-    q.consume(work, concurrency=4)                       # a worker loop: leases are extended while work runs
-"""
-
 
 def run(script: str, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-X", "dev", "-c", script, *args], capture_output=True, text=True, timeout=60, check=False
     )
-
-
-# The example of the specification
-
-
-def test_the_example_of_the_specification_runs_on_a_folder(tmp_path: Path) -> None:
-    done: list[Any] = []
-
-    def work(body: Any) -> None:
-        done.append(body)
-        if len(done) == 1:
-            names["q"].send("for the worker loop")
-        else:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    names: dict[str, Any] = {"work": work}
-    exec(SPEC_EXAMPLE.replace('"http://localhost:5000"', repr(str(tmp_path / "data"))), names)  # noqa: S102
-    assert done == [{"to": "a@b.c"}, "for the worker loop"]
-    with miniq.connect(tmp_path / "data") as mq:
-        assert mq.queue("emails").info().counts.total == 0
 
 
 # The rest of the surface
@@ -134,16 +101,6 @@ def test_the_async_client_is_awaited_or_entered(tmp_path: Path) -> None:
                 assert m.body == 1
 
     asyncio.run(main())
-
-
-def test_an_async_client_in_another_loop_is_told_so() -> None:
-    mq = asyncio.run(_keep_open())
-    with pytest.raises(miniq.InvalidRequest, match="another event loop"):
-        asyncio.run(mq.queue("a").send(1))
-
-
-async def _keep_open() -> miniq.AsyncClient:
-    return await miniq.connect_async("memory:")
 
 
 def test_a_client_that_is_let_go_of_frees_its_folder(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,18 +24,10 @@ from miniq.errors import InvalidRequest
 from miniq.spark import pipelines
 from miniq.spark.pipelines import Run
 from tests.acceptance.test_cli_copy import CASES
-from tests.server import clear
 from tests.serving import Served
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-
-@pytest.fixture
-def broker(server: Served) -> Iterator[miniq.Client]:
-    clear(server.url)
-    with miniq.connect(server.url) as client:
-        yield client
 
 
 @pytest.fixture

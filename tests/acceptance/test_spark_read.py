@@ -12,7 +12,6 @@ import pytest
 from pyarrow import parquet
 
 import miniq
-from tests.server import clear
 from tests.serving import Served
 
 if TYPE_CHECKING:
@@ -20,15 +19,9 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def url(server: Served) -> str:
-    clear(server.url)
+def url(server: Served, broker: miniq.Client) -> str:
+    """Where the empty broker is."""
     return server.url
-
-
-@pytest.fixture
-def broker(url: str) -> Any:
-    with miniq.connect(url) as client:
-        yield client
 
 
 def table(spark: SparkSession, url: str, **options: object) -> DataFrame:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,6 @@ pytest.importorskip("pyspark")
 
 import miniq
 from tests.acceptance.test_spark_read import forget_commit
-from tests.server import clear
 from tests.serving import Served
 
 if TYPE_CHECKING:
@@ -21,15 +19,9 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def url(server: Served) -> str:
-    clear(server.url)
+def url(server: Served, broker: miniq.Client) -> str:
+    """Where the empty broker is."""
     return server.url
-
-
-@pytest.fixture
-def broker(url: str) -> Iterator[miniq.Client]:
-    with miniq.connect(url) as client:
-        yield client
 
 
 def write(rows: DataFrame, url: str, queue: str = "orders", **options: str) -> None:

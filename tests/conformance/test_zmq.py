@@ -7,7 +7,6 @@ import os
 import random
 import re
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import zmq
 
 from miniq.wire.operations import OPERATIONS
 from tests.conformance.wires import PATIENCE, Caller, ZmqWire
+from tests.kit import wait_for
 from tests.serving import Served, serving
 
 CONTRACT = """
@@ -413,10 +413,3 @@ def resident(served: Served) -> int:
     """Bytes of memory that a server has."""
     status = Path(f"/proc/{served.process.pid}/status").read_text()
     return int(status.partition("VmRSS:")[2].split()[0]) * 1024
-
-
-def wait_for(true: Any, seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
