@@ -1,12 +1,17 @@
-"""The embedded store on each engine, in a folder of its own."""
+"""The embedded store on each engine, in a folder of its own; a MongoDB behind its store's back."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.conftest import store_url
+
+if TYPE_CHECKING:
+    from pymongo.asynchronous.database import AsyncDatabase
 
 
 @pytest.fixture(params=["rocksdb", "leveldb"])
@@ -23,3 +28,12 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def url(engine: str, folder: Path) -> str:
     return f"{engine}:{folder}"
+
+
+@pytest.fixture
+async def database(url: str) -> AsyncIterator[AsyncDatabase[dict[str, Any]]]:
+    """The database behind the store's back."""
+    from pymongo import AsyncMongoClient
+
+    async with AsyncMongoClient[dict[str, Any]](url) as client:
+        yield client.get_default_database()

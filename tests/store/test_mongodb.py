@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from miniq.store.mongodb import MongoStore, queries
 from tests import mongod
 from tests.clock import START
 from tests.serving import free_ports
+from tests.store.mongodb import opened, two
 from tests.store.parts import Maker, drop, put, take, take_all
 from tests.store.test_races import Crowd
 
@@ -37,25 +37,6 @@ def swept() -> Iterator[None]:
 @pytest.fixture
 def url(tmp_path: Path) -> str:
     return mongod.databases().url(tmp_path)
-
-
-@pytest.fixture
-async def database(url: str) -> AsyncIterator[AsyncDatabase[dict[str, Any]]]:
-    """The database behind the store's back."""
-    async with AsyncMongoClient[dict[str, Any]](url) as client:
-        yield client.get_default_database()
-
-
-@asynccontextmanager
-async def opened(url: str, *queues: str) -> AsyncIterator[MongoStore]:
-    store = MongoStore(url)
-    await store.open()
-    try:
-        for queue in queues:
-            await store.save_queue(queue, QueueSettings())
-        yield store
-    finally:
-        await store.close()
 
 
 # What is accepted
@@ -160,12 +141,6 @@ async def test_a_backup_is_mongodumps_work(url: str, tmp_path: Path) -> None:
 
 
 # Several processes
-
-
-@asynccontextmanager
-async def two(url: str, *queues: str) -> AsyncIterator[tuple[MongoStore, MongoStore]]:
-    async with opened(url, *queues) as one, opened(url) as other:
-        yield one, other
 
 
 async def test_an_arrival_is_told_to_others(url: str) -> None:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pymongo import AsyncMongoClient
 from pymongo.asynchronous.database import AsyncDatabase
 
 from miniq.errors import ClaimGone, Fenced
-from miniq.message import SECOND, QueueSettings
+from miniq.message import SECOND
 from miniq.store.base import Claimed, Fit
 from miniq.store.mongodb import MongoStore, claims
 from tests import mongod
 from tests.clock import START
+from tests.store.mongodb import two
 from tests.store.parts import BIG, Maker, put, take, take_all
 
 MANY = 23
@@ -33,26 +32,6 @@ def url(tmp_path: Path) -> str:
 def steps_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claims, "STEP", 4)
     monkeypatch.setattr(claims, "SMALL_STEP", 1)
-
-
-@pytest.fixture
-async def database(url: str) -> AsyncIterator[AsyncDatabase[dict[str, Any]]]:
-    """The database behind the store's back."""
-    async with AsyncMongoClient[dict[str, Any]](url) as client:
-        yield client.get_default_database()
-
-
-@asynccontextmanager
-async def two(url: str) -> AsyncIterator[tuple[MongoStore, MongoStore]]:
-    stores = MongoStore(url), MongoStore(url)
-    for store in stores:
-        await store.open()
-    try:
-        await stores[0].save_queue("q", QueueSettings())
-        yield stores
-    finally:
-        for store in stores:
-            await store.close()
 
 
 async def claim(store: MongoStore, after: int, **changed: Any) -> Claimed:
@@ -111,7 +90,7 @@ async def work(store: MongoStore, told: list[int]) -> None:
 async def test_wherever_a_broker_dies_claims_are_whole_and_another_goes_on(
     url: str, killed_after: Any, commits: int, database: AsyncDatabase[dict[str, Any]]
 ) -> None:
-    async with two(url) as (one, other):
+    async with two(url, "q") as (one, other):
         sent = await put(one, Maker().run(MANY), keep="events")
         told: list[int] = []
         killed_after(one, commits)
@@ -150,7 +129,7 @@ async def test_wherever_a_broker_dies_claims_are_whole_and_another_goes_on(
 
 @pytest.mark.parametrize("how", ["acked", "released"])
 async def test_the_upkeep_lets_go_what_a_broker_left_in_a_claim(url: str, killed_after: Any, how: str) -> None:
-    async with two(url) as (one, other):
+    async with two(url, "q") as (one, other):
         await put(one, Maker().run(MANY))
         await claim(one, 0)
         killed_after(one, 2)
@@ -168,7 +147,7 @@ async def test_the_upkeep_lets_go_what_a_broker_left_in_a_claim(url: str, killed
 
 
 async def test_who_wants_a_claim_that_is_being_made_elsewhere_freezes_it(url: str) -> None:
-    async with two(url) as (one, other):
+    async with two(url, "q") as (one, other):
         sent = await put(one, Maker().run(MANY))
         real, steps = one._changes.make, 0
         found: list[Claimed] = []
@@ -189,7 +168,7 @@ async def test_who_wants_a_claim_that_is_being_made_elsewhere_freezes_it(url: st
 
 
 async def test_a_new_reader_stops_an_old_one_in_the_middle_of_a_claim(url: str) -> None:
-    async with two(url) as (one, other):
+    async with two(url, "q") as (one, other):
         sent = await put(one, Maker().run(MANY))
         epoch = (await one.open_claims("q", "g")).epoch
         real, steps = one._changes.make, 0
@@ -209,7 +188,7 @@ async def test_a_new_reader_stops_an_old_one_in_the_middle_of_a_claim(url: str) 
 
 
 async def test_a_claim_whose_queue_is_emptied_while_it_is_made_is_gone(url: str) -> None:
-    async with two(url) as (one, other):
+    async with two(url, "q") as (one, other):
         maker = Maker()
         await put(one, maker.run(MANY))
         real, steps = one._changes.make, 0
@@ -233,7 +212,7 @@ async def test_a_claim_whose_queue_is_emptied_while_it_is_made_is_gone(url: str)
 
 
 async def test_readers_and_consumers_at_two_brokers_share_nothing(url: str) -> None:
-    async with two(url) as stores:
+    async with two(url, "q") as stores:
         maker = Maker()
         sent: list[str] = []
         for _ in range(4):
@@ -265,7 +244,7 @@ async def test_readers_and_consumers_at_two_brokers_share_nothing(url: str) -> N
 
 
 async def test_parts_are_read_from_anywhere_before_and_after_the_ack(url: str) -> None:
-    async with two(url) as (one, other):
+    async with two(url, "q") as (one, other):
         maker = Maker()
         low = await put(one, maker.run(7))
         high = await put(one, maker.run(6, priority=5))

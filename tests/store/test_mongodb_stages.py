@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pymongo import AsyncMongoClient
 from pymongo.asynchronous.database import AsyncDatabase
 
 from miniq.errors import QueueFull, StageUnknown
 from miniq.ids import IdSource
-from miniq.message import SECOND, Message, Parcel, Published, QueueSettings, StageName
+from miniq.message import SECOND, Message, Parcel, Published, StageName
 from miniq.store.base import Fit, Room
 from miniq.store.mongodb import MongoStore, stages
 from tests import mongod
 from tests.clock import START
+from tests.store.mongodb import two
 from tests.store.parts import Maker, put, take
 
 DAY = 86400 * SECOND
@@ -37,26 +36,6 @@ def few(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
     if request.param == "many":
         monkeypatch.setattr(stages, "FEW", 0)
         monkeypatch.setattr(stages, "STEP", 7)
-
-
-@pytest.fixture
-async def database(url: str) -> AsyncIterator[AsyncDatabase[dict[str, Any]]]:
-    """The database behind the store's back."""
-    async with AsyncMongoClient[dict[str, Any]](url) as client:
-        yield client.get_default_database()
-
-
-@asynccontextmanager
-async def two(url: str) -> AsyncIterator[tuple[MongoStore, MongoStore]]:
-    opened = MongoStore(url), MongoStore(url)
-    for store in opened:
-        await store.open()
-    try:
-        await opened[0].save_queue("q", QueueSettings())
-        yield opened
-    finally:
-        for store in opened:
-            await store.close()
 
 
 def staged(number: int, **fields: Any) -> Message:
@@ -85,7 +64,7 @@ async def test_what_is_uploaded_comes_in_order_however_it_is_cut(
     url: str, monkeypatch: pytest.MonkeyPatch, chunk: int, database: AsyncDatabase[dict[str, Any]]
 ) -> None:
     monkeypatch.setattr(stages, "CHUNK_MESSAGES", chunk)
-    async with two(url) as (one, other):
+    async with two(url, "q") as (one, other):
         plain = Parcel([""] * 300, "q", 0, 0, [b"%d" % n for n in range(300)])
         await upload(one, plain)
         mixed = [staged(n, key="k", group="m" if n % 50 == 0 else None) for n in range(300, 500)]
@@ -103,7 +82,7 @@ async def test_what_is_uploaded_comes_in_order_however_it_is_cut(
 
 
 async def test_bodies_that_do_not_fit_into_one_document_together_are_cut(url: str) -> None:
-    async with two(url) as (one, other):
+    async with two(url, "q") as (one, other):
         large = [b"%07d" % n * 150_000 for n in range(20)]
         await upload(one, Parcel([""] * 20, "q", 0, 0, large))
         assert await publish(other, IdSource()) == Published(20)
@@ -112,7 +91,7 @@ async def test_bodies_that_do_not_fit_into_one_document_together_are_cut(url: st
 
 
 async def test_publishes_at_two_brokers_at_once_are_one(url: str) -> None:
-    async with two(url) as both:
+    async with two(url, "q") as both:
         await upload(both[0], [staged(n) for n in range(40)])
         ids = IdSource()
         done = await asyncio.gather(*[publish(store, ids, room=Room(50, 0)) for store in both * 3])
@@ -125,14 +104,14 @@ async def test_publishes_at_two_brokers_at_once_are_one(url: str) -> None:
 async def test_uploads_of_one_part_at_two_brokers_at_once_are_one(
     url: str, database: AsyncDatabase[dict[str, Any]]
 ) -> None:
-    async with two(url) as both:
+    async with two(url, "q") as both:
         await asyncio.gather(*[upload(store, [staged(7)]) for store in both * 4])
         assert await database.uploads.count_documents({}) == await database.stages.count_documents({}) == 1
         assert await publish(both[0], IdSource()) == Published(1)
 
 
 async def test_a_publish_that_is_refused_leaves_everything_as_it_was(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with two(url) as (one, other):
+    async with two(url, "q") as (one, other):
         await upload(one, [staged(n, dedup_id=f"d{n % 3}") for n in range(9)] + [staged(9), staged(10)])
         ids = IdSource()
         with pytest.raises(QueueFull):
@@ -149,7 +128,7 @@ async def test_a_publish_that_is_refused_leaves_everything_as_it_was(url: str, m
 async def test_what_ran_out_or_belonged_to_a_deleted_queue_is_cleared_away(
     url: str, database: AsyncDatabase[dict[str, Any]]
 ) -> None:
-    async with two(url) as (one, _):
+    async with two(url, "q") as (one, _):
         await upload(one, [staged(1)])
         await one.stage("q", NAME, 1, [staged(2)], now=START + SECOND, until=START + SECOND + DAY)
         await one.tidy(now=START + DAY, limit=100)
@@ -171,7 +150,7 @@ class KilledError(Exception):
 async def test_wherever_a_broker_dies_a_publish_is_made_whole_or_not_at_all(
     url: str, monkeypatch: pytest.MonkeyPatch, commits: int, database: AsyncDatabase[dict[str, Any]]
 ) -> None:
-    async with two(url) as (one, other):
+    async with two(url, "q") as (one, other):
         fields: list[dict[str, Any]] = [{}, {"group": "m"}, {"recipient": "ann"}, {"dedup_id": "d"}]
         await upload(one, [staged(n, **fields[n % 4] if n < 8 else {}) for n in range(30)])
         real, left = one._changes.make, commits
@@ -208,7 +187,7 @@ async def test_wherever_a_broker_dies_a_publish_is_made_whole_or_not_at_all(
 async def test_what_is_published_and_not_shown_yet_is_there_for_everybody(
     url: str, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    async with two(url) as (one, other):
+    async with two(url, "q") as (one, other):
         await other.counts("q", now=START)
         await upload(one, [staged(n) for n in range(30)])
 
