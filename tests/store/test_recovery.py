@@ -343,7 +343,7 @@ async def test_purged_and_deleted_queues_stay_so_and_are_swept(url: str, monkeyp
     async with opened(url, clock) as broker:
         assert (await broker.queue("purged")).counts.total == 0
         assert await broker.receive("purged") == []
-        assert "deleted" not in broker.names()
+        assert "deleted" not in broker.catalog.names()
         await send(broker, "deleted", "new")
         assert await drain(broker, "deleted") == ["new"]
         clock.advance(301)

@@ -12,6 +12,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from miniq.broker import rules
+from miniq.broker.catalog import Catalog
 from miniq.broker.claims import Claims
 from miniq.broker.clock import Clock, SystemClock
 from miniq.broker.delivery import Deliveries
@@ -31,7 +32,6 @@ from miniq.errors import (
     MessageLeased,
     MessageNotFound,
     QueueNotFound,
-    QueueProtected,
     StaleReceipt,
 )
 from miniq.ids import IdSource
@@ -46,7 +46,6 @@ from miniq.message import (
     Outcome,
     Page,
     QueueInfo,
-    QueueSettings,
     RedriveProgress,
     Status,
     Stored,
@@ -54,8 +53,6 @@ from miniq.message import (
 from miniq.options import Options
 from miniq.store.base import ANY, FREE, Edit, Fence, Once, Room, Store
 from miniq.store.transfer import check_complete
-
-DEFAULT_QUEUE = "default"
 
 
 class Broker:
@@ -68,9 +65,7 @@ class Broker:
         self.keys = KeyRing(store)
         self.metrics = Metrics()
         self._limits = self.options.limits
-        self._settings: dict[str, QueueSettings] = {}
-        self.changes = 0
-        """How often this broker itself made, changed or deleted a queue."""
+        self.catalog = Catalog(self)
         self._ids = IdSource()
         self.waiters = Waiters(self.clock)
         self._gather = Gather(self.send)
@@ -79,32 +74,31 @@ class Broker:
         self.stages = Stages(self)
         self._redrives = Redrives(self)
         self._upkeep = Upkeep(self)
-        self._refresh = Refresh(self)
+        self.refresh = Refresh(self)
         self.tracer: Any = None
         """Who writes down spans (`wire/tracing.py`), None if nobody does."""
         self.search = Search(self)
         self.trends = Trends(self)
-        self._open = False
+        self.is_open = False
         self.patient = True
         """Whether long polls may wait; no longer when the broker is about to close."""
 
     async def open(self) -> None:
         """Open the store, learn its queues, begin upkeep."""
         self.store.on_ready = self.waiters.wake
-        self.store.on_change = self._refresh.hint
+        self.store.on_change = self.refresh.hint
         await self.store.open()
         try:
             await check_complete(self.store)
         except BaseException:
             await self.store.close()
             raise
-        self._settings = await self.store.queues()
         self._ids = IdSource(await self.store.last_id())
         await self.keys.load()
-        self._open = True
-        await self.ensure_queue(DEFAULT_QUEUE)
+        self.is_open = True
+        await self.catalog.load()
         self._upkeep.start()
-        self._refresh.start()
+        self.refresh.start()
 
     def hurry(self) -> None:
         """Let long polls return now, and let no new one wait: the broker will close soon."""
@@ -114,13 +108,13 @@ class Broker:
 
     async def close(self) -> None:
         """Refuse new calls, let long polls return, flush and close the store. Harmless to repeat."""
-        self._open = False
+        self.is_open = False
         self.hurry()
         await self._gather.stop()
         await self.deliveries.stop()
         await self._redrives.stop()
         await self._upkeep.stop()
-        await self._refresh.stop()
+        await self.refresh.stop()
         await self.trends.stop()
         await self.store.close()
 
@@ -135,122 +129,32 @@ class Broker:
 
     async def configure(self, queue: str, changes: dict[str, Any] | None = None) -> QueueInfo:
         """Create a queue or change some of its settings. Its dead-letter queue is created with it."""
-        self._check_open()
-        rules.check_name(queue)
-        while True:
-            await self._refresh.once()
-            before = self._settings.get(queue)
-            settings = rules.change_settings(queue, before, changes or {}, self._limits)
-            dead = rules.dead_letter_queue(queue, settings)
-            if dead is not None:
-                await self.ensure_queue(dead)
-            if await self.store.change_queue(queue, before, settings):
-                break
-            self.learn(await self.store.queues())  # somebody was faster: that change must not be lost
-        self._settings[queue] = settings
-        self.changes += 1
+        self.check_open()
+        await self.catalog.change(queue, changes or {})
         return await self.queue(queue)
 
     async def delete_queue(self, queue: str) -> None:
         """Remove a queue with everything in it."""
-        await self.existing(queue)
-        if queue == DEFAULT_QUEUE:
-            raise QueueProtected(f"queue: {queue!r} is always there; purge it instead", field="queue")
-        await self.store.delete_queue(queue)
-        self.forget(queue)
-        self.changes += 1
+        await self.catalog.delete(queue)
 
     async def queue(self, queue: str) -> QueueInfo:
         """Settings and counts of one queue."""
-        settings = await self.existing(queue)
+        settings = await self.catalog.existing(queue)
         counts = await self.store.counts(queue, now=self.clock.now())
         return QueueInfo(queue, settings, counts, self._redrives.progress(queue))
 
     async def queues(self) -> list[QueueInfo]:
         """All queues by name."""
-        self._check_open()
-        await self._refresh.once()
-        return [await self.queue(name) for name in sorted(self._settings)]
-
-    def reserve(self, count: int) -> str:
-        """The first of `count` ids for messages that are published."""
-        return self._ids.reserve(count, self.clock.now())
-
-    def names(self) -> list[str]:
-        """The names of all queues."""
-        return list(self._settings)
-
-    def settings(self, queue: str) -> QueueSettings:
-        """The settings of a queue that must exist."""
-        self._check_open()
-        settings = self._settings.get(queue)
-        if settings is None:
-            raise self._unknown(queue)
-        return settings
-
-    def known(self, queue: str) -> str:
-        """The name of a queue that exists, else "": for counting, where anybody's words must not pile up."""
-        return queue if queue in self._settings else ""
-
-    def find_settings(self, queue: str) -> QueueSettings | None:
-        """The settings of a queue, None if it does not exist or the broker is closed."""
-        return self._settings.get(queue) if self._open else None
-
-    async def ensure_queue(self, queue: str) -> QueueSettings:
-        """The settings of a queue, which is created if need be."""
-        if queue not in self._settings:
-            await self._refresh.once()
-        while queue not in self._settings:
-            settings = QueueSettings()
-            if await self.store.change_queue(queue, None, settings):
-                self._settings[queue] = settings
-                self.changes += 1
-            else:  # somebody else makes it just now
-                self.learn(await self.store.queues())
-        return self._settings[queue]
-
-    def learn(self, settings: dict[str, QueueSettings]) -> None:
-        """All queues, as they are in the store."""
-        for gone in self._settings.keys() - settings.keys():
-            self.forget(gone)
-        self._settings = settings
-
-    def forget(self, queue: str) -> None:
-        """A queue is gone."""
-        self._settings.pop(queue, None)
-        self.metrics.forget(queue)
-
-    async def move(
-        self,
-        queue: str,
-        to: str,
-        moves: Sequence[tuple[Fence, Message]],
-        *,
-        event: EventName,
-        reason: str | None = None,
-    ) -> list[Outcome]:
-        """Move messages to another queue, which is created if need be."""
-        settings = self.settings(queue)
-        now = self.clock.now()
-        while True:
-            target = await self.ensure_queue(to)
-            try:
-                return await self.store.move(
-                    queue, moves, now=now, event=event, reason=reason, keep=settings.history, keep_to=target.history
-                )
-            except QueueNotFound:
-                if not self.store.shared or queue not in await self.store.queues():
-                    raise
-                self.forget(to)  # another broker deleted it
+        self.check_open()
+        await self.refresh.once()
+        return [await self.queue(name) for name in sorted(self.catalog.names())]
 
     # Messages
 
     async def send(self, queue: str, drafts: Sequence[Draft], call: str | None = None) -> list[str]:
         """Add messages, all or none, and return their ids once they are on disk. A `call` that was made
         before, in the last five minutes, adds nothing and gets the same answer."""
-        settings = self._settings.get(queue)
-        if settings is None or not self._open:
-            settings = await self.first_use(queue)
+        settings = self.catalog.find(queue) or await self.catalog.first_use(queue)
         now = self.clock.now()
         messages = rules.admit(queue, settings, drafts, self._ids, now, self._limits)
         room = Room(settings.max_length, settings.max_bytes) if settings.max_length or settings.max_bytes else None
@@ -265,7 +169,7 @@ class Broker:
         except QueueNotFound:
             if not self.store.shared:
                 raise
-            self.forget(queue)  # another broker deleted it
+            self.catalog.forget(queue)  # another broker deleted it
             return await self.send(queue, drafts, call)
         self.metrics.messages[queue, "sent"] += len(ids)
         return ids
@@ -273,14 +177,8 @@ class Broker:
     def send_beside(self, queue: str, body: bytes, done: Sent) -> bool:
         """Send one plain JSON message together with what others send at the same time; `done` gets its id once it
         is on disk. False where that is not possible: then `send` is the way, which also says what is wrong."""
-        settings = self._settings.get(queue)
-        if (
-            settings is None
-            or not self._open
-            or settings.max_length
-            or settings.max_bytes
-            or len(body) > self._limits.body_bytes
-        ):
+        settings = self.catalog.find(queue)
+        if settings is None or settings.max_length or settings.max_bytes or len(body) > self._limits.body_bytes:
             return False
         self._gather.add(queue, body, done)
         return True
@@ -299,7 +197,7 @@ class Broker:
 
         A queue that does not exist yet is an empty one, unless queues must be made by hand.
         """
-        self._check_open()
+        self.check_open()
         limits = self._limits
         rules.check_count(max, "max", 1, limits.batch)
         if wait:
@@ -310,11 +208,8 @@ class Broker:
             rules.check_text(consumer, "consumer", limits)
         if mode not in ("at-least-once", "at-most-once"):
             raise InvalidRequest(f"mode: {mode!r}; use at-least-once or at-most-once", field="mode")
-        if queue not in self._settings:
-            rules.check_name(queue)
-            await self._refresh.once()
-            if queue not in self._settings and not self.options.auto_create:
-                raise self._unknown(queue)
+        if self.catalog.find(queue) is None:
+            await self.catalog.possible(queue)
         taken = await self.deliveries.take(queue, max, visibility_timeout, consumer, mode)
         if taken or not wait:
             return taken
@@ -328,13 +223,13 @@ class Broker:
                 now = self.clock.now()
                 if now >= deadline or not self.patient:
                     return []
-                if queue in self._settings:
+                if self.catalog.find(queue) is not None:
                     self.waiters.expect(queue, await self.store.next_visible(queue, now=now))
                 await waiter.until(deadline)
 
     async def ack(self, queue: str, leases: Sequence[Lease]) -> list[Outcome]:
         """Remove messages for good: they were processed."""
-        settings = await self.existing(queue)
+        settings = await self.catalog.existing(queue)
         rules.check_batch(leases, "leases", self._limits)
         outcomes = await self.store.drop(
             queue,
@@ -350,7 +245,7 @@ class Broker:
     async def release(self, queue: str, leases: Sequence[Lease], delay: float = 0) -> list[Outcome]:
         """Give messages back, ready again at once or after `delay`. One that has used up its receives
         goes to the dead-letter queue instead."""
-        settings = await self.existing(queue)
+        settings = await self.catalog.existing(queue)
         rules.check_batch(leases, "leases", self._limits)
         rules.check_seconds(delay, "delay", 0, self._limits.delay)
         asked = _fences(leases)
@@ -396,7 +291,7 @@ class Broker:
         self, queue: str, leases: Sequence[Lease], visibility_timeout: float | None = None
     ) -> tuple[int, list[Outcome]]:
         """Let leases end `visibility_timeout` from now; says when that is, and what became of each."""
-        settings = await self.existing(queue)
+        settings = await self.catalog.existing(queue)
         rules.check_batch(leases, "leases", self._limits)
         seconds = rules.lease_seconds(visibility_timeout, settings, self._limits)
         now = self.clock.now()
@@ -415,7 +310,7 @@ class Broker:
 
     async def get(self, queue: str, id: str) -> Stored:
         """Look at one message without consuming it."""
-        settings = await self.existing(queue)
+        settings = await self.catalog.existing(queue)
         stored = await self.store.find(queue, id)
         if stored is None or rules.expired(stored, settings, self.clock.now()):
             raise _no_message(queue, id)
@@ -431,7 +326,7 @@ class Broker:
         many: bool = False,
     ) -> Page:
         """Browse a queue without consuming; `after` is the `next` of the page before. `many` allows long pages."""
-        settings = await self.existing(queue)
+        settings = await self.catalog.existing(queue)
         rules.check_count(limit, "limit", 1, rules.MANY if many else self._limits.batch)
         if status not in (None, "ready", "delayed", "leased"):
             raise InvalidRequest(f"status: {status!r}; use ready, delayed or leased", field="status")
@@ -454,7 +349,7 @@ class Broker:
         receipt: str | None = None,
     ) -> Stored:
         """Change a message that is not leased, or that the caller holds the receipt of."""
-        settings = await self.existing(queue)
+        settings = await self.catalog.existing(queue)
         now = self.clock.now()
         if body is None and headers is None and priority is None and delay is None:
             raise InvalidRequest("edit: nothing to change; give body, headers, priority or delay", field="body")
@@ -487,7 +382,7 @@ class Broker:
 
     async def remove(self, queue: str, id: str, receipt: str | None = None) -> None:
         """Delete one message that is not leased, or that the caller holds the receipt of."""
-        settings = await self.existing(queue)
+        settings = await self.catalog.existing(queue)
         fence = (id, FREE if receipt is None else _receipt(receipt))
         outcomes = await self.store.drop(
             queue, [fence], now=self.clock.now(), event="purged", reason="removed", keep=settings.history
@@ -496,7 +391,7 @@ class Broker:
 
     async def ack_by_id(self, queue: str, id: str) -> bool:
         """Ack without a receipt: only for the short routes and `MiniQ`, whose users have none."""
-        settings = await self.existing(queue)
+        settings = await self.catalog.existing(queue)
         outcomes = await self.store.drop(
             queue, [(id, ANY)], now=self.clock.now(), event="acked", reason=None, keep=settings.history
         )
@@ -504,7 +399,7 @@ class Broker:
 
     async def edit_by_id(self, queue: str, id: str, body: bytes, content_type: str) -> bool:
         """Change a body without a receipt, leased or not: only for the short routes."""
-        settings = await self.existing(queue)
+        settings = await self.catalog.existing(queue)
         rules.check_body(body, content_type, self._limits)
         change = Edit(body=body, content_type=content_type)
         outcome = await self.store.edit(queue, (id, ANY), change, now=self.clock.now(), keep=settings.history)
@@ -512,7 +407,7 @@ class Broker:
 
     async def purge(self, queue: str) -> int:
         """Remove all messages of a queue, leased ones too, and say how many there were."""
-        settings = await self.existing(queue)
+        settings = await self.catalog.existing(queue)
         return await self.store.clear(queue, now=self.clock.now(), keep=settings.history)
 
     async def redrive(
@@ -527,7 +422,7 @@ class Broker:
 
         With `rate` it goes on in the background at so many a second; `queue()` shows how far it is.
         """
-        await self.existing(queue)
+        await self.catalog.existing(queue)
         return await self._redrives.run(queue, ids, to, rate)
 
     # History and care
@@ -536,7 +431,7 @@ class Broker:
         self, *, after: int = 0, limit: int = 100, queue: str | None = None, many: bool = False
     ) -> HistoryPage:
         """What happened, by rising offset, from the one that follows `after`. `many` allows long pages."""
-        self._check_open()
+        self.check_open()
         rules.check_count(after, "after", 0, 2**63 - 1)
         rules.check_count(limit, "limit", 1, rules.MANY if many else self._limits.batch)
         if queue is not None:
@@ -547,42 +442,52 @@ class Broker:
 
     async def history_span(self) -> HistorySpan:
         """How far the history reaches."""
-        self._check_open()
+        self.check_open()
         return await self.store.history_span()
 
     async def backup(self, path: str) -> None:
         """Write a consistent copy of everything to a new folder, while work goes on."""
-        self._check_open()
+        self.check_open()
         await self.store.backup(path)
 
     async def upkeep(self) -> None:
         """One bounded pass over ttl, retention, dedup records and history; also runs by itself."""
-        self._check_open()
+        self.check_open()
         await self._upkeep.once()
 
     # Inside
 
-    async def first_use(self, queue: str) -> QueueSettings:
-        """The settings of a queue that is created by being used, unless queues must be made by hand."""
-        self._check_open()
-        rules.check_name(queue)
-        if not self.options.auto_create:
-            return await self.existing(queue)
-        return await self.ensure_queue(queue)
+    def reserve(self, count: int) -> str:
+        """The first of `count` ids for messages that are published."""
+        return self._ids.reserve(count, self.clock.now())
 
-    async def existing(self, queue: str) -> QueueSettings:
-        """The settings of a queue that must exist, perhaps since a moment ago on another broker."""
-        if queue not in self._settings and self._open:
-            await self._refresh.once()
-        return self.settings(queue)
+    async def move(
+        self,
+        queue: str,
+        to: str,
+        moves: Sequence[tuple[Fence, Message]],
+        *,
+        event: EventName,
+        reason: str | None = None,
+    ) -> list[Outcome]:
+        """Move messages to another queue, which is created if need be."""
+        settings = self.catalog.settings(queue)
+        now = self.clock.now()
+        while True:
+            target = await self.catalog.ensure(to)
+            try:
+                return await self.store.move(
+                    queue, moves, now=now, event=event, reason=reason, keep=settings.history, keep_to=target.history
+                )
+            except QueueNotFound:
+                if not self.store.shared or queue not in await self.store.queues():
+                    raise
+                self.catalog.forget(to)  # another broker deleted it
 
-    def _check_open(self) -> None:
-        if not self._open:
+    def check_open(self) -> None:
+        """Refuse calls of a closed broker."""
+        if not self.is_open:
             raise Closed("the broker is closed")
-
-    def _unknown(self, queue: str) -> QueueNotFound:
-        rules.check_name(queue)
-        return QueueNotFound(f"queue: there is no queue {queue!r}", field="queue")
 
 
 def _fences(leases: Sequence[Lease]) -> list[Fence]:

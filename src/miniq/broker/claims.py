@@ -79,7 +79,7 @@ class Claims:
     async def ack(self, queue: str, group: str, upto: int, epoch: int | None = None) -> None:
         """Ack all claims up to a number; those that are acked already stay so."""
         broker = self._broker
-        settings = await broker.existing(queue)
+        settings = await broker.catalog.existing(queue)
         rules.check_label(group, "group")
         rules.check_count(upto, "upto", 0, NUMBERS)
         _check_epoch(epoch)
@@ -88,7 +88,7 @@ class Claims:
     async def release(self, queue: str, group: str, epoch: int | None = None) -> int:
         """Give the messages of all claims that are not acked back, and say how many."""
         broker = self._broker
-        settings = await broker.existing(queue)
+        settings = await broker.catalog.existing(queue)
         rules.check_label(group, "group")
         _check_epoch(epoch)
         released = await broker.store.release_claims(
@@ -100,13 +100,13 @@ class Claims:
     async def list(self, queue: str) -> list[ClaimGroup]:
         """All groups of a queue with the claims that can be read."""
         broker = self._broker
-        await broker.existing(queue)
+        await broker.catalog.existing(queue)
         return await broker.store.claim_groups(queue, now=broker.clock.now())
 
     async def find(self, queue: str, group: str, number: int, part: int = 0, parts: int = 1) -> Part:
         """A part of a claim, to be read: parts are disjoint, hold everything, and are the same each time."""
         broker = self._broker
-        await broker.existing(queue)
+        await broker.catalog.existing(queue)
         rules.check_label(group, "group")
         rules.check_count(number, "claim", 1, NUMBERS)
         rules.check_count(parts, "parts", 1, broker.options.limits.claim)
@@ -119,7 +119,7 @@ class Claims:
 
     async def _settings(self, queue: str) -> QueueSettings:
         broker = self._broker
-        return broker.find_settings(queue) or await broker.first_use(queue)
+        return broker.catalog.find(queue) or await broker.catalog.first_use(queue)
 
     async def _claim(
         self,

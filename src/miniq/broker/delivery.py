@@ -36,7 +36,7 @@ class Deliveries:
         """Up to `limit` messages that may be handed out now; none if the queue does not exist."""
         broker = self._broker
         while True:
-            settings = broker.find_settings(queue)
+            settings = broker.catalog.find(queue)
             if settings is None:
                 return []
             now = broker.clock.now()
@@ -59,7 +59,7 @@ class Deliveries:
             except QueueNotFound:
                 if not broker.store.shared:
                     raise
-                broker.forget(queue)  # another broker deleted it
+                broker.catalog.forget(queue)  # another broker deleted it
                 return []
             if not taken:
                 return taken
@@ -143,12 +143,12 @@ class Deliveries:
             for _ in range(GIVE_BACK_TRIES):
                 try:
                     held = await broker.store.held(token)
-                    if held and broker.find_settings(queue) is not None:
+                    if held and broker.catalog.find(queue) is not None:
                         await broker.release(queue, [Lease(stored.message.id, token) for stored in held])
                     return
                 except StoreUnavailable:
                     await asyncio.sleep(GIVE_BACK_PAUSE)
-                    if broker.find_settings(queue) is None:
+                    if broker.catalog.find(queue) is None:
                         return
 
         task = asyncio.create_task(release())

@@ -50,11 +50,13 @@ class Refresh:
         if not broker.store.shared:
             return
         while (revision := await broker.store.revision()) != self._revision:
-            seen = broker.changes
+            seen = broker.catalog.changes
             settings = await broker.store.queues()
             await broker.keys.load()
-            if broker.changes == seen:  # else what was read may be older than what this broker itself wrote meanwhile
-                broker.learn(settings)
+            if (
+                broker.catalog.changes == seen
+            ):  # else what was read may be older than what this broker itself wrote meanwhile
+                broker.catalog.learn(settings)
                 self._revision = revision
 
     async def _loop(self) -> None:

@@ -29,7 +29,7 @@ class Stages:
     async def upload(self, queue: str, name: StageName, part: int, drafts: Sequence[Draft]) -> tuple[int, int]:
         """Keep messages as part `part` of a stage: how many, and their bytes. A part that is there already stays."""
         broker = self._broker
-        settings = broker.find_settings(queue) or await broker.first_use(queue)
+        settings = broker.catalog.find(queue) or await broker.catalog.first_use(queue)
         _check_batch(name.job, name.batch)
         rules.check_label(name.partition, "partition")
         rules.check_label(name.attempt, "attempt")
@@ -42,7 +42,7 @@ class Stages:
     async def publish(self, queue: str, job: str, batch: str, stages: Sequence[tuple[str, str]]) -> Published:
         """Make all messages of some stages, (partition, attempt), part of the queue, once per (job, batch)."""
         broker = self._broker
-        settings = broker.find_settings(queue) or await broker.first_use(queue)
+        settings = broker.catalog.find(queue) or await broker.catalog.first_use(queue)
         _check_batch(job, batch)
         seen: dict[str, int] = {}
         for place, (partition, attempt) in enumerate(stages):
@@ -77,14 +77,14 @@ class Stages:
     async def discard(self, queue: str, job: str, batch: str) -> int:
         """Remove all stages of a batch that are not published, and say how many there were."""
         broker = self._broker
-        await broker.existing(queue)
+        await broker.catalog.existing(queue)
         _check_batch(job, batch)
         return await broker.store.discard_stages(queue, job, batch)
 
     async def list(self, queue: str) -> list[Stage]:
         """All stages of a queue that are not published."""
         broker = self._broker
-        await broker.existing(queue)
+        await broker.catalog.existing(queue)
         return await broker.store.stages(queue, now=broker.clock.now())
 
     async def _check_alone(self, queue: str, job: str, batch: str, listed: set[tuple[str, str]], now: int) -> None:

@@ -106,8 +106,8 @@ class Trends:
     async def stats(self, queues: Iterable[str]) -> list[QueueStats]:
         """These queues as they are now."""
         broker = self._broker
-        names = [name for name in queues if broker.find_settings(name) is not None]
-        grave = {name: rules.dead_letter_queue(name, broker.settings(name)) for name in names}
+        names = [name for name in queues if broker.catalog.find(name) is not None]
+        grave = {name: rules.dead_letter_queue(name, broker.catalog.settings(name)) for name in names}
         counts = await self._count({*names, *filter(None, grave.values())})
         now = broker.clock.now()
         before, passed = self._before(now)
@@ -170,7 +170,7 @@ class Trends:
     async def _note(self, step: int) -> None:
         broker = self._broker
         counted = broker.metrics.messages
-        fresh = [name for name in broker.names() if name not in self._rows]
+        fresh = [name for name in broker.catalog.names() if name not in self._rows]
         for name in fresh[: max(0, MOST - len(self._rows))]:
             self._rows[name] = array("q")
         for name, counts in (await self._count(set(self._rows))).items():
@@ -181,7 +181,7 @@ class Trends:
                 rows.extend(row)
                 while len(rows) > _WIDTH and rows[_WIDTH] <= step - ROWS:
                     del rows[:_WIDTH]
-        for gone in self._rows.keys() - broker.names():
+        for gone in self._rows.keys() - broker.catalog.names():
             del self._rows[gone]
 
     async def _count(self, queues: Collection[str]) -> dict[str, Counts]:
@@ -191,7 +191,7 @@ class Trends:
         names = sorted(queues)
         found: dict[str, Counts] = {}
         for start in range(0, len(names), SHARE):
-            there = [name for name in names[start : start + SHARE] if broker.find_settings(name) is not None]
+            there = [name for name in names[start : start + SHARE] if broker.catalog.find(name) is not None]
             if broker.store.shared:
                 answers = await asyncio.gather(*[self._ask(name) for name in there])
                 found.update((name, counts) for name, counts in zip(there, answers, strict=True) if counts is not None)

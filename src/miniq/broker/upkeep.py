@@ -45,7 +45,7 @@ class Upkeep:
         """One pass over everything."""
         broker = self._broker
         left = broker.options.upkeep_batch
-        names = sorted(broker.names())
+        names = sorted(broker.catalog.names())
         start = bisect_right(names, self._last)
         for queue in names[start:] + names[:start]:
             left -= await self._expire(queue, left)
@@ -68,8 +68,8 @@ class Upkeep:
         """Look at the next page of a queue, and at more while most of it has ended; say how many were
         looked at in vain."""
         broker = self._broker
-        while queue in broker.names():
-            settings = broker.settings(queue)
+        while queue in broker.catalog.names():
+            settings = broker.catalog.settings(queue)
             now = broker.clock.now()
             page = await broker.store.scan(
                 queue,

@@ -335,7 +335,7 @@ class _FastLane(HttpToolsProtocol):
         operation, queue = hot.head.operation, hot.head.queue
         if self.transport.is_closing() and operation.name == "receive" and reply.messages:
             self._give_back(queue, reply)
-        self.broker.metrics.call("http", operation.name, self.broker.known(queue), perf_counter() - hot.began)
+        self.broker.metrics.call("http", operation.name, self.broker.catalog.known(queue), perf_counter() - hot.began)
         self._write(hot, operation.status, codec.encode(reply, out), _MEDIA[out])
 
     def _sent(self, hot: _HotCycle, out: codec.Format, id: str, error: Exception | None) -> None:

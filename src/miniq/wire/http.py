@@ -145,7 +145,7 @@ class HttpApp:
             out = request.out = reply_format(accept, format)
             request.arrow = arrow.MEDIA in accept
             reply = await _while_connected(http, operation, run(self._broker, operation, request))
-            queue = self._broker.known(request.path.get("queue", ""))
+            queue = self._broker.catalog.known(request.path.get("queue", ""))
             self._broker.metrics.call("http", operation.name, queue, perf_counter() - began)
             if operation.reply is None:
                 return Response(status_code=operation.status)

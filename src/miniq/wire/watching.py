@@ -62,7 +62,7 @@ def _visible(broker: Broker, request: Request) -> list[str]:
     """The names of the queues that a caller may see; of one alone if it is asked for, which must be there."""
     queue = request.query.get("queue")
     if queue is not None:
-        broker.settings(queue)
+        broker.catalog.settings(queue)
         return [queue]
     may = broker.keys.may
-    return [name for name in sorted(broker.names()) if may(request.secret, "read", name)]
+    return [name for name in sorted(broker.catalog.names()) if may(request.secret, "read", name)]

@@ -375,7 +375,7 @@ class Router:
         except Exception as error:
             self._refuse(asked, error)
         else:
-            queue = broker.known(request.path.get("queue", ""))
+            queue = broker.catalog.known(request.path.get("queue", ""))
             broker.metrics.call("zmq", operation.name, queue, perf_counter() - asked.began)
             shape = asked.ask.shape
             if not self._reply(asked, reply if shape is None else shape(reply)) and operation.name == "receive":
