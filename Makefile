@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve browser pictures test check fmt bench bench-postgres bench-http bench-zmq bench-backlog bench-peers
-.PHONY: bench-spark copy-large faults faults-spark demo clean
+.PHONY: bench-spark bench-console copy-large faults faults-spark demo clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16

@@ -76,7 +76,7 @@ class Options(Struct, frozen=True, kw_only=True):
     upkeep_interval: float = 1.0
     """Seconds between two bounded background passes (ttl, retention, dedup records, history)."""
     upkeep_batch: int = 500
-    """Messages looked at per queue in one pass."""
+    """Messages that one pass looks at, in all queues together."""
     refresh_interval: float = 1.0
     """Seconds between two looks at what other brokers changed, where a store is shared; hints come sooner."""
     database_connections: int = 8

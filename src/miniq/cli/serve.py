@@ -70,9 +70,9 @@ def serve(file: str | None, log_level: str, **flags: Any) -> int:
     \b
     Examples:
       miniq serve
-      miniq serve --store rocksdb:/var/lib/miniq --config /etc/miniq.toml
-      miniq keys create admin --allow '*' --store rocksdb:/var/lib/miniq
-      miniq serve --store rocksdb:/var/lib/miniq --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem --curve
+      miniq serve --store rocksdb:/var/lib/miniq/data --config /etc/miniq/miniq.toml
+      miniq keys create admin --allow '*' --store rocksdb:/var/lib/miniq/data
+      miniq serve --store rocksdb:/var/lib/miniq/data --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem --curve
     """
     options = config.load(flags, file=file)
     log_to_stderr(log_level, options.log_format)

@@ -1,0 +1,51 @@
+"""What pages say of the code is so: names of tests, options, settings, make targets and metrics, and error codes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from miniq.message import QueueSettings
+from miniq.options import Limits, Options
+from miniq.wire.codec import STATUS
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "bench" / "README.md", *(ROOT / "docs").rglob("*.md")]
+
+
+def test_every_test_that_the_page_on_security_names_exists() -> None:
+    named = set(re.findall(r"`(test_[a-z0-9_]+)`", (ROOT / "docs" / "security.md").read_text()))
+    there = {
+        name
+        for path in (ROOT / "tests").rglob("*.py")
+        for name in re.findall(r"def (test_[a-z0-9_]+)", path.read_text())
+    }
+    assert named - there == set()
+    assert len(named) > 20
+
+
+def test_operations_has_every_option_and_setting() -> None:
+    text = (ROOT / "docs" / "operations.md").read_text()
+    options = {*Options.__struct_fields__} - {"limits"} | {f"limits.{name}" for name in Limits.__struct_fields__}
+    assert {name for name in options | {*QueueSettings.__struct_fields__} if f"`{name}`" not in text} == set()
+
+
+def test_the_protocol_has_every_error_code_with_its_status() -> None:
+    table = (ROOT / "docs" / "protocol.md").read_text().partition("| status | codes |")[2].partition("\n\n")[0]
+    rows = [line.split("|")[1:3] for line in table.splitlines() if "`" in line]
+    told = {code: re.findall(r"\d+", status) for status, codes in rows for code in re.findall(r"`([a-z_]+)`", codes)}
+    assert told.keys() == STATUS.keys()
+    assert [code for code, status in STATUS.items() if str(status) not in told[code]] == []
+
+
+def test_make_targets_that_pages_name_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in PAGES:
+        assert set(re.findall(r"`make ([a-z-]+)", page.read_text())) <= targets, page
+
+
+def test_metrics_that_pages_name_exist() -> None:
+    source = (ROOT / "src" / "miniq" / "wire" / "prometheus.py").read_text()
+    for page in PAGES:
+        for name in re.findall(r"`(miniq_[a-z_]+)", page.read_text()):
+            assert f'"{name.removesuffix("_total")}' in source, (page, name)
