@@ -385,3 +385,28 @@ async def test_calls_at_once_with_one_name_add_once(broker: Broker) -> None:
     answers = await asyncio.gather(*[broker.send("q", [draft(n)], call="same") for n in range(10)])
     assert len({tuple(ids) for ids in answers}) == 1
     assert (await broker.queue("q")).counts.total == 1
+
+
+async def test_a_queue_that_is_deleted_meanwhile_stops_no_other_call(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever lists, counts or tidies all queues has others beside them who delete theirs."""
+    for name in ("a", "b", "c"):
+        await broker.configure(name)
+    counts, scan = broker.store.counts, broker.store.scan
+
+    async def counted(queue: str, **asked: Any) -> Any:
+        await broker.store.delete_queue("b")
+        return await counts(queue, **asked)
+
+    async def scanned(queue: str, **asked: Any) -> Any:
+        await broker.store.delete_queue("c")
+        return await scan(queue, **asked)
+
+    monkeypatch.setattr(broker.store, "counts", counted)
+    monkeypatch.setattr(broker.store, "scan", scanned)
+    assert [info.name for info in await broker.queues()] == ["a", "c", "default"]
+    await broker.upkeep()
+    monkeypatch.undo()
+    assert await broker.send("c", [draft(1)])
+    assert [info.name for info in await broker.queues()] == ["a", "c", "default"]

@@ -7,6 +7,7 @@ Calls run in one event loop. Each validates, asks the store for one atomic chang
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from msgspec.structs import replace
@@ -147,7 +148,11 @@ class Broker:
         """All queues by name."""
         self.check_open()
         await self.refresh.once()
-        return [await self.queue(name) for name in sorted(self.catalog.names())]
+        found = []
+        for name in sorted(self.catalog.names()):
+            with suppress(QueueNotFound):  # it was deleted meanwhile
+                found.append(await self.queue(name))
+        return found
 
     # Messages
 
@@ -167,9 +172,7 @@ class Broker:
                 messages, now=now, dedup_until=until, room=room, keep=settings.history, call=once
             )
         except QueueNotFound:
-            if not self.store.shared:
-                raise
-            self.catalog.forget(queue)  # another broker deleted it
+            self.catalog.forget(queue)  # somebody else just deleted it
             return await self.send(queue, drafts, call)
         self.metrics.messages[queue, "sent"] += len(ids)
         return ids

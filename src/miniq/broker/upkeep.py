@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from bisect import bisect_right
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from miniq.broker import background, rules
-from miniq.errors import MiniQError
+from miniq.errors import MiniQError, QueueNotFound
 from miniq.store.base import FREE, Fence
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ class Upkeep:
         names = sorted(broker.catalog.names())
         start = bisect_right(names, self._last)
         for queue in names[start:] + names[:start]:
-            left -= await self._expire(queue, left)
+            with suppress(QueueNotFound):  # it was deleted meanwhile
+                left -= await self._expire(queue, left)
             self._last = queue
             if left <= 0:
                 break
