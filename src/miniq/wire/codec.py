@@ -145,18 +145,30 @@ class SendReader(Reader):
     def read(self, raw: bytes, format: Format) -> SendBody | Bodies:
         if format == "json":
             try:
-                if raw.startswith(b'{"body":'):
-                    found = Bodies([bytes(_plain_one(raw).body)])
-                elif raw.startswith(b'{"messages":'):
+                if raw.startswith(b'{"messages":'):
                     found = Bodies([bytes(one.body) for one in _plain_many(raw).messages])
-                else:
-                    return cast(SendBody, super().read(raw, format))
-                if not raw.isascii():
-                    str(raw, "utf-8")
-                return found
+                    if not raw.isascii():
+                        str(raw, "utf-8")
+                    return found
             except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
                 pass  # it says more, or is wrong: then the other way says how
+            body = plain_body(raw)
+            if body is not None:
+                return Bodies([body])
         return cast(SendBody, super().read(raw, format))
+
+
+def plain_body(raw: bytes) -> bytes | None:
+    """The body of the one message that a JSON request sends, if it says nothing else about it; else None."""
+    if not raw.startswith(b'{"body":'):
+        return None
+    try:
+        body = bytes(_plain_one(raw).body)
+        if not raw.isascii():
+            str(raw, "utf-8")
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return None
+    return body
 
 
 class _PlainOne(Struct, forbid_unknown_fields=True, gc=False):

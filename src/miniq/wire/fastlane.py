@@ -20,12 +20,12 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from miniq.broker import Broker
-from miniq.errors import BadRequest, Closed, MiniQError
+from miniq.errors import BadRequest, Closed, MiniQError, WrongMedia
 from miniq.message import JSON, Bodies, Lease
 from miniq.wire import codec, shapes
 from miniq.wire.codec import MSGPACK, PROBLEM
-from miniq.wire.edge import ID, Doubt, Guard, given_id, log, log_answer, new_id, number
-from miniq.wire.http import prepare, reply_format, request_format, too_large, traced
+from miniq.wire.edge import Doubt, Guard, given_id, log, log_answer, new_id
+from miniq.wire.http import is_arrow, prepare, reply_format, request_format, too_large, traced
 from miniq.wire.operations import OPERATIONS, Operation, Request, authorise, bearer, fault, run
 
 _HOT = {operation.path.rpartition("/")[2].encode(): operation for operation in OPERATIONS if operation.hot}
@@ -47,7 +47,6 @@ class _Head(NamedTuple):
     queue: str
     keep_alive: bool
     content_type: str
-    accept: str
     secret: str | None
     call: str | None
     id: bytes | None
@@ -56,37 +55,34 @@ class _Head(NamedTuple):
     trace: dict[str, str] | None
     length: int
     """How many bytes follow; -1 if the headers do not say."""
+    out: codec.Format
+    """In which format to answer."""
+    single: bool
+    """Whether it may be a message that can be sent together with those of others."""
 
 
 class _HotCycle:
     """One hot request and its answer; to uvicorn it looks like a request that is being answered."""
 
-    __slots__ = (
-        "began",
-        "body",
-        "disconnected",
-        "head",
-        "id",
-        "keep_alive",
-        "message_event",
-        "more_body",
-        "response_complete",
-        "size",
-        "task",
-    )
+    response_complete = False
+    disconnected = False
+    more_body = True
+    message_event: _Nobody
+    task: asyncio.Task[Any] | None = None
+    size = 0
+    _id: bytes | None = None
 
     def __init__(self, head: _Head) -> None:
         self.head = head
-        self.id = head.id or ID % number()
         self.keep_alive = head.keep_alive
-        self.body: list[bytes] = []
-        self.size = 0
         self.began = perf_counter()
-        self.response_complete = False
-        self.disconnected = False
-        self.more_body = True
-        self.message_event = _NOBODY
-        self.task: asyncio.Task[Any] | None = None
+
+    @property
+    def id(self) -> bytes:
+        """The id of the request."""
+        if self._id is None:
+            self._id = self.head.id or new_id()
+        return self._id
 
 
 class _Begun:
@@ -107,7 +103,7 @@ class _Nobody:
         pass
 
 
-_NOBODY = _Nobody()
+_HotCycle.message_event = _Nobody()
 
 
 def fast_lane(broker: Broker, max_request: int, guard: Guard) -> type[asyncio.Protocol]:
@@ -152,6 +148,8 @@ class _FastLane(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._hot: _HotCycle | None = None
         """The hot request that is being read."""
+        self._parts: list[bytes] = []
+        """What has come of its body."""
         self._raw = b""
         """The bytes of the request line and headers that are being read, if they came in one piece."""
         self._rests_since = 0.0
@@ -195,6 +193,7 @@ class _FastLane(HttpToolsProtocol):
             head = self._match()
             if head is not None:
                 self._hot = hot = _HotCycle(head)
+                self._parts = []
                 self.cycle = hot  # type: ignore[assignment]
                 if self.expect_100_continue:
                     self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -213,9 +212,9 @@ class _FastLane(HttpToolsProtocol):
             return
         hot.size += len(body)
         if hot.size <= self.max_request:
-            hot.body.append(body)
+            self._parts.append(body)
         elif not hot.response_complete:
-            hot.body.clear()
+            self._parts.clear()
             hot.keep_alive = False
             self._refuse(hot, too_large(hot.size, self.max_request))
 
@@ -227,9 +226,8 @@ class _FastLane(HttpToolsProtocol):
             return
         self._hot = None
         if not hot.response_complete:
-            raw = hot.body[0] if len(hot.body) == 1 else b"".join(hot.body)
-            hot.body.clear()
-            self._begin_call(hot, raw)
+            parts, self._parts = self._parts, []
+            self._begin_call(hot, parts[0] if len(parts) == 1 else b"".join(parts))
 
     def connection_lost(self, exc: Exception | None) -> None:
         cycle: Any = self.cycle
@@ -252,31 +250,39 @@ class _FastLane(HttpToolsProtocol):
 
     def _begin_call(self, hot: _HotCycle, raw: bytes) -> None:
         """A hot request is there as a whole: make its call."""
-        head = hot.head
+        head, broker = hot.head, self.broker
+        single = head.single and broker.tracer is None
+        if (
+            single
+            and head.doubt is None
+            and broker.keys.open
+            and (body := codec.plain_body(raw)) is not None
+            and broker.send_beside(head.queue, body, partial(self._sent, hot))
+        ):
+            return
         try:
             operation = head.operation
             if head.doubt is not None:
-                head.doubt.check(self.broker.keys)
+                head.doubt.check(broker.keys)
             format = request_format(head.content_type) if raw else "json"
             request = Request({"queue": head.queue}, _NO_QUERY, None, format, head.secret, head.call)
-            authorise(self.broker, operation, request)
+            authorise(broker, operation, request)
             prepare(operation, request, raw, head.content_type)
         except Exception as error:
             self._refuse(hot, error)
             return
         request.trace = head.trace
-        request.out = out = reply_format(head.accept, format)
-        body = request.body
+        request.out = head.out
+        sent = request.body
         if (
-            type(body) is Bodies
-            and len(body.bodies) == 1
-            and head.call is None
-            and self.broker.tracer is None
-            and self.broker.send_beside(head.queue, body.bodies[0], partial(self._sent, hot, out))
+            single
+            and type(sent) is Bodies
+            and len(sent.bodies) == 1
+            and broker.send_beside(head.queue, sent.bodies[0], partial(self._sent, hot))
         ):
             return
-        hot.task = self.loop.create_task(run(self.broker, operation, request))  # type: ignore[arg-type]
-        hot.task.add_done_callback(lambda task: self._done(hot, task, out))
+        hot.task = self.loop.create_task(run(broker, operation, request))  # type: ignore[arg-type]
+        hot.task.add_done_callback(lambda task: self._done(hot, task))
 
     def _match(self) -> _Head | None:
         """What these headers say if they begin a hot request, None if they begin another."""
@@ -291,18 +297,21 @@ class _FastLane(HttpToolsProtocol):
         said = {name.decode("latin-1"): value.decode("latin-1") for name, value in self.headers}
         if "upgrade" in said:
             return None
+        kind = said.get("content-type", "")
+        format = _format(kind)
         head = _Head(
             operation,
             queue.decode("latin-1"),
             self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive(),
-            said.get("content-type", ""),
-            said.get("accept", ""),
+            kind,
             bearer(said.get("authorization")),
             said.get("idempotency-key"),
             given_id(said.get("x-request-id")),
             self.guard.usual(said),
             traced(said),
             int(said["content-length"]) if "content-length" in said else -1,
+            reply_format(said.get("accept", ""), format or "json"),
+            operation.name == "send" and "idempotency-key" not in said and format == "json" and not is_arrow(kind),
         )
         if 0 < len(raw) <= KNOWN_BYTES and self._repeats(head):
             if len(self.known) >= KNOWN:
@@ -321,7 +330,7 @@ class _FastLane(HttpToolsProtocol):
             and head.trace is None
         )
 
-    def _done(self, hot: _HotCycle, task: asyncio.Task[Any], out: codec.Format) -> None:
+    def _done(self, hot: _HotCycle, task: asyncio.Task[Any]) -> None:
         """The call is answered: so is the request."""
         hot.task = None
         if task.cancelled():
@@ -336,15 +345,17 @@ class _FastLane(HttpToolsProtocol):
         if self.transport.is_closing() and operation.name == "receive" and reply.messages:
             self._give_back(queue, reply)
         self.broker.metrics.call("http", operation.name, self.broker.catalog.known(queue), perf_counter() - hot.began)
+        out = hot.head.out
         self._write(hot, operation.status, codec.encode(reply, out), _MEDIA[out])
 
-    def _sent(self, hot: _HotCycle, out: codec.Format, id: str, error: Exception | None) -> None:
+    def _sent(self, hot: _HotCycle, id: str, error: Exception | None) -> None:
         """A message that was sent beside others is on disk, or not."""
         if error is not None:
             self._refuse(hot, error)
             return
-        self.broker.metrics.call("http", "send", hot.head.queue, perf_counter() - hot.began)
-        self._write(hot, 201, codec.encode(shapes.SentReply([id]), out), _MEDIA[out])
+        head = hot.head
+        self.broker.metrics.call("http", "send", head.queue, perf_counter() - hot.began)
+        self._write(hot, 201, codec.encode(shapes.SentReply([id]), head.out), _MEDIA[head.out])
 
     def _give_back(self, queue: str, reply: shapes.MessagesReply) -> None:
         """Messages were leased for a connection that is gone: they need not wait for their timeout."""
@@ -428,6 +439,14 @@ class _FastLane(HttpToolsProtocol):
             self._look_again(min(left, self.timeout_keep_alive))
         else:
             super().timeout_keep_alive_handler()
+
+
+def _format(content_type: str) -> codec.Format | None:
+    """In which format a request comes, None if that is not spoken here."""
+    try:
+        return request_format(content_type)
+    except WrongMedia:
+        return None
 
 
 async def _quietly(broker: Broker, queue: str, leases: list[Lease]) -> None:
