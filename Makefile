@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve browser pictures test check fmt bench bench-postgres bench-http bench-zmq bench-backlog bench-peers
-.PHONY: bench-spark bench-console copy-large faults faults-spark demo clean
+.PHONY: bench-spark bench-console copy-large faults faults-spark fuzz demo clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -67,6 +67,10 @@ faults-spark: setup ## kill -9 of Spark's driver and of the broker, thirty times
 
 copy-large: setup ## a file of 1 GiB through a queue by `miniq pipeline copy`, compared byte by byte (some minutes)
 	MINIQ_COPY_MIB=1024 $(BIN)/python -m pytest -s -o timeout=3600 tests/acceptance/test_spark_pipelines.py -k large
+
+fuzz: setup ## every door under atheris, which looks for input that is answered with a fault (a minute or two)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --group fuzz
+	$(BIN)/python -m tests.faults.fuzz
 
 faults: setup ## every fault many times under load, and the table in docs/reliability.md (half an hour)
 	$(BIN)/python -m tests.faults
