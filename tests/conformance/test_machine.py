@@ -466,6 +466,9 @@ class Machine(RuleBasedStateMachine):
         self.store = self.open()
         try:
             self.run(copy(old, self.store, now=self.now))
+            oracle = MemoryStore()  # claims that are acked and can still be read are not copied
+            self.run(copy(self.oracle, oracle, now=self.now))
+            self.oracle = oracle
         except InvalidRequest:  # a claim is held
             self.store, old, self.generation = old, self.store, place
         self.run(old.close())
