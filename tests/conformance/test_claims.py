@@ -12,6 +12,7 @@ from miniq.errors import BadName, ClaimGone, ClaimUnknown, Fenced, InvalidReques
 from miniq.message import NEVER, Claim, ClaimGroup, Stored
 from miniq.options import Options
 from miniq.store import open_store
+from miniq.store.base import Fit
 from tests.clock import FrozenClock
 from tests.conftest import STORES
 from tests.kit import bodies, drain, ids, leases, send, states, waiting
@@ -45,6 +46,15 @@ async def test_claims_are_numbered_frozen_and_acked_by_asking_for_the_next(broke
     assert await claim(broker, 3) is None
     assert await states(broker, "q") == (0, 0, 0)
     assert await claim(broker, 3) is None
+
+
+async def test_who_asks_a_store_for_no_messages_gets_no_claim_though_there_is_one(broker: Broker) -> None:
+    await send(broker, "q", 1, 2)
+    assert await claim(broker, 0) == [1, 2]
+    now = broker.clock.now()
+    asked = {"epoch": None, "limit": 0, "max_bytes": 100, "fit": Fit(0, 9), "consumer": None, "keep": "off"}
+    found = await broker.store.claim("q", "g", after=0, now=now, keep_until=now, **asked)  # type: ignore[arg-type]
+    assert (found.claim, found.made, found.acked) == (None, False, 0)
 
 
 async def test_a_claim_does_not_end_by_itself_and_nobody_else_gets_its_messages(

@@ -73,7 +73,7 @@ class Claims(Access):
                     (row,) = await execute(connection, *self._step("ack_claims", known, keep))
                     acked, heads = row[0], row[1] or []
                 if not limit or there is not None:
-                    return Claimed(there, state.epoch, acked=acked), heads
+                    return Claimed(there if limit else None, state.epoch, acked=acked), heads
                 made, unfit = await self._make(connection, known, limit, keep)
                 return Claimed(made, state.epoch, made is not None, acked, unfit), heads
 
