@@ -255,7 +255,8 @@ async def test_readers_of_two_brokers_make_each_claim_once(two: tuple[Broker, Br
         taken, *answers = await asyncio.gather(other.receive("q", max=5), *asked)
         assert len({claim for claim, _ in answers}) == 1
         assert answers[0][0] is not None
-        assert await other.ack("q", leases(taken)) == ["done"] * len(taken)
+        if taken:  # not if a claim was first to all that is left
+            assert await other.ack("q", leases(taken)) == ["done"] * len(taken)
         received += len(taken)
     await one.claims.ack("q", "g", 4)
     assert (await one.queue("q")).counts.total == 0

@@ -33,6 +33,7 @@ FILL = """
         CASE WHEN n % 10 = 1 THEN 't' || n / 100 END, CASE WHEN n % 10 = 4 THEN 'ann' END,
         CASE WHEN n % 10 = 5 THEN 'g' || n / 100 END, 'x'
     FROM generate_series(0, %d) n;
+    UPDATE messages SET count = 10, last = id, sizes = '{1,1,1,1,1,1,1,1,1,1}' WHERE recipient IS NULL AND grp IS NULL;
     INSERT INTO readers (queue, name, epoch, acked, last)
     SELECT 1 + n % 40, 'r' || n, 1, 99, 100 FROM generate_series(1, 50) n;
     INSERT INTO claims SELECT r, n, 10, 10, 1, 2, n FROM generate_series(1, 50) r, generate_series(1, 100) n;
@@ -101,6 +102,18 @@ def test_a_query_goes_by_an_index(connection: psycopg.Connection[Any], name: str
         if node["Node Type"] in ("Sort", "Incremental Sort"):
             under = [child.get("Relation Name") for child in node["Plans"] if child["Parent Relationship"] == "Outer"]
             assert "messages" not in under or name.startswith("held"), name
+
+
+@pytest.mark.parametrize("name", ["take-0", "take-1", "take_own-1", "claim-0", "claim_own-1"])
+def test_no_more_rows_are_locked_than_are_taken(connection: psycopg.Connection[Any], name: str) -> None:
+    """What stands in line is locked one by one until there is enough: nothing between the limit and the lock sorts."""
+    plan = explain(connection, QUERIES[name])
+    limits = [node for node in plan if node["Node Type"] == "Limit"]
+    locking = [node for node in limits if "LockRows" in {below["Node Type"] for below in nodes(node)}]
+    assert locking
+    for node in locking:
+        between = [below["Node Type"] for below in nodes(node)]
+        assert not {"Sort", "Incremental Sort", "Materialize", "Hash"} & set(between)
 
 
 INDEXES = {

@@ -68,6 +68,10 @@ class Access:
             raise no_queue(queue)
         return found[0]
 
+    async def _split(self, connection: Connection, queue: str, ids: Sequence[str], step: int) -> None:
+        """Let parcels become rows of `step` messages each."""
+        await execute(connection, *self._step("split", {"queue": queue, "ids": rows.array(ids), "step": step}))
+
     def _ready(self, queue: str, recipient: str | None, count: int) -> None:
         self.on_ready(queue, recipient, count)
         self._listener.arrived(queue, recipient, count)

@@ -92,18 +92,18 @@ class Claims(Access):
         self, queue: str, group: str, number: int, *, start: int, stop: int, max_bytes: int, now: int
     ) -> list[Portion]:
         found: list[Row] = []
-        size = 0
-        while start < stop:
-            asked = {"start": start, "stop": stop, "limit": PAGE, "max_bytes": max_bytes - size, "first": not found}
+        left, place = max_bytes, start
+        while place < stop:
+            asked = {"start": place, "stop": stop, "limit": PAGE, "max_bytes": left}
             some = await self._all("claimed", _asked(queue, group, number, now) | asked)
             found += some
             if len(some) < PAGE:
                 break
-            size += sum(row[7] for row in some)
-            start += PAGE
+            left -= sum(row[10] for row in some if row[8] >= start)
+            place = some[-1][8] + some[-1][9]
         if not found:
             await self.find_claim(queue, group, number, now=now)
-        return list(_portions(queue, found))
+        return list(_portions(queue, found, start, _end(found, start, stop, max_bytes)))
 
     async def release_claims(self, queue: str, group: str, *, epoch: int | None, now: int, keep: History) -> int:
         params = _asked(queue, group, 0, now)
@@ -171,8 +171,13 @@ class Claims(Access):
                 "after_id": id,
             }
             found = await execute(connection, *self._step(name, params | so_far, keep))
-            ready, met, more, more_bytes, rank, id = found[0][:6]
-            unfit += [rows.stored(queue, row[6:]) for row in found if row[6] is not None]
+            cut, ready, met, more, more_bytes = found[0][:5]
+            if cut:  # nothing was taken
+                parcel, fits = cut.split()
+                await self._split(connection, queue, [parcel], int(fits))
+                continue
+            rank, id = found[0][5:7]
+            unfit += [stored for row in found if row[7] is not None for stored in rows.stored(queue, row[7:])]
             count += more
             size += more_bytes
             if ready < most or met < ready or count == limit or len(unfit) >= UNFIT:
@@ -199,23 +204,43 @@ def _found(group: str, row: Row) -> tuple[int, int | None, ClaimGroup, Claim | N
     )
 
 
-def _portions(queue: str, found: Sequence[Row]) -> Iterator[Portion]:
-    """Rows of `claimed`; neighbours that differ in id and body alone become parcels."""
+def _portions(queue: str, found: Sequence[Row], start: int, end: int) -> Iterator[Portion]:
+    """The messages from `start` up to `end` in rows of `claimed`; neighbours that differ in id and body alone become
+    parcels."""
     for _, some in groupby(found, lambda row: row[1:6]):
-        alike = list(some)
-        first = rows.message(queue, alike[0])
-        plain = Message(first.id, queue, first.sent_at, first.due_at, first.body, first.content_type, first.priority)
-        messages: Sequence[Message] = (
-            [rows.message(queue, row) for row in alike]
-            if first != plain
-            else Parcel(
-                [row[0] for row in alike],
-                queue,
-                first.sent_at,
-                first.due_at,
-                [row[6] for row in alike],
-                first.content_type,
-                first.priority,
-            )
-        )
-        yield Portion(messages, alike[0][4])
+        messages: list[Message] = []
+        receives = 0
+        for row in some:
+            receives, place = row[4], row[8]
+            messages += rows.messages(queue, row)[max(0, start - place) : max(0, end - place)]
+        if messages:
+            yield Portion(_parcel(messages), receives)
+
+
+def _end(found: Sequence[Row], start: int, stop: int, max_bytes: int) -> int:
+    """The place before which the messages in rows of `claimed` end that fit; at least one does."""
+    total = 0
+    for row in found:
+        for place, size in enumerate(row[7] or [row[10]], row[8]):
+            if place >= start:
+                total += size
+                if total > max_bytes and place > start:
+                    return place
+    return stop
+
+
+def _parcel(messages: list[Message]) -> Sequence[Message]:
+    """Messages that are known to be alike but for id and body, as a parcel if they are plain."""
+    first = messages[0]
+    plain = Message(first.id, first.queue, first.sent_at, first.due_at, first.body, first.content_type, first.priority)
+    if first != plain:
+        return messages
+    return Parcel(
+        [message.id for message in messages],
+        first.queue,
+        first.sent_at,
+        first.due_at,
+        [message.body for message in messages],
+        first.content_type,
+        first.priority,
+    )

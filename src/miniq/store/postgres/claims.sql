@@ -41,14 +41,15 @@ WHERE q.name = %(queue)s
 ORDER BY r.name, c.number;
 
 -- name: ack_claims
-WITH gone AS (
-    DELETE FROM messages m USING claimed c
-    WHERE c.readers = %(readers)s AND c.number > %(acked)s AND c.number <= %(upto)s
-        AND m.queue = %(shelf)s AND m.id = c.id
-    RETURNING c.number, c.place, m.id, m.size, m.grp, m.receives, m.consumer, m.taken_at
+WITH held AS MATERIALIZED (
+    SELECT %(shelf)s::int AS queue, number, place, id FROM claimed
+    WHERE readers = %(readers)s AND number > %(acked)s AND number <= %(upto)s
+), gone AS (
+    DELETE FROM messages m USING held c WHERE m.queue = c.queue AND m.id = c.id
+    RETURNING c.number, c.place, m.id, m.size, m.grp, m.receives, m.consumer, m.taken_at, m.count, m.sizes
 ), tally AS (
     INSERT INTO tallies AS t (queue, slot, messages, bytes)
-    SELECT %(shelf)s, mod(pg_backend_pid(), 32), -count(*), -sum(size) FROM gone HAVING count(*) > 0
+    SELECT %(shelf)s, mod(pg_backend_pid(), 32), -sum(count), -sum(size) FROM gone HAVING count(*) > 0
     ON CONFLICT (queue, slot) DO UPDATE SET
         messages = t.messages + excluded.messages, bytes = t.bytes + excluded.bytes
 --{history
@@ -58,7 +59,11 @@ WITH gone AS (
         array_fill('acked'::text, ARRAY[count(*)::int]), array_fill(%(queue)s::text, ARRAY[count(*)::int]),
         array_agg(id::text ORDER BY nth), array_agg(receives ORDER BY nth), array_agg(size::bigint ORDER BY nth),
         array_agg(consumer ORDER BY nth), array_agg(greatest(0, %(now)s - taken_at) ORDER BY nth)
-    FROM (SELECT *, row_number() OVER (ORDER BY number, place) - 1 AS nth FROM gone) g
+    FROM (
+        SELECT u.id, u.size, g.receives, g.consumer, g.taken_at,
+            row_number() OVER (ORDER BY g.number, g.place, u.nth) - 1 AS nth
+        FROM gone g CROSS JOIN LATERAL unpacked(g.id, g.size, g.sizes) u
+    ) g
     GROUP BY nth / 1000 ORDER BY nth / 1000
 --}
 ), finished AS (
@@ -68,71 +73,78 @@ WITH gone AS (
     UPDATE readers SET acked = %(upto)s WHERE id = %(readers)s
 )
 SELECT
-    (SELECT count(*) FROM gone),
+    (SELECT coalesce(sum(count), 0) FROM gone),
     (SELECT advance_groups(%(shelf)s, array_agg(DISTINCT grp ORDER BY grp))
      FROM gone WHERE grp IS NOT NULL HAVING count(*) > 0);
 
 -- name: claim
 -- The next messages of a claim, of those that anybody may have.
 WITH ready AS MATERIALIZED (
-    SELECT m.id, m.rank, m.size, m.visible_at, m.taken_at, m.receipt, m.consumer,
-        is_fit(m.about, m.sent_at, m.receives, %(now)s, %(since)s, %(most)s) AS fit
-    FROM messages m
-    WHERE m.queue = %(shelf)s AND m.recipient IS NULL AND NOT m.blocked AND NOT m.leased AND m.visible_at <= %(now)s
-        AND (m.rank, m.id) > (%(after_rank)s, %(after_id)s::uuid)
-    ORDER BY m.rank, m.id LIMIT %(limit)s
-    FOR UPDATE SKIP LOCKED
+--include: claimable
 --include: claim
 
 -- name: claim_own
 -- The same, and of those that this consumer is the recipient of.
 WITH common AS MATERIALIZED (
-    SELECT m.id, m.rank, m.size, m.visible_at, m.taken_at, m.receipt, m.consumer,
-        is_fit(m.about, m.sent_at, m.receives, %(now)s, %(since)s, %(most)s) AS fit
-    FROM messages m
-    WHERE m.queue = %(shelf)s AND m.recipient IS NULL AND NOT m.blocked AND NOT m.leased AND m.visible_at <= %(now)s
-        AND (m.rank, m.id) > (%(after_rank)s, %(after_id)s::uuid)
-    ORDER BY m.rank, m.id LIMIT %(limit)s
-    FOR UPDATE SKIP LOCKED
+--include: claimable
 ), own AS MATERIALIZED (
-    SELECT m.id, m.rank, m.size, m.visible_at, m.taken_at, m.receipt, m.consumer,
-        is_fit(m.about, m.sent_at, m.receives, %(now)s, %(since)s, %(most)s) AS fit
+    SELECT m.queue, m.id, m.rank, m.count, m.visible_at, m.taken_at, m.receipt, m.consumer,
+        is_fit(m.about, m.sent_at, m.receives, %(now)s, %(since)s, %(most)s) AS fit, m.size, 1::bigint AS nth
     FROM messages m
     WHERE m.queue = %(shelf)s AND m.recipient = %(consumer)s AND NOT m.blocked AND NOT m.leased
         AND m.visible_at <= %(now)s AND (m.rank, m.id) > (%(after_rank)s, %(after_id)s::uuid)
     ORDER BY m.rank, m.id LIMIT %(limit)s
     FOR UPDATE SKIP LOCKED
 ), ready AS MATERIALIZED (
-    SELECT * FROM common UNION ALL SELECT * FROM own ORDER BY rank, id LIMIT %(limit)s
+    SELECT * FROM common UNION ALL SELECT * FROM own ORDER BY rank, id, nth LIMIT %(limit)s
 --include: claim
+
+-- part: claimable
+    SELECT r.queue, r.id, r.rank, r.count, r.visible_at, r.taken_at, r.receipt, r.consumer, r.fit, e.size, e.nth
+    FROM (
+        SELECT m.*, is_fit(m.about, m.sent_at, m.receives, %(now)s, %(since)s, %(most)s) AS fit
+        FROM messages m
+        WHERE m.queue = %(shelf)s AND m.recipient IS NULL AND NOT m.blocked AND NOT m.leased AND m.visible_at <= %(now)s
+            AND (m.rank, m.id) > (%(after_rank)s, %(after_id)s::uuid)
+        ORDER BY m.rank, m.id
+        FOR UPDATE SKIP LOCKED
+    ) r CROSS JOIN LATERAL unnest(coalesce(r.sizes, ARRAY[r.size])) WITH ORDINALITY AS e (size, nth)
+    LIMIT %(limit)s
+-- end
 
 -- part: claim
 ), counted AS (
-    SELECT *, count(*) FILTER (WHERE fit) OVER line AS nth, count(*) FILTER (WHERE NOT fit) OVER line AS unfit,
-        coalesce(sum(size) FILTER (WHERE fit) OVER line, 0) AS total
-    FROM ready WINDOW line AS (ORDER BY rank, id ROWS UNBOUNDED PRECEDING)
+    SELECT *, row_number() OVER line AS place, count(*) FILTER (WHERE fit) OVER line AS nth_fit,
+        count(*) FILTER (WHERE NOT fit) OVER line AS unfit, coalesce(sum(size) FILTER (WHERE fit) OVER line, 0) AS total
+    FROM ready WINDOW line AS (ORDER BY rank, id, nth ROWS UNBOUNDED PRECEDING)
 ), met AS MATERIALIZED (  -- up to the first that does not go in, or until enough were met that are not fit
     SELECT * FROM counted
-    WHERE (nth = 0 OR %(count)s + nth = 1 OR %(bytes)s + total <= %(max_bytes)s)
+    WHERE (nth_fit = 0 OR %(count)s + nth_fit = 1 OR %(bytes)s + total <= %(max_bytes)s)
         AND unfit - (NOT fit)::int < %(unfit)s
+), cut AS MATERIALIZED (  -- the last row, if it is a parcel of which not all go in; those that are not fit can wait
+    SELECT id, nth FROM met
+    WHERE place = (SELECT max(place) FROM met) AND nth < count
+        AND (fit OR place = (SELECT count(*) FROM ready) AND unfit < %(unfit)s)
 ), taken AS (
     UPDATE messages m SET
         visible_at = NEVER, taken_at = %(now)s, leased = true, receipt = %(token)s, consumer = %(group)s,
         receives = m.receives + 1
-    FROM met WHERE met.fit AND m.queue = %(shelf)s AND m.id = met.id
-    RETURNING %(count)s + met.nth - 1 AS place, m.id, m.sent_at, m.due_at, m.rank, m.receives, m.about, m.body, m.size,
-        met.visible_at AS was_visible_at, met.taken_at AS was_taken_at, met.receipt AS was_receipt,
-        met.consumer AS was_consumer
+    FROM met
+    WHERE met.fit AND met.nth = met.count AND NOT EXISTS (SELECT FROM cut) AND m.queue = met.queue AND m.id = met.id
+    RETURNING %(count)s + met.nth_fit - m.count AS place, m.id, m.sent_at, m.due_at, m.rank, m.receives, m.about, m.body,
+        m.size, m.count, m.sizes, met.visible_at AS was_visible_at, met.taken_at AS was_taken_at,
+        met.receipt AS was_receipt, met.consumer AS was_consumer
 ), copied AS (
-    INSERT INTO claimed (readers, number, place, id, sent_at, due_at, size, receives, rank, about, body)
-    SELECT %(readers)s, %(number)s, place, id, sent_at, due_at, size, receives, rank, about, body FROM taken
+    INSERT INTO claimed (readers, number, place, id, sent_at, due_at, size, receives, rank, about, body, count, sizes)
+    SELECT %(readers)s, %(number)s, place, id, sent_at, due_at, size, receives, rank, about, body, count, sizes FROM taken
 --{history
 ), happened AS (
-    SELECT t.place, e.* FROM taken t CROSS JOIN LATERAL (
+    SELECT t.place + u.nth - 1 AS place, e.*
+    FROM taken t CROSS JOIN LATERAL unpacked(t.id, t.size, t.sizes) u CROSS JOIN LATERAL (
         VALUES
-            (1, 'expired', t.id, t.receives - 1, t.size, t.was_consumer, null::bigint,
+            (1, 'expired', u.id, t.receives - 1, u.size, t.was_consumer, null::bigint,
                 greatest(0, t.was_visible_at - t.was_taken_at), 'lease'),
-            (2, 'received', t.id, t.receives, t.size, %(group)s::text,
+            (2, 'received', u.id, t.receives, u.size, %(group)s::text,
                 greatest(0, %(now)s::bigint - t.was_visible_at), null, null)
     ) AS e (step, event, id, receives, size, consumer, wait, held, reason)
     WHERE e.step = 2 OR (t.was_receipt IS NOT NULL AND t.was_taken_at IS NOT NULL)
@@ -149,12 +161,16 @@ WITH common AS MATERIALIZED (
 ), last AS (
     SELECT rank, id FROM ready ORDER BY rank DESC, id DESC LIMIT 1
 ), passed AS (
-    SELECT m.* FROM met JOIN messages m ON m.queue = %(shelf)s AND m.id = met.id WHERE NOT met.fit
+    SELECT m.*, met.nth FROM met JOIN messages m ON m.queue = met.queue AND m.id = met.id WHERE NOT met.fit
 )
-SELECT (SELECT count(*) FROM ready), (SELECT count(*) FROM met), (SELECT count(*) FROM met WHERE fit),
-    (SELECT coalesce(sum(size), 0)::bigint FROM met WHERE fit), last.rank, last.id::text,
-    p.id::text, p.sent_at, p.due_at, p.rank, p.receives, p.about, p.body, p.visible_at, p.receipt, p.consumer
-FROM (VALUES (1)) AS one LEFT JOIN last ON true LEFT JOIN passed p ON true ORDER BY p.rank, p.id;
+SELECT (SELECT concat_ws(' ', id, nth) FROM cut), (SELECT count(*) FROM ready), (SELECT count(*) FROM met),
+    (SELECT count(*) FROM met WHERE fit), (SELECT coalesce(sum(size), 0)::bigint FROM met WHERE fit),
+    last.rank, last.id::text,
+    u.id::text, p.sent_at, p.due_at, p.rank, p.receives, p.about, substring(p.body FROM u.start FOR u.size), null,
+    p.visible_at, p.receipt, p.consumer
+FROM (VALUES (1)) AS one LEFT JOIN last ON true LEFT JOIN passed p ON true
+LEFT JOIN LATERAL unpacked(p.id, p.size, p.sizes) u ON u.nth = p.nth
+ORDER BY p.rank, u.id;
 -- end
 
 -- name: add_claim
@@ -165,7 +181,7 @@ WITH made AS (
 UPDATE readers SET last = %(number)s WHERE id = %(readers)s;
 
 -- name: claimed
--- Some messages of a claim, as far as they fit, and how many were looked at.
+-- Some messages of a claim, as far as they fit. The first and the last row may have more than was asked for.
 WITH claim AS (
     SELECT c.readers, c.number FROM queues q
     JOIN readers r ON r.queue = q.id AND r.name = %(group)s
@@ -174,21 +190,24 @@ WITH claim AS (
 ), page AS MATERIALIZED (
     SELECT * FROM claimed
     WHERE readers = (SELECT readers FROM claim) AND number = (SELECT number FROM claim)
-        AND place >= %(start)s AND place < %(stop)s
+        AND place > %(start)s - 128 AND place + count > %(start)s AND place < %(stop)s
     ORDER BY place LIMIT %(limit)s
 ), summed AS (
-    SELECT *, sum(size) OVER (ORDER BY place ROWS UNBOUNDED PRECEDING) AS total FROM page
+    SELECT *, sum(CASE WHEN place >= %(start)s THEN size ELSE 0 END) OVER (ORDER BY place ROWS UNBOUNDED PRECEDING) AS total
+    FROM page
 )
-SELECT id::text, sent_at, due_at, rank, receives, about, body, size, (SELECT count(*) FROM page)
-FROM summed WHERE total <= %(max_bytes)s OR (%(first)s AND place = %(start)s) ORDER BY place;
+SELECT id::text, sent_at, due_at, rank, receives, about, body, sizes, place, count, size
+FROM summed WHERE total - size < %(max_bytes)s OR place <= %(start)s ORDER BY place;
 
 -- name: release_claims
 -- Who may look again, and how many there are for him.
-WITH back AS (
+WITH held AS MATERIALIZED (
+    SELECT %(shelf)s::int AS queue, c.number, c.place, c.id, k.made_at FROM claimed c JOIN claims k USING (readers, number)
+    WHERE c.readers = %(readers)s AND c.number > %(acked)s AND k.number > %(acked)s
+), back AS (
     UPDATE messages m SET visible_at = %(now)s, leased = false, receipt = null, consumer = null, taken_at = null
-    FROM claims k JOIN claimed c USING (readers, number)
-    WHERE k.readers = %(readers)s AND k.number > %(acked)s AND m.queue = %(shelf)s AND m.id = c.id
-    RETURNING c.number, c.place, k.made_at, m.id, m.size, m.receives, m.recipient
+    FROM held c WHERE m.queue = c.queue AND m.id = c.id
+    RETURNING c.number, c.place, c.made_at, m.id, m.size, m.receives, m.recipient, m.count, m.sizes
 --{history
 ), told AS (
     INSERT INTO history (count, bytes, at, events, queues, ids, receives, sizes, consumers, helds)
@@ -197,7 +216,10 @@ WITH back AS (
         array_agg(id::text ORDER BY nth), array_agg(receives ORDER BY nth), array_agg(size::bigint ORDER BY nth),
         array_fill(%(group)s::text, ARRAY[count(*)::int]),
         array_agg(greatest(0, %(now)s - made_at) ORDER BY nth)
-    FROM (SELECT *, row_number() OVER (ORDER BY number, place) - 1 AS nth FROM back) b
+    FROM (
+        SELECT u.id, u.size, b.receives, b.made_at, row_number() OVER (ORDER BY b.number, b.place, u.nth) - 1 AS nth
+        FROM back b CROSS JOIN LATERAL unpacked(b.id, b.size, b.sizes) u
+    ) b
     GROUP BY nth / 1000 ORDER BY nth / 1000
 --}
 ), ended AS (
@@ -205,7 +227,7 @@ WITH back AS (
 ), moved AS (
     UPDATE readers SET acked = last WHERE id = %(readers)s
 )
-SELECT recipient, count(*) FROM back GROUP BY recipient;
+SELECT recipient, sum(count) FROM back GROUP BY recipient;
 
 -- name: tidy_claimed
 -- What was in claims that can no longer be read.

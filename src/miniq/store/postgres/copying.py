@@ -17,9 +17,9 @@ Step = tuple[str, dict[str, Any]]
 CALL = "\0"
 
 
-def saved(queue: str, row: Sequence[Any]) -> Saved:
-    """A row of `dump_messages`."""
-    return Saved(rows.stored(queue, row), row[10] if row[8] is not None else None)
+def saved(queue: str, row: Sequence[Any]) -> list[Saved]:
+    """The messages in a row of `dump_messages`."""
+    return [Saved(stored, row[11] if row[9] is not None else None) for stored in rows.stored(queue, row)]
 
 
 def dedup(queue: str, row: Sequence[Any]) -> transfer.Dedup:

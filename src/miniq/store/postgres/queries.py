@@ -47,8 +47,8 @@ def load() -> dict[str, Query]:
             lines = parts[name] = []
         elif line == "-- end":
             lines = []
-        elif line and not line.startswith("-- "):  # marks within a query have no space, words of comment have one
-            lines.append(line)
+        elif line and not line.lstrip().startswith("-- "):  # marks within a query have no space, comments have one
+            lines.append(line.strip())  # psycopg reads texts above 4 KB anew each time
     return {name: Query(name, list(_included(lines, parts))) for name, lines in found.items()}
 
 
@@ -56,7 +56,7 @@ def _included(lines: list[str], parts: dict[str, list[str]]) -> Iterator[str]:
     for line in lines:
         mark, _, name = line.partition(": ")
         if mark == "--include":
-            yield from parts[name]
+            yield from _included(parts[name], parts)
         else:
             yield line
 

@@ -1,8 +1,14 @@
 -- Every query of the store, by name; those about claims and stages have files of their own. queries.py reads them.
 --
+-- A row of messages may be a parcel (schema.sql). A query that would need only some of its messages changes nothing and
+-- says so; then `split` makes rows of it, and the query comes again.
+--
 -- What stands between `--{history` and `--}` is only in the variant that writes history: where it is off, it costs
 -- nothing. The same goes for `call`, where a send has a name. Each query finds the queue by name and gives a row whenever the queue exists, so that none means
 -- "no such queue". Every access to messages goes through an index; a test looks at each plan.
+--
+-- A plan may be made while the tables are empty, and is kept. Where rows are looked up by a list, the list therefore has
+-- the queue, too: else it may seem as good to walk through the whole queue.
 
 -- Queues and records
 
@@ -62,7 +68,7 @@ SELECT last_id::text FROM tallies WHERE last_id IS NOT NULL ORDER BY last_id DES
 -- Put
 
 -- name: put_plain
--- Messages that are alike and ask for nothing special.
+-- Messages that are alike and ask for nothing special, already in rows.
 WITH found AS (
     SELECT id, name FROM queues WHERE name = %(queue)s
 --{call
@@ -78,10 +84,13 @@ WITH found AS (
     WHERE EXISTS (SELECT FROM claimed)
 --}
 ), given AS (
-    SELECT * FROM unnest(%(ids)s::uuid[], %(bodies)b::bytea[]) WITH ORDINALITY AS g (id, body, place)
+    SELECT * FROM unnest(
+        %(firsts)s::uuid[], %(lasts)s::uuid[], %(starts)s::int[], %(counts)s::int[], %(bodies)b::bytea[]
+    ) AS g (id, last, start, count, body)
 ), added AS (
-    INSERT INTO messages (id, sent_at, due_at, visible_at, queue, size, rank, about, body)
-    SELECT g.id, %(sent_at)s, %(due_at)s, %(due_at)s, shelf.id, octet_length(g.body), %(rank)s, %(about)s, g.body
+    INSERT INTO messages (id, sent_at, due_at, visible_at, queue, size, rank, about, body, count, last, sizes)
+    SELECT g.id, %(sent_at)s, %(due_at)s, %(due_at)s, shelf.id, octet_length(g.body), %(rank)s, %(about)s, g.body,
+        g.count, g.last, CASE WHEN g.count > 1 THEN (%(sizes)s::int[])[g.start : g.start + g.count - 1] END
     FROM given g, shelf
 ), tally AS (
     INSERT INTO tallies AS t (queue, slot, messages, bytes, last_id)
@@ -94,9 +103,7 @@ WITH found AS (
     INSERT INTO history (count, bytes, at, events, queues, ids, receives, sizes, bodies, content_types)
     SELECT %(count)s, 64 * %(count)s + CASE WHEN %(full)s THEN %(bytes)s ELSE 0 END, %(now)s,
         array_fill('sent'::text, ARRAY[%(count)s::int]), array_fill(name, ARRAY[%(count)s::int]),
-        %(ids)s::uuid[]::text[], array_fill(0, ARRAY[%(count)s::int]),
-        ARRAY(SELECT octet_length(body)::bigint FROM given ORDER BY place),
-        CASE WHEN %(full)s THEN %(bodies)b::bytea[] END,
+        %(ids)s::text[], array_fill(0, ARRAY[%(count)s::int]), %(sizes)s::bigint[], %(each_body)b::bytea[],
         CASE WHEN %(full)s THEN array_fill(%(content_type)s::text, ARRAY[%(count)s::int]) END
     FROM shelf
 --}
@@ -146,9 +153,10 @@ WITH shelf AS (
 ), call AS (
     SELECT d.ids FROM dedup d, shelf WHERE d.queue = shelf.id AND d.call AND d.name = %(call)s::text
 ), standing AS (
-    SELECT g.*, coalesce(d.ids, g.id::text) AS stands
+    SELECT g.*, coalesce(
+        (SELECT d.ids FROM dedup d WHERE d.queue = shelf.id AND NOT d.call AND d.name = g.dedup_id), g.id::text
+    ) AS stands
     FROM given g CROSS JOIN shelf
-    LEFT JOIN dedup d ON d.queue = shelf.id AND NOT d.call AND d.name = g.dedup_id
 ), fresh AS MATERIALIZED (
     SELECT *, row_number() OVER (PARTITION BY grp ORDER BY place) AS nth FROM standing
     WHERE stands = id::text AND (%(call)s::text IS NULL OR (SELECT ids FROM call) = %(given)s)
@@ -215,7 +223,7 @@ WITH shelf AS (
     SELECT id, name FROM queues WHERE name = %(queue)s
 --include: expired
 ), ready AS MATERIALIZED (
---include: common
+--include: line
 --include: taken
 
 -- name: take_own
@@ -224,16 +232,16 @@ WITH shelf AS (
     SELECT id, name FROM queues WHERE name = %(queue)s
 --include: expired
 ), common AS MATERIALIZED (
---include: common
+--include: line
 ), own AS MATERIALIZED (
-    SELECT m.queue, m.id, m.rank, m.size, m.visible_at, m.taken_at, m.receipt, m.consumer
+    SELECT m.queue, m.id, m.rank, m.count, m.visible_at, m.taken_at, m.receipt, m.consumer, m.size, 1::bigint AS nth
     FROM messages m
     WHERE m.queue = (SELECT id FROM shelf) AND m.recipient = %(consumer)s AND NOT m.blocked AND NOT m.leased
         AND m.visible_at <= %(now)s AND NOT (SELECT there FROM expired)
     ORDER BY m.rank, m.id LIMIT %(limit)s
     FOR UPDATE SKIP LOCKED
 ), ready AS MATERIALIZED (
-    SELECT * FROM common UNION ALL SELECT * FROM own ORDER BY rank, id LIMIT %(limit)s
+    SELECT * FROM common UNION ALL SELECT * FROM own ORDER BY rank, id, nth LIMIT %(limit)s
 --include: taken
 
 -- part: expired
@@ -245,54 +253,95 @@ WITH shelf AS (
     ) AS there
 -- end
 
--- part: common
-    SELECT m.queue, m.id, m.rank, m.size, m.visible_at, m.taken_at, m.receipt, m.consumer
-    FROM messages m
-    WHERE m.queue = (SELECT id FROM shelf) AND m.recipient IS NULL AND NOT m.blocked AND NOT m.leased
-        AND m.visible_at <= %(now)s AND NOT (SELECT there FROM expired)
-    ORDER BY m.rank, m.id LIMIT %(limit)s
-    FOR UPDATE SKIP LOCKED
+-- part: line
+    -- A line for each message, so that no more rows are locked than the limit needs. An ORDER BY after the lock would be
+    -- a sort of everything that is ready.
+    SELECT r.queue, r.id, r.rank, r.count, r.visible_at, r.taken_at, r.receipt, r.consumer, e.size, e.nth
+    FROM (
+        SELECT m.* FROM messages m
+        WHERE m.queue = (SELECT id FROM shelf) AND m.recipient IS NULL AND NOT m.blocked AND NOT m.leased
+            AND m.visible_at <= %(now)s AND NOT (SELECT there FROM expired)
+        ORDER BY m.rank, m.id
+        FOR UPDATE SKIP LOCKED
+    ) r CROSS JOIN LATERAL unnest(coalesce(r.sizes, ARRAY[r.size])) WITH ORDINALITY AS e (size, nth)
+    LIMIT %(limit)s
 -- end
 
 -- part: taken
-), chosen AS MATERIALIZED (
+), fitting AS MATERIALIZED (
     SELECT * FROM (
-        SELECT *, sum(size) OVER (ORDER BY rank, id ROWS UNBOUNDED PRECEDING) AS total,
-            row_number() OVER (ORDER BY rank, id) AS place
+        SELECT *, sum(size) OVER (ORDER BY rank, id, nth ROWS UNBOUNDED PRECEDING) AS total,
+            row_number() OVER (ORDER BY rank, id, nth) AS place
         FROM ready
     ) r WHERE total <= %(max_bytes)s OR place = 1
+), cut AS MATERIALIZED (  -- only the last row can be a parcel of which not all fit
+    SELECT id, nth FROM fitting WHERE place = (SELECT max(place) FROM fitting) AND nth < count
 ), taken AS (
     UPDATE messages m SET
         visible_at = %(until)s, taken_at = %(now)s, leased = true, receipt = %(token)s, consumer = %(consumer)s,
         receives = m.receives + 1
-    FROM chosen c WHERE m.queue = c.queue AND m.id = c.id
-    RETURNING c.place, m.id, m.sent_at, m.due_at, m.rank, m.receives, m.about, m.body, m.size,
-        c.visible_at AS was_visible_at, c.taken_at AS was_taken_at, c.receipt AS was_receipt,
-        c.consumer AS was_consumer
+    FROM fitting f
+    WHERE f.nth = f.count AND NOT EXISTS (SELECT FROM cut) AND m.queue = f.queue AND m.id = f.id
+    RETURNING f.place, m.id, m.sent_at, m.due_at, m.rank, m.receives, m.about, m.body, m.size, m.sizes,
+        f.visible_at AS was_visible_at, f.taken_at AS was_taken_at, f.receipt AS was_receipt,
+        f.consumer AS was_consumer
 --{history
 ), happened AS (
-    SELECT t.place, e.* FROM taken t CROSS JOIN LATERAL (
+    SELECT t.place, u.nth, e.* FROM taken t CROSS JOIN LATERAL unpacked(t.id, t.size, t.sizes) u CROSS JOIN LATERAL (
         VALUES
-            (1, 'expired', t.id, t.receives - 1, t.size, t.was_consumer, null::bigint,
+            (1, 'expired', u.id, t.receives - 1, u.size, t.was_consumer, null::bigint,
                 greatest(0, t.was_visible_at - t.was_taken_at), 'lease'),
-            (2, 'received', t.id, t.receives, t.size, %(consumer)s::text,
+            (2, 'received', u.id, t.receives, u.size, %(consumer)s::text,
                 greatest(0, %(now)s::bigint - t.was_visible_at), null, null)
     ) AS e (step, event, id, receives, size, consumer, wait, held, reason)
     WHERE e.step = 2 OR (t.was_receipt IS NOT NULL AND t.was_taken_at IS NOT NULL)
 ), told AS (
     INSERT INTO history (count, bytes, at, events, queues, ids, receives, sizes, consumers, waits, helds, reasons)
     SELECT count(*), 64 * count(*), %(now)s,
-        array_agg(event ORDER BY place, step), array_fill((SELECT name FROM shelf), ARRAY[count(*)::int]),
-        array_agg(id::text ORDER BY place, step), array_agg(receives ORDER BY place, step),
-        array_agg(size::bigint ORDER BY place, step), array_agg(consumer ORDER BY place, step),
-        array_agg(wait ORDER BY place, step), array_agg(held ORDER BY place, step),
-        array_agg(reason ORDER BY place, step)
+        array_agg(event ORDER BY place, nth, step), array_fill((SELECT name FROM shelf), ARRAY[count(*)::int]),
+        array_agg(id::text ORDER BY place, nth, step), array_agg(receives ORDER BY place, nth, step),
+        array_agg(size::bigint ORDER BY place, nth, step), array_agg(consumer ORDER BY place, nth, step),
+        array_agg(wait ORDER BY place, nth, step), array_agg(held ORDER BY place, nth, step),
+        array_agg(reason ORDER BY place, nth, step)
     FROM happened HAVING count(*) > 0
 --}
 )
-SELECT t.id::text, t.sent_at, t.due_at, t.rank, t.receives, t.about, t.body, (SELECT there FROM expired)
+SELECT t.id::text, t.sent_at, t.due_at, t.rank, t.receives, t.about, t.body, t.sizes,
+    CASE
+        WHEN (SELECT there FROM expired) THEN 'expired'
+        WHEN EXISTS (SELECT FROM cut) THEN (SELECT concat_ws(' ', 'cut', id, nth) FROM cut)
+        WHEN NOT EXISTS (SELECT FROM ready) AND EXISTS (  -- somebody else has it now, perhaps only to split it
+            SELECT FROM messages m
+            WHERE m.queue = shelf.id AND m.recipient IS NULL AND NOT m.blocked AND NOT m.leased
+                AND m.visible_at <= %(now)s AND m.count > 1
+        ) THEN 'locked'
+    END
 FROM shelf LEFT JOIN taken t ON true ORDER BY t.place;
 -- end
+
+-- name: split
+-- Parcels become rows of so many messages each, in the same state. Those in a claim stay as they are.
+WITH asked AS MATERIALIZED (
+    SELECT q.id AS queue, a.id FROM queues q CROSS JOIN unnest(%(ids)s::uuid[]) AS a (id)
+    WHERE q.name = %(queue)s ORDER BY a.id
+), gone AS (
+    DELETE FROM messages m USING asked a
+    WHERE m.queue = a.queue AND m.id = a.id AND m.count > %(step)s AND m.visible_at <> NEVER
+    RETURNING m.id, m.sent_at, m.due_at, m.visible_at, m.taken_at, m.queue, m.size, m.receives, m.rank, m.leased,
+        m.receipt, m.consumer, m.about, m.body || ''::bytea AS body, m.sizes  -- read once, not for each message
+)
+INSERT INTO messages (
+    id, sent_at, due_at, visible_at, taken_at, queue, size, receives, rank, leased, receipt, consumer, about, body, count,
+    last, sizes
+)
+SELECT id_at(g.id, p.place), g.sent_at, g.due_at, g.visible_at, g.taken_at, g.queue, p.size, g.receives, g.rank,
+    g.leased, g.receipt, g.consumer, g.about, substring(g.body FROM p.start FOR p.size), p.count,
+    CASE WHEN p.count > 1 THEN id_at(g.id, p.place + p.count - 1) END, CASE WHEN p.count > 1 THEN p.sizes END
+FROM gone g CROSS JOIN LATERAL (
+    SELECT min(nth) - 1 AS place, count(*)::int AS count, min(start) AS start, sum(size)::int AS size,
+        array_agg(size ORDER BY nth) AS sizes
+    FROM unpacked(g.id, g.size, g.sizes) GROUP BY (nth - 1) / %(step)s::int
+) p;
 
 -- name: return_expired
 -- Leases that have run out stand in line again. Their receipts stay good until somebody takes them.
@@ -313,15 +362,15 @@ SELECT count(*) FROM back;
 -- name: drop
 WITH shelf AS (
     SELECT id, name FROM queues WHERE name = %(queue)s
-), gone AS (
-    DELETE FROM messages m USING
 --include: asked
-    WHERE m.queue = (SELECT id FROM shelf) AND m.id = a.id
+), gone AS (
+    DELETE FROM messages m USING asked a
+    WHERE (SELECT whole FROM state) AND m.queue = a.queue AND m.id BETWEEN a.first AND a.upto
 --include: fence
-    RETURNING a.place, m.id, m.size, m.grp, m.blocked, m.receives, m.consumer, m.receipt, m.taken_at
+    RETURNING a.place, m.id, m.size, m.grp, m.blocked, m.receives, m.consumer, m.receipt, m.taken_at, m.count, m.sizes
 ), tally AS (
     INSERT INTO tallies AS t (queue, slot, messages, bytes)
-    SELECT (SELECT id FROM shelf), mod(pg_backend_pid(), 32), -count(*), -sum(size) FROM gone HAVING count(*) > 0
+    SELECT (SELECT id FROM shelf), mod(pg_backend_pid(), 32), -sum(count), -sum(size) FROM gone HAVING count(*) > 0
     ON CONFLICT (queue, slot) DO UPDATE SET
         messages = t.messages + excluded.messages, bytes = t.bytes + excluded.bytes
 --{history
@@ -330,16 +379,15 @@ WITH shelf AS (
     SELECT count(*), 64 * count(*), %(now)s,
         array_fill(%(event)s::text, ARRAY[count(*)::int]),
         array_fill((SELECT name FROM shelf), ARRAY[count(*)::int]),
-        array_agg(id::text ORDER BY place), array_agg(receives ORDER BY place),
-        array_agg(size::bigint ORDER BY place), array_agg(consumer ORDER BY place),
-        array_agg(CASE WHEN receipt IS NOT NULL THEN greatest(0, %(now)s - taken_at) END ORDER BY place),
+        array_agg(u.id::text ORDER BY place, u.id), array_agg(receives ORDER BY place, u.id),
+        array_agg(u.size::bigint ORDER BY place, u.id), array_agg(consumer ORDER BY place, u.id),
+        array_agg(CASE WHEN receipt IS NOT NULL THEN greatest(0, %(now)s - taken_at) END ORDER BY place, u.id),
         array_fill(%(reason)s::text, ARRAY[count(*)::int])
-    FROM gone HAVING count(*) > 0
+    FROM gone g CROSS JOIN LATERAL unpacked(g.id, g.size, g.sizes) u HAVING count(*) > 0
 --}
-)
-SELECT
-    (SELECT count(*) FROM gone),
-    (SELECT array_agg(place) FROM gone),
+), done AS (
+    SELECT id, count FROM gone
+--include: done
     (SELECT advance_groups((SELECT id FROM shelf), array_agg(DISTINCT grp ORDER BY grp))
      FROM gone WHERE grp IS NOT NULL AND NOT blocked HAVING count(*) > 0)
 FROM shelf;
@@ -347,13 +395,13 @@ FROM shelf;
 -- name: reschedule
 WITH shelf AS (
     SELECT id, name FROM queues WHERE name = %(queue)s
---{history
+--include: asked
 ), old AS MATERIALIZED (
-    SELECT m.id, m.receives, m.size, m.consumer, m.receipt, m.taken_at
-    FROM messages m
-    WHERE m.queue = (SELECT id FROM shelf) AND m.id = ANY (%(ids)s::uuid[])
-    ORDER BY m.id FOR UPDATE
---}
+    SELECT a.queue, a.place, m.id, m.receives, m.consumer, m.receipt, m.taken_at
+    FROM asked a JOIN messages m ON m.queue = a.queue AND m.id BETWEEN a.first AND a.upto
+--include: fence
+    WHERE (SELECT whole FROM state)
+    FOR UPDATE OF m
 ), changed AS (
     UPDATE messages m SET
         visible_at = %(visible_at)s,
@@ -361,37 +409,52 @@ WITH shelf AS (
         receipt = CASE WHEN %(release)s THEN null ELSE m.receipt END,
         consumer = CASE WHEN %(release)s THEN null ELSE m.consumer END,
         taken_at = CASE WHEN %(release)s THEN null ELSE m.taken_at END
-    FROM
---include: asked
+    FROM old o WHERE m.queue = o.queue AND m.id = o.id
+    RETURNING o.place, m.id, m.recipient, m.count, m.size, m.sizes, o.receives, o.consumer, o.receipt, o.taken_at
 --{history
-    JOIN old o USING (id)
---}
-    WHERE m.queue = (SELECT id FROM shelf) AND m.id = a.id
---include: fence
-    RETURNING a.place, m.id, m.recipient
---{history
-        , o.receives, o.size, o.consumer, o.receipt, o.taken_at
 ), told AS (
     INSERT INTO history (count, bytes, at, events, queues, ids, receives, sizes, consumers, helds)
     SELECT count(*), 64 * count(*), %(now)s,
         array_fill(%(event)s::text, ARRAY[count(*)::int]),
         array_fill((SELECT name FROM shelf), ARRAY[count(*)::int]),
-        array_agg(id::text ORDER BY place), array_agg(receives ORDER BY place),
-        array_agg(size::bigint ORDER BY place), array_agg(consumer ORDER BY place),
-        array_agg(CASE WHEN receipt IS NOT NULL THEN greatest(0, %(now)s - taken_at) END ORDER BY place)
-    FROM changed HAVING count(*) > 0
+        array_agg(u.id::text ORDER BY place, u.id), array_agg(receives ORDER BY place, u.id),
+        array_agg(u.size::bigint ORDER BY place, u.id), array_agg(consumer ORDER BY place, u.id),
+        array_agg(CASE WHEN receipt IS NOT NULL THEN greatest(0, %(now)s - taken_at) END ORDER BY place, u.id)
+    FROM changed c CROSS JOIN LATERAL unpacked(c.id, c.size, c.sizes) u HAVING count(*) > 0
 --}
-)
-SELECT
-    (SELECT count(*) FROM changed),
-    (SELECT array_agg(place) FROM changed),
-    (SELECT array_agg(recipient) FROM changed)
+), done AS (
+    SELECT id, count FROM changed
+--include: done
+    (SELECT array_agg(recipient) FROM changed c, generate_series(1, c.count))
 FROM shelf;
 
 -- part: asked
-    (   -- in order of ids, in which everybody who waits for rows locks them
-        SELECT * FROM unnest(%(ids)s::uuid[], %(receipts)s::text[]) WITH ORDINALITY AS a (id, receipt, place) ORDER BY id
-    ) a
+), asked AS MATERIALIZED (  -- ids that follow each other and have one fence, with the start of their run
+    SELECT shelf.id AS queue, a.*
+    FROM shelf CROSS JOIN unnest(%(floors)s::uuid[], %(firsts)s::uuid[], %(lasts)s::uuid[], %(receipts)s::text[])
+        WITH ORDINALITY AS a (floor, first, upto, receipt, place)
+    ORDER BY a.first  -- in order of ids everybody locks rows who waits for them
+), parcels AS MATERIALIZED (
+    SELECT m.queue, m.id, a.receipt, a.first <= m.id AND m.last <= a.upto AS whole
+    FROM asked a JOIN messages m ON m.queue = a.queue AND m.id BETWEEN a.floor AND a.upto AND m.last >= a.first
+--include: fence
+), held AS MATERIALIZED (  -- those that nobody has split, dropped or leased since
+    SELECT m.id
+    FROM parcels a JOIN messages m ON m.queue = a.queue AND m.id = a.id
+--include: fence
+    WHERE NOT EXISTS (SELECT FROM parcels WHERE NOT whole)
+    FOR UPDATE OF m
+), state AS MATERIALIZED (
+    SELECT (SELECT count(*) FROM held) = (SELECT count(*) FROM parcels) AS whole
+-- end
+
+-- part: done
+)
+SELECT
+    (SELECT whole FROM state),
+    ARRAY(SELECT id::text FROM parcels WHERE NOT whole ORDER BY id),
+    (SELECT coalesce(sum(count), 0) FROM done),
+    CASE WHEN (SELECT sum(count) FROM done) < %(count)s THEN (SELECT string_agg(concat(id, '*', count), ',') FROM done) END,
 -- end
 
 -- part: fence
@@ -402,14 +465,22 @@ FROM shelf;
 
 -- name: present
 -- Which of these messages are there, and in a claim: what was not changed is stale or leased, the rest is missing.
-SELECT m.id::text, m.visible_at = NEVER FROM queues q JOIN messages m ON m.queue = q.id
-WHERE q.name = %(queue)s AND m.id = ANY (%(ids)s::uuid[]);
+WITH asked AS MATERIALIZED (
+    SELECT q.id AS queue, a.* FROM queues q CROSS JOIN unnest(%(floors)s::uuid[], %(ids)s::uuid[]) AS a (floor, id)
+    WHERE q.name = %(queue)s
+)
+SELECT a.id::text, m.visible_at = NEVER
+FROM asked a JOIN messages m
+    ON m.queue = a.queue AND m.id BETWEEN a.floor AND a.id AND coalesce(m.last, m.id) >= a.id;
 
 -- name: lock_message
 -- One message as it is now, for an edit in the same transaction.
-SELECT q.id, m.id::text, m.sent_at, m.due_at, m.rank, m.receives, m.about, m.body, m.visible_at, m.receipt, m.consumer
+SELECT q.id, m.count, m.id::text, m.sent_at, m.due_at, m.rank, m.receives, m.about, m.body, m.sizes, m.visible_at,
+    m.receipt, m.consumer
 FROM queues q LEFT JOIN LATERAL (
-    SELECT * FROM messages m WHERE m.queue = q.id AND m.id = %(id)s::uuid FOR UPDATE
+    SELECT * FROM messages m
+    WHERE m.queue = q.id AND m.id BETWEEN %(floor)s::uuid AND %(id)s::uuid AND coalesce(m.last, m.id) >= %(id)s::uuid
+    FOR UPDATE
 ) m ON true
 WHERE q.name = %(queue)s;
 
@@ -446,18 +517,24 @@ WITH shelf AS (
     SELECT id, name FROM queues WHERE name = %(queue)s
 ), target AS (
     SELECT id, name FROM queues WHERE name = %(to)s
-), given AS (
-    SELECT * FROM unnest(
+), given AS MATERIALIZED (
+    SELECT shelf.id AS queue, g.* FROM shelf CROSS JOIN unnest(
         %(ids)s::uuid[], %(receipts)s::text[], %(sent)s::bigint[], %(due)s::bigint[], %(sizes)s::int[],
         %(ranks)s::smallint[], %(recipients)s::text[], %(groups)s::text[], %(abouts)s::text[],
-        %(content_types)s::text[], %(bodies)b::bytea[]
-    ) WITH ORDINALITY AS g (id, receipt, sent_at, due_at, size, rank, recipient, grp, about, content_type, body, place)
-), matching AS MATERIALIZED (
-    SELECT m.id, m.receives, m.size, m.consumer, m.receipt, m.taken_at, m.grp, m.blocked, a.place
-    FROM messages m JOIN given a ON m.queue = (SELECT id FROM shelf) AND m.id = a.id
+        %(content_types)s::text[], %(bodies)b::bytea[], %(floors)s::uuid[]
+    ) WITH ORDINALITY AS g (
+        id, receipt, sent_at, due_at, size, rank, recipient, grp, about, content_type, body, floor, place)
+    ORDER BY g.id
+), parcels AS MATERIALIZED (
+    SELECT m.id
+    FROM given a JOIN messages m ON m.queue = a.queue AND m.id BETWEEN a.floor AND a.id AND m.last >= a.id
 --include: fence
-    WHERE (SELECT id FROM target) IS NOT NULL
-    ORDER BY m.id FOR UPDATE OF m
+), matching AS MATERIALIZED (
+    SELECT m.queue, m.id, m.receives, m.size, m.consumer, m.receipt, m.taken_at, m.grp, m.blocked
+    FROM given a JOIN messages m ON m.queue = a.queue AND m.id = a.id
+--include: fence
+    WHERE (SELECT id FROM target) IS NOT NULL AND NOT EXISTS (SELECT FROM parcels)
+    FOR UPDATE OF m
 ), heads AS MATERIALIZED (
     SELECT g.id, row_number() OVER (PARTITION BY g.grp ORDER BY g.place) > 1 OR (
         -- not EXISTS, which may be answered from a list of all heads
@@ -470,7 +547,7 @@ WITH shelf AS (
         size = g.size, receives = 0, rank = g.rank, blocked = coalesce(h.blocked, false), leased = false,
         receipt = null, consumer = null, recipient = g.recipient, grp = g.grp, about = g.about, body = g.body
     FROM matching o JOIN given g USING (id) LEFT JOIN heads h USING (id)
-    WHERE m.queue = (SELECT id FROM shelf) AND m.id = o.id
+    WHERE m.queue = o.queue AND m.id = o.id
     RETURNING g.place, m.id, g.size, g.body, g.content_type, g.recipient, o.size AS old_size, o.receives, o.consumer,
         o.receipt, o.taken_at, o.grp AS old_grp, o.blocked AS old_blocked
 ), tally AS (
@@ -514,7 +591,8 @@ SELECT
     (SELECT array_agg(recipient) FROM moved),
     (SELECT advance_groups((SELECT id FROM shelf), array_agg(DISTINCT old_grp ORDER BY old_grp))
      FROM moved WHERE old_grp IS NOT NULL AND NOT old_blocked HAVING count(*) > 0),
-    (SELECT id FROM target)
+    (SELECT id FROM target),
+    ARRAY(SELECT DISTINCT id::text FROM parcels)
 FROM shelf;
 
 -- name: lock_whole_queue
@@ -525,9 +603,9 @@ SELECT id FROM queues WHERE name = %(queue)s FOR UPDATE;
 WITH shelf AS (
     SELECT id, name FROM queues WHERE name = %(queue)s
 ), gone AS (
-    DELETE FROM messages WHERE queue = (SELECT id FROM shelf) RETURNING size
+    DELETE FROM messages WHERE queue = (SELECT id FROM shelf) RETURNING size, count
 ), total AS (
-    SELECT count(*) AS messages, coalesce(sum(size), 0)::bigint AS bytes FROM gone
+    SELECT coalesce(sum(count), 0) AS messages, coalesce(sum(size), 0)::bigint AS bytes FROM gone
 ), tally AS (
     INSERT INTO tallies AS t (queue, slot, messages, bytes)
     SELECT shelf.id, mod(pg_backend_pid(), 32), -total.messages, -total.bytes FROM shelf, total WHERE total.messages > 0
@@ -550,13 +628,19 @@ SELECT total.messages FROM shelf, total;
 -- Looking
 
 -- name: find
-SELECT m.id::text, m.sent_at, m.due_at, m.rank, m.receives, m.about, m.body, m.visible_at, m.receipt, m.consumer
-FROM queues q LEFT JOIN messages m ON m.queue = q.id AND m.id = %(id)s::uuid
+SELECT m.id::text, m.sent_at, m.due_at, m.rank, m.receives, m.about, m.body, null, m.visible_at, m.receipt, m.consumer
+FROM queues q LEFT JOIN LATERAL (
+    SELECT u.id, m.sent_at, m.due_at, m.rank, m.receives, m.about, substring(m.body FROM u.start FOR u.size) AS body,
+        m.visible_at, m.receipt, m.consumer
+    FROM messages m CROSS JOIN LATERAL unpacked(m.id, m.size, m.sizes) u
+    WHERE m.queue = q.id AND m.id BETWEEN %(floor)s::uuid AND %(id)s::uuid AND coalesce(m.last, m.id) >= %(id)s::uuid
+        AND u.id = %(id)s::uuid
+) m ON true
 WHERE q.name = %(queue)s;
 
 -- name: held
-SELECT m.id::text, m.sent_at, m.due_at, m.rank, m.receives, m.about, m.body, m.visible_at, m.receipt, m.consumer,
-    q.name
+SELECT m.id::text, m.sent_at, m.due_at, m.rank, m.receives, m.about, m.body, m.sizes, m.visible_at, m.receipt,
+    m.consumer, q.name
 FROM queues q JOIN messages m ON m.queue = q.id AND (m.receipt IS NOT NULL OR m.visible_at > m.sent_at)
 WHERE m.receipt = %(token)s ORDER BY m.id;
 
@@ -565,8 +649,14 @@ WHERE m.receipt = %(token)s ORDER BY m.id;
 WITH shelf AS (
     SELECT id FROM queues WHERE name = %(queue)s
 ), page AS (
-    SELECT m.*, 0::bigint AS cursor FROM messages m
-    WHERE m.queue = (SELECT id FROM shelf) AND m.id > %(after_id)s::uuid AND m.visible_at <= %(upto)s
+    SELECT m.*, 0::bigint AS cursor, u.id AS one, u.size AS bytes, u.start
+    FROM (
+        SELECT * FROM messages m
+        WHERE m.queue = (SELECT id FROM shelf) AND m.id >= %(floor)s::uuid
+            AND coalesce(m.last, m.id) > %(after_id)s::uuid AND m.visible_at <= %(upto)s
+        ORDER BY m.id
+    ) m CROSS JOIN LATERAL unpacked(m.id, m.size, m.sizes) u
+    WHERE u.id > %(after_id)s::uuid
     ORDER BY m.id LIMIT %(limit)s + 1
 --include: page
 
@@ -575,24 +665,32 @@ WITH shelf AS (
 WITH shelf AS (
     SELECT id FROM queues WHERE name = %(queue)s
 ), page AS (
-    SELECT m.*, m.visible_at AS cursor FROM messages m
-    WHERE m.queue = (SELECT id FROM shelf) AND m.leased = %(leased)s AND m.visible_at > %(now)s
-        AND (m.visible_at, m.id) > (%(after_moment)s, %(after_id)s::uuid)
-        AND (m.receipt IS NOT NULL OR m.visible_at > m.sent_at)
+    SELECT m.*, m.visible_at AS cursor, u.id AS one, u.size AS bytes, u.start
+    FROM (
+        SELECT * FROM messages m
+        WHERE m.queue = (SELECT id FROM shelf) AND m.leased = %(leased)s AND m.visible_at > %(now)s
+            AND (m.visible_at, m.id) >= (%(after_moment)s, %(floor)s::uuid)
+            AND (m.receipt IS NOT NULL OR m.visible_at > m.sent_at)
+        ORDER BY m.visible_at, m.id
+    ) m CROSS JOIN LATERAL unpacked(m.id, m.size, m.sizes) u
+    WHERE (m.visible_at, u.id) > (%(after_moment)s, %(after_id)s::uuid)
     ORDER BY m.visible_at, m.id LIMIT %(limit)s + 1
 --include: page
 
 -- part: page
 ), summed AS (
-    SELECT *, sum(size) OVER (ORDER BY cursor, id ROWS UNBOUNDED PRECEDING) AS total,
-        row_number() OVER (ORDER BY cursor, id) AS place
+    SELECT *, sum(bytes) OVER (ORDER BY cursor, one ROWS UNBOUNDED PRECEDING) AS total,
+        row_number() OVER (ORDER BY cursor, one) AS place
     FROM page
 )
-SELECT p.id::text, p.sent_at, p.due_at, p.rank, p.receives, p.about,
-    CASE WHEN p.place <= %(limit)s AND (p.place = 1 OR p.total <= %(max_bytes)s) THEN p.body END,
-    p.visible_at, p.receipt, p.consumer
-FROM shelf LEFT JOIN summed p ON p.place = 1 OR p.total - p.size <= %(max_bytes)s
-ORDER BY p.cursor, p.id;
+SELECT p.one::text, p.sent_at, p.due_at, p.rank, p.receives, p.about,
+    CASE
+        WHEN p.place <= %(limit)s AND (p.place = 1 OR p.total <= %(max_bytes)s)
+        THEN substring(p.body FROM p.start FOR p.bytes)
+    END,
+    null, p.visible_at, p.receipt, p.consumer
+FROM shelf LEFT JOIN summed p ON p.place = 1 OR p.total - p.bytes <= %(max_bytes)s
+ORDER BY p.cursor, p.one;
 -- end
 
 -- name: counts
@@ -605,7 +703,7 @@ WITH shelf AS (
     SELECT coalesce(sum(n) FILTER (WHERE NOT leased), 0)::bigint AS delayed,
         coalesce(sum(n) FILTER (WHERE leased), 0)::bigint AS leased
     FROM (VALUES (true), (false)) AS side (leased) CROSS JOIN LATERAL (
-        SELECT count(*) AS n FROM messages m
+        SELECT sum(count) AS n FROM messages m
         WHERE m.queue = (SELECT id FROM shelf) AND m.leased = side.leased AND m.visible_at > %(now)s
             AND (m.receipt IS NOT NULL OR m.visible_at > m.sent_at)
     ) counted
@@ -713,8 +811,8 @@ SELECT kind, name, value FROM records ORDER BY kind, name;
 
 -- name: dump_messages
 -- Heads and what is in no group (not blocked) are asked for first, then those that wait.
-SELECT m.id::text, m.sent_at, m.due_at, m.rank, m.receives, m.about, m.body, m.visible_at, m.receipt, m.consumer,
-    m.taken_at
+SELECT m.id::text, m.sent_at, m.due_at, m.rank, m.receives, m.about, m.body, m.sizes, m.visible_at, m.receipt,
+    m.consumer, m.taken_at
 FROM messages m
 WHERE m.queue = (SELECT id FROM queues WHERE name = %(queue)s) AND m.id > %(after)s::uuid AND m.blocked = %(blocked)s
 ORDER BY m.queue, m.id LIMIT %(limit)s;

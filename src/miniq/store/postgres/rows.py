@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -40,6 +41,7 @@ class About(Struct, frozen=True, omit_defaults=True):
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(About).decode
+_ORDINARY = About()
 
 
 def escape(text: str | None) -> str | None:
@@ -101,21 +103,28 @@ def about(message: Message) -> str | None:
     return None if text == b"{}" else text.decode()
 
 
-def message(queue: str, row: Sequence[Any]) -> Message:
-    """The message in a row that begins with id, sent_at, due_at, rank, receives, about, body."""
-    id, sent_at, due_at, rank, _, unusual, body = row[:7]
-    if unusual is None:
-        return Message(id, queue, sent_at, due_at, body, JSON, -rank)
-    a = _decode(unusual)
-    return Message(
-        id, queue, sent_at, due_at, body, a.content_type, -rank, a.headers, a.expires_at, a.key, a.recipient, a.group,
-        a.dedup_id, a.dead,
-    )  # fmt: skip
+def messages(queue: str, row: Sequence[Any]) -> list[Message]:
+    """The messages in a row that begins with id, sent_at, due_at, rank, receives, about, body, sizes."""
+    id, sent_at, due_at, rank, _, unusual, body, sizes = row[:8]
+    a = _ORDINARY if unusual is None else _decode(unusual)
+    if sizes is None:
+        each: Iterable[tuple[str, bytes]] = ((id, body),)
+    else:
+        ends = list(accumulate(sizes, initial=0))
+        each = zip(ids_from(id, len(sizes)), map(body.__getitem__, map(slice, ends, ends[1:])), strict=True)
+    return [
+        Message(
+            id, queue, sent_at, due_at, body, a.content_type, -rank, a.headers, a.expires_at, a.key, a.recipient,
+            a.group, a.dedup_id, a.dead,
+        )
+        for id, body in each
+    ]  # fmt: skip
 
 
-def stored(queue: str, row: Sequence[Any]) -> Stored:
-    """The same with its state: visible_at, receipt, consumer follow."""
-    return Stored(message(queue, row), row[7], row[4], unescape(row[8]), unescape(row[9]))
+def stored(queue: str, row: Sequence[Any]) -> list[Stored]:
+    """The same with their state: visible_at, receipt, consumer follow."""
+    visible_at, receives, receipt, consumer = row[8], row[4], unescape(row[9]), unescape(row[10])
+    return [Stored(message, visible_at, receives, receipt, consumer) for message in messages(queue, row)]
 
 
 def records(row: Sequence[Any]) -> Iterator[HistoryRecord]:

@@ -23,7 +23,10 @@ CREATE TABLE records (
     PRIMARY KEY (kind, name)
 );
 
--- One row is one message with its state. Ready: visible_at has come. Otherwise leased if it has a receipt, else delayed.
+-- One row is one message with its state, or a parcel: some that were sent together, are alike but for id and body, and
+-- have the same state. Their ids follow each other in a run, their bodies in `body`. Whoever needs only some of them
+-- splits the row first, which changes nothing that can be seen.
+-- Ready: visible_at has come. Otherwise leased if it has a receipt, else delayed.
 CREATE TABLE messages (
     id         uuid NOT NULL,
     sent_at    bigint NOT NULL,
@@ -42,6 +45,9 @@ CREATE TABLE messages (
     grp        text COLLATE "C",
     about      text,                                    -- JSON: what is unusual about it (rows.py)
     body       bytea NOT NULL,
+    count      integer NOT NULL DEFAULT 1,              -- messages in this row
+    last       uuid,                                    -- of a parcel: the id of its last message
+    sizes      integer[],                               -- of a parcel: the bytes of each, in order
     PRIMARY KEY (queue, id)
 ) WITH (
     -- A message lives short and leaves two dead rows behind; they must go before scans have to step over many.
@@ -52,6 +58,7 @@ CREATE TABLE messages (
     autovacuum_vacuum_cost_delay = 0
 );
 ALTER TABLE messages ALTER COLUMN body SET STORAGE EXTERNAL;  -- compressing costs more than it saves here
+ALTER TABLE messages ALTER COLUMN sizes SET STORAGE PLAIN;
 
 -- A lease changes every index that a message is in, so there are few, and leased messages are not in the line. Whoever
 -- takes first puts back into line what has run out (`return_expired`); nothing else sweeps.
@@ -126,6 +133,21 @@ CREATE TABLE history_state (
 );
 INSERT INTO history_state DEFAULT VALUES;
 
+-- The id so many places after another. Ids of a parcel differ in the last byte alone.
+CREATE FUNCTION id_at(first uuid, place integer) RETURNS uuid
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT encode(set_byte(uuid_send(first), 15, get_byte(uuid_send(first), 15) + place), 'hex')::uuid;
+$$;
+
+-- The messages of a row: of a parcel each with its id, its bytes and where they start, of others the one it is.
+CREATE FUNCTION unpacked(first uuid, whole integer, sizes integer[])
+RETURNS TABLE (nth integer, id uuid, size integer, start integer)
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT e.nth::integer, CASE WHEN e.nth = 1 THEN first ELSE id_at(first, e.nth::integer - 1) END, e.size,
+        (1 - e.size + sum(e.size) OVER (ORDER BY e.nth ROWS UNBOUNDED PRECEDING))::integer
+    FROM unnest(coalesce(sizes, ARRAY[whole])) WITH ORDINALITY AS e (size, nth);
+$$;
+
 -- Refuse a whole put: the queue holds so much, and so much should be added.
 CREATE FUNCTION refuse_full(held bigint, bytes bigint, more bigint, more_bytes bigint) RETURNS boolean
 LANGUAGE plpgsql AS $$
@@ -194,7 +216,7 @@ CREATE INDEX claims_until ON claims (until) WHERE until IS NOT NULL;
 CREATE TABLE claimed (
     readers  integer NOT NULL,
     number   bigint NOT NULL,
-    place    integer NOT NULL,                          -- from 0, by (rank, id)
+    place    integer NOT NULL,                          -- of its first message: from 0, by (rank, id)
     id       uuid NOT NULL,
     sent_at  bigint NOT NULL,
     due_at   bigint NOT NULL,
@@ -203,9 +225,12 @@ CREATE TABLE claimed (
     rank     smallint NOT NULL,
     about    text,
     body     bytea NOT NULL,
+    count    integer NOT NULL DEFAULT 1,                -- a row of `messages` is one here, too
+    sizes    integer[],
     PRIMARY KEY (readers, number, place)
 );
 ALTER TABLE claimed ALTER COLUMN body SET STORAGE EXTERNAL;
+ALTER TABLE claimed ALTER COLUMN sizes SET STORAGE PLAIN;
 
 -- Whether a claim may take a message: it came, or died, after `since`, was handed out less than `most` times, and its
 -- ttl is not over. Both moments are numbers in `about` where no text can look like them: in a string each quote has

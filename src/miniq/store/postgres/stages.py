@@ -15,7 +15,7 @@ from miniq.errors import StoreUnavailable
 from miniq.ids import RUN
 from miniq.message import JSON, History, Message, Parcel, Published, Stage, StageName
 from miniq.store.base import Reserve, Room, full, no_stage, stands_alone, stretches
-from miniq.store.postgres import rows
+from miniq.store.postgres import parcels, rows
 from miniq.store.postgres.access import LONG, Access, Row, execute, no_queue, pipeline
 from miniq.store.postgres.connections import Connection
 from miniq.store.postgres.rows import Blobs, escape, unescape
@@ -98,6 +98,8 @@ class Stages(Access):
             "until": until,
             "dedup_until": dedup_until,
             "full": keep == "full",
+            "least": parcels.LEAST,
+            "largest": parcels.BYTES,
         }
 
         async def work(connection: Connection) -> tuple[Published, list[str]]:

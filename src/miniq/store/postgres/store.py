@@ -8,16 +8,16 @@ records and `faults.py` the driver's errors into ours.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 import psycopg
 
 from miniq.errors import InvalidRequest, StoreUnavailable
 from miniq.message import (
-    JSON,
     Counts,
     EventName,
     History,
@@ -42,7 +42,7 @@ from miniq.store.base import (
     fence_outcome,
     full,
 )
-from miniq.store.postgres import copying, rows, schema
+from miniq.store.postgres import copying, parcels, rows, schema
 from miniq.store.postgres.access import (
     FIRST_ID,
     LONG,
@@ -57,10 +57,12 @@ from miniq.store.postgres.access import (
 )
 from miniq.store.postgres.claims import Claims
 from miniq.store.postgres.connections import Connection
+from miniq.store.postgres.parcels import Cut
 from miniq.store.postgres.rows import Blobs, escape
 from miniq.store.postgres.stages import Stages
 from miniq.store.transfer import Item, portions
 
+T = TypeVar("T")
 log = logging.getLogger("miniq.store.postgres")
 FULL = "MQ001"
 """What the function `refuse_full` raises."""
@@ -71,6 +73,9 @@ NUMBERED = 10_000
 """Rows of history that get their offsets in one transaction."""
 HISTORY_BYTES = 16 * 1024 * 1024
 """A page of history takes no more rows past this."""
+PAUSES = (0.002, 0.005, 0.01)
+"""Seconds between looks at a line in which there is nothing but parcels that others have just now, perhaps to split
+them."""
 REMAINS = 600 * 1_000_000
 """How long the traces of a deleted queue are watched: a call that was under way may still add a row."""
 
@@ -167,14 +172,12 @@ class PostgresStore(Claims, Stages):
     async def _put_parcel(self, parcel: Parcel, now: int, keep: History, call: Once | None) -> list[str]:
         """Messages that are alike but for id and body, and ask for nothing special."""
         queue, ids = parcel.queue, parcel.ids
-        params = {
+        params = parcels.columns(parcel) | {
             "queue": queue,
-            "ids": rows.array(ids),
-            "bodies": Blobs(parcel.bodies),
+            "each_body": Blobs(parcel.bodies) if keep == "full" else None,
             "sent_at": parcel.sent_at,
             "due_at": parcel.due_at,
             "rank": -parcel.priority,
-            "about": None if parcel.content_type == JSON else rows.about(parcel[0]),
             "count": len(ids),
             "bytes": parcel.size,
             "last_id": max(ids),
@@ -282,19 +285,29 @@ class PostgresStore(Claims, Stages):
         query = self._queries["take" if consumer is None else "take_own"].pick(*tags(keep))
 
         async def take(connection: Connection) -> list[Row]:
-            found = await execute(connection, query, params | {"look": True})
-            while found and found[0][7]:
-                back = {"queue": queue, "now": now, "limit": RETURNED}
-                returned = await execute(connection, *self._step("return_expired", back))
-                found = await execute(connection, query, params | {"look": returned[0][0] == RETURNED})
-            return found
+            look, pauses = True, iter(PAUSES)
+            while True:
+                found = await execute(connection, query, params | {"look": look})
+                said = found[0][8] if found else None
+                if said == "expired":
+                    back = {"queue": queue, "now": now, "limit": RETURNED}
+                    look = (await execute(connection, *self._step("return_expired", back)))[0][0] == RETURNED
+                elif said == "locked" and (pause := next(pauses, None)) is not None:
+                    await asyncio.sleep(pause)
+                elif said is not None and said.startswith("cut"):
+                    _, id, step = said.split()
+                    await self._split(connection, queue, [id], int(step))
+                else:
+                    return found
 
         found = await self._connections.call(take)
         if not found:
             raise no_queue(queue)
         if found[0][0] is None:
             return []
-        return [Stored(rows.message(queue, row), until, row[4], token, consumer) for row in found]
+        return [
+            Stored(message, until, row[4], token, consumer) for row in found for message in rows.messages(queue, row)
+        ]
 
     async def drop(
         self,
@@ -330,38 +343,41 @@ class PostgresStore(Claims, Stages):
     async def edit(self, queue: str, fence: Fence, edit: Edit, *, now: int, keep: History) -> Outcome:
         id, receipt = fence
         if not rows.is_id(id):
-            await self._one("find", {"queue": queue, "id": FIRST_ID}, queue)
+            await self.find(queue, FIRST_ID)
             return "missing"
 
         async def change(connection: Connection) -> tuple[Outcome, list[Row]]:
             async with connection.transaction():
-                found = await execute(connection, *self._step("lock_message", {"queue": queue, "id": id}))
+                asked = {"queue": queue, "id": id, "floor": parcels.floor(id)}
+                found = await execute(connection, *self._step("lock_message", asked))
                 if not found:
                     raise no_queue(queue)
-                shelf, *row = found[0]
-                old = None if row[0] is None else rows.stored(queue, row)
+                shelf, count, *row = found[0]
+                old = None if row[0] is None else rows.stored(queue, row)[0]
                 outcome = fence_outcome(old, receipt, now)
                 if outcome != "done" or old is None:
                     return outcome, []
-                new = edit.apply(old.message)
-                params = {
-                    "shelf": shelf,
-                    "queue": queue,
-                    "id": id,
-                    "now": now,
-                    "full": keep == "full",
-                    "due_at": new.due_at,
-                    "rank": -new.priority,
-                    "size": new.size,
-                    "old_size": old.message.size,
-                    "about": rows.about(new),
-                    "body": new.body,
-                    "content_type": new.content_type,
-                    "reset": edit.visible_at is not None,
-                }
-                return outcome, await execute(connection, *self._step("edit", params, keep))
+                if count == 1:
+                    new = edit.apply(old.message)
+                    params = {
+                        "shelf": shelf,
+                        "queue": queue,
+                        "id": id,
+                        "now": now,
+                        "full": keep == "full",
+                        "due_at": new.due_at,
+                        "rank": -new.priority,
+                        "size": new.size,
+                        "old_size": old.message.size,
+                        "about": rows.about(new),
+                        "body": new.body,
+                        "content_type": new.content_type,
+                        "reset": edit.visible_at is not None,
+                    }
+                    return outcome, await execute(connection, *self._step("edit", params, keep))
+            raise Cut([old.message.id])
 
-        outcome, found = await self._connections.call(change)
+        outcome, found = await self._splitting(queue, change)
         if found and edit.visible_at is not None:
             self._arrived(queue, found[0])
         return outcome
@@ -394,6 +410,7 @@ class PostgresStore(Claims, Stages):
                     asked = {
                         "to": to,
                         "receipts": [escape(fences[place][1]) for place in places],
+                        "floors": parcels.floors([message.id for message in messages]),
                     }
                     groups = sorted({message.group for message in messages if message.group is not None})
                     steps = []
@@ -404,14 +421,16 @@ class PostgresStore(Claims, Stages):
                     found = await pipeline(connection, steps)
                     if not found:
                         raise no_queue(queue)
-                    moved, recipients, heads, target = found[0]
+                    moved, recipients, heads, target, cut = found[0]
                     if target is None:
                         raise no_queue(to)
+                    if cut:
+                        raise Cut(cut)
                     done.update(places[place - 1] for place in moved or ())
                     arrived.extend(((to, recipients or []), (queue, heads or [])))
 
         if rounds:
-            await self._connections.call(change)
+            await self._splitting(queue, change)
         for name, recipients in arrived:
             self._arrived(name, recipients)
         return await self._outcomes(queue, fences, done)
@@ -425,8 +444,10 @@ class PostgresStore(Claims, Stages):
         return int(found[0][0])
 
     async def find(self, queue: str, id: str) -> Stored | None:
-        row = await self._one("find", {"queue": queue, "id": id if rows.is_id(id) else FIRST_ID}, queue)
-        return None if row[0] is None else rows.stored(queue, row)
+        if not rows.is_id(id):
+            id = FIRST_ID
+        row = await self._one("find", {"queue": queue, "id": id, "floor": parcels.floor(id)}, queue)
+        return None if row[0] is None else rows.stored(queue, row)[0]
 
     async def scan(
         self, queue: str, *, status: Status | None, after: str | None, limit: int, max_bytes: int, now: int
@@ -437,6 +458,7 @@ class PostgresStore(Claims, Stages):
             "queue": queue,
             "after_moment": moment,
             "after_id": id,
+            "floor": parcels.floor(id),
             "limit": limit,
             "max_bytes": max_bytes,
             "now": now,
@@ -446,7 +468,7 @@ class PostgresStore(Claims, Stages):
         found = await self._all("scan_later" if later else "scan", params)
         if not found:
             raise no_queue(queue)
-        page = [rows.stored(queue, row) for row in found if row[6] is not None]
+        page = [stored for row in found if row[6] is not None for stored in rows.stored(queue, row)]
         if len(page) == len(found) or not page:
             return Page(page, None)
         last = page[-1]
@@ -454,7 +476,7 @@ class PostgresStore(Claims, Stages):
 
     async def held(self, token: str) -> list[Stored]:
         found = await self._all("held", {"token": escape(token)})
-        return [rows.stored(row[10], row) for row in found]
+        return [stored for row in found for stored in rows.stored(row[11], row)]
 
     async def counts(self, queue: str, *, now: int) -> Counts:
         ready, delayed, leased, size, oldest = await self._one("counts", {"queue": queue, "now": now}, queue)
@@ -536,7 +558,8 @@ class PostgresStore(Claims, Stages):
                     "dump_messages", {"queue": queue, "after": after, "blocked": blocked, "limit": DUMPED}
                 ):
                     for row in found:
-                        yield copying.saved(queue, row)
+                        for item in copying.saved(queue, row):
+                            yield item
                     after = found[-1][0]
             for row in await self._all("dump_dedup", {"queue": queue}):
                 yield copying.dedup(queue, row)
@@ -574,15 +597,18 @@ class PostgresStore(Claims, Stages):
         woken: list[str | None] = []
 
         async def change(connection: Connection, places: list[int]) -> None:
-            asked = {
-                "ids": rows.array([fences[place][0] for place in places]),
-                "receipts": [escape(fences[place][1]) for place in places],
-            }
+            asked = parcels.asked([fences[place] for place in places])
             found = await execute(connection, query, params | asked)
             if not found:
                 raise no_queue(queue)
-            _, changed, recipients = found[0]
-            done.update(places[place - 1] for place in changed or ())
+            whole, cut, count, changed, recipients = found[0]
+            if not whole:
+                raise Cut(cut)
+            if count == len(places):
+                done.update(places)
+            elif count:
+                by_id = {fences[place][0]: place for place in places}
+                done.update(by_id[id] for id in rows.unpack_ids(changed))
             woken.extend(recipients or ())
 
         async def change_all(connection: Connection) -> None:
@@ -596,15 +622,28 @@ class PostgresStore(Claims, Stages):
                     await change(connection, places)
 
         if rounds:
-            await self._connections.call(change_all)
+            await self._splitting(queue, change_all)
         return await self._outcomes(queue, fences, done), woken
+
+    async def _splitting(self, queue: str, change: Callable[[Connection], Awaitable[T]]) -> T:
+        """Do a change, after parcels of which it needs only some messages are split."""
+
+        async def work(connection: Connection) -> T:
+            while True:
+                try:
+                    return await change(connection)
+                except Cut as cut:
+                    if cut.ids:
+                        await self._split(connection, queue, cut.ids, 1)
+
+        return await self._connections.call(work)
 
     async def _outcomes(self, queue: str, fences: Sequence[Fence], done: set[int]) -> list[Outcome]:
         """What became of each: those that were not changed are looked up."""
         if len(done) == len(fences):
             return ["done"] * len(fences)
-        ids = {id for place, (id, _) in enumerate(fences) if place not in done and rows.is_id(id)}
-        found = await self._all("present", {"queue": queue, "ids": rows.array(sorted(ids))})
+        ids = sorted({id for place, (id, _) in enumerate(fences) if place not in done and rows.is_id(id)})
+        found = await self._all("present", {"queue": queue, "ids": rows.array(ids), "floors": parcels.floors(ids)})
         present: dict[str, bool] = {row[0]: row[1] for row in found}
         outcomes: list[Outcome] = []
         for place, (id, receipt) in enumerate(fences):
