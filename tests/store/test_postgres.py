@@ -14,7 +14,8 @@ from miniq.errors import InvalidRequest, MissingExtra, StoreFormat, StoreUnavail
 from miniq.message import Published, QueueSettings, StageName
 from miniq.options import Options
 from miniq.store import open_store, shown
-from miniq.store.postgres import schema
+from miniq.store.postgres import PostgresStore, schema
+from miniq.store.postgres.access import execute
 from miniq.store.postgres.address import parse
 from tests import postgresql
 from tests.clock import FrozenClock
@@ -352,3 +353,13 @@ async def test_the_rows_of_a_deleted_queue_go_in_the_background(url: str, clock:
         for table in ("messages", "remains", "readers", "claims", "claimed", "stages", "stage_parts", "staged"):
             left = int(table == "messages")
             assert postgresql.server().execute(f"SELECT count(*) FROM {name}.{table}") == [(left,)]  # noqa: S608
+
+
+async def test_statements_are_prepared(url: str) -> None:
+    kept = PostgresStore(url, connections=1)
+    async with Broker(kept, Options(upkeep_interval=0)) as broker:
+        await send(broker, "q", *range(5))
+        await broker.ack("q", leases(await broker.receive("q", max=5)))
+        query = b"SELECT statement FROM pg_prepared_statements"
+        found = await kept._connections.call(lambda connection: execute(connection, query, {}))
+    assert sum(b"messages" in statement[0].encode() for statement in found) >= 3

@@ -49,9 +49,7 @@ class Access:
         )
 
     async def _connect(self) -> Connection:
-        return await AsyncConnection.connect(
-            self._address.conninfo, autocommit=True, prepare_threshold=None, context=_Context(self._adapters)
-        )
+        return await AsyncConnection.connect(self._address.conninfo, autocommit=True, context=_Context(self._adapters))
 
     def _step(self, name: str, params: dict[str, Any], keep: History = "off") -> Step:
         return self._queries[name].pick(*tags(keep)), params
