@@ -170,6 +170,12 @@ def test_a_query_goes_by_the_index_that_was_made_for_it(connection: psycopg.Conn
     assert used == INDEXES[name]
 
 
+def test_counting_reads_no_message(connection: psycopg.Connection[Any]) -> None:
+    plan = explain(connection, QUERIES["counts-0"])
+    read = [node["Node Type"] for node in plan if node.get("Index Name") == "messages_later"]
+    assert read == ["Index Only Scan"]
+
+
 def test_a_plan_without_an_index_would_be_noticed(connection: psycopg.Connection[Any]) -> None:
     plan = explain(connection, b"SELECT id FROM messages WHERE body = 'x'")
     assert [node["Relation Name"] for node in plan if node["Node Type"] == "Seq Scan"] == ["messages"]

@@ -4,8 +4,9 @@
 -- says so; then `split` makes rows of it, and the query comes again.
 --
 -- What stands between `--{history` and `--}` is only in the variant that writes history: where it is off, it costs
--- nothing. The same goes for `call`, where a send has a name. Each query finds the queue by name and gives a row whenever the queue exists, so that none means
--- "no such queue". Every access to messages goes through an index; a test looks at each plan.
+-- nothing. The same goes for `call`, where a send has a name. Each query finds the queue by name and gives a row
+-- whenever the queue exists, so that none means "no such queue". Every access to messages goes through an index; a
+-- test looks at each plan.
 --
 -- A plan may be made while the tables are empty, and is kept. Where rows are looked up by a list, the list therefore has
 -- the queue, too: else it may seem as good to walk through the whole queue.

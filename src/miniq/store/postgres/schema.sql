@@ -69,8 +69,9 @@ CREATE INDEX messages_line ON messages (queue, rank, id, visible_at)
     WHERE recipient IS NULL AND NOT blocked AND NOT leased;
 CREATE INDEX messages_own ON messages (queue, recipient, rank, id, visible_at)
     WHERE recipient IS NOT NULL AND NOT blocked AND NOT leased;
--- What is or was leased or delayed. A message that was ready when it came is not in it.
-CREATE INDEX messages_later ON messages (queue, leased, visible_at, id)
+-- What is or was leased or delayed, and how much, so that it can be counted. A message that was ready when it came is not
+-- in it.
+CREATE INDEX messages_later ON messages (queue, leased, visible_at, id) INCLUDE (count)
     WHERE receipt IS NOT NULL OR visible_at > sent_at;
 CREATE INDEX messages_group ON messages (queue, grp, blocked, id) WHERE grp IS NOT NULL;
 

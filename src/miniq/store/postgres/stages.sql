@@ -103,15 +103,16 @@ FROM held;
 -- end
 
 -- name: publish_part
--- After all that is above, in the same transaction. The id of a message is the first one plus its place. A stretch of plain
--- messages is one parcel.
+-- After all that is above, in the same transaction. The id of a message is the first one plus its place. A stretch of
+-- plain messages is one parcel.
 WITH fresh AS MATERIALIZED (
-    SELECT s.*, s.sizes IS NULL AND s.messages >= %(least)s AND s.bytes <= %(largest)s AS plain, row_number() OVER (PARTITION BY s.grp ORDER BY s.nth) AS in_group
+    SELECT s.*, s.sizes IS NULL AND s.messages >= %(least)s AND s.bytes <= %(largest)s AS plain,
+        row_number() OVER (PARTITION BY s.grp ORDER BY s.nth) AS in_group
     FROM (SELECT * FROM staged WHERE stage = %(stage)s AND part = %(part)s) s
 --include: is_fresh
 ), made AS (
-    SELECT (%(head)s || to_hex(%(first)s::bigint + f.nth * 128 + e.place - 1))::uuid AS id, f.nth, e.place, f.plain, f.delay,
-        f.rank, f.recipient, f.grp, f.in_group, e.body, coalesce(e.size, octet_length(e.body)) AS size,
+    SELECT (%(head)s || to_hex(%(first)s::bigint + f.nth * 128 + e.place - 1))::uuid AS id, f.nth, e.place, f.plain,
+        f.delay, f.rank, f.recipient, f.grp, f.in_group, e.body, coalesce(e.size, octet_length(e.body)) AS size,
         CASE
             WHEN e.ttl IS NULL THEN e.about
             ELSE replace(e.about, '"expires_at":0', '"expires_at":' || (%(now)s::bigint + e.ttl))
@@ -129,9 +130,10 @@ WITH fresh AS MATERIALIZED (
     FROM made m WHERE NOT m.plain
 ), packed AS (
     INSERT INTO messages (id, sent_at, due_at, visible_at, queue, size, rank, about, body, count, last, sizes)
-    SELECT (array_agg(id))[1], %(now)s, %(now)s + delay, %(now)s + delay, %(shelf)s, sum(size), rank, about,
-        string_agg(body, ''), count(*), (array_agg(id))[count(*)], array_agg(size)
-    FROM (SELECT * FROM made WHERE plain ORDER BY nth, place) m GROUP BY nth, delay, rank, about
+    SELECT (array_agg(id ORDER BY place))[1], %(now)s, %(now)s + delay, %(now)s + delay, %(shelf)s, sum(size), rank, about,
+        string_agg(body, '' ORDER BY place), count(*), (array_agg(id ORDER BY place))[count(*)],
+        array_agg(size ORDER BY place)
+    FROM made WHERE plain GROUP BY nth, delay, rank, about
 ), named AS (
     UPDATE dedup d SET ids = (%(head)s || to_hex(%(first)s::bigint + f.nth * 128))::uuid::text
     FROM fresh f WHERE f.dedup_id IS NOT NULL AND d.queue = %(shelf)s AND NOT d.call AND d.name = f.dedup_id

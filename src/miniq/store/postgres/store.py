@@ -1,9 +1,9 @@
 """The store contract on PostgreSQL: one statement per call, or a few in one transaction that go out together.
 
 Nothing that is cached here is ever the truth, so several brokers may share a database. `queries.sql` has the
-statements, `schema.sql` the tables, `access.py` brings them together; `claims.py` keeps claims and `stages.py` stages,
-`connections.py` lends the connections, `listener.py` carries wake-ups between brokers, `rows.py` turns rows into
-records and `faults.py` the driver's errors into ours.
+statements, `schema.sql` the tables, `access.py` brings them together; `parcels.py` says which messages share a row,
+`claims.py` keeps claims and `stages.py` stages, `connections.py` lends the connections, `listener.py` carries wake-ups
+between brokers, `rows.py` turns rows into records and `faults.py` the driver's errors into ours.
 """
 
 from __future__ import annotations

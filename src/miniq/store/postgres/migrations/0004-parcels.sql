@@ -6,6 +6,10 @@ ALTER TABLE messages
     ADD COLUMN sizes integer[];                         -- of a parcel: the bytes of each, in order
 ALTER TABLE messages ALTER COLUMN sizes SET STORAGE PLAIN;
 
+DROP INDEX messages_later;
+CREATE INDEX messages_later ON messages (queue, leased, visible_at, id) INCLUDE (count)
+    WHERE receipt IS NOT NULL OR visible_at > sent_at;
+
 ALTER TABLE claimed
     ADD COLUMN count integer NOT NULL DEFAULT 1,
     ADD COLUMN sizes integer[];
