@@ -29,7 +29,9 @@ class SystemClock:
     runs neither ends leases early nor keeps them."""
 
     def __init__(self) -> None:
-        self._offset = time.time_ns() - time.monotonic_ns()
+        # A busy machine may do something else between two readings, and the clock would be wrong by that for good:
+        # leases from before a restart would end early. So the two that were closest of some count.
+        self._offset = min(_compare() for _ in range(20))[1]
 
     def now(self) -> int:
         return (self._offset + time.monotonic_ns()) // 1000
@@ -37,3 +39,11 @@ class SystemClock:
     def call_at(self, moment: int, callback: Callable[[], None]) -> Timer:
         delay = max(0, moment - self.now()) / SECOND
         return asyncio.get_running_loop().call_later(delay, callback)
+
+
+def _compare() -> tuple[int, int]:
+    """How long the readings took, and how far the wall clock is ahead of the monotonic one."""
+    before = time.monotonic_ns()
+    wall = time.time_ns()
+    after = time.monotonic_ns()
+    return after - before, wall - (before + after) // 2
