@@ -187,7 +187,7 @@ def _write_marker(folder: str, engine: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(path + NEW, path)
-    _sync_folder(folder)
+    sync_folder(folder)
 
 
 def _make_folder(path: str) -> None:
@@ -195,7 +195,7 @@ def _make_folder(path: str) -> None:
     if not os.path.isdir(path):
         _make_folder(os.path.dirname(path))
         os.makedirs(path, exist_ok=True)
-        _sync_folder(os.path.dirname(path))
+        sync_folder(os.path.dirname(path))
 
 
 def _sync_tree(folder: str) -> None:
@@ -203,10 +203,11 @@ def _sync_tree(folder: str) -> None:
         for name in names:
             with open(os.path.join(at, name), "rb") as file:
                 os.fsync(file.fileno())
-        _sync_folder(at)
+        sync_folder(at)
 
 
-def _sync_folder(path: str) -> None:
+def sync_folder(path: str) -> None:
+    """Bring to disk which files are in a folder, and under which names."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

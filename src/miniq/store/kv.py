@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from miniq.errors import MissingExtra, StoreCorrupt, StoreError, StoreFailed, StoreLocked
 from miniq.store import wal
+from miniq.store.folder import sync_folder
 
 MIB = 1024 * 1024
 Op = tuple[bytes, bytes | None]
@@ -153,6 +154,9 @@ class LevelKV:
         self._path = path
         with self._translated(opening=True):
             self._db: Any = self._open(path)
+            # LevelDB renames files and does not sync the folder: a power loss soon after would leave it without a
+            # manifest, and with nothing that could be opened.
+            sync_folder(path)
 
     def _open(self, path: str) -> Any:
         return self._plyvel.DB(
