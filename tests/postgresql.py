@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import psycopg
 import pytest
 
@@ -68,18 +69,28 @@ class Server:
 
     def kill(self) -> None:
         """End it as a power switch would: the server and all its processes, at once."""
-        self.signal(signal.SIGKILL)
+        self.pause()
+        processes = self._processes()
+        for process in processes:
+            process.kill()
         self.process.wait(30)
-
-    def signal(self, number: int) -> None:
-        """Send a signal to all its processes, which share a group."""
-        os.killpg(self.process.pid, number)
+        while any(map(_lives, processes)):  # the next server is refused until then
+            time.sleep(0.005)
 
     def pause(self) -> None:
-        self.signal(signal.SIGSTOP)
+        os.kill(self.process.pid, signal.SIGSTOP)  # it makes no more processes now
+        for process in self._processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.suspend()
 
     def go_on(self) -> None:
-        self.signal(signal.SIGCONT)
+        for process in self._processes():
+            process.resume()
+
+    def _processes(self) -> list[psutil.Process]:
+        """All there are. Each leads a group of its own, so a signal to the group of the first would not reach them."""
+        first = psutil.Process(self.process.pid)
+        return [first, *first.children(recursive=True)]
 
     def stop(self) -> None:
         """End it in an orderly way, whoever is connected."""
@@ -102,6 +113,13 @@ class Server:
         if folder is None or folder not in self._lent:
             self._lent[folder] = f"{self.uri}?schema=t{next(_serial)}"
         return self._lent[folder]
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 @contextlib.contextmanager
