@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import miniq
-from tests.conftest import store_url
+from tests.conftest import ENGINES, store_url
 
 
 def run(*args: str) -> subprocess.CompletedProcess[str]:
@@ -33,7 +33,7 @@ def source(tmp_path: Path) -> str:
     return url
 
 
-@pytest.mark.parametrize("kind", ["leveldb", "postgresql", "mongodb"])
+@pytest.mark.parametrize("kind", [*ENGINES[1:], "postgresql", "mongodb"])
 def test_everything_goes_from_one_store_to_another(source: str, kind: str, tmp_path: Path) -> None:
     target = store_url(kind, tmp_path / "target")
     done = run("migrate", source, target, "--json")

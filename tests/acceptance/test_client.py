@@ -14,8 +14,9 @@ import pytest
 
 import miniq
 from tests.acceptance.faces import Opener
+from tests.conftest import ENGINES
 
-LASTING = pytest.mark.parametrize("url", ["rocksdb", "leveldb", "postgresql", "http", "zmq"], indirect=True)
+LASTING = pytest.mark.parametrize("url", [*ENGINES, "postgresql", "http", "zmq"], indirect=True)
 """All but the memory store, which ends with its client."""
 
 

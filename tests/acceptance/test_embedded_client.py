@@ -14,7 +14,7 @@ import pytest
 import miniq
 from tests.acceptance.faces import Opener
 from tests.acceptance.shell import complaints
-from tests.conftest import store_url
+from tests.conftest import ENGINES, store_url
 
 
 def run(script: str, *args: str) -> subprocess.CompletedProcess[str]:
@@ -79,7 +79,7 @@ def test_options_reach_the_broker(opener: Opener) -> None:
 # Opening and closing
 
 
-@pytest.mark.parametrize("engine", ["rocksdb", "leveldb"])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_a_folder_that_is_open_is_refused_at_once(opener: Opener, tmp_path: Path, engine: str) -> None:
     url = store_url(engine, tmp_path)
     first = opener(url)
@@ -112,7 +112,7 @@ def test_a_client_that_is_let_go_of_frees_its_folder(tmp_path: Path) -> None:
         assert mq.queue("a").receive()[0].body == 1
 
 
-@pytest.mark.parametrize("engine", ["rocksdb", "leveldb"])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_a_forgotten_client_is_closed_when_the_interpreter_ends(tmp_path: Path, engine: str) -> None:
     url = store_url(engine, tmp_path)
     script = """

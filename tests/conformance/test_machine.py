@@ -35,7 +35,7 @@ from miniq.store.memory import MemoryStore
 from miniq.store.transfer import copy
 from tests import mongod
 from tests.clock import START
-from tests.conftest import store_url
+from tests.conftest import ENGINES, store_url
 
 STEPS = int(os.environ.get("MINIQ_STEPS", "2000"))
 STEPS_PER_EXAMPLE = 50
@@ -561,7 +561,7 @@ def test_a_store_in_a_database_answers_as_the_oracle_does(kind: str, monkeypatch
     run_machine(kind, STEPS // 2)
 
 
-@pytest.mark.parametrize("kind", ["rocksdb", "leveldb"])
+@pytest.mark.parametrize("kind", ENGINES)
 @pytest.mark.parametrize("size", ["small", "real"])
 def test_a_store_answers_as_the_oracle_does(kind: str, size: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a window of a few messages every path between memory and disk is taken; half of the steps each."""

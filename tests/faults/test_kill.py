@@ -21,7 +21,7 @@ from miniq.broker.clock import SystemClock
 from miniq.message import SECOND, Lease, Stored
 from miniq.options import Options
 from miniq.store import open_store
-from tests.conftest import store_url
+from tests.conftest import ENGINES, store_url
 from tests.faults.load import PUBLISHED, QUEUE, STREAM
 from tests.serving import serving
 
@@ -300,7 +300,7 @@ async def drain_some(broker: Broker, facts: Facts, there: dict[str, Stored]) -> 
         left -= len(got)
 
 
-@pytest.mark.parametrize("engine", ["rocksdb", "leveldb"])
+@pytest.mark.parametrize("engine", ENGINES)
 async def test_nothing_confirmed_is_undone_by_kill_9(engine: str, tmp_path: Path) -> None:
     url = store_url(engine, tmp_path)
     rounds = int(os.environ.get("MINIQ_KILL_ROUNDS", ROUNDS[engine]))

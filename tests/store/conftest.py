@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.conftest import store_url
+from tests.conftest import ENGINES, store_url
 
 if TYPE_CHECKING:
     from pymongo.asynchronous.database import AsyncDatabase
 
 
-@pytest.fixture(params=["rocksdb", "leveldb"])
+@pytest.fixture(params=ENGINES)
 def engine(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     store_url(request.param, tmp_path)  # skips where the driver is absent
     return str(request.param)
