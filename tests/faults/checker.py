@@ -8,15 +8,16 @@ I5  `receives` rises with every lease of a message;
 I6  what an outside sink holds, and what was acked, is every confirmed send exactly once; a claim that is read again
     holds the same.
 
-It is fair: what was asked for and not answered may have happened or not, at any time after it was asked. It knows
-nothing of MiniQ but what its clients were told.
+It is fair: what was asked for and not answered may have happened or not, at any time after it was asked. A power cut
+may end a lease, and undo that it was counted, unless a send was asked for and confirmed after it. It knows nothing of
+MiniQ but what its clients were told.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
@@ -61,6 +62,8 @@ class _Lease(Struct):
     told: int
     ends: int = FOREVER
     """When somebody with its receipt first asked for something that may end it sooner."""
+    counted: bool = True
+    """Whether it is certain that a power cut has left it."""
 
     @property
     def end(self) -> int:
@@ -85,7 +88,8 @@ class _Message(Struct):
 class Checker:
     """Feed it the events of one history in any order of processes; each client's own are in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, power_cuts: Sequence[int] = ()) -> None:
+        self._power_cuts = power_cuts
         self._found: list[Violation] = []
         self._tokens: dict[str, tuple[str | None, int]] = {}
         self._messages: dict[str, _Message] = {}
@@ -111,8 +115,12 @@ class Checker:
                     self._answered(asked, event)
                 elif event.type == "unknown":
                     self._lost(asked)
+                elif event.verb == "ack_claims":
+                    self._blame("I6", f"{event.client} was not allowed to ack the claims that it had read")
         for asked in self._open.values():
             self._lost(asked)
+        for cut in self._power_cuts:
+            self._excuse_leases(cut)
         self._judge()
         messages = self._messages.values()
         return Verdict(
@@ -226,6 +234,16 @@ class Checker:
         elif asked.verb == "receive" and asked.value.get("once"):
             self._unknown_once += asked.value["max"]
 
+    def _excuse_leases(self, cut: int) -> None:
+        """Those that were told before a power cut, and which no confirmed send can have brought to disk by then."""
+        messages = self._messages.values()
+        covered = max((message.sent_asked for message in messages if 0 < message.sent_told <= cut), default=0)
+        for message in messages:
+            for lease in message.leases:
+                if covered <= lease.told <= cut and not lease.once:
+                    lease.ends = min(lease.ends, cut)
+                    lease.counted = False
+
     def _message(self, id: str, token: str, group: str | None) -> _Message:
         message = self._messages.get(id)
         if message is None:
@@ -282,8 +300,12 @@ class Checker:
             if after.begins < before.end:
                 early = (before.end - after.begins) / 1e6
                 self._blame("I2", f"message {id} was handed out {early:.3f} s before its lease was over")
-            if after.receives <= before.receives:
-                self._blame("I5", f"message {id} was handed out as number {before.receives}, then as {after.receives}")
+        receives = 0
+        for lease in leases:
+            if lease.receives <= receives:
+                self._blame("I5", f"message {id} was handed out as number {receives}, then as {lease.receives}")
+            if lease.counted:
+                receives = lease.receives
 
     def _judge_group(self, group: str, members: list[tuple[str, _Message]]) -> None:
         flights = sorted(
@@ -323,6 +345,6 @@ class Checker:
         self._found.append(Violation(invariant, text))
 
 
-def check(events: Iterable[Event]) -> Verdict:
-    """The verdict on a history that ends with a full drain."""
-    return Checker().check(events)
+def check(events: Iterable[Event], power_cuts: Sequence[int] = ()) -> Verdict:
+    """The verdict on a history that ends with a full drain. Moments at which the power was off are given in order."""
+    return Checker(power_cuts).check(events)

@@ -217,7 +217,7 @@ class Crew:
             operation = self.recorder.invoke(client, "ack_claims", {"group": READERS, "upto": after})
             done = await self._ask(operation, self._end_claims(door, after, group.epoch))
             if done is not None:
-                operation.ok()
+                (operation.ok if done else operation.fail)()
                 ended = True
 
     async def _claim(self, door: AsyncTransport, after: int, epoch: int) -> tuple[int | None, list[list[str]]]:
@@ -230,9 +230,15 @@ class Crew:
         return claim.number, [[stored.message.id, json.loads(stored.message.body)] for stored in held]
 
     async def _end_claims(self, door: AsyncTransport, upto: int, epoch: int) -> bool:
-        """Ack what was read; what was not goes back to the others."""
-        await door.perform(calls.AckClaims(self.queue, READERS, upto, epoch))
-        await door.perform(calls.ReleaseClaims(self.queue, READERS, epoch))
+        """Ack what was read; what was not goes back to the others. All of it does, if the broker knows nothing of it
+        any more, so that the drain comes to an end."""
+        try:
+            await door.perform(calls.AckClaims(self.queue, READERS, upto, epoch))
+            await door.perform(calls.ReleaseClaims(self.queue, READERS, epoch))
+        except REFUSED:
+            group = await door.perform(calls.OpenClaims(self.queue, READERS))
+            await door.perform(calls.ReleaseClaims(self.queue, READERS, group.epoch))
+            return False
         return True
 
     async def _ack(self, door: AsyncTransport, client: str, leases: list[Lease]) -> None:

@@ -21,6 +21,7 @@ class Story:
         self.now = 0
         self.ops = 0
         self.events: list[Event] = []
+        self.cuts: list[int] = []
 
     def say(self, type: Type, verb: Verb, value: Any, op: int) -> None:
         self.now += S
@@ -49,8 +50,12 @@ class Story:
     def release(self, token: str, receives: int = 1) -> None:
         self.do("release", [[f"id-{token}", f"r{token}{receives}"]], ["done"])
 
+    def cut_power(self) -> None:
+        self.now += S
+        self.cuts.append(self.now)
+
     def verdict(self) -> Verdict:
-        return check(self.events)
+        return check(self.events, self.cuts)
 
     def broken(self) -> set[str]:
         return {violation.invariant for violation in self.verdict().violations}
@@ -182,6 +187,43 @@ def test_receives_that_fall_are_told(story: Story) -> None:
     assert story.broken() == {"I5"}
 
 
+def test_a_power_cut_may_undo_a_lease_that_nothing_confirmed_came_after(story: Story) -> None:
+    story.send("a")
+    story.receive("a", receives=1)
+    story.release("a", receives=1)
+    story.receive("a", receives=2)
+    story.cut_power()
+    story.receive("a", receives=2)
+    story.ack("a", receives=2)
+    assert story.verdict().good
+
+
+def test_a_power_cut_is_no_excuse_for_a_lease_that_a_confirmed_send_came_after(story: Story) -> None:
+    story.send("a")
+    story.receive("a")
+    story.send("b")
+    story.cut_power()
+    story.receive("a")
+    story.ack("a")
+    story.receive("b")
+    story.ack("b")
+    assert story.broken() == {"I2", "I5"}
+
+
+def test_a_power_cut_is_no_excuse_for_receives_that_were_counted_before(story: Story) -> None:
+    story.send("a")
+    story.receive("a", receives=1)
+    story.release("a", receives=1)
+    story.send("b")
+    story.receive("a", receives=2)
+    story.cut_power()
+    story.receive("a", receives=1)
+    story.ack("a")
+    story.receive("b")
+    story.ack("b")
+    assert story.broken() == {"I5"}
+
+
 def test_two_of_a_group_in_flight_are_told(story: Story) -> None:
     story.send("a", "b", group="g")
     story.receive("a", group="g", seconds=600)
@@ -248,6 +290,15 @@ def test_a_claim_that_changes_is_told(story: Story) -> None:
     story.do("ack_claims", {"group": "spark", "upto": 1})
     story.receive("b")
     story.ack("b")
+    assert story.broken() == {"I6"}
+
+
+def test_a_claim_that_was_read_and_cannot_be_acked_is_told(story: Story) -> None:
+    story.send("a")
+    story.do("claim", {"group": "g", "after": 0}, {"claim": 1, "messages": [["id-a", "a"]]})
+    story.do("ack_claims", {"group": "g", "upto": 1}, end="fail")
+    story.receive("a")
+    story.ack("a")
     assert story.broken() == {"I6"}
 
 
