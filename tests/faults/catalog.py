@@ -1,6 +1,8 @@
 """The faults, one function each: make it happen once under load, and return the verdict of the checker.
 
 `python -m tests.faults` runs each many times and writes the table in docs/reliability.md; `make test` runs each once.
+Some need rights or tools that not every machine has. For each of those, but for the full disk, there is one that needs
+nothing.
 """
 
 from __future__ import annotations
@@ -12,16 +14,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
-import pytest
 from msgspec import Struct
 
 from tests.acceptance.client_wires import Cut, Proxy
-from tests.faults import history
+from tests.conftest import ENGINES
+from tests.faults import disk, engine, history
 from tests.faults.checker import Verdict, check
-from tests.faults.disk import disk
+from tests.faults.history import Event
 from tests.faults.rig import ROOT, Clients, Server, server
 
 SECONDS = 3.0
@@ -36,6 +39,8 @@ class Fault(Struct, frozen=True):
     """Called with the kind of store, a seed and a folder for the round."""
     invariants: str = "I1 I2 I3 I4 I5 I6"
     rounds: int = 20
+    lacks: Callable[[], str] = str
+    """What it needs and this machine does not have, or nothing."""
 
     def round(self, seed: str, folder: Path) -> Verdict:
         """Make it happen once. What is not promised under this fault is not held against it."""
@@ -108,39 +113,61 @@ def pause_server(kind: str, seed: str, folder: Path) -> Verdict:
             clients.kill()
 
 
+def kill_at_write(kind: str, seed: str, folder: Path, program: Sequence[str] = ()) -> Verdict:
+    """kill -9 of an embedded broker before one write of its engine, and of the next one after one, which are others in
+    each round; a third one drains what they left."""
+    number = _number(seed) * 3 + 1
+    events: list[Event] = []
+    for side in ("before", "after"):
+        trouble = ["tests.faults.engine", f"kill-{side}", str(number), *program]
+        events += _embedded(kind, f"{seed}-{side}", folder, [sys.executable, "-m", *trouble], -signal.SIGKILL)
+    return _drained(kind, seed, folder, events)
+
+
+def fail_write(kind: str, seed: str, folder: Path) -> Verdict:
+    """The engine says EIO to one synced write that it did not make, and in the next process to one that it made.
+    Nothing is confirmed after it; the process ends; the next one goes on."""
+    number = _number(seed) * 3 + 4
+    events: list[Event] = []
+    for what in ("write", "sync"):
+        trouble = ["tests.faults.engine", f"fail-{what}", str(number)]
+        events += _embedded(kind, f"{seed}-{what}", folder, [sys.executable, "-m", *trouble], 4)
+    return _drained(kind, seed, folder, events)
+
+
 def kill_at_system_call(kind: str, seed: str, folder: Path) -> Verdict:
     """kill -9 of an embedded broker at one system call that writes or syncs, another one in each round; the next
     process drains what it left."""
-    number = int(seed.rpartition("-")[2]) + 1
     calls = "write,pwrite64,fdatasync,fsync,fallocate,rename,unlink,ftruncate,sync_file_range"
-    text = _traced(kind, seed, folder, f"inject={calls}:signal=SIGKILL:when={number * 3 + 20}", -signal.SIGKILL)
-    return _drained(kind, seed, folder, text)
+    tracing = _strace(folder, f"inject={calls}:signal=SIGKILL:when={_number(seed) * 3 + 23}")
+    return _drained(kind, seed, folder, _embedded(kind, seed, folder, tracing, -signal.SIGKILL))
 
 
 def fail_fsync(kind: str, seed: str, folder: Path) -> Verdict:
     """The disk says EIO to one fsync. Nothing is confirmed after it; the process ends; the next one goes on."""
-    number = int(seed.rpartition("-")[2]) + 1
-    text = _traced(kind, seed, folder, f"inject=fdatasync,fsync:error=EIO:when={number * 3 + 10}", 4)
-    return _drained(kind, seed, folder, text)
+    tracing = _strace(folder, f"inject=fdatasync,fsync:error=EIO:when={_number(seed) * 3 + 13}")
+    return _drained(kind, seed, folder, _embedded(kind, seed, folder, tracing, 4))
 
 
-def _traced(kind: str, seed: str, folder: Path, inject: str, code: int) -> bytes:
-    """The history of an embedded crew under strace, up to its end."""
-    if shutil.which("strace") is None:
-        pytest.skip("kills at a system call need strace")
-    path = folder / f"history-{seed}.jsonl"
+def _number(seed: str) -> int:
+    """Which round it is."""
+    return int(seed.rpartition("-")[2])
+
+
+def _strace(folder: Path, inject: str) -> list[str]:
+    """Python under strace, where only what touches the store counts; the history is written to a file elsewhere."""
     command = ["strace", "-f", "-qq", "-o", os.devnull, "-e", "signal=none", "-e", inject]
-    with open(path, "wb") as file:
-        # Only what touches the store counts; the history is written to a file elsewhere.
-        command += ["-P", str(folder / "data"), *_inside(folder)]
-        process = subprocess.Popen(
-            [*command, sys.executable, "-m", "tests.faults.clients", _url(kind, folder), seed, str(SECONDS)],
-            stdout=file,
-            stderr=subprocess.DEVNULL,
-            cwd=ROOT,
-        )
-        assert process.wait(120) == code, "the fault did not happen"
-    return path.read_bytes()
+    return [*command, "-P", str(folder / "data"), *_inside(folder), sys.executable, "-m"]
+
+
+@cache
+def _lacks_strace() -> str:
+    if shutil.which("strace") is None:
+        return "needs strace"
+    tried = subprocess.run(
+        ["strace", "-qq", "-o", os.devnull, "-e", "inject=fsync:error=EIO", "true"], capture_output=True, check=False
+    )
+    return "" if tried.returncode == 0 else "needs a strace that may trace and inject"
 
 
 def _inside(folder: Path) -> list[str]:
@@ -150,29 +177,67 @@ def _inside(folder: Path) -> list[str]:
     return [word for name in names for word in ("-P", str(data / name))]
 
 
-def _drained(kind: str, seed: str, folder: Path, before: bytes) -> Verdict:
-    """The verdict once a second crew, on what the first one left, has worked a little and drained."""
+def _embedded(kind: str, seed: str, folder: Path, python: Sequence[str], code: int) -> list[Event]:
+    """The history of a crew with a broker inside, up to its end; `python` runs the module whose name follows."""
+    path = folder / f"history-{seed}.jsonl"
+    with open(path, "wb") as file:
+        process = subprocess.Popen(
+            [*python, "tests.faults.clients", _url(kind, folder), seed, str(SECONDS)],
+            stdout=file,
+            stderr=subprocess.DEVNULL,
+            cwd=ROOT,
+        )
+        try:
+            ended = process.wait(120)
+        finally:
+            process.kill()
+    assert ended == code, f"it ended with code {ended} and not with {code}"
+    return list(history.read(path.read_bytes()))
+
+
+def _drained(kind: str, seed: str, folder: Path, before: list[Event]) -> Verdict:
+    """The verdict once one more crew, on what was left, has worked a little and drained."""
     clients = Clients(_url(kind, folder), f"{seed}+", 0.3, folder)
     try:
         after, _ = clients.finish()
-        return check([*history.read(before), *history.read(after)])
+        return check([*before, *history.read(after)])
     finally:
         clients.kill()
 
 
-def cut_power(kind: str, seed: str, folder: Path) -> Verdict:
+def lose_unsynced(kind: str, seed: str, folder: Path, program: Sequence[str] = ("miniq",)) -> Verdict:
+    """Power loss, twice, as the logs see it: the server is killed, and what it had not synced is cut off."""
+    chance = random.Random(seed)
+    notes = folder / "synced"
+    cuts = []
+    with server(_url(kind, folder), ["tests.faults.engine", "note-syncs", str(notes), *program]) as served:
+        clients = Clients(served.url, seed, SECONDS, folder)
+        try:
+            for _ in range(2):
+                time.sleep(chance.uniform(0.5, 1.2))
+                served.stop(signal.SIGKILL)
+                engine.lose_unsynced(folder / "data" / "data", notes, chance)
+                cuts.append(time.time_ns() // 1000)
+                served.start()
+            return clients.verdict(cuts)
+        finally:
+            clients.kill()
+
+
+def cut_power(kind: str, seed: str, folder: Path, program: Sequence[str] = ("miniq",)) -> Verdict:
     """Power loss: the file system is shut down under the server, and what was not fsynced is gone."""
     chance = random.Random(seed)
-    with disk(folder) as drive, server(f"{kind}:{drive.mount}/data") as served:
+    with disk.disk(folder) as drive, server(f"{kind}:{drive.mount}/data", program) as served:
         clients = Clients(served.url, seed, SECONDS, folder)
         try:
             time.sleep(chance.uniform(0.5, 2))
             drive.cut_power()
             served.stop()
+            cut = time.time_ns() // 1000
             drive.pull_out()
             drive.plug_in()
             served.start()
-            return clients.verdict()
+            return clients.verdict([cut])
         finally:
             clients.kill()
             served.stop()
@@ -180,7 +245,7 @@ def cut_power(kind: str, seed: str, folder: Path) -> Verdict:
 
 def fill_disk(kind: str, seed: str, folder: Path) -> Verdict:
     """The disk is full for a while: sends are refused, receive and ack go on, and so does everything afterwards."""
-    with disk(folder, megabytes=200) as drive, server(f"{kind}:{drive.mount}/data") as served:
+    with disk.disk(folder, megabytes=200) as drive, server(f"{kind}:{drive.mount}/data") as served:
         clients = Clients(served.url, seed, SECONDS, folder)
         try:
             time.sleep(0.8)
@@ -215,19 +280,22 @@ def shift_clock(kind: str, seed: str, folder: Path) -> Verdict:
 
 
 def cut_connections(kind: str, seed: str, folder: Path) -> Verdict:
-    """Every connection is cut after some bytes of a request or an answer, another number each time."""
+    """Connections are cut after some bytes of a request or an answer, another number each time, and again and again
+    all of them. Now and then, and towards the end, they are left alone: a slow machine gets something through too."""
     chance = random.Random(seed)
     with server(_url(kind, folder)) as served, Proxy(served.url) as proxy:
         clients = Clients(proxy.url, seed, SECONDS, folder)
         try:
-            ends = time.monotonic() + SECONDS
+            ends = time.monotonic() + SECONDS * 2 / 3
             while time.monotonic() < ends:
                 cut = Cut(request=chance.randrange(600)) if chance.random() < 0.5 else Cut(answer=chance.randrange(600))
                 proxy.cuts = [cut]
-                time.sleep(chance.uniform(0, 0.02))
+                time.sleep(0.1 if chance.random() < 0.1 else chance.uniform(0, 0.02))
                 proxy.drop_all()
             proxy.cuts = []
-            return clients.verdict()
+            verdict = clients.verdict()
+            assert verdict.unknown, "no call was cut"
+            return verdict
         finally:
             clients.kill()
 
@@ -278,19 +346,25 @@ def two_on_one_folder(kind: str, seed: str, folder: Path) -> Verdict:
 
 
 FAULTS = [
-    *(Fault("kill -9 of the server", kind, kill_server) for kind in ("rocksdb", "leveldb")),
+    *(Fault("kill -9 of the server", kind, kill_server) for kind in ENGINES),
     Fault("kill -9 of the server, clients by ZeroMQ", "rocksdb", kill_server_zeromq),
-    *(Fault("SIGTERM of the server", kind, stop_server) for kind in ("rocksdb", "leveldb")),
+    *(Fault("SIGTERM of the server", kind, stop_server) for kind in ENGINES),
     Fault("server paused: late acks", "rocksdb", pause_server),
     *(
-        Fault("kill -9 at the n-th write or fsync", kind, kill_at_system_call, rounds=60)
-        for kind in ("rocksdb", "leveldb")
+        Fault("kill -9 before and after the n-th write of the engine", kind, kill_at_write, rounds=60)
+        for kind in ENGINES
     ),
-    *(Fault("fsync answers EIO", kind, fail_fsync) for kind in ("rocksdb", "leveldb")),
-    *(Fault("power loss", kind, cut_power) for kind in ("rocksdb", "leveldb")),
-    Fault("disk full, then freed", "rocksdb", fill_disk),
+    *(
+        Fault("kill -9 at the n-th write or fsync", kind, kill_at_system_call, rounds=60, lacks=_lacks_strace)
+        for kind in ENGINES
+    ),
+    *(Fault("a synced write of the engine answers EIO", kind, fail_write) for kind in ENGINES),
+    *(Fault("fsync answers EIO", kind, fail_fsync, lacks=_lacks_strace) for kind in ENGINES),
+    *(Fault("power loss: what the logs had not synced", kind, lose_unsynced) for kind in ENGINES),
+    *(Fault("power loss: a whole disk", kind, cut_power, lacks=disk.lacks) for kind in ENGINES),
+    Fault("disk full, then freed", "rocksdb", fill_disk, lacks=disk.lacks),
     Fault("wall clock an hour ahead and back", "rocksdb", shift_clock, invariants="I1 I3 I6"),
     Fault("connections cut at any byte", "rocksdb", cut_connections),
-    *(Fault("a flipped bit on disk", kind, flip_bits) for kind in ("rocksdb", "leveldb")),
+    *(Fault("a flipped bit on disk", kind, flip_bits) for kind in ENGINES),
     Fault("two servers on one folder", "rocksdb", two_on_one_folder),
 ]

@@ -11,10 +11,10 @@ import os
 import shutil
 import struct
 import subprocess
+import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 _SHUTDOWN = 0x8004587D
 _NO_FLUSH = 2
@@ -44,19 +44,30 @@ class Disk:
         _run("umount", str(self.mount))
 
 
-@contextlib.contextmanager
-def disk(folder: Path, megabytes: int = 256) -> Iterator[Disk]:
-    """A disk that is plugged in; skipped where this is not allowed."""
+@cache
+def lacks() -> str:
+    """What such a disk needs and this machine does not have, or nothing. Whether root may mount is seen by trying."""
     if os.geteuid() != 0:
-        pytest.skip("a disk whose power can be cut needs root")
+        return "needs root"
     for tool in ("mkfs.ext4", "mount", "umount"):
         if shutil.which(tool) is None:
-            pytest.skip(f"a disk whose power can be cut needs {tool}")
+            return f"needs {tool}"
+    with tempfile.TemporaryDirectory(prefix="miniq-disk-") as folder:
+        try:
+            with disk(Path(folder), megabytes=16) as drive:
+                drive.cut_power()
+        except subprocess.CalledProcessError as error:
+            return f"needs loop devices: {error.stderr.decode().strip()}"
+        except OSError as error:
+            return f"needs a file system that can be shut down: {error}"
+    return ""
+
+
+@contextlib.contextmanager
+def disk(folder: Path, megabytes: int = 256) -> Iterator[Disk]:
+    """A disk that is plugged in."""
     made = Disk(folder, megabytes)
-    try:
-        made.plug_in()
-    except subprocess.CalledProcessError as error:
-        pytest.skip(f"loop devices cannot be mounted here: {error.stderr.decode().strip()}")
+    made.plug_in()
     try:
         yield made
     finally:

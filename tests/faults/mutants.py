@@ -1,32 +1,44 @@
-"""MiniQ with one promise broken on purpose: `python -m tests.faults.mutants NAME serve …`.
+"""MiniQ with one promise broken on purpose: `python -m tests.faults.mutants NAME MODULE …`.
 
 A suite that does not notice these would not notice the real thing.
 """
 
 from __future__ import annotations
 
+import asyncio
+import runpy
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from miniq.broker import Broker
 from miniq.broker.claims import Claims
-from miniq.cli import main
 from miniq.message import Claim, Outcome
 from miniq.store import embedded
 from miniq.store.blocks import Shelf
-from miniq.store.kv import Op, RocksKV
+from miniq.store.commit import GroupCommit
+from miniq.store.kv import LevelKV, RocksKV
 from miniq.store.ledger import Ledger
 
 
 def no_fsync() -> None:
     """A confirmation does not wait for the disk."""
-    write = RocksKV.write
+    rocks, level = RocksKV.write, LevelKV.write
+    RocksKV.write = lambda self, ops, sync: rocks(self, ops, False)  # type: ignore[method-assign]
+    LevelKV.write = lambda self, ops, sync: level(self, ops, False)  # type: ignore[method-assign]
 
-    def lazily(self: RocksKV, ops: Sequence[Op], sync: bool) -> None:
-        write(self, ops, False)
 
-    RocksKV.write = lazily  # type: ignore[method-assign]
+def hasty() -> None:
+    """A confirmation does not wait for the write."""
+    commit = GroupCommit.commit
+    writing = set()
+
+    async def at_once(self: GroupCommit, sync: bool) -> None:
+        task = asyncio.create_task(commit(self, sync))
+        writing.add(task)
+        task.add_done_callback(writing.discard)
+
+    GroupCommit.commit = at_once  # type: ignore[method-assign]
 
 
 def any_receipt() -> None:
@@ -82,6 +94,7 @@ def thawed_claims() -> None:
 
 MUTANTS: dict[str, Callable[[], None]] = {
     "no-fsync": no_fsync,
+    "hasty": hasty,
     "any-receipt": any_receipt,
     "no-expiry": no_expiry,
     "early-expiry": early_expiry,
@@ -91,4 +104,4 @@ MUTANTS: dict[str, Callable[[], None]] = {
 
 if __name__ == "__main__":
     MUTANTS[sys.argv.pop(1)]()
-    main()
+    runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)

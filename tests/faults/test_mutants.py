@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import ENGINES
+from tests.faults import catalog, disk
 from tests.faults.checker import Verdict
-from tests.faults.disk import disk
 from tests.faults.rig import Clients, server
 
 SECONDS = 4.0
+PowerLoss = Callable[[str, str, Path, Sequence[str]], Verdict]
+POWER_LOSSES: list[PowerLoss] = [catalog.lose_unsynced] if disk.lacks() else [catalog.lose_unsynced, catalog.cut_power]
 
 
 def program(mutant: str | None) -> list[str]:
-    return ["miniq"] if mutant is None else ["tests.faults.mutants", mutant]
+    return ["miniq"] if mutant is None else ["tests.faults.mutants", mutant, "miniq"]
 
 
 def kills(store: str, folder: Path, mutant: str | None, rounds: int = 1) -> list[Verdict]:
@@ -34,23 +38,6 @@ def kills(store: str, folder: Path, mutant: str | None, rounds: int = 1) -> list
             finally:
                 clients.kill()
     return verdicts
-
-
-def power_cut(folder: Path, mutant: str | None) -> Verdict:
-    """Load on a disk whose power is cut under it."""
-    with disk(folder) as drive, server(f"rocksdb:{drive.mount}/data", program(mutant)) as served:
-        clients = Clients(served.url, f"power{mutant}", SECONDS, folder)
-        try:
-            time.sleep(2)
-            drive.cut_power()
-            served.stop()
-            drive.pull_out()
-            drive.plug_in()
-            served.start()
-            return clients.verdict()
-        finally:
-            clients.kill()
-            served.stop()
 
 
 def broken(verdicts: list[Verdict]) -> set[str]:
@@ -75,8 +62,22 @@ def test_a_broken_promise_is_caught(mutant: str, invariants: set[str], tmp_path:
     pytest.fail(f"{mutant} was not noticed")
 
 
-def test_a_dropped_fsync_is_caught(tmp_path: Path) -> None:
-    assert "I1" in broken([power_cut(tmp_path, "no-fsync")])
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("lose_power", POWER_LOSSES)
+def test_a_dropped_fsync_is_caught(engine: str, lose_power: PowerLoss, tmp_path: Path) -> None:
+    assert "I1" in broken([lose_power(engine, "no-fsync", tmp_path, program("no-fsync"))])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_confirmation_before_the_write_is_caught(engine: str, tmp_path: Path) -> None:
+    verdicts = []
+    for number in range(5):
+        verdicts.append(
+            catalog.kill_at_write(engine, f"hasty-{number + 5}", tmp_path, ["tests.faults.mutants", "hasty"])
+        )
+        if "I1" in broken(verdicts):
+            return
+    pytest.fail("it was not noticed")
 
 
 def test_with_its_promises_kept_nothing_is_found(tmp_path: Path) -> None:
@@ -84,9 +85,3 @@ def test_with_its_promises_kept_nothing_is_found(tmp_path: Path) -> None:
     assert verdict.good, [str(violation) for violation in verdict.violations]
     assert verdict.sent > 100
     assert verdict.acked > 100
-
-
-def test_power_loss_costs_nothing_that_was_confirmed(tmp_path: Path) -> None:
-    verdict = power_cut(tmp_path, None)
-    assert verdict.good, [str(violation) for violation in verdict.violations]
-    assert verdict.sent > 100
