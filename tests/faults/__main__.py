@@ -1,4 +1,5 @@
-"""`python -m tests.faults [--rounds N] [--only TEXT]`: every fault many times, and the table in docs/reliability.md."""
+"""`python -m tests.faults [--rounds N] [--only TEXT] [--jobs N]`: every fault many times, and the table in
+docs/reliability.md."""
 
 from __future__ import annotations
 
@@ -9,11 +10,16 @@ import platform
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from msgspec import Struct
 
-from tests.faults.catalog import FAULTS, Fault
+from tests.faults import catalog, databases
+from tests.faults.catalog import Fault
+from tests.faults.checker import Verdict
+
+FAULTS = [*catalog.FAULTS, *databases.FAULTS]
 
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 BEGIN, END = "<!-- table: made by `make faults` -->", "<!-- end of table -->"
@@ -31,24 +37,35 @@ class Tally(Struct):
     wrong: list[str] = []
 
 
-def run(fault: Fault, rounds: int) -> Tally:
+def run(fault: Fault, rounds: int, jobs: int) -> Tally:
     tally = Tally(fault, wrong=[])
-    for number in range(0 if fault.lacks() else rounds):
-        progress(f"{fault.name} on {fault.store}: round {number + 1} of {rounds}, {len(tally.wrong)} broken promises")
-        seed = f"{int(time.time())}-{number}"
-        with tempfile.TemporaryDirectory(prefix="miniq-faults-", ignore_cleanup_errors=True) as folder:
-            try:
-                verdict = fault.round(seed, Path(folder))
-            except AssertionError as error:
-                tally.wrong.append(f"seed {seed}: {error}")
+    if fault.lacks():
+        return tally
+    with ThreadPoolExecutor(jobs) as pool:
+        for number, (seed, verdict) in enumerate(pool.map(lambda number: once(fault, number), range(rounds))):
+            progress(
+                f"{fault.name} on {fault.store}: {number + 1} of {rounds} rounds, {len(tally.wrong)} promises broken"
+            )
+            if isinstance(verdict, AssertionError):
+                tally.wrong.append(f"seed {seed}: {verdict}")
                 continue
-        tally.rounds += 1
-        tally.sent += verdict.sent
-        tally.leases += verdict.leases
-        tally.acked += verdict.acked
-        tally.unknown += verdict.unknown
-        tally.wrong += [f"seed {seed}: {violation}" for violation in verdict.violations]
+            tally.rounds += 1
+            tally.sent += verdict.sent
+            tally.leases += verdict.leases
+            tally.acked += verdict.acked
+            tally.unknown += verdict.unknown
+            tally.wrong += [f"seed {seed}: {violation}" for violation in verdict.violations]
     return tally
+
+
+def once(fault: Fault, number: int) -> tuple[str, Verdict | AssertionError]:
+    """One round, with its seed."""
+    seed = f"{int(time.time())}-{number}"
+    with tempfile.TemporaryDirectory(prefix="miniq-faults-", ignore_cleanup_errors=True) as folder:
+        try:
+            return seed, fault.round(seed, Path(folder))
+        except AssertionError as error:
+            return seed, error
 
 
 def table(tallies: list[Tally]) -> str:
@@ -81,12 +98,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults")
     parser.add_argument("--rounds", type=int, help="rounds for each fault instead of its own number")
     parser.add_argument("--only", default="", help="faults whose name or store contains this; the page is left alone")
+    parser.add_argument("--jobs", type=int, default=2, help="rounds of a fault at the same time (2)")
     asked = parser.parse_args()
     chosen = [fault for fault in FAULTS if asked.only in f"{fault.name} {fault.store}"]
     tallies = []
     with contextlib.suppress(KeyboardInterrupt):
         for fault in chosen:
-            tallies.append(run(fault, asked.rounds or fault.rounds))
+            tallies.append(run(fault, asked.rounds or fault.rounds, asked.jobs))
             progress("")
             print(table(tallies[-1:]).splitlines()[-1], flush=True)
     for tally in tallies:

@@ -8,11 +8,14 @@ from __future__ import annotations
 import random
 import subprocess
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from tests import mongod, postgresql
 from tests.acceptance.client_wires import Cut, Proxy
-from tests.faults.catalog import SECONDS
+from tests.faults.catalog import SECONDS, Fault
 from tests.faults.checker import Verdict
 from tests.faults.rig import Clients, server
 
@@ -89,3 +92,48 @@ def cut_database(database: DatabaseServer, url: str, seed: str, folder: Path) ->
             return clients.verdict()
         finally:
             clients.kill()
+
+
+@contextmanager
+def running(kind: str) -> Iterator[DatabaseServer]:
+    """A database of a kind in a process of its own."""
+    if kind == "postgresql":
+        with postgresql.running() as server:
+            yield server
+    else:
+        other = mongod.Mongod()
+        try:
+            yield other
+        finally:
+            other.remove()
+
+
+def url_of(database: DatabaseServer, name: str) -> str:
+    """The URL of a store in it; the driver stays on the address that it is given."""
+    if isinstance(database, postgresql.Server):
+        return database.url()
+    assert isinstance(database, mongod.Mongod)
+    return f"{database.url}/{name}?directConnection=true&serverSelectionTimeoutMS=500"
+
+
+def _alone(
+    inject: Callable[[DatabaseServer, str, str, Path], Verdict],
+) -> Callable[[str, str, Path], Verdict]:
+    """The same as a fault of the catalog, with a database for each round."""
+
+    def fault(kind: str, seed: str, folder: Path) -> Verdict:
+        with running(kind) as database:
+            return inject(database, url_of(database, "faults"), seed, folder)
+
+    return fault
+
+
+FAULTS = [
+    Fault(name, kind, _alone(inject))
+    for name, inject in (
+        ("kill -9 of the database", kill_database),
+        ("database paused: late acks", pause_database),
+        ("connections to the database cut at any byte", cut_database),
+    )
+    for kind in ("postgresql", "mongodb")
+]

@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 
-from tests import mongod, postgresql
 from tests.conftest import store_url
 from tests.faults.checker import Verdict
-from tests.faults.databases import DatabaseServer, cut_database, kill_database, pause_database
+from tests.faults.databases import DatabaseServer, cut_database, kill_database, pause_database, running, url_of
 from tests.serving import Served, serving
 
 RECOVERY = 5.0
@@ -27,23 +26,14 @@ RECOVERY = 5.0
 def database(request: pytest.FixtureRequest) -> Iterator[DatabaseServer]:
     """A server of our own: others need the session's."""
     store_url(request.param, Path())  # skips or fails where there can be none
-    if request.param == "postgresql":
-        with postgresql.running() as server:
-            yield server
-    else:
-        other = mongod.Mongod()
-        yield other
-        other.remove()
+    with running(request.param) as server:
+        yield server
 
 
 @pytest.fixture
 def url(database: DatabaseServer, request: pytest.FixtureRequest) -> str:
-    """A database of our own; the driver stays on the address it is given."""
-    if isinstance(database, postgresql.Server):
-        return database.url()
-    assert isinstance(database, mongod.Mongod)
-    name = f"faults{abs(hash(request.node.name)) % 10**9}"
-    return f"{database.url}/{name}?directConnection=true&serverSelectionTimeoutMS=500"
+    """A store of our own in it."""
+    return url_of(database, f"faults{abs(hash(request.node.name)) % 10**9}")
 
 
 @pytest.mark.parametrize("inject", [kill_database, pause_database, cut_database])
