@@ -69,6 +69,14 @@ class _Lease(Struct):
     def end(self) -> int:
         return min(self.until, self.ends)
 
+    def overlaps(self, after: _Lease) -> bool:
+        """Whether both were held at one time, beyond doubt. A lease begins between the moment at which the broker read
+        its clock, which on a database may be a while before its turn comes, and the answer. It ends by that clock, or
+        when somebody who has the receipt asks for it."""
+        if self.until <= self.ends:
+            return after.begins < self.until and self.told < after.end
+        return max(self.told, after.told) < min(self.ends, after.end)
+
 
 class _Message(Struct):
     token: str
@@ -297,7 +305,7 @@ class Checker:
     def _judge_leases(self, id: str, message: _Message) -> None:
         leases = sorted(message.leases, key=lambda lease: (lease.begins, lease.receives))
         for before, after in itertools.pairwise(leases):
-            if after.begins < before.end:
+            if before.overlaps(after):
                 early = (before.end - after.begins) / 1e6
                 self._blame("I2", f"message {id} was handed out {early:.3f} s before its lease was over")
         receives = 0
@@ -313,7 +321,7 @@ class Checker:
             key=lambda flight: flight[0].begins,
         )
         for (lease, id, _), (after, other, _) in itertools.pairwise(flights):
-            if id != other and after.begins < lease.end:
+            if id != other and lease.overlaps(after):
                 self._blame("I4", f"two of group {group!r} were in flight: {id} and {other}")
         # One that was confirmed before another was even sent is over before that one is handed out.
         ordered = sorted((pair for pair in members if pair[1].sent_told), key=lambda pair: pair[1].sent_told)

@@ -233,6 +233,18 @@ def test_two_of_a_group_in_flight_are_told(story: Story) -> None:
     assert story.broken() == {"I4"}
 
 
+def test_a_take_that_waited_for_its_turn_has_not_begun_when_it_was_asked_for(story: Story) -> None:
+    """On a database its clock was read before the ack that it waited for; it is handed out after it."""
+    story.send("a", "b", group="g")
+    story.receive("a", group="g", seconds=600)
+    story.say("invoke", "receive", {"max": 1, "once": False}, 100)
+    begins = story.now
+    story.ack("a")
+    story.say("ok", "receive", [["id-b", "b", "g", 1, "rb1", begins, begins + 600 * S]], 100)
+    story.ack("b")
+    assert story.broken() == set()
+
+
 def test_a_group_out_of_order_is_told(story: Story) -> None:
     story.send("a", group="g")
     story.send("b", group="g")
