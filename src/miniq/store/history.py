@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from miniq.ids import id_after
+from miniq.ids import ids_from
 from miniq.message import Event, EventName, HistoryPage, HistoryRecord, HistorySpan, Message
 from miniq.store import events, keys
 from miniq.store.blocks import Block, Run, Shelf
@@ -111,10 +111,12 @@ def _length(run: EventRun) -> int:
 
 
 def _expand(run: EventRun) -> Iterator[Event]:
-    first = run.first
+    first, sizes = run.first, run.sizes
     yield first
-    for place, size in enumerate((run.sizes or ())[1:], 1):
-        yield msgspec.structs.replace(first, id=id_after(first.id, place), size=size)
+    if sizes is not None:
+        change = msgspec.structs.replace
+        for id, size in zip(ids_from(first.id, len(sizes))[1:], sizes[1:], strict=True):
+            yield change(first, id=id, size=size)
 
 
 def event_run(first: Event, sizes: list[int] | None) -> EventRun:
