@@ -100,9 +100,9 @@ def result_path(name: str, quick: bool) -> str:
 
 @contextlib.contextmanager
 def scratch(folder: str) -> Iterator[str]:
-    """A new folder inside `folder`, removed afterwards, also after Ctrl-C and SIGTERM."""
+    """A new folder inside `folder`, by its whole path, removed afterwards, also after Ctrl-C and SIGTERM."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    with tempfile.TemporaryDirectory(prefix="miniq-bench-", dir=folder) as path:
+    with tempfile.TemporaryDirectory(prefix="miniq-bench-", dir=os.path.abspath(folder)) as path:
         yield path
 
 
