@@ -181,7 +181,9 @@ def main() -> int:
                 for verb in VERBS
                 for shape in SHAPES
             ]
-            file.write(bars("Messages a second, 1 KB, fsynced, one Python client, 2 cores", groups))
+            file.write(
+                bars("Messages a second, 1 KB, one Python client, 2 cores; fsynced, but for NATS JetStream", groups)
+            )
     return 0
 
 
