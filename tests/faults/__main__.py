@@ -70,7 +70,7 @@ def once(fault: Fault, number: int) -> tuple[str, Verdict | AssertionError]:
 
 def table(tallies: list[Tally]) -> str:
     lines = [
-        f"Made on {datetime.date.today().isoformat()}, Python {platform.python_version()}, Linux {platform.release()}.",
+        f"Made on {datetime.date.today().isoformat()}, Python {platform.python_version()}, Linux {platform.release().partition('-')[0]}.",
         "",
         "| fault | store | must hold | rounds | confirmed sends | leases | unanswered calls | broken promises |",
         "|---|---|---|---|---|---|---|---|",
