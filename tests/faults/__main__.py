@@ -69,8 +69,9 @@ def once(fault: Fault, number: int) -> tuple[str, Verdict | AssertionError]:
 
 
 def table(tallies: list[Tally]) -> str:
+    linux = platform.release().partition("-")[0]
     lines = [
-        f"Made on {datetime.date.today().isoformat()}, Python {platform.python_version()}, Linux {platform.release().partition('-')[0]}.",
+        f"Made on {datetime.date.today().isoformat()}, Python {platform.python_version()}, Linux {linux}.",
         "",
         "| fault | store | must hold | rounds | confirmed sends | leases | unanswered calls | broken promises |",
         "|---|---|---|---|---|---|---|---|",
