@@ -410,3 +410,40 @@ async def test_a_queue_that_is_deleted_meanwhile_stops_no_other_call(
     monkeypatch.undo()
     assert await broker.send("c", [draft(1)])
     assert [info.name for info in await broker.queues()] == ["a", "c", "default"]
+
+
+async def test_a_queue_that_is_made_anew_while_it_is_deleted_is_there(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await broker.configure("q")
+    delete = broker.store.delete_queue
+
+    async def deleted(name: str) -> bool:
+        done = await delete(name)
+        await broker.send("q", [draft(1)])
+        return done
+
+    monkeypatch.setattr(broker.store, "delete_queue", deleted)
+    await broker.delete_queue("q")
+    assert bodies(await broker.receive("q")) == [1]
+
+
+async def test_messages_move_to_a_queue_that_is_deleted_meanwhile(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await broker.configure("q", {"max_receives": 1})
+    await send(broker, "q", 1)
+    taken = await broker.receive("q")
+    move = broker.store.move
+    calls = 0
+
+    async def moved(*asked: Any, **more: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            await broker.store.delete_queue("q.dead")
+        return await move(*asked, **more)
+
+    monkeypatch.setattr(broker.store, "move", moved)
+    await broker.release("q", leases(taken))
+    assert (calls, bodies(await broker.receive("q.dead"))) == (2, [1])

@@ -483,9 +483,9 @@ class Broker:
                     queue, moves, now=now, event=event, reason=reason, keep=settings.history, keep_to=target.history
                 )
             except QueueNotFound:
-                if not self.store.shared or queue not in await self.store.queues():
+                if queue not in await self.store.queues():
                     raise
-                self.catalog.forget(to)  # another broker deleted it
+                self.catalog.forget(to)  # somebody else just deleted it
 
     def check_open(self) -> None:
         """Refuse calls of a closed broker."""

@@ -112,11 +112,12 @@ class Catalog:
 
     async def delete(self, queue: str) -> None:
         """Remove a queue with everything in it."""
-        await self.existing(queue)
+        settings = await self.existing(queue)
         if queue == DEFAULT_QUEUE:
             raise QueueProtected(f"queue: {queue!r} is always there; purge it instead", field="queue")
         await self._broker.store.delete_queue(queue)
-        self.forget(queue)
+        if self._settings.get(queue) is settings:  # else somebody has made a new one meanwhile
+            self.forget(queue)
         self.changes += 1
 
     async def _put(self, queue: str, before: QueueSettings | None, settings: QueueSettings) -> bool:

@@ -387,9 +387,10 @@ class EmbeddedStore(Alone):
     ) -> list[Outcome]:
         commit = self._committer()
         shelf = self._shelves[queue]
+        targets = [self._shelves[message.queue] for _, message in moves]  # all there, or nothing is changed
         outcomes: list[Outcome] = []
         touched: dict[Block, None] = {}
-        for (id, receipt), message in moves:
+        for ((id, receipt), message), target in zip(moves, targets, strict=True):
             found = self._window.locate(shelf, id)
             outcome = _check(found, receipt, now)
             outcomes.append(outcome)
@@ -401,7 +402,7 @@ class EmbeddedStore(Alone):
             self._ledger.remove(shelf, block, place)
             shelf.blocks[block.name] = block
             touched[block] = None
-            self._ledger.arrive_moved(self._shelves[message.queue], message, now)
+            self._ledger.arrive_moved(target, message, now)
             if keep_to != "off":
                 commit.batch.events.append(EventRun(events.sent(message, now, event, keep_to)))
         await self._changed(shelf, touched, commit)

@@ -363,14 +363,15 @@ class MemoryStore(Alone):
         keep_to: History,
     ) -> list[Outcome]:
         shelf = self._queues[queue]
+        targets = [self._queues[message.queue] for _, message in moves]  # all there, or nothing is changed
         outcomes: list[Outcome] = []
-        for fence, message in moves:
+        for (fence, message), target in zip(moves, targets, strict=True):
             outcome = shelf.check(fence, now)
             if outcome == "done":
                 row = shelf.remove(fence[0])
                 self._log(keep, self._left(event, row, now, reason, row.held(now)))
                 self._advance(queue, shelf, row.message.group)
-                self._queues[message.queue].add(message)
+                target.add(message)
                 self._log(keep_to, events.sent(message, now, event, keep_to))
                 self.on_ready(message.queue, message.recipient, 1)
             outcomes.append(outcome)
