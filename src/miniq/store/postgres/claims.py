@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from miniq.message import Claim, ClaimGroup, History, Message, Parcel, Portion, Stored
+from miniq.message import Claim, ClaimGroup, History, Message, Portion, Stored
 from miniq.store.base import UNFIT, Claimed, Fit, check_reader, claim_name, no_claim
-from miniq.store.postgres import rows
+from miniq.store.postgres import parcels, rows
 from miniq.store.postgres.access import FIRST_ID, LONG, RETURNED, Access, Row, execute, no_queue, pipeline
 from miniq.store.postgres.connections import Connection
 from miniq.store.postgres.rows import escape, unescape
@@ -214,7 +214,7 @@ def _portions(queue: str, found: Sequence[Row], start: int, end: int) -> Iterato
             receives, place = row[4], row[8]
             messages += rows.messages(queue, row)[max(0, start - place) : max(0, end - place)]
         if messages:
-            yield Portion(_parcel(messages), receives)
+            yield Portion(parcels.parcel_of(messages) or messages, receives)
 
 
 def _end(found: Sequence[Row], start: int, stop: int, max_bytes: int) -> int:
@@ -227,20 +227,3 @@ def _end(found: Sequence[Row], start: int, stop: int, max_bytes: int) -> int:
                 if total > max_bytes and place > start:
                     return place
     return stop
-
-
-def _parcel(messages: list[Message]) -> Sequence[Message]:
-    """Messages that are known to be alike but for id and body, as a parcel if they are plain."""
-    first = messages[0]
-    plain = Message(first.id, first.queue, first.sent_at, first.due_at, first.body, first.content_type, first.priority)
-    if first != plain:
-        return messages
-    return Parcel(
-        [message.id for message in messages],
-        first.queue,
-        first.sent_at,
-        first.due_at,
-        [message.body for message in messages],
-        first.content_type,
-        first.priority,
-    )

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
+
 from miniq.ids import RUN, ids_from, run_of
-from miniq.message import JSON, Parcel
+from miniq.message import JSON, Message, Parcel
 from miniq.store.base import Fence
 from miniq.store.postgres import rows
 from miniq.store.postgres.rows import Blobs, escape
@@ -100,3 +102,21 @@ def floor(id: str) -> str:
 def floors(ids: Sequence[str]) -> str:
     """The same of many, as an array."""
     return rows.array([run_of(id)[0] for id in ids])
+
+
+def parcel_of(messages: Sequence[Message]) -> Parcel | None:
+    """Messages as a parcel, None if they are not alike or ask for something special."""
+    first = messages[0]
+    plain = Message(first.id, first.queue, first.sent_at, first.due_at, first.body, first.content_type, first.priority)
+    for message in messages:
+        if msgspec.structs.replace(message, id=plain.id, body=plain.body) != plain:
+            return None
+    return Parcel(
+        [message.id for message in messages],
+        first.queue,
+        first.sent_at,
+        first.due_at,
+        [message.body for message in messages],
+        first.content_type,
+        first.priority,
+    )

@@ -164,7 +164,7 @@ class PostgresStore(Claims, Stages):
         keep: History,
         call: Once | None = None,
     ) -> list[str]:
-        parcel = messages if isinstance(messages, Parcel) else _parcel(messages)
+        parcel = messages if isinstance(messages, Parcel) else parcels.parcel_of(messages)
         if parcel is not None and room is None:
             return await self._put_parcel(parcel, now, keep, call)
         return await self._put_each(messages, now, dedup_until, room, keep, call)
@@ -668,24 +668,6 @@ class PostgresStore(Claims, Stages):
             numbered, found = await self._connections.call(read)
             if numbered < NUMBERED:
                 return found
-
-
-def _parcel(messages: Sequence[Message]) -> Parcel | None:
-    """Messages as a parcel, None if they are not alike or ask for something special."""
-    first = messages[0]
-    plain = Message(first.id, first.queue, first.sent_at, first.due_at, first.body, first.content_type, first.priority)
-    for message in messages:
-        if msgspec.structs.replace(message, id=plain.id, body=plain.body) != plain:
-            return None
-    return Parcel(
-        [message.id for message in messages],
-        first.queue,
-        first.sent_at,
-        first.due_at,
-        [message.body for message in messages],
-        first.content_type,
-        first.priority,
-    )
 
 
 def _columns(messages: Sequence[Message]) -> dict[str, Any]:
