@@ -279,11 +279,11 @@ def shift_clock(kind: str, seed: str, folder: Path) -> Verdict:
             clients.kill()
 
 
-def cut_connections(kind: str, seed: str, folder: Path) -> Verdict:
+def cut_connections(kind: str, seed: str, folder: Path, program: Sequence[str] = ("miniq",)) -> Verdict:
     """Connections are cut after some bytes of a request or an answer, another number each time, and again and again
     all of them. Now and then, and towards the end, they are left alone: a slow machine gets something through too."""
     chance = random.Random(seed)
-    with server(_url(kind, folder)) as served, Proxy(served.url) as proxy:
+    with server(_url(kind, folder), program) as served, Proxy(served.url) as proxy:
         clients = Clients(proxy.url, seed, SECONDS, folder)
         try:
             ends = time.monotonic() + SECONDS * 2 / 3

@@ -1,7 +1,7 @@
 """Judges a history, after a full drain, in one pass over its events and one over each message's.
 
 I1  no confirmed send is lost, and nothing is handed out that nobody sent, nor one send twice;
-I2  leases of one message never overlap;
+I2  leases of one message never overlap, and a receipt is worth nothing once somebody else holds the message;
 I3  a confirmed ack never comes back;
 I4  of a group one message is in flight at a time, in the order in which they were sent;
 I5  `receives` rises with every lease of a message;
@@ -64,6 +64,8 @@ class _Lease(Struct):
     """When somebody with its receipt first asked for something that may end it sooner."""
     counted: bool = True
     """Whether it is certain that a power cut has left it."""
+    acked: int = 0
+    """When an ack with its receipt was asked for that was then done, and that nothing else can have done."""
 
     @property
     def end(self) -> int:
@@ -86,11 +88,20 @@ class _Message(Struct):
     """When its send was confirmed, 0 if it never was."""
     acked_at: int = 0
     """When a client was first told that it is acked, 0 if none was."""
-    ack_asked: int = FOREVER
-    """When an ack was first asked for, or a receive that needs none."""
     may_be_gone: bool = False
     """An ack was asked for and not answered."""
+    by_worker: bool = False
+    """Whether it was an ack of a worker that ended it, beyond doubt."""
+    endings: list[tuple[int, str]] = []
+    """When something was asked for that may have ended it, and with which receipt: an ack, that of its claim, or a
+    receive that needs none."""
+    claimed: int = FOREVER
+    """When a reader was first told that it is in a claim."""
     leases: list[_Lease] = []
+
+    @property
+    def ack_asked(self) -> int:
+        return min((at for at, _ in self.endings), default=FOREVER)
 
 
 class Checker:
@@ -151,13 +162,12 @@ class Checker:
                 if lease is not None:
                     lease.ends = min(lease.ends, event.at)
                     if event.verb == "ack":
-                        message = self._messages[id]
-                        message.ack_asked = min(message.ack_asked, event.at)
+                        self._messages[id].endings.append((event.at, receipt))
         elif event.verb in ("claim", "ack_claims"):
             group, upto = event.value["group"], event.value.get("after", event.value.get("upto"))
             for number in range(self._ack_asked_upto[group] + 1, upto + 1):
                 for id in self._claims.get((group, number), ()):
-                    self._messages[id].ack_asked = min(self._messages[id].ack_asked, event.at)
+                    self._messages[id].endings.append((event.at, ""))
             self._ack_asked_upto[group] = max(self._ack_asked_upto[group], upto)
 
     def _answered(self, asked: Event, event: Event) -> None:
@@ -201,19 +211,25 @@ class Checker:
         message.leases.append(_Lease(begins, FOREVER if once else until, receives, receipt, once, asked.at, event.at))
         if once:
             message.acked_at = message.acked_at or event.at
-            message.ack_asked = min(message.ack_asked, asked.at)
+            message.endings.append((asked.at, ""))
 
     def _settled(self, asked: Event, event: Event) -> None:
         for (id, receipt), outcome in zip(asked.value, event.value, strict=True):
             message = self._messages.get(id)
             if message is None:
                 continue
-            if event.verb == "ack":
-                if outcome == "done":
-                    message.acked_at = message.acked_at or event.at
+            lease = self._lease(id, receipt)
+            if event.verb == "ack" and outcome == "done":
+                message.acked_at = message.acked_at or event.at
+                # A client that had to ask twice takes a message that is gone for one that it acked the first time.
+                if all(by == receipt for at, by in message.endings if at < event.at):
+                    message.by_worker = True
+                    if lease is not None:
+                        lease.acked = asked.at
+            elif event.verb == "ack" and outcome == "stale":
+                message.endings = [ending for ending in message.endings if ending != (asked.at, receipt)]
             elif event.verb == "extend":
                 said, until = outcome
-                lease = self._lease(id, receipt)
                 if said == "done" and lease is not None:
                     lease.until = until
                     lease.ends = FOREVER
@@ -230,7 +246,8 @@ class Checker:
             if token not in self._tokens:
                 self._blame("I1", f"message {id} was claimed, but nobody sent {token!r}")
                 continue
-            self._message(id, token, self._tokens[token][0])
+            message = self._message(id, token, self._tokens[token][0])
+            message.claimed = min(message.claimed, event.at)
 
     def _lost(self, asked: Event) -> None:
         """Its answer was lost."""
@@ -255,7 +272,7 @@ class Checker:
     def _message(self, id: str, token: str, group: str | None) -> _Message:
         message = self._messages.get(id)
         if message is None:
-            message = self._messages[id] = _Message(token, group, leases=[])
+            message = self._messages[id] = _Message(token, group, leases=[], endings=[])
             other = self._ids.setdefault(token, id)
             if other != id:
                 self._blame("I1", f"{token!r} was sent once and is there twice, as {other} and as {id}")
@@ -281,8 +298,11 @@ class Checker:
         for id, times in readings.items():
             if times > 1:
                 self._blame("I6", f"message {id} is in {times} claims that were acked")
-            elif self._messages[id].acked_at:
+            message = self._messages[id]
+            if message.by_worker:
                 self._blame("I6", f"message {id} is in a claim that was acked, and a worker acked it too")
+            if any(lease.asked > message.claimed for lease in message.leases):
+                self._blame("I6", f"message {id} was handed out to a worker while it was in a claim")
         missing: list[str] = []
         for id, message in self._messages.items():
             self._judge_leases(id, message)
@@ -308,6 +328,8 @@ class Checker:
             if before.overlaps(after):
                 early = (before.end - after.begins) / 1e6
                 self._blame("I2", f"message {id} was handed out {early:.3f} s before its lease was over")
+            if after.counted and after.told < before.acked:
+                self._blame("I2", f"message {id} was acked with a receipt after somebody else had it")
         receives = 0
         for lease in leases:
             if lease.receives <= receives:
@@ -344,7 +366,7 @@ class Checker:
                 self._blame("I6", f"{token!r} is in the sink, but nobody sent it")
         for id, message in self._messages.items():
             there = self._sink[message.token] > 0
-            if there and message.acked_at and id not in claimed:
+            if there and message.by_worker and id not in claimed:
                 self._blame("I6", f"message {id} is in the sink, and a worker acked it too")
             if message.sent_told and not there and not message.acked_at and not message.may_be_gone:
                 self._blame("I6", f"message {id} was sent, and is neither in the sink nor acked by a worker")

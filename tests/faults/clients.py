@@ -54,6 +54,8 @@ class Crew:
         self.recorder = Recorder(1)
         self.working = True
         self.tokens = 0
+        self.receipts: dict[str, str] = {}
+        """The last receipt of each message."""
 
     async def run(self, seconds: float) -> bool:
         """Work for a while, then drain; whether nothing was left."""
@@ -170,6 +172,7 @@ class Crew:
             taken = await self._receive(door, client, chance.choice([1, 3, 20]), chance.choice([0.1, 0.5, 2]), mode)
             if once or not taken:
                 continue
+            await self._ack_late(door, client, taken, chance)
             await asyncio.sleep(chance.choice([0, 0, 0.01, 0.15]))
             leases = [Lease(stored.message.id, stored.receipt or "") for stored in taken]
             what = chance.randrange(8)
@@ -188,6 +191,17 @@ class Crew:
                 extended = await self._ask(operation, door.perform(calls.Extend(self.queue, leases, 1)))
                 if extended is not None:
                     operation.ok([[outcome, extended.until] for outcome in extended.outcomes])
+
+    async def _ack_late(self, door: AsyncTransport, client: str, taken: list[Stored], chance: random.Random) -> None:
+        """Ack with the receipts of those who had the messages before, as they do who took too long."""
+        late = [
+            Lease(stored.message.id, self.receipts[stored.message.id])
+            for stored in taken
+            if stored.message.id in self.receipts
+        ]
+        self.receipts.update((stored.message.id, stored.receipt or "") for stored in taken)
+        if late and chance.random() < 0.3:
+            await self._ack(door, client, late)
 
     async def _reader(self, door: AsyncTransport) -> None:
         """Reads claims as Spark does: writes down what a claim holds before it asks for the next one, asks again when

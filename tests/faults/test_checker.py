@@ -135,6 +135,57 @@ def test_leases_that_overlap_are_told(story: Story) -> None:
     assert story.broken() == {"I2"}
 
 
+def test_an_ack_that_counts_after_somebody_else_has_the_message_is_told(story: Story) -> None:
+    story.send("a")
+    story.receive("a", seconds=1)
+    story.now += 5 * S
+    story.receive("a", receives=2)
+    story.ack("a", receives=1)
+    story.ack("a", receives=2)
+    assert story.broken() == {"I2"}
+
+
+def test_a_client_may_take_an_ack_of_somebody_else_for_its_own(story: Story) -> None:
+    """It had to ask twice, and the message was gone by then."""
+    story.send("a")
+    story.receive("a", seconds=1)
+    story.now += 5 * S
+    story.receive("a", receives=2)
+    story.ack("a", receives=2)
+    story.ack("a", receives=1)
+    assert story.verdict().good
+
+
+def test_a_message_that_is_handed_out_while_it_is_in_a_claim_is_told(story: Story) -> None:
+    story.send("a")
+    story.do("claim", {"group": "g", "after": 0}, {"claim": 1, "messages": [["id-a", "a"]]})
+    story.receive("a")
+    story.do("ack_claims", {"group": "g", "upto": 1})
+    assert story.broken() == {"I6"}
+
+
+def test_a_stale_ack_is_not_taken_for_the_one_that_counted(story: Story) -> None:
+    story.send("a")
+    story.receive("a", seconds=1)
+    story.now += 5 * S
+    story.receive("a", receives=2)
+    story.ack("a", receives=1, outcome="stale")
+    story.ack("a", receives=2)
+    story.do("claim", {"group": "g", "after": 0}, {"claim": 1, "messages": [["id-a", "a"]]})
+    story.do("ack_claims", {"group": "g", "upto": 1})
+    assert story.broken() == {"I6"}
+
+
+def test_a_receipt_may_hold_until_somebody_else_has_the_message(story: Story) -> None:
+    story.send("a")
+    story.receive("a", seconds=1)
+    story.release("a", receives=1)
+    story.receive("a", receives=2)
+    story.do("ack", [["id-a", "ra1"]], ["stale"])
+    story.ack("a", receives=2)
+    assert story.verdict().good
+
+
 def test_a_lease_that_was_extended_runs_longer(story: Story) -> None:
     story.send("a")
     story.receive("a", seconds=5)

@@ -50,7 +50,6 @@ def broken(verdicts: list[Verdict]) -> set[str]:
         ("any-receipt", {"I2", "I3"}),
         ("no-expiry", {"I1"}),
         ("early-expiry", {"I2"}),
-        ("no-dedup", {"I1"}),
         ("thawed-claims", {"I1", "I6"}),
     ],
 )
@@ -60,6 +59,14 @@ def test_a_broken_promise_is_caught(mutant: str, invariants: set[str], tmp_path:
         if found & invariants:
             return
     pytest.fail(f"{mutant} was not noticed")
+
+
+def test_a_repeated_call_that_is_carried_out_again_is_caught(tmp_path: Path) -> None:
+    for number in range(5):
+        verdict = catalog.cut_connections("rocksdb", f"no-dedup-{number}", tmp_path / str(number), program("no-dedup"))
+        if "I1" in broken([verdict]):
+            return
+    pytest.fail("it was not noticed")
 
 
 @pytest.mark.parametrize("engine", ENGINES)
