@@ -20,6 +20,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from miniq.store import extent
 from tests.acceptance.client_wires import Cut, Proxy
 from tests.conftest import ENGINES
 from tests.faults import disk, engine, history
@@ -174,6 +175,7 @@ def _inside(folder: Path) -> list[str]:
     """Paths of files that the store will have; strace filters by whole paths, so they are named beforehand."""
     data = folder / "data" / "data"
     names = [f"{number:06d}.log" for number in range(1, 40)] + [f"MANIFEST-{number:06d}" for number in range(1, 20)]
+    names.append(extent.NAME)
     return [word for name in names for word in ("-P", str(data / name))]
 
 
@@ -236,6 +238,7 @@ def cut_power(kind: str, seed: str, folder: Path, program: Sequence[str] = ("min
             cut = time.time_ns() // 1000
             drive.pull_out()
             drive.plug_in()
+            engine.start_anew(drive.mount / "data" / "data")
             served.start()
             return clients.verdict([cut])
         finally:

@@ -21,12 +21,19 @@ import os
 import random
 import runpy
 import signal
+import struct
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from miniq.store import kv
+from miniq.store import extent, kv
 from miniq.store.kv import LevelKV, Op, RocksKV
+from miniq.store.wal import BLOCK
+
+PAGE = 4096
+RECYCLABLE = struct.Struct("<IHBI")
+"""Of a record in a log of RocksDB: checksum, length, type, and the number of the log it belongs to."""
+_KINDS = range(5, 9)
 
 Engine = RocksKV | LevelKV
 Write = Callable[[Sequence[Op], bool], None]
@@ -79,6 +86,7 @@ def note_syncs(detail: str) -> Trouble:
     # Anew at each start: by then the engine has made tables of all logs that it found, and synced them. A line is one
     # write to the operating system, which has it also when this process is killed.
     file = os.open(detail, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
+    ends: dict[str, int] = {}
 
     def trouble(engine: Engine, write: Write, ops: Sequence[Op], sync: bool) -> None:
         write(ops, sync)
@@ -87,26 +95,73 @@ def note_syncs(detail: str) -> Trouble:
             # RocksDB syncs every log that it still needs. LevelDB leaves a log behind without a sync.
             for log in logs if isinstance(engine, RocksKV) else logs[-1:]:
                 with contextlib.suppress(FileNotFoundError):  # made into a table meanwhile
-                    os.write(file, f"{log.name} {log.stat().st_size}\n".encode())
+                    if isinstance(engine, RocksKV):
+                        ends[log.name] = size = live_records(log, ends.get(log.name, 0))[-1]
+                    else:
+                        size = log.stat().st_size
+                    os.write(file, f"{log.name} {size}\n".encode())
+            if isinstance(engine, RocksKV):
+                os.write(file, f"{extent.NAME} {engine._extent.needed}\n".encode())
 
     return trouble
 
 
+def live_records(log: Path, at: int = 0) -> list[int]:
+    """Where the records of a log of RocksDB begin, from a known beginning on, and where the last one ends. Behind it
+    may be what is left of the log that it is written over."""
+    found = []
+    with open(log, "rb") as file:
+        while True:
+            if BLOCK - at % BLOCK < RECYCLABLE.size:
+                at += BLOCK - at % BLOCK
+            found.append(at)
+            file.seek(at)
+            raw = file.read(RECYCLABLE.size)
+            if len(raw) < RECYCLABLE.size:
+                return found
+            _, length, kind, number = RECYCLABLE.unpack(raw)
+            if kind not in _KINDS or number != int(log.stem):
+                return found
+            at += RECYCLABLE.size + length
+
+
 def lose_unsynced(data: Path, notes: Path, chance: random.Random) -> None:
-    """Leave of a database, whose process is dead, what is there after a power loss: of each log as much as was synced.
+    """Leave of a database, whose process is dead, what is there after a power loss: of each log what was synced, and of
+    the rest some pages, which the system may have written or not. Where it had not, there is what was there before.
 
     Tables and manifests are left alone, because the engines sync them before they count on them. A log of which
-    nothing was synced may be there and be empty, or not be there, as the file system likes.
+    nothing was synced may not even be there. LevelDB does not write over old logs: of its own, all of the rest is gone.
     """
     whole, _, _ = notes.read_text().rpartition("\n")
     synced = {name: int(size) for name, size in (line.split() for line in whole.splitlines())}
+    recycles = (data / extent.NAME).exists()
     for log in data.glob("*.log"):
         kept = synced.get(log.name, 0)
-        assert kept <= log.stat().st_size
-        if kept or chance.random() < 0.5:
+        size = log.stat().st_size
+        assert kept <= size
+        if not kept and chance.random() < 0.5:
+            log.unlink()
+        elif not recycles or chance.random() < 0.3:
             os.truncate(log, kept)
         else:
-            log.unlink()
+            raw = bytearray(log.read_bytes())
+            for page in range(kept, size, PAGE):
+                if chance.random() < 0.5:
+                    part = len(raw[page : page + PAGE])
+                    raw[page : page + PAGE] = chance.choice([bytes(part), chance.randbytes(part)])
+            log.write_bytes(raw)
+    # A write that was synced and not noted any more was told to nobody. What the extent says of it is lost too.
+    start_anew(data, synced.get(extent.NAME, 0))
+
+
+def start_anew(data: Path, most: int = 2**62) -> None:
+    """Let a database, whose process is dead, be one of a machine that was started anew since, with an extent that says
+    no more than that."""
+    path = data / extent.NAME
+    if path.exists() and len(path.read_bytes()) >= extent._shape.size:
+        magic, synced, written, _ = extent._shape.unpack_from(path.read_bytes())
+        raw = extent._shape.pack(magic, min(synced, most), written, bytes(16))
+        path.write_bytes(raw + extent._checked.pack(extent._sum(raw)))
 
 
 TROUBLES: dict[str, Callable[[str], Trouble]] = {

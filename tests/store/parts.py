@@ -77,6 +77,12 @@ class Maker:
         return self.run(1, **fields)[0]
 
 
+def in_company(store: EmbeddedStore) -> None:
+    """Let the next write go to the thread, as where many write, and not be made at once by a caller who is alone."""
+    assert store._commit is not None
+    store._commit._alone = False
+
+
 async def put(store: EmbeddedStore, messages: Sequence[Message], **changed: Any) -> list[str]:
     asked: dict[str, Any] = {"now": START, "dedup_until": START + 300 * SECOND, "room": None, "keep": "off"}
     return await store.put(messages, **asked | changed)

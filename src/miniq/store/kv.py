@@ -1,7 +1,7 @@
 """The key-value seam: ordered keys on disk, through RocksDB or LevelDB.
 
-Both drivers are opened so that damage in the middle of their log is refused, not skipped, while a torn
-tail (a write that a crash cut off) is dropped. Driver errors are translated here and nowhere else.
+Both drivers are opened so that damage in their log is refused, not skipped, while a torn tail (a write that a crash
+cut off) is dropped. Driver errors are translated here and nowhere else.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ from typing import Any, Protocol
 
 from miniq.errors import MissingExtra, StoreCorrupt, StoreError, StoreFailed, StoreLocked
 from miniq.store import wal
+from miniq.store.extent import Extent
 from miniq.store.folder import sync_folder
 
 MIB = 1024 * 1024
+RECYCLED = 3
+"""How many logs of RocksDB wait to be written over."""
 Op = tuple[bytes, bytes | None]
 """A key with its new value, or with None to delete it."""
 
@@ -44,9 +47,6 @@ class KV(Protocol):
 
 def open_kv(engine: str, path: str) -> KV:
     """Open or create the database of an engine in a folder."""
-    damaged = wal.damage(path)
-    if damaged is not None:
-        raise _corrupt(*damaged)
     return RocksKV(path) if engine == "rocksdb" else LevelKV(path)
 
 
@@ -58,7 +58,9 @@ class RocksKV:
         self._path = path
         options = rd.Options(raw_mode=True)
         options.create_if_missing(True)
-        options.set_wal_recovery_mode(rd.DBRecoveryMode.tolerate_corrupted_tail_records())
+        # Logs are written over, and end where the first record is that makes no sense; `extent.py` knows better.
+        options.set_recycle_log_file_num(RECYCLED)
+        options.set_wal_recovery_mode(rd.DBRecoveryMode.point_in_time())
         options.set_paranoid_checks(True)
         options.set_write_buffer_size(32 * MIB)
         options.set_max_write_buffer_number(3)
@@ -77,11 +79,30 @@ class RocksKV:
         table.set_bloom_filter(10, False)
         table.set_cache_index_and_filter_blocks(True)
         options.set_block_based_table_factory(table)
-        with self._translated(opening=True):
-            self._db = rd.Rdict(path, options)
+        self._extent = Extent(path)
+        try:
+            if self._extent.needed:
+                # Only looked at: opening it for good would make tables of what the log still has, and remove it.
+                self._check(self._open(options, rd.AccessType.read_only()))
+            self._db = self._open(options, rd.AccessType.read_write())
+        except BaseException:
+            self._extent.close()
+            raise
         self._sync = rd.WriteOptions()
         self._sync.sync = True
         self._lazy = rd.WriteOptions()
+
+    def _open(self, options: Any, access: Any) -> Any:
+        with self._translated(opening=True):
+            return self._rd.Rdict(self._path, options, access_type=access)
+
+    def _check(self, db: Any) -> None:
+        """Refuse a database whose log ends too early."""
+        there = db.latest_sequence_number()
+        db.close()
+        if there < self._extent.needed:
+            text = f"it ends at change {there}, and there were {self._extent.needed}"
+            raise _corrupt(_newest_log(self._path) or self._path, text)
 
     def get(self, key: bytes) -> bytes | None:
         with self._translated():
@@ -122,6 +143,7 @@ class RocksKV:
                 put(key, value)
         with self._translated():
             self._db.write(batch, self._sync if sync else self._lazy)
+            self._extent.wrote(self._db.latest_sequence_number(), sync)
 
     def checkpoint(self, path: str) -> None:
         with self._translated():
@@ -129,7 +151,11 @@ class RocksKV:
 
     def close(self) -> None:
         with self._translated():
-            self._db.close()
+            try:
+                self._extent.keep()
+            finally:
+                self._extent.close()
+                self._db.close()
 
     @contextlib.contextmanager
     def _translated(self, opening: bool = False) -> Iterator[None]:
@@ -152,6 +178,9 @@ class LevelKV:
             ) from None
         self._plyvel = plyvel
         self._path = path
+        damaged = wal.damage(path)
+        if damaged is not None:
+            raise _corrupt(*damaged)
         with self._translated(opening=True):
             self._db: Any = self._open(path)
             # LevelDB renames files and does not sync the folder: a power loss soon after would leave it without a
