@@ -29,6 +29,7 @@ from tests.store.parts import (
     Maker,
     copy_as_after_kill,
     drop,
+    in_company,
     opened,
     put,
     seam,
@@ -41,7 +42,8 @@ from tests.store.parts import (
 class Gate:
     """Holds the commit thread after a write, before anybody is told of it, or before the write."""
 
-    def __init__(self, kv: FaultyKV, before: bool = False) -> None:
+    def __init__(self, store: EmbeddedStore, kv: FaultyKV, before: bool = False) -> None:
+        in_company(store)
         self._kv = kv
         self._loop_thread = threading.get_ident()
         self._reached = threading.Event()
@@ -96,6 +98,21 @@ async def test_one_caller_alone_gets_one_fsync_for_each_change(url: str) -> None
         assert store.commits == (writes + 6, syncs + (6 if url.startswith("leveldb") else 5))
 
 
+async def test_one_caller_alone_waits_for_no_turn_of_the_loop_and_those_who_follow_share(url: str) -> None:
+    async with store_in(url, "q") as store:
+        maker = Maker()
+        await asyncio.sleep(0)
+        syncs = store.commits[1]
+        call = put(store, [maker.one()])
+        with pytest.raises(StopIteration):
+            call.send(None)
+        assert store.commits[1] == syncs + 1
+        # In the next turn there are five: one again does not know of the others, who then share.
+        await asyncio.gather(*[put(store, [maker.one()]) for _ in range(5)])
+        assert store.commits[1] == syncs + 3
+        assert len(await take_all(store)) == 6
+
+
 async def test_relaxed_store_waits_for_no_fsync_and_keeps_what_the_operating_system_has(
     url: str, folder: Path, engine: str
 ) -> None:
@@ -112,7 +129,7 @@ async def test_message_cannot_be_had_or_seen_before_it_is_written(url: str, monk
     made = seam(monkeypatch)
     maker = Maker()
     async with store_in(url, "q") as store:
-        gate = Gate(made[-1], before=True)
+        gate = Gate(store, made[-1], before=True)
         messages = [maker.one(), maker.one(group="g"), maker.one(delay=10)]
         sends = [asyncio.create_task(put(store, [message])) for message in messages]
         await gate.reached()
@@ -133,7 +150,7 @@ async def test_repeated_send_waits_until_the_first_one_is_on_disk(url: str, monk
     made = seam(monkeypatch)
     maker = Maker()
     async with store_in(url, "q") as store:
-        gate = Gate(made[-1])
+        gate = Gate(store, made[-1])
         first = [asyncio.create_task(put(store, [maker.one(dedup_id=name)])) for name in ("d", "other")]
         await gate.reached()
         second = asyncio.create_task(put(store, [maker.one(dedup_id="d")]))
@@ -152,7 +169,7 @@ async def test_ack_that_finds_the_message_being_acked_waits_until_that_is_on_dis
     async with store_in(url, "q") as store:
         ids = await put(store, maker.run(2))
         await take(store, limit=2)
-        gate = Gate(made[-1])
+        gate = Gate(store, made[-1])
         first = [asyncio.create_task(drop(store, [(id, "t")])) for id in ids]
         await gate.reached()
         second = asyncio.create_task(drop(store, [(ids[0], "t")]))
@@ -169,7 +186,7 @@ async def test_cancelled_caller_does_not_disturb_the_others_of_its_batch(
     made = seam(monkeypatch)
     maker = Maker()
     async with store_in(url, "q") as store:
-        gate = Gate(made[-1])
+        gate = Gate(store, made[-1])
         callers = [asyncio.create_task(put(store, [maker.one()])) for _ in range(3)]
         await gate.reached()
         later = [asyncio.create_task(put(store, [maker.one()])) for _ in range(3)]
@@ -301,6 +318,7 @@ async def test_failure_wakes_all_who_wait_in_the_batch_and_behind_it(url: str, m
             raise OSError(28, "No space left on device")
 
         kv.hold_after_write = fail
+        in_company(store)
         callers = [asyncio.create_task(put(store, [maker.one()])) for _ in range(3)]
         assert await asyncio.to_thread(reached.wait, 10)
         behind = [asyncio.create_task(put(store, [maker.one()])) for _ in range(3)]

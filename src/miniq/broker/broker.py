@@ -69,7 +69,7 @@ class Broker:
         self.catalog = Catalog(self)
         self._ids = IdSource()
         self.waiters = Waiters(self.clock)
-        self._gather = Gather(self.send)
+        self._gather = Gather(self)
         self.deliveries = Deliveries(self)
         self.claims = Claims(self)
         self.stages = Stages(self)
@@ -83,6 +83,11 @@ class Broker:
         self.is_open = False
         self.patient = True
         """Whether long polls may wait; no longer when the broker is about to close."""
+
+    @property
+    def prompt(self) -> bool:
+        """Whether calls may begin at once (`prompt.py`): not where a store or a tracer looks for their task."""
+        return not self.store.shared and self.tracer is None
 
     async def open(self) -> None:
         """Open the store, learn its queues, begin upkeep."""

@@ -8,13 +8,17 @@ where none can be refused because of another: to queues without a limit on what 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from miniq.message import Bodies
+from miniq.prompt import begin
+
+if TYPE_CHECKING:
+    from miniq.broker.broker import Broker
 
 Sent = Callable[[str, Exception | None], None]
 """Called with the id of a message that is on disk, or with what went wrong."""
-Put = Callable[[str, Bodies], Awaitable[list[str]]]
 
 MESSAGES = 500
 BYTES = 4 * 1024 * 1024
@@ -44,11 +48,13 @@ class _Lot:
 
 
 class Gather:
-    def __init__(self, put: Put) -> None:
-        self._put = put
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
         self._lots: dict[str, _Lot] = {}
-        self._busy: dict[str, asyncio.Task[None]] = {}
-        """The put of each queue that is under way or about to begin."""
+        self._busy: set[str] = set()
+        """Queues of which a put is under way or about to begin."""
+        self._all_done: asyncio.Future[None] | None = None
+        """Who stops waits for it."""
 
     def add(self, queue: str, body: bytes, done: Sent) -> None:
         """Send a message with the next put of its queue; `done` is called in this loop, never at once."""
@@ -56,15 +62,20 @@ class Gather:
         if lot is None:
             lot = self._lots[queue] = _Lot()
             if queue not in self._busy:
-                # A task begins only after what this turn of the loop has read: the others of the turn come along.
-                self._busy[queue] = asyncio.get_running_loop().create_task(self._run(queue))
+                self._busy.add(queue)
+                # It begins only after what this turn of the loop has read: the others of the turn come along.
+                asyncio.get_running_loop().call_soon(self._begin, queue)
         lot.bodies.append(body)
         lot.done.append(done)
 
     async def stop(self) -> None:
         """Wait until everybody has an answer."""
-        while self._busy:
-            await asyncio.wait(list(self._busy.values()))
+        if self._busy:
+            self._all_done = asyncio.get_running_loop().create_future()
+            await self._all_done
+
+    def _begin(self, queue: str) -> None:
+        begin(asyncio.get_running_loop(), self._run(queue), _told, at_once=self._broker.prompt)
 
     async def _run(self, queue: str) -> None:
         """Put lots of one queue until there is none."""
@@ -74,7 +85,7 @@ class Gather:
                 if not lot.bodies:
                     del self._lots[queue]
                 try:
-                    ids = await self._put(queue, Bodies(bodies))
+                    ids = await self._broker.send(queue, Bodies(bodies))
                 except Exception as error:
                     for call in done:
                         call("", error)
@@ -82,4 +93,12 @@ class Gather:
                     for call, id in zip(done, ids, strict=True):
                         call(id, None)
         finally:
-            del self._busy[queue]
+            self._busy.discard(queue)
+            if not self._busy and self._all_done is not None:
+                self._all_done.set_result(None)
+
+
+def _told(_: object, error: Exception | None) -> None:
+    """Everybody has an answer, unless there is a mistake in giving it."""
+    if error is not None:
+        raise error

@@ -1,9 +1,9 @@
 """Group commit: what arrives while one write runs goes into the next; one fsync serves all.
 
 Changes are staged in the event loop's thread, in order. A batch is handed to one commit thread, because
-the write releases the interpreter lock. A batch that waits for no fsync is written at once, and so is that
-of a caller who is alone, which saves two thread switches. A failed write is final: nothing is confirmed
-after it, and nothing is tried again.
+the write releases the interpreter lock. A batch that waits for no fsync is written in the thread of the event loop,
+and so is that of a caller who is alone, which saves two thread switches; such a caller does not even wait for the
+others of its turn of the loop. A failed write is final: nothing is confirmed after it, and nothing is tried again.
 """
 
 from __future__ import annotations
@@ -52,6 +52,10 @@ class GroupCommit:
         self._scheduled = False
         self._alone = True
         """Whether the last batch had a single caller."""
+        self._wrote = False
+        """Whether a batch was written at once in this turn of the loop."""
+        self._followed = False
+        """Whether the first caller of the next batch came after that in the same turn: then it is not alone."""
         self._beside: set[asyncio.Future[BaseException | None]] = set()
         self._loop = asyncio.get_running_loop()
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -68,8 +72,14 @@ class GroupCommit:
         future = self._loop.create_future()
         batch.waiting.append(future)
         if self._busy is None and not self._scheduled:
-            self._scheduled = True
-            self._loop.call_soon(self._flush)
+            if self._alone and not self._wrote:
+                self._wrote = True
+                self._loop.call_soon(self._begin_turn)
+                self._flush()
+            else:
+                self._followed = self._wrote
+                self._scheduled = True
+                self._loop.call_soon(self._flush)
         await future
 
     async def settle(self) -> None:
@@ -123,6 +133,9 @@ class GroupCommit:
                 self._jobs.put(None)
                 await ended
 
+    def _begin_turn(self) -> None:
+        self._wrote = False
+
     def _flush(self) -> None:
         self._scheduled = False
         batch = self.batch
@@ -134,7 +147,8 @@ class GroupCommit:
         self.writes += 1
         self.syncs += sync
         self._busy = batch
-        alone = len(batch.waiting) == 1
+        alone = len(batch.waiting) == 1 and not self._followed
+        self._followed = False
         inline = not batch.large and (not sync or (alone and self._alone))
         self._alone = alone
         if inline:

@@ -20,8 +20,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from miniq.broker import Broker
-from miniq.errors import BadRequest, Closed, MiniQError, WrongMedia
+from miniq.errors import BadRequest, MiniQError, WrongMedia
 from miniq.message import JSON, Bodies, Lease
+from miniq.prompt import begin
 from miniq.wire import codec, shapes
 from miniq.wire.codec import MSGPACK, PROBLEM
 from miniq.wire.edge import Doubt, Guard, given_id, log, log_answer, new_id
@@ -281,8 +282,7 @@ class _FastLane(HttpToolsProtocol):
             and broker.send_beside(head.queue, sent.bodies[0], partial(self._sent, hot))
         ):
             return
-        hot.task = self.loop.create_task(run(broker, operation, request))  # type: ignore[arg-type]
-        hot.task.add_done_callback(lambda task: self._done(hot, task))
+        hot.task = begin(self.loop, run(broker, operation, request), partial(self._done, hot), at_once=broker.prompt)
 
     def _match(self) -> _Head | None:
         """What these headers say if they begin a hot request, None if they begin another."""
@@ -330,17 +330,12 @@ class _FastLane(HttpToolsProtocol):
             and head.trace is None
         )
 
-    def _done(self, hot: _HotCycle, task: asyncio.Task[Any]) -> None:
+    def _done(self, hot: _HotCycle, reply: Any, error: Exception | None) -> None:
         """The call is answered: so is the request."""
         hot.task = None
-        if task.cancelled():
-            self._refuse(hot, Closed("the broker is closing"))
-            return
-        error = task.exception()
         if error is not None:
-            self._refuse(hot, error if isinstance(error, Exception) else Closed("the broker is closing"))
+            self._refuse(hot, error)
             return
-        reply = task.result()
         operation, queue = hot.head.operation, hot.head.queue
         if self.transport.is_closing() and operation.name == "receive" and reply.messages:
             self._give_back(queue, reply)

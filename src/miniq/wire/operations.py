@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, cast
 
 from msgspec import UNSET, Struct
@@ -46,7 +46,7 @@ class Request(Struct):
 log = logging.getLogger("miniq.wire")
 
 
-Run = Callable[[Broker, Request], Awaitable[Any]]
+Run = Callable[[Broker, Request], Coroutine[Any, Any, Any]]
 
 
 class ArrowBody(Struct):
@@ -545,11 +545,11 @@ def authorise(broker: Broker, operation: Operation, request: Request) -> None:
     broker.keys.check(request.secret, operation.verb, queue)
 
 
-def run(broker: Broker, operation: Operation, request: Request) -> Awaitable[Any]:
+def run(broker: Broker, operation: Operation, request: Request) -> Coroutine[Any, Any, Any]:
     """Begin an operation, within a span where traces are written."""
     if broker.tracer is None:
         return operation.run(broker, request)
-    return cast(Awaitable[Any], broker.tracer.run(operation, broker, request))
+    return cast(Coroutine[Any, Any, Any], broker.tracer.run(operation, broker, request))
 
 
 def fault(operation: str, error: Exception, request: bytes = b"") -> MiniQError:

@@ -23,6 +23,7 @@ from miniq.broker import Broker
 from miniq.broker.keyring import Secret
 from miniq.errors import BadRequest, Closed, MiniQError, TooLarge
 from miniq.message import Bodies, Lease
+from miniq.prompt import begin
 from miniq.wire import codec, shapes
 from miniq.wire.codec import Format
 from miniq.wire.operations import Operation, Request, authorise, fault, run
@@ -333,9 +334,12 @@ class Router:
             self._held += asked.size
         if self._send_beside(asked, ask.request):
             return
-        task = asked.task = self._loop.create_task(self._carry_out(asked, ask.operation, ask.request))
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        call = self._carry_out(asked, ask.operation, ask.request)
+        task = begin(self._loop, call, _carried_out, at_once=broker.prompt)
+        if task is not None:
+            asked.task = task
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
 
     def _send_beside(self, asked: _Asked, request: Request) -> bool:
         """Whether a request is one plain message that may be sent together with those of others; then it is."""
@@ -445,6 +449,12 @@ class Router:
     def _has_room(self, client: _Client) -> bool:
         client.unread = [(tracker, size) for tracker, size in client.unread if not tracker.done]
         return sum(size for _, size in client.unread) < UNREAD
+
+
+def _carried_out(_: object, error: Exception | None) -> None:
+    """A call has answered for itself, unless there is a mistake in that."""
+    if error is not None:
+        raise error
 
 
 async def _quietly(broker: Broker, queue: str, leases: list[Lease]) -> None:
