@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from miniq.broker import Broker
 from miniq.message import Stored
 from tests.clock import FrozenClock
@@ -53,6 +55,31 @@ async def test_an_expired_lease_wakes_a_waiting_receive(broker: Broker, clock: F
     assert not task.done()
     clock.advance(0.1)
     assert await result(task) == [1]
+
+
+@pytest.mark.parametrize("verb", ["receive", "claim"])
+async def test_what_becomes_visible_just_while_somebody_looks_is_not_passed_over(
+    broker: Broker, clock: FrozenClock, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await send(broker, "q", 1, delay=10)
+    ask_store = getattr(broker.store, "take" if verb == "receive" else "claim")
+    looks = 0
+
+    async def look(*asked: Any, **more: Any) -> Any:
+        nonlocal looks
+        found = await ask_store(*asked, **more)
+        looks += 1
+        if looks == 2:  # the first look is made before it waits
+            clock.advance(10)
+        return found
+
+    monkeypatch.setattr(broker.store, "take" if verb == "receive" else "claim", look)
+    if verb == "receive":
+        assert bodies(await asyncio.wait_for(broker.receive("q", wait=60), 5)) == [1]
+    else:
+        claimed, _ = await asyncio.wait_for(broker.claims.next("q", "g", 0, max_messages=5, wait=60), 5)
+        assert claimed is not None
+        assert claimed.messages == 1
 
 
 async def test_a_lease_taken_while_somebody_waits_wakes_him_when_it_expires(broker: Broker, clock: FrozenClock) -> None:

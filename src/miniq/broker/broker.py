@@ -224,15 +224,16 @@ class Broker:
         deadline = self.clock.now() + rules.micros(wait)
         with self.waiters.join(queue, consumer) as waiter:
             while True:
+                looked = self.clock.now()
                 taken = await self.deliveries.take(queue, max, visibility_timeout, consumer, mode)
                 if taken:
                     self.waiters.wake_each(queue)
                     return taken
-                now = self.clock.now()
-                if now >= deadline or not self.patient:
+                if self.clock.now() >= deadline or not self.patient:
                     return []
                 if self.catalog.find(queue) is not None:
-                    self.waiters.expect(queue, await self.store.next_visible(queue, now=now))
+                    # From before the look: what became visible during it may have been passed over.
+                    self.waiters.expect(queue, await self.store.next_visible(queue, now=looked))
                 await waiter.until(deadline)
 
     async def ack(self, queue: str, leases: Sequence[Lease]) -> list[Outcome]:

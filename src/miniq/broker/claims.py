@@ -65,13 +65,14 @@ class Claims:
             return found.claim, found.epoch
         with broker.waiters.join(queue, consumer) as waiter:
             while True:
+                looked = broker.clock.now()
                 found = await self._claim(queue, group, after, epoch, max_messages, max_bytes, consumer)
                 if found.claim is not None:
                     broker.waiters.wake_each(queue)
                     return found.claim, found.epoch
                 now = broker.clock.now()
                 if now < deadline and broker.patient:
-                    broker.waiters.expect(queue, await broker.store.next_visible(queue, now=now))
+                    broker.waiters.expect(queue, await broker.store.next_visible(queue, now=looked))
                     await waiter.until(deadline)
                 if now >= deadline or not broker.patient:
                     return None, found.epoch
