@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve browser pictures test check fmt bench bench-postgres bench-http bench-zmq bench-backlog bench-peers
+.PHONY: help setup serve browser pictures test check fmt bench bench-postgres bench-http bench-zmq bench-backlog bench-peers bench-peers-backlog
 .PHONY: bench-spark bench-console copy-large faults faults-spark fuzz demo clean
 
 help: ## this list
@@ -58,6 +58,10 @@ bench-backlog: setup ## speed, memory and start-up with 2 million queued message
 bench-peers: setup ## against Redis, beanstalkd, NATS, RabbitMQ and PostgreSQL, those that are installed (10 minutes, idle machine)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --group peers
 	$(BIN)/python -m bench.peers
+
+bench-peers-backlog: setup ## the same while 5 million messages wait (15 minutes, idle machine)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --group peers
+	$(BIN)/python -m bench.peers.backlog
 
 bench-spark: setup ## ingest, drain and archive on Spark, a million messages each, beside the obvious way (10 minutes, idle)
 	$(BIN)/python -m bench.spark

@@ -106,22 +106,32 @@ def wait_for(port: int, started: subprocess.Popen[bytes], seconds: float = 60) -
     raise RuntimeError(f"{started.args!r} does not answer on port {port}")
 
 
-def cpu_seconds(pids: Sequence[int]) -> float:
-    """The CPU time of processes and of their children that still live."""
-    total = 0.0
-    seen = set()
+def children(pids: Sequence[int]) -> set[int]:
+    """Processes, and their children that still live."""
+    seen: set[int] = set()
     waiting = list(pids)
     while waiting:
         pid = waiting.pop()
-        if pid in seen:
-            continue
-        seen.add(pid)
-        with contextlib.suppress(OSError):
-            with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-                fields = file.read().rpartition(")")[2].split()
-            total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-            with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
+        if pid not in seen:
+            seen.add(pid)
+            with (
+                contextlib.suppress(OSError),
+                open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file,
+            ):
                 waiting += map(int, file.read().split())
+    return seen
+
+
+def cpu_seconds(pids: Sequence[int]) -> float:
+    """The CPU time of processes and of their children that still live."""
+    total = 0.0
+    for pid in children(pids):
+        with (
+            contextlib.suppress(OSError),
+            open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file,
+        ):
+            fields = file.read().rpartition(")")[2].split()
+            total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     return total
 
 

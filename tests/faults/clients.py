@@ -38,7 +38,7 @@ ONCE = "once"
 """The queue for receives at most once: there a lost answer excuses a lost message, so it is judged apart."""
 READERS = "readers"
 REFUSED = (InvalidRequest, NotFound, Conflict, Denied, BadRequest)
-DRAIN_SECONDS = 40
+DRAIN_SECONDS = 25
 
 
 class Crew:

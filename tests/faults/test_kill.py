@@ -26,7 +26,7 @@ from tests.faults.load import PUBLISHED, QUEUE, STREAM
 from tests.serving import serving
 
 LOAD = Path(__file__).with_name("load.py")
-ROUNDS = {"rocksdb": 50, "leveldb": 15}
+ROUNDS = {"rocksdb": 20, "leveldb": 8}
 
 
 class Facts:
@@ -321,7 +321,7 @@ async def test_nothing_confirmed_is_undone_by_kill_9(engine: str, tmp_path: Path
     assert len(stream.published) > rounds
 
 
-@pytest.mark.parametrize(("wire", "rounds"), [("http", 20), ("zmq", 10)])
+@pytest.mark.parametrize(("wire", "rounds"), [("http", 10), ("zmq", 5)])
 async def test_nothing_confirmed_over_a_wire_is_undone_by_kill_9_of_the_server(
     wire: str, rounds: int, tmp_path: Path
 ) -> None:

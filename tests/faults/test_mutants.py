@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from msgspec import Struct
 
 from tests.conftest import ENGINES
 from tests.faults import catalog, disk
+from tests.faults.ahead import ahead
 from tests.faults.checker import Verdict
 from tests.faults.rig import Clients, server
 
@@ -44,47 +46,69 @@ def broken(verdicts: list[Verdict]) -> set[str]:
     return {violation.invariant for verdict in verdicts for violation in verdict.violations}
 
 
-@pytest.mark.parametrize(
-    ("mutant", "invariants"),
-    [
-        ("any-receipt", {"I2", "I3"}),
-        ("no-expiry", {"I1"}),
-        ("early-expiry", {"I2"}),
-        ("thawed-claims", {"I1", "I6"}),
-    ],
-)
-def test_a_broken_promise_is_caught(mutant: str, invariants: set[str], tmp_path: Path) -> None:
-    for _ in range(5):
-        found = broken(kills(f"rocksdb:{tmp_path / mutant}", tmp_path, mutant))
-        if found & invariants:
-            return
-    pytest.fail(f"{mutant} was not noticed")
+class Mutant(Struct, frozen=True):
+    """MiniQ with a promise broken, what brings it to light, and as what."""
+
+    name: str
+    provoke: Callable[[int, Path], list[Verdict]]
+    """Called with the number of the try and a folder."""
+    noticed_as: set[str]
+    tries: int = 5
+
+    def caught(self, folder: Path) -> bool:
+        for number in range(self.tries):
+            place = folder / str(number)
+            place.mkdir()
+            if broken(self.provoke(number, place)) & self.noticed_as:
+                return True
+        return False
 
 
-def test_a_repeated_call_that_is_carried_out_again_is_caught(tmp_path: Path) -> None:
-    for number in range(5):
-        verdict = catalog.cut_connections("rocksdb", f"no-dedup-{number}", tmp_path / str(number), program("no-dedup"))
-        if "I1" in broken([verdict]):
-            return
-    pytest.fail("it was not noticed")
+def killed(mutant: str, invariants: set[str]) -> Mutant:
+    return Mutant(mutant, lambda _, folder: kills(f"rocksdb:{folder / 'data'}", folder, mutant), invariants)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("lose_power", POWER_LOSSES)
-def test_a_dropped_fsync_is_caught(engine: str, lose_power: PowerLoss, tmp_path: Path) -> None:
-    assert "I1" in broken([lose_power(engine, "no-fsync", tmp_path, program("no-fsync"))])
+def without_power(engine: str, lose_power: PowerLoss) -> Mutant:
+    return Mutant(
+        f"no-fsync-{lose_power.__name__}-{engine}",
+        lambda _, folder: [lose_power(engine, "no-fsync", folder, program("no-fsync"))],
+        {"I1"},
+        tries=1,
+    )
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_confirmation_before_the_write_is_caught(engine: str, tmp_path: Path) -> None:
-    verdicts = []
-    for number in range(5):
-        verdicts.append(
-            catalog.kill_at_write(engine, f"hasty-{number + 5}", tmp_path, ["tests.faults.mutants", "hasty"])
-        )
-        if "I1" in broken(verdicts):
-            return
-    pytest.fail("it was not noticed")
+def killed_at_write(engine: str) -> Mutant:
+    def provoke(number: int, folder: Path) -> list[Verdict]:
+        return [catalog.kill_at_write(engine, f"hasty-{number + 5}", folder, ["tests.faults.mutants", "hasty"])]
+
+    return Mutant(f"hasty-{engine}", provoke, {"I1"})
+
+
+def cut_off(number: int, folder: Path) -> list[Verdict]:
+    return [catalog.cut_connections("rocksdb", f"no-dedup-{number}", folder, program("no-dedup"))]
+
+
+MUTANTS = [
+    killed("any-receipt", {"I2"}),
+    killed("no-expiry", {"I1"}),
+    killed("early-expiry", {"I2"}),
+    killed("thawed-claims", {"I1", "I6"}),
+    Mutant("no-dedup", cut_off, {"I1"}),
+    *(without_power(engine, lose_power) for engine in ENGINES for lose_power in POWER_LOSSES),
+    *(killed_at_write(engine) for engine in ENGINES),
+]
+
+
+@pytest.fixture(scope="module")
+def caught(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[Mutant], bool]]:
+    yield from ahead(request, "mutant", lambda mutant: mutant.caught(tmp_path_factory.mktemp(mutant.name)))
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_broken_promise_is_caught(mutant: Mutant, caught: Callable[[Mutant], bool]) -> None:
+    assert caught(mutant), f"{mutant.name} was not noticed"
 
 
 def test_with_its_promises_kept_nothing_is_found(tmp_path: Path) -> None:
