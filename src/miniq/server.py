@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import ipaddress
 import logging
 import socket
@@ -29,14 +28,9 @@ from miniq.wire.tracing import ServerTracer
 from miniq.wire.zmq import Doors
 
 log = logging.getLogger("miniq.server")
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""From <malloc.h>."""
 KEEP_ALIVE = 75
 GRACE = 20
 MOST_FILES = 65536
-MIB = 1024 * 1024
-KEPT, LARGE = 64 * MIB, 32 * MIB
-"""How much freed memory the process keeps for itself, and from which size on an allocation is the system's business."""
 
 
 def run(options: Options, announce: Callable[[str], None]) -> int:
@@ -48,18 +42,8 @@ def run(options: Options, announce: Callable[[str], None]) -> int:
     except ImportError:
         factory = None
     _allow_connections()
-    _keep_memory()
     with asyncio.Runner(loop_factory=factory) as runner:
         return runner.run(serve(options, announce))
-
-
-def _keep_memory() -> None:
-    """Let the C library keep what is freed. By default it gives the buffers of every large request back to the system,
-    which then has to find and clear the same pages again for the next one."""
-    with contextlib.suppress(OSError, AttributeError):  # other C libraries have no such knobs
-        tune = ctypes.CDLL(None).mallopt
-        tune(_TRIM_THRESHOLD, KEPT)
-        tune(_MMAP_THRESHOLD, LARGE)
 
 
 async def serve(options: Options, announce: Callable[[str], None]) -> int:
