@@ -64,7 +64,11 @@ class Gather:
             if queue not in self._busy:
                 self._busy.add(queue)
                 # It begins only after what this turn of the loop has read: the others of the turn come along.
-                asyncio.get_running_loop().call_soon(self._begin, queue)
+                loop = asyncio.get_running_loop()
+                if self._broker.prompt:
+                    loop.call_soon(lambda: begin(loop, self._run(queue), _told))
+                else:
+                    begin(loop, self._run(queue), _told, at_once=False)
         lot.bodies.append(body)
         lot.done.append(done)
 
@@ -73,9 +77,6 @@ class Gather:
         if self._busy:
             self._all_done = asyncio.get_running_loop().create_future()
             await self._all_done
-
-    def _begin(self, queue: str) -> None:
-        begin(asyncio.get_running_loop(), self._run(queue), _told, at_once=self._broker.prompt)
 
     async def _run(self, queue: str) -> None:
         """Put lots of one queue until there is none."""
