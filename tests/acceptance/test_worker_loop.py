@@ -131,16 +131,16 @@ def test_the_handler_gets_the_message_itself_on_request(opener: Opener, place: s
 
 
 def test_a_lease_is_extended_while_its_handler_runs(opener: Opener, url: str) -> None:
-    """The handler takes four times the visibility timeout, and the one beside it, who is free, gets nothing."""
+    """The handler takes twice the visibility timeout, and the one beside it, who is free, gets nothing."""
     q = opener(url).queue("jobs")
     q.send("long")
     enough = Enough(1)
 
     def handler(m: Any) -> None:
-        time.sleep(1.2)
+        time.sleep(2.4)
         enough.seen.append((m.body, m.receives))
 
-    q.consume(handler, concurrency=2, visibility_timeout=0.3, give="message", stop=enough, wait=0.1)
+    q.consume(handler, concurrency=2, visibility_timeout=1.2, give="message", stop=enough, wait=0.1)
     assert enough.seen == [("long", 1)]
     assert q.info().counts.total == 0
 
@@ -148,13 +148,13 @@ def test_a_lease_is_extended_while_its_handler_runs(opener: Opener, url: str) ->
 def test_the_lease_of_a_message_that_waits_for_a_handler_is_extended_too(tmp_path: Path) -> None:
     with miniq.connect(tmp_path) as mq:
         q = mq.queue("jobs")
-        q.configure(visibility_timeout=0.3)
+        q.configure(visibility_timeout=1.2)
         q.send_many([1, 2])
         enough, others = Enough(2), []
 
         def handler(body: int) -> None:
             if body == 1:
-                others.extend(q.receive(wait=1.2))
+                others.extend(q.receive(wait=2.4))
             enough.seen.append(body)
 
         q.consume(handler, batch=2, stop=enough, wait=0.1)
@@ -170,8 +170,8 @@ def test_an_extension_that_fails_once_is_tried_again(opener: Opener, error: Exce
     q.send(1)
     enough = Enough(1)
     q.consume(
-        lambda m: (time.sleep(1), enough.seen.append(m.receives)),
-        visibility_timeout=0.6,
+        lambda m: (time.sleep(2), enough.seen.append(m.receives)),
+        visibility_timeout=1.5,
         give="message",
         stop=enough,
         wait=0.1,
