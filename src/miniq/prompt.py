@@ -18,8 +18,18 @@ Done = Callable[[Any, Exception | None], None]
 """Called with what a coroutine returned, or with the error that it raised."""
 
 
+def unless_wrong(_: object, error: Exception | None) -> None:
+    """For a coroutine that answers for itself: an error is a mistake in that, and not to be swallowed."""
+    if error is not None:
+        raise error
+
+
 def begin(
-    loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any], done: Done, *, at_once: bool = True
+    loop: asyncio.AbstractEventLoop,
+    coroutine: Coroutine[Any, Any, Any],
+    done: Done = unless_wrong,
+    *,
+    at_once: bool = True,
 ) -> asyncio.Task[Any] | None:
     """Run a coroutine; the task that it became, None if it is over. `at_once` is False for one that has to be a task
     from its beginning."""

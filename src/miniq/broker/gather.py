@@ -66,9 +66,9 @@ class Gather:
                 # It begins only after what this turn of the loop has read: the others of the turn come along.
                 loop = asyncio.get_running_loop()
                 if self._broker.prompt:
-                    loop.call_soon(lambda: begin(loop, self._run(queue), _told))
+                    loop.call_soon(lambda: begin(loop, self._run(queue)))
                 else:
-                    begin(loop, self._run(queue), _told, at_once=False)
+                    begin(loop, self._run(queue), at_once=False)
         lot.bodies.append(body)
         lot.done.append(done)
 
@@ -97,9 +97,3 @@ class Gather:
             self._busy.discard(queue)
             if not self._busy and self._all_done is not None:
                 self._all_done.set_result(None)
-
-
-def _told(_: object, error: Exception | None) -> None:
-    """Everybody has an answer, unless there is a mistake in giving it."""
-    if error is not None:
-        raise error

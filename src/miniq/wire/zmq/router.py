@@ -335,7 +335,7 @@ class Router:
         if self._send_beside(asked, ask.request):
             return
         call = self._carry_out(asked, ask.operation, ask.request)
-        task = begin(self._loop, call, _carried_out, at_once=broker.prompt)
+        task = begin(self._loop, call, at_once=broker.prompt)
         if task is not None:
             asked.task = task
             self._running.add(task)
@@ -449,12 +449,6 @@ class Router:
     def _has_room(self, client: _Client) -> bool:
         client.unread = [(tracker, size) for tracker, size in client.unread if not tracker.done]
         return sum(size for _, size in client.unread) < UNREAD
-
-
-def _carried_out(_: object, error: Exception | None) -> None:
-    """A call has answered for itself, unless there is a mistake in that."""
-    if error is not None:
-        raise error
 
 
 async def _quietly(broker: Broker, queue: str, leases: list[Lease]) -> None:
