@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from miniq.errors import StoreCorrupt
+from miniq.errors import StoreCorrupt, StoreError
 from miniq.message import SECOND, Draft, Message, QueueSettings
 from miniq.store import kv, open_store, window
 from miniq.store.base import ANY, FREE, Edit
@@ -238,6 +238,16 @@ async def test_extent_that_is_damaged_or_missing_stands_in_nobodys_way(folder: P
         (copy / "data" / EXTENT).write_bytes(raw)
         assert (await ids_in("rocksdb", copy))[:-1] == sent
         shutil.rmtree(copy)
+
+
+async def test_extent_that_cannot_be_opened_is_told(folder: Path) -> None:
+    crashed, _, _ = await crashed_after(f"rocksdb:{folder}", folder, 1)
+    (crashed / "data" / EXTENT).unlink()
+    (crashed / "data" / EXTENT).mkdir()
+    store = open_store(f"rocksdb:{crashed}")
+    with pytest.raises(StoreError, match=r"cannot open .*EXTENT"):
+        await store.open()
+    await store.close()
 
 
 @pytest.mark.parametrize("part", [0.3, 0.7])

@@ -19,7 +19,7 @@ _checked = struct.Struct("<I")
 _MAGIC = b"MINIQLOG"
 _BOOT = "/proc/sys/kernel/random/boot_id"
 KEPT = 5.0
-"""Seconds after which it is brought to disk itself; a loss of power costs no more than what it says of those."""
+"""Seconds after which a synced write brings it to disk too. What a power loss leaves of it is no older than that."""
 
 
 class Extent:

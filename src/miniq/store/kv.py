@@ -79,7 +79,8 @@ class RocksKV:
         table.set_bloom_filter(10, False)
         table.set_cache_index_and_filter_blocks(True)
         options.set_block_based_table_factory(table)
-        self._extent = Extent(path)
+        with self._translated(opening=True):
+            self._extent = Extent(path)
         try:
             if self._extent.needed:
                 # Only looked at: opening it for good would make tables of what the log still has, and remove it.
