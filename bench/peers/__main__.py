@@ -11,26 +11,11 @@ import sys
 from collections import defaultdict
 
 from bench.peers.base import Peer, Running, missing
-from bench.peers.beanstalk import Beanstalkd
-from bench.peers.nats_jetstream import JetStream
-from bench.peers.ours import MiniQ
+from bench.peers.field import OURS, PEERS
 from bench.peers.plot import bars
-from bench.peers.rabbit import RabbitMQ
-from bench.peers.redis_streams import RedisStreams
 from bench.peers.shapes import SHAPES, Round, Shape, measure
-from bench.peers.skip_locked import SkipLocked
 from bench.report import RESULTS, Figure, progress, result_path, save, scratch, spread
 
-OURS = ("MiniQ HTTP", "MiniQ ZeroMQ")
-PEERS: tuple[Peer, ...] = (
-    MiniQ("MiniQ HTTP", "http"),
-    MiniQ("MiniQ ZeroMQ", "tcp"),
-    RedisStreams(),
-    Beanstalkd(),
-    JetStream(),
-    RabbitMQ(),
-    SkipLocked(),
-)
 TARGETS = {"x1, one client": 1.0, "x1, 64 in flight": 1.5, "x100": 3.0, "x1000": 3.0}
 VERBS = ("send", "receive + ack")
 

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import statistics
 import sys
 import time
 
 from msgspec import Struct
 
-from bench.peers.__main__ import PEERS
 from bench.peers.base import Peer, Running, children, lines, missing
+from bench.peers.field import PEERS
 from bench.peers.shapes import BODY, Shape, measure
 from bench.report import Figure, progress, result_path, save, scratch, spread
 
@@ -91,7 +90,7 @@ def main() -> int:
         if why is not None or asked.only.lower() not in peer.name.lower():
             print(f"{peer.name} does not take part: {why or 'not asked for'}", file=sys.stderr)
             continue
-        with scratch(asked.dir) as folder, peer.start(os.path.abspath(folder)) as running:
+        with scratch(asked.dir) as folder, peer.start(folder) as running:
             found.append(asyncio.run(one(peer, running, asked.messages, asked.seconds)))
         progress("")
     print(f"\n{'':<16}{'waiting':>12}{'filled/s':>10}{'send x100':>12}{'of empty':>10}", end="")
