@@ -25,13 +25,6 @@ ENGINES = ("rocksdb", "leveldb") if sys.version_info < (3, 13) else ("rocksdb",)
 STORES = ("memory", *ENGINES, "postgresql", "mongodb")
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Where nothing may be absent, nothing may be skipped either, by whatever means."""
-    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    if os.environ.get("CI") == "true" and reporter is not None and reporter.stats.get("skipped"):
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-
 def store_url(kind: str, folder: Path) -> str:
     """The URL of a store of a kind; skip where its driver is absent, fail where nothing may be absent."""
     if kind == "leveldb":
@@ -55,7 +48,11 @@ def lent_databases() -> Iterator[None]:
     mongod.give_back()
 
 
-def pytest_sessionfinish() -> None:
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    # Where nothing may be absent, nothing may be skipped either, by whatever means.
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if os.environ.get("CI") == "true" and reporter is not None and reporter.stats.get("skipped"):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
     mongod.stop()
 
 
