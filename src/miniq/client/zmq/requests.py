@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from msgspec import UNSET, Raw, Struct
+from msgspec import NODEFAULT, Raw, Struct
 
 from miniq.client import calls, records
 from miniq.client.calls import Call
@@ -79,12 +79,14 @@ def _json_of(data: bytes) -> bytes:
 
 
 def _fields(record: Struct) -> dict[str, Any]:
-    """The fields of a record that say something."""
+    """The fields of a record that say something else than is said by leaving them out."""
+    names, defaults = record.__struct_fields__, record.__struct_defaults__
+    usual = (NODEFAULT,) * (len(names) - len(defaults)) + defaults
     found = {}
-    for field in record.__struct_fields__:
-        value = getattr(record, field)
-        if value is not UNSET and value is not None:
-            found[field] = value
+    for name, other in zip(names, usual, strict=True):
+        value = getattr(record, name)
+        if value is not other and (type(value) is not type(other) or value != other):
+            found[name] = value
     return found
 
 

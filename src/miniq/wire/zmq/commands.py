@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
@@ -36,6 +36,7 @@ OPENS = {"PRODUCE_MSG": "producer", "CONSUME": "consumer"}
 """Commands that, with no more than a queue, ask for an endpoint's address instead."""
 
 CANCEL = "CANCEL"
+_SENDS = re.compile(rb'\{"type": ?"(SEND|PRODUCE_MSG)"')
 BEGINNING = 200
 """Bytes of a payload in which the name `messages` is looked for; a queue's name may come before it."""
 _EMPTY = {"json": b"{}", "msgpack": b"\x80"}
@@ -86,17 +87,13 @@ class SendPayload(Payload):
 
     def read(self, raw: bytes | Raw, format: Format) -> Request:
         if format == "json":
+            data = bytes(raw)
             try:
-                data = bytes(raw)
-                if b'"messages":' in data[:BEGINNING]:
-                    many = _plain_many(data)
-                    bodies, queue = [bytes(one.body) for one in many.messages], many.queue
-                else:
-                    single = _plain_single(data)
-                    bodies, queue = [bytes(single.body)], single.queue
-                return Request({"queue": queue}, {}, Bodies(bodies), format, out=format)
+                plain = _plain_many(data) if _has_many(data) else _plain_single(data)
             except (msgspec.DecodeError, RecursionError):
                 pass  # it says more, or is wrong: then the other way says how
+            else:
+                return plain.request()
         return super().read(raw, format)
 
 
@@ -108,14 +105,44 @@ class _PlainMany(Struct, forbid_unknown_fields=True):
     queue: str
     messages: list[_PlainOne]
 
+    def request(self) -> Request:
+        bodies = [bytes(one.body) for one in self.messages]
+        return Request({"queue": self.queue}, {}, Bodies(bodies), "json", out="json")
+
 
 class _PlainSingle(Struct, forbid_unknown_fields=True):
     queue: str
     body: Raw
 
+    def request(self) -> Request:
+        return Request({"queue": self.queue}, {}, Bodies([bytes(self.body)]), "json", out="json")
+
+
+class PlainSend(Struct, forbid_unknown_fields=True):
+    """The command of a send that says nothing else. It is read in one go, payload and all."""
+
+    type: Literal["SEND", "PRODUCE_MSG"]
+    payload: Any
+    api_key: str | None = None
+    idempotency_key: str | None = None
+
+
+class _SendMany(PlainSend):
+    payload: _PlainMany
+
+
+class _SendSingle(PlainSend):
+    payload: _PlainSingle
+
 
 _plain_many = msgspec.json.Decoder(_PlainMany).decode
 _plain_single = msgspec.json.Decoder(_PlainSingle).decode
+_send_many = msgspec.json.Decoder(_SendMany).decode
+_send_single = msgspec.json.Decoder(_SendSingle).decode
+
+
+def _has_many(data: bytes) -> bool:
+    return b'"messages":' in data[:BEGINNING]
 
 
 def _text(found: dict[str, Any], name: str) -> str:
@@ -177,29 +204,38 @@ def format_of(body: bytes) -> Format:
     return "msgpack" if 0x80 <= first <= 0x8F or first in (0xDE, 0xDF) else "json"
 
 
-def read_command(body: bytes, format: Format, usual: str | None) -> shapes.Command:
+def read_command(body: bytes, format: Format, usual: str | None) -> shapes.Command | PlainSend:
     """The command in a request. On an endpoint, which has a `usual` one, a payload may come without any."""
     if not body:
         raise InvalidRequest('request: is empty; send {"type": ..., "payload": {...}}', field="request")
     if usual is not None and _typed.read(body, format).type is UNSET:
         return shapes.Command(usual, Raw(body))
+    if format == "json" and _SENDS.match(body):
+        try:
+            if not body.isascii():
+                str(body, "utf-8")
+            return _send_many(body) if _has_many(body) else _send_single(body)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+            pass  # it says more, or is wrong: then the other way says how
     command: shapes.Command = _command.read(body, format)
     return command
 
 
-def understand(command: shapes.Command, format: Format, only: frozenset[str] | None) -> Ask:
+def understand(command: shapes.Command | PlainSend, format: Format, only: frozenset[str] | None) -> Ask:
     """What a command asks for. An endpoint takes `only` some operations; the command server all of them."""
     type = command.type
     name = COMMANDS.get(type)
     if name is None:
         raise BadRequest(f"type: {type[:80]!r} is no command; there are {', '.join(sorted(COMMANDS))}", field="type")
-    raw = b"" if command.payload is UNSET else command.payload
-    if only is None:
-        if type in OPENS and _names.read(bytes(raw) or _EMPTY[format], format).keys() <= {"queue"}:
-            return Ask(None, Request({}, {}, None, format, out=format), opens=OPENS[type])
-    elif name not in only:
+    if only is not None and name not in only:
         raise BadRequest(f"type: {type} is not for this endpoint; ask the command server", field="type")
-    request = _PAYLOADS[name].read(raw, format)
+    if isinstance(command, PlainSend):
+        request: Request = command.payload.request()
+    else:
+        raw = b"" if command.payload is UNSET else command.payload
+        if only is None and type in OPENS and _names.read(bytes(raw) or _EMPTY[format], format).keys() <= {"queue"}:
+            return Ask(None, Request({}, {}, None, format, out=format), opens=OPENS[type])
+        request = _PAYLOADS[name].read(raw, format)
     operation = _BY_NAME[name]
     if request.body is not None and getattr(request.body, "leases", None) is UNSET:
         operation = _alone(type, request)
