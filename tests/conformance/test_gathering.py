@@ -8,6 +8,7 @@ import pytest
 
 from miniq.broker import Broker, gather
 from miniq.errors import MiniQError, NoSpace
+from tests.clock import FrozenClock
 from tests.kit import draft
 
 
@@ -19,15 +20,15 @@ class Senders:
         self.told: dict[int, str | Exception] = {}
         self._waiting: list[asyncio.Future[None]] = []
 
-    def send(self, number: int, queue: str = "q", body: bytes | None = None) -> bool:
+    def send(self, number: int, queue: str = "q", body: bytes | None = None, call: str | None = None) -> bool:
         future = asyncio.get_running_loop().create_future()
 
-        def done(id: str, error: Exception | None) -> None:
+        def done(ids: list[str], error: Exception | None) -> None:
             assert number not in self.told, "told twice"
-            self.told[number] = error or id
+            self.told[number] = error or ",".join(ids)
             future.set_result(None)
 
-        taken = self.broker.send_beside(queue, body or str(number).encode(), done)
+        taken = self.broker.send_beside(queue, body or str(number).encode(), call, done)
         if taken:
             self._waiting.append(future)
         return taken
@@ -152,3 +153,74 @@ async def test_a_message_sent_beside_others_wakes_a_long_poll(broker: Broker) ->
     senders.send(7)
     (stored,) = await poll
     assert stored.message.body == b"7"
+
+
+async def send_named(broker: Broker, calls: dict[int, str | None]) -> dict[int, str | Exception]:
+    """Send numbers at the same time, each with its name; by the long way where that has to be."""
+    senders = Senders(broker)
+    for number, call in calls.items():
+        if not senders.send(number, call=call):
+            senders.told[number] = ",".join(await broker.send("q", [draft(number)], call))
+    return await senders.answers()
+
+
+async def bodies(broker: Broker) -> list[bytes]:
+    return [stored.message.body for stored in await broker.receive("q", max=100)]
+
+
+async def test_named_messages_are_sent_beside_others_where_nobody_else_writes(broker: Broker) -> None:
+    await broker.configure("q")
+    senders = Senders(broker)
+    assert senders.send(1, call="a") is not broker.store.shared
+    assert not senders.send(2, call="")
+    assert not senders.send(3, call="x" * (broker.options.limits.name_bytes + 1))
+    assert not senders.send(4, call="\N{SNOWMAN}")
+    await senders.answers()
+
+
+async def test_a_name_counts_once_within_a_put_and_after_it(broker: Broker) -> None:
+    await broker.configure("q")
+    told = await send_named(broker, {1: "a", 2: None, 3: "b", 4: "a", 5: None, 6: "c"})
+    assert told[4] == told[1]
+    assert len(set(told.values())) == 5
+    again = await send_named(broker, {7: "c", 8: "d", 9: None, 10: "a"})
+    assert (again[7], again[10]) == (told[6], told[1])
+    assert (await broker.queue("q")).counts.ready == 7
+    for number, id in {**told, **again}.items():
+        if number not in (4, 7, 10):
+            assert isinstance(id, str)
+            assert (await broker.get("q", id)).message.body == str(number).encode()
+    assert sorted(map(int, await bodies(broker))) == [1, 2, 3, 5, 6, 8, 9]
+
+
+async def test_a_put_in_which_all_was_sent_before_adds_nothing(broker: Broker) -> None:
+    await broker.configure("q")
+    told = await send_named(broker, {1: "a", 2: "b"})
+    again = await send_named(broker, {3: "b", 4: "a", 5: "b"})
+    assert list(again.values()) == [told[2], told[1], told[2]]
+    assert await bodies(broker) == [b"1", b"2"]
+
+
+async def test_a_name_is_the_same_by_either_way(broker: Broker) -> None:
+    await broker.configure("q")
+    several = await broker.send("q", [draft(1), draft(2), draft(3)], "many")
+    told = await send_named(broker, {4: "many", 5: "one"})
+    assert told[4] == ",".join(several)
+    assert await broker.send("q", [draft(6)], "one") == [told[5]]
+    assert len(await bodies(broker)) == 4
+
+
+async def test_a_name_is_forgotten_in_time(broker: Broker, clock: FrozenClock) -> None:
+    await broker.configure("q")
+    first = await send_named(broker, {1: "a"})
+    clock.advance(301)
+    second = await send_named(broker, {2: "a"})
+    assert first[1] != second[2]
+    assert await bodies(broker) == [b"1", b"2"]
+
+
+async def test_named_messages_stand_in_the_history(broker: Broker) -> None:
+    await broker.configure("q", {"history": "full"})
+    await send_named(broker, {1: "a", 2: "b", 3: "a"})
+    records = (await broker.history(queue="q")).records
+    assert [record.event.body for record in records if record.event.event == "sent"] == [b"1", b"2"]

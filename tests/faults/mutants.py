@@ -73,12 +73,16 @@ def early_expiry() -> None:
 
 def no_dedup() -> None:
     """A call that is repeated is carried out again."""
-    send = Broker.send
+    send, send_each = Broker.send, Broker.send_each
 
     async def forgetful(self: Broker, queue: str, drafts: Any, call: str | None = None) -> list[str]:
         return await send(self, queue, drafts, None)
 
+    async def each_forgetful(self: Broker, queue: str, bodies: Any, calls: Any) -> list[list[str]]:
+        return await send_each(self, queue, bodies, [None] * len(calls))
+
     Broker.send = forgetful  # type: ignore[method-assign]
+    Broker.send_each = each_forgetful  # type: ignore[method-assign]
 
 
 def thawed_claims() -> None:

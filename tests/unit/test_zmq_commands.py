@@ -1,4 +1,4 @@
-"""How ZeroMQ requests are written and read: plain sends in one go, everything else by the longer way to the same end."""
+"""How ZeroMQ requests are written and read: plain sends in one go, everything else by the longer way."""
 
 from __future__ import annotations
 

@@ -37,6 +37,7 @@ from miniq.errors import (
 )
 from miniq.ids import IdSource
 from miniq.message import (
+    Bodies,
     Draft,
     EventName,
     HistoryPage,
@@ -46,13 +47,14 @@ from miniq.message import (
     Mode,
     Outcome,
     Page,
+    Parcel,
     QueueInfo,
     RedriveProgress,
     Status,
     Stored,
 )
 from miniq.options import Options
-from miniq.store.base import ANY, FREE, Edit, Fence, Once, Room, Store
+from miniq.store.base import ANY, FREE, Alone, Edit, Fence, Once, Room, Store
 from miniq.store.transfer import check_complete
 
 
@@ -182,13 +184,35 @@ class Broker:
         self.metrics.messages[queue, "sent"] += len(ids)
         return ids
 
-    def send_beside(self, queue: str, body: bytes, done: Sent) -> bool:
-        """Send one plain JSON message together with what others send at the same time; `done` gets its id once it
-        is on disk. False where that is not possible: then `send` is the way, which also says what is wrong."""
+    async def send_each(self, queue: str, bodies: Bodies, calls: Sequence[str | None]) -> list[list[str]]:
+        """Send messages of which each is a call of its own, with a name or None, and return the answer to each. To
+        queues without limits; the names must be right (see `send_beside`)."""
+        if not any(calls):
+            return [[id] for id in await self.send(queue, bodies)]
+        settings = self.catalog.find(queue) or await self.catalog.first_use(queue)
+        now = self.clock.now()
+        messages = rules.admit(queue, settings, bodies, self._ids, now, self._limits)
+        assert isinstance(self.store, Alone)  # noqa: S101  names are taken there only
+        assert isinstance(messages, Parcel)  # noqa: S101  no body is too large
+        until = now + rules.CALL_WINDOW
+        try:
+            answers = await self.store.put_each(messages, calls, now=now, until=until, keep=settings.history)
+        except QueueNotFound:
+            self.catalog.forget(queue)  # somebody else just deleted it
+            return await self.send_each(queue, bodies, calls)
+        self.metrics.messages[queue, "sent"] += sum(map(len, answers))
+        return answers
+
+    def send_beside(self, queue: str, body: bytes, call: str | None, done: Sent) -> bool:
+        """Send one plain JSON message together with what others send at the same time; `done` gets the answer once
+        it is on disk. False where that is not possible: then `send` is the way, which also says what is wrong."""
         settings = self.catalog.find(queue)
-        if settings is None or settings.max_length or settings.max_bytes or len(body) > self._limits.body_bytes:
+        limits = self._limits
+        if settings is None or settings.max_length or settings.max_bytes or len(body) > limits.body_bytes:
             return False
-        self._gather.add(queue, body, done)
+        if call is not None and (self.store.shared or not call.isascii() or not 0 < len(call) <= limits.name_bytes):
+            return False
+        self._gather.add(queue, body, call, done)
         return True
 
     async def receive(

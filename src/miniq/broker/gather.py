@@ -1,8 +1,9 @@
 """Single messages that many send at the same time are put into the store together.
 
 What is sent to a queue while one put of it is under way goes into the next. One change of the store, and one
-run of ids, then serves many senders; each is answered by itself. Only plain messages go this way, and only
-where none can be refused because of another: to queues without a limit on what they hold.
+run of ids, then serves many senders; each is answered by itself, and each may have named its call. Only plain
+messages go this way, and only where none can be refused because of another: to queues without a limit on what
+they hold.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from miniq.prompt import begin
 if TYPE_CHECKING:
     from miniq.broker.broker import Broker
 
-Sent = Callable[[str, Exception | None], None]
-"""Called with the id of a message that is on disk, or with what went wrong."""
+Sent = Callable[[list[str], Exception | None], None]
+"""Called with the ids of what is on disk, or with what went wrong. There is one id, but for a call that was made before
+by the same name: that gets the answer it got then."""
 
 MESSAGES = 500
 BYTES = 4 * 1024 * 1024
@@ -28,13 +30,14 @@ BYTES = 4 * 1024 * 1024
 class _Lot:
     """What waits for the next put of a queue."""
 
-    __slots__ = ("bodies", "done")
+    __slots__ = ("bodies", "calls", "done")
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
+        self.calls: list[str | None] = []
         self.done: list[Sent] = []
 
-    def split(self) -> tuple[list[bytes], list[Sent]]:
+    def split(self) -> tuple[list[bytes], list[str | None], list[Sent]]:
         """Take out what the next put carries, in order."""
         count = min(len(self.bodies), MESSAGES)
         if sum(map(len, self.bodies[:count])) > BYTES:
@@ -42,9 +45,9 @@ class _Lot:
             while not count or (count < len(self.bodies) and size + len(self.bodies[count]) <= BYTES):
                 size += len(self.bodies[count])
                 count += 1
-        bodies, done = self.bodies[:count], self.done[:count]
-        del self.bodies[:count], self.done[:count]
-        return bodies, done
+        bodies, calls, done = self.bodies[:count], self.calls[:count], self.done[:count]
+        del self.bodies[:count], self.calls[:count], self.done[:count]
+        return bodies, calls, done
 
 
 class Gather:
@@ -56,7 +59,7 @@ class Gather:
         self._all_done: asyncio.Future[None] | None = None
         """Who stops waits for it."""
 
-    def add(self, queue: str, body: bytes, done: Sent) -> None:
+    def add(self, queue: str, body: bytes, call: str | None, done: Sent) -> None:
         """Send a message with the next put of its queue; `done` is called in this loop, never at once."""
         lot = self._lots.get(queue)
         if lot is None:
@@ -70,6 +73,7 @@ class Gather:
                 else:
                     begin(loop, self._run(queue), at_once=False)
         lot.bodies.append(body)
+        lot.calls.append(call)
         lot.done.append(done)
 
     async def stop(self) -> None:
@@ -82,17 +86,17 @@ class Gather:
         """Put lots of one queue until there is none."""
         try:
             while (lot := self._lots.get(queue)) is not None:
-                bodies, done = lot.split()
+                bodies, calls, done = lot.split()
                 if not lot.bodies:
                     del self._lots[queue]
                 try:
-                    ids = await self._broker.send(queue, Bodies(bodies))
+                    answers = await self._broker.send_each(queue, Bodies(bodies), calls)
                 except Exception as error:
-                    for call in done:
-                        call("", error)
+                    for tell in done:
+                        tell([], error)
                 else:
-                    for call, id in zip(done, ids, strict=True):
-                        call(id, None)
+                    for tell, ids in zip(done, answers, strict=True):
+                        tell(ids, None)
         finally:
             self._busy.discard(queue)
             if not self._busy and self._all_done is not None:

@@ -34,6 +34,7 @@ Offsets start at 1, rise by one, have no gaps and are never reused.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol, TypeVar
 
@@ -139,7 +140,7 @@ def fence_outcome(stored: Stored | None, receipt: str, now: int) -> Outcome:
     return "done" if receipt in (ANY, stored.receipt) else "stale"
 
 
-class Alone:
+class Alone(ABC):
     """What a store says of itself that only one broker has open: nobody else changes anything."""
 
     shared = False
@@ -148,8 +149,15 @@ class Alone:
         self.on_ready: ReadyHint = lambda queue, recipient, count: None
         self.on_change: ChangeHint = lambda: None
 
+    @abstractmethod
+    async def put_each(
+        self, parcel: Parcel, calls: Sequence[str | None], *, now: int, until: int, keep: History
+    ) -> list[list[str]]:
+        """Add messages of which each is a call of its own (see `Store.put`), known until `until` by its name if it has
+        one. One that was made before, also in the same parcel, adds nothing; each gets its own answer."""
+
     async def check(self) -> None:
-        pass
+        return
 
     async def revision(self) -> int:
         return 0

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 from miniq.ids import from_spans, spans
-from miniq.message import Message
+from miniq.message import Message, Parcel
 from miniq.store import keys
 from miniq.store.blocks import Shelf
 from miniq.store.commit import GroupCommit
@@ -38,6 +38,31 @@ class DedupRecords:
 
     def remember_call(self, shelf: Shelf, name: str, ids: Sequence[str], until: int) -> None:
         self.remember(shelf, {_call(name): spans(ids)}, until)
+
+    def sift_calls(
+        self, shelf: Shelf, parcel: Parcel, calls: Sequence[str | None], now: int, until: int
+    ) -> tuple[Parcel, list[list[str]]]:
+        """The messages of which the call is new, and the answer to each; stages the records of these calls."""
+        ids = iter(parcel.ids)  # those that are new get the first ones, without a gap: they can lie in one block
+        bodies: list[bytes] = []
+        answers: list[list[str]] = []
+        brought: dict[str, str] = {}
+        for body, name in zip(parcel.bodies, calls, strict=True):
+            if name is not None:
+                known = _call(name)
+                said = brought.get(known) or self.standing(shelf, known, now)
+                if said is not None:
+                    answers.append(from_spans(said))
+                    continue
+            bodies.append(body)
+            answers.append([next(ids)])
+            if name is not None:
+                brought[known] = spans(answers[-1])
+        if brought:
+            self.remember(shelf, brought, until)
+        fresh = parcel[: len(bodies)]
+        fresh.bodies = bodies
+        return fresh, answers
 
     def published(self, shelf: Shelf, job: str, batch: str, now: int) -> int | None:
         """How many messages a batch of a job brought when it was published."""

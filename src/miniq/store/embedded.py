@@ -210,17 +210,23 @@ class EmbeddedStore(Alone):
             self._dedup.remember_call(shelf, call.name, ids, call.until)
         if dedup:
             self._dedup.remember(shelf, dedup, dedup_until)
-        batch = commit.batch
-        blocks = self._ledger.arrive(shelf, fresh, now)
-        if keep == "full":
-            batch.events += [EventRun(events.sent(message, now, None, keep)) for message in fresh]
-        elif keep == "events":
-            place = 0
-            for block in blocks:
-                batch.events.append(event_run(events.sent(fresh[place], now, None, keep), block.sizes))
-                place += block.count
+        self._arrive(shelf, fresh, now, keep)
         await commit.commit(sync=True)
         return ids
+
+    async def put_each(
+        self, parcel: Parcel, calls: Sequence[str | None], *, now: int, until: int, keep: History
+    ) -> list[list[str]]:
+        commit = self._committer()
+        shelf = self._shelves[parcel.queue]
+        self._space.check(parcel)
+        fresh, answers = self._dedup.sift_calls(shelf, parcel, calls, now, until)
+        if not fresh:
+            await commit.settle()
+            return answers
+        self._arrive(shelf, fresh, now, keep)
+        await commit.commit(sync=True)
+        return answers
 
     async def take(
         self,
@@ -688,6 +694,18 @@ class EmbeddedStore(Alone):
             await commit.commit(sync=True)
         else:
             await commit.settle()
+
+    def _arrive(self, shelf: Shelf, fresh: Sequence[Message], now: int, keep: History) -> None:
+        """Stage new messages, and what is told of them."""
+        batch = self._committer().batch
+        blocks = self._ledger.arrive(shelf, fresh, now)
+        if keep == "full":
+            batch.events += [EventRun(events.sent(message, now, None, keep)) for message in fresh]
+        elif keep == "events":
+            place = 0
+            for block in blocks:
+                batch.events.append(event_run(events.sent(fresh[place], now, None, keep), block.sizes))
+                place += block.count
 
     def _save(self, shelf: Shelf) -> None:
         record = keys.QueueRecord(shelf.number, shelf.serial, shelf.settings)

@@ -23,6 +23,7 @@ from miniq.message import (
     Message,
     Outcome,
     Page,
+    Parcel,
     Portion,
     Published,
     QueueSettings,
@@ -266,6 +267,15 @@ class MemoryStore(Alone):
         for message in fresh:
             self.on_ready(message.queue, message.recipient, 1)
         return ids
+
+    async def put_each(
+        self, parcel: Parcel, calls: Sequence[str | None], *, now: int, until: int, keep: History
+    ) -> list[list[str]]:
+        answers: list[list[str]] = []
+        for message, name in zip(parcel, calls, strict=True):
+            call = None if name is None else Once(name, until)
+            answers.append(await self.put([message], now=now, dedup_until=0, room=None, keep=keep, call=call))
+        return answers
 
     async def take(
         self,

@@ -258,7 +258,7 @@ class _FastLane(HttpToolsProtocol):
             and head.doubt is None
             and broker.keys.open
             and (body := codec.plain_body(raw)) is not None
-            and broker.send_beside(head.queue, body, partial(self._sent, hot))
+            and broker.send_beside(head.queue, body, head.call, partial(self._sent, hot))
         ):
             return
         try:
@@ -279,7 +279,7 @@ class _FastLane(HttpToolsProtocol):
             single
             and type(sent) is Bodies
             and len(sent.bodies) == 1
-            and broker.send_beside(head.queue, sent.bodies[0], partial(self._sent, hot))
+            and broker.send_beside(head.queue, sent.bodies[0], head.call, partial(self._sent, hot))
         ):
             return
         hot.task = begin(self.loop, run(broker, operation, request), partial(self._done, hot), at_once=broker.prompt)
@@ -311,7 +311,7 @@ class _FastLane(HttpToolsProtocol):
             traced(said),
             int(said["content-length"]) if "content-length" in said else -1,
             reply_format(said.get("accept", ""), format or "json"),
-            operation.name == "send" and "idempotency-key" not in said and format == "json" and not is_arrow(kind),
+            operation.name == "send" and format == "json" and not is_arrow(kind),
         )
         if 0 < len(raw) <= KNOWN_BYTES and self._repeats(head):
             if len(self.known) >= KNOWN:
@@ -343,14 +343,14 @@ class _FastLane(HttpToolsProtocol):
         out = hot.head.out
         self._write(hot, operation.status, codec.encode(reply, out), _MEDIA[out])
 
-    def _sent(self, hot: _HotCycle, id: str, error: Exception | None) -> None:
+    def _sent(self, hot: _HotCycle, ids: list[str], error: Exception | None) -> None:
         """A message that was sent beside others is on disk, or not."""
         if error is not None:
             self._refuse(hot, error)
             return
         head = hot.head
         self.broker.metrics.call("http", "send", head.queue, perf_counter() - hot.began)
-        self._write(hot, 201, codec.encode(shapes.SentReply([id]), head.out), _MEDIA[head.out])
+        self._write(hot, 201, codec.encode(shapes.SentReply(ids), head.out), _MEDIA[head.out])
 
     def _give_back(self, queue: str, reply: shapes.MessagesReply) -> None:
         """Messages were leased for a connection that is gone: they need not wait for their timeout."""

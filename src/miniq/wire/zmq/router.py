@@ -344,9 +344,10 @@ class Router:
     def _send_beside(self, asked: _Asked, request: Request) -> bool:
         """Whether a request is one plain message that may be sent together with those of others; then it is."""
         body = request.body
-        if type(body) is not Bodies or len(body.bodies) != 1 or request.call is not None:
+        if type(body) is not Bodies or len(body.bodies) != 1:
             return False
-        if not self._broker.send_beside(request.path["queue"], body.bodies[0], partial(self._sent, asked)):
+        sent = partial(self._sent, asked)
+        if not self._broker.send_beside(request.path["queue"], body.bodies[0], request.call, sent):
             return False
         self._beside += 1
         return True
@@ -389,7 +390,7 @@ class Router:
             if operation.name not in POLLS:
                 self._let_go(asked.size)
 
-    def _sent(self, asked: _Asked, id: str, error: Exception | None) -> None:
+    def _sent(self, asked: _Asked, ids: list[str], error: Exception | None) -> None:
         """A message that was sent beside others is on disk, or not."""
         self._beside -= 1
         if not self._beside and self._last_sent is not None:
@@ -401,7 +402,7 @@ class Router:
             return
         queue = asked.ask.request.path["queue"]
         self._broker.metrics.call("zmq", "send", queue, perf_counter() - asked.began)
-        self._reply(asked, shapes.SentReply([id]))
+        self._reply(asked, shapes.SentReply(ids))
 
     def _let_go(self, size: int) -> None:
         """A request is answered: others may be read if they had to wait for that."""
