@@ -231,11 +231,12 @@ def understand(command: shapes.Command | PlainSend, format: Format, only: frozen
         raise BadRequest(f"type: {type} is not for this endpoint; ask the command server", field="type")
     if isinstance(command, PlainSend):
         request: Request = command.payload.request()
-    else:
-        raw = b"" if command.payload is UNSET else command.payload
-        if only is None and type in OPENS and _names.read(bytes(raw) or _EMPTY[format], format).keys() <= {"queue"}:
-            return Ask(None, Request({}, {}, None, format, out=format), opens=OPENS[type])
-        request = _PAYLOADS[name].read(raw, format)
+        request.call = command.idempotency_key
+        return Ask(_BY_NAME[name], request)
+    raw = b"" if command.payload is UNSET else command.payload
+    if only is None and type in OPENS and _names.read(bytes(raw) or _EMPTY[format], format).keys() <= {"queue"}:
+        return Ask(None, Request({}, {}, None, format, out=format), opens=OPENS[type])
+    request = _PAYLOADS[name].read(raw, format)
     operation = _BY_NAME[name]
     if request.body is not None and getattr(request.body, "leases", None) is UNSET:
         operation = _alone(type, request)

@@ -170,8 +170,8 @@ class Router:
         self._events.rcvhwm = 0  # the library waits where this is full, and with it everybody
         self._events.connect(place)
         self._open = True
-        self._loop.add_reader(self._events.fileno(), self._look)
-        self._loop.add_reader(socket.fileno(), self._look)
+        self._loop.add_reader(self._events.fileno(), self._look, True)
+        self._loop.add_reader(socket.fileno(), self._look, False)
         self._again()
         return bound
 
@@ -203,46 +203,53 @@ class Router:
 
     def _look_again(self) -> None:
         self._looking = False
-        self._look()
+        self._look(False)
 
-    def _look(self) -> None:
-        """Read what is there, then who has come and left, then answer. In this order: what was read may be the last
-        word of one that has left, and a new connection may have the file descriptor of one that was there before."""
+    def _look(self, has_news: bool) -> None:
+        """Read what is there and answer those who are known. Of others, and if there is news of that, see who has come
+        and left before they are answered, but read everything first: what was read may be the last word of one that
+        has left, and a new connection may have the file descriptor of one that was there before."""
         if not self._open:
             return
-        read: list[_Read] = []
+        strangers: list[_Read] = []
         most = HELD * self._max_request
-        size = self._held
-        try:
-            while len(read) < AT_ONCE and size < most:
-                read.append(self._read())
-                size += read[-1].size
-        except Again:
-            pass
+        size = 0
+        for _ in range(AT_ONCE):
+            if self._held + size >= most:
+                break
+            request = self._read()
+            if request is None:
+                break
+            if strangers or not isinstance(request.who, _Client):
+                strangers.append(request)
+                size += request.size
+            else:
+                self._receive(request)
         else:
-            if size < most:
-                self._again()
-        self._see_who_is_there()
-        for request in read:
-            self._receive(request)
+            self._again()
+        if strangers or has_news:
+            self._see_who_is_there()
+            for request in strangers:
+                self._receive(request)
 
-    def _read(self) -> _Read:
-        socket = self.socket
-        identity = socket.recv(_NOW)
-        who: _Client | Frame | None = self._clients.get(identity)
+    def _read(self) -> _Read | None:
+        """The next request, None if there is none."""
+        receive = self.socket.recv
+        try:
+            frame = receive(_NOW, copy=False)
+        except Again:
+            return None
+        identity = frame.bytes
         frames: list[bytes] = []
         size = count = 0
-        if who is None:
-            who = socket.recv(_NOW, copy=False)
-            frames.append(who.bytes)
-            size, count = len(frames[0]), 1
-        while socket.getsockopt(zmq.RCVMORE):
-            frame = socket.recv(_NOW)
-            size += len(frame)
+        while frame.more:
+            frame = receive(_NOW, copy=False)
+            part = frame.bytes
+            size += len(part)
             count += 1
             if count <= FRAMES:
-                frames.append(frame)
-        return _Read(identity, who, frames, size, count)
+                frames.append(part)
+        return _Read(identity, self._clients.get(identity) or frame, frames, size, count)
 
     def _see_who_is_there(self) -> None:
         events = self._events
@@ -392,17 +399,17 @@ class Router:
 
     def _sent(self, asked: _Asked, ids: list[str], error: Exception | None) -> None:
         """A message that was sent beside others is on disk, or not."""
+        if error is not None:
+            self._refuse(asked, error)
+        else:
+            self._reply(asked, shapes.SentReply(ids))
+            queue = asked.ask.request.path["queue"]
+            self._broker.metrics.call("zmq", "send", queue, perf_counter() - asked.began)
+        asked.client.asked.discard(asked)
+        self._let_go(asked.size)
         self._beside -= 1
         if not self._beside and self._last_sent is not None:
             self._last_sent.set_result(None)
-        asked.client.asked.discard(asked)
-        self._let_go(asked.size)
-        if error is not None:
-            self._refuse(asked, error)
-            return
-        queue = asked.ask.request.path["queue"]
-        self._broker.metrics.call("zmq", "send", queue, perf_counter() - asked.began)
-        self._reply(asked, shapes.SentReply(ids))
 
     def _let_go(self, size: int) -> None:
         """A request is answered: others may be read if they had to wait for that."""
