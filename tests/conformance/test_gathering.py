@@ -18,23 +18,22 @@ class Senders:
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
         self.told: dict[int, str | Exception] = {}
-        self._waiting: list[asyncio.Future[None]] = []
+        self._waiting: dict[int, asyncio.Future[None]] = {}
 
     def send(self, number: int, queue: str = "q", body: bytes | None = None, call: str | None = None) -> bool:
-        future = asyncio.get_running_loop().create_future()
-
-        def done(ids: list[str], error: Exception | None) -> None:
-            assert number not in self.told, "told twice"
-            self.told[number] = error or ",".join(ids)
-            future.set_result(None)
-
-        taken = self.broker.send_beside(queue, body or str(number).encode(), call, done)
+        taken = self.broker.send_beside(queue, body or str(number).encode(), call, number, self.sent)
         if taken:
-            self._waiting.append(future)
+            self._waiting[number] = asyncio.get_running_loop().create_future()
         return taken
 
+    def sent(self, who: list[int], answers: list[list[str]], error: Exception | None) -> None:
+        for place, number in enumerate(who):
+            assert number not in self.told, "told twice"
+            self.told[number] = error or ",".join(answers[place])
+            self._waiting[number].set_result(None)
+
     async def answers(self) -> dict[int, str | Exception]:
-        await asyncio.gather(*self._waiting)
+        await asyncio.gather(*self._waiting.values())
         return self.told
 
 

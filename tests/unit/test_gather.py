@@ -27,8 +27,12 @@ class Puts:
         await self.waiting[-1]
         return [[body.decode()] for body in bodies.bodies]
 
-    def answer(self, ids: list[str], error: Exception | None) -> None:
-        self.answers.append(ids[0] if ids else str(error))
+    def answer(self, who: list[bytes], answers: list[list[str]], error: Exception | None) -> None:
+        if error is not None:
+            self.answers += [str(error)] * len(who)
+            return
+        assert [[one.decode()] for one in who] == answers
+        self.answers += [ids[0] for ids in answers]
 
 
 async def turns(count: int = 5) -> None:
@@ -40,12 +44,12 @@ async def test_what_comes_in_one_turn_or_during_a_put_goes_together() -> None:
     puts = Puts()
     gather = Gather(puts)  # type: ignore[arg-type]
     for body in (b"1", b"2"):
-        gather.add("q", body, None, puts.answer)
+        gather.add("q", body, None, body, puts.answer)
     assert puts.lots == []
     await turns()
     for body in (b"3", b"4"):
-        gather.add("q", body, None, puts.answer)
-    gather.add("other", b"5", None, puts.answer)
+        gather.add("q", body, None, body, puts.answer)
+    gather.add("other", b"5", None, b"5", puts.answer)
     await turns()
     assert puts.lots == [[b"1", b"2"], [b"5"]]
     puts.waiting[0].set_result(None)
@@ -61,11 +65,11 @@ async def test_what_comes_in_one_turn_or_during_a_put_goes_together() -> None:
 async def test_what_comes_just_when_a_put_ends_is_not_forgotten(wait: int) -> None:
     puts = Puts()
     gather = Gather(puts)  # type: ignore[arg-type]
-    gather.add("q", b"1", None, puts.answer)
+    gather.add("q", b"1", None, b"1", puts.answer)
     await turns()
     puts.waiting[0].set_result(None)
     await turns(wait)
-    gather.add("q", b"2", None, puts.answer)
+    gather.add("q", b"2", None, b"2", puts.answer)
     await turns()
     assert puts.lots == [[b"1"], [b"2"]]
     puts.waiting[1].set_result(None)
@@ -77,11 +81,11 @@ async def test_an_error_is_told_to_each_and_the_next_put_is_made() -> None:
     puts = Puts()
     gather = Gather(puts)  # type: ignore[arg-type]
     for body in (b"1", b"2"):
-        gather.add("q", body, None, puts.answer)
+        gather.add("q", body, None, body, puts.answer)
     await turns()
     puts.waiting[0].set_exception(ValueError("no"))
     await turns()
-    gather.add("q", b"3", None, puts.answer)
+    gather.add("q", b"3", None, b"3", puts.answer)
     await turns()
     puts.waiting[1].set_result(None)
     await gather.stop()

@@ -203,16 +203,16 @@ class Broker:
         self.metrics.messages[queue, "sent"] += sum(map(len, answers))
         return answers
 
-    def send_beside(self, queue: str, body: bytes, call: str | None, done: Sent) -> bool:
-        """Send one plain JSON message together with what others send at the same time; `done` gets the answer once
-        it is on disk. False where that is not possible: then `send` is the way, which also says what is wrong."""
+    def send_beside(self, queue: str, body: bytes, call: str | None, who: Any, sent: Sent) -> bool:
+        """Send one plain JSON message of `who` together with what others send at the same time; `sent` gets the answer
+        once it is on disk. False where that is not possible: then `send` is the way, which also says what is wrong."""
         settings = self.catalog.find(queue)
         limits = self._limits
         if settings is None or settings.max_length or settings.max_bytes or len(body) > limits.body_bytes:
             return False
         if call is not None and (self.store.shared or not call.isascii() or not 0 < len(call) <= limits.name_bytes):
             return False
-        self._gather.add(queue, body, call, done)
+        self._gather.add(queue, body, call, who, sent)
         return True
 
     async def receive(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from miniq.message import Bodies
 from miniq.prompt import begin
@@ -18,9 +18,9 @@ from miniq.prompt import begin
 if TYPE_CHECKING:
     from miniq.broker.broker import Broker
 
-Sent = Callable[[list[str], Exception | None], None]
-"""Called with the ids of what is on disk, or with what went wrong. There is one id, but for a call that was made before
-by the same name: that gets the answer it got then."""
+Sent = Callable[[list[Any], list[list[str]], Exception | None], None]
+"""Called with those who sent and the ids that each gets, once all is on disk, or with those and what went wrong. There
+is one id for each, but a call that was made before by the same name gets the answer it got then."""
 
 MESSAGES = 500
 BYTES = 4 * 1024 * 1024
@@ -30,14 +30,14 @@ BYTES = 4 * 1024 * 1024
 class _Lot:
     """What waits for the next put of a queue."""
 
-    __slots__ = ("bodies", "calls", "done")
+    __slots__ = ("bodies", "calls", "who")
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
         self.calls: list[str | None] = []
-        self.done: list[Sent] = []
+        self.who: list[Any] = []
 
-    def split(self) -> tuple[list[bytes], list[str | None], list[Sent]]:
+    def split(self) -> tuple[list[bytes], list[str | None], list[Any]]:
         """Take out what the next put carries, in order."""
         count = min(len(self.bodies), MESSAGES)
         if sum(map(len, self.bodies[:count])) > BYTES:
@@ -45,36 +45,39 @@ class _Lot:
             while not count or (count < len(self.bodies) and size + len(self.bodies[count]) <= BYTES):
                 size += len(self.bodies[count])
                 count += 1
-        bodies, calls, done = self.bodies[:count], self.calls[:count], self.done[:count]
-        del self.bodies[:count], self.calls[:count], self.done[:count]
-        return bodies, calls, done
+        if count == len(self.bodies):
+            return self.bodies, self.calls, self.who
+        bodies, calls, who = self.bodies[:count], self.calls[:count], self.who[:count]
+        del self.bodies[:count], self.calls[:count], self.who[:count]
+        return bodies, calls, who
 
 
 class Gather:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._lots: dict[str, _Lot] = {}
-        self._busy: set[str] = set()
-        """Queues of which a put is under way or about to begin."""
+        self._lots: dict[tuple[str, Sent], _Lot] = {}
+        self._busy: set[tuple[str, Sent]] = set()
+        """Queues, and who tells their senders, of which a put is under way or about to begin."""
         self._all_done: asyncio.Future[None] | None = None
         """Who stops waits for it."""
 
-    def add(self, queue: str, body: bytes, call: str | None, done: Sent) -> None:
-        """Send a message with the next put of its queue; `done` is called in this loop, never at once."""
-        lot = self._lots.get(queue)
+    def add(self, queue: str, body: bytes, call: str | None, who: Any, sent: Sent) -> None:
+        """Send a message of `who` with the next put of its queue; `sent` is called in this loop, never at once."""
+        key = (queue, sent)
+        lot = self._lots.get(key)
         if lot is None:
-            lot = self._lots[queue] = _Lot()
-            if queue not in self._busy:
-                self._busy.add(queue)
+            lot = self._lots[key] = _Lot()
+            if key not in self._busy:
+                self._busy.add(key)
                 # It begins only after what this turn of the loop has read: the others of the turn come along.
                 loop = asyncio.get_running_loop()
                 if self._broker.prompt:
-                    loop.call_soon(lambda: begin(loop, self._run(queue)))
+                    loop.call_soon(lambda: begin(loop, self._run(key)))
                 else:
-                    begin(loop, self._run(queue), at_once=False)
+                    begin(loop, self._run(key), at_once=False)
         lot.bodies.append(body)
         lot.calls.append(call)
-        lot.done.append(done)
+        lot.who.append(who)
 
     async def stop(self) -> None:
         """Wait until everybody has an answer."""
@@ -82,22 +85,21 @@ class Gather:
             self._all_done = asyncio.get_running_loop().create_future()
             await self._all_done
 
-    async def _run(self, queue: str) -> None:
+    async def _run(self, key: tuple[str, Sent]) -> None:
         """Put lots of one queue until there is none."""
+        queue, sent = key
         try:
-            while (lot := self._lots.get(queue)) is not None:
-                bodies, calls, done = lot.split()
-                if not lot.bodies:
-                    del self._lots[queue]
+            while (lot := self._lots.get(key)) is not None:
+                bodies, calls, who = lot.split()
+                if bodies is lot.bodies:
+                    del self._lots[key]
                 try:
                     answers = await self._broker.send_each(queue, Bodies(bodies), calls)
                 except Exception as error:
-                    for tell in done:
-                        tell([], error)
+                    sent(who, [], error)
                 else:
-                    for tell, ids in zip(done, answers, strict=True):
-                        tell(ids, None)
+                    sent(who, answers, None)
         finally:
-            self._busy.discard(queue)
+            self._busy.discard(key)
             if not self._busy and self._all_done is not None:
                 self._all_done.set_result(None)

@@ -37,10 +37,14 @@ class Metrics:
 
     def call(self, wire: str, name: str, queue: str, seconds: float) -> None:
         """A call was answered."""
-        latency = self.calls.get((wire, name, queue))
-        if latency is None:
-            latency = self.calls[wire, name, queue] = Latency()
-        latency.add(seconds)
+        self.latency(wire, name, queue).add(seconds)
+
+    def latency(self, wire: str, name: str, queue: str) -> Latency:
+        """Of calls of one kind."""
+        found = self.calls.get((wire, name, queue))
+        if found is None:
+            found = self.calls[wire, name, queue] = Latency()
+        return found
 
     def forget(self, queue: str) -> None:
         """A queue is gone, and with it what was counted for it."""

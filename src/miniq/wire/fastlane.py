@@ -20,6 +20,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from miniq.broker import Broker
+from miniq.broker.gather import Sent
 from miniq.errors import BadRequest, MiniQError, WrongMedia
 from miniq.message import JSON, Bodies, Lease
 from miniq.prompt import begin
@@ -35,7 +36,7 @@ _LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() 
 _END = b"\r\n\r\n"
 _UPDATE = b"UPDATE /messages/"
 _NO_QUERY: dict[str, str] = {}
-_MEDIA: dict[codec.Format, bytes] = {"json": JSON.encode(), "msgpack": MSGPACK.encode()}
+_JSON, _MSGPACK = JSON.encode(), MSGPACK.encode()
 _PROBLEM = PROBLEM.encode()
 KNOWN, KNOWN_BYTES = 1024, 1024
 """How many beginnings of requests are remembered, and how long each may be."""
@@ -73,8 +74,9 @@ class _HotCycle:
     size = 0
     _id: bytes | None = None
 
-    def __init__(self, head: _Head) -> None:
+    def __init__(self, head: _Head, lane: _FastLane) -> None:
         self.head = head
+        self.lane = lane
         self.keep_alive = head.keep_alive
         self.began = perf_counter()
 
@@ -110,6 +112,7 @@ _HotCycle.message_event = _Nobody()
 def fast_lane(broker: Broker, max_request: int, guard: Guard) -> type[asyncio.Protocol]:
     """The protocol class for the connections of a broker."""
     known: dict[bytes, _Head] = {}
+    sent = _teller(broker)
 
     class FastLane(_FastLane):
         def __init__(
@@ -124,15 +127,38 @@ def fast_lane(broker: Broker, max_request: int, guard: Guard) -> type[asyncio.Pr
             self.max_request = max_request
             self.guard = guard
             self.known = known
+            self.sent = sent
             self.chatty = log.isEnabledFor(logging.DEBUG)
 
     return FastLane
+
+
+def _teller(broker: Broker) -> Sent:
+    """Who answers requests whose messages were sent beside each other, or could not be."""
+
+    def tell(hots: list[_HotCycle], answers: list[list[str]], error: Exception | None) -> None:
+        if error is not None:
+            for hot in hots:
+                hot.lane.refuse(hot, error)
+            return
+        now = perf_counter()
+        latency = broker.metrics.latency("http", "send", hots[0].head.queue)
+        beginning = hots[0].lane.beginning
+        begin: dict[codec.Format, bytes] = {"json": beginning(201, _JSON), "msgpack": beginning(201, _MSGPACK)}
+        for hot, ids in zip(hots, answers, strict=True):
+            latency.add(now - hot.began)
+            out = hot.head.out
+            hot.lane.write(hot, 201, begin[out], codec.encode(shapes.SentReply(ids), out))
+
+    return tell
 
 
 class _FastLane(HttpToolsProtocol):
     broker: Broker
     max_request: int
     guard: Guard
+    sent: Sent
+    """Tells those whose messages were sent beside others."""
     known: dict[bytes, _Head]
     """What the same bytes said before: most clients repeat themselves, and need no parser then."""
     read_timeout = 120.0
@@ -171,7 +197,7 @@ class _FastLane(HttpToolsProtocol):
             head = self.known.get(raw)
             if head is not None and head.length == len(data) - end:
                 self._rests_since = 0.0
-                self.cycle = hot = _HotCycle(head)  # type: ignore[assignment]
+                self.cycle = hot = _HotCycle(head, self)  # type: ignore[assignment]
                 self._begin_call(hot, data[end:])
                 return
             if data.startswith(_UPDATE):
@@ -193,7 +219,7 @@ class _FastLane(HttpToolsProtocol):
         if cycle is None or cycle.response_complete:
             head = self._match()
             if head is not None:
-                self._hot = hot = _HotCycle(head)
+                self._hot = hot = _HotCycle(head, self)
                 self._parts = []
                 self.cycle = hot  # type: ignore[assignment]
                 if self.expect_100_continue:
@@ -217,7 +243,7 @@ class _FastLane(HttpToolsProtocol):
         elif not hot.response_complete:
             self._parts.clear()
             hot.keep_alive = False
-            self._refuse(hot, too_large(hot.size, self.max_request))
+            self.refuse(hot, too_large(hot.size, self.max_request))
 
     def on_message_complete(self) -> None:
         self._reads_since = 0.0
@@ -258,7 +284,7 @@ class _FastLane(HttpToolsProtocol):
             and head.doubt is None
             and broker.keys.open
             and (body := codec.plain_body(raw)) is not None
-            and broker.send_beside(head.queue, body, head.call, partial(self._sent, hot))
+            and broker.send_beside(head.queue, body, head.call, hot, self.sent)
         ):
             return
         try:
@@ -270,7 +296,7 @@ class _FastLane(HttpToolsProtocol):
             authorise(broker, operation, request)
             prepare(operation, request, raw, head.content_type)
         except Exception as error:
-            self._refuse(hot, error)
+            self.refuse(hot, error)
             return
         request.trace = head.trace
         request.out = head.out
@@ -279,7 +305,7 @@ class _FastLane(HttpToolsProtocol):
             single
             and type(sent) is Bodies
             and len(sent.bodies) == 1
-            and broker.send_beside(head.queue, sent.bodies[0], head.call, partial(self._sent, hot))
+            and broker.send_beside(head.queue, sent.bodies[0], head.call, hot, self.sent)
         ):
             return
         hot.task = begin(self.loop, run(broker, operation, request), partial(self._done, hot), at_once=broker.prompt)
@@ -334,23 +360,15 @@ class _FastLane(HttpToolsProtocol):
         """The call is answered: so is the request."""
         hot.task = None
         if error is not None:
-            self._refuse(hot, error)
+            self.refuse(hot, error)
             return
         operation, queue = hot.head.operation, hot.head.queue
         if self.transport.is_closing() and operation.name == "receive" and reply.messages:
             self._give_back(queue, reply)
         self.broker.metrics.call("http", operation.name, self.broker.catalog.known(queue), perf_counter() - hot.began)
         out = hot.head.out
-        self._write(hot, operation.status, codec.encode(reply, out), _MEDIA[out])
-
-    def _sent(self, hot: _HotCycle, ids: list[str], error: Exception | None) -> None:
-        """A message that was sent beside others is on disk, or not."""
-        if error is not None:
-            self._refuse(hot, error)
-            return
-        head = hot.head
-        self.broker.metrics.call("http", "send", head.queue, perf_counter() - hot.began)
-        self._write(hot, 201, codec.encode(shapes.SentReply(ids), head.out), _MEDIA[head.out])
+        begin = self.beginning(operation.status, _JSON if out == "json" else _MSGPACK)
+        self.write(hot, operation.status, begin, codec.encode(reply, out))
 
     def _give_back(self, queue: str, reply: shapes.MessagesReply) -> None:
         """Messages were leased for a connection that is gone: they need not wait for their timeout."""
@@ -360,7 +378,7 @@ class _FastLane(HttpToolsProtocol):
             self.tasks.add(task)
             task.add_done_callback(self.tasks.discard)
 
-    def _refuse(self, hot: _HotCycle, error: Exception) -> None:
+    def refuse(self, hot: _HotCycle, error: Exception) -> None:
         ours = fault(hot.head.operation.name, error, hot.id)
         self.broker.metrics.errors["http", ours.code] += 1
         found = codec.problem(ours)
@@ -369,9 +387,10 @@ class _FastLane(HttpToolsProtocol):
             extra = b"retry-after: 1\r\n"
         elif found.status == 401:
             extra = b"www-authenticate: Bearer\r\n"
-        self._write(hot, found.status, codec.encode_json(found), _PROBLEM, extra)
+        self.write(hot, found.status, self.beginning(found.status, _PROBLEM), codec.encode_json(found), extra)
 
-    def _write(self, hot: _HotCycle, status: int, body: bytes, media: bytes, extra: bytes = b"") -> None:
+    def write(self, hot: _HotCycle, status: int, begin: bytes, body: bytes, extra: bytes = b"") -> None:
+        """Answer a request, unless it is answered; `begin` is the `beginning` of the answer."""
         if hot.response_complete:
             return
         hot.response_complete = True
@@ -382,15 +401,15 @@ class _FastLane(HttpToolsProtocol):
         if not transport.is_closing():
             if not hot.keep_alive:
                 extra += b"connection: close\r\n"
-            begin = self._begin(status, media)
+            id = hot.id
             transport.write(
-                b"%b%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n%b" % (begin, extra, hot.id, len(body), body)
+                b"%b%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n%b" % (begin, extra, id, len(body), body)
             )
             if not hot.keep_alive:
                 transport.close()
         self.on_response_complete()
 
-    def _begin(self, status: int, media: bytes) -> bytes:
+    def beginning(self, status: int, media: bytes) -> bytes:
         """The beginning of an answer; it is the same until the date changes."""
         given = self.server_state.default_headers
         if _begun.headers is not given:
@@ -408,7 +427,8 @@ class _FastLane(HttpToolsProtocol):
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
-        self.flow.resume_reading()
+        if self.flow.read_paused:
+            self.flow.resume_reading()
         if self.pipeline:
             cycle, app = self.pipeline.pop()
             self._start_asgi_task(cycle, app)

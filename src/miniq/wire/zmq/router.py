@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import struct
 from collections.abc import Callable
-from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -353,8 +352,7 @@ class Router:
         body = request.body
         if type(body) is not Bodies or len(body.bodies) != 1:
             return False
-        sent = partial(self._sent, asked)
-        if not self._broker.send_beside(request.path["queue"], body.bodies[0], request.call, sent):
+        if not self._broker.send_beside(request.path["queue"], body.bodies[0], request.call, asked, self._sent):
             return False
         self._beside += 1
         return True
@@ -397,17 +395,20 @@ class Router:
             if operation.name not in POLLS:
                 self._let_go(asked.size)
 
-    def _sent(self, asked: _Asked, ids: list[str], error: Exception | None) -> None:
-        """A message that was sent beside others is on disk, or not."""
+    def _sent(self, all_asked: list[_Asked], answers: list[list[str]], error: Exception | None) -> None:
+        """Messages that were sent beside each other are on disk, or not."""
         if error is not None:
-            self._refuse(asked, error)
+            for asked in all_asked:
+                self._refuse(asked, error)
         else:
-            self._reply(asked, shapes.SentReply(ids))
-            queue = asked.ask.request.path["queue"]
-            self._broker.metrics.call("zmq", "send", queue, perf_counter() - asked.began)
-        asked.client.asked.discard(asked)
-        self._let_go(asked.size)
-        self._beside -= 1
+            latency = self._broker.metrics.latency("zmq", "send", all_asked[0].ask.request.path["queue"])
+            for asked, ids in zip(all_asked, answers, strict=True):
+                self._reply(asked, shapes.SentReply(ids))
+                latency.add(perf_counter() - asked.began)
+        for asked in all_asked:
+            asked.client.asked.discard(asked)
+            self._let_go(asked.size)
+        self._beside -= len(all_asked)
         if not self._beside and self._last_sent is not None:
             self._last_sent.set_result(None)
 
