@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve browser pictures test check fmt bench bench-postgres bench-http bench-zmq bench-backlog bench-peers bench-peers-backlog
@@ -31,7 +32,7 @@ browser: ## install Chromium from Debian's packages, if it is missing and root a
 	else echo 'There is no chromium: the tests of the console need it.'; fi
 
 test: setup browser ## set up and run all tests
-	CI=$${CI:-true} $(BIN)/python -m pytest
+	CI=$${CI:-true} $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 check: setup ## format, lint, types, import rules
 	$(BIN)/ruff format --check .
