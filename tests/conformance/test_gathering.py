@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from miniq.broker import Broker, gather
-from miniq.errors import MiniQError, NoSpace
+from miniq.errors import InvalidRequest, MiniQError, NoSpace
 from tests.clock import FrozenClock
 from tests.kit import draft
 
@@ -174,6 +174,7 @@ async def test_named_messages_are_sent_beside_others_where_nobody_else_writes(br
     assert not senders.send(2, call="")
     assert not senders.send(3, call="x" * (broker.options.limits.name_bytes + 1))
     assert not senders.send(4, call="\N{SNOWMAN}")
+    assert not senders.send(5, call="publish\0job\0batch")
     await senders.answers()
 
 
@@ -223,3 +224,59 @@ async def test_named_messages_stand_in_the_history(broker: Broker) -> None:
     await send_named(broker, {1: "a", 2: "b", 3: "a"})
     records = (await broker.history(queue="q")).records
     assert [record.event.body for record in records if record.event.event == "sent"] == [b"1", b"2"]
+
+
+async def test_a_name_with_a_nul_is_refused(broker: Broker) -> None:
+    """Names of batches that were published stand among those of calls, and have one."""
+    with pytest.raises(InvalidRequest) as caught:
+        await broker.send("q", [draft(1)], "publish\0job\0batch")
+    assert caught.value.field == "idempotency-key"
+
+
+async def test_more_than_a_put_may_carry_is_sent_in_several(broker: Broker) -> None:
+    await broker.configure("q")
+    told = await send_named(broker, {number: f"n{number % 400}" for number in range(1200)})
+    assert len(set(told.values())) == 400
+    assert all(told[number] == told[number % 400] for number in range(1200))
+    assert (await broker.queue("q")).counts.ready == 400
+
+
+async def test_named_messages_wait_for_a_queue_that_is_deleted_meanwhile(broker: Broker) -> None:
+    await broker.configure("q")
+    senders = Senders(broker)
+    taken = [senders.send(number, call=f"n{number}") for number in range(3)]
+    await broker.delete_queue("q")
+    told = await senders.answers()
+    assert len(told) == sum(taken)
+    ids = [id for id in told.values() if isinstance(id, str)]
+    there = (await broker.queue("q")).counts.ready if ids else 0
+    assert there in (0, len(ids))
+
+
+async def test_a_limit_that_is_set_meanwhile_holds(broker: Broker) -> None:
+    await broker.configure("q")
+    senders = Senders(broker)
+    for number in range(20):
+        senders.send(number, call=None if number % 2 or broker.store.shared else f"n{number}")
+    await broker.configure("q", {"max_length": 5})
+    told = await senders.answers()
+    ids = [id for id in told.values() if isinstance(id, str)]
+    assert (await broker.queue("q")).counts.ready == len(ids)
+    assert len(ids) in (5, 20), "as many as fit, or all, if they were first"
+
+
+async def test_with_a_tracer_each_is_sent_by_itself(broker: Broker) -> None:
+    await broker.configure("q")
+    broker.tracer = object()
+    assert not Senders(broker).send(1)
+    broker.tracer = None
+
+
+async def test_those_who_come_by_different_doors_are_told_by_their_own(broker: Broker) -> None:
+    await broker.configure("q")
+    here, there = Senders(broker), Senders(broker)
+    for number in range(10):
+        (here if number % 3 else there).send(number)
+    assert {*(await here.answers()), *(await there.answers())} == set(range(10))
+    assert set(there.told) == {0, 3, 6, 9}
+    assert sorted(map(int, await bodies(broker))) == list(range(10))

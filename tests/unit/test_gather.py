@@ -8,24 +8,30 @@ import pytest
 
 from miniq.broker.gather import Gather
 from miniq.message import Bodies
+from miniq.options import Limits, Options
 
 
 class Puts:
     """A broker whose sends wait until they are let go."""
 
     prompt = True
+    options = Options()
 
     def __init__(self) -> None:
         self.lots: list[list[bytes]] = []
+        self.limited: set[str] = set()
         self.waiting: list[asyncio.Future[None]] = []
         self.answers: list[str] = []
 
     async def send_each(self, queue: str, bodies: Bodies, calls: list[str | None]) -> list[list[str]]:
-        assert len(calls) == len(bodies.bodies)
+        assert calls == [None if body < b"5" else body.decode() for body in bodies.bodies]
         self.lots.append(bodies.bodies)
         self.waiting.append(asyncio.get_running_loop().create_future())
         await self.waiting[-1]
         return [[body.decode()] for body in bodies.bodies]
+
+    def is_limited(self, queue: str) -> bool:
+        return queue in self.limited
 
     def answer(self, who: list[bytes], answers: list[list[str]], error: Exception | None) -> None:
         if error is not None:
@@ -49,7 +55,7 @@ async def test_what_comes_in_one_turn_or_during_a_put_goes_together() -> None:
     await turns()
     for body in (b"3", b"4"):
         gather.add("q", body, None, body, puts.answer)
-    gather.add("other", b"5", None, b"5", puts.answer)
+    gather.add("other", b"5", "5", b"5", puts.answer)
     await turns()
     assert puts.lots == [[b"1", b"2"], [b"5"]]
     puts.waiting[0].set_result(None)
@@ -90,3 +96,61 @@ async def test_an_error_is_told_to_each_and_the_next_put_is_made() -> None:
     puts.waiting[1].set_result(None)
     await gather.stop()
     assert puts.answers == ["no", "no", "3"]
+
+
+async def test_names_stay_with_their_messages_where_a_crowd_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("miniq.broker.gather.MESSAGES", 3)
+    puts = Puts()
+    gather = Gather(puts)  # type: ignore[arg-type]
+    for body in (b"1", b"5", b"6", b"7", b"2", b"8", b"9"):
+        gather.add("q", body, None if body < b"5" else body.decode(), body, puts.answer)
+    for number in range(3):
+        await turns()
+        puts.waiting[number].set_result(None)
+    await gather.stop()
+    assert puts.lots == [[b"1", b"5", b"6"], [b"7", b"2", b"8"], [b"9"]]
+
+
+async def test_a_queue_that_got_a_limit_meanwhile_is_sent_one_at_a_time() -> None:
+    puts = Puts()
+    gather = Gather(puts)  # type: ignore[arg-type]
+    for body in (b"1", b"2"):
+        gather.add("q", body, None, body, puts.answer)
+    puts.limited.add("q")
+    for number in range(2):
+        await turns()
+        puts.waiting[number].set_result(None)
+    await gather.stop()
+    assert puts.lots == [[b"1"], [b"2"]]
+
+
+async def test_who_answers_for_others_and_fails_does_not_stop_the_queue(caplog: pytest.LogCaptureFixture) -> None:
+    puts = Puts()
+    gather = Gather(puts)  # type: ignore[arg-type]
+
+    def broken(who: list[bytes], answers: list[list[str]], error: Exception | None) -> None:
+        puts.answers.append("broken")
+        raise RuntimeError("oops")
+
+    gather.add("q", b"1", None, b"1", broken)
+    await turns()
+    gather.add("q", b"2", None, b"2", broken)
+    for number in range(2):
+        await turns()
+        puts.waiting[number].set_result(None)
+    await gather.stop()
+    assert puts.answers == ["broken", "broken"]
+    assert "could not all be answered" in caplog.text
+
+
+async def test_a_put_carries_no_more_than_one_call_may() -> None:
+    puts = Puts()
+    puts.options = Options(limits=Limits(batch=2))
+    gather = Gather(puts)  # type: ignore[arg-type]
+    for body in (b"1", b"2", b"3"):
+        gather.add("q", body, None, body, puts.answer)
+    for number in range(2):
+        await turns()
+        puts.waiting[number].set_result(None)
+    await gather.stop()
+    assert puts.lots == [[b"1", b"2"], [b"3"]]

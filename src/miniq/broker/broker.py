@@ -169,11 +169,11 @@ class Broker:
         settings = self.catalog.find(queue) or await self.catalog.first_use(queue)
         now = self.clock.now()
         messages = rules.admit(queue, settings, drafts, self._ids, now, self._limits)
-        room = Room(settings.max_length, settings.max_bytes) if settings.max_length or settings.max_bytes else None
+        room = Room(settings.max_length, settings.max_bytes) if rules.is_limited(settings) else None
         until = now + rules.micros(settings.dedup_window)
         once = None
         if call is not None:
-            once = Once(rules.check_text(call, "idempotency-key", self._limits), now + rules.CALL_WINDOW)
+            once = Once(rules.check_call(call, self._limits), now + rules.CALL_WINDOW)
         try:
             ids = await self.store.put(
                 messages, now=now, dedup_until=until, room=room, keep=settings.history, call=once
@@ -185,8 +185,10 @@ class Broker:
         return ids
 
     async def send_each(self, queue: str, bodies: Bodies, calls: Sequence[str | None]) -> list[list[str]]:
-        """Send messages of which each is a call of its own, with a name or None, and return the answer to each. To
-        queues without limits; the names must be right (see `send_beside`)."""
+        """Send messages of which each is a call of its own, with a name or None, and return the answer to each. The
+        names must be right (see `send_beside`), and a queue with a limit gets one at a time."""
+        if len(calls) == 1:
+            return [await self.send(queue, bodies, calls[0])]
         if not any(calls):
             return [[id] for id in await self.send(queue, bodies)]
         settings = self.catalog.find(queue) or await self.catalog.first_use(queue)
@@ -206,14 +208,20 @@ class Broker:
     def send_beside(self, queue: str, body: bytes, call: str | None, who: Any, sent: Sent) -> bool:
         """Send one plain JSON message of `who` together with what others send at the same time; `sent` gets the answer
         once it is on disk. False where that is not possible: then `send` is the way, which also says what is wrong."""
-        settings = self.catalog.find(queue)
-        limits = self._limits
-        if settings is None or settings.max_length or settings.max_bytes or len(body) > limits.body_bytes:
+        settings, limits = self.catalog.find(queue), self._limits
+        if settings is None or rules.is_limited(settings) or len(body) > limits.body_bytes:
             return False
-        if call is not None and (self.store.shared or not call.isascii() or not 0 < len(call) <= limits.name_bytes):
+        if self.tracer is not None:
+            return False  # each has a trace of its own
+        if call is not None and (self.store.shared or not rules.is_simple(call, limits)):
             return False
         self._gather.add(queue, body, call, who, sent)
         return True
+
+    def is_limited(self, queue: str) -> bool:
+        """Whether a queue takes no more than so much."""
+        settings = self.catalog.find(queue)
+        return settings is not None and rules.is_limited(settings)
 
     async def receive(
         self,

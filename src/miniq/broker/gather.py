@@ -1,7 +1,7 @@
 """Single messages that many send at the same time are put into the store together.
 
-What is sent to a queue while one put of it is under way goes into the next. One change of the store, and one
-run of ids, then serves many senders; each is answered by itself, and each may have named its call. Only plain
+What is sent to a queue by one door while one put of it is under way goes into the next. One change of the store, and
+one run of ids, then serves many senders; each is answered by itself, and each may have named its call. Only plain
 messages go this way, and only where none can be refused because of another: to queues without a limit on what
 they hold.
 """
@@ -9,6 +9,7 @@ they hold.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 Sent = Callable[[list[Any], list[list[str]], Exception | None], None]
 """Called with those who sent and the ids that each gets, once all is on disk, or with those and what went wrong. There
 is one id for each, but a call that was made before by the same name gets the answer it got then."""
+
+log = logging.getLogger("miniq.broker")
 
 MESSAGES = 500
 BYTES = 4 * 1024 * 1024
@@ -37,9 +40,9 @@ class _Lot:
         self.calls: list[str | None] = []
         self.who: list[Any] = []
 
-    def split(self) -> tuple[list[bytes], list[str | None], list[Any]]:
-        """Take out what the next put carries, in order."""
-        count = min(len(self.bodies), MESSAGES)
+    def split(self, most: int) -> tuple[list[bytes], list[str | None], list[Any]]:
+        """Take out what the next put carries, in order: no more than `most` messages."""
+        count = min(len(self.bodies), MESSAGES, most)
         if sum(map(len, self.bodies[:count])) > BYTES:
             size = count = 0
             while not count or (count < len(self.bodies) and size + len(self.bodies[count]) <= BYTES):
@@ -55,6 +58,7 @@ class _Lot:
 class Gather:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
+        self._most = broker.options.limits.batch
         self._lots: dict[tuple[str, Sent], _Lot] = {}
         self._busy: set[tuple[str, Sent]] = set()
         """Queues, and who tells their senders, of which a put is under way or about to begin."""
@@ -90,15 +94,20 @@ class Gather:
         queue, sent = key
         try:
             while (lot := self._lots.get(key)) is not None:
-                bodies, calls, who = lot.split()
+                # A limit that was set meanwhile may leave room for some of them.
+                bodies, calls, who = lot.split(1 if self._broker.is_limited(queue) else self._most)
                 if bodies is lot.bodies:
                     del self._lots[key]
+                answers: list[list[str]] = []
+                problem: Exception | None = None
                 try:
                     answers = await self._broker.send_each(queue, Bodies(bodies), calls)
                 except Exception as error:
-                    sent(who, [], error)
-                else:
-                    sent(who, answers, None)
+                    problem = error
+                try:
+                    sent(who, answers, problem)
+                except Exception:
+                    log.exception("those who sent to %s could not all be answered", queue)
         finally:
             self._busy.discard(key)
             if not self._busy and self._all_done is not None:

@@ -76,6 +76,24 @@ def check_text(value: object, field: str, limits: Limits) -> str:
     return value
 
 
+def is_limited(settings: QueueSettings) -> bool:
+    """Whether a queue takes no more than so much."""
+    return bool(settings.max_length or settings.max_bytes)
+
+
+def check_call(value: object, limits: Limits) -> str:
+    """The name that a sender gave to one call."""
+    name = check_text(value, "idempotency-key", limits)
+    if "\0" in name:
+        raise InvalidRequest(f"idempotency-key: {_show(name)} has a NUL character", field="idempotency-key")
+    return name
+
+
+def is_simple(name: str, limits: Limits) -> bool:
+    """Whether `check_call` takes a name, as can be said at a glance."""
+    return name.isascii() and name.isprintable() and 0 < len(name) <= limits.name_bytes
+
+
 def check_body(body: object, content_type: object, limits: Limits) -> None:
     """A body that fits, with a content type that can be one."""
     if not isinstance(body, bytes):

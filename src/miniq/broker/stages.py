@@ -57,7 +57,7 @@ class Stages:
             seen[partition] = place
         now = broker.clock.now()
         await self._check_alone(queue, job, batch, set(stages), now)
-        room = Room(settings.max_length, settings.max_bytes) if settings.max_length or settings.max_bytes else None
+        room = Room(settings.max_length, settings.max_bytes) if rules.is_limited(settings) else None
         done = await broker.store.publish(
             queue,
             job,

@@ -144,11 +144,11 @@ def _teller(broker: Broker) -> Sent:
         now = perf_counter()
         latency = broker.metrics.latency("http", "send", hots[0].head.queue)
         beginning = hots[0].lane.beginning
-        begin: dict[codec.Format, bytes] = {"json": beginning(201, _JSON), "msgpack": beginning(201, _MSGPACK)}
+        heads: dict[codec.Format, bytes] = {"json": beginning(201, _JSON), "msgpack": beginning(201, _MSGPACK)}
         for hot, ids in zip(hots, answers, strict=True):
             latency.add(now - hot.began)
             out = hot.head.out
-            hot.lane.write(hot, 201, begin[out], codec.encode(shapes.SentReply(ids), out))
+            hot.lane.write(hot, 201, heads[out], codec.encode(shapes.SentReply(ids), out))
 
     return tell
 
@@ -278,9 +278,8 @@ class _FastLane(HttpToolsProtocol):
     def _begin_call(self, hot: _HotCycle, raw: bytes) -> None:
         """A hot request is there as a whole: make its call."""
         head, broker = hot.head, self.broker
-        single = head.single and broker.tracer is None
         if (
-            single
+            head.single
             and head.doubt is None
             and broker.keys.open
             and (body := codec.plain_body(raw)) is not None
@@ -302,7 +301,7 @@ class _FastLane(HttpToolsProtocol):
         request.out = head.out
         sent = request.body
         if (
-            single
+            head.single
             and type(sent) is Bodies
             and len(sent.bodies) == 1
             and broker.send_beside(head.queue, sent.bodies[0], head.call, hot, self.sent)
@@ -367,8 +366,8 @@ class _FastLane(HttpToolsProtocol):
             self._give_back(queue, reply)
         self.broker.metrics.call("http", operation.name, self.broker.catalog.known(queue), perf_counter() - hot.began)
         out = hot.head.out
-        begin = self.beginning(operation.status, _JSON if out == "json" else _MSGPACK)
-        self.write(hot, operation.status, begin, codec.encode(reply, out))
+        head = self.beginning(operation.status, _JSON if out == "json" else _MSGPACK)
+        self.write(hot, operation.status, head, codec.encode(reply, out))
 
     def _give_back(self, queue: str, reply: shapes.MessagesReply) -> None:
         """Messages were leased for a connection that is gone: they need not wait for their timeout."""
@@ -389,8 +388,8 @@ class _FastLane(HttpToolsProtocol):
             extra = b"www-authenticate: Bearer\r\n"
         self.write(hot, found.status, self.beginning(found.status, _PROBLEM), codec.encode_json(found), extra)
 
-    def write(self, hot: _HotCycle, status: int, begin: bytes, body: bytes, extra: bytes = b"") -> None:
-        """Answer a request, unless it is answered; `begin` is the `beginning` of the answer."""
+    def write(self, hot: _HotCycle, status: int, head: bytes, body: bytes, extra: bytes = b"") -> None:
+        """Answer a request, unless it is answered; `head` is the `beginning` of the answer."""
         if hot.response_complete:
             return
         hot.response_complete = True
@@ -401,9 +400,8 @@ class _FastLane(HttpToolsProtocol):
         if not transport.is_closing():
             if not hot.keep_alive:
                 extra += b"connection: close\r\n"
-            id = hot.id
             transport.write(
-                b"%b%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n%b" % (begin, extra, id, len(body), body)
+                b"%b%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n%b" % (head, extra, hot.id, len(body), body)
             )
             if not hot.keep_alive:
                 transport.close()

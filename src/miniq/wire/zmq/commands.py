@@ -38,7 +38,7 @@ OPENS = {"PRODUCE_MSG": "producer", "CONSUME": "consumer"}
 CANCEL = "CANCEL"
 _SENDS = re.compile(rb'\{"type": ?"(SEND|PRODUCE_MSG)"')
 BEGINNING = 200
-"""Bytes of a payload in which the name `messages` is looked for; a queue's name may come before it."""
+"""Bytes of a request in which the name `messages` is looked for; a queue's name may come before it."""
 _EMPTY = {"json": b"{}", "msgpack": b"\x80"}
 
 
@@ -204,13 +204,18 @@ def format_of(body: bytes) -> Format:
     return "msgpack" if 0x80 <= first <= 0x8F or first in (0xDE, 0xDF) else "json"
 
 
+def is_send(body: bytes) -> bool:
+    """Whether a request is surely a send, or asks where to send to."""
+    return _SENDS.match(body) is not None
+
+
 def read_command(body: bytes, format: Format, usual: str | None) -> shapes.Command | PlainSend:
     """The command in a request. On an endpoint, which has a `usual` one, a payload may come without any."""
     if not body:
         raise InvalidRequest('request: is empty; send {"type": ..., "payload": {...}}', field="request")
     if usual is not None and _typed.read(body, format).type is UNSET:
         return shapes.Command(usual, Raw(body))
-    if format == "json" and _SENDS.match(body):
+    if is_send(body):
         try:
             if not body.isascii():
                 str(body, "utf-8")

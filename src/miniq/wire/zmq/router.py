@@ -27,7 +27,7 @@ from miniq.wire import codec, shapes
 from miniq.wire.codec import Format
 from miniq.wire.operations import Operation, Request, authorise, fault, run
 from miniq.wire.streams import Streamed
-from miniq.wire.zmq.commands import CANCEL, Ask, format_of, read_command, refusal, understand
+from miniq.wire.zmq.commands import CANCEL, Ask, format_of, is_send, read_command, refusal, understand
 
 FRAMES = 16
 """Most frames of a request, with those of its envelope."""
@@ -202,15 +202,15 @@ class Router:
 
     def _look_again(self) -> None:
         self._looking = False
-        self._look(False)
+        self._look(True)
 
     def _look(self, has_news: bool) -> None:
-        """Read what is there and answer those who are known. Of others, and if there is news of that, see who has come
-        and left before they are answered, but read everything first: what was read may be the last word of one that
-        has left, and a new connection may have the file descriptor of one that was there before."""
+        """Read what is there, then who has come and left, then answer. In this order: what was read may be the last
+        word of one that has left, and a new connection may have the file descriptor of one that was there before.
+        Sends of those who are known need not wait for that: they count, even if their sender has left."""
         if not self._open:
             return
-        strangers: list[_Read] = []
+        waiting: list[_Read] = []
         most = HELD * self._max_request
         size = 0
         for _ in range(AT_ONCE):
@@ -219,16 +219,16 @@ class Router:
             request = self._read()
             if request is None:
                 break
-            if strangers or not isinstance(request.who, _Client):
-                strangers.append(request)
-                size += request.size
-            else:
+            if not waiting and isinstance(request.who, _Client) and is_send(request.frames[-1]):
                 self._receive(request)
+            else:
+                waiting.append(request)
+                size += request.size
         else:
             self._again()
-        if strangers or has_news:
+        if waiting or has_news:
             self._see_who_is_there()
-            for request in strangers:
+            for request in waiting:
                 self._receive(request)
 
     def _read(self) -> _Read | None:
@@ -239,16 +239,18 @@ class Router:
         except Again:
             return None
         identity = frame.bytes
+        who: _Client | Frame | None = self._clients.get(identity)
         frames: list[bytes] = []
         size = count = 0
         while frame.more:
             frame = receive(_NOW, copy=False)
+            who = who or frame
             part = frame.bytes
             size += len(part)
             count += 1
             if count <= FRAMES:
                 frames.append(part)
-        return _Read(identity, self._clients.get(identity) or frame, frames, size, count)
+        return _Read(identity, who or frame, frames, size, count)
 
     def _see_who_is_there(self) -> None:
         events = self._events
@@ -397,20 +399,22 @@ class Router:
 
     def _sent(self, all_asked: list[_Asked], answers: list[list[str]], error: Exception | None) -> None:
         """Messages that were sent beside each other are on disk, or not."""
-        if error is not None:
+        try:
+            if error is not None:
+                for asked in all_asked:
+                    self._refuse(asked, error)
+            else:
+                latency = self._broker.metrics.latency("zmq", "send", all_asked[0].ask.request.path["queue"])
+                for asked, ids in zip(all_asked, answers, strict=True):
+                    self._reply(asked, shapes.SentReply(ids))
+                    latency.add(perf_counter() - asked.began)
+        finally:
             for asked in all_asked:
-                self._refuse(asked, error)
-        else:
-            latency = self._broker.metrics.latency("zmq", "send", all_asked[0].ask.request.path["queue"])
-            for asked, ids in zip(all_asked, answers, strict=True):
-                self._reply(asked, shapes.SentReply(ids))
-                latency.add(perf_counter() - asked.began)
-        for asked in all_asked:
-            asked.client.asked.discard(asked)
-            self._let_go(asked.size)
-        self._beside -= len(all_asked)
-        if not self._beside and self._last_sent is not None:
-            self._last_sent.set_result(None)
+                asked.client.asked.discard(asked)
+                self._let_go(asked.size)
+            self._beside -= len(all_asked)
+            if not self._beside and self._last_sent is not None:
+                self._last_sent.set_result(None)
 
     def _let_go(self, size: int) -> None:
         """A request is answered: others may be read if they had to wait for that."""
