@@ -53,6 +53,9 @@ class Terminal:
     def resize(self, rows: int, columns: int) -> None:
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         self.screen.resize(rows, columns)
+        for row in range(rows):  # as one does that wraps its lines anew
+            self.screen.cursor_position(row + 1, 1)
+            self.screen.draw("#" * (columns - 1))
         self.process.send_signal(signal.SIGWINCH)
 
     def wait(self, seen: Callable[[list[str]], object]) -> list[str]:

@@ -81,11 +81,16 @@ def is_limited(settings: QueueSettings) -> bool:
     return bool(settings.max_length or settings.max_bytes)
 
 
+PUBLISHED = "publish\0"
+"""How the names begin under which stores remember batches that were published, beside those of calls."""
+
+
 def check_call(value: object, limits: Limits) -> str:
     """The name that a sender gave to one call."""
     name = check_text(value, "idempotency-key", limits)
-    if "\0" in name:
-        raise InvalidRequest(f"idempotency-key: {_show(name)} has a NUL character", field="idempotency-key")
+    if name.startswith(PUBLISHED):
+        text = f"idempotency-key: {_show(name)} begins as the records of published batches do; use another name"
+        raise InvalidRequest(text, field="idempotency-key")
     return name
 
 

@@ -88,6 +88,8 @@ class _Screen:
         self._draw()
         while True:
             key = self._window.getch()
+            if key == curses.KEY_RESIZE:
+                self._window.clear()  # a terminal may wrap its lines anew: nothing on it is as it was drawn
             if key != -1 and not self._press(key):
                 return
             if key != -1 or self._fetcher.changed.is_set():
