@@ -8,6 +8,7 @@ import pytest
 
 from miniq.broker import Broker, gather
 from miniq.errors import InvalidRequest, MiniQError, NoSpace
+from miniq.message import JSON, Bodies
 from tests.clock import FrozenClock
 from tests.kit import draft
 
@@ -20,8 +21,10 @@ class Senders:
         self.told: dict[int, str | Exception] = {}
         self._waiting: dict[int, asyncio.Future[None]] = {}
 
-    def send(self, number: int, queue: str = "q", body: bytes | None = None, call: str | None = None) -> bool:
-        taken = self.broker.send_beside(queue, body or str(number).encode(), call, number, self.sent)
+    def send(
+        self, number: int, queue: str = "q", body: bytes | None = None, call: str | None = None, kind: str = JSON
+    ) -> bool:
+        taken = self.broker.send_beside(queue, Bodies([body or str(number).encode()], kind), call, number, self.sent)
         if taken:
             self._waiting[number] = asyncio.get_running_loop().create_future()
         return taken
@@ -279,3 +282,15 @@ async def test_those_who_come_by_different_doors_are_told_by_their_own(broker: B
     assert {*(await here.answers()), *(await there.answers())} == set(range(10))
     assert set(there.told) == {0, 3, 6, 9}
     assert sorted(map(int, await bodies(broker))) == list(range(10))
+
+
+async def test_each_kind_of_body_keeps_its_kind(broker: Broker) -> None:
+    await broker.configure("q")
+    senders = Senders(broker)
+    kinds = [JSON if number % 2 else "application/octet-stream" for number in range(10)]
+    for number, kind in enumerate(kinds):
+        senders.send(number, kind=kind)
+    told = await senders.answers()
+    for number, kind in enumerate(kinds):
+        found = (await broker.get("q", str(told[number]))).message
+        assert (found.body, found.content_type) == (str(number).encode(), kind)

@@ -9,7 +9,7 @@ from msgspec.msgpack import Ext
 
 from miniq.client import records
 from miniq.errors import InvalidRequest
-from miniq.message import JSON, Draft, Message, Stored
+from miniq.message import JSON, Bodies, Draft, Message, Stored
 from miniq.wire import codec, shapes
 
 
@@ -77,3 +77,36 @@ def test_fields_of_a_newer_broker_are_passed_over() -> None:
     reply += b' "visible_at": "2026-01-02T03:04:05.000006Z", "body": 1}], "more": {}}'
     [stored] = records.read_received(reply)
     assert (stored.message.body, stored.visible_at - stored.message.sent_at) == (b"1", 6)
+
+
+@pytest.mark.parametrize("format", ["json", "msgpack"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_plain_sends_are_read_without_a_record_for_each_message(format: codec.Format, count: int) -> None:
+    one = {"body": "é"} if format == "json" else {"data": b"\xff"}
+    raw = codec.encode(one if count == 1 else {"messages": [one] * count}, format)
+    found = codec.SendReader().read(raw, format)
+    assert isinstance(found, Bodies)
+    expected = ['"é"'.encode()] if format == "json" else [b"\xff"]
+    assert found.bodies == expected * count
+    assert found.content_type == (JSON if format == "json" else codec.OCTETS)
+
+
+@pytest.mark.parametrize(
+    ("raw", "field"),
+    [
+        (msgspec.msgpack.encode({"data": "text"}), "data"),
+        (msgspec.msgpack.encode({"messages": [{"data": b""}, {"data": 1}]}), "messages[1].data"),
+        (msgspec.msgpack.encode({"messages": [{"data": b"", "colour": 1}]}), "messages[0].colour"),
+        (msgspec.msgpack.encode({"data": b"1234"})[:-2], "request"),
+    ],
+)
+def test_a_wrong_send_in_messagepack_is_refused_with_the_field_named(raw: bytes, field: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        codec.SendReader().read(raw, "msgpack")
+    assert caught.value.field == field
+
+
+def test_bytes_with_a_word_on_their_type_are_no_plain_ones() -> None:
+    found = codec.SendReader().read(msgspec.msgpack.encode({"data": b"x", "content_type": "image/png"}), "msgpack")
+    assert isinstance(found, shapes.SendBody)
+    assert (found.data, found.content_type) == (b"x", "image/png")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from miniq.client import bodies
@@ -100,3 +101,29 @@ def test_produce_with_a_queue_alone_asks_for_the_endpoint() -> None:
     assert ask.opens == "producer"
     sent = b'{"type":"PRODUCE_MSG","payload":{"queue":"q","body":1}}'
     assert understand(read_command(sent, "json", None), "json", None).opens is None
+
+
+@pytest.mark.parametrize("values", [[b"\x00\xff"], [b"a", b""]], ids=["one", "some"])
+def test_bytes_of_our_client_need_no_record_each(values: list[bytes]) -> None:
+    exchange = ZmqExchange(target(), Send("q", bodies.drafts(values)))
+    assert exchange.format == "msgpack"
+    request = understand(read_command(exchange.body, "msgpack", None), "msgpack", None).request
+    assert type(request.body) is Bodies
+    assert (request.body.bodies, request.body.content_type) == (values, "application/octet-stream")
+    assert (request.path, request.call, request.out) == ({"queue": "q"}, exchange.name, "msgpack")
+
+
+@pytest.mark.parametrize(
+    ("payload", "field"),
+    [
+        ({"queue": "q", "data": "text"}, "data"),
+        ({"queue": "q", "messages": [{"data": 7}]}, "messages[0].data"),
+        ({"queue": "q", "data": b"x", "colour": 1}, "colour"),
+        ({"queue": 1, "data": b"x"}, "queue"),
+    ],
+)
+def test_wrong_bytes_are_refused_with_the_field_named(payload: dict[str, Any], field: str) -> None:
+    body = msgspec.msgpack.encode({"type": "SEND", "payload": payload})
+    with pytest.raises(InvalidRequest) as caught:
+        understand(read_command(body, "msgpack", None), "msgpack", None)
+    assert caught.value.field == field

@@ -205,17 +205,17 @@ class Broker:
         self.metrics.messages[queue, "sent"] += sum(map(len, answers))
         return answers
 
-    def send_beside(self, queue: str, body: bytes, call: str | None, who: Any, sent: Sent) -> bool:
-        """Send one plain JSON message of `who` together with what others send at the same time; `sent` gets the answer
+    def send_beside(self, queue: str, one: Bodies, call: str | None, who: Any, sent: Sent) -> bool:
+        """Send one plain message of `who` together with what others send at the same time; `sent` gets the answer
         once it is on disk. False where that is not possible: then `send` is the way, which also says what is wrong."""
         settings, limits = self.catalog.find(queue), self._limits
-        if settings is None or rules.is_limited(settings) or len(body) > limits.body_bytes:
+        if settings is None or rules.is_limited(settings) or len(one.bodies[0]) > limits.body_bytes:
             return False
         if self.tracer is not None:
             return False  # each has a trace of its own
         if call is not None and (self.store.shared or not rules.is_simple(call, limits)):
             return False
-        self._gather.add(queue, body, call, who, sent)
+        self._gather.add(queue, one, call, who, sent)
         return True
 
     def is_limited(self, queue: str) -> bool:

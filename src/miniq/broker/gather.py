@@ -1,9 +1,9 @@
 """Single messages that many send at the same time are put into the store together.
 
-What is sent to a queue by one door while one put of it is under way goes into the next. One change of the store, and
-one run of ids, then serves many senders; each is answered by itself, and each may have named its call. Only plain
-messages go this way, and only where none can be refused because of another: to queues without a limit on what
-they hold.
+What is sent to a queue by one door, in one content type, while one put of it is under way goes into the next. One
+change of the store, and one run of ids, then serves many senders; each is answered by itself, and each may have
+named its call. Only plain messages go this way, and only where none can be refused because of another: to queues
+without a limit on what they hold.
 """
 
 from __future__ import annotations
@@ -55,19 +55,23 @@ class _Lot:
         return bodies, calls, who
 
 
+_Key = tuple[str, str, Sent]
+"""A queue, the content type of bodies, and who tells their senders: what is put together has these in common."""
+
+
 class Gather:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._most = broker.options.limits.batch
-        self._lots: dict[tuple[str, Sent], _Lot] = {}
-        self._busy: set[tuple[str, Sent]] = set()
-        """Queues, and who tells their senders, of which a put is under way or about to begin."""
+        self._lots: dict[_Key, _Lot] = {}
+        self._busy: set[_Key] = set()
+        """Those of which a put is under way or about to begin."""
         self._all_done: asyncio.Future[None] | None = None
         """Who stops waits for it."""
 
-    def add(self, queue: str, body: bytes, call: str | None, who: Any, sent: Sent) -> None:
-        """Send a message of `who` with the next put of its queue; `sent` is called in this loop, never at once."""
-        key = (queue, sent)
+    def add(self, queue: str, one: Bodies, call: str | None, who: Any, sent: Sent) -> None:
+        """Send one message of `who` with the next put of its queue; `sent` is called in this loop, never at once."""
+        key = (queue, one.content_type, sent)
         lot = self._lots.get(key)
         if lot is None:
             lot = self._lots[key] = _Lot()
@@ -79,7 +83,7 @@ class Gather:
                     loop.call_soon(lambda: begin(loop, self._run(key)))
                 else:
                     begin(loop, self._run(key), at_once=False)
-        lot.bodies.append(body)
+        lot.bodies.append(one.bodies[0])
         lot.calls.append(call)
         lot.who.append(who)
 
@@ -89,9 +93,9 @@ class Gather:
             self._all_done = asyncio.get_running_loop().create_future()
             await self._all_done
 
-    async def _run(self, key: tuple[str, Sent]) -> None:
+    async def _run(self, key: _Key) -> None:
         """Put lots of one queue until there is none."""
-        queue, sent = key
+        queue, content_type, sent = key
         try:
             while (lot := self._lots.get(key)) is not None:
                 # A limit that was set meanwhile may leave room for some of them.
@@ -101,7 +105,7 @@ class Gather:
                 answers: list[list[str]] = []
                 problem: Exception | None = None
                 try:
-                    answers = await self._broker.send_each(queue, Bodies(bodies), calls)
+                    answers = await self._broker.send_each(queue, Bodies(bodies, content_type), calls)
                 except Exception as error:
                     problem = error
                 try:

@@ -7,6 +7,7 @@ come in, and handed on as they are. Moments are RFC 3339 in UTC.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, cast
@@ -137,7 +138,8 @@ class Reader:
 
 
 class SendReader(Reader):
-    """Reads what is sent. Most of it is JSON with nothing beside the bodies, which needs no record per message."""
+    """Reads what is sent. Most of it is JSON, or bytes in MessagePack, with nothing beside the bodies, which needs no
+    record per message."""
 
     def __init__(self) -> None:
         super().__init__(SendBody)
@@ -152,35 +154,49 @@ class SendReader(Reader):
                     return found
             except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
                 pass  # it says more, or is wrong: then the other way says how
-            body = plain_body(raw)
-            if body is not None:
-                return Bodies([body])
-        return cast(SendBody, super().read(raw, format))
+        elif raw.startswith(_MESSAGES):
+            with contextlib.suppress(msgspec.DecodeError, RecursionError):
+                return Bodies([one.data for one in _data_many(raw).messages], OCTETS)
+        return plain_one(raw, format) or cast(SendBody, super().read(raw, format))
 
 
-def plain_body(raw: bytes) -> bytes | None:
-    """The body of the one message that a JSON request sends, if it says nothing else about it; else None."""
-    if not raw.startswith(b'{"body":'):
-        return None
+def plain_one(raw: bytes, format: Format) -> Bodies | None:
+    """The one message that a request sends, if it says nothing else about it; else None."""
     try:
-        body = bytes(_plain_one(raw).body)
-        if not raw.isascii():
-            str(raw, "utf-8")
+        if format == "json" and raw.startswith(b'{"body":'):
+            body = bytes(_plain_one(raw).body)
+            if not raw.isascii():
+                str(raw, "utf-8")
+            return Bodies([body])
+        if format == "msgpack" and raw.startswith(_DATA):
+            return Bodies([_data_one(raw).data], OCTETS)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return None
-    return body
+        pass  # then the other way says what is wrong
+    return None
 
 
-class _PlainOne(Struct, forbid_unknown_fields=True, gc=False):
+class PlainOne(Struct, forbid_unknown_fields=True, gc=False):
     body: Raw
 
 
+class DataOne(Struct, forbid_unknown_fields=True, gc=False):
+    data: bytes
+
+
 class _PlainMany(Struct, forbid_unknown_fields=True):
-    messages: list[_PlainOne]
+    messages: list[PlainOne]
 
 
-_plain_one = msgspec.json.Decoder(_PlainOne).decode
+class _DataMany(Struct, forbid_unknown_fields=True):
+    messages: list[DataOne]
+
+
+_DATA, _MESSAGES = b"\x81\xa4data", b"\x81\xa8messages"
+"""How a map in MessagePack begins that has one name."""
+_plain_one = msgspec.json.Decoder(PlainOne).decode
 _plain_many = msgspec.json.Decoder(_PlainMany).decode
+_data_one = msgspec.msgpack.Decoder(DataOne).decode
+_data_many = msgspec.msgpack.Decoder(_DataMany).decode
 
 
 def _named(error: msgspec.ValidationError) -> InvalidRequest:

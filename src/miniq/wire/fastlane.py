@@ -57,6 +57,8 @@ class _Head(NamedTuple):
     trace: dict[str, str] | None
     length: int
     """How many bytes follow; -1 if the headers do not say."""
+    format: codec.Format
+    """In which format it came."""
     out: codec.Format
     """In which format to answer."""
     single: bool
@@ -282,8 +284,8 @@ class _FastLane(HttpToolsProtocol):
             head.single
             and head.doubt is None
             and broker.keys.open
-            and (body := codec.plain_body(raw)) is not None
-            and broker.send_beside(head.queue, body, head.call, hot, self.sent)
+            and (plain := codec.plain_one(raw, head.format)) is not None
+            and broker.send_beside(head.queue, plain, head.call, hot, self.sent)
         ):
             return
         try:
@@ -304,7 +306,7 @@ class _FastLane(HttpToolsProtocol):
             head.single
             and type(sent) is Bodies
             and len(sent.bodies) == 1
-            and broker.send_beside(head.queue, sent.bodies[0], head.call, hot, self.sent)
+            and broker.send_beside(head.queue, sent, head.call, hot, self.sent)
         ):
             return
         hot.task = begin(self.loop, run(broker, operation, request), partial(self._done, hot), at_once=broker.prompt)
@@ -335,8 +337,9 @@ class _FastLane(HttpToolsProtocol):
             self.guard.usual(said),
             traced(said),
             int(said["content-length"]) if "content-length" in said else -1,
+            format or "json",
             reply_format(said.get("accept", ""), format or "json"),
-            operation.name == "send" and format == "json" and not is_arrow(kind),
+            operation.name == "send" and format is not None and not is_arrow(kind),
         )
         if 0 < len(raw) <= KNOWN_BYTES and self._repeats(head):
             if len(self.known) >= KNOWN:

@@ -83,27 +83,23 @@ class Payload:
 
 
 class SendPayload(Payload):
-    """The payload of a send. Most are JSON with nothing beside the bodies, which needs no record per message."""
+    """The payload of a send. Most are JSON, or bytes in MessagePack, with nothing beside the bodies, which needs no
+    record per message."""
 
     def read(self, raw: bytes | Raw, format: Format) -> Request:
-        if format == "json":
-            data = bytes(raw)
-            try:
-                plain = _plain_many(data) if _has_many(data) else _plain_single(data)
-            except (msgspec.DecodeError, RecursionError):
-                pass  # it says more, or is wrong: then the other way says how
-            else:
-                return plain.request()
+        data = bytes(raw)
+        try:
+            if format == "json":
+                return (_plain_many(data) if _has_many(data) else _plain_single(data)).request()
+            return (_data_many(data) if b"messages" in data[:BEGINNING] else _data_single(data)).request()
+        except (msgspec.DecodeError, RecursionError):
+            pass  # it says more, or is wrong: then the other way says how
         return super().read(raw, format)
-
-
-class _PlainOne(Struct, forbid_unknown_fields=True, gc=False):
-    body: Raw
 
 
 class _PlainMany(Struct, forbid_unknown_fields=True):
     queue: str
-    messages: list[_PlainOne]
+    messages: list[codec.PlainOne]
 
     def request(self) -> Request:
         bodies = [bytes(one.body) for one in self.messages]
@@ -116,6 +112,23 @@ class _PlainSingle(Struct, forbid_unknown_fields=True):
 
     def request(self) -> Request:
         return Request({"queue": self.queue}, {}, Bodies([bytes(self.body)]), "json", out="json")
+
+
+class _DataMany(Struct, forbid_unknown_fields=True):
+    queue: str
+    messages: list[codec.DataOne]
+
+    def request(self) -> Request:
+        bodies = Bodies([one.data for one in self.messages], codec.OCTETS)
+        return Request({"queue": self.queue}, {}, bodies, "msgpack", out="msgpack")
+
+
+class _DataSingle(Struct, forbid_unknown_fields=True):
+    queue: str
+    data: bytes
+
+    def request(self) -> Request:
+        return Request({"queue": self.queue}, {}, Bodies([self.data], codec.OCTETS), "msgpack", out="msgpack")
 
 
 class PlainSend(Struct, forbid_unknown_fields=True):
@@ -137,6 +150,8 @@ class _SendSingle(PlainSend):
 
 _plain_many = msgspec.json.Decoder(_PlainMany).decode
 _plain_single = msgspec.json.Decoder(_PlainSingle).decode
+_data_many = msgspec.msgpack.Decoder(_DataMany).decode
+_data_single = msgspec.msgpack.Decoder(_DataSingle).decode
 _send_many = msgspec.json.Decoder(_SendMany).decode
 _send_single = msgspec.json.Decoder(_SendSingle).decode
 
