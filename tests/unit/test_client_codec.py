@@ -98,6 +98,7 @@ def test_plain_sends_are_read_without_a_record_for_each_message(format: codec.Fo
         (msgspec.msgpack.encode({"messages": [{"data": b""}, {"data": 1}]}), "messages[1].data"),
         (msgspec.msgpack.encode({"messages": [{"data": b"", "colour": 1}]}), "messages[0].colour"),
         (msgspec.msgpack.encode({"data": b"1234"})[:-2], "request"),
+        (b"\x81\xa8messages\x91\x81\xa2\xef\x31\xc4\x01x", "request"),
     ],
 )
 def test_a_wrong_send_in_messagepack_is_refused_with_the_field_named(raw: bytes, field: str) -> None:

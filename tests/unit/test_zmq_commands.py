@@ -127,3 +127,11 @@ def test_wrong_bytes_are_refused_with_the_field_named(payload: dict[str, Any], f
     with pytest.raises(InvalidRequest) as caught:
         understand(read_command(body, "msgpack", None), "msgpack", None)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize("rest", [b"\xa4data\xc4\x01x", b"\xa8messages\x91\x81\xa4data\xc4\x01x"], ids=["one", "many"])
+def test_text_in_messagepack_that_is_no_text_is_refused(rest: bytes) -> None:
+    payload = b"\x82\xa5queue\xa2\xef\x31" + rest
+    body = b"\x82\xa4type\xa4SEND\xa7payload" + payload
+    with pytest.raises(InvalidRequest):
+        understand(read_command(body, "msgpack", None), "msgpack", None)

@@ -107,6 +107,8 @@ def micros(at: datetime) -> int:
 _json = msgspec.json.Encoder()
 _msgpack = msgspec.msgpack.Encoder()
 encode_json = _json.encode
+UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
+"""What is raised by bytes that are not what they should be."""
 
 
 def encode(reply: Any, format: Format) -> bytes:
@@ -152,10 +154,10 @@ class SendReader(Reader):
                     if not raw.isascii():
                         str(raw, "utf-8")
                     return found
-            except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+            except UNREADABLE:
                 pass  # it says more, or is wrong: then the other way says how
         elif raw.startswith(_MESSAGES):
-            with contextlib.suppress(msgspec.DecodeError, RecursionError):
+            with contextlib.suppress(*UNREADABLE):
                 return Bodies([one.data for one in _data_many(raw).messages], OCTETS)
         return plain_one(raw, format) or cast(SendBody, super().read(raw, format))
 
@@ -170,7 +172,7 @@ def plain_one(raw: bytes, format: Format) -> Bodies | None:
             return Bodies([body])
         if format == "msgpack" and raw.startswith(_DATA):
             return Bodies([_data_one(raw).data], OCTETS)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+    except UNREADABLE:
         pass  # then the other way says what is wrong
     return None
 

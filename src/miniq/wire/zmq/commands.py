@@ -16,7 +16,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from miniq.errors import BadRequest, InvalidRequest
 from miniq.message import Bodies, Lease
 from miniq.wire import codec, shapes
-from miniq.wire.codec import Format, Reader
+from miniq.wire.codec import UNREADABLE, Format, Reader
 from miniq.wire.operations import OPERATIONS, Operation, Request
 
 NAMES = {
@@ -92,7 +92,7 @@ class SendPayload(Payload):
             if format == "json":
                 return (_plain_many(data) if _has_many(data) else _plain_single(data)).request()
             return (_data_many(data) if b"messages" in data[:BEGINNING] else _data_single(data)).request()
-        except (msgspec.DecodeError, RecursionError):
+        except UNREADABLE:
             pass  # it says more, or is wrong: then the other way says how
         return super().read(raw, format)
 
@@ -235,7 +235,7 @@ def read_command(body: bytes, format: Format, usual: str | None) -> shapes.Comma
             if not body.isascii():
                 str(body, "utf-8")
             return _send_many(body) if _has_many(body) else _send_single(body)
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        except UNREADABLE:
             pass  # it says more, or is wrong: then the other way says how
     command: shapes.Command = _command.read(body, format)
     return command
