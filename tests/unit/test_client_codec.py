@@ -11,6 +11,7 @@ from miniq.client import records
 from miniq.errors import InvalidRequest
 from miniq.message import JSON, Bodies, Draft, Message, Stored
 from miniq.wire import codec, shapes
+from miniq.wire.plain import SendReader
 
 
 @pytest.mark.parametrize("data", [b"{oops", b'1,"receipt":"x"', b"", b'"\xff"', b"[" * 100_000])
@@ -84,7 +85,7 @@ def test_fields_of_a_newer_broker_are_passed_over() -> None:
 def test_plain_sends_are_read_without_a_record_for_each_message(format: codec.Format, count: int) -> None:
     one = {"body": "é"} if format == "json" else {"data": b"\xff"}
     raw = codec.encode(one if count == 1 else {"messages": [one] * count}, format)
-    found = codec.SendReader().read(raw, format)
+    found = SendReader().read(raw, format)
     assert isinstance(found, Bodies)
     expected = ['"é"'.encode()] if format == "json" else [b"\xff"]
     assert found.bodies == expected * count
@@ -103,11 +104,11 @@ def test_plain_sends_are_read_without_a_record_for_each_message(format: codec.Fo
 )
 def test_a_wrong_send_in_messagepack_is_refused_with_the_field_named(raw: bytes, field: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        codec.SendReader().read(raw, "msgpack")
+        SendReader().read(raw, "msgpack")
     assert caught.value.field == field
 
 
 def test_bytes_with_a_word_on_their_type_are_no_plain_ones() -> None:
-    found = codec.SendReader().read(msgspec.msgpack.encode({"data": b"x", "content_type": "image/png"}), "msgpack")
+    found = SendReader().read(msgspec.msgpack.encode({"data": b"x", "content_type": "image/png"}), "msgpack")
     assert isinstance(found, shapes.SendBody)
     assert (found.data, found.content_type) == (b"x", "image/png")

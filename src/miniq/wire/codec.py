@@ -7,19 +7,17 @@ come in, and handed on as they are. Moments are RFC 3339 in UTC.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import msgspec
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import UNSET, Raw, UnsetType
 
 from miniq.errors import BY_CODE, InvalidRequest, MiniQError, TooLarge
 from miniq.message import (
     JSON,
     NEVER,
-    Bodies,
     Claim,
     ClaimGroup,
     Counts,
@@ -38,7 +36,6 @@ from miniq.wire.shapes import (
     Problem,
     QueueReply,
     RedriveReply,
-    SendBody,
     WireClaim,
     WireClaimGroup,
     WireCounts,
@@ -107,8 +104,6 @@ def micros(at: datetime) -> int:
 _json = msgspec.json.Encoder()
 _msgpack = msgspec.msgpack.Encoder()
 encode_json = _json.encode
-UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
-"""What is raised by bytes that are not what they should be."""
 
 
 def encode(reply: Any, format: Format) -> bytes:
@@ -137,68 +132,6 @@ class Reader:
         except (msgspec.DecodeError, RecursionError) as error:
             name = "JSON" if format == "json" else "MessagePack"
             raise InvalidRequest(f"request: cannot be read as {name}: {error}", field="request") from None
-
-
-class SendReader(Reader):
-    """Reads what is sent. Most of it is JSON, or bytes in MessagePack, with nothing beside the bodies, which needs no
-    record per message."""
-
-    def __init__(self) -> None:
-        super().__init__(SendBody)
-
-    def read(self, raw: bytes, format: Format) -> SendBody | Bodies:
-        if format == "json":
-            try:
-                if raw.startswith(b'{"messages":'):
-                    found = Bodies([bytes(one.body) for one in _plain_many(raw).messages])
-                    if not raw.isascii():
-                        str(raw, "utf-8")
-                    return found
-            except UNREADABLE:
-                pass  # it says more, or is wrong: then the other way says how
-        elif raw.startswith(_MESSAGES):
-            with contextlib.suppress(*UNREADABLE):
-                return Bodies([one.data for one in _data_many(raw).messages], OCTETS)
-        return plain_one(raw, format) or cast(SendBody, super().read(raw, format))
-
-
-def plain_one(raw: bytes, format: Format) -> Bodies | None:
-    """The one message that a request sends, if it says nothing else about it; else None."""
-    try:
-        if format == "json" and raw.startswith(b'{"body":'):
-            body = bytes(_plain_one(raw).body)
-            if not raw.isascii():
-                str(raw, "utf-8")
-            return Bodies([body])
-        if format == "msgpack" and raw.startswith(_DATA):
-            return Bodies([_data_one(raw).data], OCTETS)
-    except UNREADABLE:
-        pass  # then the other way says what is wrong
-    return None
-
-
-class PlainOne(Struct, forbid_unknown_fields=True, gc=False):
-    body: Raw
-
-
-class DataOne(Struct, forbid_unknown_fields=True, gc=False):
-    data: bytes
-
-
-class _PlainMany(Struct, forbid_unknown_fields=True):
-    messages: list[PlainOne]
-
-
-class _DataMany(Struct, forbid_unknown_fields=True):
-    messages: list[DataOne]
-
-
-_DATA, _MESSAGES = b"\x81\xa4data", b"\x81\xa8messages"
-"""How a map in MessagePack begins that has one name."""
-_plain_one = msgspec.json.Decoder(PlainOne).decode
-_plain_many = msgspec.json.Decoder(_PlainMany).decode
-_data_one = msgspec.msgpack.Decoder(DataOne).decode
-_data_many = msgspec.msgpack.Decoder(_DataMany).decode
 
 
 def _named(error: msgspec.ValidationError) -> InvalidRequest:

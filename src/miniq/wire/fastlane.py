@@ -29,6 +29,7 @@ from miniq.wire.codec import MSGPACK, PROBLEM
 from miniq.wire.edge import Doubt, Guard, given_id, log, log_answer, new_id
 from miniq.wire.http import is_arrow, prepare, reply_format, request_format, too_large, traced
 from miniq.wire.operations import OPERATIONS, Operation, Request, authorise, bearer, fault, run
+from miniq.wire.plain import plain_one
 
 _HOT = {operation.path.rpartition("/")[2].encode(): operation for operation in OPERATIONS if operation.hot}
 _PREFIX = b"/v1/queues/"
@@ -284,7 +285,7 @@ class _FastLane(HttpToolsProtocol):
             head.single
             and head.doubt is None
             and broker.keys.open
-            and (plain := codec.plain_one(raw, head.format)) is not None
+            and (plain := plain_one(raw, head.format)) is not None
             and broker.send_beside(head.queue, plain, head.call, hot, self.sent)
         ):
             return

@@ -19,6 +19,7 @@ from miniq.errors import InvalidRequest, MiniQError, MissingExtra, WrongMedia
 from miniq.message import Bodies, Draft, Mode, QueueSettings, StageName, Status
 from miniq.wire import arrow, codec, shapes, streams, watching
 from miniq.wire.codec import Format
+from miniq.wire.plain import SendReader
 from miniq.wire.query import moment, number
 from miniq.wire.streams import Streamed
 
@@ -518,7 +519,7 @@ OPERATIONS: tuple[Operation, ...] = (
 
 BY_NAME = {operation.name: operation for operation in OPERATIONS}
 READERS: dict[str, codec.Reader] = {
-    operation.name: codec.SendReader() if operation.name == "send" else codec.Reader(operation.body)
+    operation.name: SendReader() if operation.name == "send" else codec.Reader(operation.body)
     for operation in OPERATIONS
     if operation.body is not None
 }

@@ -16,8 +16,9 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from miniq.errors import BadRequest, InvalidRequest
 from miniq.message import Bodies, Lease
 from miniq.wire import codec, shapes
-from miniq.wire.codec import UNREADABLE, Format, Reader
+from miniq.wire.codec import Format, Reader
 from miniq.wire.operations import OPERATIONS, Operation, Request
+from miniq.wire.plain import UNREADABLE, DataOne, PlainOne, check_text
 
 NAMES = {
     "CREATE_QUEUE": "configure",
@@ -99,7 +100,7 @@ class SendPayload(Payload):
 
 class _PlainMany(Struct, forbid_unknown_fields=True):
     queue: str
-    messages: list[codec.PlainOne]
+    messages: list[PlainOne]
 
     def request(self) -> Request:
         bodies = [bytes(one.body) for one in self.messages]
@@ -116,7 +117,7 @@ class _PlainSingle(Struct, forbid_unknown_fields=True):
 
 class _DataMany(Struct, forbid_unknown_fields=True):
     queue: str
-    messages: list[codec.DataOne]
+    messages: list[DataOne]
 
     def request(self) -> Request:
         bodies = Bodies([one.data for one in self.messages], codec.OCTETS)
@@ -232,8 +233,7 @@ def read_command(body: bytes, format: Format, usual: str | None) -> shapes.Comma
         return shapes.Command(usual, Raw(body))
     if is_send(body):
         try:
-            if not body.isascii():
-                str(body, "utf-8")
+            check_text(body)
             return _send_many(body) if _has_many(body) else _send_single(body)
         except UNREADABLE:
             pass  # it says more, or is wrong: then the other way says how

@@ -1,0 +1,80 @@
+"""Sends that say nothing but their bodies: JSON, or bytes in MessagePack. Most are so, and need no record per message.
+
+What says more, or is wrong, is left to the ordinary readers, which also say what is wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import cast
+
+import msgspec
+from msgspec import Raw, Struct
+
+from miniq.message import Bodies
+from miniq.wire.codec import OCTETS, Format, Reader
+from miniq.wire.shapes import SendBody
+
+UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
+"""What is raised by bytes that are not a plain send."""
+
+
+class SendReader(Reader):
+    """Reads what is sent, plain or not."""
+
+    def __init__(self) -> None:
+        super().__init__(SendBody)
+
+    def read(self, raw: bytes, format: Format) -> SendBody | Bodies:
+        if format == "json":
+            if raw.startswith(b'{"messages":'):
+                with contextlib.suppress(*UNREADABLE):
+                    check_text(raw)
+                    return Bodies([bytes(one.body) for one in _plain_many(raw).messages])
+        elif raw.startswith(_MESSAGES):
+            with contextlib.suppress(*UNREADABLE):
+                return Bodies([one.data for one in _data_many(raw).messages], OCTETS)
+        return plain_one(raw, format) or cast(SendBody, super().read(raw, format))
+
+
+def plain_one(raw: bytes, format: Format) -> Bodies | None:
+    """The one message that a request sends, if it says nothing else about it; else None."""
+    try:
+        if format == "json" and raw.startswith(b'{"body":'):
+            check_text(raw)
+            return Bodies([bytes(_plain_one(raw).body)])
+        if format == "msgpack" and raw.startswith(_DATA):
+            return Bodies([_data_one(raw).data], OCTETS)
+    except UNREADABLE:
+        pass
+    return None
+
+
+def check_text(raw: bytes) -> None:
+    """A body is handed on unread, so what is not UTF-8 would come out again; raises `UnicodeDecodeError`."""
+    if not raw.isascii():
+        str(raw, "utf-8")
+
+
+class PlainOne(Struct, forbid_unknown_fields=True, gc=False):
+    body: Raw
+
+
+class DataOne(Struct, forbid_unknown_fields=True, gc=False):
+    data: bytes
+
+
+class _PlainMany(Struct, forbid_unknown_fields=True):
+    messages: list[PlainOne]
+
+
+class _DataMany(Struct, forbid_unknown_fields=True):
+    messages: list[DataOne]
+
+
+_DATA, _MESSAGES = b"\x81\xa4data", b"\x81\xa8messages"
+"""How a map in MessagePack begins that has one name."""
+_plain_one = msgspec.json.Decoder(PlainOne).decode
+_plain_many = msgspec.json.Decoder(_PlainMany).decode
+_data_one = msgspec.msgpack.Decoder(DataOne).decode
+_data_many = msgspec.msgpack.Decoder(_DataMany).decode
