@@ -17,6 +17,7 @@ from miniq.ids import SHARE, IdSource
 from miniq.message import JSON, SECOND, Bodies, DeadLetter, Draft, History, Message, Parcel, QueueSettings, Stored
 from miniq.options import Limits
 from miniq.store.base import Fit
+from miniq.store.names import PUBLISHED
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _CONTENT_TYPE = re.compile(r"[!-~]+/[!-~][ -~]*")
@@ -79,10 +80,6 @@ def check_text(value: object, field: str, limits: Limits) -> str:
 def is_limited(settings: QueueSettings) -> bool:
     """Whether a queue takes no more than so much."""
     return bool(settings.max_length or settings.max_bytes)
-
-
-PUBLISHED = "publish\0"
-"""How the names begin under which stores remember batches that were published, beside those of calls."""
 
 
 def check_call(value: object, limits: Limits) -> str:

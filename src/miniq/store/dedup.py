@@ -15,6 +15,7 @@ from miniq.store import keys
 from miniq.store.blocks import Shelf
 from miniq.store.commit import GroupCommit
 from miniq.store.kv import KV
+from miniq.store.names import call_record, publish_name
 
 
 class DedupRecords:
@@ -33,11 +34,11 @@ class DedupRecords:
 
     def ids_of_call(self, shelf: Shelf, name: str, now: int) -> list[str] | None:
         """The ids that a call got the first time it was made."""
-        given = self.standing(shelf, _call(name), now)
+        given = self.standing(shelf, call_record(name), now)
         return None if given is None else from_spans(given)
 
     def remember_call(self, shelf: Shelf, name: str, ids: Sequence[str], until: int) -> None:
-        self.remember(shelf, {_call(name): spans(ids)}, until)
+        self.remember(shelf, {call_record(name): spans(ids)}, until)
 
     def sift_calls(
         self, shelf: Shelf, parcel: Parcel, calls: Sequence[str | None], now: int, until: int
@@ -49,7 +50,7 @@ class DedupRecords:
         brought: dict[str, str] = {}
         for body, name in zip(parcel.bodies, calls, strict=True):
             if name is not None:
-                known = _call(name)
+                known = call_record(name)
                 said = brought.get(known) or self.standing(shelf, known, now)
                 if said is not None:
                     answers.append(from_spans(said))
@@ -66,11 +67,11 @@ class DedupRecords:
 
     def published(self, shelf: Shelf, job: str, batch: str, now: int) -> int | None:
         """How many messages a batch of a job brought when it was published."""
-        said = self.standing(shelf, _publish(job, batch), now)
+        said = self.standing(shelf, call_record(publish_name(job, batch)), now)
         return None if said is None else int(said)
 
     def remember_publish(self, shelf: Shelf, job: str, batch: str, count: int, until: int) -> None:
-        self.remember(shelf, {_publish(job, batch): str(count)}, until)
+        self.remember(shelf, {call_record(publish_name(job, batch)): str(count)}, until)
 
     def sift(
         self, shelf: Shelf, messages: Sequence[Message], ids: list[str], now: int
@@ -108,14 +109,6 @@ class DedupRecords:
             if keys.decode_dedup(value).until <= now and key not in renewed:
                 ops.append((key, None))
         self._tidy_from = b"d"
-
-
-def _call(name: str) -> str:
-    return "\0" + name
-
-
-def _publish(job: str, batch: str) -> str:
-    return f"\0publish\0{job}\0{batch}"
 
 
 def _written(shelf: Shelf, dedup: dict[str, str]) -> None:

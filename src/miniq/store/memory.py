@@ -54,6 +54,7 @@ from miniq.store.base import (
     stands_alone,
     stretches,
 )
+from miniq.store.names import call_record, is_call, publish_name
 from miniq.store.transfer import Item, one_by_one, portions
 
 
@@ -237,7 +238,7 @@ class MemoryStore(Alone):
     ) -> list[str]:
         queue = self._queues[messages[0].queue]
         if call is not None:
-            given, until = queue.dedup.get("\0" + call.name, ("", 0))
+            given, until = queue.dedup.get(call_record(call.name), ("", 0))
             if until > now:
                 return given.split(",")
         fresh: list[Message] = []
@@ -263,7 +264,7 @@ class MemoryStore(Alone):
         for dedup_id, id in known.items():
             queue.dedup[dedup_id] = (id, dedup_until)
         if call is not None:
-            queue.dedup["\0" + call.name] = (",".join(ids), call.until)
+            queue.dedup[call_record(call.name)] = (",".join(ids), call.until)
         for message in fresh:
             self.on_ready(message.queue, message.recipient, 1)
         return ids
@@ -576,7 +577,7 @@ class MemoryStore(Alone):
         keep: History,
     ) -> Published:
         shelf = self._queues[queue]
-        call = f"\0publish\0{job}\0{batch}"
+        call = call_record(publish_name(job, batch))
         given, standing = shelf.dedup.get(call, ("", 0))
         if standing > now:
             return Published(int(given), repeated=True)
@@ -698,7 +699,7 @@ class MemoryStore(Alone):
             for row in sorted(queue.rows.values(), key=lambda row: row.message.id not in heads):
                 yield transfer.Saved(row.stored(), row.taken_at)
             for dedup_id, (said, until) in queue.dedup.items():
-                said = spans(said.split(",")) if transfer.is_call(dedup_id) else said
+                said = spans(said.split(",")) if is_call(dedup_id) else said
                 yield transfer.Dedup(name, dedup_id, said, until)
         yield transfer.HistoryStart(self._first)
         for start in range(0, len(self._history), 1000):
@@ -719,7 +720,7 @@ class MemoryStore(Alone):
                 row.visible_at, row.receives, row.receipt = stored.visible_at, stored.receives, stored.receipt
                 row.consumer, row.taken_at = stored.consumer, item.taken_at
             elif isinstance(item, transfer.Dedup):
-                said = ",".join(from_spans(item.said)) if transfer.is_call(item.name) else item.said
+                said = ",".join(from_spans(item.said)) if is_call(item.name) else item.said
                 self._queues[item.queue].dedup[item.name] = (said, item.until)
             elif isinstance(item, transfer.LastId):
                 self._last_id = max(self._last_id, item.id)

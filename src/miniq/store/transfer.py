@@ -48,7 +48,7 @@ class Readers(Struct, frozen=True, tag=True):
 
 
 class Dedup(Struct, frozen=True, tag=True):
-    """A dedup record, or that of a call (see `is_call`) or of a batch that was published."""
+    """A dedup record, or that of a call (see `names.is_call`) or of a batch that was published."""
 
     queue: str
     name: str
@@ -216,11 +216,6 @@ def no_stages(queue: str) -> InvalidRequest:
         f"from: queue {queue!r} has stages that are not published yet; let their jobs finish, or discard them",
         field="from",
     )
-
-
-def is_call(name: str) -> bool:
-    """Whether a dedup record is that of a call, and says its ids as `ids.spans`."""
-    return name.startswith("\0") and not name.startswith("\0publish\0")
 
 
 def is_fresh(item: Saved) -> bool:

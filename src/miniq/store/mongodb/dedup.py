@@ -10,14 +10,7 @@ from pymongo import ReplaceOne
 from miniq.message import Message
 from miniq.store.base import Once
 from miniq.store.mongodb.link import Database, Session
-
-
-def call_name(call: Once) -> str:
-    return "\0" + call.name
-
-
-def publish_name(job: str, batch: str) -> str:
-    return f"\0publish\0{job}\0{batch}"
+from miniq.store.names import call_record
 
 
 async def standing(
@@ -26,7 +19,7 @@ async def standing(
     """What the records that concern a send say, as far as they have not run out."""
     names = {message.dedup_id for message in messages if message.dedup_id is not None}
     if call is not None:
-        names.add(call_name(call))
+        names.add(call_record(call.name))
     return await find(db, session, serial, names, now)
 
 

@@ -36,6 +36,7 @@ from miniq.store.mongodb.fences import WITHOUT_CONTENT
 from miniq.store.mongodb.history import HistoryLog
 from miniq.store.mongodb.link import Database, Link, Session
 from miniq.store.mongodb.tallies import SlotGone
+from miniq.store.names import call_record, publish_name
 
 CHUNK_BYTES = 1024 * 1024
 """A chunk ends when it has so many bytes. What is written at once in a publish, too."""
@@ -282,7 +283,7 @@ class Stages:
         db = self._link.database
         number, serial, now = named[queue].number, named[queue].serial, asked.now
         await check_number(db, session, queue, number)
-        record = dedup.publish_name(asked.job, asked.batch)
+        record = call_record(publish_name(asked.job, asked.batch))
         before = await dedup.find(db, session, serial, [record], now)
         if record in before:
             return Published(int(before[record]), repeated=True)
@@ -326,7 +327,7 @@ class Stages:
         if asked.room is not None and plan.count:
             await tallies.take_turn(db, session, queue, number)
         await tallies.add(db, session, queue, number, slot, plan.count, plan.size, last)
-        record = dedup.publish_name(asked.job, asked.batch)
+        record = call_record(publish_name(asked.job, asked.batch))
         await dedup.remember(db, session, named[queue].serial, {record: (str(plan.count), asked.until)})
         await _remove(db, plan.parts, session)
 

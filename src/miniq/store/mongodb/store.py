@@ -56,6 +56,7 @@ from miniq.store.mongodb.link import Contended, Link, Session
 from miniq.store.mongodb.signals import Signals
 from miniq.store.mongodb.stages import Stages
 from miniq.store.mongodb.takers import Candidate, Takers
+from miniq.store.names import call_record
 from miniq.store.transfer import Item, portions
 
 T = TypeVar("T")
@@ -186,7 +187,7 @@ class MongoStore:
             known: dict[str, str] = {}
             if call is not None or any(message.dedup_id is not None for message in messages):
                 stands = await dedup.standing(db, session, serial, messages, call, now)
-                if call is not None and (given := stands.get(dedup.call_name(call))) is not None:
+                if call is not None and (given := stands.get(call_record(call.name))) is not None:
                     await tallies.add(db, session, queue, number, slot, 0, 0)
                     return from_spans(given), []
                 ids, fresh, known = dedup.sift(messages, stands)
@@ -202,7 +203,7 @@ class MongoStore:
             await tallies.add(db, session, queue, number, slot, len(fresh), size, last)
             remembered = {dedup_id: (id, dedup_until) for dedup_id, id in known.items()}
             if call is not None:
-                remembered[dedup.call_name(call)] = (spans(ids), call.until)
+                remembered[call_record(call.name)] = (spans(ids), call.until)
             await dedup.remember(db, session, serial, remembered)
             if keep != "off":
                 await self._log.append(db, session, [events.sent(one, now, None, keep) for one in fresh])

@@ -9,12 +9,12 @@ from typing import Any
 from miniq.ids import from_spans, spans
 from miniq.message import Event
 from miniq.store import transfer
+from miniq.store.names import CALL, is_call
 from miniq.store.postgres import rows
 from miniq.store.postgres.rows import escape, unescape
 from miniq.store.transfer import Item, Saved
 
 Step = tuple[str, dict[str, Any]]
-CALL = "\0"
 
 
 def saved(queue: str, row: Sequence[Any]) -> list[Saved]:
@@ -26,7 +26,7 @@ def dedup(queue: str, row: Sequence[Any]) -> transfer.Dedup:
     """A row of `dump_dedup`."""
     call, name, ids, until = row
     name = (CALL if call else "") + (unescape(name) or "")
-    return transfer.Dedup(queue, name, spans(rows.unpack_ids(ids)) if transfer.is_call(name) else ids, until)
+    return transfer.Dedup(queue, name, spans(rows.unpack_ids(ids)) if is_call(name) else ids, until)
 
 
 def steps(items: Sequence[Item], columns: Any) -> Iterator[Step]:
@@ -67,10 +67,7 @@ def _dedup_columns(records: list[transfer.Dedup]) -> dict[str, Any]:
     return {
         "calls": [record.name.startswith(CALL) for record in records],
         "names": [escape(record.name.removeprefix(CALL)) for record in records],
-        "said": [
-            rows.pack_ids(from_spans(record.said)) if transfer.is_call(record.name) else record.said
-            for record in records
-        ],
+        "said": [rows.pack_ids(from_spans(record.said)) if is_call(record.name) else record.said for record in records],
         "untils": rows.array([record.until for record in records]),
     }
 

@@ -15,6 +15,7 @@ from miniq.errors import StoreUnavailable
 from miniq.ids import RUN
 from miniq.message import JSON, History, Message, Parcel, Published, Stage, StageName
 from miniq.store.base import Reserve, Room, full, no_stage, stands_alone, stretches
+from miniq.store.names import publish_name
 from miniq.store.postgres import parcels, rows
 from miniq.store.postgres.access import LONG, Access, Row, execute, no_queue, pipeline
 from miniq.store.postgres.connections import Connection
@@ -93,7 +94,7 @@ class Stages(Access):
         keep: History,
     ) -> Published:
         params = _batch(queue, job, batch) | {
-            "call": escape(f"publish\0{job}\0{batch}"),
+            "call": escape(publish_name(job, batch)),
             "now": now,
             "until": until,
             "dedup_until": dedup_until,

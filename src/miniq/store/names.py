@@ -1,0 +1,24 @@
+"""The names under which stores remember calls that were made and batches that were published."""
+
+from __future__ import annotations
+
+PUBLISHED = "publish\0"
+"""How the names of calls begin that published a batch; no sender may give such a name."""
+
+CALL = "\0"
+"""Before the name of a call where dedup ids are remembered too: none of those begins so."""
+
+
+def publish_name(job: str, batch: str) -> str:
+    """The name of the call that publishes a batch."""
+    return f"{PUBLISHED}{job}\0{batch}"
+
+
+def call_record(name: str) -> str:
+    """The dedup record of a call."""
+    return CALL + name
+
+
+def is_call(record: str) -> bool:
+    """Whether a dedup record is that of a call, and says its ids as `ids.spans`; that of a publish says a number."""
+    return record.startswith(CALL) and not record.startswith(PUBLISHED, len(CALL))
