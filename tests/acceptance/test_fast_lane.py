@@ -110,6 +110,35 @@ async def test_a_request_that_comes_slowly_is_not_cut_off_by_the_timer_of_the_on
         writer.close()
 
 
+@pytest.mark.parametrize("path", [b"/v1/queues/q/messages", b"/push_message"], ids=["hot", "cold"])
+async def test_who_says_too_much_is_told_at_once_and_heard_out(path: bytes) -> None:
+    """A connection that is closed while somebody writes is reset, and the answer may never be read."""
+    size = 17 * 2**20
+    head = b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\nexpect: 100-continue\r\n\r\n" % (path, size)
+    async with serving(keep_alive=30) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head)
+        assert (await answer(reader))[0].startswith(b"HTTP/1.1 413")
+        for _ in range(17):
+            writer.write(bytes(2**20))
+            await writer.drain()
+        writer.write(HOT)
+        assert (await answer(reader))[0].startswith(b"HTTP/1.1 201")
+        writer.close()
+
+
+async def test_who_goes_on_past_the_limit_is_told_and_heard_out() -> None:
+    head = b"POST /v1/queues/q/messages HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    chunk = b"100000\r\n" + bytes(2**20) + b"\r\n"
+    async with serving(keep_alive=30) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head + chunk * 17)
+        assert (await answer(reader))[0].startswith(b"HTTP/1.1 413")
+        writer.write(chunk + b"0\r\n\r\n" + HOT)
+        assert (await answer(reader))[0].startswith(b"HTTP/1.1 201")
+        writer.close()
+
+
 async def test_headers_that_change_on_a_connection_are_heard() -> None:
     """What the request before said is reused only if this one says the same."""
     async with serving(keep_alive=30) as port:

@@ -225,7 +225,9 @@ class _FastLane(HttpToolsProtocol):
                 self._hot = hot = _HotCycle(head, self)
                 self._parts = []
                 self.cycle = hot  # type: ignore[assignment]
-                if self.expect_100_continue:
+                if head.length > self.max_request:
+                    self.refuse(hot, too_large(head.length, self.max_request))
+                elif self.expect_100_continue:
                     self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
                 return
         # What uvicorn prepares at the beginning of a message is made only now, for those who need it.
@@ -244,8 +246,8 @@ class _FastLane(HttpToolsProtocol):
         if hot.size <= self.max_request:
             self._parts.append(body)
         elif not hot.response_complete:
+            # The rest is read and forgotten: who is cut off while it writes may never see the answer.
             self._parts.clear()
-            hot.keep_alive = False
             self.refuse(hot, too_large(hot.size, self.max_request))
 
     def on_message_complete(self) -> None:
