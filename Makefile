@@ -77,7 +77,7 @@ fuzz: setup ## every door under atheris, which looks for input that is answered 
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --group fuzz
 	$(BIN)/python -m tests.faults.fuzz
 
-faults: setup ## every fault many times under load, and the table in docs/reliability.md (half an hour)
+faults: setup ## every fault many times under load, and the table in docs/reliability.md (two hours)
 	$(BIN)/python -m tests.faults
 
 bench-console: setup ## what watching costs with 500 queues and 1 million messages (6 minutes, idle machine)

@@ -1,4 +1,4 @@
-"""`python -m tests.faults [--rounds N] [--only TEXT] [--jobs N]`: every fault many times, and the table in
+"""`python -m tests.faults [--rounds N] [--only TEXT] [--jobs N] [--page]`: every fault many times, and the table in
 docs/reliability.md."""
 
 from __future__ import annotations
@@ -68,24 +68,40 @@ def once(fault: Fault, number: int) -> tuple[str, Verdict | AssertionError]:
             return seed, error
 
 
-def table(tallies: list[Tally]) -> str:
+def row(tally: Tally) -> str:
+    """The line of the table for a fault."""
+    fault = tally.fault
+    beginning = f"{_begins(fault)} {fault.invariants} |"
+    if fault.lacks():
+        return f"{beginning} not run: {fault.lacks()} | | | | | |"
+    day = datetime.date.today().isoformat()
+    return (
+        f"{beginning} {tally.rounds:,} | {tally.sent:,} | {tally.leases:,} | {tally.unknown:,} "
+        f"| {len(tally.wrong)} | {day} |"
+    )
+
+
+def _begins(fault: Fault) -> str:
+    return f"| {fault.name} | {fault.store} |"
+
+
+def write(tallies: list[Tally]) -> None:
+    """Renew the lines of these faults in the table, and leave those of the others."""
+    before, rest = PAGE.read_text().split(BEGIN)
+    found, after = rest.split(END)
+    made = {_begins(tally.fault): row(tally) for tally in tallies}
+    for line in found.splitlines():
+        made.setdefault(" | ".join(line.split(" | ")[:2]) + " |", line)
     linux = platform.release().partition("-")[0]
     lines = [
-        f"Made on {datetime.date.today().isoformat()}, Python {platform.python_version()}, Linux {linux}.",
+        f"Python {platform.python_version()}, Linux {linux}.",
         "",
-        "| fault | store | must hold | rounds | confirmed sends | leases | unanswered calls | broken promises |",
-        "|---|---|---|---|---|---|---|---|",
+        "| fault | store | must hold | rounds | confirmed sends | leases | unanswered calls | broken promises | made |",
+        "|---|---|---|---|---|---|---|---|---|",
+        *(made[_begins(fault)] for fault in FAULTS if _begins(fault) in made),
     ]
-    for tally in tallies:
-        fault = tally.fault
-        if fault.lacks():
-            lines.append(f"| {fault.name} | {fault.store} | {fault.invariants} | not run: {fault.lacks()} | | | | |")
-            continue
-        lines.append(
-            f"| {fault.name} | {fault.store} | {fault.invariants} | {tally.rounds} | {tally.sent:,} | {tally.leases:,} "
-            f"| {tally.unknown:,} | {len(tally.wrong)} |"
-        )
-    return "\n".join(lines)
+    PAGE.write_text("\n".join([before + BEGIN, *lines, END + after]))
+    print(f"written to {PAGE.name}")
 
 
 def progress(text: str) -> None:
@@ -98,7 +114,8 @@ def progress(text: str) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults")
     parser.add_argument("--rounds", type=int, help="rounds for each fault instead of its own number")
-    parser.add_argument("--only", default="", help="faults whose name or store contains this; the page is left alone")
+    parser.add_argument("--only", default="", help="faults whose name and store contain this")
+    parser.add_argument("--page", action="store_true", help="write their lines of the page also when they are not all")
     parser.add_argument("--jobs", type=int, default=2, help="rounds of a fault at the same time (2)")
     asked = parser.parse_args()
     chosen = [fault for fault in FAULTS if asked.only in f"{fault.name} {fault.store}"]
@@ -107,16 +124,12 @@ def main() -> int:
         for fault in chosen:
             tallies.append(run(fault, asked.rounds or fault.rounds, asked.jobs))
             progress("")
-            print(table(tallies[-1:]).splitlines()[-1], flush=True)
+            print(row(tallies[-1]), flush=True)
     for tally in tallies:
         for wrong in tally.wrong:
             print(f"{tally.fault.name} on {tally.fault.store}: {wrong}")
-    if len(tallies) == len(FAULTS):
-        text = PAGE.read_text()
-        before, rest = text.split(BEGIN)
-        after = rest.split(END)[1]
-        PAGE.write_text(f"{before}{BEGIN}\n{table(tallies)}\n{END}{after}")
-        print(f"written to {PAGE.name}")
+    if asked.page or len(tallies) == len(FAULTS):
+        write(tallies)
     return 1 if any(tally.wrong for tally in tallies) else 0
 
 

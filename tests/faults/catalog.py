@@ -30,6 +30,10 @@ from tests.faults.rig import ROOT, Clients, Server, server
 
 SECONDS = 3.0
 """How long clients work in a round, before they drain."""
+IN_PROCESS = 1000
+"""Rounds of a fault of an embedded broker, which are short."""
+REACH = 250
+"""How far into the life of an embedded broker something happens to it: at its first write, its second, and so on."""
 
 
 class Fault(Struct, frozen=True):
@@ -117,7 +121,7 @@ def pause_server(kind: str, seed: str, folder: Path) -> Verdict:
 def kill_at_write(kind: str, seed: str, folder: Path, program: Sequence[str] = ()) -> Verdict:
     """kill -9 of an embedded broker before one write of its engine, and of the next one after one, which are others in
     each round; a third one drains what they left."""
-    number = _number(seed) * 3 + 1
+    number = _number(seed) + 1
     events: list[Event] = []
     for side in ("before", "after"):
         trouble = ["tests.faults.engine", f"kill-{side}", str(number), *program]
@@ -128,7 +132,7 @@ def kill_at_write(kind: str, seed: str, folder: Path, program: Sequence[str] = (
 def fail_write(kind: str, seed: str, folder: Path) -> Verdict:
     """The engine says EIO to one synced write that it did not make, and in the next process to one that it made.
     Nothing is confirmed after it; the process ends; the next one goes on."""
-    number = _number(seed) * 3 + 4
+    number = _number(seed) + 4
     events: list[Event] = []
     for what in ("write", "sync"):
         trouble = ["tests.faults.engine", f"fail-{what}", str(number)]
@@ -140,19 +144,19 @@ def kill_at_system_call(kind: str, seed: str, folder: Path) -> Verdict:
     """kill -9 of an embedded broker at one system call that writes or syncs, another one in each round; the next
     process drains what it left."""
     calls = "write,pwrite64,fdatasync,fsync,fallocate,rename,unlink,ftruncate,sync_file_range"
-    tracing = _strace(folder, f"inject={calls}:signal=SIGKILL:when={_number(seed) * 3 + 23}")
+    tracing = _strace(folder, f"inject={calls}:signal=SIGKILL:when={_number(seed) + 23}")
     return _drained(kind, seed, folder, _embedded(kind, seed, folder, tracing, -signal.SIGKILL))
 
 
 def fail_fsync(kind: str, seed: str, folder: Path) -> Verdict:
     """The disk says EIO to one fsync. Nothing is confirmed after it; the process ends; the next one goes on."""
-    tracing = _strace(folder, f"inject=fdatasync,fsync:error=EIO:when={_number(seed) * 3 + 13}")
+    tracing = _strace(folder, f"inject=fdatasync,fsync:error=EIO:when={_number(seed) + 13}")
     return _drained(kind, seed, folder, _embedded(kind, seed, folder, tracing, 4))
 
 
 def _number(seed: str) -> int:
-    """Which round it is."""
-    return int(seed.rpartition("-")[2])
+    """Which round it is, beginning anew after the last write that is tried."""
+    return int(seed.rpartition("-")[2]) % REACH
 
 
 def _strace(folder: Path, inject: str) -> list[str]:
@@ -180,11 +184,11 @@ def _inside(folder: Path) -> list[str]:
 
 
 def _embedded(kind: str, seed: str, folder: Path, python: Sequence[str], code: int) -> list[Event]:
-    """The history of a crew with a broker inside, up to its end; `python` runs the module whose name follows."""
+    """The history of a crew with a broker inside, up to what ends it; `python` runs the module whose name follows."""
     path = folder / f"history-{seed}.jsonl"
     with open(path, "wb") as file:
         process = subprocess.Popen(
-            [*python, "tests.faults.clients", _url(kind, folder), seed, str(SECONDS)],
+            [*python, "tests.faults.clients", _url(kind, folder), seed, "60"],
             stdout=file,
             stderr=subprocess.DEVNULL,
             cwd=ROOT,
@@ -199,7 +203,7 @@ def _embedded(kind: str, seed: str, folder: Path, python: Sequence[str], code: i
 
 def _drained(kind: str, seed: str, folder: Path, before: list[Event]) -> Verdict:
     """The verdict once one more crew, on what was left, has worked a little and drained."""
-    clients = Clients(_url(kind, folder), f"{seed}+", 0.3, folder)
+    clients = Clients(_url(kind, folder), f"{seed}+", 0.1, folder)
     try:
         after, _ = clients.finish()
         return check([*before, *history.read(after)])
@@ -354,15 +358,15 @@ FAULTS = [
     *(Fault("SIGTERM of the server", kind, stop_server) for kind in ENGINES),
     Fault("server paused: late acks", "rocksdb", pause_server),
     *(
-        Fault("kill -9 before and after the n-th write of the engine", kind, kill_at_write, rounds=60)
+        Fault("kill -9 before and after the n-th write of the engine", kind, kill_at_write, rounds=IN_PROCESS)
         for kind in ENGINES
     ),
     *(
-        Fault("kill -9 at the n-th write or fsync", kind, kill_at_system_call, rounds=60, lacks=_lacks_strace)
+        Fault("kill -9 at the n-th write or fsync", kind, kill_at_system_call, rounds=IN_PROCESS, lacks=_lacks_strace)
         for kind in ENGINES
     ),
-    *(Fault("a synced write of the engine answers EIO", kind, fail_write) for kind in ENGINES),
-    *(Fault("fsync answers EIO", kind, fail_fsync, lacks=_lacks_strace) for kind in ENGINES),
+    *(Fault("a synced write of the engine answers EIO", kind, fail_write, rounds=IN_PROCESS) for kind in ENGINES),
+    *(Fault("fsync answers EIO", kind, fail_fsync, rounds=IN_PROCESS, lacks=_lacks_strace) for kind in ENGINES),
     *(Fault("power loss: what the logs had not synced", kind, lose_unsynced) for kind in ENGINES),
     *(Fault("power loss: a whole disk", kind, cut_power, lacks=disk.lacks) for kind in ENGINES),
     Fault("disk full, then freed", "rocksdb", fill_disk, lacks=disk.lacks),
