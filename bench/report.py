@@ -7,7 +7,6 @@ import datetime
 import importlib.metadata
 import json
 import os
-import platform
 import signal
 import statistics
 import sys
@@ -81,7 +80,7 @@ def save(path: str, about: dict[str, Any], figures: Sequence[Figure]) -> None:
     """The same as JSON, with what is needed to make sense of it later."""
     report = about | {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "python": platform.python_version(),
+        "python": sys.version,
         "rocksdict": importlib.metadata.version("rocksdict"),
         "miniq": importlib.metadata.version("miniq"),
         "cpus": os.cpu_count(),

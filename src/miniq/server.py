@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import ipaddress
 import logging
 import socket
@@ -154,6 +155,8 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if not self.should_exit:
+            gc.collect()
+            gc.freeze()  # what is there by now stays, and need not be looked at again and again
             self.announce(self.line)
 
     async def on_tick(self, counter: int) -> bool:
