@@ -127,8 +127,9 @@ async def test_who_says_too_much_is_told_at_once_and_heard_out(path: bytes) -> N
         writer.close()
 
 
-async def test_who_goes_on_past_the_limit_is_told_and_heard_out() -> None:
-    head = b"POST /v1/queues/q/messages HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+@pytest.mark.parametrize("path", [b"/v1/queues/q/messages", b"/push_message"], ids=["hot", "cold"])
+async def test_who_goes_on_past_the_limit_is_told_and_heard_out(path: bytes) -> None:
+    head = b"POST %b HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n" % path
     chunk = b"100000\r\n" + bytes(2**20) + b"\r\n"
     async with serving(keep_alive=30) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
