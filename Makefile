@@ -77,8 +77,8 @@ fuzz: setup ## every door under atheris, which looks for input that is answered 
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --group fuzz
 	$(BIN)/python -m tests.faults.fuzz
 
-faults: setup ## every fault many times under load, and the table in docs/reliability.md (two hours)
-	$(BIN)/python -m tests.faults
+faults: setup ## every fault many times under load, and the table in docs/reliability.md (two to three hours)
+	$(BIN)/python -m tests.faults --jobs 4
 
 bench-console: setup ## what watching costs with 500 queues and 1 million messages (6 minutes, idle machine)
 	$(BIN)/python -m bench.console
