@@ -254,6 +254,16 @@ async def test_a_second_send_with_a_dedup_id_returns_the_first_id(broker: Broker
     assert await drain(broker, "q") == [5]
 
 
+async def test_a_dedup_id_is_never_taken_for_the_name_of_a_call(broker: Broker) -> None:
+    await broker.configure("q")
+    with pytest.raises(InvalidRequest) as caught:
+        await broker.send("q", [draft(1, dedup_id="\0name")])
+    assert caught.value.field == "dedup_id"
+    await broker.send("q", [draft(2, dedup_id="name")])
+    await broker.send("q", [draft(3)], "name")
+    assert (await broker.queue("q")).counts.total == 2
+
+
 async def test_dedup_holds_within_one_batch_between_callers_and_per_queue(broker: Broker) -> None:
     one, two = await broker.send("q", [draft(1, dedup_id="d"), draft(2, dedup_id="d")])
     assert one == two

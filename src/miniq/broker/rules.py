@@ -17,7 +17,7 @@ from miniq.ids import SHARE, IdSource
 from miniq.message import JSON, SECOND, Bodies, DeadLetter, Draft, History, Message, Parcel, QueueSettings, Stored
 from miniq.options import Limits
 from miniq.store.base import Fit
-from miniq.store.names import PUBLISHED
+from miniq.store.names import CALL, PUBLISHED
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _CONTENT_TYPE = re.compile(r"[!-~]+/[!-~][ -~]*")
@@ -157,8 +157,9 @@ def check_draft(draft: Draft, limits: Limits) -> None:
         check_text(draft.recipient, "recipient", limits)
     if draft.group is not None:
         check_text(draft.group, "group", limits)
-    if draft.dedup_id is not None:
-        check_text(draft.dedup_id, "dedup_id", limits)
+    if draft.dedup_id is not None and check_text(draft.dedup_id, "dedup_id", limits).startswith(CALL):
+        text = f"dedup_id: {_show(draft.dedup_id)} begins as the records of calls do; use another id"
+        raise InvalidRequest(text, field="dedup_id")
 
 
 def admit(

@@ -6,7 +6,7 @@ PUBLISHED = "publish\0"
 """How the names of calls begin that published a batch; no sender may give such a name."""
 
 CALL = "\0"
-"""Before the name of a call where dedup ids are remembered too: none of those begins so."""
+"""Before the name of a call where dedup ids are remembered too: no sender may give one that begins so."""
 
 
 def publish_name(job: str, batch: str) -> str:
