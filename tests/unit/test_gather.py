@@ -154,3 +154,48 @@ async def test_a_put_carries_no_more_than_one_call_may() -> None:
         puts.waiting[number].set_result(None)
     await gather.stop()
     assert puts.lots == [[b"1", b"2"], [b"3"]]
+
+
+async def come_and_go(puts: Puts, gather: Gather, *crowds: int) -> None:
+    """Crowds that send one after the other, each when the one before is answered."""
+    for crowd in crowds:
+        for _ in range(crowd):
+            gather.add("q", Bodies([b"1"]), None, b"1", puts.answer)
+        await turns()
+        if puts.waiting and not puts.waiting[-1].done():
+            puts.waiting[-1].set_result(None)
+            await turns()
+
+
+async def test_a_put_for_a_crowd_waits_for_those_who_are_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("miniq.broker.gather.PATIENCE", 1e9)
+    monkeypatch.setattr("miniq.broker.gather.LONGEST", 600.0)
+    puts = Puts()
+    gather = Gather(puts)  # type: ignore[arg-type]
+    await come_and_go(puts, gather, 10, 4, 5)
+    assert [len(lot) for lot in puts.lots] == [10]  # one is still missing
+    await come_and_go(puts, gather, 2, 11)
+    await gather.stop()
+    assert [len(lot) for lot in puts.lots] == [10, 11, 11]
+
+
+async def test_a_put_does_not_wait_long_for_those_who_do_not_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("miniq.broker.gather.PATIENCE", 1e9)
+    puts = Puts()
+    gather = Gather(puts)  # type: ignore[arg-type]
+    await come_and_go(puts, gather, 10, 9)
+    while len(puts.lots) < 2:
+        await turns()
+    puts.waiting[-1].set_result(None)
+    await gather.stop()
+    assert [len(lot) for lot in puts.lots] == [10, 9]
+
+
+async def test_a_put_for_a_few_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("miniq.broker.gather.PATIENCE", 1e9)
+    monkeypatch.setattr("miniq.broker.gather.LONGEST", 600.0)
+    puts = Puts()
+    gather = Gather(puts)  # type: ignore[arg-type]
+    await come_and_go(puts, gather, 7, 1, 3)
+    await gather.stop()
+    assert [len(lot) for lot in puts.lots] == [7, 1, 3]

@@ -4,6 +4,9 @@ What is sent to a queue by one door, in one content type, while one put of it is
 change of the store, and one run of ids, then serves many senders; each is answered by itself, and each may have
 named its call. Only plain messages go this way, and only where none can be refused because of another: to queues
 without a limit on what they hold.
+
+Those who are answered together mostly send again together. So a put for a crowd waits a moment for as many as the one
+before it carried: else those who are a little late need an fsync of their own, and are late the next time too.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from miniq.message import Bodies
@@ -28,6 +32,10 @@ log = logging.getLogger("miniq.broker")
 MESSAGES = 500
 BYTES = 4 * 1024 * 1024
 """How much one put may carry, so that a crowd of senders is served in turns."""
+CROWD = 8
+"""How many messages a put must have carried for the next one to wait for as many."""
+PATIENCE, LONGEST = 0.5, 0.002
+"""How long it waits at most: a part of the time that a put takes, and seconds."""
 
 
 class _Lot:
@@ -66,6 +74,10 @@ class Gather:
         self._lots: dict[_Key, _Lot] = {}
         self._busy: set[_Key] = set()
         """Those of which a put is under way or about to begin."""
+        self._crowds: dict[_Key, int] = {}
+        """How many messages the last put carried, where they were a crowd."""
+        self._takes = 0.0
+        """Seconds that a put takes."""
         self._all_done: asyncio.Future[None] | None = None
         """Who stops waits for it."""
 
@@ -98,16 +110,19 @@ class Gather:
         queue, content_type, sent = key
         try:
             while (lot := self._lots.get(key)) is not None:
+                await self._assemble(key, lot)
                 # A limit that was set meanwhile may leave room for some of them.
                 bodies, calls, who = lot.split(1 if self._broker.is_limited(queue) else self._most)
                 if bodies is lot.bodies:
                     del self._lots[key]
                 answers: list[list[str]] = []
                 problem: Exception | None = None
+                began = perf_counter()
                 try:
                     answers = await self._broker.send_each(queue, Bodies(bodies, content_type), calls)
                 except Exception as error:
                     problem = error
+                self._takes += (perf_counter() - began - self._takes) / 4
                 try:
                     sent(who, answers, problem)
                 except Exception:
@@ -116,3 +131,14 @@ class Gather:
             self._busy.discard(key)
             if not self._busy and self._all_done is not None:
                 self._all_done.set_result(None)
+
+    async def _assemble(self, key: _Key, lot: _Lot) -> None:
+        """Give those a moment who were answered with the last put and may be about to send again."""
+        crowd = self._crowds.pop(key, 0)
+        if len(lot.who) < crowd:
+            end = perf_counter() + min(self._takes * PATIENCE, LONGEST)
+            # In turns of the loop, each of which reads what has come: its timers know no less than a millisecond.
+            while len(lot.who) < crowd and perf_counter() < end:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        if len(lot.who) >= CROWD:
+            self._crowds[key] = len(lot.who)
