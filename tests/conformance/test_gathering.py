@@ -24,7 +24,9 @@ class Senders:
     def send(
         self, number: int, queue: str = "q", body: bytes | None = None, call: str | None = None, kind: str = JSON
     ) -> bool:
-        taken = self.broker.send_beside(queue, Bodies([body or str(number).encode()], kind), call, number, self.sent)
+        taken = self.broker.send_beside(
+            queue, Bodies([body or str(number).encode()], kind), [call], [number], self.sent
+        )
         if taken:
             self._waiting[number] = asyncio.get_running_loop().create_future()
         return taken

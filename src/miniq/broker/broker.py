@@ -205,17 +205,28 @@ class Broker:
         self.metrics.messages[queue, "sent"] += sum(map(len, answers))
         return answers
 
-    def send_beside(self, queue: str, one: Bodies, call: str | None, who: Any, sent: Sent) -> bool:
-        """Send one plain message of `who` together with what others send at the same time; `sent` gets the answer
-        once it is on disk. False where that is not possible: then `send` is the way, which also says what is wrong."""
+    def send_beside(
+        self,
+        queue: str,
+        bodies: Bodies,
+        calls: Sequence[str | None],
+        who: Sequence[Any],
+        sent: Sent,
+        *,
+        at_once: bool = False,
+    ) -> bool:
+        """Send plain messages, each of one of `who` and with the name of its call or None, together with what others
+        send at the same time; `sent` gets the answers once all is on disk. False where that is not possible for each
+        of them: then `send` is the way, which also says what is wrong."""
         settings, limits = self.catalog.find(queue), self._limits
-        if settings is None or rules.is_limited(settings) or len(one.bodies[0]) > limits.body_bytes:
+        if settings is None or rules.is_limited(settings) or max(map(len, bodies.bodies)) > limits.body_bytes:
             return False
         if self.tracer is not None:
             return False  # each has a trace of its own
-        if call is not None and (self.store.shared or not rules.is_simple(call, limits)):
+        named = [call for call in calls if call is not None]
+        if named and (self.store.shared or not all(rules.is_simple(call, limits) for call in named)):
             return False
-        self._gather.add(queue, one, call, who, sent)
+        self._gather.add(queue, bodies, calls, who, sent, at_once)
         return True
 
     def is_limited(self, queue: str) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -81,23 +81,28 @@ class Gather:
         self._all_done: asyncio.Future[None] | None = None
         """Who stops waits for it."""
 
-    def add(self, queue: str, one: Bodies, call: str | None, who: Any, sent: Sent) -> None:
-        """Send one message of `who` with the next put of its queue; `sent` is called in this loop, never at once."""
-        key = (queue, one.content_type, sent)
+    def add(
+        self, queue: str, bodies: Bodies, calls: Sequence[str | None], who: Sequence[Any], sent: Sent, at_once: bool
+    ) -> None:
+        """Send messages, each of one of `who`, with the next put of their queue. Unless it is to be `at_once`, the put
+        begins after what this turn of the loop reads: the others of the turn come along."""
+        key = (queue, bodies.content_type, sent)
         lot = self._lots.get(key)
+        begins = lot is None and key not in self._busy
         if lot is None:
             lot = self._lots[key] = _Lot()
-            if key not in self._busy:
-                self._busy.add(key)
-                # It begins only after what this turn of the loop has read: the others of the turn come along.
-                loop = asyncio.get_running_loop()
-                if self._broker.prompt:
-                    loop.call_soon(lambda: begin(loop, self._run(key)))
-                else:
-                    begin(loop, self._run(key), at_once=False)
-        lot.bodies.append(one.bodies[0])
-        lot.calls.append(call)
-        lot.who.append(who)
+        lot.bodies += bodies.bodies
+        lot.calls += calls
+        lot.who += who
+        if begins:
+            self._busy.add(key)
+            loop = asyncio.get_running_loop()
+            if not self._broker.prompt:
+                begin(loop, self._run(key), at_once=False)
+            elif at_once:
+                begin(loop, self._run(key))
+            else:
+                loop.call_soon(lambda: begin(loop, self._run(key)))
 
     async def stop(self) -> None:
         """Wait until everybody has an answer."""

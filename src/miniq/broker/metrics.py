@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Sequence
 
 BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 """Upper bounds in seconds; a last bucket holds the rest."""
@@ -23,6 +24,14 @@ class Latency:
         self.buckets[bisect_left(BUCKETS, seconds)] += 1
         self.count += 1
         self.total += seconds
+
+    def add_all(self, many: Sequence[float]) -> None:
+        """Calls that were answered together."""
+        buckets = self.buckets
+        for seconds in many:
+            buckets[bisect_left(BUCKETS, seconds)] += 1
+        self.count += len(many)
+        self.total += sum(many)
 
 
 class Metrics:

@@ -20,7 +20,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from miniq.broker import Broker
-from miniq.broker.gather import Sent
 from miniq.errors import BadRequest, MiniQError, WrongMedia
 from miniq.message import JSON, Bodies, Lease
 from miniq.prompt import begin
@@ -29,7 +28,7 @@ from miniq.wire.codec import MSGPACK, PROBLEM
 from miniq.wire.edge import Doubt, Guard, given_id, log, log_answer, new_id
 from miniq.wire.http import is_arrow, prepare, reply_format, request_format, too_large, traced
 from miniq.wire.operations import OPERATIONS, Operation, Request, authorise, bearer, fault, run
-from miniq.wire.plain import plain_one
+from miniq.wire.together import Together
 
 _HOT = {operation.path.rpartition("/")[2].encode(): operation for operation in OPERATIONS if operation.hot}
 _PREFIX = b"/v1/queues/"
@@ -43,7 +42,7 @@ KNOWN, KNOWN_BYTES = 1024, 1024
 """How many beginnings of requests are remembered, and how long each may be."""
 
 
-class _Head(NamedTuple):
+class Head(NamedTuple):
     """What the first line and the headers of a hot request say."""
 
     operation: Operation
@@ -66,7 +65,7 @@ class _Head(NamedTuple):
     """Whether it may be a message that can be sent together with those of others."""
 
 
-class _HotCycle:
+class HotCycle:
     """One hot request and its answer; to uvicorn it looks like a request that is being answered."""
 
     response_complete = False
@@ -77,7 +76,7 @@ class _HotCycle:
     size = 0
     _id: bytes | None = None
 
-    def __init__(self, head: _Head, lane: _FastLane) -> None:
+    def __init__(self, head: Head, lane: _FastLane) -> None:
         self.head = head
         self.lane = lane
         self.keep_alive = head.keep_alive
@@ -109,13 +108,13 @@ class _Nobody:
         pass
 
 
-_HotCycle.message_event = _Nobody()
+HotCycle.message_event = _Nobody()
 
 
 def fast_lane(broker: Broker, max_request: int, guard: Guard) -> type[asyncio.Protocol]:
     """The protocol class for the connections of a broker."""
-    known: dict[bytes, _Head] = {}
-    sent = _teller(broker)
+    known: dict[bytes, Head] = {}
+    together = Together(broker)
 
     class FastLane(_FastLane):
         def __init__(
@@ -130,39 +129,19 @@ def fast_lane(broker: Broker, max_request: int, guard: Guard) -> type[asyncio.Pr
             self.max_request = max_request
             self.guard = guard
             self.known = known
-            self.sent = sent
+            self.together = together
             self.chatty = log.isEnabledFor(logging.DEBUG)
 
     return FastLane
-
-
-def _teller(broker: Broker) -> Sent:
-    """Who answers requests whose messages were sent beside each other, or could not be."""
-
-    def tell(hots: list[_HotCycle], answers: list[list[str]], error: Exception | None) -> None:
-        if error is not None:
-            for hot in hots:
-                hot.lane.refuse(hot, error)
-            return
-        now = perf_counter()
-        latency = broker.metrics.latency("http", "send", hots[0].head.queue)
-        beginning = hots[0].lane.beginning
-        heads: dict[codec.Format, bytes] = {"json": beginning(201, _JSON), "msgpack": beginning(201, _MSGPACK)}
-        for hot, ids in zip(hots, answers, strict=True):
-            latency.add(now - hot.began)
-            out = hot.head.out
-            hot.lane.write(hot, 201, heads[out], codec.encode(shapes.SentReply(ids), out))
-
-    return tell
 
 
 class _FastLane(HttpToolsProtocol):
     broker: Broker
     max_request: int
     guard: Guard
-    sent: Sent
-    """Tells those whose messages were sent beside others."""
-    known: dict[bytes, _Head]
+    together: Together
+    """Where plain sends of all connections are looked at."""
+    known: dict[bytes, Head]
     """What the same bytes said before: most clients repeat themselves, and need no parser then."""
     read_timeout = 120.0
     """Seconds that a request may take to arrive."""
@@ -176,7 +155,7 @@ class _FastLane(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self._hot: _HotCycle | None = None
+        self._hot: HotCycle | None = None
         """The hot request that is being read."""
         self._parts: list[bytes] = []
         """What has come of its body."""
@@ -200,8 +179,11 @@ class _FastLane(HttpToolsProtocol):
             head = self.known.get(raw)
             if head is not None and head.length == len(data) - end:
                 self._rests_since = 0.0
-                self.cycle = hot = _HotCycle(head, self)  # type: ignore[assignment]
-                self._begin_call(hot, data[end:])
+                self.cycle = hot = HotCycle(head, self)  # type: ignore[assignment]
+                if head.single:
+                    self.together.add(hot, data[end:])
+                else:
+                    self.call(hot, data[end:])
                 return
             if data.startswith(_UPDATE):
                 # The parser knows no method UPDATE, which the short routes promise: to them it is PATCH.
@@ -222,7 +204,7 @@ class _FastLane(HttpToolsProtocol):
         if cycle is None or cycle.response_complete:
             head = self._match()
             if head is not None:
-                self._hot = hot = _HotCycle(head, self)
+                self._hot = hot = HotCycle(head, self)
                 self._parts = []
                 self.cycle = hot  # type: ignore[assignment]
                 if head.length > self.max_request:
@@ -259,11 +241,15 @@ class _FastLane(HttpToolsProtocol):
         self._hot = None
         if not hot.response_complete:
             parts, self._parts = self._parts, []
-            self._begin_call(hot, parts[0] if len(parts) == 1 else b"".join(parts))
+            raw = parts[0] if len(parts) == 1 else b"".join(parts)
+            if hot.head.single:
+                self.together.add(hot, raw)
+            else:
+                self.call(hot, raw)
 
     def connection_lost(self, exc: Exception | None) -> None:
         cycle: Any = self.cycle
-        if isinstance(cycle, _HotCycle) and cycle.task is not None and cycle.head.operation.name == "receive":
+        if isinstance(cycle, HotCycle) and cycle.task is not None and cycle.head.operation.name == "receive":
             # Nobody is there to take the messages. A send or an ack goes on: it may be confirmed otherwise.
             cycle.task.cancel()
         if self.timeout_keep_alive_task is not None:
@@ -280,17 +266,9 @@ class _FastLane(HttpToolsProtocol):
 
     # Inside
 
-    def _begin_call(self, hot: _HotCycle, raw: bytes) -> None:
-        """A hot request is there as a whole: make its call."""
+    def call(self, hot: HotCycle, raw: bytes) -> None:
+        """Make the call of one request by itself."""
         head, broker = hot.head, self.broker
-        if (
-            head.single
-            and head.doubt is None
-            and broker.keys.open
-            and (plain := plain_one(raw, head.format)) is not None
-            and broker.send_beside(head.queue, plain, head.call, hot, self.sent)
-        ):
-            return
         try:
             operation = head.operation
             if head.doubt is not None:
@@ -309,12 +287,12 @@ class _FastLane(HttpToolsProtocol):
             head.single
             and type(sent) is Bodies
             and len(sent.bodies) == 1
-            and broker.send_beside(head.queue, sent, head.call, hot, self.sent)
+            and broker.send_beside(head.queue, sent, [head.call], [hot], self.together.sent)
         ):
             return
         hot.task = begin(self.loop, run(broker, operation, request), partial(self._done, hot), at_once=broker.prompt)
 
-    def _match(self) -> _Head | None:
+    def _match(self) -> Head | None:
         """What these headers say if they begin a hot request, None if they begin another."""
         raw, self._raw = self._raw, b""  # those that follow in the same piece have other headers
         url = self.url
@@ -329,7 +307,7 @@ class _FastLane(HttpToolsProtocol):
             return None
         kind = said.get("content-type", "")
         format = _format(kind)
-        head = _Head(
+        head = Head(
             operation,
             queue.decode("latin-1"),
             self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive(),
@@ -350,7 +328,7 @@ class _FastLane(HttpToolsProtocol):
             self.known[raw] = head
         return head
 
-    def _repeats(self, head: _Head) -> bool:
+    def _repeats(self, head: Head) -> bool:
         """Whether other requests are likely to begin with the same bytes, and these say all there is to know."""
         return (
             0 <= head.length <= self.max_request
@@ -361,7 +339,7 @@ class _FastLane(HttpToolsProtocol):
             and head.trace is None
         )
 
-    def _done(self, hot: _HotCycle, reply: Any, error: Exception | None) -> None:
+    def _done(self, hot: HotCycle, reply: Any, error: Exception | None) -> None:
         """The call is answered: so is the request."""
         hot.task = None
         if error is not None:
@@ -383,7 +361,7 @@ class _FastLane(HttpToolsProtocol):
             self.tasks.add(task)
             task.add_done_callback(self.tasks.discard)
 
-    def refuse(self, hot: _HotCycle, error: Exception) -> None:
+    def refuse(self, hot: HotCycle, error: Exception) -> None:
         ours = fault(hot.head.operation.name, error, hot.id)
         self.broker.metrics.errors["http", ours.code] += 1
         found = codec.problem(ours)
@@ -394,7 +372,7 @@ class _FastLane(HttpToolsProtocol):
             extra = b"www-authenticate: Bearer\r\n"
         self.write(hot, found.status, self.beginning(found.status, _PROBLEM), codec.encode_json(found), extra)
 
-    def write(self, hot: _HotCycle, status: int, head: bytes, body: bytes, extra: bytes = b"") -> None:
+    def write(self, hot: HotCycle, status: int, head: bytes, body: bytes, extra: bytes = b"") -> None:
         """Answer a request, unless it is answered; `head` is the `beginning` of the answer."""
         if hot.response_complete:
             return

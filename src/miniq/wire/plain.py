@@ -11,12 +11,14 @@ from typing import cast
 import msgspec
 from msgspec import Raw, Struct
 
-from miniq.message import Bodies
+from miniq.message import JSON, Bodies
 from miniq.wire.codec import OCTETS, Format, Reader
 from miniq.wire.shapes import SendBody
 
 UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 """What is raised by bytes that are not a plain send."""
+TYPES: dict[Format, str] = {"json": JSON, "msgpack": OCTETS}
+"""The content type of plain bodies."""
 
 
 class SendReader(Reader):
@@ -34,17 +36,18 @@ class SendReader(Reader):
         elif raw.startswith(_MESSAGES):
             with contextlib.suppress(*UNREADABLE):
                 return Bodies([one.data for one in _data_many(raw).messages], OCTETS)
-        return plain_one(raw, format) or cast(SendBody, super().read(raw, format))
+        body = plain_body(raw, format)
+        return cast(SendBody, super().read(raw, format)) if body is None else Bodies([body], TYPES[format])
 
 
-def plain_one(raw: bytes, format: Format) -> Bodies | None:
-    """The one message that a request sends, if it says nothing else about it; else None."""
+def plain_body(raw: bytes, format: Format) -> bytes | None:
+    """The body of the one message that a request sends, if it says nothing else about it; else None."""
     try:
         if format == "json" and raw.startswith(b'{"body":'):
             check_text(raw)
-            return Bodies([bytes(_plain_one(raw).body)])
+            return bytes(_plain_one(raw).body)
         if format == "msgpack" and raw.startswith(_DATA):
-            return Bodies([_data_one(raw).data], OCTETS)
+            return _data_one(raw).data
     except UNREADABLE:
         pass
     return None

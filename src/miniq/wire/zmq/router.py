@@ -354,7 +354,7 @@ class Router:
         body = request.body
         if type(body) is not Bodies or len(body.bodies) != 1:
             return False
-        if not self._broker.send_beside(request.path["queue"], body, request.call, asked, self._sent):
+        if not self._broker.send_beside(request.path["queue"], body, [request.call], [asked], self._sent):
             return False
         self._beside += 1
         return True

@@ -1,0 +1,104 @@
+"""Plain sends over HTTP that one turn of the event loop has read: looked at together, sent together, answered together.
+
+Much of the work is the same for all of them: which queue they are for, who may send to it, how an answer begins. It is
+done once for those that say the same in their headers, as most do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from miniq.broker import Broker
+from miniq.broker.gather import Sent
+from miniq.message import JSON, Bodies
+from miniq.wire import codec, shapes
+from miniq.wire.codec import MSGPACK
+from miniq.wire.operations import Request, authorise
+from miniq.wire.plain import TYPES, plain_body
+
+if TYPE_CHECKING:
+    from miniq.wire.fastlane import Head, HotCycle
+
+_JSON, _MSGPACK = JSON.encode(), MSGPACK.encode()
+_NO_QUERY: Mapping[str, str] = {}
+
+
+class _Lot:
+    """Messages for one queue, in one format."""
+
+    __slots__ = ("bodies", "read")
+
+    def __init__(self) -> None:
+        self.read: list[tuple[HotCycle, bytes]] = []
+        self.bodies: list[bytes] = []
+
+
+class Together:
+    """The sends of all connections of a broker."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._read: list[tuple[HotCycle, bytes]] = []
+        self.sent: Sent = self._answer
+        """Answers those whose messages were sent beside others."""
+
+    def add(self, hot: HotCycle, raw: bytes) -> None:
+        """A request is there as a whole that may send one plain message; at the end of this turn it is looked at."""
+        if not self._read:
+            hot.lane.loop.call_soon(self._look)
+        self._read.append((hot, raw))
+
+    def _look(self) -> None:
+        read, self._read = self._read, []
+        lots: dict[tuple[str, codec.Format], _Lot] = {}
+        head: Head | None = None
+        for one in read:
+            hot, raw = one
+            if hot.head is not head:
+                head = hot.head
+                problem = self._judge(head)
+                lot = lots.setdefault((head.queue, head.format), _Lot())
+            if problem is not None:
+                hot.lane.refuse(hot, problem)
+            elif (body := plain_body(raw, head.format)) is None:
+                hot.lane.call(hot, raw)
+            else:
+                lot.read.append(one)
+                lot.bodies.append(body)
+        for (queue, format), lot in lots.items():
+            if not lot.read:
+                continue
+            hots = [hot for hot, _ in lot.read]
+            calls = [hot.head.call for hot in hots]
+            bodies = Bodies(lot.bodies, TYPES[format])
+            if not self._broker.send_beside(queue, bodies, calls, hots, self.sent, at_once=True):
+                for hot, raw in lot.read:
+                    hot.lane.call(hot, raw)
+
+    def _judge(self, head: Head) -> Exception | None:
+        """Why requests with these headers are refused, None if they are not."""
+        try:
+            if head.doubt is not None:
+                head.doubt.check(self._broker.keys)
+            request = Request({"queue": head.queue}, _NO_QUERY, None, head.format, head.secret)
+            authorise(self._broker, head.operation, request)
+        except Exception as error:
+            return error
+        return None
+
+    def _answer(self, hots: list[HotCycle], answers: list[list[str]], error: Exception | None) -> None:
+        """Answer those whose messages are on disk, or could not be sent."""
+        if error is not None:
+            for hot in hots:
+                hot.lane.refuse(hot, error)
+            return
+        now = perf_counter()
+        latency = self._broker.metrics.latency("http", "send", hots[0].head.queue)
+        latency.add_all([now - hot.began for hot in hots])
+        beginning = hots[0].lane.beginning
+        heads: dict[codec.Format, bytes] = {"json": beginning(201, _JSON), "msgpack": beginning(201, _MSGPACK)}
+        for hot, ids in zip(hots, answers, strict=True):
+            out = hot.head.out
+            hot.lane.write(hot, 201, heads[out], codec.encode(shapes.SentReply(ids), out))
