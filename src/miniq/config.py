@@ -25,7 +25,7 @@ NOT_OPTIONS = frozenset({"MINIQ_URL", "MINIQ_API_KEY", "MINIQ_CONFIG", "MINIQ_CU
 
 PORTS = frozenset({"port", "command_port", "producer_port", "consumer_port"})
 MAY_BE_ZERO = frozenset(
-    {*PORTS, "min_free_bytes", "history_retention", "history_max_bytes", "upkeep_interval", "limits.wait"}
+    {*PORTS, "min_free_bytes", "history_retention", "history_max_bytes", "upkeep_interval", "busy_poll", "limits.wait"}
 )
 """Numbers whose zero means something. All others are limits that nothing could pass at zero."""
 HIGHEST_PORT = 65535

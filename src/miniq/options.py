@@ -55,6 +55,9 @@ class Options(Struct, frozen=True, kw_only=True):
     consumer_port: int = 5556
     curve: bool = False
     """Whether ZeroMQ connections must be encrypted (CURVE) by a key that is listed."""
+    busy_poll: float = 0.0005
+    """Seconds for which a server looks for the next request of one who sends them one after the other before it goes
+    to sleep; 0 is never."""
     allowed_hosts: str = ""
     """Names, with commas between them, under which browsers may reach a broker without keys, or behind a proxy."""
     log_format: LogFormat = "text"

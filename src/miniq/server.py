@@ -22,6 +22,7 @@ from miniq.errors import InvalidRequest
 from miniq.options import Options
 from miniq.store import open_store, shown
 from miniq.tracing import exporting_provider
+from miniq.wire.awake import Awake
 from miniq.wire.edge import Guard
 from miniq.wire.fastlane import fast_lane
 from miniq.wire.http import HttpApp
@@ -60,8 +61,9 @@ async def serve(options: Options, announce: Callable[[str], None]) -> int:
         if options.tracing:
             broker.tracer = ServerTracer(exporting_provider())
         with bind(options.host, options.port) as listener:
-            doors = Doors(broker, options) if options.zmq else None
-            server = _Server(_config(broker, options), broker, doors)
+            awake = Awake(options.busy_poll)
+            doors = Doors(broker, options, awake) if options.zmq else None
+            server = _Server(_config(broker, options, awake), broker, doors)
             scheme = "https" if options.tls_cert else "http"
             host, port = listener.getsockname()[:2]
             address = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
@@ -123,12 +125,12 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _config(broker: Broker, options: Options) -> uvicorn.Config:
+def _config(broker: Broker, options: Options, awake: Awake) -> uvicorn.Config:
     most = options.limits.request_bytes
     guard = Guard(broker.keys, options.allowed_hosts)
     return uvicorn.Config(
         HttpApp(broker, most, guard).asgi,
-        http=fast_lane(broker, most, guard),
+        http=fast_lane(broker, most, guard, awake),
         ws="none",
         lifespan="off",
         log_config=None,

@@ -12,6 +12,7 @@ import zmq
 
 from miniq.broker import Broker
 from miniq.store.memory import MemoryStore
+from miniq.wire.awake import Awake
 from miniq.wire.zmq.router import Router
 from tests.kit import draft, wait_for
 
@@ -29,7 +30,7 @@ class Server:
 
     def __init__(self, broker: Broker) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.router = Router(self.context, broker, 1 << 20)
+        self.router = Router(self.context, broker, 1 << 20, Awake(0))
         self.port = self.router.bind("127.0.0.1", 0)
 
     async def meet(self) -> zmq.Socket[bytes]:

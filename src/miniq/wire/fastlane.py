@@ -24,6 +24,7 @@ from miniq.errors import BadRequest, MiniQError, WrongMedia
 from miniq.message import JSON, Bodies, Lease
 from miniq.prompt import begin
 from miniq.wire import codec, shapes
+from miniq.wire.awake import Awake
 from miniq.wire.codec import MSGPACK, PROBLEM
 from miniq.wire.edge import Doubt, Guard, given_id, log, log_answer, new_id
 from miniq.wire.http import is_arrow, prepare, reply_format, request_format, too_large, traced
@@ -111,10 +112,10 @@ class _Nobody:
 HotCycle.message_event = _Nobody()
 
 
-def fast_lane(broker: Broker, max_request: int, guard: Guard) -> type[asyncio.Protocol]:
+def fast_lane(broker: Broker, max_request: int, guard: Guard, awake: Awake) -> type[asyncio.Protocol]:
     """The protocol class for the connections of a broker."""
     known: dict[bytes, Head] = {}
-    together = Together(broker)
+    together = Together(broker, awake)
 
     class FastLane(_FastLane):
         def __init__(
@@ -130,6 +131,7 @@ def fast_lane(broker: Broker, max_request: int, guard: Guard) -> type[asyncio.Pr
             self.guard = guard
             self.known = known
             self.together = together
+            self.awake = awake
             self.chatty = log.isEnabledFor(logging.DEBUG)
 
     return FastLane
@@ -139,6 +141,7 @@ class _FastLane(HttpToolsProtocol):
     broker: Broker
     max_request: int
     guard: Guard
+    awake: Awake
     together: Together
     """Where plain sends of all connections are looked at."""
     known: dict[bytes, Head]
@@ -268,6 +271,7 @@ class _FastLane(HttpToolsProtocol):
 
     def call(self, hot: HotCycle, raw: bytes) -> None:
         """Make the call of one request by itself."""
+        self.awake.asked(self)
         head, broker = hot.head, self.broker
         try:
             operation = head.operation
@@ -352,6 +356,7 @@ class _FastLane(HttpToolsProtocol):
         out = hot.head.out
         head = self.beginning(operation.status, _JSON if out == "json" else _MSGPACK)
         self.write(hot, operation.status, head, codec.encode(reply, out))
+        self.awake.answered(self)
 
     def _give_back(self, queue: str, reply: shapes.MessagesReply) -> None:
         """Messages were leased for a connection that is gone: they need not wait for their timeout."""

@@ -14,6 +14,7 @@ from miniq.broker import Broker
 from miniq.broker.gather import Sent
 from miniq.message import JSON, Bodies
 from miniq.wire import codec, shapes
+from miniq.wire.awake import Awake
 from miniq.wire.codec import MSGPACK
 from miniq.wire.operations import Request, authorise
 from miniq.wire.plain import TYPES, plain_body
@@ -38,8 +39,9 @@ class _Lot:
 class Together:
     """The sends of all connections of a broker."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, awake: Awake) -> None:
         self._broker = broker
+        self._awake = awake
         self._read: list[tuple[HotCycle, bytes]] = []
         self.sent: Sent = self._answer
         """Answers those whose messages were sent beside others."""
@@ -54,6 +56,8 @@ class Together:
         read, self._read = self._read, []
         lots: dict[tuple[str, codec.Format], _Lot] = {}
         head: Head | None = None
+        if len(read) == 1:
+            self._awake.asked(read[0][0].lane)
         for one in read:
             hot, raw = one
             if hot.head is not head:
@@ -102,3 +106,5 @@ class Together:
         for hot, ids in zip(hots, answers, strict=True):
             out = hot.head.out
             hot.lane.write(hot, 201, heads[out], codec.encode(shapes.SentReply(ids), out))
+        if len(hots) == 1:
+            self._awake.answered(hots[0].lane)

@@ -18,6 +18,7 @@ from miniq.broker.keyring import CurvePair
 from miniq.errors import InvalidRequest
 from miniq.options import Options
 from miniq.wire import shapes
+from miniq.wire.awake import Awake
 from miniq.wire.zmq.curve import guard, require
 from miniq.wire.zmq.router import Router
 
@@ -35,8 +36,9 @@ _ONLY = {
 class Doors:
     """`await doors.open()`, and `await doors.close()` when the broker is about to close."""
 
-    def __init__(self, broker: Broker, options: Options) -> None:
+    def __init__(self, broker: Broker, options: Options, awake: Awake) -> None:
         self._broker = broker
+        self._awake = awake
         self._options = options
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._guard: AsyncioAuthenticator | None = None
@@ -83,6 +85,7 @@ class Doors:
             self._context,
             self._broker,
             options.limits.request_bytes,
+            self._awake,
             usual=_USUAL.get(name),
             only=_ONLY.get(name),
             opener=opener,

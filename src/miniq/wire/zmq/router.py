@@ -24,6 +24,7 @@ from miniq.errors import BadRequest, Closed, MiniQError, TooLarge
 from miniq.message import Bodies, Lease
 from miniq.prompt import begin
 from miniq.wire import codec, shapes
+from miniq.wire.awake import Awake
 from miniq.wire.codec import Format
 from miniq.wire.operations import Operation, Request, authorise, fault, run
 from miniq.wire.streams import Streamed
@@ -119,6 +120,7 @@ class Router:
         context: zmq.Context[zmq.Socket[bytes]],
         broker: Broker,
         max_request: int,
+        awake: Awake,
         *,
         usual: str | None = None,
         only: frozenset[str] | None = None,
@@ -126,6 +128,7 @@ class Router:
     ) -> None:
         self._broker = broker
         self._max_request = max_request
+        self._awake = awake
         self._usual = usual
         self._only = only
         self._opener = opener
@@ -298,6 +301,7 @@ class Router:
         """Begin to answer a request."""
         identity, who, frames, size, count = request
         client = who if isinstance(who, _Client) else self._meet(identity, who)
+        self._awake.asked(client)
         if count > FRAMES or size - len(frames[-1]) > ENVELOPE:
             end = frames.index(b"") + 1 if b"" in frames else 0
             asked = _Asked(client, frames[:end], "json", size)
@@ -457,6 +461,7 @@ class Router:
             return False
         finally:
             self._again()
+        self._awake.answered(client)
         return True
 
     def _has_room(self, client: _Client) -> bool:
