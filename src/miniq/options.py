@@ -55,7 +55,7 @@ class Options(Struct, frozen=True, kw_only=True):
     consumer_port: int = 5556
     curve: bool = False
     """Whether ZeroMQ connections must be encrypted (CURVE) by a key that is listed."""
-    busy_poll: float = 0.0005
+    busy_poll: float = 0.001
     """Seconds for which a server looks for the next request of one who sends them one after the other before it goes
     to sleep; 0 is never."""
     allowed_hosts: str = ""
