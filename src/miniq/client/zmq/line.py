@@ -33,6 +33,7 @@ EVENTS = (
     | zmq.EVENT_DISCONNECTED
     | zmq.EVENT_CLOSED
 )
+_NOW, _MORE, _IN = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE), int(zmq.POLLIN)
 _EVENT = struct.Struct("=hi")
 _numbers = itertools.count()
 _inherited: list[Line] = []
@@ -98,17 +99,14 @@ class Line:
     def look(self) -> None:
         """Learn what has become of the connection."""
         events = self.events
-        try:
-            while True:
-                event, value = _EVENT.unpack(events.recv(zmq.NOBLOCK))
-                while events.getsockopt(zmq.RCVMORE):
-                    events.recv(zmq.NOBLOCK)
-                if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                    self.up = True
-                elif self.lost is None:
-                    self.lost = self._why(event, value)
-        except zmq.Again:
-            pass
+        while int(events.getsockopt(zmq.EVENTS)) & _IN:  # to be told by an exception that there is nothing takes longer
+            event, value = _EVENT.unpack(events.recv(zmq.NOBLOCK))
+            while events.getsockopt(zmq.RCVMORE):
+                events.recv(zmq.NOBLOCK)
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self.up = True
+            elif self.lost is None:
+                self.lost = self._why(event, value)
 
     def _why(self, event: int, value: int) -> Exception:
         target = self._target
@@ -127,8 +125,11 @@ class Line:
         return unreachable(target.url, TimeoutError() if late else "no connection could be made", target.timeout)
 
     def send(self, name: bytes, body: bytes, reused: bool = False) -> None:
+        send = self.socket.send
         try:
-            self.socket.send_multipart((b"", name, body), zmq.NOBLOCK)
+            send(b"", _MORE)
+            send(name, _MORE)
+            send(body, _NOW)
         except zmq.ZMQError:  # it was lost in this moment
             error = StoreUnavailable(f"{self._target.url}: the connection broke before the call was sent")
             self.lost = trouble = Trouble(error, stale=reused)
@@ -136,7 +137,12 @@ class Line:
 
     def receive(self) -> tuple[bytes, bytes]:
         """The name and the body of the next reply; raises `zmq.Again` if there is none."""
-        frames = self.socket.recv_multipart(zmq.NOBLOCK)
+        receive = self.socket.recv
+        frame = receive(_NOW, copy=False)
+        frames = [frame.bytes]
+        while frame.more:
+            frame = receive(_NOW, copy=False)
+            frames.append(frame.bytes)
         if len(frames) != 3:
             raise MiniQError(f"{self._target.url} answered in {len(frames)} frames, unlike a MiniQ broker")
         return frames[1], frames[2]

@@ -55,6 +55,7 @@ POLLS = ("receive", "claim")
 """Calls that may wait long, and that are for nobody but the one who asked."""
 _NOW = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
+_IN = int(zmq.POLLIN)
 _EVENT = struct.Struct("=hi")
 
 Opener = Callable[[str], shapes.AddressReply]
@@ -257,18 +258,15 @@ class Router:
 
     def _see_who_is_there(self) -> None:
         events = self._events
-        try:
-            while True:
-                event, value = _EVENT.unpack(events.recv(_NOW))
-                while events.getsockopt(zmq.RCVMORE):
-                    events.recv(_NOW)
-                if event == zmq.EVENT_ACCEPTED:
-                    self._connected.add(value)
-                else:
-                    self._connected.discard(value)
-                    self._forget(value)
-        except Again:
-            pass
+        while int(events.getsockopt(zmq.EVENTS)) & _IN:  # to be told by an exception that there is nothing takes longer
+            event, value = _EVENT.unpack(events.recv(_NOW))
+            while events.getsockopt(zmq.RCVMORE):
+                events.recv(_NOW)
+            if event == zmq.EVENT_ACCEPTED:
+                self._connected.add(value)
+            else:
+                self._connected.discard(value)
+                self._forget(value)
 
     def _forget(self, fd: int) -> None:
         """A client has left. Nobody is there to take what its long polls find; a send or an ack goes on."""
