@@ -31,8 +31,9 @@ WARM_UP = 100
 """Batches of 1000 before anything is measured: from 100 MB on RocksDB writes over its old logs, as it does for days."""
 TARGETS = {("send", 100): 0.3, ("receive + ack", 100): 0.2, ("send", 1000): 0.13, ("receive + ack", 1000): 0.09}
 CONNECTIONS = 64
-SECONDS = 4
-PEER_ROUNDS = 5
+SECONDS, REQUESTS = 2, 50_000
+"""How long wrk runs in a round, and how many requests redis-benchmark makes: about as long."""
+PEER_ROUNDS = 15
 
 LUA = """
 wrk.method = "POST"
@@ -110,7 +111,7 @@ def crowd(url: str, folder: str, rounds: int) -> Seen:
         file.write(LUA)
     wrk = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{SECONDS}s", "-s", script, f"{url}/v1/queues/crowd/messages"]
     with redis(folder) as port:
-        bench = ["redis-benchmark", "-p", str(port), "-c", str(CONNECTIONS), "-n", "100000", "-q"]
+        bench = ["redis-benchmark", "-p", str(port), "-c", str(CONNECTIONS), "-n", str(REQUESTS), "-q"]
         bench += ["XADD", "stream", "*", "body", TEXT]
         for number in range(rounds):
             progress(f"64 connections: round {number + 1} of {rounds}")

@@ -75,20 +75,13 @@ class HotCycle:
     message_event: _Nobody
     task: asyncio.Task[Any] | None = None
     size = 0
-    _id: bytes | None = None
 
     def __init__(self, head: Head, lane: _FastLane) -> None:
         self.head = head
         self.lane = lane
         self.keep_alive = head.keep_alive
         self.began = perf_counter()
-
-    @property
-    def id(self) -> bytes:
-        """The id of the request."""
-        if self._id is None:
-            self._id = self.head.id or new_id()
-        return self._id
+        self.id = head.id or new_id()
 
 
 class _Begun:
