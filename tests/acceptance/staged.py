@@ -19,6 +19,7 @@ from miniq.message import SECOND, Draft, Lease
 from miniq.options import Options
 from miniq.server import _config, bind
 from miniq.store import open_store
+from miniq.wire.awake import Awake
 
 QUEUES = {"emails": 9.0, "orders.eu": 22.0, "orders.us": 14.0, "invoices": 1.5, "thumbnails": 6.0, "webhooks": 4.0}
 """Messages a second, on average."""
@@ -81,7 +82,7 @@ def staged() -> Iterator[str]:
         async with Broker(open_store(options.store, options), options, clock) as broker:
             await work(broker, clock)
             broker.trends.start()
-            server = uvicorn.Server(_config(broker, options))
+            server = uvicorn.Server(_config(broker, options, Awake(0)))
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             while not server.started:  # noqa: ASYNC110  uvicorn tells nobody
                 await asyncio.sleep(0.01)

@@ -15,6 +15,7 @@ from miniq.broker import Broker
 from miniq.options import Options
 from miniq.store import open_store
 from miniq.wire import fastlane
+from miniq.wire.awake import Awake
 
 HOT = b"POST /v1/queues/q/messages HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n" + b'{"body":1}'
 COLD = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -28,7 +29,7 @@ async def serving(keep_alive: int) -> AsyncIterator[int]:
 
 @asynccontextmanager
 async def listening(broker: Broker, keep_alive: int) -> AsyncIterator[int]:
-    config = server._config(broker, Options())
+    config = server._config(broker, Options(), Awake(0))
     config.timeout_keep_alive = keep_alive
     listener = server.bind("127.0.0.1", 0)
     running = uvicorn.Server(config)
