@@ -69,6 +69,20 @@ async def test_those_who_take_turns_are_not_waited_for(watch: Watch) -> None:
         assert not await watch.awake()
 
 
+async def test_those_whose_requests_overlap_are_not_waited_for(watch: Watch) -> None:
+    awake = Awake(LONGEST)
+    for _ in range(3):
+        awake.asked("a")
+        awake.asked("b")
+        awake.answered("a")
+        awake.answered("b")
+        assert not await watch.awake()
+    for _ in range(3):
+        awake.asked(None)
+        awake.answered("b")
+        assert not await watch.awake()
+
+
 async def test_nothing_is_waited_for_while_a_request_is_being_answered(watch: Watch) -> None:
     awake = Awake(LONGEST)
     call(awake, "a")

@@ -199,3 +199,49 @@ async def test_a_put_for_a_few_waits_for_nobody(monkeypatch: pytest.MonkeyPatch)
     await come_and_go(puts, gather, 7, 1, 3)
     await gather.stop()
     assert [len(lot) for lot in puts.lots] == [7, 1, 3]
+
+
+async def test_a_put_that_is_full_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("miniq.broker.gather.PATIENCE", 1e9)
+    monkeypatch.setattr("miniq.broker.gather.LONGEST", 600.0)
+    monkeypatch.setattr("miniq.broker.gather.MESSAGES", 10)
+    puts = Puts()
+    gather = Gather(puts)  # type: ignore[arg-type]
+    await come_and_go(puts, gather, 30)
+    for number in (1, 2):
+        await turns()
+        puts.waiting[number].set_result(None)
+    await gather.stop()
+    assert [len(lot) for lot in puts.lots] == [10, 10, 10]
+
+
+async def test_after_a_put_that_waited_in_vain_some_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("miniq.broker.gather.PATIENCE", 1e9)
+    monkeypatch.setattr("miniq.broker.gather.PAUSE", 2)
+    puts = Puts()
+    gather = Gather(puts)  # type: ignore[arg-type]
+    await come_and_go(puts, gather, 20, 9)
+    while len(puts.lots) < 2:
+        await turns()
+    monkeypatch.setattr("miniq.broker.gather.LONGEST", 600.0)
+    puts.waiting[-1].set_result(None)
+    await turns()
+    await come_and_go(puts, gather, 12, 11, 10)
+    assert [len(lot) for lot in puts.lots] == [20, 9, 12, 11]
+    await come_and_go(puts, gather, 1)  # now it waits again, for as many as eleven
+    await gather.stop()
+    assert [len(lot) for lot in puts.lots] == [20, 9, 12, 11, 11]
+
+
+async def test_crowds_of_queues_that_are_no_more_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("miniq.broker.gather.CROWDS", 3)
+    puts = Puts()
+    gather = Gather(puts)  # type: ignore[arg-type]
+    for number in range(10):
+        for _ in range(9):
+            gather.add(f"q{number}", Bodies([b"1"]), [None], [b"1"], puts.answer, False)
+        await turns()
+        puts.waiting[-1].set_result(None)
+        await turns()
+    await gather.stop()
+    assert len(gather._crowds) <= 3

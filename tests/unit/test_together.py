@@ -109,3 +109,17 @@ async def test_what_one_key_may_another_may_not(broker: Broker) -> None:
     assert told[1:4] == [Forbidden, Unauthorized, Forbidden]
     assert sorted((await bodies(broker, "a")).values()) == [b"1", b"5"]
     assert not await bodies(broker, "b")
+
+
+async def test_a_mistake_with_one_leaves_the_others_answered(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    def call(lane: Lane, hot: HotCycle, raw: bytes) -> None:
+        raise RuntimeError("oops")
+
+    monkeypatch.setattr(Lane, "call", call)
+    strange = (head("a"), b'{"body":1,"priority":3}')
+    told = await became(
+        broker, (head("a"), b'{"body":1}'), strange, (head("few"), b'{"body":2}'), (head("b"), b'{"body":3}')
+    )
+    assert told[1:3] == [RuntimeError, RuntimeError]
+    assert told[0].startswith(b'{"ids":')
+    assert told[3].startswith(b'{"ids":')

@@ -36,6 +36,10 @@ CROWD = 8
 """How many messages a put must have carried for the next one to wait for as many."""
 PATIENCE, LONGEST = 0.5, 0.002
 """How long it waits at most: a part of the time that a put takes, and seconds."""
+PAUSE = 4
+"""How many puts do not wait after one that waited in vain: those who send may have nothing to do with each other."""
+CROWDS = 1024
+"""How many crowds are remembered."""
 
 
 class _Lot:
@@ -75,7 +79,7 @@ class Gather:
         self._busy: set[_Key] = set()
         """Those of which a put is under way or about to begin."""
         self._crowds: dict[_Key, int] = {}
-        """How many messages the last put carried, where they were a crowd."""
+        """How many messages the last put carried, where they were a crowd; below 0, how many puts are not to wait."""
         self._takes = 0.0
         """Seconds that a put takes."""
         self._all_done: asyncio.Future[None] | None = None
@@ -88,7 +92,7 @@ class Gather:
         begins after what this turn of the loop reads: the others of the turn come along."""
         key = (queue, bodies.content_type, sent)
         lot = self._lots.get(key)
-        begins = lot is None and key not in self._busy
+        begins = key not in self._busy
         if lot is None:
             lot = self._lots[key] = _Lot()
         lot.bodies += bodies.bodies
@@ -115,11 +119,12 @@ class Gather:
         queue, content_type, sent = key
         try:
             while (lot := self._lots.get(key)) is not None:
-                await self._assemble(key, lot)
+                crowd = await self._assemble(key, lot)
                 # A limit that was set meanwhile may leave room for some of them.
                 bodies, calls, who = lot.split(1 if self._broker.is_limited(queue) else self._most)
                 if bodies is lot.bodies:
                     del self._lots[key]
+                self._remember(key, crowd, len(bodies))
                 answers: list[list[str]] = []
                 problem: Exception | None = None
                 began = perf_counter()
@@ -137,13 +142,23 @@ class Gather:
             if not self._busy and self._all_done is not None:
                 self._all_done.set_result(None)
 
-    async def _assemble(self, key: _Key, lot: _Lot) -> None:
-        """Give those a moment who were answered with the last put and may be about to send again."""
+    async def _assemble(self, key: _Key, lot: _Lot) -> int:
+        """Give those a moment who were answered with the last put and may be about to send again. What is known of the
+        crowd then: how many it was, or below 0 how many puts are not to wait for it."""
         crowd = self._crowds.pop(key, 0)
         if len(lot.who) < crowd:
             end = perf_counter() + min(self._takes * PATIENCE, LONGEST)
             # In turns of the loop, each of which reads what has come: its timers know no less than a millisecond.
             while len(lot.who) < crowd and perf_counter() < end:  # noqa: ASYNC110
                 await asyncio.sleep(0)
-        if len(lot.who) >= CROWD:
-            self._crowds[key] = len(lot.who)
+            if len(lot.who) < crowd:
+                return -PAUSE
+        return crowd
+
+    def _remember(self, key: _Key, crowd: int, carried: int) -> None:
+        """What the next put has to know of its crowd."""
+        known = crowd + 1 if crowd < 0 else carried if carried >= CROWD else 0
+        if known:
+            if len(self._crowds) >= CROWDS:
+                self._crowds.clear()
+            self._crowds[key] = known

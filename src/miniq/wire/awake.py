@@ -28,8 +28,10 @@ class Awake:
         self._turning = False
 
     def asked(self, who: object) -> None:
-        """A request of `who` has come."""
-        self._is_brisk = who is self._last and perf_counter() - self._answered < self._longest
+        """A request of `who` has come; None if several came at once."""
+        if who is not self._last:
+            self._last = None  # from here on somebody is in between
+        self._is_brisk = who is not None and who is self._last and perf_counter() - self._answered < self._longest
         self._until = 0.0
 
     def answered(self, who: object) -> None:

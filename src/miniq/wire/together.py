@@ -56,30 +56,38 @@ class Together:
         read, self._read = self._read, []
         lots: dict[tuple[str, codec.Format], _Lot] = {}
         head: Head | None = None
-        if len(read) == 1:
-            self._awake.asked(read[0][0].lane)
+        self._awake.asked(read[0][0].lane if len(read) == 1 else None)
         for one in read:
             hot, raw = one
-            if hot.head is not head:
-                head = hot.head
-                problem = self._judge(head)
-                lot = lots.setdefault((head.queue, head.format), _Lot())
-            if problem is not None:
-                hot.lane.refuse(hot, problem)
-            elif (body := plain_body(raw, head.format)) is None:
-                hot.lane.call(hot, raw)
-            else:
-                lot.read.append(one)
-                lot.bodies.append(body)
+            try:
+                if hot.head is not head:
+                    head = hot.head
+                    problem = self._judge(head)
+                    lot = lots.setdefault((head.queue, head.format), _Lot())
+                if problem is not None:
+                    hot.lane.refuse(hot, problem)
+                elif (body := plain_body(raw, head.format)) is None:
+                    hot.lane.call(hot, raw)
+                else:
+                    lot.read.append(one)
+                    lot.bodies.append(body)
+            except Exception as error:  # the others are to be answered all the same
+                hot.lane.refuse(hot, error)
         for (queue, format), lot in lots.items():
-            if not lot.read:
-                continue
-            hots = [hot for hot, _ in lot.read]
-            calls = [hot.head.call for hot in hots]
-            bodies = Bodies(lot.bodies, TYPES[format])
+            if lot.read:
+                self._send(queue, lot, format)
+
+    def _send(self, queue: str, lot: _Lot, format: codec.Format) -> None:
+        hots = [hot for hot, _ in lot.read]
+        calls = [hot.head.call for hot in hots]
+        bodies = Bodies(lot.bodies, TYPES[format])
+        try:
             if not self._broker.send_beside(queue, bodies, calls, hots, self.sent, at_once=True):
                 for hot, raw in lot.read:
                     hot.lane.call(hot, raw)
+        except Exception as error:
+            for hot in hots:
+                hot.lane.refuse(hot, error)
 
     def _judge(self, head: Head) -> Exception | None:
         """Why requests with these headers are refused, None if they are not."""
