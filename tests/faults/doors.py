@@ -24,6 +24,7 @@ from miniq.errors import MiniQError
 from miniq.options import Options
 from miniq.store import open_store
 from miniq.wire import codec
+from miniq.wire.awake import Awake
 from miniq.wire.operations import authorise, run
 from miniq.wire.zmq.commands import format_of, read_command, refusal, understand
 
@@ -116,7 +117,7 @@ class HttpDoor(Door):
     )  # fmt: skip
 
     def open(self) -> None:
-        self._config = server._config(self.broker, Options())
+        self._config = server._config(self.broker, Options(), Awake(0))
         self._config.load()
         self._state = ServerState()
 
