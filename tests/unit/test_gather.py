@@ -215,22 +215,21 @@ async def test_a_put_that_is_full_waits_for_nobody(monkeypatch: pytest.MonkeyPat
     assert [len(lot) for lot in puts.lots] == [10, 10, 10]
 
 
-async def test_after_a_put_that_waited_in_vain_some_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_after_a_put_that_waited_in_vain_the_next_one_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("miniq.broker.gather.PATIENCE", 1e9)
-    monkeypatch.setattr("miniq.broker.gather.PAUSE", 2)
     puts = Puts()
     gather = Gather(puts)  # type: ignore[arg-type]
-    await come_and_go(puts, gather, 20, 9)
+    await come_and_go(puts, gather, 20, 12)
     while len(puts.lots) < 2:
         await turns()
     monkeypatch.setattr("miniq.broker.gather.LONGEST", 600.0)
     puts.waiting[-1].set_result(None)
     await turns()
-    await come_and_go(puts, gather, 12, 11, 10)
-    assert [len(lot) for lot in puts.lots] == [20, 9, 12, 11]
-    await come_and_go(puts, gather, 1)  # now it waits again, for as many as eleven
+    await come_and_go(puts, gather, 11, 9)
+    assert [len(lot) for lot in puts.lots] == [20, 12, 11]
+    await come_and_go(puts, gather, 2)  # the one after that waits again
     await gather.stop()
-    assert [len(lot) for lot in puts.lots] == [20, 9, 12, 11, 11]
+    assert [len(lot) for lot in puts.lots] == [20, 12, 11, 11]
 
 
 async def test_crowds_of_queues_that_are_no_more_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

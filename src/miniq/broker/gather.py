@@ -36,8 +36,6 @@ CROWD = 8
 """How many messages a put must have carried for the next one to wait for as many."""
 PATIENCE, LONGEST = 0.5, 0.002
 """How long it waits at most: a part of the time that a put takes, and seconds."""
-PAUSE = 4
-"""How many puts do not wait after one that waited in vain: those who send may have nothing to do with each other."""
 CROWDS = 1024
 """How many crowds are remembered."""
 
@@ -79,7 +77,7 @@ class Gather:
         self._busy: set[_Key] = set()
         """Those of which a put is under way or about to begin."""
         self._crowds: dict[_Key, int] = {}
-        """How many messages the last put carried, where they were a crowd; below 0, how many puts are not to wait."""
+        """How many messages the last put carried, where they were a crowd."""
         self._takes = 0.0
         """Seconds that a put takes."""
         self._all_done: asyncio.Future[None] | None = None
@@ -119,12 +117,13 @@ class Gather:
         queue, content_type, sent = key
         try:
             while (lot := self._lots.get(key)) is not None:
-                crowd = await self._assemble(key, lot)
+                waited_in_vain = await self._assemble(key, lot)
                 # A limit that was set meanwhile may leave room for some of them.
                 bodies, calls, who = lot.split(1 if self._broker.is_limited(queue) else self._most)
                 if bodies is lot.bodies:
                     del self._lots[key]
-                self._remember(key, crowd, len(bodies))
+                if len(bodies) >= CROWD and not waited_in_vain:
+                    self._remember(key, len(bodies))
                 answers: list[list[str]] = []
                 problem: Exception | None = None
                 began = perf_counter()
@@ -142,23 +141,19 @@ class Gather:
             if not self._busy and self._all_done is not None:
                 self._all_done.set_result(None)
 
-    async def _assemble(self, key: _Key, lot: _Lot) -> int:
-        """Give those a moment who were answered with the last put and may be about to send again. What is known of the
-        crowd then: how many it was, or below 0 how many puts are not to wait for it."""
+    async def _assemble(self, key: _Key, lot: _Lot) -> bool:
+        """Give those a moment who were answered with the last put and may be about to send again. True if it was in
+        vain: perhaps those who send have nothing to do with each other, so the next put does not wait."""
         crowd = self._crowds.pop(key, 0)
-        if len(lot.who) < crowd:
-            end = perf_counter() + min(self._takes * PATIENCE, LONGEST)
-            # In turns of the loop, each of which reads what has come: its timers know no less than a millisecond.
-            while len(lot.who) < crowd and perf_counter() < end:  # noqa: ASYNC110
-                await asyncio.sleep(0)
-            if len(lot.who) < crowd:
-                return -PAUSE
-        return crowd
+        if len(lot.who) >= crowd:
+            return False
+        end = perf_counter() + min(self._takes * PATIENCE, LONGEST)
+        # In turns of the loop, each of which reads what has come: its timers know no less than a millisecond.
+        while len(lot.who) < crowd and perf_counter() < end:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        return len(lot.who) < crowd
 
-    def _remember(self, key: _Key, crowd: int, carried: int) -> None:
-        """What the next put has to know of its crowd."""
-        known = crowd + 1 if crowd < 0 else carried if carried >= CROWD else 0
-        if known:
-            if len(self._crowds) >= CROWDS:
-                self._crowds.clear()
-            self._crowds[key] = known
+    def _remember(self, key: _Key, crowd: int) -> None:
+        if len(self._crowds) >= CROWDS:
+            self._crowds.clear()
+        self._crowds[key] = crowd
