@@ -156,6 +156,12 @@ async def test_a_put_carries_no_more_than_one_call_may() -> None:
     assert puts.lots == [[b"1", b"2"], [b"3"]]
 
 
+def wait_at_most(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """For a crowd, however long a put takes."""
+    monkeypatch.setattr("miniq.broker.gather.PATIENCE", 1e9)
+    monkeypatch.setattr("miniq.broker.gather.LONGEST", seconds)
+
+
 async def come_and_go(puts: Puts, gather: Gather, *crowds: int) -> None:
     """Crowds that send one after the other, each when the one before is answered."""
     for crowd in crowds:
@@ -168,8 +174,7 @@ async def come_and_go(puts: Puts, gather: Gather, *crowds: int) -> None:
 
 
 async def test_a_put_for_a_crowd_waits_for_those_who_are_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("miniq.broker.gather.PATIENCE", 1e9)
-    monkeypatch.setattr("miniq.broker.gather.LONGEST", 600.0)
+    wait_at_most(monkeypatch, 600.0)
     puts = Puts()
     gather = Gather(puts)  # type: ignore[arg-type]
     await come_and_go(puts, gather, 10, 4, 5)
@@ -180,7 +185,7 @@ async def test_a_put_for_a_crowd_waits_for_those_who_are_late(monkeypatch: pytes
 
 
 async def test_a_put_does_not_wait_long_for_those_who_do_not_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("miniq.broker.gather.PATIENCE", 1e9)
+    wait_at_most(monkeypatch, 0.002)
     puts = Puts()
     gather = Gather(puts)  # type: ignore[arg-type]
     await come_and_go(puts, gather, 10, 9)
@@ -192,8 +197,7 @@ async def test_a_put_does_not_wait_long_for_those_who_do_not_come_back(monkeypat
 
 
 async def test_a_put_for_a_few_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("miniq.broker.gather.PATIENCE", 1e9)
-    monkeypatch.setattr("miniq.broker.gather.LONGEST", 600.0)
+    wait_at_most(monkeypatch, 600.0)
     puts = Puts()
     gather = Gather(puts)  # type: ignore[arg-type]
     await come_and_go(puts, gather, 7, 1, 3)
@@ -202,8 +206,7 @@ async def test_a_put_for_a_few_waits_for_nobody(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_a_put_that_is_full_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("miniq.broker.gather.PATIENCE", 1e9)
-    monkeypatch.setattr("miniq.broker.gather.LONGEST", 600.0)
+    wait_at_most(monkeypatch, 600.0)
     monkeypatch.setattr("miniq.broker.gather.MESSAGES", 10)
     puts = Puts()
     gather = Gather(puts)  # type: ignore[arg-type]
@@ -216,13 +219,13 @@ async def test_a_put_that_is_full_waits_for_nobody(monkeypatch: pytest.MonkeyPat
 
 
 async def test_after_a_put_that_waited_in_vain_the_next_one_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("miniq.broker.gather.PATIENCE", 1e9)
+    wait_at_most(monkeypatch, 0.002)
     puts = Puts()
     gather = Gather(puts)  # type: ignore[arg-type]
     await come_and_go(puts, gather, 20, 12)
     while len(puts.lots) < 2:
         await turns()
-    monkeypatch.setattr("miniq.broker.gather.LONGEST", 600.0)
+    wait_at_most(monkeypatch, 600.0)
     puts.waiting[-1].set_result(None)
     await turns()
     await come_and_go(puts, gather, 11, 9)
