@@ -65,6 +65,14 @@ class Head(NamedTuple):
     single: bool
     """Whether it may be a message that can be sent together with those of others."""
 
+    def admit(self, broker: Broker) -> Request:
+        """The request that these headers begin, without its body; raises unless its caller may make it."""
+        if self.doubt is not None:
+            self.doubt.check(broker.keys)
+        request = Request({"queue": self.queue}, _NO_QUERY, None, self.format, self.secret, self.call)
+        authorise(broker, self.operation, request)
+        return request
+
 
 class HotCycle:
     """One hot request and its answer; to uvicorn it looks like a request that is being answered."""
@@ -268,11 +276,8 @@ class _FastLane(HttpToolsProtocol):
         head, broker = hot.head, self.broker
         try:
             operation = head.operation
-            if head.doubt is not None:
-                head.doubt.check(broker.keys)
-            format = request_format(head.content_type) if raw else "json"
-            request = Request({"queue": head.queue}, _NO_QUERY, None, format, head.secret, head.call)
-            authorise(broker, operation, request)
+            request = head.admit(broker)
+            request.format = request_format(head.content_type) if raw else "json"
             prepare(operation, request, raw, head.content_type)
         except Exception as error:
             self.refuse(hot, error)

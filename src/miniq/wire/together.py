@@ -6,7 +6,6 @@ done once for those that say the same in their headers, as most do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -16,14 +15,12 @@ from miniq.message import JSON, Bodies
 from miniq.wire import codec, shapes
 from miniq.wire.awake import Awake
 from miniq.wire.codec import MSGPACK
-from miniq.wire.operations import Request, authorise
 from miniq.wire.plain import TYPES, plain_body
 
 if TYPE_CHECKING:
     from miniq.wire.fastlane import Head, HotCycle
 
 _JSON, _MSGPACK = JSON.encode(), MSGPACK.encode()
-_NO_QUERY: Mapping[str, str] = {}
 
 
 class _Lot:
@@ -92,10 +89,7 @@ class Together:
     def _judge(self, head: Head) -> Exception | None:
         """Why requests with these headers are refused, None if they are not."""
         try:
-            if head.doubt is not None:
-                head.doubt.check(self._broker.keys)
-            request = Request({"queue": head.queue}, _NO_QUERY, None, head.format, head.secret)
-            authorise(self._broker, head.operation, request)
+            head.admit(self._broker)
         except Exception as error:
             return error
         return None
