@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
@@ -12,6 +12,7 @@ import uvicorn
 
 from miniq import server
 from miniq.broker import Broker
+from miniq.message import Bodies
 from miniq.options import Options
 from miniq.store import open_store
 from miniq.wire import fastlane
@@ -184,6 +185,39 @@ async def test_a_beginning_that_is_known_needs_the_same_bytes_and_a_whole_body()
         found = json.loads((await answer(reader))[1])["messages"]
         assert [message["body"] for message in found] == [1, 22] * 13 + [3]
         writer.close()
+
+
+async def test_a_beginning_is_not_taken_for_that_of_the_request_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here the next request begins to arrive while one with known headers is still being answered."""
+    goes_on = asyncio.Event()
+    send_each = Broker.send_each
+
+    async def slowly(self: Broker, queue: str, bodies: Bodies, calls: Sequence[str | None]) -> list[list[str]]:
+        await goes_on.wait()
+        return await send_each(self, queue, bodies, calls)
+
+    async with Broker(open_store("memory:")) as broker, listening(broker, 30) as port:
+        for queue in ("q", "other"):
+            await broker.configure(queue)
+        goes_on.set()
+        monkeypatch.setattr(Broker, "send_each", slowly)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(HOT)
+        await answer(reader)
+        goes_on.clear()
+        other = HOT.replace(b"/q/", b"/other/")
+        writer.write(HOT)
+        await asyncio.sleep(0.05)
+        writer.write(other[:40])
+        await asyncio.sleep(0.05)
+        goes_on.set()
+        await answer(reader)
+        writer.write(other[40:])
+        await answer(reader)
+        writer.write(HOT)
+        await answer(reader)
+        writer.close()
+        assert ((await broker.queue("q")).counts.ready, (await broker.queue("other")).counts.ready) == (3, 1)
 
 
 async def test_a_beginning_that_is_known_is_no_way_past_a_key() -> None:

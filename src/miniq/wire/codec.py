@@ -104,6 +104,7 @@ def micros(at: datetime) -> int:
 _json = msgspec.json.Encoder()
 _msgpack = msgspec.msgpack.Encoder()
 encode_json = _json.encode
+encode_msgpack = _msgpack.encode
 
 
 def encode(reply: Any, format: Format) -> bytes:

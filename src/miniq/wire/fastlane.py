@@ -13,8 +13,9 @@ import logging
 from functools import partial
 from http import HTTPStatus
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
+from msgspec import Struct
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
@@ -43,7 +44,7 @@ KNOWN, KNOWN_BYTES = 1024, 1024
 """How many beginnings of requests are remembered, and how long each may be."""
 
 
-class Head(NamedTuple):
+class Head(Struct, frozen=True):
     """What the first line and the headers of a hot request say."""
 
     operation: Operation
@@ -163,8 +164,12 @@ class _FastLane(HttpToolsProtocol):
         """The hot request that is being read."""
         self._parts: list[bytes] = []
         """What has come of its body."""
+        self._said = b""
+        """The bytes of the request line and headers of the last request, if they came in one piece."""
+        self._head: Head | None = None
+        """What they say, if that is known."""
         self._raw = b""
-        """The bytes of the request line and headers that are being read, if they came in one piece."""
+        """The same bytes, while the parser reads them."""
         self._rests_since = 0.0
         """When the last answer was written; 0 while a request is being read or answered."""
         self._reads_since = 0.0
@@ -177,21 +182,22 @@ class _FastLane(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if not self._reads_since and (self.cycle is None or self.cycle.response_complete):
-            place = data.find(_END)
-            end = place + len(_END) if place >= 0 else 0
-            self._raw = raw = data[:end]
-            head = self.known.get(raw)
-            if head is not None and head.length == len(data) - end:
+            head = self._head
+            if head is None or not data.startswith(self._said):
+                head = self._recall(data)
+            if head is not None and head.length == len(data) - len(self._said):
                 self._rests_since = 0.0
                 self.cycle = hot = HotCycle(head, self)  # type: ignore[assignment]
+                raw = data[len(self._said) :]
                 if head.single:
-                    self.together.add(hot, data[end:])
+                    self.together.add(hot, raw)
                 else:
-                    self.call(hot, data[end:])
+                    self.call(hot, raw)
                 return
             if data.startswith(_UPDATE):
                 # The parser knows no method UPDATE, which the short routes promise: to them it is PATCH.
                 data = b"PATCH" + data[len(b"UPDATE") :]
+            self._raw = self._said
         super().data_received(data)
 
     # The parser calls these
@@ -294,6 +300,13 @@ class _FastLane(HttpToolsProtocol):
             return
         hot.task = begin(self.loop, run(broker, operation, request), partial(self._done, hot), at_once=broker.prompt)
 
+    def _recall(self, data: bytes) -> Head | None:
+        """What the beginning of a request said before, on any connection."""
+        place = data.find(_END)
+        self._said = data[: place + len(_END)] if place >= 0 else b""
+        self._head = self.known.get(self._said)
+        return self._head
+
     def _match(self) -> Head | None:
         """What these headers say if they begin a hot request, None if they begin another."""
         raw, self._raw = self._raw, b""  # those that follow in the same piece have other headers
@@ -384,15 +397,19 @@ class _FastLane(HttpToolsProtocol):
             path = hot.head.operation.path.replace("{queue}", hot.head.queue)
             log_answer("POST", path, status, hot.began, hot.id)
         transport = self.transport
-        if not transport.is_closing():
-            if not hot.keep_alive:
-                extra += b"connection: close\r\n"
-            transport.write(
-                b"%b%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n%b" % (head, extra, hot.id, len(body), body)
-            )
-            if not hot.keep_alive:
-                transport.close()
-        self.on_response_complete()
+        if transport.is_closing():
+            return
+        if not hot.keep_alive:
+            extra += b"connection: close\r\n"
+        transport.write(
+            b"%b%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n%b" % (head, extra, hot.id, len(body), body)
+        )
+        if not hot.keep_alive:
+            transport.close()
+        elif self.pipeline:
+            self.on_response_complete()
+        else:
+            self._rests_since = self.loop.time()
 
     def beginning(self, status: int, media: bytes) -> bytes:
         """The beginning of an answer; it is the same until the date changes."""

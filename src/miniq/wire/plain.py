@@ -6,6 +6,7 @@ What says more, or is wrong, is left to the ordinary readers, which also say wha
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import cast
 
 import msgspec
@@ -36,21 +37,30 @@ class SendReader(Reader):
         elif raw.startswith(_MESSAGES):
             with contextlib.suppress(*UNREADABLE):
                 return Bodies([one.data for one in _data_many(raw).messages], OCTETS)
-        body = plain_body(raw, format)
+        body = PLAIN[format](raw)
         return cast(SendBody, super().read(raw, format)) if body is None else Bodies([body], TYPES[format])
 
 
-def plain_body(raw: bytes, format: Format) -> bytes | None:
-    """The body of the one message that a request sends, if it says nothing else about it; else None."""
-    try:
-        if format == "json" and raw.startswith(b'{"body":'):
-            check_text(raw)
+def _json_body(raw: bytes) -> bytes | None:
+    if raw.startswith(b'{"body":'):
+        try:
+            if not raw.isascii():
+                check_text(raw)
             return bytes(_plain_one(raw).body)
-        if format == "msgpack" and raw.startswith(_DATA):
-            return _data_one(raw).data
-    except UNREADABLE:
-        pass
+        except UNREADABLE:
+            pass
     return None
+
+
+def _data_body(raw: bytes) -> bytes | None:
+    if raw.startswith(_DATA):
+        with contextlib.suppress(*UNREADABLE):
+            return _data_one(raw).data
+    return None
+
+
+PLAIN: dict[Format, Callable[[bytes], bytes | None]] = {"json": _json_body, "msgpack": _data_body}
+"""The body of the one message that a request sends, if it says nothing else about it; else None."""
 
 
 def check_text(raw: bytes) -> None:

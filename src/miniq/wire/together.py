@@ -15,7 +15,7 @@ from miniq.message import JSON, Bodies
 from miniq.wire import codec, shapes
 from miniq.wire.awake import Awake
 from miniq.wire.codec import MSGPACK
-from miniq.wire.plain import TYPES, plain_body
+from miniq.wire.plain import PLAIN, TYPES
 
 if TYPE_CHECKING:
     from miniq.wire.fastlane import Head, HotCycle
@@ -60,10 +60,11 @@ class Together:
                 if hot.head is not head:
                     head = hot.head
                     problem = self._judge(head)
+                    plain = PLAIN[head.format]
                     lot = lots.setdefault((head.queue, head.format), _Lot())
                 if problem is not None:
                     hot.lane.refuse(hot, problem)
-                elif (body := plain_body(raw, head.format)) is None:
+                elif (body := plain(raw)) is None:
                     hot.lane.call(hot, raw)
                 else:
                     lot.read.append(one)
@@ -104,9 +105,12 @@ class Together:
         latency = self._broker.metrics.latency("http", "send", hots[0].head.queue)
         latency.add_all([now - hot.began for hot in hots])
         beginning = hots[0].lane.beginning
-        heads: dict[codec.Format, bytes] = {"json": beginning(201, _JSON), "msgpack": beginning(201, _MSGPACK)}
+        ways = {
+            "json": (beginning(201, _JSON), codec.encode_json),
+            "msgpack": (beginning(201, _MSGPACK), codec.encode_msgpack),
+        }
         for hot, ids in zip(hots, answers, strict=True):
-            out = hot.head.out
-            hot.lane.write(hot, 201, heads[out], codec.encode(shapes.SentReply(ids), out))
+            head, encode = ways[hot.head.out]
+            hot.lane.write(hot, 201, head, encode(shapes.SentReply(ids)))
         if len(hots) == 1:
             self._awake.answered(hots[0].lane)
