@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import store_url
+from tests.conftest import ENGINES, store_url
 from tests.serving import serving
 
 ROOT = Path(__file__).parents[2]
@@ -38,6 +38,8 @@ def test_the_examples_of_a_page_work(page: str, tmp_path: Path) -> None:
         for kind, code in BLOCK.findall(text):
             code = code.replace("http://127.0.0.1:5000", served.url).replace("tcp://127.0.0.1:5557", served.tcp)
             code = code.replace(WRITTEN.get(database, store), store)
+            if "leveldb" not in ENGINES:
+                code = code.replace("leveldb:", "rocksdb:")
             command = ["bash", "-euo", "pipefail", "-c"] if kind == "bash" else [sys.executable, "-W", "error", "-c"]
             run = subprocess.run(
                 [*command, code], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300

@@ -12,7 +12,7 @@ import uvicorn
 
 from miniq import server
 from miniq.broker import Broker
-from miniq.message import Bodies
+from miniq.message import Bodies, Draft
 from miniq.options import Options
 from miniq.store import open_store
 from miniq.wire import fastlane
@@ -232,4 +232,156 @@ async def test_a_beginning_that_is_known_is_no_way_past_a_key() -> None:
         await broker.keys.revoke(key.id)
         writer.write(asked)
         assert (await answer(reader))[0].startswith(b"HTTP/1.1 401")
+        writer.close()
+
+
+async def test_empty_lines_before_a_request_are_no_way_past_its_key() -> None:
+    async with Broker(open_store("memory:")) as broker, listening(broker, 30) as port:
+        _, secret = await broker.keys.create("one", ["send:*", "receive:*"], 0)
+        for path, body in ((b"messages", b'{"body":1}'), (b"receive", b"")):
+            asked = (
+                b"POST /v1/queues/q/%b HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %b\r\ncontent-length: %d\r\n\r\n%b"
+            )
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"\r\n\r\n" + asked % (path, secret.encode(), len(body), body))
+            assert (await answer(reader))[0].startswith(b"HTTP/1.1 20")
+            writer.close()
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"\r\n\r\n" + body)
+            await asyncio.sleep(0.05)
+            writer.write_eof()
+            assert not (await reader.read()).startswith(b"HTTP/1.1 2")
+            writer.close()
+
+
+OFFER = b"host: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+
+
+@pytest.mark.parametrize("asked", [HOT, b"PUT /v1/queues/q HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}"])
+async def test_who_offers_another_protocol_is_answered_in_this_one(asked: bytes) -> None:
+    """Java's own client does so in its first request."""
+    async with serving(keep_alive=30) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        asked = asked.replace(b"host: x\r\n", OFFER)
+        for _ in range(3):
+            writer.write(asked)
+            assert (await answer(reader))[0].startswith(b"HTTP/1.1 20")
+        head, body = asked.split(b"\r\n\r\n")
+        writer.write(head + b"\r\n\r\n")
+        await asyncio.sleep(0.05)
+        writer.write(body + HOT)
+        assert (await answer(reader))[0].startswith(b"HTTP/1.1 20")
+        assert (await answer(reader))[0].startswith(b"HTTP/1.1 201")
+        writer.close()
+
+
+@pytest.mark.parametrize("before", [b"", HOT], ids=["alone", "behind another"])
+async def test_an_offer_in_pieces_is_refused_and_its_body_is_no_request(before: bytes) -> None:
+    async with serving(keep_alive=30) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        asked = b"POST /v1/queues/q/receive HTTP/1.1\r\n" + OFFER + b"content-length: %d\r\n\r\n" % len(HOT)
+        writer.write(before + asked[:50])
+        await asyncio.sleep(0.05)
+        if before:
+            assert (await answer(reader))[0].startswith(b"HTTP/1.1 201")
+        writer.write(asked[50:])
+        await asyncio.sleep(0.05)
+        writer.write(HOT)
+        head, body = await answer(reader)
+        assert head.startswith(b"HTTP/1.1 400")
+        assert b"leave out the header Upgrade" in body
+        assert await reader.read() == b""
+        writer.close()
+
+
+REFUSED = b"POST /v1/queues/q/ack HTTP/1.1\r\nhost: x\r\ncontent-length: 7\r\n\r\n" + b'{"x":1}'
+NOWHERE = b"POST /nothing HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("asked", "then"),
+    [(b"", b"\r\n"), (HOT, b"\r\n"), (NOWHERE, b"0123456789")],
+    ids=["never began", "an empty line", "a body too late"],
+)
+async def test_what_begins_no_request_keeps_no_connection_open(asked: bytes, then: bytes) -> None:
+    async with serving(keep_alive=1) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        if asked:
+            writer.write(asked)
+            await answer(reader)
+        writer.write(then)
+        async with asyncio.timeout(10):
+            assert await reader.read() == b""
+        writer.close()
+
+
+async def test_a_connection_is_not_closed_while_the_next_one_is_answered() -> None:
+    async with serving(keep_alive=1) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        wait = b'{"wait":2}'
+        writer.write(REFUSED + b"POST /v1/queues/q/receive HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n" + wait)
+        assert (await answer(reader))[0].startswith(b"HTTP/1.1 400")
+        assert (await answer(reader))[0].startswith(b"HTTP/1.1 200")
+        writer.close()
+
+
+@pytest.mark.parametrize("known", [False, True])
+async def test_what_is_no_http_does_not_take_the_answer_of_the_request_before(known: bool) -> None:
+    async with serving(keep_alive=30) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        if known:
+            writer.write(HOT)
+            await answer(reader)
+        writer.write(HOT + b"  \r\n")
+        head, _ = await answer(reader)
+        assert head.startswith(b"HTTP/1.1 201")
+        assert b"connection: close" in head
+        assert await reader.read() == b""
+        writer.close()
+
+
+async def test_who_does_not_read_answers_is_not_heard() -> None:
+    """Else they would all be kept in memory."""
+    async with Broker(open_store("memory:")) as broker, listening(broker, 30) as port:
+        await broker.configure("q", {"visibility_timeout": 3600})
+        for _ in range(150):
+            await broker.send("q", [Draft(b'"%b"' % (b"x" * 200_000))])
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(150):
+            writer.write(b"POST /v1/queues/q/receive HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n")
+            await asyncio.sleep(0.002)
+        await asyncio.sleep(0.2)
+        assert 0 < (await broker.queue("q")).counts.leased < 100
+        writer.transport.abort()
+
+
+async def test_of_headers_that_are_given_twice_the_first_counts_in_both_lanes() -> None:
+    async with Broker(open_store("memory:")) as broker, listening(broker, 30) as port:
+        _, secret = await broker.keys.create("one", ["send:*"], 0)
+        right, wrong = b"authorization: Bearer %b\r\n" % secret.encode(), b"authorization: Bearer no\r\n"
+        for lines, status in ((right + wrong, b"HTTP/1.1 201"), (wrong + right, b"HTTP/1.1 401")):
+            asked = HOT.replace(b"host: x\r\n", b"host: x\r\n" + lines)
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(asked + asked + asked)  # those behind the first take the ordinary way
+            for _ in range(3):
+                assert (await answer(reader))[0].startswith(status)
+            writer.close()
+
+
+async def test_a_body_that_was_refused_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    lanes: list[fastlane._FastLane] = []
+    made = fastlane._FastLane.connection_made
+
+    def watch(self: fastlane._FastLane, transport: asyncio.Transport) -> None:
+        lanes.append(self)
+        made(self, transport)
+
+    monkeypatch.setattr(fastlane._FastLane, "connection_made", watch)
+    async with serving(keep_alive=30) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(HOT.replace(b"length: 10", b"length: 999999999") + b"x" * 100_000)
+        assert (await answer(reader))[0].startswith(b"HTTP/1.1 413")
+        writer.write(b"x" * 100_000)
+        await asyncio.sleep(0.05)
+        assert sum(map(len, lanes[0]._parts)) == 0
         writer.close()

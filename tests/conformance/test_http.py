@@ -200,6 +200,18 @@ def test_a_json_request_may_be_answered_in_messagepack(wire: Http) -> None:
     assert (status, set(found), headers["content-type"]) == (201, {"ids"}, kind)
 
 
+@pytest.mark.parametrize("body", ["1e999", "9" * 5001], ids=["1e999", "5001 digits"])
+def test_a_number_that_messagepack_has_not_comes_as_bytes(wire: Http, body: str) -> None:
+    """And takes none of the messages beside it along."""
+    for one in ("1", body, "2"):
+        assert wire.call("POST", f"{Q}/messages", raw=b'{"body":%b}' % one.encode())[0] == 201
+    kind = "application/msgpack"
+    for method, path, asked in (("GET", f"{Q}/messages", None), ("POST", f"{Q}/receive", {"max": 10})):
+        status, found, _ = wire.call(method, path, asked, accept=kind)
+        assert status == 200
+        assert [one.get("body", one.get("data")) for one in found["messages"]] == [1, body.encode(), 2]
+
+
 # Arrow
 
 

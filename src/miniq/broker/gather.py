@@ -138,7 +138,7 @@ class Gather:
                     log.exception("those who sent to %s could not all be answered", queue)
         finally:
             self._busy.discard(key)
-            if not self._busy and self._all_done is not None:
+            if not self._busy and self._all_done is not None and not self._all_done.done():
                 self._all_done.set_result(None)
 
     async def _assemble(self, key: _Key, lot: _Lot) -> bool:

@@ -256,8 +256,8 @@ def wire_body(body: bytes, content_type: str, format: Format) -> tuple[Raw | Uns
             return Raw(body), UNSET
         try:
             return Raw(_msgpack.encode(msgspec.json.decode(body))), UNSET
-        except OverflowError:  # a number that JSON has and MessagePack has not
-            return UNSET, body
+        except (ValueError, OverflowError, RecursionError):
+            return UNSET, body  # a number that JSON has and MessagePack has not, or more brackets
     if content_type.startswith("text/"):
         try:
             text = body.decode()

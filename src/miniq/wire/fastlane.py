@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
+import sys
 from functools import partial
 from http import HTTPStatus
 from time import perf_counter
@@ -37,6 +39,7 @@ _PREFIX = b"/v1/queues/"
 _LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 _END = b"\r\n\r\n"
 _UPDATE = b"UPDATE /messages/"
+_UPGRADE = re.compile(rb"\r\nupgrade[ \t]*:", re.IGNORECASE)
 _NO_QUERY: dict[str, str] = {}
 _JSON, _MSGPACK = JSON.encode(), MSGPACK.encode()
 _PROBLEM = PROBLEM.encode()
@@ -80,7 +83,7 @@ class HotCycle:
 
     response_complete = False
     disconnected = False
-    more_body = True
+    more_body = False
     message_event: _Nobody
     task: asyncio.Task[Any] | None = None
     size = 0
@@ -197,6 +200,9 @@ class _FastLane(HttpToolsProtocol):
             if data.startswith(_UPDATE):
                 # The parser knows no method UPDATE, which the short routes promise: to them it is PATCH.
                 data = b"PATCH" + data[len(b"UPDATE") :]
+            elif _UPGRADE.search(self._said):
+                # Who offers another protocol may be answered in this one, but the parser would skip the body then.
+                data = _UPGRADE.sub(b"\r\nx-upgrade:", self._said) + data[len(self._said) :]
             self._raw = self._said
         super().data_received(data)
 
@@ -210,11 +216,15 @@ class _FastLane(HttpToolsProtocol):
         self._hot = None
 
     def on_headers_complete(self) -> None:
+        self._rests_since = 0.0
+        if self.parser.should_upgrade():  # in pieces, or behind another one
+            raise BadRequest("request: offers another protocol; leave out the header Upgrade", field="request")
         cycle: Any = self.cycle
         if cycle is None or cycle.response_complete:
             head = self._match()
             if head is not None:
                 self._hot = hot = HotCycle(head, self)
+                hot.more_body = True
                 self._parts = []
                 self.cycle = hot  # type: ignore[assignment]
                 if head.length > self.max_request:
@@ -234,21 +244,25 @@ class _FastLane(HttpToolsProtocol):
         if hot is None:
             super().on_body(body)
             return
+        if hot.response_complete:
+            return  # the rest is read and forgotten: who is cut off while it writes may never see the answer
         hot.size += len(body)
         if hot.size <= self.max_request:
             self._parts.append(body)
-        elif not hot.response_complete:
-            # The rest is read and forgotten: who is cut off while it writes may never see the answer.
+        else:
             self._parts.clear()
             self.refuse(hot, too_large(hot.size, self.max_request))
 
     def on_message_complete(self) -> None:
         self._reads_since = 0.0
+        if self._rests_since:  # it was answered before all of it was there
+            self._rests_since = self.loop.time()
         hot = self._hot
         if hot is None:
             super().on_message_complete()
             return
         self._hot = None
+        hot.more_body = False
         if not hot.response_complete:
             parts, self._parts = self._parts, []
             raw = parts[0] if len(parts) == 1 else b"".join(parts)
@@ -266,9 +280,32 @@ class _FastLane(HttpToolsProtocol):
             self.timeout_keep_alive_task.cancel()
         super().connection_lost(exc)
 
+    def pause_writing(self) -> None:
+        """Who does not read its answers is not heard either."""
+        super().pause_writing()
+        self.flow.pause_reading()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if not self.pipeline:
+            self.flow.resume_reading()
+
     def send_400_response(self, msg: str) -> None:
         """What is not HTTP gets a problem too, and the connection is closed."""
-        body = codec.encode_json(codec.problem(BadRequest(f"request: {msg}", field="request")))
+        cycle: Any = self.cycle
+        if cycle is not None and not cycle.response_complete and not cycle.more_body:
+            # The request before it has its answer first, and that is the last one.
+            cycle.keep_alive = False
+            self._reads_since = 0.0
+            self.flow.pause_reading()
+            return
+        raised = sys.exception()
+        ours = (
+            raised.__context__ if raised is not None else None
+        )  # in one of the calls above, which the parser passes on
+        if not isinstance(ours, BadRequest):
+            ours = BadRequest(f"request: {msg}", field="request")
+        body = codec.encode_json(codec.problem(ours))
         lines = b"content-type: %b\r\nx-request-id: %b\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
         head = lines % (_PROBLEM, new_id(), len(body))
         self.transport.write(_LINES[400] + head + body)
@@ -317,11 +354,10 @@ class _FastLane(HttpToolsProtocol):
         operation = _HOT.get(call)
         if operation is None or b"%" in queue:
             return None
-        said = {name.decode("latin-1"): value.decode("latin-1") for name, value in self.headers}
-        if "upgrade" in said:
-            return None
+        said = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(self.headers)}
         kind = said.get("content-type", "")
         format = _format(kind)
+        length = int(said["content-length"]) if "content-length" in said else -1
         head = Head(
             operation,
             queue.decode("latin-1"),
@@ -332,12 +368,13 @@ class _FastLane(HttpToolsProtocol):
             given_id(said.get("x-request-id")),
             self.guard.usual(said),
             traced(said),
-            int(said["content-length"]) if "content-length" in said else -1,
+            length,
             format or "json",
-            reply_format(said.get("accept", ""), format or "json"),
+            reply_format(said.get("accept", ""), (format if length else None) or "json"),
             operation.name == "send" and format is not None and not is_arrow(kind),
         )
-        if 0 < len(raw) <= KNOWN_BYTES and self._repeats(head):
+        # The parser passes over empty lines: what begins with one does not end where it seems to.
+        if raw.startswith(b"POST ") and len(raw) <= KNOWN_BYTES and self._repeats(head):
             if len(self.known) >= KNOWN:
                 self.known.clear()
             self.known[raw] = head
@@ -438,7 +475,7 @@ class _FastLane(HttpToolsProtocol):
         self._rests_since = self.loop.time()
 
     def _unset_keepalive_if_required(self) -> None:
-        self._rests_since = 0.0
+        """Not by bytes alone: they may begin no request."""
 
     def _look_again(self, seconds: float) -> None:
         self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
