@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +19,7 @@ from tests.acceptance.client_wires import ZMQ, Canned, Proxy, Wire
 from tests.acceptance.faces import Opener
 from tests.acceptance.shell import Shell
 from tests.kit import wait_for
-from tests.serving import Served, serving
+from tests.serving import Served, free_ports, serving
 
 
 @pytest.fixture
@@ -79,6 +82,61 @@ def test_a_cancelled_long_poll_counts_nothing(server_url: str) -> None:
             await q.send(1)
             [m] = await q.receive(wait=5)
             assert m.receives == 1
+
+    asyncio.run(main())
+
+
+def test_an_answer_that_comes_too_late_leaves_no_lease() -> None:
+    async def main(served: Served) -> None:
+        async with miniq.connect_async(served.tcp, retry=0, timeout=0.5) as mq:
+            q = mq.queue("jobs")
+            await q.send("x")
+            os.kill(served.process.pid, signal.SIGSTOP)
+            try:
+                with pytest.raises(miniq.StoreUnavailable, match="did not answer"):
+                    await q.receive()
+            finally:
+                os.kill(served.process.pid, signal.SIGCONT)
+            [m] = await q.receive(wait=5)
+            assert m.body == "x"
+
+    with serving("memory:") as served:
+        asyncio.run(main(served))
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_call_that_is_cancelled_while_it_connects_leaves_nothing_behind(
+    is_there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a failure for the next call nor a line that is long gone."""
+    opened = asyncio.Event()
+    open_line = aio.AsyncZmq._open
+
+    async def watched(self: aio.AsyncZmq) -> Any:
+        try:
+            return await open_line(self)
+        finally:
+            opened.set()
+
+    monkeypatch.setattr(aio.AsyncZmq, "_open", watched)
+    [port] = free_ports(1)
+    command_port = f"--command-port={port}"
+
+    async def main() -> None:
+        async with miniq.connect_async(f"tcp://127.0.0.1:{port}", retry=0, timeout=5) as mq:
+            q = mq.queue("jobs")
+            with serving("memory:", 0, command_port) if is_there else contextlib.nullcontext():
+                call = asyncio.create_task(q.send(1))
+                for _ in range(3):
+                    await asyncio.sleep(0)
+                call.cancel()
+                await asyncio.wait({call})
+                await opened.wait()
+                if is_there:
+                    await q.send(2)
+            with serving("memory:", 0, command_port):
+                await asyncio.sleep(0.1)
+                await q.send(3)
 
     asyncio.run(main())
 

@@ -212,6 +212,13 @@ def test_a_number_that_messagepack_has_not_comes_as_bytes(wire: Http, body: str)
         assert [one.get("body", one.get("data")) for one in found["messages"]] == [1, body.encode(), 2]
 
 
+@pytest.mark.parametrize("value", ["1e999", "9" * 5001, '{"a":[1e999]}'], ids=["1e999", "5001 digits", "within"])
+def test_a_setting_that_cannot_be_read_is_named(wire: Http, value: str) -> None:
+    status, found, _ = wire.call("PUT", Q, raw=b'{"max_receives":3,"retention":%b}' % value.encode())
+    assert (status, found["field"]) == (400, "retention")
+    assert "out of range" in found["detail"]
+
+
 # Arrow
 
 

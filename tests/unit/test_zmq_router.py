@@ -95,3 +95,34 @@ async def test_a_receive_that_waits_gets_what_is_sent_in_the_same_round(broker: 
     replies = [json.loads(await asyncio.to_thread(client.recv)) for _ in range(2)]
     assert [message["body"] for reply in replies for message in reply["data"].get("messages", [])] == ["x"]
     client.close(0)
+
+
+async def test_an_envelope_that_is_too_large_does_not_come_back(server: Server) -> None:
+    """Else one who never reads could fill the memory with its own words."""
+    client = await server.meet()
+    client.send_multipart([b"x" * 10_000, b"", b"{}"])
+    (reply,) = await asyncio.to_thread(client.recv_multipart)
+    assert b"too_large" in reply
+    client.close(0)
+
+
+@pytest.mark.parametrize("field", ["api_key", "idempotency_key"])
+async def test_what_a_poll_keeps_is_short(server: Server, field: str) -> None:
+    client = await server.meet()
+    client.send(json.dumps({"type": "RECEIVE", "payload": {"queue": "q", "wait": 5}, field: "x" * 5000}).encode())
+    refused = json.loads(await asyncio.to_thread(client.recv))["error"]
+    assert refused["field"] == field
+    assert "5000 characters" in refused["text"]
+    client.close(0)
+
+
+async def test_large_polls_that_wait_hold_up_nobody(broker: Broker, server: Server) -> None:
+    await broker.configure("q")
+    client, other = await server.meet(), await server.meet()
+    poll = json.dumps({"type": "RECEIVE", "payload": {"queue": "q", "wait": 60}}).encode()
+    for number in range(6):
+        client.send_multipart([b"%d" % number, b"", poll + b" " * (server.router._max_request - 100)])
+    for one in (client, other):
+        one.send_multipart([b"size", b"", b'{"type":"QUEUE_SIZE","payload":{"queue":"q"}}'])
+        assert (await asyncio.to_thread(one.recv_multipart))[0] == b"size"
+        one.close(0)

@@ -156,9 +156,10 @@ class KeyRing:
             allowed = any(_covers(scope, verb, queue) for scope in key.allow)
             if len(self._allowed) >= 16 * _CACHE:
                 self._allowed.clear()
-            self._allowed[asked] = allowed
+            if len(asked[2]) <= rules.NAME_LENGTH:  # what is longer is no queue's name, and would fill the memory
+                self._allowed[asked] = allowed
         if not allowed:
-            where = "the broker" if queue is None else f"queue {queue!r}"
+            where = "the broker" if queue is None else f"queue {queue[: rules.NAME_LENGTH]!r}"
             raise Forbidden(f"key {key.name!r} does not allow {verb} on {where}")
 
     def may(self, secret: Secret | None, verb: str, queue: str | None) -> bool:

@@ -19,7 +19,8 @@ from miniq.options import Limits
 from miniq.store.base import Fit
 from miniq.store.names import CALL, PUBLISHED
 
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+NAME_LENGTH = 128
+_NAME = re.compile(rf"[A-Za-z0-9._-]{{1,{NAME_LENGTH}}}")
 _CONTENT_TYPE = re.compile(r"[!-~]+/[!-~][ -~]*")
 CALL_WINDOW = 300 * SECOND
 """How long a call's name is remembered, so that a repeated call adds nothing."""

@@ -129,16 +129,18 @@ class Reader:
         except UnicodeDecodeError as error:
             raise InvalidRequest(f"request: not UTF-8 at byte {error.start}", field="request") from None
         except msgspec.ValidationError as error:
-            raise _named(error) from None
+            raise _named(error, raw, format) from None
         except (msgspec.DecodeError, RecursionError) as error:
             name = "JSON" if format == "json" else "MessagePack"
             raise InvalidRequest(f"request: cannot be read as {name}: {error}", field="request") from None
 
 
-def _named(error: msgspec.ValidationError) -> InvalidRequest:
+def _named(error: msgspec.ValidationError, raw: bytes, format: Format) -> InvalidRequest:
     """The field that a validation error is about."""
     text, _, place = str(error).partition(" - at `$")
     place = place.rstrip("`").lstrip(".")
+    if place.startswith("[...]"):  # some value of a map
+        place = _unreadable(raw, format)
     if text.startswith("Object contains unknown field"):
         unknown = text.split("`")[1]
         field = f"{place}.{unknown}" if place else unknown
@@ -149,6 +151,18 @@ def _named(error: msgspec.ValidationError) -> InvalidRequest:
         return InvalidRequest(f"{field}: is required", field=field)
     field = place or "request"
     return InvalidRequest(f"{field}: {text[:1].lower()}{text[1:]}", field=field)
+
+
+def _unreadable(raw: bytes, format: Format) -> str:
+    """The first name in a map whose value cannot be read, such as a number that is out of range."""
+    library = msgspec.json if format == "json" else msgspec.msgpack
+    found: dict[str, Raw] = library.decode(raw, type=dict[str, Raw])
+    for name, value in found.items():
+        try:
+            library.decode(value)
+        except ValueError:
+            return name
+    return "request"
 
 
 # Messages

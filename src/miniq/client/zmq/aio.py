@@ -60,8 +60,9 @@ class AsyncZmq(AsyncAttempts):
         asked = line.ask(exchange.body, is_poll, reused)
         try:
             body = await line.answer(asked, exchange, reused)
-        except asyncio.CancelledError:
-            if isinstance(exchange.call, Receive) and not self._closed.is_set():
+        except (asyncio.CancelledError, Trouble) as problem:
+            is_given_up = not isinstance(problem, Trouble) or problem.final
+            if is_given_up and isinstance(exchange.call, Receive) and not self._closed.is_set():
                 errand = self._loop.create_task(self._give_back(line, asked, exchange))
                 self._errands.add(errand)
                 errand.add_done_callback(self._errands.discard)
@@ -72,8 +73,9 @@ class AsyncZmq(AsyncAttempts):
 
     async def _ready(self) -> _AsyncLine:
         """The line, which calls that come at the same time make together."""
-        if self._opening is None:
+        if self._opening is None or self._opening.done():  # all who waited for that one were cancelled
             self._opening = self._loop.create_task(self._open())
+            self._opening.add_done_callback(_look_at)
         opening = self._opening
         try:
             return await asyncio.shield(opening)
@@ -115,8 +117,8 @@ class AsyncZmq(AsyncAttempts):
         return list(dict.fromkeys(str(one[4][0]) for one in found))
 
     async def _give_back(self, line: _AsyncLine, asked: _Asked, exchange: ZmqExchange) -> None:
-        """A receive was cancelled. The broker is told; messages that it had found by then are released, so that they
-        need not wait for the end of their lease."""
+        """A receive was cancelled, or not waited for any longer. The broker is told; messages that it had found by then
+        are released, so that they need not wait for the end of their lease."""
         call = exchange.call
         try:
             taken = judge(exchange, await line.last_words(asked, exchange), self._target)
@@ -189,7 +191,6 @@ class _AsyncLine(Line):
         try:
             body = await asked.future
         except TimeoutError:
-            self.forget(asked)
             raise unanswered(self._url, exchange) from None
         except ConnectionError as error:
             raise lost(self._url, error, stale=reused) from None
@@ -201,7 +202,8 @@ class _AsyncLine(Line):
         """Take a receive back that was given up, and hear what it had found by then."""
         if asked.late is not None:
             return asked.late
-        if asked.future.cancelled():
+        future = asked.future
+        if future.done() and (future.cancelled() or future.exception() is not None):  # its caller waits no longer
             asked.future = self._loop.create_future()
             self.send(asked.name, exchange.cancel())
             self._again()
@@ -283,6 +285,12 @@ class _AsyncLine(Line):
         for asked in waiting.values():
             if not asked.future.done():
                 asked.future.set_exception(error)
+
+
+def _look_at(opening: asyncio.Task[_AsyncLine]) -> None:
+    """Else it is told as an oversight where nobody waits for it any more."""
+    if not opening.cancelled():
+        opening.exception()
 
 
 def _give_up(future: asyncio.Future[bytes]) -> None:

@@ -20,7 +20,7 @@ from zmq import Again, Frame, MessageTracker, ZMQError
 
 from miniq.broker import Broker
 from miniq.broker.keyring import Secret
-from miniq.errors import BadRequest, Closed, MiniQError, TooLarge
+from miniq.errors import BadRequest, Closed, InvalidRequest, MiniQError, TooLarge
 from miniq.message import Bodies, Lease
 from miniq.prompt import begin
 from miniq.wire import codec, shapes
@@ -234,6 +234,8 @@ class Router:
             self._see_who_is_there()
             for request in waiting:
                 self._receive(request)
+        if self._held < most <= self._held + size:
+            self._again()  # it stopped because of polls or of what was refused: nobody lets go of those
 
     def _read(self) -> _Read | None:
         """The next request, None if there is none."""
@@ -302,6 +304,8 @@ class Router:
         self._awake.asked(client)
         if count > FRAMES or size - len(frames[-1]) > ENVELOPE:
             end = frames.index(b"") + 1 if b"" in frames else 0
+            if sum(map(len, frames[:end])) > ENVELOPE:
+                end = 0  # what is too large does not come back: of unread replies the bodies are counted
             asked = _Asked(client, frames[:end], "json", size)
             text = f"request: {count} frames, {size} bytes; at most {FRAMES} frames, and {ENVELOPE} bytes of envelope"
             self._refuse(asked, TooLarge(text, field="request"))
@@ -318,6 +322,10 @@ class Router:
         if len(body) > self._max_request:
             raise TooLarge(f"request: {len(body)} bytes; at most {self._max_request}", field="request")
         command = read_command(body, asked.format, self._usual)
+        for field in ("api_key", "idempotency_key"):  # which a poll keeps while it waits
+            value = getattr(command, field)
+            if value is not None and len(value) > ENVELOPE:
+                raise InvalidRequest(f"{field}: {len(value)} characters; at most {ENVELOPE}", field=field)
         secret: Secret | None = client.key if command.api_key is None else command.api_key
         if not broker.keys.open:
             broker.keys.identify(secret)
