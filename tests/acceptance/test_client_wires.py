@@ -62,6 +62,7 @@ def test_a_url_that_is_wrong_is_told_with_what_is_wrong(opener: Opener, wire: Wi
         ({"timeout": "long"}, "timeout"),
         ({"timeout": 0}, "timeout"),
         ({"timeout": float("nan")}, "timeout"),
+        ({"timeout": 1e10}, "timeout"),
         ({"retry": -1}, "retry"),
         ({"retry": float("inf")}, "retry"),
         ({"api_key": "a b"}, "api_key"),
@@ -246,6 +247,14 @@ def test_connections_that_nobody_uses_are_dropped(proxy: Proxy, monkeypatch: pyt
         mq.queues()
         assert proxy.accepted == 2
         wait_for(lambda: len(proxy.open) == 1)
+
+
+def test_a_connection_is_not_old_because_its_last_call_took_long(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "IDLE", 0.2)
+    with miniq.connect(proxy.url) as mq:
+        assert mq.queue("jobs").receive(wait=0.5) == []
+        mq.queues()
+        assert proxy.accepted == 1
 
 
 def test_a_client_that_is_let_go_of_closes_its_connections(proxy: Proxy) -> None:

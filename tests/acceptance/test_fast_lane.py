@@ -385,3 +385,15 @@ async def test_a_body_that_was_refused_is_not_kept(monkeypatch: pytest.MonkeyPat
         await asyncio.sleep(0.05)
         assert sum(map(len, lanes[0]._parts)) == 0
         writer.close()
+
+
+@pytest.mark.parametrize("asked", [b"PUT /v1/queues/q", b"POST /v1/queues/q/redrive"])
+async def test_who_has_no_key_is_told_before_its_body_is_read(asked: bytes) -> None:
+    """It could fill the memory with it."""
+    async with Broker(open_store("memory:")) as broker, listening(broker, 30) as port:
+        await broker.keys.create("one", ["send:*"], 0)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(asked + b" HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n")
+        async with asyncio.timeout(10):
+            assert (await answer(reader))[0].startswith(b"HTTP/1.1 401")
+        writer.close()

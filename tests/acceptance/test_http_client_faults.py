@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import time
 
 import pytest
 
 import miniq
-from tests.acceptance.client_wires import Canned, answer
+from tests.acceptance.client_wires import Canned, Listener, answer
 from tests.acceptance.faces import Opener
 from tests.server import clear
 from tests.serving import Served
@@ -42,6 +44,44 @@ def test_a_server_that_does_not_answer_is_not_waited_for_for_ever(opener: Opener
         assert 0.2 < time.monotonic() - begin < 3
         with pytest.raises(miniq.StoreUnavailable, match=r"within 0.8 s"):
             opener(mute.url, timeout=0.3).queue("jobs").receive(wait=0.5)
+
+
+class Stray(Listener):
+    """Answers, and says something more a moment later that nobody asked for, as proxies do who lose patience."""
+
+    def __init__(self, half: bool = False) -> None:
+        self._half = half
+        super().__init__()
+
+    def serve(self, connection: socket.socket) -> None:
+        connection.recv(65536)
+        connection.sendall(answer("200 OK", b'{"queues": []}', "application/json"))
+        time.sleep(0.1)
+        said = answer("408 Request Timeout", b"", more="connection: close\r\n")
+        connection.sendall(said[:20] if self._half else said)
+        connection.recv(65536)
+        if self._half:
+            connection.sendall(said[20:])
+
+
+def test_what_nobody_asked_for_is_no_answer() -> None:
+    with Stray() as proxy, miniq.connect(proxy.url, retry=0) as mq:
+        for _ in range(3):
+            assert mq.queues() == []
+            time.sleep(0.3)
+        assert proxy.accepted == 3
+
+
+def test_half_of_what_nobody_asked_for_is_no_answer_either() -> None:
+    async def main(url: str) -> None:
+        async with miniq.connect_async(url, retry=0) as mq:
+            for _ in range(3):
+                assert await mq.queues() == []
+                await asyncio.sleep(0.3)
+
+    with Stray(half=True) as proxy:
+        asyncio.run(main(proxy.url))
+        assert proxy.accepted == 3
 
 
 # Answers that are not ours

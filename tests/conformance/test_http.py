@@ -212,6 +212,51 @@ def test_a_number_that_messagepack_has_not_comes_as_bytes(wire: Http, body: str)
         assert [one.get("body", one.get("data")) for one in found["messages"]] == [1, body.encode(), 2]
 
 
+@pytest.mark.parametrize("path", ["/messages", "/messages/consume", "/read_messages"])
+def test_who_asks_for_the_head_of_messages_takes_none(wire: Http, path: str) -> None:
+    assert wire.call("POST", "/messages", {"text": "precious"})[0] == 201
+    assert wire.call("HEAD", path)[0] == 405
+    assert wire.ok("GET", "/v1/queues/default")["counts"]["ready"] == 1
+
+
+@pytest.mark.parametrize("path", ["/v1/queues/a%2Fpurge", "/v1/queues/q%2freceive", "/v1/queues/a%2fb/messages"])
+def test_a_slash_in_a_name_leads_nowhere_else(wire: Http, path: str) -> None:
+    wire.ok("POST", "/v1/queues/a/messages", {"body": 1})
+    before = wire.state()
+    assert wire.refused("POST", path, {"body": 1}).code == "no_route"
+    assert wire.state() == before
+
+
+@pytest.mark.parametrize(
+    "body", ["1e999", "9" * 5000, "[" * 900 + "]" * 900, "1"], ids=["1e999", "digits", "deep", "1"]
+)
+def test_what_is_no_text_is_refused_as_text(wire: Http, body: str) -> None:
+    for method, path in (("POST", f"{Q}/messages"), ("PATCH", f"{Q}/messages/x")):
+        raw = b'{"content_type":"text/plain","body":%b}' % body.encode()
+        status, found, _ = wire.call(method, path, raw=raw)
+        assert (status, found["field"]) == (400, "body")
+
+
+@pytest.mark.parametrize("field", ["delay", "visibility_timeout", "retention", "dedup_window"])
+def test_seconds_that_are_no_float_are_out_of_range(wire: Http, field: str) -> None:
+    status, found, _ = wire.call("PUT", Q, raw=b'{"%b":%b}' % (field.encode(), b"9" * 4000))
+    assert (status, found["field"]) == (400, field)
+    assert len(found["detail"]) < 200
+
+
+def test_a_refusal_does_not_repeat_all_that_was_said(wire: Http) -> None:
+    long = "x" * 100_000
+    for method, path, body in (
+        ("PUT", Q, {long: 1}),
+        ("PATCH", f"{Q}/messages/x", {long: 1}),
+        ("POST", f"{Q}/receive", {"mode": long}),
+        ("POST", "/v1/keys", {"name": "k", "allow": [long]}),
+    ):
+        status, found, _ = wire.call(method, path, body)
+        assert status == 400
+        assert len(json.dumps(found)) < 1000
+
+
 @pytest.mark.parametrize("value", ["1e999", "9" * 5001, '{"a":[1e999]}'], ids=["1e999", "5001 digits", "within"])
 def test_a_setting_that_cannot_be_read_is_named(wire: Http, value: str) -> None:
     status, found, _ = wire.call("PUT", Q, raw=b'{"max_receives":3,"retention":%b}' % value.encode())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pyarrow as pa
 import pytest
 
 from miniq.client import calls
@@ -53,6 +54,20 @@ def test_what_is_final_or_must_not_be_heard_twice_is_not_repeated() -> None:
     assert Retries(backup, 10, began=0).pause(trouble(), 0) > 0
     with pytest.raises(StoreUnavailable):
         Retries(backup, 10, began=0).pause(trouble(heard=True), 0)
+
+
+@pytest.mark.parametrize("call", [SEND, calls.SendTable("jobs", pa.table({"body": ["1"]}))], ids=["send", "table"])
+def test_what_the_broker_remembers_is_counted_from_the_attempt_that_may_have_been_made(
+    call: calls.Call[object],
+) -> None:
+    """Its answer may have been long in coming."""
+    retries = Retries(HttpExchange(TARGET, call), 3600, began=0)
+    assert retries.pause(trouble(), 10) > 0
+    retries.again(50)
+    assert retries.pause(trouble(heard=True), 280) <= 50 + REMEMBERED - 280
+    retries.again(285)
+    with pytest.raises(StoreUnavailable):
+        retries.pause(trouble(heard=True), 50 + REMEMBERED)
 
 
 def test_a_send_is_not_repeated_for_longer_than_the_broker_remembers_it() -> None:

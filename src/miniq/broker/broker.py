@@ -258,7 +258,7 @@ class Broker:
         if consumer is not None:
             rules.check_text(consumer, "consumer", limits)
         if mode not in ("at-least-once", "at-most-once"):
-            raise InvalidRequest(f"mode: {mode!r}; use at-least-once or at-most-once", field="mode")
+            raise InvalidRequest(f"mode: {mode!r:.80}; use at-least-once or at-most-once", field="mode")
         if self.catalog.find(queue) is None:
             await self.catalog.possible(queue)
         taken = await self.deliveries.take(queue, max, visibility_timeout, consumer, mode)

@@ -178,7 +178,7 @@ class KeyRing:
             verb, colon, pattern = scope.partition(":") if isinstance(scope, str) else ("", "", "")
             if verb not in (*VERBS, "*") or (colon and not pattern) or len(pattern) > 128:
                 raise InvalidRequest(
-                    f"allow: {scope!r} is not VERB:PATTERN; verbs are {', '.join(VERBS)} and *", field="allow"
+                    f"allow: {scope!r:.80} is not VERB:PATTERN; verbs are {', '.join(VERBS)} and *", field="allow"
                 )
 
     async def _add(self, key: ApiKey) -> None:

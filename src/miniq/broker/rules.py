@@ -49,10 +49,11 @@ def check_label(name: object, field: str) -> str:
 
 def check_seconds(value: object, field: str, low: float, high: float) -> float:
     """A finite number of seconds in a range."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value or abs(value) == math.inf:
         raise InvalidRequest(f"{field}: {_show(value)} is not a number of seconds", field=field)
     if not low <= value <= high:
-        raise InvalidRequest(f"{field}: {value:g} s is out of range; use {low:g} to {high:g}", field=field)
+        shown = f"{value:g}" if abs(value) < 1e300 else "so large a number of"  # an int may be no float
+        raise InvalidRequest(f"{field}: {shown} s is out of range; use {low:g} to {high:g}", field=field)
     return value
 
 
@@ -373,6 +374,7 @@ def change_settings(
                 check_name(value, field)
         else:
             known = ", ".join(QueueSettings.__struct_fields__)
+            field = field[:80]
             raise InvalidRequest(f"{field}: no such setting; there are {known}", field=field)
     settings = msgspec.structs.replace(settings, **changes)
     dead = dead_letter_queue(name, settings)

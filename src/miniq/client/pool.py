@@ -103,7 +103,7 @@ class Pool(Attempts):
                 self._give_back(connection, exchange)
                 connection.drop()
             else:
-                self._keep(connection, now)
+                self._keep(connection, monotonic())
 
     def _kept(self, now: float) -> Connection | None:
         """The connection that was used last, if it is not too old; then all others are too."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from miniq.client.calls import Call, Send
+from miniq.client.calls import Call, Send, SendTable
 from miniq.client.exchange import Exchange, Trouble
 
 FIRST = 0.05
@@ -22,7 +22,9 @@ class Retries:
         self._exchange = exchange
         self._call: Call[object] = exchange.call
         self._seconds = seconds
-        self._began = began
+        self._began = self._attempt = began
+        self._doubtful: float | None = None
+        """When the first attempt began that may have been carried out."""
         self._first: float | None = None
         self._pause = FIRST
 
@@ -30,16 +32,17 @@ class Retries:
         """Seconds until the next attempt, which `again` prepares; raises the error if there is none."""
         exchange = self._exchange
         exchange.doubtful = exchange.doubtful or trouble.heard
+        if trouble.heard and self._doubtful is None:
+            self._doubtful = self._attempt
         if trouble.final or (trouble.heard and exchange.kind.once):
             raise trouble.error from trouble.__cause__
         if trouble.stale:
             return 0
         if self._first is None:
             self._first = now
-        seconds = self._seconds
-        if exchange.doubtful and isinstance(self._call, Send):
-            seconds = min(seconds, REMEMBERED)
-        left = self._first + seconds - now
+        left = self._first + self._seconds - now
+        if self._doubtful is not None and isinstance(self._call, Send | SendTable):
+            left = min(left, self._doubtful + REMEMBERED - now)
         if left <= 0:
             raise trouble.error from trouble.__cause__
         pause = min(self._pause * random.uniform(0.5, 1), left)  # noqa: S311  no secret
@@ -48,4 +51,5 @@ class Retries:
 
     def again(self, now: float) -> None:
         """Make the exchange ready to be sent once more."""
+        self._attempt = now
         self._exchange.shorten(self._call, now - self._began)

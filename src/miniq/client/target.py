@@ -14,6 +14,8 @@ from msgspec import Struct
 from miniq.errors import InvalidRequest
 
 _HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?")
+LONGEST = 1e9
+"""Seconds that a socket can be told to wait."""
 _SECRET = re.compile(r"[!-~]+")
 
 
@@ -57,8 +59,8 @@ def read_options(kind: type[O], options: dict[str, Any]) -> O:
         text, _, place = str(error).partition(" - at `$.")
         field = place.rstrip("`") or "options"
         raise InvalidRequest(f"{field}: {text}", field=field) from None
-    if not (math.isfinite(given.timeout) and given.timeout > 0):
-        raise InvalidRequest(f"timeout: {given.timeout:g} s; use more than 0", field="timeout")
+    if not 0 < given.timeout <= LONGEST:
+        raise InvalidRequest(f"timeout: {given.timeout:g} s; use more than 0, at most {LONGEST:g}", field="timeout")
     if not (math.isfinite(given.retry) and given.retry >= 0):
         raise InvalidRequest(f"retry: {given.retry:g} s; use 0 or more", field="retry")
     if given.api_key is None and os.environ.get("MINIQ_API_KEY"):

@@ -29,7 +29,7 @@ _reader = codec.Reader(dict[str, Any])
 def routes(broker: Broker, read: ReadBody) -> list[BaseRoute]:
     """The short routes of a broker."""
     short = _Short(broker, read)
-    return [
+    found = [
         Route("/push_message", short.push_message, methods=["POST"]),
         Route("/read_messages", short.read_messages, methods=["GET"]),
         Route("/messages/produce", short.produce, methods=["POST"]),
@@ -42,6 +42,10 @@ def routes(broker: Broker, read: ReadBody) -> list[BaseRoute]:
         Route("/messages", short.post, methods=["POST"]),
         Route("/messages", short.take, methods=["GET"]),
     ]
+    for route in found:
+        if route.endpoint in (short.read_messages, short.consume, short.take) and route.methods:
+            route.methods.discard("HEAD")  # Starlette adds it; it would take messages and show them to nobody
+    return list[BaseRoute](found)
 
 
 class _Short:
@@ -164,6 +168,7 @@ class _Short:
             found: list[dict[str, Any]] = []
             now = self._broker.clock.now()
             after: str | None = None
+            size, limits = 0, self._broker.options.limits
             while True:
                 page = await self._broker.peek(QUEUE, after=after, limit=self._broker.options.limits.batch)
                 for stored in page.messages:
@@ -171,8 +176,11 @@ class _Short:
                     if state in (None, status):
                         about = {"message": _body(stored), "status": status, **_about(stored)}
                         found.append({"id": stored.message.id, **about})
+                        size += stored.message.size
+                        if len(found) >= limits.batch or size >= limits.response_bytes:
+                            return _answer(found)
                 after = page.next
-                if after is None or len(found) >= self._broker.options.limits.batch:
+                if after is None:
                     return _answer(found)
         except MiniQError as error:
             return _refused(error)

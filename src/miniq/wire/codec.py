@@ -142,7 +142,7 @@ def _named(error: msgspec.ValidationError, raw: bytes, format: Format) -> Invali
     if place.startswith("[...]"):  # some value of a map
         place = _unreadable(raw, format)
     if text.startswith("Object contains unknown field"):
-        unknown = text.split("`")[1]
+        unknown = text.split("`")[1][:80]
         field = f"{place}.{unknown}" if place else unknown
         return InvalidRequest(f"{field}: there is no such field", field=field)
     if text.startswith("Object missing required field"):
@@ -161,7 +161,7 @@ def _unreadable(raw: bytes, format: Format) -> str:
         try:
             library.decode(value)
         except ValueError:
-            return name
+            return name[:80]
     return "request"
 
 
@@ -235,12 +235,13 @@ def body_of(
     if is_json(content_type):
         return raw if format == "json" else _json_of(raw, f"{place}body"), content_type
     if content_type.startswith("text/"):
-        text = msgspec.json.decode(raw if format == "json" else _json_of(raw, f"{place}body"))
-        if isinstance(text, str):
-            return text.encode(), content_type
-        raise InvalidRequest(
-            f"{place}body: must be a string, because content_type is {content_type}", field=f"{place}body"
-        )
+        try:
+            text = msgspec.json.decode(raw if format == "json" else _json_of(raw, f"{place}body"), type=str)
+        except (msgspec.DecodeError, RecursionError):
+            raise InvalidRequest(
+                f"{place}body: must be a string, because content_type is {content_type}", field=f"{place}body"
+            ) from None
+        return text.encode(), content_type
     raise InvalidRequest(
         f"{place}body: is for JSON and text; send {content_type} as data (base64 in JSON)", field=f"{place}body"
     )

@@ -26,7 +26,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from miniq.broker.keyring import KeyRing
-from miniq.errors import Foreign
+from miniq.errors import Foreign, MiniQError, NoRoute
 from miniq.logs import REQUEST
 
 log = logging.getLogger("miniq.http")
@@ -124,7 +124,7 @@ class Guard:
 class Edge:
     """The ordinary lane's edge, around its ASGI application."""
 
-    def __init__(self, app: ASGIApp, guard: Guard, refuse: Callable[[Foreign], Response]) -> None:
+    def __init__(self, app: ASGIApp, guard: Guard, refuse: Callable[[MiniQError], Response]) -> None:
         self._app = app
         self._guard = guard
         self._refuse = refuse
@@ -144,9 +144,12 @@ class Edge:
 
         doubt = self._guard.doubt(method, path, said)
         try:
+            if path.startswith("/v1/") and b"%2f" in scope.get("raw_path", b"").lower():
+                # Decoded it leads to another route, which nobody asked for.
+                raise NoRoute(f"there is nothing at {path[:200]}: no name has a slash in it; see /docs")
             if doubt is not None:
                 doubt.check(self._guard.keys)
-        except Foreign as error:
+        except (NoRoute, Foreign) as error:
             await self._refuse(error)(scope, receive, answer)
             return
         await self._app(scope, receive, answer)

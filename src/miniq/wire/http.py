@@ -127,19 +127,19 @@ class HttpApp:
             headers = http.headers
             content_type = headers.get("content-type", "")
             most = self._broker.options.limits.upload_bytes if operation.name == "upload" else None
-            raw = await self.body(http, most if is_arrow(content_type) else None)
-            format = request_format(content_type) if raw else "json"
             request = Request(
                 http.path_params,
                 _query(operation, http.query_params),
                 None,
-                format,
+                "json",
                 bearer(headers.get("authorization")),
                 headers.get("idempotency-key"),
             )
             if self._broker.tracer is not None:
                 request.trace = traced(headers)
-            authorise(self._broker, operation, request)
+            authorise(self._broker, operation, request)  # before the body: who may not call fills no memory
+            raw = await self.body(http, most if is_arrow(content_type) else None)
+            format = request.format = request_format(content_type) if raw else "json"
             prepare(operation, request, raw, content_type)
             accept = headers.get("accept", "")
             out = request.out = reply_format(accept, format)

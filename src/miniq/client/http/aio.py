@@ -79,7 +79,7 @@ class AsyncHttp(AsyncAttempts):
         try:
             return judge(exchange, answer, self._target)
         finally:
-            self._keep(connection, now)
+            self._keep(connection, monotonic())
 
     async def _connect(self) -> _Connection:
         target = self._target
@@ -98,7 +98,7 @@ class AsyncHttp(AsyncAttempts):
         """The connection that was used last, if it is still there and not too old."""
         while self._idle:
             connection = self._idle.pop()
-            if connection.is_open and now - connection.used < IDLE:
+            if connection.is_open and connection.answer.reusable and now - connection.used < IDLE:
                 return connection
             connection.drop()
         return None

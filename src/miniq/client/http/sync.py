@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import ssl
 from collections.abc import Callable
@@ -11,11 +12,12 @@ from typing import Any
 from msgspec.structs import replace
 
 from miniq.client.calls import Call
-from miniq.client.exchange import lost, unanswered, unreachable
+from miniq.client.exchange import Trouble, lost, unanswered, unreachable
 from miniq.client.http.answers import Answer, garbled, judge, untrusted
 from miniq.client.http.requests import HttpExchange
 from miniq.client.http.target import Target
 from miniq.client.pool import LAST_WORDS, Connection, Pool
+from miniq.errors import StoreUnavailable
 from miniq.message import Stored
 
 CHUNK = 64 * 1024
@@ -45,7 +47,7 @@ class Http(Pool):
 class _Connection:
     """One socket, which carries one call at a time."""
 
-    __slots__ = ("_socket", "_target", "_timeout", "answer", "used")
+    __slots__ = ("_poll", "_socket", "_target", "_timeout", "answer", "used")
 
     def __init__(self, target: Target) -> None:
         self.used = 0.0
@@ -53,6 +55,8 @@ class _Connection:
         self.answer = Answer()
         self._timeout = target.timeout
         self._socket = _connect(target)
+        self._poll = select.poll()
+        self._poll.register(self._socket, select.POLLIN)
 
     @property
     def reusable(self) -> bool:
@@ -66,6 +70,8 @@ class _Connection:
         """Send a call and read its answer."""
         answer, sock = self.answer, self._socket
         answer.begin()
+        if reused and self._poll.poll(0):  # it was closed, or says what nobody asked for: no answer to this call
+            raise Trouble(StoreUnavailable(f"{target.url}: a kept connection was closed"), stale=True)
         if exchange.patience != self._timeout:
             sock.settimeout(exchange.patience)
             self._timeout = exchange.patience

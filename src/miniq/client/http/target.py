@@ -63,7 +63,7 @@ def read_target(url: str, options: dict[str, Any]) -> Target:
 def _tls(given: HttpOptions) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=given.ca)
-    except (OSError, ssl.SSLError) as error:
+    except (OSError, ValueError) as error:
         raise InvalidRequest(
             f"ca: {given.ca!r} is not a readable file with certificates: {error}", field="ca"
         ) from None
