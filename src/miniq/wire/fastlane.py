@@ -299,10 +299,8 @@ class _FastLane(HttpToolsProtocol):
             self._reads_since = 0.0
             self.flow.pause_reading()
             return
-        raised = sys.exception()
-        ours = (
-            raised.__context__ if raised is not None else None
-        )  # in one of the calls above, which the parser passes on
+        raised = sys.exception()  # the parser passes on what is raised in the calls above
+        ours = raised.__context__ if raised is not None else None
         if not isinstance(ours, BadRequest):
             ours = BadRequest(f"request: {msg}", field="request")
         body = codec.encode_json(codec.problem(ours))
