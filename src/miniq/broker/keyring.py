@@ -176,7 +176,7 @@ class KeyRing:
             raise InvalidRequest("allow: empty; give at least one VERB:PATTERN such as send:orders.*", field="allow")
         for scope in allow:
             verb, colon, pattern = scope.partition(":") if isinstance(scope, str) else ("", "", "")
-            if verb not in (*VERBS, "*") or (colon and not pattern) or len(pattern) > 128:
+            if verb not in (*VERBS, "*") or (colon and not pattern) or len(pattern) > rules.NAME_LENGTH:
                 raise InvalidRequest(
                     f"allow: {scope!r:.80} is not VERB:PATTERN; verbs are {', '.join(VERBS)} and *", field="allow"
                 )

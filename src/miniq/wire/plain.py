@@ -44,8 +44,7 @@ class SendReader(Reader):
 def _json_body(raw: bytes) -> bytes | None:
     if raw.startswith(b'{"body":'):
         try:
-            if not raw.isascii():
-                check_text(raw)
+            check_text(raw)
             return bytes(_plain_one(raw).body)
         except UNREADABLE:
             pass
