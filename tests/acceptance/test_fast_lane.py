@@ -254,6 +254,19 @@ async def test_empty_lines_before_a_request_are_no_way_past_its_key() -> None:
             writer.close()
 
 
+async def test_an_empty_request_is_answered_in_json_in_both_lanes() -> None:
+    async with serving(keep_alive=30) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        kind = b"content-type: application/msgpack\r\n"
+        asked = b"POST /v1/queues/q/receive HTTP/1.1\r\nhost: x\r\n" + kind + b"content-length: 0\r\n\r\n"
+        writer.write(HOT + asked)  # the second takes the ordinary way
+        await answer(reader)
+        assert b"content-type: application/json" in (await answer(reader))[0]
+        writer.write(asked)
+        assert b"content-type: application/json" in (await answer(reader))[0]
+        writer.close()
+
+
 OFFER = b"host: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
 
 

@@ -108,6 +108,18 @@ def test_connections_that_no_task_uses_are_dropped(proxy: Proxy, monkeypatch: py
     asyncio.run(main())
 
 
+def test_a_connection_is_not_old_because_a_task_used_it_for_long(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aio, "IDLE", 0.2)
+
+    async def main() -> None:
+        async with miniq.connect_async(proxy.url) as mq:
+            assert await mq.queue("jobs").receive(wait=0.5) == []
+            await mq.queues()
+            assert proxy.accepted == 1
+
+    asyncio.run(main())
+
+
 # Calls that are given up
 
 
@@ -194,7 +206,7 @@ def test_a_wrong_scheme_is_told_with_the_address(opener: Opener, tls_server: tup
 
 def test_a_file_that_holds_no_certificates_is_told(opener: Opener, tmp_path: Path) -> None:
     (tmp_path / "empty.pem").write_text("nothing")
-    for file in (tmp_path / "empty.pem", tmp_path / "missing.pem"):
+    for file in (tmp_path / "empty.pem", tmp_path / "missing.pem", tmp_path / "no\0name.pem"):
         with pytest.raises(miniq.InvalidRequest) as caught:
             opener("https://127.0.0.1:1", ca=file)
         assert caught.value.field == "ca"

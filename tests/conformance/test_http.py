@@ -244,6 +244,13 @@ def test_seconds_that_are_no_float_are_out_of_range(wire: Http, field: str) -> N
     assert len(found["detail"]) < 200
 
 
+def test_a_page_of_the_short_routes_ends_at_a_size(wire: Http) -> None:
+    for _ in range(20):
+        wire.ok("POST", "/v1/queues/default/messages", {"body": "x" * 1_000_000})
+    status, found, _ = wire.call("GET", "/dev/messages")
+    assert (status, len(found)) == (200, 17)  # the one that passes 16 MiB is the last
+
+
 def test_a_refusal_does_not_repeat_all_that_was_said(wire: Http) -> None:
     long = "x" * 100_000
     for method, path, body in (
