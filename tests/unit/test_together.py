@@ -12,7 +12,8 @@ from miniq.broker import Broker
 from miniq.errors import Forbidden, Unauthorized
 from miniq.store import open_store
 from miniq.wire.awake import Awake
-from miniq.wire.fastlane import Head, HotCycle
+from miniq.wire.fastlane import HotCycle
+from miniq.wire.head import Head
 from miniq.wire.operations import OPERATIONS
 from miniq.wire.together import Together
 

@@ -17,65 +17,31 @@ from http import HTTPStatus
 from time import perf_counter
 from typing import Any
 
-from msgspec import Struct
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from miniq.broker import Broker
-from miniq.errors import BadRequest, MiniQError, WrongMedia
+from miniq.errors import BadRequest, MiniQError
 from miniq.message import JSON, Bodies, Lease
 from miniq.prompt import begin
 from miniq.wire import codec, shapes
 from miniq.wire.awake import Awake
 from miniq.wire.codec import MSGPACK, PROBLEM
-from miniq.wire.edge import Doubt, Guard, given_id, log, log_answer, new_id
-from miniq.wire.http import is_arrow, prepare, reply_format, request_format, too_large, traced
-from miniq.wire.operations import OPERATIONS, Operation, Request, authorise, bearer, fault, run
+from miniq.wire.edge import Guard, log, log_answer, new_id
+from miniq.wire.head import Head, read_head
+from miniq.wire.http import prepare, request_format, too_large
+from miniq.wire.operations import fault, run
 from miniq.wire.together import Together
 
-_HOT = {operation.path.rpartition("/")[2].encode(): operation for operation in OPERATIONS if operation.hot}
-_PREFIX = b"/v1/queues/"
 _LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 _END = b"\r\n\r\n"
 _UPDATE = b"UPDATE /messages/"
 _UPGRADE = re.compile(rb"\r\nupgrade[ \t]*:", re.IGNORECASE)
-_NO_QUERY: dict[str, str] = {}
 _JSON, _MSGPACK = JSON.encode(), MSGPACK.encode()
 _PROBLEM = PROBLEM.encode()
 KNOWN, KNOWN_BYTES = 1024, 1024
 """How many beginnings of requests are remembered, and how long each may be."""
-
-
-class Head(Struct, frozen=True):
-    """What the first line and the headers of a hot request say."""
-
-    operation: Operation
-    queue: str
-    keep_alive: bool
-    content_type: str
-    secret: str | None
-    call: str | None
-    id: bytes | None
-    """Which the caller gave to its request."""
-    doubt: Doubt | None
-    trace: dict[str, str] | None
-    length: int
-    """How many bytes follow; -1 if the headers do not say."""
-    format: codec.Format
-    """In which format it came."""
-    out: codec.Format
-    """In which format to answer."""
-    single: bool
-    """Whether it may be a message that can be sent together with those of others."""
-
-    def admit(self, broker: Broker) -> Request:
-        """The request that these headers begin, without its body; raises unless its caller may make it."""
-        if self.doubt is not None:
-            self.doubt.check(broker.keys)
-        request = Request({"queue": self.queue}, _NO_QUERY, None, self.format, self.secret, self.call)
-        authorise(broker, self.operation, request)
-        return request
 
 
 class HotCycle:
@@ -345,49 +311,23 @@ class _FastLane(HttpToolsProtocol):
     def _match(self) -> Head | None:
         """What these headers say if they begin a hot request, None if they begin another."""
         raw, self._raw = self._raw, b""  # those that follow in the same piece have other headers
-        url = self.url
-        if not url.startswith(_PREFIX) or self.parser.get_method() != b"POST":
+        parser = self.parser
+        keep_alive = parser.get_http_version() != "1.0" and parser.should_keep_alive()
+        head = read_head(parser.get_method(), self.url, self.headers, keep_alive, self.guard)
+        if head is None:
             return None
-        queue, _, call = url[len(_PREFIX) :].partition(b"/")
-        operation = _HOT.get(call)
-        if operation is None or b"%" in queue:
-            return None
-        said = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(self.headers)}
-        kind = said.get("content-type", "")
-        format = _format(kind)
-        length = int(said["content-length"]) if "content-length" in said else -1
-        head = Head(
-            operation,
-            queue.decode("latin-1"),
-            self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive(),
-            kind,
-            bearer(said.get("authorization")),
-            said.get("idempotency-key"),
-            given_id(said.get("x-request-id")),
-            self.guard.usual(said),
-            traced(said),
-            length,
-            format or "json",
-            reply_format(said.get("accept", ""), (format if length else None) or "json"),
-            operation.name == "send" and format is not None and not is_arrow(kind),
-        )
         # The parser passes over empty lines: what begins with one does not end where it seems to.
-        if raw.startswith(b"POST ") and len(raw) <= KNOWN_BYTES and self._repeats(head):
+        if (
+            raw.startswith(b"POST ")
+            and len(raw) <= KNOWN_BYTES
+            and head.length <= self.max_request
+            and head.repeats
+            and not self.expect_100_continue
+        ):
             if len(self.known) >= KNOWN:
                 self.known.clear()
             self.known[raw] = head
         return head
-
-    def _repeats(self, head: Head) -> bool:
-        """Whether other requests are likely to begin with the same bytes, and these say all there is to know."""
-        return (
-            0 <= head.length <= self.max_request
-            and head.keep_alive
-            and not self.expect_100_continue
-            and head.call is None
-            and head.id is None
-            and head.trace is None
-        )
 
     def _done(self, hot: HotCycle, reply: Any, error: Exception | None) -> None:
         """The call is answered: so is the request."""
@@ -491,14 +431,6 @@ class _FastLane(HttpToolsProtocol):
             self._look_again(min(left, self.timeout_keep_alive))
         else:
             super().timeout_keep_alive_handler()
-
-
-def _format(content_type: str) -> codec.Format | None:
-    """In which format a request comes, None if that is not spoken here."""
-    try:
-        return request_format(content_type)
-    except WrongMedia:
-        return None
 
 
 async def _quietly(broker: Broker, queue: str, leases: list[Lease]) -> None:

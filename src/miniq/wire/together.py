@@ -18,7 +18,8 @@ from miniq.wire.codec import MSGPACK
 from miniq.wire.plain import PLAIN, TYPES
 
 if TYPE_CHECKING:
-    from miniq.wire.fastlane import Head, HotCycle
+    from miniq.wire.fastlane import HotCycle
+    from miniq.wire.head import Head
 
 _JSON, _MSGPACK = JSON.encode(), MSGPACK.encode()
 
