@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 
 from miniq.broker import Broker
 from miniq.errors import InvalidRequest
@@ -177,3 +178,16 @@ async def test_a_page_says_how_far_the_history_reaches(broker: Broker) -> None:
     page = await broker.history(after=1, limit=2)
     assert [record.offset for record in page.records] == [2, 3]
     assert (page.next, page.first, page.last) == (3, 1, 5)
+
+
+async def test_a_page_ends_at_a_size_and_the_next_goes_on(broker: Broker) -> None:
+    await broker.configure("q", {"history": "full"})
+    broker._limits = replace(broker._limits, response_bytes=10_000)
+    for number in range(40):
+        await send(broker, "q", f"{number}" + "x" * 1000)
+    after, pages = 0, []
+    while (page := await broker.history(after=after, limit=1000)).records:
+        pages.append(page)
+        after = page.next
+    assert [record.offset for page in pages for record in page.records] == list(range(1, 41))
+    assert {len(page.records) for page in pages} == {10}

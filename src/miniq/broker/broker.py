@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from msgspec.structs import replace
-
 from miniq.broker import rules
 from miniq.broker.catalog import Catalog
 from miniq.broker.claims import Claims
@@ -41,6 +39,7 @@ from miniq.message import (
     Draft,
     EventName,
     HistoryPage,
+    HistoryRecord,
     HistorySpan,
     Lease,
     Message,
@@ -482,15 +481,29 @@ class Broker:
     async def history(
         self, *, after: int = 0, limit: int = 100, queue: str | None = None, many: bool = False
     ) -> HistoryPage:
-        """What happened, by rising offset, from the one that follows `after`. `many` allows long pages."""
+        """What happened, by rising offset, from the one that follows `after`. `many` allows long pages. A page ends at
+        `limits.response_bytes` of bodies, so it is read in steps: the first few records tell how large they are."""
         self.check_open()
         rules.check_count(after, "after", 0, 2**63 - 1)
         rules.check_count(limit, "limit", 1, rules.MANY if many else self._limits.batch)
         if queue is not None:
             rules.check_name(queue)
         span = await self.store.history_span()
-        page = await self.store.history(after=after, limit=limit, queue=queue)
-        return replace(page, first=span.first, last=span.last)
+        records: list[HistoryRecord] = []
+        size, step = 0, 16
+        while True:
+            left = limit - len(records)
+            most = min(step, left)
+            page = await self.store.history(after=after, limit=most, queue=queue)
+            for record in page.records:
+                records.append(record)
+                size += len(record.event.body or b"")
+                if size >= self._limits.response_bytes:
+                    return HistoryPage(records, record.offset, span.first, span.last)
+            if most == left or page.next == after:
+                return HistoryPage(records, page.next, span.first, span.last)
+            after = page.next
+            step *= 4
 
     async def history_span(self) -> HistorySpan:
         """How far the history reaches."""
