@@ -13,7 +13,7 @@ import pytest
 from miniq.broker import Broker
 from miniq.options import Options
 from miniq.store import open_store
-from miniq.store.base import Store
+from miniq.store.contract import Store
 from tests import mongod, postgresql
 from tests.clock import FrozenClock
 

@@ -1,10 +1,11 @@
 """MiniQ, a message broker: `connect` to one, or keep one in a folder."""
 
-from miniq.client.aio import AsyncClaims, AsyncClient, AsyncMessage, AsyncQueue, AsyncStaging
+from miniq.client._async.client import AsyncClaims, AsyncClient, AsyncMessage, AsyncQueue, AsyncStaging
+from miniq.client._sync.client import Claims, Client, Message, Queue, Staging
 from miniq.client.bodies import draft
+from miniq.client.connection import connect, connect_async
 from miniq.client.delivery import Dead
-from miniq.client.sync import Claims, Client, Message, Queue, Staging
-from miniq.connection import connect, connect_async
+from miniq.client.mini import MiniQ
 from miniq.errors import (
     BadName,
     BadRequest,
@@ -55,7 +56,6 @@ from miniq.message import (
     Stage,
     StageName,
 )
-from miniq.mini import MiniQ
 
 __version__ = "0.1.0"
 

@@ -17,9 +17,9 @@ from miniq.broker.clock import SystemClock
 from miniq.broker.trends import ROWS, STEP
 from miniq.message import SECOND, Draft, Lease
 from miniq.options import Options
-from miniq.server import _config, bind
+from miniq.server.busy_poll import Awake
+from miniq.server.server import _config, bind
 from miniq.store import open_store
-from miniq.wire.awake import Awake
 
 QUEUES = {"emails": 9.0, "orders.eu": 22.0, "orders.us": 14.0, "invoices": 1.5, "thumbnails": 6.0, "webhooks": 4.0}
 """Messages a second, on average."""

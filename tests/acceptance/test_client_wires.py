@@ -89,7 +89,7 @@ def test_a_host_name_is_looked_up_and_each_of_its_addresses_tried(opener: Opener
 
 def test_connecting_asks_nothing_and_importing_brings_nothing(opener: Opener, wire: Wire) -> None:
     opener(wire.nobody)
-    drivers = ("httptools", "zmq", "miniq.client.http", "miniq.client.zmq", "miniq.wire")
+    drivers = ("httptools", "zmq", "miniq.client.http", "miniq.client.zmq", "miniq.server")
     script = f"import sys, miniq; print([m for m in {drivers} if m in sys.modules])"
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert ended.stdout == "[]\n"

@@ -51,7 +51,7 @@ def test_the_examples_of_a_page_work(page: str, tmp_path: Path) -> None:
 
 
 def test_every_route_has_an_example() -> None:
-    from miniq.wire.operations import OPERATIONS
+    from miniq.server.operations import OPERATIONS
 
     text = (ROOT / "docs/protocol.md").read_text(encoding="utf-8")
     examples = "\n".join(code for kind, code in BLOCK.findall(text) if kind == "bash")

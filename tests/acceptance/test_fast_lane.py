@@ -10,13 +10,13 @@ from contextlib import asynccontextmanager
 import pytest
 import uvicorn
 
-from miniq import server
 from miniq.broker import Broker
 from miniq.message import Bodies, Draft
 from miniq.options import Options
+from miniq.server import server
+from miniq.server.busy_poll import Awake
+from miniq.server.http import fast_lane
 from miniq.store import open_store
-from miniq.wire import fastlane
-from miniq.wire.awake import Awake
 
 HOT = b"POST /v1/queues/q/messages HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n" + b'{"body":1}'
 COLD = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -71,7 +71,7 @@ async def test_a_connection_that_never_says_anything_is_closed_too() -> None:
 async def test_a_request_that_takes_for_ever_to_arrive_is_not_waited_for(
     begun: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fastlane._FastLane, "read_timeout", 1.0)
+    monkeypatch.setattr(fast_lane._FastLane, "read_timeout", 1.0)
     async with serving(keep_alive=1) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(HOT)
@@ -382,14 +382,14 @@ async def test_of_headers_that_are_given_twice_the_first_counts_in_both_lanes() 
 
 
 async def test_a_body_that_was_refused_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    lanes: list[fastlane._FastLane] = []
-    made = fastlane._FastLane.connection_made
+    lanes: list[fast_lane._FastLane] = []
+    made = fast_lane._FastLane.connection_made
 
-    def watch(self: fastlane._FastLane, transport: asyncio.Transport) -> None:
+    def watch(self: fast_lane._FastLane, transport: asyncio.Transport) -> None:
         lanes.append(self)
         made(self, transport)
 
-    monkeypatch.setattr(fastlane._FastLane, "connection_made", watch)
+    monkeypatch.setattr(fast_lane._FastLane, "connection_made", watch)
     async with serving(keep_alive=30) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(HOT.replace(b"length: 10", b"length: 999999999") + b"x" * 100_000)

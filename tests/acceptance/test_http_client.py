@@ -166,7 +166,7 @@ def tls_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, 
     script = """
 import sys
 from miniq.options import Options
-from miniq.server import run
+from miniq.server.server import run
 options = Options(store="memory:", port=0, zmq=False, tls_cert="cert.pem", tls_key="key.pem")
 sys.exit(run(options, lambda line: print(line, flush=True)))
 """

@@ -164,7 +164,7 @@ def test_a_message_of_a_sender_without_traces_is_given_the_servers(served: Serve
 
 def test_nothing_of_it_is_imported_while_it_is_off(tmp_path: Path) -> None:
     code = (
-        "import sys, miniq, miniq.server\n"
+        "import sys, miniq, miniq.server.server\n"
         f"with miniq.connect({str(tmp_path / 'data')!r}) as mq: mq.queue('q').send(1)\n"
         "assert not [name for name in sys.modules if name.startswith('opentelemetry')]"
     )

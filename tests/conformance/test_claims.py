@@ -12,7 +12,7 @@ from miniq.errors import BadName, ClaimGone, ClaimUnknown, Fenced, InvalidReques
 from miniq.message import NEVER, Claim, ClaimGroup, Stored
 from miniq.options import Options
 from miniq.store import open_store
-from miniq.store.base import Fit
+from miniq.store.contract import Fit
 from tests.clock import FrozenClock
 from tests.conftest import STORES
 from tests.kit import bodies, drain, ids, leases, send, states, waiting

@@ -16,7 +16,7 @@ from miniq.ids import IdSource
 from miniq.message import SECOND, DeadLetter, Message, QueueSettings, StageName
 from miniq.options import Options
 from miniq.store import open_store
-from miniq.store.base import ANY, FREE, Fit, Once, Store
+from miniq.store.contract import ANY, FREE, Fit, Once, Store
 from miniq.store.memory import MemoryStore
 from miniq.store.transfer import MARK, Item, copy
 from tests.clock import START, FrozenClock

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from miniq.wire import arrow
+from miniq.api import arrow
 from tests.conformance.wires import Caller, HttpWire
 from tests.serving import Served
 
@@ -184,7 +184,7 @@ def test_what_is_counted_for_a_queue_goes_with_it(wire: Http) -> None:
 
 
 def test_the_openapi_document_names_every_route(wire: Http) -> None:
-    from miniq.wire.operations import OPERATIONS
+    from miniq.server.operations import OPERATIONS
 
     document = wire.ok("GET", "/openapi.json")
     routes = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}

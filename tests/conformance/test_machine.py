@@ -29,8 +29,9 @@ from hypothesis.stateful import (
 from miniq.errors import ClaimGone, ClaimUnknown, Fenced, InvalidRequest, QueueFull, StageUnknown
 from miniq.ids import IdSource
 from miniq.message import SECOND, ClaimGroup, Message, Parcel, QueueSettings, StageName, Stored
-from miniq.store import claims, open_store, window
-from miniq.store.base import ANY, FREE, Claimed, Edit, Fit, Room, Store
+from miniq.store import open_store
+from miniq.store.contract import ANY, FREE, Claimed, Edit, Fit, Room, Store
+from miniq.store.embedded import claims, window
 from miniq.store.memory import MemoryStore
 from miniq.store.transfer import copy
 from tests import mongod

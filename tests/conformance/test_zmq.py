@@ -15,7 +15,7 @@ import msgspec
 import pytest
 import zmq
 
-from miniq.wire.operations import OPERATIONS
+from miniq.server.operations import OPERATIONS
 from tests.conformance.wires import PATIENCE, Caller, ZmqWire
 from tests.kit import wait_for
 from tests.serving import Served, serving

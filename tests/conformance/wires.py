@@ -11,9 +11,9 @@ from urllib.parse import parse_qsl, unquote
 import msgspec
 import zmq
 
-from miniq.wire.codec import STATUS
-from miniq.wire.operations import OPERATIONS, Operation
-from miniq.wire.zmq.commands import NAMES
+from miniq.api.codec import STATUS
+from miniq.server.operations import OPERATIONS, Operation
+from miniq.server.zmq.commands import NAMES
 from tests.serving import Served
 
 PATIENCE = 20_000

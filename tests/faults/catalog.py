@@ -20,7 +20,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from miniq.store import extent
+from miniq.store.embedded import extent
 from tests.acceptance.client_wires import Cut, Proxy
 from tests.conftest import ENGINES
 from tests.faults import disk, engine, history

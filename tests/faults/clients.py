@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from miniq.client import calls
 from miniq.client.calls import AsyncTransport
-from miniq.connection import _find
+from miniq.client.connection import _find
 from miniq.errors import (
     BadRequest,
     Conflict,

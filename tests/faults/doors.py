@@ -18,15 +18,15 @@ import httptools
 import msgspec
 from uvicorn.server import ServerState
 
-from miniq import server
+from miniq.api import codec
 from miniq.broker import Broker
 from miniq.errors import MiniQError
 from miniq.options import Options
+from miniq.server import server
+from miniq.server.busy_poll import Awake
+from miniq.server.operations import authorise, run
+from miniq.server.zmq.commands import format_of, read_command, refusal, understand
 from miniq.store import open_store
-from miniq.wire import codec
-from miniq.wire.awake import Awake
-from miniq.wire.operations import authorise, run
-from miniq.wire.zmq.commands import format_of, read_command, refusal, understand
 
 TURNS = 60
 """Turns of the event loop that an answer may take; what waits longer is a long poll."""

@@ -26,9 +26,9 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from miniq.store import extent, kv
-from miniq.store.kv import LevelKV, Op, RocksKV
-from miniq.store.wal import BLOCK
+from miniq.store.embedded import extent, kv
+from miniq.store.embedded.kv import LevelKV, Op, RocksKV
+from miniq.store.embedded.wal import BLOCK
 
 PAGE = 4096
 RECYCLABLE = struct.Struct("<IHBI")

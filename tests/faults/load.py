@@ -17,13 +17,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from miniq import embedded
-from miniq.client import calls, http, zmq
+from miniq.client import calls, embedded, http, zmq
 from miniq.client.calls import AsyncTransport
 from miniq.errors import MiniQError
 from miniq.message import Bodies, Draft, Lease, Mode, Published, StageName
-from miniq.store import embedded as store
-from miniq.store.kv import KV, Op
+from miniq.store.embedded import store as store
+from miniq.store.embedded.kv import KV, Op
 
 QUEUE = "work"
 STREAM = "stream"

@@ -14,11 +14,11 @@ from typing import Any
 from miniq.broker import Broker
 from miniq.broker.claims import Claims
 from miniq.message import Claim, Outcome
-from miniq.store import embedded
-from miniq.store.blocks import Shelf
-from miniq.store.commit import GroupCommit
-from miniq.store.kv import LevelKV, RocksKV
-from miniq.store.ledger import Ledger
+from miniq.store.embedded import store as embedded
+from miniq.store.embedded.blocks import Shelf
+from miniq.store.embedded.commit import GroupCommit
+from miniq.store.embedded.kv import LevelKV, RocksKV
+from miniq.store.embedded.ledger import Ledger
 
 
 def no_fsync() -> None:

@@ -15,9 +15,10 @@ from miniq.errors import StoreFailed
 from miniq.ids import IdSource
 from miniq.message import SECOND, Message, QueueSettings, Stored
 from miniq.options import Options
-from miniq.store import embedded, open_store
-from miniq.store.embedded import EmbeddedStore
-from miniq.store.kv import KV, Op
+from miniq.store import open_store
+from miniq.store.embedded import store as embedded
+from miniq.store.embedded.kv import KV, Op
+from miniq.store.embedded.store import EmbeddedStore
 from tests.clock import START, FrozenClock
 
 BIG = 10**9

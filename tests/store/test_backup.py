@@ -11,7 +11,7 @@ import pytest
 
 from miniq.errors import InvalidRequest, MiniQError, StoreFormat
 from miniq.message import Draft
-from miniq.store.folder import restore
+from miniq.store.embedded.folder import restore
 from tests.clock import FrozenClock
 from tests.kit import bodies, drain, ids, leases, send, states
 from tests.store.parts import opened

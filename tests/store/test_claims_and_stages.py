@@ -12,8 +12,8 @@ import pytest
 
 from miniq.errors import StoreFailed
 from miniq.message import Bodies, Draft, StageName
-from miniq.store import claims, keys
-from miniq.store.kv import Op
+from miniq.store.embedded import claims, keys
+from miniq.store.embedded.kv import Op
 from tests.clock import FrozenClock
 from tests.kit import bodies, draft, drain, leases, send, states
 from tests.store.parts import FaultyKV, copy_as_after_kill, opened, seam

@@ -18,9 +18,10 @@ from miniq.broker import Broker
 from miniq.errors import Closed, MiniQError, StoreFailed
 from miniq.message import SECOND, QueueSettings
 from miniq.options import Options
-from miniq.store import embedded, open_store
-from miniq.store.base import ANY, FREE, Edit
-from miniq.store.embedded import EmbeddedStore
+from miniq.store import open_store
+from miniq.store.contract import ANY, FREE, Edit
+from miniq.store.embedded import store as embedded
+from miniq.store.embedded.store import EmbeddedStore
 from tests.clock import START
 from tests.kit import bodies, leases, send
 from tests.store.parts import (

@@ -15,7 +15,7 @@ from pymongo.asynchronous.database import AsyncDatabase
 from miniq.errors import InvalidRequest, QueueFull, QueueNotFound, StoreError, StoreFormat, StoreUnavailable
 from miniq.message import SECOND, QueueSettings
 from miniq.store import open_store
-from miniq.store.base import ANY, Room
+from miniq.store.contract import ANY, Room
 from miniq.store.mongodb import MongoStore, queries
 from tests import mongod
 from tests.clock import START

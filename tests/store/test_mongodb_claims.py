@@ -12,7 +12,7 @@ from pymongo.asynchronous.database import AsyncDatabase
 
 from miniq.errors import ClaimGone, Fenced
 from miniq.message import SECOND
-from miniq.store.base import Claimed, Fit
+from miniq.store.contract import Claimed, Fit
 from miniq.store.mongodb import MongoStore, claims
 from tests import mongod
 from tests.clock import START

@@ -13,7 +13,7 @@ from pymongo.asynchronous.database import AsyncDatabase
 from miniq.errors import QueueFull, StageUnknown
 from miniq.ids import IdSource
 from miniq.message import SECOND, Message, Parcel, Published, StageName
-from miniq.store.base import Fit, Room
+from miniq.store.contract import Fit, Room
 from miniq.store.mongodb import MongoStore, stages
 from tests import mongod
 from tests.clock import START

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from miniq.message import SECOND, Message, Stored
-from miniq.store import window
-from miniq.store.base import ANY, FREE, Edit
-from miniq.store.embedded import EmbeddedStore
+from miniq.store.contract import ANY, FREE, Edit
+from miniq.store.embedded import window
+from miniq.store.embedded.store import EmbeddedStore
 from tests.clock import START
 from tests.store.parts import Maker, copy_as_after_kill, drop, put, seam, store_in, take
 from tests.store.test_window import TINY

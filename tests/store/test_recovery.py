@@ -12,11 +12,12 @@ import pytest
 
 from miniq.errors import StoreCorrupt, StoreError
 from miniq.message import SECOND, Draft, Message, QueueSettings
-from miniq.store import kv, open_store, window
-from miniq.store.base import ANY, FREE, Edit
-from miniq.store.embedded import EmbeddedStore
-from miniq.store.extent import NAME as EXTENT
-from miniq.store.wal import BLOCK
+from miniq.store import open_store
+from miniq.store.contract import ANY, FREE, Edit
+from miniq.store.embedded import kv, window
+from miniq.store.embedded.extent import NAME as EXTENT
+from miniq.store.embedded.store import EmbeddedStore
+from miniq.store.embedded.wal import BLOCK
 from tests.clock import START, FrozenClock
 from tests.faults.engine import RECYCLABLE, live_records, start_anew
 from tests.kit import bodies, drain, ids, leases, send, states

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from miniq.errors import NoSpace, StoreFailed, StoreUnavailable
-from miniq.store import folder
-from miniq.store.embedded import EmbeddedStore
+from miniq.store.embedded import folder
+from miniq.store.embedded.store import EmbeddedStore
 from tests.clock import FrozenClock
 from tests.kit import bodies, draft, drain, leases, send, states
 from tests.store.parts import opened

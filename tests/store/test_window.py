@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from miniq.message import SECOND, Message, QueueSettings, Stored
-from miniq.store import window
-from miniq.store.base import ANY, FREE, Edit, Store
-from miniq.store.embedded import EmbeddedStore
+from miniq.store.contract import ANY, FREE, Edit, Store
+from miniq.store.embedded import window
+from miniq.store.embedded.store import EmbeddedStore
 from miniq.store.memory import MemoryStore
 from tests.clock import START
 from tests.kit import bodies, leases, send

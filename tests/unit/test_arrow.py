@@ -11,9 +11,9 @@ pytest.importorskip("pyarrow")
 
 import pyarrow as pa
 
+from miniq.api import arrow
 from miniq.errors import BadRequest, InvalidRequest
 from miniq.message import Bodies, Event, HistoryRecord, Message, Parcel, Portion, Stored
-from miniq.wire import arrow
 
 
 def stream(columns: dict[str, Any]) -> bytes:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from miniq.wire.awake import Awake
+from miniq.server.busy_poll import Awake
 
 LONGEST = 0.25
 
@@ -17,7 +17,7 @@ class Watch:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
         self.turns = 0
-        monkeypatch.setattr("miniq.wire.awake.perf_counter", lambda: self.now)
+        monkeypatch.setattr("miniq.server.busy_poll.perf_counter", lambda: self.now)
         monkeypatch.setattr("os.sched_yield", self._turn)
 
     def _turn(self) -> None:

@@ -7,11 +7,11 @@ import pytest
 from msgspec import UNSET, Raw
 from msgspec.msgpack import Ext
 
+from miniq.api import codec, shapes
+from miniq.api.plain import SendReader
 from miniq.client import records
 from miniq.errors import InvalidRequest
 from miniq.message import JSON, Bodies, Draft, Message, Stored
-from miniq.wire import codec, shapes
-from miniq.wire.plain import SendReader
 
 
 @pytest.mark.parametrize("data", [b"{oops", b'1,"receipt":"x"', b"", b'"\xff"', b"[" * 100_000])

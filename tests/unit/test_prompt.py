@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from miniq.broker.prompt import begin
 from miniq.errors import Closed
-from miniq.prompt import begin
 
 
 class Told:

@@ -10,12 +10,12 @@ import pytest
 
 from miniq.broker import Broker
 from miniq.errors import Forbidden, Unauthorized
+from miniq.server.busy_poll import Awake
+from miniq.server.http.fast_lane import HotCycle
+from miniq.server.http.request_head import Head
+from miniq.server.http.together import Together
+from miniq.server.operations import OPERATIONS
 from miniq.store import open_store
-from miniq.wire.awake import Awake
-from miniq.wire.fastlane import HotCycle
-from miniq.wire.head import Head
-from miniq.wire.operations import OPERATIONS
-from miniq.wire.together import Together
 
 SEND = next(operation for operation in OPERATIONS if operation.name == "send")
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from miniq.client.delivery import Delivery, settle
-from miniq.client.worker import BULK, LOOK, SLOWEST_RETRY, Backoff, Plan, Shift
 from miniq.errors import StoreUnavailable
 from miniq.message import Message, Stored
+from miniq.worker.plan import BULK, LOOK, SLOWEST_RETRY, Backoff, Plan, Shift
 
 
 def plan(**changes: Any) -> Plan:

@@ -14,7 +14,7 @@ from miniq.client.zmq.requests import ZmqExchange
 from miniq.client.zmq.target import Target, read_target
 from miniq.errors import BadRequest, InvalidRequest
 from miniq.message import Bodies, Lease
-from miniq.wire.zmq.commands import PlainSend, read_command, understand
+from miniq.server.zmq.commands import PlainSend, read_command, understand
 
 
 def command(**said: Any) -> bytes:

@@ -11,9 +11,9 @@ import pytest
 import zmq
 
 from miniq.broker import Broker
+from miniq.server.busy_poll import Awake
+from miniq.server.zmq.router import Router
 from miniq.store.memory import MemoryStore
-from miniq.wire.awake import Awake
-from miniq.wire.zmq.router import Router
 from tests.kit import draft, wait_for
 
 PATIENCE = 10_000

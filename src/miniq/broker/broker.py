@@ -53,7 +53,7 @@ from miniq.message import (
     Stored,
 )
 from miniq.options import Options
-from miniq.store.base import ANY, FREE, Alone, Edit, Fence, Once, Room, Store
+from miniq.store.contract import ANY, FREE, Alone, Edit, Fence, Once, Room, Store
 from miniq.store.transfer import check_complete
 
 

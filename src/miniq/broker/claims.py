@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from miniq.broker import rules
 from miniq.message import Claim, ClaimGroup, Portion, QueueSettings, Stored
 from miniq.options import MIB
-from miniq.store.base import Claimed, claim_name
+from miniq.store.contract import Claimed, claim_name
 
 if TYPE_CHECKING:
     from miniq.broker.broker import Broker

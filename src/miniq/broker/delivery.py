@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from miniq.broker import rules
 from miniq.errors import QueueNotFound, StoreUnavailable
 from miniq.message import Lease, Message, Mode, Outcome, QueueSettings, Stored
-from miniq.store.base import FREE, Fence
+from miniq.store.contract import FREE, Fence
 
 if TYPE_CHECKING:
     from miniq.broker.broker import Broker

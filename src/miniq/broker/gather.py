@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from miniq.broker.prompt import begin
 from miniq.message import Bodies
-from miniq.prompt import begin
 
 if TYPE_CHECKING:
     from miniq.broker.broker import Broker

@@ -21,7 +21,7 @@ from msgspec import Struct
 from miniq.broker import rules
 from miniq.errors import Forbidden, InvalidRequest, NotFound, Unauthorized
 from miniq.options import Limits
-from miniq.store.base import Store
+from miniq.store.contract import Store
 
 VERBS = ("send", "receive", "read", "manage", "admin")
 """send; receive, ack, release and extend; look at queues, messages and history; configure, edit, remove, purge,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from miniq.broker import rules
 from miniq.errors import InvalidRequest, MiniQError
 from miniq.message import Message, RedriveProgress, Stored
-from miniq.store.base import FREE, Fence
+from miniq.store.contract import FREE, Fence
 
 if TYPE_CHECKING:
     from miniq.broker.broker import Broker

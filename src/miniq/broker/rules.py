@@ -16,7 +16,7 @@ from miniq.errors import BadName, InvalidRequest, TooLarge
 from miniq.ids import SHARE, IdSource
 from miniq.message import JSON, SECOND, Bodies, DeadLetter, Draft, History, Message, Parcel, QueueSettings, Stored
 from miniq.options import Limits
-from miniq.store.base import Fit
+from miniq.store.contract import Fit
 from miniq.store.names import CALL, PUBLISHED
 
 NAME_LENGTH = 128

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from miniq.broker import rules
 from miniq.errors import InvalidRequest, TooLarge
 from miniq.message import Draft, Published, Stage, StageName
-from miniq.store.base import Room
+from miniq.store.contract import Room
 
 if TYPE_CHECKING:
     from miniq.broker.broker import Broker

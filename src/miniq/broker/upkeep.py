@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from miniq.broker import background, rules
 from miniq.errors import MiniQError, QueueNotFound
-from miniq.store.base import FREE, Fence
+from miniq.store.contract import FREE, Fence
 
 if TYPE_CHECKING:
     from miniq.broker.broker import Broker

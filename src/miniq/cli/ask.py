@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from miniq.api import codec, shapes
 from miniq.cli.flags import Target
 from miniq.errors import MiniQError, StoreUnavailable
-from miniq.wire import codec, shapes
 
 T = TypeVar("T")
 TIMEOUT = 30.0

@@ -13,8 +13,8 @@ from msgspec import Struct
 from miniq.cli.flags import SECONDS, SIZE, Target, as_json, target
 from miniq.cli.output import json_line, table
 from miniq.cli.root import say
+from miniq.client._sync.client import Queue
 from miniq.client.bodies import BYTES
-from miniq.client.sync import Queue
 from miniq.errors import MiniQError
 from miniq.message import Draft
 

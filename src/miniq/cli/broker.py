@@ -7,11 +7,11 @@ import time
 
 import click
 
+from miniq.api import codec
 from miniq.cli.flags import Target, as_json, target
 from miniq.cli.output import json_line
-from miniq.connection import connect
+from miniq.client.connection import connect
 from miniq.message import HistoryRecord
-from miniq.wire import codec
 
 BATCH = 1000
 LOOK = 0.5
@@ -113,6 +113,6 @@ def restore(backup: str, folder: str) -> None:
       miniq restore /var/backups/miniq-monday ./miniq-data
       miniq serve --store rocksdb:./miniq-data
     """
-    from miniq.store.folder import restore as restored
+    from miniq.store.embedded.folder import restore as restored
 
     click.echo(restored(backup, folder))

@@ -14,7 +14,7 @@ from miniq.cli.flags import SECONDS, Target, as_json, target
 from miniq.cli.output import body_text, json_line, plural
 from miniq.cli.processes import Stop, reachable
 from miniq.cli.root import say
-from miniq.client.sync import Client, Message, Queue
+from miniq.client._sync.client import Client, Message, Queue
 from miniq.errors import QueueNotFound, StoreUnavailable
 
 PATIENCE = 2.0

@@ -19,8 +19,8 @@ from msgspec import Struct, json
 from miniq.cli.copy import PATIENCE
 from miniq.cli.flags import Target, target
 from miniq.cli.processes import parent
+from miniq.client._sync.client import Message, Queue
 from miniq.client.bodies import BYTES, draft
-from miniq.client.sync import Message, Queue
 from miniq.errors import MiniQError, QueueFull, TooLarge
 from miniq.message import Draft
 

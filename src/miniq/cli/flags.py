@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 import click
 from msgspec import Struct
 
+from miniq.client._sync.client import Client
 from miniq.client.calls import Call
-from miniq.client.sync import Client
-from miniq.connection import connect
+from miniq.client.connection import connect
 
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])

@@ -6,12 +6,12 @@ import os
 
 import click
 
+from miniq.api import shapes
 from miniq.cli import offline
 from miniq.cli.flags import Target, as_json, target
 from miniq.cli.output import json_line, table
 from miniq.cli.root import say
 from miniq.client.keys import CreateKey, ListKeys, RevokeKey
-from miniq.wire import shapes
 
 store = click.option("--store", metavar="URL", help="Store that no broker has open, such as rocksdb:DIR.")
 

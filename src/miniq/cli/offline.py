@@ -9,12 +9,12 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TypeVar
 
+from miniq.api.codec import moment
+from miniq.api.shapes import KeyBody, KeyReply
 from miniq.broker import Broker
 from miniq.errors import InvalidRequest
 from miniq.store import Store, open_store, shown
 from miniq.store.transfer import Copied, copy
-from miniq.wire.codec import moment
-from miniq.wire.shapes import KeyBody, KeyReply
 
 T = TypeVar("T")
 

@@ -11,10 +11,10 @@ from typing import Any
 import click
 import msgspec
 
+from miniq.api import codec, shapes
+from miniq.client._sync.client import Message
 from miniq.client.bodies import is_json
-from miniq.client.sync import Message
 from miniq.message import JSON
-from miniq.wire import codec, shapes
 
 
 def json_line(value: Any) -> None:

@@ -14,8 +14,8 @@ from miniq.cli.flags import RATE, SIZE, Target, as_json, target
 from miniq.cli.output import json_line, plural
 from miniq.cli.processes import Stop, reachable
 from miniq.cli.root import say
+from miniq.client._sync.client import Client
 from miniq.client.bodies import draft
-from miniq.client.sync import Client
 from miniq.errors import QueueFull, StoreUnavailable
 
 PATIENCE = 2.0

@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 
 import click
 
+from miniq.api import codec
 from miniq.cli.flags import RATE, SECONDS, SIZE, Target, as_json, target
 from miniq.cli.output import duration, json_line, plural, size, table
 from miniq.cli.root import say
-from miniq.client.sync import Queue
+from miniq.client._sync.client import Queue
 from miniq.errors import QueueNotFound
 from miniq.message import QueueInfo, RedriveProgress
-from miniq.wire import codec
 
 F = TypeVar("F", bound=Callable[..., Any])
 LOOK = 0.2

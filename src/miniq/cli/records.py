@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
+from miniq.api import codec, shapes
 from miniq.cli.output import message_record
+from miniq.client._sync.client import Message
 from miniq.client.bodies import draft, is_json
-from miniq.client.sync import Message
 from miniq.errors import InvalidRequest, MiniQError
 from miniq.message import JSON, Draft
-from miniq.wire import codec, shapes
 
 COLUMNS = (
     "id", "queue", "status", "sent_at", "receives", "visible_at", "priority", "content_type", "body", "data",

@@ -14,9 +14,9 @@ import time
 
 import click
 
+from miniq.api import shapes
 from miniq.cli.top import COLUMNS, View, cells
 from miniq.errors import MiniQError
-from miniq.wire import shapes
 
 ROWS_ABOVE = 4
 HELP = "< > sort   r reverse   / filter   arrows scroll   p pause   q quit"

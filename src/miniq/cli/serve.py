@@ -95,7 +95,7 @@ def serve(file: str | None, log_level: str, **flags: Any) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, on_signal)
     check_tls(options)
-    from miniq.server import run
+    from miniq.server.server import run
 
     try:
         return run(options, announce)

@@ -9,11 +9,11 @@ from typing import Any
 
 import click
 
+from miniq.api import codec, shapes
 from miniq.cli.ask import ask
 from miniq.cli.flags import SECONDS, Target, as_json, target
 from miniq.cli.output import duration, json_line, size, table
 from miniq.errors import InvalidRequest
-from miniq.wire import codec, shapes
 
 COLUMNS = ("queue", "ready", "leased", "delayed", "dead", "bytes", "oldest", "in/s", "out/s")
 PATIENCE = 10.0

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
+from miniq.api import codec, shapes
 from miniq.client import calls, records, tables
 from miniq.client.calls import Call
 from miniq.client.keys import CreateKey, ListKeys, RevokeKey
 from miniq.errors import Closed, MiniQError, StoreUnavailable
 from miniq.message import Outcome
-from miniq.wire import codec, shapes
 
 PATIENT = 3600.0
 """Seconds that a call may take which copies everything there is."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from miniq.api.shapes import KeyReply
 from miniq.client.calls import Call
-from miniq.wire.shapes import KeyReply
 
 
 class CreateKey(Call[KeyReply], frozen=True):

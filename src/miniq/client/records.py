@@ -15,6 +15,7 @@ from typing import Any, cast
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from miniq.api import codec, shapes
 from miniq.client.calls import (
     Ack,
     Backup,
@@ -54,7 +55,6 @@ from miniq.message import (
     Status,
     Stored,
 )
-from miniq.wire import codec, shapes
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _OUTCOMES: dict[str, Outcome] = {

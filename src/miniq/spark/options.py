@@ -10,8 +10,8 @@ from typing import Any, Literal, get_args
 
 from msgspec import Struct, structs
 
-from miniq.client.sync import Client
-from miniq.connection import connect
+from miniq.client._sync.client import Client
+from miniq.client.connection import connect
 from miniq.errors import InvalidRequest
 from miniq.message import Status
 

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from miniq.client.sync import Client
+from miniq.client._sync.client import Client
 from miniq.errors import InvalidRequest
 from miniq.spark.options import Options
 from miniq.spark.schema import arrow_schema, fit

@@ -6,7 +6,7 @@ import re
 
 from miniq.errors import InvalidRequest, MissingExtra
 from miniq.options import Options
-from miniq.store.base import Store
+from miniq.store.contract import Store
 
 _PASSWORD = re.compile(r"(?<=://)([^:/@]*):[^/]*@")
 _PASSWORD_PARAMETER = re.compile(r"(?<=[?&]password=)[^&]*")
@@ -21,7 +21,7 @@ def open_store(url: str, options: Options | None = None) -> Store:
 
         return MemoryStore()
     if colon and scheme in ("rocksdb", "leveldb") and rest:
-        from miniq.store.embedded import EmbeddedStore
+        from miniq.store.embedded.store import EmbeddedStore
 
         return EmbeddedStore(
             scheme,

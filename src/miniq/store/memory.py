@@ -33,7 +33,7 @@ from miniq.message import (
     Stored,
 )
 from miniq.store import events, transfer
-from miniq.store.base import (
+from miniq.store.contract import (
     UNFIT,
     Alone,
     ByName,

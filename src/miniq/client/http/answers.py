@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
+from miniq.api import codec, shapes
 from miniq.client.exchange import Exchange, Trouble
 from miniq.client.http.target import Target
 from miniq.errors import InvalidRequest, MiniQError, StoreUnavailable
-from miniq.wire import codec, shapes
 
 _AWAY = (502, 503, 504)
 """What a proxy says while the broker behind it is away."""

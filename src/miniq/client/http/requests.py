@@ -7,13 +7,13 @@ from functools import lru_cache
 from typing import Any, Literal
 from urllib.parse import quote, urlencode
 
+from miniq.api import shapes
 from miniq.client import calls, records, tables
 from miniq.client.calls import Call
 from miniq.client.exchange import Exchange
 from miniq.client.http.target import Target
 from miniq.client.keys import CreateKey, ListKeys, RevokeKey
 from miniq.errors import BadName, InvalidRequest, MessageNotFound
-from miniq.wire import shapes
 
 _JSON_HEAD = b"content-type: application/json\r\ncontent-length: %d\r\n\r\n"
 _ARROW_HEAD = b"accept: application/vnd.apache.arrow.stream\r\n"

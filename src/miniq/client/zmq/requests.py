@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import NODEFAULT, Raw, Struct
 
+from miniq.api import codec, shapes
 from miniq.client import calls, records
 from miniq.client.calls import Call
 from miniq.client.exchange import Exchange
@@ -15,7 +16,6 @@ from miniq.client.keys import CreateKey, ListKeys, RevokeKey
 from miniq.client.tables import is_table, only_over_http
 from miniq.client.zmq.target import Target
 from miniq.errors import BadName, InvalidRequest, MessageNotFound, MiniQError
-from miniq.wire import codec, shapes
 
 CANCEL = codec.encode(shapes.Command("CANCEL"), "json")
 _GOOD = b'{"ok":true,"data":'

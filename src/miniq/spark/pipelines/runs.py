@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, field
 
-from miniq.client.sync import Client
+from miniq.client._sync.client import Client
 from miniq.errors import InvalidRequest, MiniQError
 from miniq.spark.options import DEFAULT_URL, Options, read_options
 

@@ -14,8 +14,8 @@ from bson import ObjectId
 from miniq.errors import InvalidRequest
 from miniq.message import Page, Status, Stored
 from miniq.store.mongodb import queries
+from miniq.store.mongodb.connection import Database, Session
 from miniq.store.mongodb.documents import Document, stored_of
-from miniq.store.mongodb.link import Database, Session
 
 DUE_LOOKED_AT = 1000
 LEASED: dict[str, Any] = {"$gt": ""}

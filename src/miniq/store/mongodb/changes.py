@@ -15,8 +15,8 @@ from bson import ObjectId
 from msgspec import Struct
 
 from miniq.errors import QueueNotFound
-from miniq.store.mongodb import tallies
-from miniq.store.mongodb.link import Database, Link, Session
+from miniq.store.mongodb import counters
+from miniq.store.mongodb.connection import Database, Link, Session
 from miniq.store.mongodb.tallies import SlotGone, Slots
 
 T = TypeVar("T")
@@ -88,7 +88,7 @@ class Changes:
         self.forget(queue)
         number = (await self.know(queue)).number
         async with self._making:
-            await self._link.transact(partial(tallies.make, self._link.database, queue, number, slot))
+            await self._link.transact(partial(counters.make, self._link.database, queue, number, slot))
 
 
 async def check_number(db: Database, session: Session, queue: str, number: ObjectId) -> None:

@@ -29,12 +29,12 @@ from msgspec.structs import replace
 
 from miniq.errors import QueueNotFound
 from miniq.message import NEVER, SECOND, Claim, ClaimGroup, Event, History, Portion, Stored
-from miniq.store.base import UNFIT, Claimed, Fit, check_reader, claim_name, no_claim
-from miniq.store.mongodb import fences, groups, queries, tallies, upkeep
+from miniq.store.contract import UNFIT, Claimed, Fit, check_reader, claim_name, no_claim
+from miniq.store.mongodb import counters, fences, groups, queries, upkeep
 from miniq.store.mongodb.changes import Changes, Named, Numbers, check_number
+from miniq.store.mongodb.connection import Database, Link, Session
 from miniq.store.mongodb.documents import LEASE, Document, message_of, stored_of
 from miniq.store.mongodb.history import HistoryLog
-from miniq.store.mongodb.link import Database, Link, Session
 
 STEP = 5000
 """How many messages one transaction takes or lets go. Others wait for it, and it has to end within a minute."""
@@ -241,7 +241,7 @@ class Claims:
     ) -> None:
         """Write a group; its claim grows no more unless `growing` is given."""
         db = self._link.database
-        await tallies.add(db, session, queue, named.number, slot, 0, 0)
+        await counters.add(db, session, queue, named.number, slot, 0, 0)
         new = {
             "serial": named.serial,
             "number": named.number,
@@ -317,7 +317,7 @@ class Claims:
         if found and released:
             back = fences.state_change(number, now, now, False, claim=None, **dict.fromkeys(LEASE))
             await db.messages.update_many(these, back, session=session)
-            await tallies.add(db, session, queue, number, slot, 0, 0)
+            await counters.add(db, session, queue, number, slot, 0, 0)
             lanes = [one["lane"] or None for one in found]
         elif found:
             if kept:
@@ -327,7 +327,7 @@ class Claims:
                 await db.messages.delete_many(these, session=session)
             lanes = await groups.leave(db, session, number, found)
             size = sum(one["size"] for one in found)
-            await tallies.add(db, session, queue, number, slot, -len(found), -size)
+            await counters.add(db, session, queue, number, slot, -len(found), -size)
         if claim["tell"]:
             told = [fences.left(claim["ends"], one, now, None) for one in found]
             await self._log.append(db, session, told)

@@ -10,11 +10,11 @@ from typing import Any
 from bson import ObjectId
 
 from miniq.store import transfer
-from miniq.store.mongodb import dedup, groups, queries, tallies
+from miniq.store.mongodb import counters, dedup, groups, queries
 from miniq.store.mongodb.changes import Named
+from miniq.store.mongodb.connection import Database, Session
 from miniq.store.mongodb.documents import Document, decode_settings, message_document, place_of, stored_of
 from miniq.store.mongodb.history import HistoryLog
-from miniq.store.mongodb.link import Database, Session
 from miniq.store.transfer import Item, Saved
 
 
@@ -27,7 +27,7 @@ async def dump(db: Database, log: HistoryLog) -> AsyncIterator[Item]:
             yield readers
     async for record in db.records.find({"kind": {"$ne": transfer.MARK}}):
         yield transfer.Record(record["kind"], record["name"], record["value"])
-    yield transfer.LastId(await tallies.last_id(db))
+    yield transfer.LastId(await counters.last_id(db))
     for queue in queues:
         for waits in (None, True):
             query = queries.of_number(queue["number"]) | {"waits": waits}
@@ -72,7 +72,7 @@ async def load_messages(
     await db.messages.insert_many([_document(one, number, now, waiting) for one in saved], session=session)
     size = sum(message.size for message in messages)
     last = max(message.id for message in messages)
-    await tallies.add(db, session, queue, number, slot, len(messages), size, last)
+    await counters.add(db, session, queue, number, slot, len(messages), size, last)
 
 
 def _document(saved: Saved, number: ObjectId, now: int, waiting: set[str]) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from bson import ObjectId
 from pymongo import ReplaceOne
 
 from miniq.message import Message
-from miniq.store.base import Once
-from miniq.store.mongodb.link import Database, Session
+from miniq.store.contract import Once
+from miniq.store.mongodb.connection import Database, Session
 from miniq.store.names import call_record
 
 

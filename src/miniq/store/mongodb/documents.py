@@ -26,7 +26,7 @@ claims     `number`, `group` and `claim` say whose it is. What it holds has its 
 stages     the parts of stages that are not published: name, how many messages and bytes, how many `runs` of ids.
 uploads    what was uploaded as the part `of`, in chunks, as MessagePack.
 publishes  _id is the number of messages that were written for a publish which is still to be made.
-tallies    _id is NUMBER.SLOT: messages, bytes and highest id that changes through this slot added to the queue.
+tallies     _id is NUMBER.SLOT: messages, bytes and highest id that changes through this slot added to the queue.
            The sum over a number's slots is the queue's count. Each change writes one, so that emptying or
            deleting the queue, which removes them, conflicts with every change under way.
 dedup      _id is SERIAL:DEDUP_ID: the id that stands, and until when.

@@ -9,9 +9,9 @@ from bson import ObjectId
 
 from miniq.message import NEVER, Event, EventName, Outcome
 from miniq.store import events
-from miniq.store.base import ANY, FREE, Fence
+from miniq.store.contract import ANY, FREE, Fence
+from miniq.store.mongodb.connection import Database, Session
 from miniq.store.mongodb.documents import LEASE, Document, place_of
-from miniq.store.mongodb.link import Database, Session
 
 WITHOUT_CONTENT = {"body": 0, "headers": 0}
 WITHOUT_BODY = WITHOUT_CONTENT | {"dead": 0}

@@ -14,8 +14,8 @@ from pymongo import DeleteMany, InsertOne, UpdateMany, UpdateOne
 
 from miniq.message import Message
 from miniq.store.mongodb import queries
+from miniq.store.mongodb.connection import Database, Session
 from miniq.store.mongodb.documents import Document, group_key
-from miniq.store.mongodb.link import Database, Session
 
 
 async def join(db: Database, session: Session, number: ObjectId, messages: Sequence[Message]) -> set[str]:

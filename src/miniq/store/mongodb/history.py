@@ -18,7 +18,7 @@ from pymongo import UpdateOne
 
 from miniq.message import Event, HistoryPage, HistoryRecord, HistorySpan
 from miniq.store.mongodb import queries
-from miniq.store.mongodb.link import Database, Link, Session
+from miniq.store.mongodb.connection import Database, Link, Session
 
 RECORD_BYTES = 4 * 1024 * 1024
 """A record of events is not longer than this and one event; a document may have 16 MiB."""

@@ -9,8 +9,8 @@ from pymongo.errors import CollectionInvalid, OperationFailure
 
 from miniq.errors import StoreFormat
 from miniq.store.mongodb import queries
+from miniq.store.mongodb.connection import Database, Link
 from miniq.store.mongodb.documents import COLLECTIONS, FORMAT
-from miniq.store.mongodb.link import Database, Link
 
 SIGNAL_BYTES = 1024 * 1024
 EXISTS = 48

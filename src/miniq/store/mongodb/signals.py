@@ -16,8 +16,8 @@ from contextlib import suppress
 from typing import Any
 
 from miniq.errors import MiniQError
-from miniq.store.base import ReadyHint
-from miniq.store.mongodb.link import FAREWELL, Link, translated
+from miniq.store.contract import ReadyHint
+from miniq.store.mongodb.connection import FAREWELL, Link, translated
 
 log = logging.getLogger("miniq.mongodb")
 

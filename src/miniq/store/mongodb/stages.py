@@ -28,14 +28,14 @@ from miniq.errors import MiniQError, QueueNotFound
 from miniq.ids import RUN, id_in_range
 from miniq.message import SECOND, History, Message, Parcel, Published, Stage, StageName
 from miniq.store import events
-from miniq.store.base import Reserve, Room, full, no_stage, published, stands_alone, stretches
-from miniq.store.mongodb import dedup, fences, groups, queries, tallies
+from miniq.store.contract import Reserve, Room, full, no_stage, published, stands_alone, stretches
+from miniq.store.mongodb import counters, dedup, fences, groups, queries
 from miniq.store.mongodb.changes import Changes, Numbers, check_number
+from miniq.store.mongodb.connection import Database, Link, Session
+from miniq.store.mongodb.tallies import SlotGone
 from miniq.store.mongodb.documents import Document, group_key, message_document, message_of, place_of
 from miniq.store.mongodb.fences import WITHOUT_CONTENT
 from miniq.store.mongodb.history import HistoryLog
-from miniq.store.mongodb.link import Database, Link, Session
-from miniq.store.mongodb.tallies import SlotGone
 from miniq.store.names import call_record, publish_name
 
 CHUNK_BYTES = 1024 * 1024
@@ -294,7 +294,7 @@ class Stages:
         count = sum(int(one["messages"]) for one in listed) - len(known)
         size = sum(int(one["bytes"]) for one in listed) - sum(known.values())
         if asked.room is not None and count:
-            refusal = full(asked.room, queue, *await tallies.total(db, session, number), count, size)
+            refusal = full(asked.room, queue, *await counters.total(db, session, number), count, size)
             if refusal is not None:
                 raise refusal
         return _Plan(parts, listed, known, count, size)
@@ -325,8 +325,8 @@ class Stages:
         db = self._link.database
         number = named[queue].number
         if asked.room is not None and plan.count:
-            await tallies.take_turn(db, session, queue, number)
-        await tallies.add(db, session, queue, number, slot, plan.count, plan.size, last)
+            await counters.take_turn(db, session, queue, number)
+        await counters.add(db, session, queue, number, slot, plan.count, plan.size, last)
         record = call_record(publish_name(asked.job, asked.batch))
         await dedup.remember(db, session, named[queue].serial, {record: (str(plan.count), asked.until)})
         await _remove(db, plan.parts, session)

@@ -36,11 +36,12 @@ from miniq.message import (
     Stored,
 )
 from miniq.store import events, transfer
-from miniq.store.base import Claimed, Edit, Fence, Fit, Once, ReadyHint, Reserve, Room, check_room
-from miniq.store.mongodb import browse, copying, dedup, groups, queries, setup, tallies, upkeep
+from miniq.store.contract import Claimed, Edit, Fence, Fit, Once, ReadyHint, Reserve, Room, check_room
+from miniq.store.mongodb import browse, copying, counters, dedup, groups, queries, setup, upkeep
 from miniq.store.mongodb import fences as fencing
 from miniq.store.mongodb.changes import Changes, Numbers, check_number, no_queue
 from miniq.store.mongodb.claims import Asked, Claims
+from miniq.store.mongodb.connection import Contended, Link, Session
 from miniq.store.mongodb.documents import (
     LEASE,
     Document,
@@ -52,7 +53,6 @@ from miniq.store.mongodb.documents import (
 )
 from miniq.store.mongodb.fences import check, fenced, left
 from miniq.store.mongodb.history import HistoryLog
-from miniq.store.mongodb.link import Contended, Link, Session
 from miniq.store.mongodb.signals import Signals
 from miniq.store.mongodb.stages import Stages
 from miniq.store.mongodb.takers import Candidate, Takers
@@ -133,7 +133,7 @@ class MongoStore:
             db = self._link.database
             found = await db.queues.find_one_and_delete({"_id": name}, session=session)
             if found is not None:
-                await tallies.remove(db, session, found["number"])
+                await counters.remove(db, session, found["number"])
             return found is not None
 
         self._changes.forget(name)
@@ -163,7 +163,7 @@ class MongoStore:
 
     async def last_id(self) -> str:
         with self._link.call() as db:
-            return await tallies.last_id(db)
+            return await counters.last_id(db)
 
     # Messages
 
@@ -188,19 +188,19 @@ class MongoStore:
             if call is not None or any(message.dedup_id is not None for message in messages):
                 stands = await dedup.standing(db, session, serial, messages, call, now)
                 if call is not None and (given := stands.get(call_record(call.name))) is not None:
-                    await tallies.add(db, session, queue, number, slot, 0, 0)
+                    await counters.add(db, session, queue, number, slot, 0, 0)
                     return from_spans(given), []
                 ids, fresh, known = dedup.sift(messages, stands)
             if room is not None:
-                await tallies.take_turn(db, session, queue, number)
-                check_room(room, *await tallies.total(db, session, number), fresh)
+                await counters.take_turn(db, session, queue, number)
+                check_room(room, *await counters.total(db, session, number), fresh)
             if fresh:
                 waiting = await groups.join(db, session, number, fresh)
                 documents = [message_document(one, number, now, one.id in waiting) for one in fresh]
                 await db.messages.insert_many(documents, session=session)
             size = sum(message.size for message in fresh)
             last = max((message.id for message in fresh), default="")
-            await tallies.add(db, session, queue, number, slot, len(fresh), size, last)
+            await counters.add(db, session, queue, number, slot, len(fresh), size, last)
             remembered = {dedup_id: (id, dedup_until) for dedup_id, id in known.items()}
             if call is not None:
                 remembered[call_record(call.name)] = (spans(ids), call.until)
@@ -278,7 +278,7 @@ class MongoStore:
                 await db.messages.delete_many({"_id": {"$in": [one["_id"] for one in gone]}}, session=session)
                 heads = await groups.leave(db, session, number, gone)
             size = sum(one["size"] for one in gone)
-            await tallies.add(db, session, queue, number, slot, -len(gone), -size)
+            await counters.add(db, session, queue, number, slot, -len(gone), -size)
             if keep != "off":
                 await self._log.append(db, session, [left(event, one, now, reason) for one in gone])
             return outcomes, heads
@@ -350,7 +350,7 @@ class MongoStore:
                 new.pop("timed", None)
                 new |= {name: one[name] for name in ("visible_at", "line", "timed", *LEASE) if name in one}
             await db.messages.replace_one({"_id": id}, new, session=session)
-            await tallies.add(db, session, queue, number, slot, 0, message.size - one["size"])
+            await counters.add(db, session, queue, number, slot, 0, message.size - one["size"])
             if keep != "off":
                 await self._log.append(db, session, [events.edited(message, now, one["receives"], keep)])
             return outcome, [] if edit.visible_at is None else [message.recipient]
@@ -399,10 +399,10 @@ class MongoStore:
                     [ReplaceOne({"_id": one["_id"]}, one) for one in documents], session=session
                 )
                 size = sum(message.size for message in messages)
-                await tallies.add(db, session, to, target, slot, len(messages), size)
+                await counters.add(db, session, to, target, slot, len(messages), size)
             if gone:
                 heads = await groups.leave(db, session, number, gone)
-            await tallies.add(db, session, queue, number, slot, -len(gone), -sum(one["size"] for one in gone))
+            await counters.add(db, session, queue, number, slot, -len(gone), -sum(one["size"] for one in gone))
             await self._log.append(db, session, told)
             return outcomes, [message for some in come.values() for message in some], heads
 
@@ -419,8 +419,8 @@ class MongoStore:
             found = await db.queues.find_one_and_update({"_id": queue}, change, session=session)
             if found is None:
                 raise no_queue(queue)
-            count, size = await tallies.total(db, session, found["number"])
-            await tallies.remove(db, session, found["number"])
+            count, size = await counters.total(db, session, found["number"])
+            await counters.remove(db, session, found["number"])
             if count and keep != "off":
                 await self._log.append(db, session, [events.purged(queue, count, size, now)])
             return count
@@ -451,7 +451,7 @@ class MongoStore:
         with self._link.call() as db:
             async with self._link.client.start_session(snapshot=True) as session:
                 number = (await self._changes.ask(db, queue, session)).number
-                count, size = await tallies.total(db, session, number)
+                count, size = await counters.total(db, session, number)
                 ahead = await db.messages.aggregate(queries.tally_of_ahead(number, now), session=session)
                 many = {one["_id"]: one["count"] async for one in ahead}
                 first = await browse.oldest(db, session, number, now)

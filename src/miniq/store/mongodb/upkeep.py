@@ -8,8 +8,8 @@ from functools import partial
 from bson import ObjectId
 from pymongo.write_concern import WriteConcern
 
-from miniq.store.mongodb import queries, tallies
-from miniq.store.mongodb.link import Contended, Database, Link
+from miniq.store.mongodb import counters, queries
+from miniq.store.mongodb.connection import Contended, Database, Link
 
 AT_ONCE = 1000
 NAMED_BY = (
@@ -57,7 +57,7 @@ async def tidy(link: Link, now: int, limit: int) -> int:
         many = [one["_id"] async for one in await db.tallies.aggregate(queries.SLOTS)]
     for number in many:
         with suppress(Contended):
-            await link.transact(partial(tallies.fold, link.database, number), again=False)
+            await link.transact(partial(counters.fold, link.database, number), again=False)
     return removed
 
 

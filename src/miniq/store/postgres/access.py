@@ -12,7 +12,7 @@ from psycopg.adapt import AdaptersMap
 
 from miniq.errors import QueueNotFound
 from miniq.message import History
-from miniq.store.base import ChangeHint, ReadyHint
+from miniq.store.contract import ChangeHint, ReadyHint
 from miniq.store.postgres import address, queries, rows
 from miniq.store.postgres.connections import Connection, Connections
 from miniq.store.postgres.listener import Listener

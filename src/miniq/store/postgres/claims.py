@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import Any
 
 from miniq.message import Claim, ClaimGroup, History, Message, Portion, Stored
-from miniq.store.base import UNFIT, Claimed, Fit, check_reader, claim_name, no_claim
+from miniq.store.contract import UNFIT, Claimed, Fit, check_reader, claim_name, no_claim
 from miniq.store.postgres import parcels, rows
 from miniq.store.postgres.access import FIRST_ID, LONG, RETURNED, Access, Row, execute, no_queue, pipeline
 from miniq.store.postgres.connections import Connection

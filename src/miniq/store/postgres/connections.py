@@ -18,7 +18,7 @@ from psycopg import AsyncConnection
 from psycopg.pq import TransactionStatus
 
 from miniq.errors import Closed, StoreUnavailable
-from miniq.store.postgres.faults import RETRIED, is_disconnect, translated
+from miniq.store.postgres.driver_errors import RETRIED, is_disconnect, translated
 
 log = logging.getLogger("miniq.store.postgres")
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from msgspec import structs
 from miniq.errors import StoreUnavailable
 from miniq.ids import RUN
 from miniq.message import JSON, History, Message, Parcel, Published, Stage, StageName
-from miniq.store.base import Reserve, Room, full, no_stage, stands_alone, stretches
+from miniq.store.contract import Reserve, Room, full, no_stage, stands_alone, stretches
 from miniq.store.names import publish_name
 from miniq.store.postgres import parcels, rows
 from miniq.store.postgres.access import LONG, Access, Row, execute, no_queue, pipeline

@@ -33,15 +33,7 @@ from miniq.message import (
     Stored,
 )
 from miniq.store import transfer
-from miniq.store.base import (
-    FREE,
-    Edit,
-    Fence,
-    Once,
-    Room,
-    fence_outcome,
-    full,
-)
+from miniq.store.contract import FREE, Edit, Fence, Once, Room, fence_outcome, full
 from miniq.store.postgres import copying, parcels, rows, schema
 from miniq.store.postgres.access import (
     FIRST_ID,

@@ -1,0 +1,1 @@
+"""What crosses a wire, for both ends: calls, shapes, codecs."""

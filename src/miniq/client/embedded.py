@@ -1,0 +1,332 @@
+"""The in-process transport: a broker in this process, for programs that need no server.
+
+Async: the broker runs in the caller's event loop. Sync: it runs in a loop of its own in a daemon thread, and
+callers of any thread hand it their calls. Both answer from one table, `_OPERATIONS`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import weakref
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, TypeVar
+
+import msgspec
+
+from miniq.api import arrow
+from miniq.broker import Broker
+from miniq.client import calls
+from miniq.client.calls import Call
+from miniq.client.tables import TablePage, is_table, to_table
+from miniq.errors import Closed, InvalidRequest
+from miniq.message import Claim, Lease, Stored
+from miniq.options import Options
+from miniq.store import open_store
+
+T = TypeVar("T")
+
+
+async def _extend(broker: Broker, call: calls.Extend) -> calls.Extended:
+    until, outcomes = await broker.extend(call.queue, call.leases, call.seconds)
+    return calls.Extended(outcomes, until)
+
+
+async def _next_claim(broker: Broker, call: calls.NextClaim) -> Claim | None:
+    claim, _ = await broker.claims.next(
+        call.queue,
+        call.group,
+        call.after,
+        epoch=call.epoch,
+        max_messages=call.max_messages,
+        max_bytes=call.max_bytes,
+        wait=call.wait,
+        consumer=call.consumer,
+    )
+    return claim
+
+
+async def _read_claim(broker: Broker, call: calls.ReadClaim) -> list[Stored]:
+    part = await broker.claims.find(call.queue, call.group, call.claim, call.part, call.parts)
+    return [stored async for some in part.each() for stored in some]
+
+
+async def _claim_table(broker: Broker, call: calls.ClaimTable) -> Any:
+    part = await broker.claims.find(call.queue, call.group, call.claim, call.part, call.parts)
+    batches = [arrow.portions(some) async for some in part.read()]
+    return arrow.arrow().Table.from_batches(batches, arrow.messages_schema())
+
+
+async def _peek_table(broker: Broker, call: calls.PeekTable) -> TablePage:
+    page = await broker.peek(call.queue, status=call.status, after=call.after, limit=call.limit, many=True)
+    return TablePage(arrow.arrow().Table.from_batches([arrow.stored(page.messages)]), page.next)
+
+
+async def _history_table(broker: Broker, call: calls.HistoryTable) -> TablePage:
+    page = await broker.history(after=call.after, limit=call.limit, queue=call.queue, many=True)
+    table = arrow.arrow().Table.from_batches([arrow.history(page.records)])
+    return TablePage(table, page.next, page.first, page.last)
+
+
+async def _upload(broker: Broker, call: calls.Upload) -> tuple[int, int]:
+    drafts = arrow.drafts_of_table(to_table(call.messages)) if is_table(call.messages) else call.messages
+    return await broker.stages.upload(call.queue, call.stage, call.part, drafts)
+
+
+async def _send_table(broker: Broker, call: calls.SendTable) -> list[str]:
+    return await broker.send(call.queue, arrow.drafts_of_table(to_table(call.table)))
+
+
+_OPERATIONS: dict[type[Call[Any]], Callable[[Broker, Any], Coroutine[Any, Any, Any]]] = {
+    calls.Send: lambda broker, call: broker.send(call.queue, call.drafts),
+    calls.SendTable: _send_table,
+    calls.Receive: lambda broker, call: broker.receive(
+        call.queue,
+        max=call.max,
+        visibility_timeout=call.visibility_timeout,
+        wait=call.wait,
+        consumer=call.consumer,
+        mode=call.mode,
+    ),
+    calls.Ack: lambda broker, call: broker.ack(call.queue, call.leases),
+    calls.AckById: lambda broker, call: broker.ack_by_id(call.queue, call.id),
+    calls.Release: lambda broker, call: broker.release(call.queue, call.leases, call.delay),
+    calls.Extend: _extend,
+    calls.Get: lambda broker, call: broker.get(call.queue, call.id),
+    calls.Peek: lambda broker, call: broker.peek(call.queue, status=call.status, after=call.after, limit=call.limit),
+    calls.Edit: lambda broker, call: broker.edit(
+        call.queue,
+        call.id,
+        body=call.body,
+        content_type=call.content_type,
+        headers=call.headers,
+        priority=call.priority,
+        delay=call.delay,
+        receipt=call.receipt,
+    ),
+    calls.Remove: lambda broker, call: broker.remove(call.queue, call.id, call.receipt),
+    calls.OpenClaims: lambda broker, call: broker.claims.open(call.queue, call.group),
+    calls.NextClaim: _next_claim,
+    calls.ReadClaim: _read_claim,
+    calls.ClaimTable: _claim_table,
+    calls.PeekTable: _peek_table,
+    calls.HistoryTable: _history_table,
+    calls.AckClaims: lambda broker, call: broker.claims.ack(call.queue, call.group, call.upto, call.epoch),
+    calls.ReleaseClaims: lambda broker, call: broker.claims.release(call.queue, call.group, call.epoch),
+    calls.ListClaims: lambda broker, call: broker.claims.list(call.queue),
+    calls.Upload: _upload,
+    calls.Publish: lambda broker, call: broker.stages.publish(call.queue, call.job, call.batch, call.stages),
+    calls.DiscardStages: lambda broker, call: broker.stages.discard(call.queue, call.job, call.batch),
+    calls.ListStages: lambda broker, call: broker.stages.list(call.queue),
+    calls.Purge: lambda broker, call: broker.purge(call.queue),
+    calls.Redrive: lambda broker, call: broker.redrive(call.queue, ids=call.ids, to=call.to, rate=call.rate),
+    calls.Configure: lambda broker, call: broker.configure(call.queue, call.changes),
+    calls.GetQueue: lambda broker, call: broker.queue(call.queue),
+    calls.ListQueues: lambda broker, call: broker.queues(),
+    calls.DeleteQueue: lambda broker, call: broker.delete_queue(call.queue),
+    calls.History: lambda broker, call: broker.history(after=call.after, limit=call.limit, queue=call.queue),
+    calls.Backup: lambda broker, call: broker.backup(call.path),
+}
+
+
+def open(url: str, options: dict[str, Any]) -> Embedded:
+    """A broker of its own for callers of any thread; `url` is a store's, `options` are fields of `Options`."""
+    return Embedded(_make_broker(url, options))
+
+
+async def open_async(url: str, options: dict[str, Any]) -> AsyncEmbedded:
+    """A broker in the running event loop; `url` is a store's, `options` are fields of `Options`."""
+    broker = _make_broker(url, options)
+    await broker.open()
+    return AsyncEmbedded(broker)
+
+
+def _make_broker(url: str, options: dict[str, Any]) -> Broker:
+    """A broker that is not yet open."""
+    known = [field for field in Options.__struct_fields__ if field != "store"]
+    for field in options:
+        if field not in known:
+            raise InvalidRequest(f"{field}: no such option; there are {', '.join(known)}", field=field)
+    try:
+        made = msgspec.convert(options | {"store": url}, Options)
+    except msgspec.ValidationError as error:
+        text, _, place = str(error).partition(" - at `$.")
+        field = place.rstrip("`") or "options"
+        raise InvalidRequest(f"{field}: {text}", field=field) from None
+    return Broker(open_store(url, made), made)
+
+
+class AsyncEmbedded:
+    """Performs calls on a broker in the running event loop."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._loop = asyncio.get_running_loop()
+
+    async def perform(self, call: Call[T]) -> T:
+        if asyncio.get_running_loop() is not self._loop:
+            raise InvalidRequest("client: it belongs to another event loop; connect in this one", field="client")
+        reply: T = await _OPERATIONS[type(call)](self._broker, call)
+        return reply
+
+    async def close(self) -> None:
+        await self._broker.close()
+
+
+class Embedded:
+    """Performs calls of any thread on a broker in a thread of its own."""
+
+    def __init__(self, broker: Broker) -> None:
+        """Open the broker; what it raises is raised here."""
+        self._core = core = _Core(broker)
+        # The core must not know this object: it goes when its user lets go of it, or at exit.
+        self._closer = weakref.finalize(self, core.close)
+
+    def perform(self, call: Call[T]) -> T:
+        reply: T = self._core.perform(call)
+        return reply
+
+    def close(self) -> None:
+        self._core.close()
+        self._closer.detach()
+
+
+class _Ticket:
+    """A call on its way, and its answer. `done` is a lock that is held until there is one: the cheapest
+    thing that one thread can wait for."""
+
+    __slots__ = ("call", "done", "error", "reply", "task")
+
+    def __init__(self, call: Call[Any]) -> None:
+        self.call = call
+        self.done = threading.Lock()
+        self.done.acquire()
+        self.reply: Any = None
+        self.error: BaseException | None = None
+        self.task: asyncio.Task[None] | None = None
+
+    def wait(self) -> Any:
+        self.done.acquire()
+        error = self.error
+        if error is None:
+            return self.reply
+        try:
+            raise error
+        finally:
+            del error, self  # no cycle through the traceback
+
+
+class _Core:
+    """The thread, its loop and the broker in it."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._process = os.getpid()
+        self._gate = threading.Lock()
+        """Held while a call is handed over, so that none slips in behind the end."""
+        self._closed = False
+        self._failure: BaseException | None = None
+        """What went wrong when the broker was closed."""
+        self._tickets: set[_Ticket] = set()
+        self._loop = asyncio.new_event_loop()
+        self._ending = asyncio.Event()
+        opened = _Ticket(Call())
+        self._thread = threading.Thread(target=self._run, args=(opened,), name="miniq-broker", daemon=True)
+        self._thread.start()
+        opened.wait()
+
+    def perform(self, call: Call[Any]) -> Any:
+        """Hand a call to the broker's thread and wait for its answer."""
+        if self._process != os.getpid():
+            raise Closed("the client was made before this process was forked; connect again in this process")
+        ticket = _Ticket(call)
+        with self._gate:
+            if self._closed:
+                raise Closed("the client is closed")
+            self._loop.call_soon_threadsafe(self._begin, ticket)
+        try:
+            return ticket.wait()
+        except BaseException:
+            if ticket.error is None:  # interrupted while waiting: nobody wants the answer any more
+                self._abandon(ticket)
+            raise
+
+    def close(self) -> None:
+        """Close the broker and end the thread. Harmless to repeat, and in a forked child, where neither is."""
+        if self._process != os.getpid():
+            return
+        with self._gate:
+            first, self._closed = not self._closed, True
+            if first:
+                self._loop.call_soon_threadsafe(self._ending.set)
+        if threading.current_thread() is self._thread:  # the garbage collector may run there
+            return
+        self._thread.join()
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    # In the broker's thread
+
+    def _run(self, opened: _Ticket) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._live(opened))
+        finally:
+            self._loop.close()
+
+    async def _live(self, opened: _Ticket) -> None:
+        try:
+            await self._broker.open()
+        except BaseException as error:
+            self._closed = True
+            opened.error = error
+            return
+        finally:
+            opened.done.release()
+        await self._ending.wait()
+        # Whatever is under way comes first, except long polls, which end with the broker.
+        await _settled(ticket for ticket in self._tickets if not calls.may_wait(ticket.call))
+        try:
+            await self._broker.close()
+        except BaseException as error:
+            self._failure = error
+        await _settled(self._tickets)
+
+    def _begin(self, ticket: _Ticket) -> None:
+        self._tickets.add(ticket)
+        ticket.task = self._loop.create_task(self._answer(ticket))
+
+    async def _answer(self, ticket: _Ticket) -> None:
+        call = ticket.call
+        try:
+            ticket.reply = await _OPERATIONS[type(call)](self._broker, call)
+        except BaseException as error:
+            ticket.error = error
+        self._tickets.discard(ticket)
+        ticket.task = None
+        ticket.done.release()
+
+    def _abandon(self, ticket: _Ticket) -> None:
+        """The caller was interrupted: what it would have received goes back."""
+        with self._gate:
+            if not self._closed:
+                self._loop.call_soon_threadsafe(self._give_back, ticket)
+
+    def _give_back(self, ticket: _Ticket) -> None:
+        call = ticket.call
+        if not isinstance(call, calls.Receive):
+            return
+        if ticket.task is not None:
+            ticket.task.cancel()
+        elif ticket.reply and call.mode == "at-least-once":
+            leases = [Lease(stored.message.id, stored.receipt or "") for stored in ticket.reply]
+            self._begin(_Ticket(calls.Release(call.queue, leases)))
+
+
+async def _settled(tickets: Iterable[_Ticket]) -> None:
+    """Wait until these have their answers."""
+    tasks = [ticket.task for ticket in tickets if ticket.task is not None]
+    if tasks:
+        await asyncio.wait(tasks)

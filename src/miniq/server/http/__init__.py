@@ -1,0 +1,1 @@
+"""HTTP: the routes on Starlette and the fast lane for the hot calls."""

@@ -1,0 +1,74 @@
+"""`GET /v1/events`: the numbers of all queues, or of one, as server-sent events.
+
+The first event has all queues that the caller may see, later ones those that changed and the names of those that are
+gone. An event comes every `interval` seconds even if nothing changed, so that who listens can tell silence from death.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import StreamingResponse
+
+from miniq.api import codec, shapes
+from miniq.broker import Broker, rules
+from miniq.errors import InvalidRequest, MiniQError
+from miniq.server.monitoring import stats_of
+from miniq.server.operations import BY_NAME, Request, authorise, bearer
+from miniq.server.query import number
+
+PARAMETERS = {"interval": float, "queue": str, "count": int}
+PATH = "/v1/events"
+
+
+async def listen(broker: Broker, http: HTTPRequest) -> StreamingResponse:
+    """The stream that answers a request."""
+    query = http.query_params
+    for name in query:
+        if name not in PARAMETERS:
+            raise InvalidRequest(
+                f"{name[:80]}: there is no such parameter; there are: {', '.join(PARAMETERS)}", field=name[:80]
+            )
+    interval = _seconds(query.get("interval", "2"))
+    count = rules.check_count(number(query, "count", 2**31), "count", 1, 2**31)
+    request = Request({}, query, None, "json", bearer(http.headers.get("authorization")))
+    authorise(broker, BY_NAME["stats"], request)
+    first = await _look(broker, request)
+    return StreamingResponse(
+        _events(broker, request, first, interval, count),
+        media_type="text/event-stream",
+        headers={"cache-control": "no-store", "x-accel-buffering": "no"},
+    )
+
+
+async def _events(
+    broker: Broker, request: Request, seen: dict[str, shapes.StatsEntry], interval: float, count: int
+) -> AsyncIterator[bytes]:
+    changed, gone = list(seen.values()), list[str]()
+    while True:
+        event = shapes.StatsEvent(codec.moment(broker.clock.now()), changed, gone)
+        yield b"event: stats\ndata: %b\n\n" % codec.encode_json(event)
+        count -= 1
+        if not count or not await broker.trends.pause(interval):
+            return
+        try:
+            authorise(broker, BY_NAME["stats"], request)
+            found = await _look(broker, request)
+        except MiniQError as error:
+            yield b"event: problem\ndata: %b\n\n" % codec.encode_json(codec.problem(error))
+            return
+        changed = [entry for name, entry in found.items() if seen.get(name) != entry]
+        gone = [name for name in seen if name not in found]
+        seen = found
+
+
+async def _look(broker: Broker, request: Request) -> dict[str, shapes.StatsEntry]:
+    return {entry.name: entry for entry in await stats_of(broker, request)}
+
+
+def _seconds(text: str) -> float:
+    try:
+        return rules.check_seconds(float(text), "interval", 0.1, 60)
+    except ValueError:
+        raise InvalidRequest(f"interval: {text[:80]!r} is not a number of seconds", field="interval") from None

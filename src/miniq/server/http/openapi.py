@@ -1,0 +1,203 @@
+"""The OpenAPI document, made from the table of operations and the records of the wire, and a page that shows it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from importlib import metadata, resources
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from miniq.api import shapes
+from miniq.api.codec import MSGPACK, PROBLEM
+from miniq.message import JSON
+from miniq.server.http import event_stream, report
+from miniq.server.operations import OPERATIONS, SETTINGS, Operation
+
+_REFUSED = {
+    "400": "A field is wrong; `field` says which",
+    "401": "An API key is needed",
+    "403": "The API key does not allow this",
+    "404": "No such queue or message",
+    "409": "Stale receipt, or the message is leased",
+    "413": "Over a limit",
+    "415": "A content type that is not spoken here",
+    "429": "The queue is full",
+    "503": "The store is away; try again",
+    "507": "The disk is nearly full",
+}
+
+
+_EVENT = {
+    "type": "object",
+    "properties": {
+        "event": {"enum": ["stats", "problem"]},
+        "data": {
+            "type": "string",
+            "contentMediaType": JSON,
+            "contentSchema": {"$ref": "#/components/schemas/StatsEvent"},
+        },
+    },
+}
+"""One server-sent event."""
+
+
+@cache
+def build() -> bytes:
+    """The document as JSON."""
+    kinds = [kind for operation in OPERATIONS for kind in _kinds(operation)]
+    unique = list(dict.fromkeys([*kinds, SETTINGS, shapes.Problem, shapes.HealthReply, shapes.StatsEvent]))
+    _, components = msgspec.json.schema_components(unique, ref_template="#/components/schemas/{name}")
+    for name in ("SendBody", "WireDraft", "EditBody", "WireMessage", "WireEvent"):
+        # `Raw` is any JSON value; msgspec describes it as such already, so only say so.
+        components[name]["properties"]["body"] = {"description": "Any JSON value, or a string for text/*"}
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in OPERATIONS:
+        paths.setdefault(operation.path, {})[operation.method.lower()] = _describe(operation)
+    for path, summary in (("/health", "Whether the process lives"), ("/ready", "Whether the store takes writes")):
+        paths[path] = {
+            "get": {
+                "operationId": path[1:],
+                "summary": summary,
+                "tags": ["broker"],
+                "responses": {
+                    code: _content(shapes.HealthReply, said) for code, said in (("200", "Yes"), ("503", "No"))
+                },
+            }
+        }
+    paths[event_stream.PATH] = {
+        "get": {
+            "operationId": "events",
+            "summary": "The numbers of all queues, or of one, as server-sent events",
+            "description": "Every `interval` seconds an event `stats`; the stream ends after `count` of them. "
+            "Needs the right `read`.",
+            "tags": ["broker"],
+            "parameters": _query(event_stream.PARAMETERS),
+            "responses": {
+                "200": {
+                    "description": "A stream of events",
+                    "content": {"text/event-stream": {"schema": _EVENT}},
+                },
+                **{code: _content(shapes.Problem, said, PROBLEM) for code, said in _REFUSED.items()},
+            },
+        }
+    }
+    paths[report.PATH] = {
+        "get": {
+            "operationId": "report",
+            "summary": "The page that `miniq pipeline report` wrote last",
+            "description": "Needs the right `read` on all queues.",
+            "tags": ["broker"],
+            "responses": {
+                "200": {"description": "The page", "content": {"text/html": {"schema": {"type": "string"}}}},
+                **{code: _content(shapes.Problem, said, PROBLEM) for code, said in _REFUSED.items()},
+            },
+        }
+    }
+    document = {
+        "openapi": "3.1.0",
+        "info": {"title": "MiniQ", "version": metadata.version("miniq"), "description": _about()},
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"key": []}],
+    }
+    return msgspec.json.format(msgspec.json.encode(document), indent=1)
+
+
+def _about() -> str:
+    return (
+        "A message broker. Times are seconds, moments RFC 3339 UTC. Requests and replies are JSON or "
+        "MessagePack (application/msgpack); errors are RFC 9457 problems with a stable `code`."
+    )
+
+
+def _kinds(operation: Operation) -> list[Any]:
+    return [
+        kind
+        for kind in (operation.body, operation.reply)
+        if isinstance(kind, type) and hasattr(kind, "__struct_fields__")
+    ]
+
+
+def _describe(operation: Operation) -> dict[str, Any]:
+    parameters: list[dict[str, Any]] = [
+        {"name": name, "in": "path", "required": True, "schema": _path_schema(name)}
+        for name in re.findall(r"{(\w+)}", operation.path)
+    ]
+    parameters += _query(operation.query)
+    described: dict[str, Any] = {
+        "operationId": operation.name,
+        "summary": operation.summary,
+        "description": f"Needs the right `{operation.verb}`.",
+        "tags": [_tag(operation)],
+        "parameters": parameters,
+        "responses": {
+            str(operation.status): {"description": "Done"}
+            if operation.reply is None
+            else _content(operation.reply, "Done"),
+            **{code: _content(shapes.Problem, said, PROBLEM) for code, said in _REFUSED.items()},
+        },
+    }
+    if operation.body is not None:
+        kind = SETTINGS if operation.name == "configure" else operation.body
+        described["requestBody"] = {
+            "required": not operation.optional,
+            "content": {media: {"schema": _ref(kind)} for media in (JSON, MSGPACK)},
+        }
+    return described
+
+
+def _query(parameters: Mapping[str, type]) -> list[dict[str, Any]]:
+    kinds = {int: "integer", float: "number"}
+    return [
+        {"name": name, "in": "query", "schema": {"type": kinds.get(kind, "string")}}
+        for name, kind in parameters.items()
+    ]
+
+
+def _tag(operation: Operation) -> str:
+    return (
+        "messages"
+        if "message" in operation.path or operation.hot
+        else "queues"
+        if "queues" in operation.path
+        else "broker"
+    )
+
+
+def _path_schema(name: str) -> dict[str, str]:
+    return {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,128}$"} if name == "queue" else {"type": "string"}
+
+
+def _content(kind: Any, said: str, media: str | None = None) -> dict[str, Any]:
+    medias = [media] if media else [JSON, MSGPACK]
+    return {"description": said, "content": {each: {"schema": _ref(kind)} for each in medias}}
+
+
+def _ref(kind: Any) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{kind.__name__}"}
+
+
+async def document(request: Request) -> Response:
+    return Response(build(), media_type=JSON)
+
+
+def _page(name: str, media: str) -> Response:
+    text = resources.files("miniq.server.http").joinpath("pages", name).read_bytes()
+    policy = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'"
+    return Response(text, media_type=media, headers={"content-security-policy": policy})
+
+
+async def page(request: Request) -> Response:
+    return _page("docs.html", "text/html; charset=utf-8")
+
+
+async def script(request: Request) -> Response:
+    return _page("docs.js", "text/javascript; charset=utf-8")

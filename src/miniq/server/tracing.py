@@ -1,0 +1,77 @@
+"""Spans of the server: one for each send, receive and ack, whatever the wire.
+
+Its parent is what the request carries (`traceparent`, over HTTP), else what the first message carries. A message that
+carries no context gets that of the server's span, so that its receiver can go on from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from miniq import tracing
+from miniq.api import shapes
+from miniq.broker import Broker
+from miniq.message import Bodies
+
+if TYPE_CHECKING:
+    from miniq.server.operations import Operation, Request
+
+NAMES = frozenset({"send", "receive", "ack"})
+
+
+class ServerTracer:
+    """Writes down spans of a broker."""
+
+    def __init__(self, provider: Any) -> None:
+        self._provider = provider
+        self._tracer = tracing.tracer(provider)
+
+    def close(self) -> None:
+        """Export what is left."""
+        self._provider.shutdown()
+
+    async def run(self, operation: Operation, broker: Broker, request: Request) -> Any:
+        """Run an operation within its span."""
+        if operation.name not in NAMES:
+            return await operation.run(broker, request)
+        from opentelemetry.trace import SpanKind
+
+        queue = request.path["queue"]
+        with self._tracer.start_as_current_span(
+            f"{operation.name} {queue}",
+            tracing.context_of(request.trace or _first(request.body)),
+            SpanKind.SERVER,
+            tracing.attributes(operation.name, queue, _count(request.body)),
+            record_exception=False,
+            set_status_on_exception=False,
+        ) as span:
+            if operation.name == "send":
+                request.carried = tracing.carried()
+            try:
+                reply = await operation.run(broker, request)
+            except BaseException as error:
+                tracing.failed(span, error)
+                raise
+            if isinstance(reply, shapes.MessagesReply):
+                span.set_attribute("messaging.batch.message_count", len(reply.messages))
+                for link in tracing.links(message.headers for message in reply.messages):
+                    span.add_link(link.context, link.attributes)
+            return reply
+
+
+def _first(body: Any) -> Mapping[str, str] | None:
+    """The headers of the first message that is sent."""
+    if not isinstance(body, shapes.SendBody):
+        return None
+    if isinstance(body.messages, list):
+        return body.messages[0].headers if body.messages else None
+    return body.headers
+
+
+def _count(body: Any) -> int | None:
+    if isinstance(body, Bodies):
+        return len(body.bodies)
+    if isinstance(body, shapes.SendBody):
+        return len(body.messages) if isinstance(body.messages, list) else 1
+    return len(body.leases) if isinstance(body, shapes.LeasesBody) else None

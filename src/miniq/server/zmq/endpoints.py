@@ -1,0 +1,124 @@
+"""The three ZeroMQ sockets of a broker: the command server, and the producer and consumer endpoints.
+
+A port that is known is opened at start, because people connect to it unasked. An endpoint on any free port (0) is
+opened when the command server is first asked for its address, which nobody could know before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+
+import zmq
+from zmq.auth.asyncio import AsyncioAuthenticator
+
+from miniq.api import shapes
+from miniq.broker import Broker
+from miniq.broker.keyring import CurvePair
+from miniq.errors import InvalidRequest
+from miniq.options import Options
+from miniq.server.busy_poll import Awake
+from miniq.server.zmq.curve import guard, require
+from miniq.server.zmq.router import Router
+
+log = logging.getLogger("miniq.zmq")
+LINGER = 2.0
+"""Seconds that replies have to leave when the server ends."""
+
+_USUAL = {"producer": "PRODUCE_MSG", "consumer": "CONSUME"}
+_ONLY = {
+    "producer": frozenset({"send"}),
+    "consumer": frozenset({"receive", "ack", "remove", "release", "extend"}),
+}
+
+
+class Doors:
+    """`await doors.open()`, and `await doors.close()` when the broker is about to close."""
+
+    def __init__(self, broker: Broker, options: Options, awake: Awake) -> None:
+        self._broker = broker
+        self._awake = awake
+        self._options = options
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._guard: AsyncioAuthenticator | None = None
+        self._pair: CurvePair | None = None
+        self._routers: dict[str, Router] = {}
+        self._ports: dict[str, int] = {}
+
+    async def open(self) -> str:
+        """Listen; the address of the command server. What is in the way is named with its option."""
+        options = self._options
+        if options.curve:
+            self._pair = await self._broker.keys.own_pair()
+            self._guard = guard(self._context, self._broker.keys)
+            log.info("ZeroMQ speaks CURVE; the broker's public key is %s", self._pair.public)
+        try:
+            for name in ("command", "producer", "consumer"):
+                if name == "command" or self._port(name):
+                    self._open(name)
+        except BaseException:
+            await self.close(0)
+            raise
+        return self._address("command")
+
+    async def close(self, grace: float) -> None:
+        """Finish what is being answered, let replies leave, and close. Harmless to repeat."""
+        await asyncio.gather(*(router.close(grace, LINGER) for router in self._routers.values()))
+        self._routers.clear()
+        if self._guard is not None:
+            self._guard.stop()
+            self._guard = None
+        if not self._context.closed:
+            await asyncio.to_thread(self._context.term)
+
+    # Inside
+
+    def _port(self, name: str) -> int:
+        port: int = getattr(self._options, f"{name}_port")
+        return port
+
+    def _open(self, name: str) -> None:
+        options = self._options
+        opener = self._find if name == "command" else None
+        router = Router(
+            self._context,
+            self._broker,
+            options.limits.request_bytes,
+            self._awake,
+            usual=_USUAL.get(name),
+            only=_ONLY.get(name),
+            opener=opener,
+        )
+        self._routers[name] = router
+        if self._pair is not None:
+            require(router.socket, self._pair)
+        field, port = f"{name}_port", self._port(name)
+        try:
+            self._ports[name] = router.bind(_numeric(options.host), port)
+        except zmq.ZMQError as error:
+            raise InvalidRequest(
+                f"{field}: cannot listen on {options.host}:{port}: {error.strerror}; choose another with "
+                f"--{name}-port, or do without ZeroMQ with --no-zmq",
+                field=field,
+            ) from None
+
+    def _find(self, name: str) -> shapes.AddressReply:
+        """The address of an endpoint, which is opened if it is not."""
+        if name not in self._ports:
+            self._open(name)
+        return shapes.AddressReply(self._address(name), self._ports[name])
+
+    def _address(self, name: str) -> str:
+        host = self._options.host
+        if host in ("0.0.0.0", "::"):  # noqa: S104  not an address to connect to
+            host = socket.gethostname()
+        return f"tcp://[{host}]:{self._ports[name]}" if ":" in host else f"tcp://{host}:{self._ports[name]}"
+
+
+def _numeric(host: str) -> str:
+    """The address of a host name: the library binds to addresses only."""
+    try:
+        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError as error:
+        raise InvalidRequest(f"host: {host!r} is not an address of this machine: {error}", field="host") from None

@@ -1,0 +1,1 @@
+"""The embedded store: ordered keys over RocksDB or LevelDB, for one process."""

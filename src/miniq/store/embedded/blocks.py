@@ -1,0 +1,328 @@
+"""What the embedded store keeps in memory of a queue: blocks, the state of their messages, and lanes.
+
+A **block** is up to 128 messages that lie in one record. A **run** is a lease or a delay that some
+messages of a block share; a message without a run is fresh. A **lane** is the line of one priority for
+one recipient (or for anybody): fresh blocks in order, messages that came back, and a cursor into the
+backlog on disk, which is read only when it is needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from miniq.ids import ids_from, run_of
+from miniq.message import Claim, Message, QueueSettings, StageName, Stored
+from miniq.store.embedded import keys
+
+_TAILS = tuple(f"{place:02x}" for place in range(256))
+
+
+class Run:
+    """One state, shared by some messages of one block. Never changed: a new state is a new run."""
+
+    __slots__ = (
+        "block",
+        "consumer",
+        "due",
+        "key",
+        "live",
+        "places",
+        "receipt",
+        "receives",
+        "taken_at",
+        "visible_at",
+    )
+
+    def __init__(
+        self,
+        block: Block,
+        places: range,
+        visible_at: int,
+        receives: int,
+        receipt: str | None,
+        consumer: str | None,
+        taken_at: int,
+        key: bytes,
+    ) -> None:
+        self.block = block
+        self.places = places
+        self.visible_at = visible_at
+        self.receives = receives
+        self.receipt = receipt
+        self.consumer = consumer
+        self.taken_at = taken_at
+        self.key = key
+        self.live = 0
+        """How many messages are still in this state."""
+        self.due = False
+        """Whether its time has come: its messages are ready again, though the receipt still counts."""
+
+    def held_places(self) -> list[int]:
+        runs = self.block.runs
+        return [place for place in self.places if runs[place] is self]
+
+
+class Block:
+    """Messages of one record. `runs[place]` is None for a fresh or gone message; `gone` is a bitmap."""
+
+    __slots__ = (
+        "alive",
+        "arrives",
+        "charged",
+        "count",
+        "gone",
+        "group",
+        "key",
+        "messages",
+        "name",
+        "next",
+        "owner",
+        "priority",
+        "runs",
+        "sizes",
+        "source",
+        "waiting",
+        "windowed",
+    )
+
+    def __init__(self, name: str, key: bytes, owner: str, priority: int, count: int) -> None:
+        self.name = name
+        self.key = key
+        self.owner = owner
+        self.priority = priority
+        self.count = count
+        self.runs: list[Run | None] = [None] * count
+        self.gone = 0
+        self.alive = count
+        self.next = 0
+        """All fresh messages have this place or a higher one."""
+        self.messages: Sequence[Message] | None = None
+        self.charged = 0
+        """What `messages` counts for in the memory of the window."""
+        self.sizes: list[int] | None = None
+        self.group: str | None = None
+        self.waiting = False
+        """Behind the head of its group."""
+        self.windowed = False
+        """Its fresh messages are in a lane."""
+        self.source: bytes | None = b""
+        """Where its messages lie, if they were published from a stage; None if that is not known."""
+        self.arrives: object = None
+        """The batch that has to be written before it may be seen, while there is one."""
+
+    @property
+    def alone(self) -> bool:
+        return len(self.name) == 37
+
+    @property
+    def touched(self) -> bool:
+        """Whether it has state that its record on disk does not show."""
+        return self.gone != 0 or any(self.runs)
+
+    def id_at(self, place: int) -> str:
+        if self.alone:
+            return self.name[:36]
+        return self.name[:34] + _TAILS[place + (128 if self.name[34] == "8" else 0)]
+
+    def ids_at(self, places: range) -> list[str]:
+        return ids_from(self.id_at(places.start), len(places))
+
+    def is_gone(self, place: int) -> bool:
+        return bool(self.gone >> place & 1)
+
+    def is_fresh(self, place: int) -> bool:
+        return self.runs[place] is None and not self.gone >> place & 1
+
+    def fresh_from(self, place: int) -> int:
+        """The first fresh place from here on, `count` if there is none."""
+        runs, gone, count = self.runs, self.gone, self.count
+        while place < count and (runs[place] is not None or gone >> place & 1):
+            place += 1
+        return place
+
+    def fresh_until(self, place: int, most: int) -> int:
+        """The end of the unbroken stretch of fresh places from a fresh one, at most `most` long."""
+        end = min(self.count, place + most)
+        if self.gone == 0 and self.alive == self.count and self.runs[end - 1] is None and place == self.next:
+            runs = self.runs
+            if not any(runs[place:end]):
+                return end
+        stop = place + 1
+        while stop < end and self.is_fresh(stop):
+            stop += 1
+        return stop
+
+    def stored(self, place: int, message: Message) -> Stored:
+        run = self.runs[place]
+        if run is None:
+            return Stored(message, message.due_at)
+        return Stored(message, run.visible_at, run.receives, run.receipt, run.consumer)
+
+    def state_record(self, run: Run) -> keys.StateRecord:
+        return keys.StateRecord(
+            self.owner,
+            self.priority,
+            self.count,
+            run.places.start,
+            run.places.stop,
+            run.visible_at,
+            run.receives,
+            run.receipt,
+            run.consumer,
+            run.taken_at,
+            self.group,
+            self.waiting,
+        )
+
+
+Back = tuple[str, int, Block, int, Run | None]
+"""A message that is ready out of turn: id, a number that breaks ties, block, place, its run."""
+
+
+class Lane:
+    """The line of one priority and owner."""
+
+    __slots__ = ("back", "fresh", "more", "prefix", "seen", "size")
+
+    def __init__(self, prefix: bytes, seen: str = "", more: bool = True) -> None:
+        self.prefix = prefix
+        self.fresh: deque[Block] = deque()
+        self.back: list[Back] = []
+        """A heap."""
+        self.seen = seen
+        """Blocks on disk up to this name are in memory or finished."""
+        self.more = more
+        """There may be blocks on disk after `seen` that are not in memory."""
+        self.size = 0
+
+
+class Track:
+    """The lanes of one owner by priority. `more` says whether there may be something on disk."""
+
+    __slots__ = ("lanes",)
+
+    def __init__(self, number: int, owner: str, more: bool) -> None:
+        self.lanes = [Lane(keys.lane_prefix(number, owner, priority), more=more) for priority in range(10)]
+
+    def idle(self) -> bool:
+        return not any(lane.fresh or lane.back for lane in self.lanes)
+
+
+class HeldClaim:
+    """A claim that is not acked: its runs in order. While it is being made it has no `ends` yet."""
+
+    __slots__ = ("claim", "ends", "runs")
+
+    def __init__(self, claim: Claim, runs: list[Run]) -> None:
+        self.claim = claim
+        self.runs = runs
+        self.ends: list[int] = []
+        """For each run, how many messages there are up to its end."""
+
+    def freeze(self) -> None:
+        """It is complete: by priority, then id."""
+        self.runs.sort(key=lambda run: (-run.block.priority, run.block.id_at(run.places.start)))
+        self.ends = list(accumulate(len(run.places) for run in self.runs))
+
+
+class Readers:
+    """The claims of one group of readers."""
+
+    def __init__(self, name: str, epoch: int = 0, acked: int = 0, last: int = 0) -> None:
+        self.name = name
+        self.epoch = epoch
+        self.acked = acked
+        self.last = last
+        self.held: dict[int, HeldClaim] = {}
+        self.kept: dict[int, keys.ClaimRecord] = {}
+        """Acked, and perhaps still to be read."""
+        self.lock = asyncio.Lock()
+        """Held while claims are acked, made or released, which takes more than one step."""
+
+
+class Part(NamedTuple):
+    """A part of a stage: which upload, how many messages, their bytes, how many of them stand alone, since when and
+    until when."""
+
+    upload: int
+    messages: int
+    bytes: int
+    alone: int
+    made_at: int
+    until: int
+
+
+class Shelf:
+    """A queue in memory."""
+
+    def __init__(self, name: str, number: int, serial: int, settings: QueueSettings) -> None:
+        self.name = name
+        self.number = number
+        self.serial = serial
+        self.settings = settings
+        self.count = 0
+        self.size = 0
+        self.leased = 0
+        self.delayed = 0
+        """Of `count`, those that are leased or delayed as of the last look at the timers."""
+        self.tracks: dict[str, Track] = {"": Track(number, "", more=False)}
+        self.blocks: dict[str, Block] = {}
+        """Every block that is in memory, by name."""
+        self.arriving: dict[str, Block] = {}
+        """Blocks whose record is not written yet."""
+        self.leaving: set[str] = set()
+        """Names of blocks whose removal is not written yet."""
+        self.timers: list[tuple[int, int, Run]] = []
+        """A heap of runs that are not due yet."""
+        self.tokens: dict[str, list[Run]] = {}
+        """Runs by receipt; some may be over."""
+        self.groups: dict[str, keys.GroupRecord] = {}
+        """Groups as they will be once all is written."""
+        self.followers: dict[str, dict[str, Block]] = {}
+        """By group, waiting messages whose record is not written yet."""
+        self.dedup: dict[str, keys.DedupRecord] = {}
+        """Dedup records that are not written yet."""
+        self.readers: dict[str, Readers] = {}
+        self.stages: dict[StageName, dict[int, Part]] = {}
+        """The parts of each stage that is not published."""
+
+    def track(self, owner: str) -> Track:
+        track = self.tracks.get(owner)
+        if track is None:
+            track = self.tracks[owner] = Track(self.number, owner, more=True)
+        return track
+
+    def lane(self, block: Block) -> Lane:
+        return self.track(block.owner).lanes[block.priority]
+
+    def lows(self) -> dict[int, str]:
+        """For each priority, a name below which the lane for anybody holds nothing that is not in memory
+        for its state: where reading has to begin after a restart."""
+        lows = {}
+        for priority, lane in enumerate(self.tracks[""].lanes):
+            low = lane.fresh[0].name if lane.fresh else lane.seen
+            # What came back may be part of a block, whose name is the lowest id of its run.
+            lows[priority] = min(low, run_of(lane.back[0][0])[0]) if lane.back else low
+        for block in self.arriving.values():
+            if not block.owner and not block.waiting:
+                lows[block.priority] = min(lows[block.priority], block.name)
+        return {priority: low for priority, low in lows.items() if low}
+
+    def runs(self) -> Iterator[Run]:
+        """Every run that still has messages."""
+        for block in list(self.blocks.values()):
+            yield from {id(run): run for run in block.runs if run is not None}.values()
+
+
+class Emptied(Exception):
+    """A queue was emptied or deleted while a call about it was under way, which has to begin again."""
+
+
+def check_there(shelf: Shelf) -> None:
+    """Raise `Emptied` if it was."""
+    if not shelf.tracks:
+        raise Emptied

@@ -1,0 +1,470 @@
+"""Claims of the embedded store: batches that readers take, read as often as they like, and ack as a whole.
+
+A claim costs per block, not per message: each run of neighbours in a block has one state, as with any lease. Its own
+record says how much is in it. A long claim is made, and its bodies are copied, in several steps between which others
+go on; every step leaves it whole. When it is acked, its messages leave the queue as acked ones do, and the records of
+their blocks are copied beside it for as long as it stays readable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+
+from msgspec.structs import replace
+
+from miniq.errors import StoreCorrupt
+from miniq.message import NEVER, Claim, ClaimGroup, EventName, History, Message, Parcel, Portion, Stored
+from miniq.store.contract import UNFIT, Claimed, Fit, ReadyHint, check_reader, claim_name, no_claim
+from miniq.store.embedded import keys
+from miniq.store.embedded.blocks import Block, HeldClaim, Readers, Run, Shelf, check_there
+from miniq.store.embedded.commit import GroupCommit
+from miniq.store.embedded.history import tell_left, tell_taken
+from miniq.store.embedded.kv import KV
+from miniq.store.embedded.ledger import Ledger
+from miniq.store.embedded.window import Window, sizes_of
+
+STEP_MESSAGES = 10_000
+STEP_BYTES = 4 * 1024 * 1024
+
+
+class Claims:
+    """Makes, reads, acks and releases the claims of all queues."""
+
+    def __init__(self, kv: KV, window: Window, ledger: Ledger, commit: GroupCommit, hint: ReadyHint) -> None:
+        self._kv = kv
+        self._window = window
+        self._ledger = ledger
+        self._commit = commit
+        self._hint = hint
+
+    def load(self, shelf: Shelf) -> None:
+        """Take up the claims of a queue after a start; its states are known already."""
+        prefix = keys.of_queue(b"p", shelf.serial)
+        for key, value in self._kv.scan(prefix, keys.after(prefix)):
+            name = key[len(prefix) :].decode()
+            found = keys.decode_readers(value)
+            shelf.readers[name] = Readers(name, found.epoch, found.acked, found.last)
+        prefix = keys.of_queue(b"n", shelf.number)
+        for key, value in self._kv.scan(prefix, keys.after(prefix)):
+            name, number = keys.read_claim_key(key)
+            record = keys.decode_claim(value)
+            readers = shelf.readers[name]
+            if record.claim.acked_at is not None:
+                readers.kept[number] = record
+                continue
+            held = readers.held[number] = HeldClaim(record.claim, list(shelf.tokens.get(claim_name(name, number), ())))
+            held.freeze()
+            if not held.ends or held.ends[-1] != record.claim.messages:
+                raise StoreCorrupt(
+                    f"store: claim {number} of group {name!r} in queue {shelf.name!r} is not whole", field="store"
+                )
+
+    # The calls
+
+    async def open(self, shelf: Shelf, name: str) -> ClaimGroup:
+        """See `Store.open_claims`."""
+        readers = shelf.readers.setdefault(name, Readers(name))
+        readers.epoch += 1
+        self._save(shelf, readers)
+        epoch, acked, last = readers.epoch, readers.acked, readers.last
+        await self._commit.commit(sync=True)
+        return ClaimGroup(name, epoch, acked, last)
+
+    async def claim(
+        self,
+        shelf: Shelf,
+        name: str,
+        after: int,
+        epoch: int | None,
+        limit: int,
+        max_bytes: int,
+        fit: Fit,
+        consumer: str | None,
+        now: int,
+        keep_until: int,
+        keep: History,
+    ) -> Claimed:
+        """See `Store.claim`."""
+        readers = shelf.readers.setdefault(name, Readers(name))
+        async with readers.lock:
+            check_there(shelf)
+            check_reader(_state(readers), epoch, after)
+            number = after + 1
+            made = self.find(shelf, name, number, now) if limit and number <= readers.last else None
+            acked = await self._ack(shelf, readers, after, now, keep_until, keep)
+            if not limit:
+                return Claimed(None, readers.epoch, acked=acked)
+            if made is not None:
+                await self._commit.settle()
+                return Claimed(made, readers.epoch, acked=acked)
+            made, unfit = await self._make(shelf, readers, limit, max_bytes, fit, consumer, now, keep)
+            return Claimed(made, readers.epoch, made is not None, acked, unfit)
+
+    def find(self, shelf: Shelf, name: str, number: int, now: int) -> Claim:
+        """See `Store.find_claim`."""
+        readers = shelf.readers.get(name) or Readers(name)
+        held, kept = readers.held.get(number), readers.kept.get(number)
+        if held is not None and held.ends:
+            return held.claim
+        if kept is not None and kept.until > now:
+            return kept.claim
+        raise no_claim(_state(readers), number)
+
+    def read(
+        self, shelf: Shelf, name: str, number: int, start: int, stop: int, max_bytes: int, now: int
+    ) -> list[Portion]:
+        """See `Store.claimed`."""
+        self.find(shelf, name, number, now)
+        held = shelf.readers[name].held.get(number)
+        found: list[Portion] = []
+        left = max_bytes
+        for block, first, last, receives in (
+            self._kept_blocks(shelf, name, number, start, stop)
+            if held is None
+            else self._held_blocks(held, start, stop)
+        ):
+            messages = keys.decode_block(block, self._kv.get)[first:last]
+            sizes = sizes_of(messages)
+            size = sum(sizes)
+            if size > left:
+                count = _fitting(sizes, left) or (0 if found else 1)
+                return [*found, Portion(messages[:count], receives)] if count else found
+            left -= size
+            found.append(Portion(messages, receives))
+        return found
+
+    async def release(self, shelf: Shelf, name: str, epoch: int | None, now: int, keep: History) -> int:
+        """See `Store.release_claims`."""
+        readers = shelf.readers.get(name) or Readers(name)
+        async with readers.lock:
+            # What an ack that was cut off has copied has to be on disk, to be found and removed.
+            await self._commit.settle()
+            check_there(shelf)
+            check_reader(_state(readers), epoch, 0)
+            released = 0
+            ops = self._commit.batch.ops
+            for number, held in list(readers.held.items()):
+                for run in held.runs:
+                    if keep != "off":
+                        self._tell(shelf, run, "released", now)
+                    self._ledger.set_state(shelf, run.block, run.places, now, run.receives, None, None, 0)
+                    self._hint(shelf.name, run.block.owner or None, len(run.places))
+                released += held.claim.messages
+                ops.append((keys.claim_key(shelf.number, name, number), None))
+                self._remove_kept(shelf, name, number, 2**31)
+            if readers.held:
+                readers.held.clear()
+                readers.acked = readers.last
+                self._save(shelf, readers)
+                await self._commit.commit(sync=True)
+            return released
+
+    def groups(self, shelf: Shelf, now: int) -> list[ClaimGroup]:
+        """See `Store.claim_groups`."""
+        found = []
+        for _, readers in sorted(shelf.readers.items()):
+            if _is_real(readers):
+                claims = [record.claim for record in readers.kept.values() if record.until > now]
+                claims += [held.claim for held in readers.held.values() if held.ends]
+                claims.sort(key=lambda claim: claim.number)
+                found.append(_state(readers, claims))
+        return found
+
+    def restore(self, shelf: Shelf, name: str, epoch: int, last: int) -> None:
+        """A group comes from another store, where it held nothing."""
+        readers = shelf.readers[name] = Readers(name, epoch, last, last)
+        self._save(shelf, readers)
+
+    def carry_over(self, old: Shelf, fresh: Shelf) -> None:
+        """A queue is emptied: its claims are gone, and their numbers stay used."""
+        for name, readers in old.readers.items():
+            if _is_real(readers):
+                kept = fresh.readers[name] = Readers(name, readers.epoch, readers.last, readers.last)
+                self._save(fresh, kept)
+
+    def tidy(self, shelves: Iterable[Shelf], now: int, limit: int) -> None:
+        """Stage the removal of up to about `limit` records of acked claims whose time is over."""
+        for shelf in shelves:
+            for name, readers in shelf.readers.items():
+                for number in [number for number, record in readers.kept.items() if record.until <= now]:
+                    limit -= self._remove_kept(shelf, name, number, limit)
+                    if limit <= 0:
+                        return
+                    self._commit.batch.ops.append((keys.claim_key(shelf.number, name, number), None))
+                    del readers.kept[number]
+
+    # Making
+
+    async def _make(
+        self,
+        shelf: Shelf,
+        readers: Readers,
+        limit: int,
+        max_bytes: int,
+        fit: Fit,
+        consumer: str | None,
+        now: int,
+        keep: History,
+    ) -> tuple[Claim | None, list[Stored]]:
+        number = readers.last + 1
+        making = _Making(HeldClaim(Claim(number, 0, 0, now), []), claim_name(readers.name, number), max_bytes)
+        held = making.held
+        self._ledger.wake(shelf, now)
+        try:
+            while True:
+                more = self._gather(shelf, readers.name, making, limit, fit, consumer, now, keep)
+                if held.claim.messages:
+                    # Whatever is written together with this, the claim is whole: as large as its record says.
+                    self._commit.batch.ops.append(
+                        (keys.claim_key(shelf.number, readers.name, number), keys.encode(keys.ClaimRecord(held.claim)))
+                    )
+                    if readers.last < number:
+                        readers.last = number
+                        readers.held[number] = held
+                        self._save(shelf, readers)
+                if not more:
+                    break
+                await asyncio.sleep(0)
+                check_there(shelf)
+        finally:
+            held.freeze()
+        if making.unfit:
+            self._ledger.wake(shelf, now)
+        if not held.claim.messages:
+            return None, list(making.unfit.values())
+        await self._commit.commit(sync=True)
+        return held.claim, list(making.unfit.values())
+
+    def _gather(
+        self,
+        shelf: Shelf,
+        name: str,
+        making: _Making,
+        limit: int,
+        fit: Fit,
+        consumer: str | None,
+        now: int,
+        keep: History,
+    ) -> bool:
+        """Put the next messages in line into a claim, and say whether there may be more for it."""
+        claim = making.held.claim
+        before, count, size = claim.messages, claim.messages, claim.bytes
+        full = False
+        for lanes in self._window.lanes(shelf, consumer):
+            while not full and count - before < STEP_MESSAGES:
+                picked = self._window.pick(shelf, lanes, limit - count, NEVER, True)
+                if picked is None:
+                    break
+                block, places, old = picked
+                for part in self._fit(shelf, making, block, places, old, fit, now):
+                    taken, bytes = self._freeze(shelf, name, making, block, part, old, size, now, keep)
+                    count += taken
+                    size += bytes
+                    if taken < len(part):
+                        block.next = min(block.next, part.start + taken)
+                        full = True
+                        break
+                self._let_go(block)
+                full = full or count == limit or len(making.unfit) >= UNFIT or making.met_again
+            if full or count - before >= STEP_MESSAGES:
+                break
+        making.held.claim = replace(claim, messages=count, bytes=size)
+        return not full and count - before >= STEP_MESSAGES
+
+    def _fit(
+        self, shelf: Shelf, making: _Making, block: Block, places: range, old: Run | None, fit: Fit, now: int
+    ) -> list[range]:
+        """The stretches of a block that a claim may have. The others keep their state, and are put back in line
+        when the claim is made."""
+        receives = 0 if old is None else old.receives
+        messages = self._window.load(block)
+        if isinstance(messages, Parcel) and messages.sent_at > fit.since and receives < fit.receives:
+            return [places]
+        parts: list[range] = []
+        start = places.start
+        for place in places:
+            message = messages[place]
+            if fit.takes(message, receives, now):
+                continue
+            if place > start:
+                parts.append(range(start, place))
+            start = place + 1
+            self._pass_over(shelf, making, block, place, message, old)
+        if start < places.stop:
+            parts.append(range(start, places.stop))
+        return parts
+
+    def _pass_over(
+        self, shelf: Shelf, making: _Making, block: Block, place: int, message: Message, old: Run | None
+    ) -> None:
+        making.met_again = making.met_again or message.id in making.unfit
+        making.unfit[message.id] = block.stored(place, message)
+        here = range(place, place + 1)
+        if old is None:
+            self._ledger.set_state(shelf, block, here, message.due_at, 0, None, None, 0)
+        else:
+            self._ledger.set_state(
+                shelf, block, here, old.visible_at, old.receives, old.receipt, old.consumer, old.taken_at
+            )
+
+    def _freeze(
+        self,
+        shelf: Shelf,
+        name: str,
+        making: _Making,
+        block: Block,
+        places: range,
+        old: Run | None,
+        size: int,
+        now: int,
+        keep: History,
+    ) -> tuple[int, int]:
+        """Put neighbours into a claim that has `size` bytes, as many as fit into it: how many, and their bytes."""
+        sizes = self._window.sizes(block)[places.start : places.stop]
+        total = sum(sizes)
+        if size + total > making.max_bytes:
+            count = _fitting(sizes, making.max_bytes - size) or (0 if making.held.runs else 1)
+            if not count:
+                return 0, 0
+            sizes = sizes[:count]
+            total = sum(sizes)
+            places = range(places.start, places.start + count)
+        receives = 1 if old is None else old.receives + 1
+        run = self._ledger.set_state(shelf, block, places, NEVER, receives, making.receipt, name, now)
+        making.held.runs.append(run)
+        if keep != "off":
+            message = self._window.load(block)[places.start]
+            tell_taken(self._commit.batch, message, sizes, old, receives, name, now)
+        return len(places), total
+
+    def _let_go(self, block: Block) -> None:
+        """Nothing of a block is in line any more: what is in it can be read again when it is wanted."""
+        if block.fresh_from(block.next) == block.count and not any(run is not None and run.due for run in block.runs):
+            self._window.forget(block)
+            if block.arrives is None:
+                block.sizes = None
+
+    # Reading
+
+    def _held_blocks(self, held: HeldClaim, start: int, stop: int) -> Iterable[tuple[bytes, int, int, int]]:
+        """The records of blocks, and which of their messages are at some places of a claim."""
+        for index in range(bisect_right(held.ends, start), len(held.runs)):
+            run = held.runs[index]
+            begin = held.ends[index] - len(run.places)
+            if begin >= stop:
+                return
+            places = run.places[max(0, start - begin) : stop - begin]
+            yield self._window.record(run.block), places.start, places.stop, run.receives
+
+    def _kept_blocks(
+        self, shelf: Shelf, name: str, number: int, start: int, stop: int
+    ) -> Iterable[tuple[bytes, int, int, int]]:
+        """The same for a claim that is acked."""
+        prefix = keys.kept_prefix(shelf.number, name, number)
+        first = self._kv.last(prefix, keys.kept_key(shelf.number, name, number, start + 1))
+        for key, value in self._kv.scan(first or prefix, keys.kept_key(shelf.number, name, number, stop)):
+            begin = int.from_bytes(key[-4:], "big")
+            kept = keys.decode_kept(value)
+            places = range(kept.start, kept.stop)[max(0, start - begin) : stop - begin]
+            if places:
+                yield kept.block, places.start, places.stop, kept.receives
+
+    # Ending
+
+    async def _ack(self, shelf: Shelf, readers: Readers, upto: int, now: int, keep_until: int, keep: History) -> int:
+        acked = 0
+        for number in range(readers.acked + 1, upto + 1):
+            held = readers.held[number]
+            if keep_until > now:
+                await self._copy(shelf, readers, number, held)
+            touched: dict[Block, None] = {}
+            for place, run in enumerate(held.runs):
+                if keep != "off":
+                    self._tell(shelf, run, "acked", now)
+                self._ledger.remove_run(shelf, run, 0 if place else held.claim.bytes)
+                touched[run.block] = None
+            self._ledger.mend(shelf, touched)
+            del readers.held[number]
+            readers.acked = number
+            key = keys.claim_key(shelf.number, readers.name, number)
+            if keep_until > now:
+                record = keys.ClaimRecord(replace(held.claim, acked_at=now), keep_until)
+                readers.kept[number] = record
+                self._commit.batch.ops.append((key, keys.encode(record)))
+            else:
+                self._commit.batch.ops.append((key, None))
+            self._save(shelf, readers)
+            acked += held.claim.messages
+        if acked:
+            await self._commit.commit(sync=True)
+            check_there(shelf)
+        return acked
+
+    async def _copy(self, shelf: Shelf, readers: Readers, number: int, held: HeldClaim) -> None:
+        """Write what a claim holds beside it. It means nothing until the claim is acked, and is written over if that
+        has to begin again."""
+        batch = self._commit.batch
+        size = 0
+        for run, end in zip(held.runs, held.ends, strict=True):
+            if size > STEP_BYTES:
+                batch.large = True
+                await self._commit.commit(sync=False)
+                check_there(shelf)
+                batch, size = self._commit.batch, 0
+            value = self._window.record(run.block)
+            kept = keys.KeptRecord(run.places.start, run.places.stop, run.receives, value)
+            key = keys.kept_key(shelf.number, readers.name, number, end - len(run.places))
+            batch.ops.append((key, keys.encode(kept)))
+            size += len(value)
+
+    def _remove_kept(self, shelf: Shelf, name: str, number: int, limit: int) -> int:
+        """Stage the removal of up to `limit` records of a claim's messages, and say how many there were."""
+        removed = 0
+        prefix = keys.kept_prefix(shelf.number, name, number)
+        for key, _ in self._kv.scan(prefix, keys.after(prefix)):
+            if removed == limit:
+                break
+            self._commit.batch.ops.append((key, None))
+            removed += 1
+        return removed
+
+    # Inside
+
+    def _tell(self, shelf: Shelf, run: Run, event: EventName, now: int) -> None:
+        sizes = self._window.sizes(run.block)[run.places.start : run.places.stop]
+        tell_left(self._commit.batch, self._window, event, shelf, run.block, run.places.start, now, None, sizes)
+
+    def _save(self, shelf: Shelf, readers: Readers) -> None:
+        record = keys.ReadersRecord(readers.epoch, readers.acked, readers.last)
+        self._commit.batch.ops.append((keys.readers_key(shelf.serial, readers.name), keys.encode(record)))
+
+
+class _Making:
+    """A claim that is being made."""
+
+    __slots__ = ("held", "max_bytes", "met_again", "receipt", "unfit")
+
+    def __init__(self, held: HeldClaim, receipt: str, max_bytes: int) -> None:
+        self.held = held
+        self.receipt = receipt
+        self.max_bytes = max_bytes
+        self.unfit: dict[str, Stored] = {}
+        self.met_again = False
+        """Whether a message that was passed over came back in line before the claim was made."""
+
+
+def _state(readers: Readers, claims: Sequence[Claim] = ()) -> ClaimGroup:
+    return ClaimGroup(readers.name, readers.epoch, readers.acked, readers.last, list(claims))
+
+
+def _is_real(readers: Readers) -> bool:
+    """Whether there is a record of them; a call that was refused leaves none."""
+    return bool(readers.epoch or readers.last)
+
+
+def _fitting(sizes: Sequence[int], left: int) -> int:
+    """How many of the first messages have no more than `left` bytes in all."""
+    return bisect_right(list(accumulate(sizes)), left)

@@ -1,0 +1,112 @@
+"""Dump and load of the embedded store: see `transfer.py`.
+
+Messages are read in the order of their keys, so those that lay in one block come one after the other and lie in one
+block again, unless they have a state of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+
+from miniq.message import Stored
+from miniq.store import transfer
+from miniq.store.contract import ByName
+from miniq.store.embedded import keys
+from miniq.store.embedded.blocks import Shelf
+from miniq.store.embedded.commit import GroupCommit
+from miniq.store.embedded.history import HistoryLog
+from miniq.store.embedded.keys import EventRun
+from miniq.store.embedded.kv import KV
+from miniq.store.embedded.ledger import Ledger
+from miniq.store.transfer import Item, Saved
+
+EVENTS = 1000
+
+
+def dump(kv: KV, shelves: ByName[Shelf], log: HistoryLog, last_id: str) -> Iterator[Item]:
+    """Everything, once nothing is staged."""
+    for shelf in shelves.values():
+        yield transfer.Queue(shelf.name, shelf.settings)
+        prefix = keys.stage_prefix(shelf.serial)
+        if any(True for _ in kv.scan(prefix, keys.after(prefix))):
+            raise transfer.no_stages(shelf.name)
+        for name, readers in shelf.readers.items():
+            if readers.held:
+                raise transfer.no_held_claims(shelf.name, name, len(readers.held))
+            yield transfer.Readers(shelf.name, name, readers.epoch, readers.last)
+    for key, value in kv.scan(b"k", keys.after(b"k")):
+        kind, name = keys.read_record_key(key)
+        if kind != transfer.MARK:
+            yield transfer.Record(kind, name, value)
+    yield transfer.LastId(last_id)
+    for shelf in shelves.values():
+        yield from _messages(kv, shelf)
+        prefix = keys.of_queue(b"d", shelf.serial)
+        for key, value in kv.scan(prefix, keys.after(prefix)):
+            record = keys.decode_dedup(value)
+            yield transfer.Dedup(shelf.name, key[len(prefix) :].decode(), record.id, record.until)
+    span = log.span()
+    yield transfer.HistoryStart(span.first)
+    after = span.first - 1
+    while records := log.read(after, EVENTS, None).records:
+        yield transfer.Events(records[0].offset, [record.event for record in records])
+        after = records[-1].offset
+
+
+def _messages(kv: KV, shelf: Shelf) -> Iterator[Saved]:
+    """What is in line comes before what waits in groups: so heads come first."""
+    for kind in (b"b", b"w"):
+        prefix = keys.of_queue(kind, shelf.number)
+        for key, value in kv.scan(prefix, keys.after(prefix)):
+            name = key[-37:] if key[-1:] == b"m" else key[-36:]
+            block = shelf.blocks.get(name.decode())
+            for place, message in enumerate(keys.decode_block(value, kv.get)):
+                if block is None:
+                    yield Saved(Stored(message, message.due_at))
+                elif not block.is_gone(place) and block.key == key:
+                    run = block.runs[place]
+                    taken_at = None if run is None or run.receipt is None else run.taken_at
+                    yield Saved(block.stored(place, message), taken_at)
+
+
+def load(
+    items: Sequence[Item], shelves: ByName[Shelf], ledger: Ledger, log: HistoryLog, commit: GroupCommit, now: int
+) -> None:
+    """Stage items; queues and readers are not among them."""
+    ops = commit.batch.ops
+    for item in items:
+        if isinstance(item, transfer.Record):
+            ops.append((keys.record_prefix(item.kind) + item.name.encode(), item.value))
+        elif isinstance(item, transfer.Dedup):
+            record = keys.DedupRecord(item.said, item.until)
+            ops.append((keys.dedup_key(shelves[item.queue].serial, item.name), keys.encode(record)))
+        elif isinstance(item, transfer.HistoryStart):
+            log.begin(item.offset, ops)
+        elif isinstance(item, transfer.Events):
+            commit.batch.events += [EventRun(event) for event in item.events]
+    saved = [item for item in items if isinstance(item, Saved)]
+    for (queue, fresh), some in groupby(saved, lambda one: (one.stored.message.queue, transfer.is_fresh(one))):
+        _load_messages(shelves[queue], fresh, some, ledger, now)
+    for item in items:
+        if isinstance(item, transfer.LastId):
+            ledger.last_id = max(ledger.last_id, item.id)
+            ops.append((keys.LAST_ID, ledger.last_id.encode()))
+
+
+def _load_messages(shelf: Shelf, fresh: bool, some: Iterable[Saved], ledger: Ledger, now: int) -> None:
+    if fresh:
+        ledger.arrive(shelf, [one.stored.message for one in some], now)
+        return
+    for one in some:
+        state = one.stored
+        ledger.arrive_saved(
+            shelf,
+            state.message,
+            state.visible_at,
+            state.receives,
+            state.receipt,
+            state.consumer,
+            one.taken_at or 0,
+            now,
+        )

@@ -1,0 +1,180 @@
+"""The history of the embedded store: the events of one batch lie in one record, keyed by the last offset,
+and messages that shared a record and a fate share an event.
+
+So a batch costs one record however many messages it moves, and offsets are given when it is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from miniq.ids import ids_from
+from miniq.message import Event, EventName, HistoryPage, HistoryRecord, HistorySpan, Message
+from miniq.store import events
+from miniq.store.embedded import keys
+from miniq.store.embedded.blocks import Block, Run, Shelf
+from miniq.store.embedded.commit import Batch
+from miniq.store.embedded.keys import EventRun
+from miniq.store.embedded.kv import KV, Op
+from miniq.store.embedded.window import Window
+
+RECORD_BYTES = 1024 * 1024
+EXAMINED = 20_000
+
+
+class HistoryLog:
+    def __init__(self, kv: KV) -> None:
+        self._kv = kv
+        head = kv.get(keys.HISTORY_HEAD)
+        last = kv.last(keys.history_key(0), keys.after(b"h"))
+        found = keys.HistoryHead(1, 0) if head is None else keys.decode_head(head)
+        self._first, self._bytes = found.first, found.bytes
+        self._last = found.first - 1 if last is None else keys.offset_of(last)
+
+    def begin(self, first: int, ops: list[Op]) -> None:
+        """Let an empty history begin at an offset."""
+        self._first, self._last, self._bytes = first, first - 1, 0
+        ops.append((keys.HISTORY_HEAD, keys.encode(keys.HistoryHead(first, 0))))
+
+    def append(self, runs: list[EventRun], ops: list[Op]) -> None:
+        """Give events the next offsets and stage their record."""
+        part: list[EventRun] = []
+        size = 0
+        for run in runs:
+            part.append(run)
+            if run.first.body is not None:
+                size += len(run.first.body)
+                if size > RECORD_BYTES:
+                    self._append(part, ops)
+                    part, size = [], 0
+        if part:
+            self._append(part, ops)
+        ops.append((keys.HISTORY_HEAD, keys.encode(keys.HistoryHead(self._first, self._bytes))))
+
+    def read(self, after: int, limit: int, queue: str | None) -> HistoryPage:
+        """See `Store.history`. Looks at a bounded number of events."""
+        found: list[HistoryRecord] = []
+        looked = 0
+        for key, value in self._kv.scan(keys.history_key(max(after + 1, self._first)), keys.after(b"h")):
+            runs = keys.decode_events(value)
+            count = sum(map(_length, runs))
+            offset = keys.offset_of(key) - count
+            for run in runs:
+                if queue is not None and run.first.queue != queue:
+                    offset += _length(run)
+                    after = max(after, offset)
+                    continue
+                for event in _expand(run):
+                    offset += 1
+                    if offset <= after:
+                        continue
+                    if len(found) == limit:
+                        return HistoryPage(found, after)
+                    after = offset
+                    found.append(HistoryRecord(offset, event))
+            looked += count
+            if looked >= EXAMINED:
+                break
+        return HistoryPage(found, after)
+
+    def span(self) -> HistorySpan:
+        oldest = None
+        if self._last >= self._first:
+            page = self.read(self._first - 1, 1, None)
+            oldest = page.records[0].event.at if page.records else None
+        return HistorySpan(self._first, self._last, self._bytes, oldest)
+
+    def trim(self, upto: int, ops: list[Op]) -> None:
+        """Stage the removal of whole records up to an offset, a bounded number of them."""
+        removed = 0
+        for key, value in self._kv.scan(keys.history_key(self._first), keys.after(b"h")):
+            last = keys.offset_of(key)
+            if last > upto or removed == 1000:
+                break
+            ops.append((key, None))
+            self._bytes -= len(value)
+            self._first = last + 1
+            removed += 1
+        if removed:
+            ops.append((keys.HISTORY_HEAD, keys.encode(keys.HistoryHead(self._first, self._bytes))))
+
+    def _append(self, runs: list[EventRun], ops: list[Op]) -> None:
+        value = keys.encode(runs)
+        self._last += sum(map(_length, runs))
+        self._bytes += len(value)
+        ops.append((keys.history_key(self._last), value))
+
+
+def _length(run: EventRun) -> int:
+    return 1 if run.sizes is None else len(run.sizes)
+
+
+def _expand(run: EventRun) -> Iterator[Event]:
+    first, sizes = run.first, run.sizes
+    yield first
+    if sizes is not None:
+        change = msgspec.structs.replace
+        for id, size in zip(ids_from(first.id, len(sizes))[1:], sizes[1:], strict=True):
+            yield change(first, id=id, size=size)
+
+
+def event_run(first: Event, sizes: list[int] | None) -> EventRun:
+    """An event of one message, or of several neighbours if there are as many sizes."""
+    return EventRun(first, sizes if sizes is not None and len(sizes) > 1 else None)
+
+
+def tell_taken(
+    batch: Batch,
+    message: Message,
+    sizes: list[int],
+    old: Run | None,
+    receives: int,
+    consumer: str | None,
+    now: int,
+) -> None:
+    """One message, or the first of several neighbours that are fresh or had one delay, was handed out."""
+    if old is not None and old.receipt is not None:
+        event = events.left(
+            "expired",
+            message.queue,
+            message.id,
+            message.size,
+            now,
+            receives=old.receives,
+            consumer=old.consumer,
+            held=old.visible_at - old.taken_at,
+            reason="lease",
+        )
+        batch.events.append(EventRun(event))
+    since = message.due_at if old is None else old.visible_at
+    batch.events.append(event_run(events.received(message, now, receives, since, consumer), sizes))
+
+
+def tell_left(
+    batch: Batch,
+    window: Window,
+    event: EventName,
+    shelf: Shelf,
+    block: Block,
+    place: int,
+    now: int,
+    reason: str | None,
+    sizes: list[int] | None = None,
+) -> None:
+    """One message, or the first of several neighbours that share a state, has left."""
+    run = block.runs[place]
+    leased = run is not None and run.receipt is not None
+    told = events.left(
+        event,
+        shelf.name,
+        block.id_at(place),
+        window.sizes(block)[place],
+        now,
+        receives=0 if run is None else run.receives,
+        consumer=None if run is None else run.consumer,
+        held=now - run.taken_at if run is not None and leased else None,
+        reason=reason,
+    )
+    batch.events.append(event_run(told, sizes))

@@ -1,0 +1,1 @@
+"""The worker loop: receives, runs handlers, keeps leases alive."""
