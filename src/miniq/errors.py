@@ -13,13 +13,13 @@ MiniQError
 │   ├── StaleReceipt      stale_receipt      somebody else holds the message, or it was given back
 │   ├── MessageLeased     message_leased     it is with a consumer; come with its receipt
 │   ├── QueueFull         queue_full         the queue's max_length or max_bytes
-│   ├── StageUnknown      stage_unknown      a stage that should be published is not there
+│   ├── StageUnknown      stage_unknown      a stage that should be committed is not there
 │   ├── Fenced            fenced             a newer reader has taken over the group's claims
 │   └── QueueProtected    queue_protected    the queue `default` cannot be deleted
 ├── Denied
 │   ├── Unauthorized      unauthorized       an API key is needed, or this one is not known
 │   ├── Forbidden         forbidden          the key may not do this on that queue
-│   └── Foreign           foreign            a browser asks for a page of another site
+│   └── CrossOrigin           cross_origin       a browser asks for a page of another site
 ├── BadRequest                               what a wire cannot make a call of
 │   ├── NoRoute           no_route
 │   ├── WrongMethod       wrong_method
@@ -121,8 +121,8 @@ class Forbidden(Denied):
     code = "forbidden"
 
 
-class Foreign(Denied):
-    code = "foreign"
+class CrossOrigin(Denied):
+    code = "cross_origin"
 
 
 class BadRequest(MiniQError):

@@ -40,7 +40,7 @@ class Draft(Struct, frozen=True, gc=False):
     dedup_id: str | None = None
 
 
-class Bodies(Sequence[Draft]):
+class PlainDrafts(Sequence[Draft]):
     """Plain drafts: they differ in their bodies alone. A draft is made only where somebody looks at one."""
 
     __slots__ = ("bodies", "content_type")
@@ -58,10 +58,10 @@ class Bodies(Sequence[Draft]):
     @overload
     def __getitem__(self, place: int) -> Draft: ...
     @overload
-    def __getitem__(self, place: slice) -> Bodies: ...
-    def __getitem__(self, place: int | slice) -> Draft | Bodies:
+    def __getitem__(self, place: slice) -> PlainDrafts: ...
+    def __getitem__(self, place: int | slice) -> Draft | PlainDrafts:
         if isinstance(place, slice):
-            return Bodies(self.bodies[place], self.content_type)
+            return PlainDrafts(self.bodies[place], self.content_type)
         return Draft(self.bodies[place], self.content_type)
 
 
@@ -102,7 +102,7 @@ class Message(Struct, frozen=True, array_like=True, gc=False):
         return len(self.body) + sum(len(k) + len(v) for k, v in self.headers.items())
 
 
-class Parcel(Sequence[Message]):
+class PlainBatch(Sequence[Message]):
     """Messages that were sent together and differ in id and body alone. A message is made only where
     somebody looks at one: most travel from the wire to the disk and back without that."""
 
@@ -149,11 +149,11 @@ class Parcel(Sequence[Message]):
     @overload
     def __getitem__(self, place: int) -> Message: ...
     @overload
-    def __getitem__(self, place: slice) -> Parcel: ...
-    def __getitem__(self, place: int | slice) -> Message | Parcel:
+    def __getitem__(self, place: slice) -> PlainBatch: ...
+    def __getitem__(self, place: int | slice) -> Message | PlainBatch:
         ids, bodies = self.ids[place], self.bodies[place]
         if isinstance(ids, list) and isinstance(bodies, list):
-            return Parcel(ids, self.queue, self.sent_at, self.due_at, bodies, self.content_type, self.priority)
+            return PlainBatch(ids, self.queue, self.sent_at, self.due_at, bodies, self.content_type, self.priority)
         assert isinstance(ids, str) and isinstance(bodies, bytes)  # noqa: S101, PT018
         return Message(ids, self.queue, self.sent_at, self.due_at, bodies, self.content_type, self.priority)
 
@@ -280,7 +280,7 @@ class StageName(Struct, frozen=True, gc=False):
 
 
 class Stage(Struct, frozen=True, gc=False):
-    """Messages that were uploaded and are not published yet: how many, in how many parts, since when and until when.
+    """Messages that were uploaded and are not committed yet: how many, in how many parts, since when and until when.
     `alone` of them have a recipient, group or dedup id."""
 
     name: StageName
@@ -292,8 +292,8 @@ class Stage(Struct, frozen=True, gc=False):
     alone: int = 0
 
 
-class Published(Struct, frozen=True):
-    """How many messages a publish added, and whether that was done before."""
+class Committed(Struct, frozen=True):
+    """How many messages a commit added, and whether that was done before."""
 
     messages: int
     repeated: bool = False

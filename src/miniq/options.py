@@ -35,8 +35,8 @@ class Limits(Struct, frozen=True, kw_only=True):
     """Most messages in one upload to a stage, and in one page of Arrow."""
     upload_bytes: int = 64 * MIB
     """Largest request in Arrow."""
-    publish_alone: int = 100_000
-    """Most messages of one publish that have a recipient, group or dedup id: they are written one by one."""
+    commit_alone: int = 100_000
+    """Most messages of one commit that have a recipient, group or dedup id: they are written one by one."""
     response_bytes: int = 16 * MIB
     """A receive or peek stops adding messages past this; at least one is always given."""
 
@@ -75,7 +75,7 @@ class Options(Struct, frozen=True, kw_only=True):
     history_retention: float = 7 * 86400.0
     history_max_bytes: int = 1024 * MIB
     stage_ttl: float = 86400.0
-    """Seconds for which messages that were uploaded wait to be published."""
+    """Seconds for which messages that were uploaded wait to be committed."""
     upkeep_interval: float = 1.0
     """Seconds between two bounded background passes (ttl, retention, dedup records, history)."""
     upkeep_batch: int = 500

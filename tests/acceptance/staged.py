@@ -17,7 +17,7 @@ from miniq.broker.clock import SystemClock
 from miniq.broker.trends import ROWS, STEP
 from miniq.message import SECOND, Draft, Lease
 from miniq.options import Options
-from miniq.server.busy_poll import Awake
+from miniq.server.busy_poll import BusyPoll
 from miniq.server.server import _config, bind
 from miniq.store import open_store
 
@@ -82,7 +82,7 @@ def staged() -> Iterator[str]:
         async with Broker(open_store(options.store, options), options, clock) as broker:
             await work(broker, clock)
             broker.trends.start()
-            server = uvicorn.Server(_config(broker, options, Awake(0)))
+            server = uvicorn.Server(_config(broker, options, BusyPoll(0)))
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             while not server.started:  # noqa: ASYNC110  uvicorn tells nobody
                 await asyncio.sleep(0.01)
@@ -98,7 +98,7 @@ def staged() -> Iterator[str]:
                         for one in await broker.receive(name):
                             await broker.ack(name, [Lease(one.message.id, one.receipt or "")])
                 await asyncio.sleep(0.2)
-            broker.hurry()
+            broker.begin_shutdown()
             server.should_exit = True
             await serving
 

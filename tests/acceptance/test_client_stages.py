@@ -32,7 +32,7 @@ def bodies(messages: list[Any]) -> list[Any]:
     return [message.body for message in messages]
 
 
-def test_what_tasks_upload_is_published_at_once_and_once(q: Any) -> None:
+def test_what_tasks_upload_is_committed_at_once_and_once(q: Any) -> None:
     first, second = q.stage("etl", 7, 0, 11), q.stage("etl", 7, 1, 12)
     assert first.upload([1, 2]) == 2
     assert first.upload([miniq.draft(3, key="k", headers={"a": "b"})]) == 1
@@ -41,8 +41,8 @@ def test_what_tasks_upload_is_published_at_once_and_once(q: Any) -> None:
     assert (first.parts, second.parts) == (2, 1)
     assert [(stage.name.partition, stage.parts, stage.messages) for stage in q.stages()] == [("0", 2, 3), ("1", 1, 1)]
     assert q.info().counts.total == 0
-    assert q.publish("etl", 7, [(0, 11), (1, 12)]) == miniq.Published(4)
-    assert q.publish("etl", 7, [(0, 11), (1, 12)]) == miniq.Published(4, repeated=True)
+    assert q.commit_stages("etl", 7, [(0, 11), (1, 12)]) == miniq.Committed(4)
+    assert q.commit_stages("etl", 7, [(0, 11), (1, 12)]) == miniq.Committed(4, repeated=True)
     got = q.receive(max=10)
     assert bodies(got) == [1, 2, 3, "x"]
     assert (got[2].key, got[2].headers) == ("k", {"a": "b"})
@@ -52,17 +52,17 @@ def test_what_tasks_upload_is_published_at_once_and_once(q: Any) -> None:
 def test_stages_are_discarded_and_unknown_ones_refused(q: Any) -> None:
     q.stage("etl", 1, 0, 0).upload([1])
     with pytest.raises(miniq.StageUnknown):
-        q.publish("etl", 1, [(0, 0), (1, 0)])
+        q.commit_stages("etl", 1, [(0, 0), (1, 0)])
     assert q.discard_stages("etl", 1) == 1
     assert q.discard_stages("etl", 1) == 0
     with pytest.raises(miniq.StageUnknown):
-        q.publish("etl", 1, [(0, 0)])
+        q.commit_stages("etl", 1, [(0, 0)])
     assert q.info().counts.total == 0
 
 
 @pytest.mark.parametrize(("names", "field"), [(("a/b", 1, 0, 0), "job"), (("j", "", 0, 0), "batch")])
 def test_wrong_names_are_refused(q: Any, names: Any, field: str) -> None:
-    for call in (lambda: q.stage(*names).upload([1]), lambda: q.publish(names[0], names[1], [])):
+    for call in (lambda: q.stage(*names).upload([1]), lambda: q.commit_stages(names[0], names[1], [])):
         with pytest.raises(miniq.BadName) as error:
             call()
         assert error.value.field == field
@@ -73,7 +73,7 @@ def test_tables_are_uploaded_and_sent(t: Any) -> None:
     stage = t.stage("etl", 1, 0, 0)
     assert stage.upload(table) == 300
     assert stage.upload(table.to_batches()[0].slice(0, 5)) == 5
-    assert t.publish("etl", 1, [(0, 0)]).messages == 305
+    assert t.commit_stages("etl", 1, [(0, 0)]).messages == 305
     got = t.receive(max=1000, mode="at-most-once")
     assert bodies(got) == [{"n": n} for n in [*range(300), *range(5)]]
     rich = pa.table(

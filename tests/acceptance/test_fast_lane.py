@@ -11,10 +11,10 @@ import pytest
 import uvicorn
 
 from miniq.broker import Broker
-from miniq.message import Bodies, Draft
+from miniq.message import Draft, PlainDrafts
 from miniq.options import Options
 from miniq.server import server
-from miniq.server.busy_poll import Awake
+from miniq.server.busy_poll import BusyPoll
 from miniq.server.http import fast_lane
 from miniq.store import open_store
 
@@ -30,7 +30,7 @@ async def serving(keep_alive: int) -> AsyncIterator[int]:
 
 @asynccontextmanager
 async def listening(broker: Broker, keep_alive: int) -> AsyncIterator[int]:
-    config = server._config(broker, Options(), Awake(0))
+    config = server._config(broker, Options(), BusyPoll(0))
     config.timeout_keep_alive = keep_alive
     listener = server.bind("127.0.0.1", 0)
     running = uvicorn.Server(config)
@@ -192,7 +192,7 @@ async def test_a_beginning_is_not_taken_for_that_of_the_request_before(monkeypat
     goes_on = asyncio.Event()
     send_each = Broker.send_each
 
-    async def slowly(self: Broker, queue: str, bodies: Bodies, calls: Sequence[str | None]) -> list[list[str]]:
+    async def slowly(self: Broker, queue: str, bodies: PlainDrafts, calls: Sequence[str | None]) -> list[list[str]]:
         await goes_on.wait()
         return await send_each(self, queue, bodies, calls)
 

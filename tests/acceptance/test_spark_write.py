@@ -120,7 +120,7 @@ def test_a_queue_is_not_overwritten(spark: SparkSession, url: str, broker: miniq
 def test_a_batch_that_a_stream_repeats_adds_nothing(
     spark: SparkSession, url: str, broker: miniq.Client, tmp_path: Path
 ) -> None:
-    """A driver that died after it had published and before it noted so: the same batch is published again."""
+    """A driver that died after it had committed and before it noted so: the same batch is committed again."""
     (tmp_path / "in").mkdir()
 
     def run() -> None:

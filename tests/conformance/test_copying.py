@@ -233,7 +233,7 @@ async def test_readers_of_claims_go_on_where_they_were_unless_one_is_held(kind: 
 
 
 @pytest.mark.parametrize("kind", ["memory", "rocksdb", "mongodb"])
-async def test_what_was_published_is_copied_and_known_and_what_was_not_is_refused(
+async def test_what_was_committed_is_copied_and_known_and_what_was_not_is_refused(
     kind: str, fresh: Callable[..., Any]
 ) -> None:
     source, target, other = await fresh(kind, "source"), await fresh(kind), await fresh("mongodb", "other")
@@ -241,15 +241,15 @@ async def test_what_was_published_is_copied_and_known_and_what_was_not_is_refuse
     name = StageName("job", "1", "0", "0")
     staged = [Message("", "q", 0, 0, b"%d" % place) for place in range(200)]
     await source.stage("q", name, 0, staged, now=NOW, until=NOW + SECOND)
-    with pytest.raises(InvalidRequest, match="has stages that are not published yet"):
+    with pytest.raises(InvalidRequest, match="has stages that are not committed yet"):
         await copy(source, await fresh(kind, "refused"), now=NOW)
     ids = iter([IdSource().run(1, NOW)[0]])
     asked: dict[str, Any] = {
         "now": NOW, "until": NOW + SECOND, "reserve": lambda count: next(ids), "dedup_until": NOW, "room": None,
         "keep": "events",
     }  # fmt: skip
-    await source.publish("q", "job", "1", [("0", "0")], **asked)
+    await source.commit_stages("q", "job", "1", [("0", "0")], **asked)
     for store in (target, other):
         assert (await copy(source, store, now=NOW)).messages == 200
         assert await items(store) == await items(source)
-    assert (await target.publish("q", "job", "1", [("0", "0")], **asked)).repeated
+    assert (await target.commit_stages("q", "job", "1", [("0", "0")], **asked)).repeated

@@ -8,7 +8,7 @@ import pytest
 
 from miniq.broker import Broker, gather
 from miniq.errors import InvalidRequest, MiniQError, NoSpace
-from miniq.message import JSON, Bodies
+from miniq.message import JSON, PlainDrafts
 from tests.clock import FrozenClock
 from tests.kit import draft
 
@@ -24,8 +24,8 @@ class Senders:
     def send(
         self, number: int, queue: str = "q", body: bytes | None = None, call: str | None = None, kind: str = JSON
     ) -> bool:
-        taken = self.broker.send_beside(
-            queue, Bodies([body or str(number).encode()], kind), [call], [number], self.sent
+        taken = self.broker.send_coalesced(
+            queue, PlainDrafts([body or str(number).encode()], kind), [call], [number], self.sent
         )
         if taken:
             self._waiting[number] = asyncio.get_running_loop().create_future()
@@ -179,7 +179,7 @@ async def test_named_messages_are_sent_beside_others_where_nobody_else_writes(br
     assert not senders.send(2, call="")
     assert not senders.send(3, call="x" * (broker.options.limits.name_bytes + 1))
     assert not senders.send(4, call="\N{SNOWMAN}")
-    assert not senders.send(5, call="publish\0job\0batch")
+    assert not senders.send(5, call="commit\0job\0batch")
     await senders.answers()
 
 
@@ -233,7 +233,7 @@ async def test_named_messages_stand_in_the_history(broker: Broker) -> None:
 
 async def test_a_call_cannot_be_named_as_a_batch_that_was_published(broker: Broker) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        await broker.send("q", [draft(1)], "publish\0job\0batch")
+        await broker.send("q", [draft(1)], "commit\0job\0batch")
     assert caught.value.field == "idempotency-key"
 
 

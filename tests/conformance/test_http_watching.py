@@ -131,7 +131,7 @@ def test_pages_of_other_sites_cannot_change_anything(wire: Http, method: str, pa
         {"sec-fetch-site": "same-site"},
     ):
         refused = wire.refused(method, path, body, **headers)
-        assert (refused.status, refused.code) == (403, "foreign"), headers
+        assert (refused.status, refused.code) == (403, "cross_origin"), headers
     assert wire.state() == before
     wire.ok(method, path, body, origin=wire.served.url, **{"sec-fetch-site": "same-origin"})
     wire.ok(method, path, body)
@@ -140,7 +140,7 @@ def test_pages_of_other_sites_cannot_change_anything(wire: Http, method: str, pa
 def test_a_picture_on_another_site_takes_no_message(wire: Http) -> None:
     wire.ok("POST", "/push_message", {"msg": 1})
     for path in ("/read_messages", "/messages", "/messages/consume"):
-        assert wire.refused("GET", path, **{"sec-fetch-site": "cross-site"}).code == "foreign"
+        assert wire.refused("GET", path, **{"sec-fetch-site": "cross-site"}).code == "cross_origin"
     assert len(wire.ok("GET", "/read_messages", **{"sec-fetch-site": "none"})["data"]) == 1
 
 
@@ -148,7 +148,7 @@ def test_a_name_that_may_be_anybodys_is_refused_while_there_are_no_keys(wire: Ht
     for method, path, body in (("GET", "/v1/queues", None), *CALLS):
         for host in (EVIL, f"{EVIL}:5000", "127.0.0.1.nip.io", f"{EVIL}."):
             refused = wire.refused(method, path, body, host=host)
-            assert (refused.code, refused.field) == ("foreign", "host")
+            assert (refused.code, refused.field) == ("cross_origin", "host")
         for host in ("localhost", "LOCALHOST:5000", "a.localhost", "[::1]:5000", "192.168.0.1", "miniq", ""):
             wire.ok(method, path, body, host=host)
 
@@ -160,7 +160,7 @@ def test_names_can_be_allowed_and_keys_make_them_all_fine() -> None:
             wire.ok(method, path, body, host=f"{EVIL}:80", origin=f"https://{EVIL}")
             # A proxy that does not pass the name on.
             wire.ok(method, path, body, origin="https://mq.example.com")
-        assert wire.refused("GET", "/v1/queues", host="other.example.com").code == "foreign"
+        assert wire.refused("GET", "/v1/queues", host="other.example.com").code == "cross_origin"
         key = wire.ok("POST", "/v1/keys", {"name": "boss", "allow": ["*"]})
         bearer = {"authorization": f"Bearer {key['secret']}"}
         for method, path, body in CALLS[:2]:

@@ -28,7 +28,7 @@ from hypothesis.stateful import (
 
 from miniq.errors import ClaimGone, ClaimUnknown, Fenced, InvalidRequest, QueueFull, StageUnknown
 from miniq.ids import IdSource
-from miniq.message import SECOND, ClaimGroup, Message, Parcel, QueueSettings, StageName, Stored
+from miniq.message import SECOND, ClaimGroup, Message, PlainBatch, QueueSettings, StageName, Stored
 from miniq.store import open_store
 from miniq.store.contract import ANY, FREE, Claimed, Edit, Fit, Room, Store
 from miniq.store.embedded import claims, window
@@ -303,7 +303,7 @@ class Machine(RuleBasedStateMachine):
         self, queue: str, batch: str, partition: str, part: int, count: int, special: bool, plain: bool, ttl: int
     ) -> None:
         bodies = [b"%d" % n for n in range(count)]
-        messages: Sequence[Message] = Parcel([""] * count, queue, 0, 0, bodies, priority=part)
+        messages: Sequence[Message] = PlainBatch([""] * count, queue, 0, 0, bodies, priority=part)
         if not plain:
             messages = [
                 Message(
@@ -332,7 +332,7 @@ class Machine(RuleBasedStateMachine):
         all=st.booleans(),
         keep=keeps,
     )
-    def publish(self, queue: str, batch: str, room: Room | None, known: int, all: bool, keep: str) -> None:
+    def commit_stages(self, queue: str, batch: str, room: Room | None, known: int, all: bool, keep: str) -> None:
         there = self.run(self.oracle.stages(queue, now=self.now))
         listed = [(stage.name.partition, "0") for stage in there if stage.name.batch == batch]
         before = self.run(self.oracle.last_id())
@@ -345,7 +345,7 @@ class Machine(RuleBasedStateMachine):
             return first[0]
 
         self.both(
-            "publish",
+            "commit",
             queue,
             "job",
             batch,

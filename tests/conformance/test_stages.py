@@ -1,4 +1,4 @@
-"""Stages: messages that are uploaded unseen and published all at once, once: on every store."""
+"""Stages: messages that are uploaded unseen and committed all at once, once: on every store."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from miniq.broker import Broker
 from miniq.errors import BadName, InvalidRequest, QueueFull, QueueNotFound, StageUnknown, TooLarge
-from miniq.message import Bodies, Draft, Published, Stage, StageName
+from miniq.message import Committed, Draft, PlainDrafts, Stage, StageName
 from miniq.options import Limits, Options
 from miniq.store import open_store
 from tests.clock import FrozenClock
@@ -24,16 +24,16 @@ def stage(partition: int, attempt: int = 0, batch: int = 1, job: str = "job") ->
     return StageName(job, str(batch), str(partition), str(attempt))
 
 
-def plain(*values: int) -> Bodies:
-    return Bodies([b"%d" % value for value in values])
+def plain(*values: int) -> PlainDrafts:
+    return PlainDrafts([b"%d" % value for value in values])
 
 
 async def upload(broker: Broker, name: StageName, *values: int, part: int = 0, queue: str = "q") -> None:
     assert (await broker.stages.upload(queue, name, part, plain(*values)))[0] == len(values)
 
 
-async def publish(broker: Broker, *stages: StageName, queue: str = "q", batch: int = 1) -> Published:
-    return await broker.stages.publish(queue, "job", str(batch), [(name.partition, name.attempt) for name in stages])
+async def commit(broker: Broker, *stages: StageName, queue: str = "q", batch: int = 1) -> Committed:
+    return await broker.stages.commit(queue, "job", str(batch), [(name.partition, name.attempt) for name in stages])
 
 
 async def all_of(broker: Broker, queue: str = "q") -> list[Any]:
@@ -44,7 +44,7 @@ async def all_of(broker: Broker, queue: str = "q") -> list[Any]:
     return found
 
 
-async def test_uploads_are_unseen_until_they_are_published_in_order(broker: Broker, clock: FrozenClock) -> None:
+async def test_uploads_are_unseen_until_they_are_committed_in_order(broker: Broker, clock: FrozenClock) -> None:
     await broker.configure("q", {"history": "events"})
     await upload(broker, stage(0), *range(150))
     await upload(broker, stage(0), *range(150, 200), part=1)
@@ -55,7 +55,7 @@ async def test_uploads_are_unseen_until_they_are_published_in_order(broker: Brok
     assert (await broker.history()).records == []
     before = await send(broker, "q", "before")
     clock.advance(60)
-    assert await publish(broker, stage(0), stage(1)) == Published(300)
+    assert await commit(broker, stage(0), stage(1)) == Committed(300)
     after = await send(broker, "q", "after")
     assert await states(broker, "q") == (302, 0, 0)
     seen = [stored for page in [await broker.peek("q", limit=1000)] for stored in page.messages]
@@ -71,23 +71,23 @@ async def test_uploads_are_unseen_until_they_are_published_in_order(broker: Brok
     assert await broker.stages.list("q") == []
 
 
-async def test_a_publish_is_made_once_for_a_week(broker: Broker, clock: FrozenClock) -> None:
+async def test_a_commit_is_made_once_for_a_week(broker: Broker, clock: FrozenClock) -> None:
     await upload(broker, stage(0), 1, 2)
-    assert await publish(broker, stage(0)) == Published(2)
-    assert await publish(broker, stage(0)) == Published(2, repeated=True)
+    assert await commit(broker, stage(0)) == Committed(2)
+    assert await commit(broker, stage(0)) == Committed(2, repeated=True)
     # A late try of the same task uploads again, in vain.
     await upload(broker, stage(0), 1, 2)
-    assert await publish(broker, stage(0)) == Published(2, repeated=True)
+    assert await commit(broker, stage(0)) == Committed(2, repeated=True)
     clock.advance(7 * 86400 - 1)
     await broker.upkeep()
-    assert await publish(broker, stage(0)) == Published(2, repeated=True)
+    assert await commit(broker, stage(0)) == Committed(2, repeated=True)
     assert await all_of(broker) == [1, 2]
 
 
-async def test_many_publishes_of_one_batch_at_the_same_time_add_it_once(broker: Broker) -> None:
+async def test_many_commits_of_one_batch_at_the_same_time_add_it_once(broker: Broker) -> None:
     await upload(broker, stage(0), *range(50))
-    done = await asyncio.gather(*[publish(broker, stage(0)) for _ in range(4)])
-    assert sorted(done, key=lambda one: one.repeated) == [Published(50), *[Published(50, repeated=True)] * 3]
+    done = await asyncio.gather(*[commit(broker, stage(0)) for _ in range(4)])
+    assert sorted(done, key=lambda one: one.repeated) == [Committed(50), *[Committed(50, repeated=True)] * 3]
     assert await all_of(broker) == list(range(50))
 
 
@@ -97,7 +97,7 @@ async def test_a_part_that_is_uploaded_again_adds_nothing(broker: Broker) -> Non
     assert await broker.stages.upload("q", stage(0), 0, plain(5, 6, 7)) == (2, 3)
     done = await asyncio.gather(*[broker.stages.upload("q", stage(0), 1, plain(n)) for n in range(3)])
     assert done == [(1, 1)] * 3
-    await publish(broker, stage(0))
+    await commit(broker, stage(0))
     assert await all_of(broker) in [[1, 20, first] for first in range(3)]
 
 
@@ -106,20 +106,20 @@ async def test_only_the_listed_attempts_count_and_the_others_are_gone(broker: Br
     await upload(broker, stage(0, attempt=7), 1)
     await upload(broker, stage(1), 2)
     await upload(broker, stage(1, batch=2), 3)
-    assert await publish(broker, stage(0, attempt=7)) == Published(1)
+    assert await commit(broker, stage(0, attempt=7)) == Committed(1)
     assert await all_of(broker) == [1]
     assert [one.name.batch for one in await broker.stages.list("q")] == ["2"]
-    assert await publish(broker, batch=9) == Published(0)
-    assert await publish(broker, batch=9) == Published(0, repeated=True)
+    assert await commit(broker, batch=9) == Committed(0)
+    assert await commit(broker, batch=9) == Committed(0, repeated=True)
 
 
-async def test_a_publish_with_an_unknown_stage_changes_nothing(broker: Broker, clock: FrozenClock) -> None:
+async def test_a_commit_with_an_unknown_stage_changes_nothing(broker: Broker, clock: FrozenClock) -> None:
     await upload(broker, stage(0), 1)
     with pytest.raises(StageUnknown, match="partition '1'"):
-        await publish(broker, stage(0), stage(1))
+        await commit(broker, stage(0), stage(1))
     assert await states(broker, "q") == (0, 0, 0)
     await upload(broker, stage(1), 2)
-    assert await publish(broker, stage(0), stage(1)) == Published(2)
+    assert await commit(broker, stage(0), stage(1)) == Committed(2)
 
 
 async def test_messages_keep_what_they_were_uploaded_with(broker: Broker, clock: FrozenClock) -> None:
@@ -136,7 +136,7 @@ async def test_messages_keep_what_they_were_uploaded_with(broker: Broker, clock:
     ]
     await broker.stages.upload("q", stage(0), 0, drafts)
     clock.advance(1000)
-    await publish(broker, stage(0))
+    await commit(broker, stage(0))
     assert await states(broker, "q") == (6, 2, 0)
     now = clock.now()
     got = await broker.receive("q", max=10, consumer="ann")
@@ -163,21 +163,21 @@ async def test_dedup_ids_and_the_limits_of_the_queue_hold_at_publish(broker: Bro
     await broker.stages.upload("q", stage(0), 0, [draft(n, dedup_id=id) for n, id in enumerate("xyyz")])
     await upload(broker, stage(1), 7, 8)
     with pytest.raises(QueueFull):
-        await publish(broker, stage(0), stage(1))
+        await commit(broker, stage(0), stage(1))
     assert await states(broker, "q") == (1, 0, 0)
     await broker.configure("q", {"max_length": 5, "max_bytes": 10})
     with pytest.raises(QueueFull):
-        await publish(broker, stage(0), stage(1))
+        await commit(broker, stage(0), stage(1))
     await broker.configure("q", {"max_bytes": 0})
-    assert await publish(broker, stage(0), stage(1)) == Published(4)
+    assert await commit(broker, stage(0), stage(1)) == Committed(4)
     assert await all_of(broker) == ["there", 1, 3, 7, 8]
     await send(broker, "q", "again", dedup_id="z")
     assert await all_of(broker) == []
 
 
-async def test_published_messages_are_messages_like_any_other(broker: Broker, clock: FrozenClock) -> None:
+async def test_committed_messages_are_messages_like_any_other(broker: Broker, clock: FrozenClock) -> None:
     await upload(broker, stage(0), *range(300))
-    await publish(broker, stage(0))
+    await commit(broker, stage(0))
     seen = (await broker.peek("q", limit=1000)).messages
     some = seen[200].message.id
     await broker.edit("q", some, body=b'"edited"')
@@ -204,20 +204,20 @@ async def test_stages_run_out_and_are_discarded(broker: Broker, clock: FrozenClo
     await upload(broker, stage(0, batch=2), 3)
     clock.advance(2)
     # The last part counts.
-    assert await publish(broker, stage(0)) == Published(2)
+    assert await commit(broker, stage(0)) == Committed(2)
     assert await broker.stages.discard("q", "job", "2") == 1
     assert await broker.stages.discard("q", "job", "2") == 0
     with pytest.raises(StageUnknown):
-        await publish(broker, stage(0, batch=2), batch=2)
+        await commit(broker, stage(0, batch=2), batch=2)
     await upload(broker, stage(0, batch=3), 4)
     clock.advance(86400)
     for _ in range(2):
         with pytest.raises(StageUnknown):
-            await publish(broker, stage(0, batch=3), batch=3)
+            await commit(broker, stage(0, batch=3), batch=3)
         assert await broker.stages.list("q") == []
         await broker.upkeep()
     await upload(broker, stage(0, batch=3), 5)
-    assert await publish(broker, stage(0, batch=3), batch=3) == Published(1)
+    assert await commit(broker, stage(0, batch=3), batch=3) == Committed(1)
     assert await all_of(broker) == [1, 2, 5]
 
 
@@ -225,11 +225,11 @@ async def test_a_purge_leaves_stages_and_a_deleted_queue_takes_them_along(broker
     await upload(broker, stage(0), *range(200))
     await send(broker, "q", "gone")
     await broker.purge("q")
-    await publish(broker, stage(0))
+    await commit(broker, stage(0))
     await upload(broker, stage(0, batch=2), 7)
     assert await broker.purge("q") == 200
     await broker.upkeep()
-    assert await publish(broker, stage(0, batch=2), batch=2) == Published(1)
+    assert await commit(broker, stage(0, batch=2), batch=2) == Committed(1)
     assert await all_of(broker) == [7]
     await upload(broker, stage(0, batch=3), 8)
     await broker.delete_queue("q")
@@ -240,23 +240,23 @@ async def test_a_purge_leaves_stages_and_a_deleted_queue_takes_them_along(broker
     await send(broker, "q", "new")
     assert await broker.stages.list("q") == []
     with pytest.raises(StageUnknown):
-        await publish(broker, stage(0, batch=3), batch=3)
+        await commit(broker, stage(0, batch=3), batch=3)
 
 
 async def test_a_long_poll_is_woken_by_a_publish(broker: Broker) -> None:
     await upload(broker, stage(0), 1)
     poll = asyncio.create_task(broker.receive("q", wait=20))
     await asyncio.sleep(0.01)
-    await publish(broker, stage(0))
+    await commit(broker, stage(0))
     assert bodies(await poll) == [1]
 
 
-async def test_sends_and_publishes_at_the_same_time_keep_their_order(broker: Broker) -> None:
+async def test_sends_and_commits_at_the_same_time_keep_their_order(broker: Broker) -> None:
     for batch in range(5):
         await upload(broker, stage(0, batch=batch), *range(130))
     jobs: list[Any] = []
     for batch in range(5):
-        jobs += [send(broker, "q", f"s{batch}"), publish(broker, stage(0, batch=batch), batch=batch)]
+        jobs += [send(broker, "q", f"s{batch}"), commit(broker, stage(0, batch=batch), batch=batch)]
     await asyncio.gather(*jobs, send(broker, "q", "last"))
     seen = (await broker.peek("q", limit=1000)).messages
     assert ids(seen) == sorted(ids(seen))
@@ -277,12 +277,12 @@ async def test_wrong_names_are_refused(broker: Broker, name: StageName, field: s
     assert error.value.field == field
 
 
-async def test_wrong_uploads_and_publishes_are_refused(url: str, clock: FrozenClock) -> None:
-    options = Options(upkeep_interval=0, limits=Limits(upload=5, publish_alone=2, body_bytes=10))
+async def test_wrong_uploads_and_commits_are_refused(url: str, clock: FrozenClock) -> None:
+    options = Options(upkeep_interval=0, limits=Limits(upload=5, commit_alone=2, body_bytes=10))
     wrong: list[tuple[int, Sequence[Draft], str]] = [
         (-1, plain(1), "part"),
         (0, plain(1, 2, 3, 4, 5, 6), "messages"),
-        (0, Bodies([b"1", b'"too long for a body"']), "messages[1].body"),
+        (0, PlainDrafts([b"1", b'"too long for a body"']), "messages[1].body"),
         (0, [draft(1), draft(2, priority=10)], "messages[1].priority"),
         (0, [draft(1, group="")], "group"),
     ]
@@ -295,17 +295,17 @@ async def test_wrong_uploads_and_publishes_are_refused(url: str, clock: FrozenCl
         await broker.stages.upload("q", stage(0), 0, [])
         await upload(broker, stage(0, attempt=1), 1)
         with pytest.raises(InvalidRequest) as error:
-            await publish(broker, stage(0), stage(0, attempt=1))
+            await commit(broker, stage(0), stage(0, attempt=1))
         assert error.value.field == "stages[1]"
         await broker.stages.upload("q", stage(1), 0, [draft(n, group="g") for n in range(3)])
         with pytest.raises(TooLarge) as large:
-            await publish(broker, stage(0), stage(1))
+            await commit(broker, stage(0), stage(1))
         assert large.value.field == "stages"
-        assert await publish(broker, stage(0)) == Published(0)
+        assert await commit(broker, stage(0)) == Committed(0)
 
 
 @LASTING
-async def test_stages_and_what_was_published_are_there_after_a_restart(url: str, clock: FrozenClock) -> None:
+async def test_stages_and_what_was_committed_are_there_after_a_restart(url: str, clock: FrozenClock) -> None:
     options = Options(upkeep_interval=0)
     async with Broker(open_store(url), options, clock) as broker:
         await upload(broker, stage(0), *range(260))
@@ -316,11 +316,11 @@ async def test_stages_and_what_was_published_are_there_after_a_restart(url: str,
         listed = await broker.stages.list("q")
     async with Broker(open_store(url), options, clock) as broker:
         assert await broker.stages.list("q") == listed
-        await publish(broker, stage(0), stage(1))
+        await commit(broker, stage(0), stage(1))
         got = await broker.receive("q", max=100)
     async with Broker(open_store(url), options, clock) as broker:
         assert await broker.stages.list("q") == []
-        assert await publish(broker, stage(0), stage(1)) == Published(263, repeated=True)
+        assert await commit(broker, stage(0), stage(1)) == Committed(263, repeated=True)
         assert await states(broker, "q") == (162, 1, 100)
         assert set(await broker.ack("q", leases(got))) == {"done"}
         (last,) = await send(broker, "q", "last")

@@ -81,7 +81,7 @@ async def test_a_busy_queue_has_no_longer_past_than_an_hour(broker: Broker, cloc
 async def test_those_who_watch_are_let_go_when_the_broker_will_close(broker: Broker) -> None:
     watching = asyncio.create_task(broker.trends.pause(60))
     await asyncio.sleep(0)
-    broker.hurry()
+    broker.begin_shutdown()
     assert await asyncio.wait_for(watching, 20) is False
 
 

@@ -138,7 +138,7 @@ def test_a_claim_that_waits_is_woken_by_a_send(wire: Caller) -> None:
     assert poll.end()["claim"] == 1
 
 
-def test_stages_are_uploaded_listed_published_and_discarded(wire: Caller) -> None:
+def test_stages_are_uploaded_listed_committed_and_discarded(wire: Caller) -> None:
     stage = f"{Q}/stages/etl/7"
     assert wire.ok("POST", f"{stage}/0/1", {"messages": [{"body": 1}, {"body": 2, "key": "k"}]}) == {
         "messages": 2, "bytes": 2,
@@ -152,8 +152,8 @@ def test_stages_are_uploaded_listed_published_and_discarded(wire: Caller) -> Non
     assert first["made_at"] < first["expires_at"]
     assert wire.ok("GET", Q)["counts"]["total"] == 0
     listed = {"stages": [{"partition": 0, "attempt": 1}, {"partition": "1", "attempt": "9"}]}
-    assert wire.ok("POST", f"{stage}/publish", listed) == {"published": 4, "repeated": False}
-    assert wire.ok("POST", f"{stage}/publish", listed) == {"published": 4, "repeated": True}
+    assert wire.ok("POST", f"{stage}/commit", listed) == {"committed": 4, "repeated": False}
+    assert wire.ok("POST", f"{stage}/commit", listed) == {"committed": 4, "repeated": True}
     messages = wire.ok("GET", f"{Q}/messages")["messages"]
     assert [message.get("body") for message in messages] == [1, 2, 3, None]
     assert wire.ok("GET", f"{Q}/stages") == {"stages": []}
@@ -370,7 +370,7 @@ BAD: list[tuple[str, str, Any, int, str, str | None]] = [
     ("POST", f"{Q}/stages/j/*/0/0", {"messages": []}, 400, "bad_name", "batch"),
     ("POST", f"{Q}/stages/j/1/" + "x" * 129 + "/0", {"messages": []}, 400, "bad_name", "partition"),
     ("POST", f"{Q}/stages/j/1/0/%C3%A4", {"messages": []}, 400, "bad_name", "attempt"),
-    *[("POST", f"{Q}/stages/j/1/publish", body, status, code, field) for body, status, code, field in [
+    *[("POST", f"{Q}/stages/j/1/commit", body, status, code, field) for body, status, code, field in [
         (b"", 400, "invalid", "request"),
         ({}, 400, "invalid", "stages"),
         ({"stages": [1]}, 400, "invalid", "stages[0]"),

@@ -23,7 +23,7 @@ from miniq.broker import Broker
 from miniq.errors import MiniQError
 from miniq.options import Options
 from miniq.server import server
-from miniq.server.busy_poll import Awake
+from miniq.server.busy_poll import BusyPoll
 from miniq.server.operations import authorise, run
 from miniq.server.zmq.commands import format_of, read_command, refusal, understand
 from miniq.store import open_store
@@ -117,7 +117,7 @@ class HttpDoor(Door):
     )  # fmt: skip
 
     def open(self) -> None:
-        self._config = server._config(self.broker, Options(), Awake(0))
+        self._config = server._config(self.broker, Options(), BusyPoll(0))
         self._config.load()
         self._state = ServerState()
 

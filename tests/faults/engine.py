@@ -37,11 +37,11 @@ _KINDS = range(5, 9)
 
 Engine = RocksKV | LevelKV
 Write = Callable[[Sequence[Op], bool], None]
-Trouble = Callable[[Engine, Write, Sequence[Op], bool], None]
+Retryable = Callable[[Engine, Write, Sequence[Op], bool], None]
 """Stands in for `write` of an engine, which is given to it."""
 
 
-def kill_before(detail: str) -> Trouble:
+def kill_before(detail: str) -> Retryable:
     numbers = itertools.count(1)
 
     def trouble(engine: Engine, write: Write, ops: Sequence[Op], sync: bool) -> None:
@@ -52,7 +52,7 @@ def kill_before(detail: str) -> Trouble:
     return trouble
 
 
-def kill_after(detail: str) -> Trouble:
+def kill_after(detail: str) -> Retryable:
     numbers = itertools.count(1)
 
     def trouble(engine: Engine, write: Write, ops: Sequence[Op], sync: bool) -> None:
@@ -63,7 +63,7 @@ def kill_after(detail: str) -> Trouble:
     return trouble
 
 
-def fail_write(detail: str, written: bool = False) -> Trouble:
+def fail_write(detail: str, written: bool = False) -> Retryable:
     numbers = itertools.count(1)
 
     def trouble(engine: Engine, write: Write, ops: Sequence[Op], sync: bool) -> None:
@@ -78,11 +78,11 @@ def fail_write(detail: str, written: bool = False) -> Trouble:
     return trouble
 
 
-def fail_sync(detail: str) -> Trouble:
+def fail_sync(detail: str) -> Retryable:
     return fail_write(detail, written=True)
 
 
-def note_syncs(detail: str) -> Trouble:
+def note_syncs(detail: str) -> Retryable:
     # Anew at each start: by then the engine has made tables of all logs that it found, and synced them. A line is one
     # write to the operating system, which has it also when this process is killed.
     file = os.open(detail, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
@@ -164,7 +164,7 @@ def start_anew(data: Path, most: int = 2**62) -> None:
         path.write_bytes(raw + extent._checked.pack(extent._sum(raw)))
 
 
-TROUBLES: dict[str, Callable[[str], Trouble]] = {
+TROUBLES: dict[str, Callable[[str], Retryable]] = {
     "kill-before": kill_before,
     "kill-after": kill_after,
     "fail-write": fail_write,
@@ -173,7 +173,7 @@ TROUBLES: dict[str, Callable[[str], Trouble]] = {
 }
 
 
-def bring(trouble: Trouble) -> None:
+def bring(trouble: Retryable) -> None:
     """Put it between every store that is opened from now on and its engine; who patches `write` later is above it."""
     kv.MIB = 2048
     for kind in (RocksKV, LevelKV):
@@ -181,7 +181,7 @@ def bring(trouble: Trouble) -> None:
 
 
 def _troubled(
-    write: Callable[[Engine, Sequence[Op], bool], None], trouble: Trouble
+    write: Callable[[Engine, Sequence[Op], bool], None], trouble: Retryable
 ) -> Callable[[Engine, Sequence[Op], bool], None]:
     def troubled(self: Engine, ops: Sequence[Op], sync: bool) -> None:
         trouble(self, lambda ops, sync: write(self, ops, sync), ops, sync)

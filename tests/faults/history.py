@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 Type = Literal["invoke", "ok", "fail", "unknown"]
-Verb = Literal["send", "receive", "ack", "release", "extend", "claim", "ack_claims", "publish", "sink"]
+Verb = Literal["send", "receive", "ack", "release", "extend", "claim", "ack_claims", "commit", "sink"]
 
 
 class Event(Struct, omit_defaults=True):

@@ -20,13 +20,13 @@ from typing import Any
 from miniq.client import calls, embedded, http, zmq
 from miniq.client.calls import AsyncTransport
 from miniq.errors import MiniQError
-from miniq.message import Bodies, Draft, Lease, Mode, Published, StageName
+from miniq.message import Committed, Draft, Lease, Mode, PlainDrafts, StageName
 from miniq.store.embedded import store as store
 from miniq.store.embedded.kv import KV, Op
 
 QUEUE = "work"
 STREAM = "stream"
-PUBLISHED = "published"
+COMMITTED = "committed"
 
 
 class SlowDisk:
@@ -139,7 +139,7 @@ async def stream_reader(door: AsyncTransport, chance: random.Random, name: str) 
 
 
 async def stream_job(door: AsyncTransport, chance: random.Random, name: str) -> None:
-    """Uploads and publishes batches as the tasks of a job do: repeated, with tries that do not count."""
+    """Uploads and commits batches as the tasks of a job do: repeated, with tries that do not count."""
     job = f"job-{chance.randrange(10**9)}"
     batch = 0
     while True:
@@ -150,16 +150,16 @@ async def stream_job(door: AsyncTransport, chance: random.Random, name: str) -> 
             for attempt in range(chance.choice([1, 1, 2])):
                 stage = StageName(job, str(batch), str(partition), str(attempt))
                 bodies = [b'"%d"' % n for n in range(chance.choice([1, 20, 200]))]
-                part = (await door.perform(calls.Upload(PUBLISHED, stage, 0, Bodies(bodies))))[0]
+                part = (await door.perform(calls.Upload(COMMITTED, stage, 0, PlainDrafts(bodies))))[0]
             listed.append((str(partition), str(attempt)))
             count += part
-        call = calls.Publish(PUBLISHED, job, str(batch), listed)
-        tell("publishing", job, batch, listed, count)
+        call = calls.CommitStages(COMMITTED, job, str(batch), listed)
+        tell("committing", job, batch, listed, count)
         done = await door.perform(call)
-        assert done == Published(count), done
-        tell("published", job, batch)
+        assert done == Committed(count), done
+        tell("committed", job, batch)
         if chance.random() < 0.3:
-            assert await door.perform(call) == Published(count, repeated=True)
+            assert await door.perform(call) == Committed(count, repeated=True)
         await asyncio.sleep(chance.choice([0.005, 0.02]))
 
 

@@ -22,7 +22,7 @@ from miniq.message import SECOND, Lease, Stored
 from miniq.options import Options
 from miniq.store import open_store
 from tests.conftest import ENGINES, store_url
-from tests.faults.load import PUBLISHED, QUEUE, STREAM
+from tests.faults.load import COMMITTED, QUEUE, STREAM
 from tests.serving import serving
 
 LOAD = Path(__file__).with_name("load.py")
@@ -95,9 +95,9 @@ class StreamFacts:
         """Up to which claim an ack was asked for, and confirmed."""
         self.worked: set[str] = set()
         self.working: set[str] = set()
-        self.publishing: dict[tuple[str, int], tuple[list[tuple[str, str]], int]] = {}
-        """What each publish that was asked for lists, and how many messages that is."""
-        self.published: set[tuple[str, int]] = set()
+        self.committing: dict[tuple[str, int], tuple[list[tuple[str, str]], int]] = {}
+        """What each commit that was asked for lists, and how many messages that is."""
+        self.committed: set[tuple[str, int]] = set()
 
     def learn(self, lines: list[str]) -> None:
         for line in lines:
@@ -112,11 +112,11 @@ class StreamFacts:
                 self.asked = max(self.asked, rest[0])
             elif kind == "acked claim":
                 self.acked = max(self.acked, rest[0])
-            elif kind == "publishing":
+            elif kind == "committing":
                 job, batch, listed, count = rest
-                self.publishing[job, batch] = ([(partition, attempt) for partition, attempt in listed], count)
-            elif kind == "published":
-                self.published.add((rest[0], rest[1]))
+                self.committing[job, batch] = ([(partition, attempt) for partition, attempt in listed], count)
+            elif kind == "committed":
+                self.committed.add((rest[0], rest[1]))
             elif kind == "claimed":
                 number, ids = rest
                 assert self.claims.setdefault(number, ids) == ids, f"claim {number} changed"
@@ -146,16 +146,16 @@ class StreamFacts:
         self.worked |= self.working - set(there)
         self.working.clear()
 
-    async def check_publishes(self, broker: Broker) -> None:
-        """What was published is there once; what was not confirmed can be asked for again, and is there once then."""
-        for name, (listed, count) in self.publishing.items():
-            done = await broker.stages.publish(PUBLISHED, name[0], str(name[1]), listed)
+    async def check_commits(self, broker: Broker) -> None:
+        """What was committed is there once; what was not confirmed can be asked for again, and is there once then."""
+        for name, (listed, count) in self.committing.items():
+            done = await broker.stages.commit(COMMITTED, name[0], str(name[1]), listed)
             assert done.messages == count
-            assert done.repeated or name not in self.published, "a confirmed publish was undone"
-            self.published.add(name)
-        counts = (await broker.queue(PUBLISHED)).counts if self.publishing else None
-        assert counts is None or counts.total == sum(count for _, count in self.publishing.values())
-        assert counts is None or counts.total == len(await contents(broker, PUBLISHED))
+            assert done.repeated or name not in self.committed, "a confirmed commit was undone"
+            self.committed.add(name)
+        counts = (await broker.queue(COMMITTED)).counts if self.committing else None
+        assert counts is None or counts.total == sum(count for _, count in self.committing.values())
+        assert counts is None or counts.total == len(await contents(broker, COMMITTED))
 
 
 def load_and_kill(url: str, seed: int, seconds: float, victim: int | None = None) -> list[str]:
@@ -251,7 +251,7 @@ async def check(url: str, facts: Facts, stream: StreamFacts, deep: bool) -> None
             if id in there:
                 assert there[id].receives >= receives, "receives went back"
         await stream.check(broker)
-        await stream.check_publishes(broker)
+        await stream.check_commits(broker)
         await check_handing_out(broker, facts, there, running)
         if deep:
             await drain_some(broker, facts, there)
@@ -318,7 +318,7 @@ async def test_nothing_confirmed_is_undone_by_kill_9(engine: str, tmp_path: Path
     assert len(facts.sent) > rounds * 5
     assert stream.acked > rounds
     assert len(stream.worked) > rounds
-    assert len(stream.published) > rounds
+    assert len(stream.committed) > rounds
 
 
 @pytest.mark.parametrize(("wire", "rounds"), [("http", 10), ("zmq", 5)])
@@ -343,4 +343,4 @@ async def test_nothing_confirmed_over_a_wire_is_undone_by_kill_9_of_the_server(
     assert len(facts.sent) > rounds * 5
     assert stream.acked > rounds
     assert len(stream.worked) > rounds
-    assert len(stream.published) > rounds
+    assert len(stream.committed) > rounds

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from miniq.errors import StoreFailed
-from miniq.message import Bodies, Draft, StageName
+from miniq.message import Draft, PlainDrafts, StageName
 from miniq.store.embedded import claims, keys
 from miniq.store.embedded.kv import Op
 from tests.clock import FrozenClock
@@ -55,7 +55,7 @@ async def test_a_claim_is_one_small_record_per_block_and_its_parts_read_no_more_
     async with opened(url) as broker:
         await broker.configure("q", {"claim_retention": 0})
         for _ in range(20):
-            await broker.send("q", Bodies([b'"%b"' % (b"x" * 500)] * 1000))
+            await broker.send("q", PlainDrafts([b'"%b"' % (b"x" * 500)] * 1000))
         ops = written(kvs[-1])
         await broker.claims.next("q", "g", 0, max_messages=20_000)
         assert len(ops) < 220
@@ -143,16 +143,16 @@ async def test_what_was_copied_for_an_ack_that_was_cut_off_goes_with_a_release(
             assert await drain(broker, "q") == list(range(1000))
 
 
-async def test_a_publish_writes_little_and_nothing_of_it_stays_when_all_is_acked(
+async def test_a_commit_writes_little_and_nothing_of_it_stays_when_all_is_acked(
     url: str, clock: FrozenClock, kvs: list[FaultyKV]
 ) -> None:
     mixed = [draft(n, group="m" if n % 7 == 0 else None, recipient="ann" if n % 11 == 0 else None) for n in range(60)]
     async with opened(url, clock) as broker:
-        await broker.stages.upload("q", STAGE, 0, Bodies([b'"%b"' % (b"x" * 900)] * 2000))
+        await broker.stages.upload("q", STAGE, 0, PlainDrafts([b'"%b"' % (b"x" * 900)] * 2000))
         await broker.stages.upload("q", STAGE, 1, mixed)
         await broker.stages.upload("q", STAGE, 2, [draft(n, delay=5, headers={"n": "1"}) for n in range(200)])
         ops = written(kvs[-1])
-        await broker.stages.publish("q", "job", "1", [("0", "0")])
+        await broker.stages.commit("q", "job", "1", [("0", "0")])
         assert sum(len(value or b"") for _, value in ops) < 20_000
         clock.advance(5)
         got = await broker.receive("q", max=500, visibility_timeout=1)
@@ -175,7 +175,7 @@ async def test_a_publish_writes_little_and_nothing_of_it_stays_when_all_is_acked
 async def test_what_was_uploaded_goes_with_its_stage_its_queue_or_a_purge(
     url: str, clock: FrozenClock, kvs: list[FaultyKV]
 ) -> None:
-    plain: Sequence[Draft] = Bodies([b"1"] * 1000)
+    plain: Sequence[Draft] = PlainDrafts([b"1"] * 1000)
     async with opened(url, clock, upkeep_batch=5) as broker:
         await broker.stages.upload("q", STAGE, 0, plain)
         await broker.stages.discard("q", "job", "1")
@@ -185,7 +185,7 @@ async def test_what_was_uploaded_goes_with_its_stage_its_queue_or_a_purge(
         await broker.upkeep()
         assert records(kvs[-1]) == Counter()
         await broker.stages.upload("q", STAGE, 0, plain)
-        await broker.stages.publish("q", "job", "1", [("0", "0")])
+        await broker.stages.commit("q", "job", "1", [("0", "0")])
         await broker.purge("q")
         await broker.stages.upload("q", StageName("job", "2", "0", "0"), 0, plain)
         await broker.delete_queue("q")
@@ -197,12 +197,12 @@ async def test_what_was_uploaded_goes_with_its_stage_its_queue_or_a_purge(
 async def test_uploads_are_numbered_on_after_a_restart(url: str, kvs: list[FaultyKV]) -> None:
     for batch in "1234":
         async with opened(url) as broker:
-            await broker.stages.upload("q", StageName("job", batch, "0", "0"), 0, Bodies([batch.encode()] * 3))
+            await broker.stages.upload("q", StageName("job", batch, "0", "0"), 0, PlainDrafts([batch.encode()] * 3))
             if batch == "2":
-                await broker.stages.publish("q", "job", "1", [("0", "0")])
+                await broker.stages.commit("q", "job", "1", [("0", "0")])
     async with opened(url) as broker:
         for batch in "234":
-            await broker.stages.publish("q", "job", batch, [("0", "0")])
+            await broker.stages.commit("q", "job", batch, [("0", "0")])
         assert await drain(broker, "q") == [1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4]
 
 

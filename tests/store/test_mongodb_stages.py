@@ -1,4 +1,4 @@
-"""Stages in MongoDB: what is uploaded lies in chunks, and two brokers may publish at once."""
+"""Stages in MongoDB: what is uploaded lies in chunks, and two brokers may commit at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pymongo.asynchronous.database import AsyncDatabase
 
 from miniq.errors import QueueFull, StageUnknown
 from miniq.ids import IdSource
-from miniq.message import SECOND, Message, Parcel, Published, StageName
+from miniq.message import SECOND, Committed, Message, PlainBatch, StageName
 from miniq.store.contract import Fit, Room
 from miniq.store.mongodb import MongoStore, stages
 from tests import mongod
@@ -46,12 +46,12 @@ async def upload(store: MongoStore, messages: Sequence[Message], part: int = 0, 
     await store.stage("q", name, part, messages, now=START, until=START + DAY)
 
 
-async def publish(store: MongoStore, ids: IdSource, **changed: Any) -> Published:
+async def commit(store: MongoStore, ids: IdSource, **changed: Any) -> Committed:
     asked: dict[str, Any] = {
         "now": START, "until": START + 7 * DAY, "reserve": lambda count: ids.reserve(count, START),
         "dedup_until": START + SECOND, "room": None, "keep": "off",
     }  # fmt: skip
-    return await store.publish("q", "j", "1", [("0", "0")], **asked | changed)
+    return await store.commit_stages("q", "j", "1", [("0", "0")], **asked | changed)
 
 
 async def bodies(store: MongoStore) -> list[int]:
@@ -65,13 +65,13 @@ async def test_what_is_uploaded_comes_in_order_however_it_is_cut(
 ) -> None:
     monkeypatch.setattr(stages, "CHUNK_MESSAGES", chunk)
     async with two(url, "q") as (one, other):
-        plain = Parcel([""] * 300, "q", 0, 0, [b"%d" % n for n in range(300)])
+        plain = PlainBatch([""] * 300, "q", 0, 0, [b"%d" % n for n in range(300)])
         await upload(one, plain)
         mixed = [staged(n, key="k", group="m" if n % 50 == 0 else None) for n in range(300, 500)]
         await upload(one, mixed, part=1)
         assert await database.uploads.count_documents({}) >= 500 // chunk
         ids = IdSource()
-        assert await publish(other, ids) == Published(500)
+        assert await commit(other, ids) == Committed(500)
         page = await one.scan("q", status=None, after=None, limit=1000, max_bytes=10**9, now=START)
         assert [int(stored.message.body) for stored in page.messages] == list(range(500))
         # The head of the group alone can be taken.
@@ -84,17 +84,17 @@ async def test_what_is_uploaded_comes_in_order_however_it_is_cut(
 async def test_bodies_that_do_not_fit_into_one_document_together_are_cut(url: str) -> None:
     async with two(url, "q") as (one, other):
         large = [b"%07d" % n * 150_000 for n in range(20)]
-        await upload(one, Parcel([""] * 20, "q", 0, 0, large))
-        assert await publish(other, IdSource()) == Published(20)
+        await upload(one, PlainBatch([""] * 20, "q", 0, 0, large))
+        assert await commit(other, IdSource()) == Committed(20)
         found = await one.scan("q", status=None, after=None, limit=30, max_bytes=10**9, now=START)
         assert [stored.message.body for stored in found.messages] == large
 
 
-async def test_publishes_at_two_brokers_at_once_are_one(url: str) -> None:
+async def test_commits_at_two_brokers_at_once_are_one(url: str) -> None:
     async with two(url, "q") as both:
         await upload(both[0], [staged(n) for n in range(40)])
         ids = IdSource()
-        done = await asyncio.gather(*[publish(store, ids, room=Room(50, 0)) for store in both * 3])
+        done = await asyncio.gather(*[commit(store, ids, room=Room(50, 0)) for store in both * 3])
         assert sorted(one.repeated for one in done) == [False, True, True, True, True, True]
         assert {one.messages for one in done} == {40}
         assert (await both[1].counts("q", now=START)).total == 40
@@ -107,19 +107,19 @@ async def test_uploads_of_one_part_at_two_brokers_at_once_are_one(
     async with two(url, "q") as both:
         await asyncio.gather(*[upload(store, [staged(7)]) for store in both * 4])
         assert await database.uploads.count_documents({}) == await database.stages.count_documents({}) == 1
-        assert await publish(both[0], IdSource()) == Published(1)
+        assert await commit(both[0], IdSource()) == Committed(1)
 
 
-async def test_a_publish_that_is_refused_leaves_everything_as_it_was(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_commit_that_is_refused_leaves_everything_as_it_was(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with two(url, "q") as (one, other):
         await upload(one, [staged(n, dedup_id=f"d{n % 3}") for n in range(9)] + [staged(9), staged(10)])
         ids = IdSource()
         with pytest.raises(QueueFull):
-            await publish(one, ids, room=Room(4, 0))
+            await commit(one, ids, room=Room(4, 0))
         with pytest.raises(StageUnknown):
-            await publish(one, ids, now=START + DAY)
+            await commit(one, ids, now=START + DAY)
         assert (await other.counts("q", now=START)).total == 0
-        assert await publish(other, ids, room=Room(5, 0), keep="full") == Published(5)
+        assert await commit(other, ids, room=Room(5, 0), keep="full") == Committed(5)
         assert await bodies(one) == [0, 1, 2, 9, 10]
         records = (await one.history(after=0, limit=100, queue="q")).records
         assert [record.event.body for record in records] == [b"0", b"1", b"2", b"9", b"10"]
@@ -147,7 +147,7 @@ class KilledError(Exception):
 
 @MANY
 @pytest.mark.parametrize("commits", range(7))
-async def test_wherever_a_broker_dies_a_publish_is_made_whole_or_not_at_all(
+async def test_wherever_a_broker_dies_a_commit_is_made_whole_or_not_at_all(
     url: str, monkeypatch: pytest.MonkeyPatch, commits: int, database: AsyncDatabase[dict[str, Any]]
 ) -> None:
     async with two(url, "q") as (one, other):
@@ -166,25 +166,25 @@ async def test_wherever_a_broker_dies_a_publish_is_made_whole_or_not_at_all(
         with monkeypatch.context() as patch:
             patch.setattr(one._changes, "make", make)
             with pytest.raises(KilledError):
-                await publish(one, ids, keep="events")
+                await commit(one, ids, keep="events")
         # Who looks sees all or nothing, in whatever way.
         page = await other.scan("q", status=None, after=None, limit=1000, max_bytes=10**9, now=START)
         whole = 29 if commits > 1 else 0
         assert len(page.messages) == whole
         assert (await other.counts("q", now=START)).total == whole
-        assert await publish(other, ids, keep="events") == Published(29, repeated=whole > 0)
+        assert await commit(other, ids, keep="events") == Committed(29, repeated=whole > 0)
         assert len((await other.history(after=0, limit=1000, queue=None)).records) == 29
         got = await take(other, limit=1000, consumer="ann")
         assert [int(m.message.body) for m in got] == [n for n in range(30) if n not in (5, 7)]
         for _ in range(2):
             await other.tidy(now=START + DAY, limit=1000)
         assert await database.messages.count_documents({}) == 29
-        assert await database.publishes.count_documents({}) == 0
+        assert await database.commits.count_documents({}) == 0
 
 
 @MANY
 @pytest.mark.parametrize("how", ["take", "claim", "find", "purge", "tidy", "delete"])
-async def test_what_is_published_and_not_shown_yet_is_there_for_everybody(
+async def test_what_is_committed_and_not_shown_yet_is_there_for_everybody(
     url: str, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     async with two(url, "q") as (one, other):
@@ -197,7 +197,7 @@ async def test_what_is_published_and_not_shown_yet_is_there_for_everybody(
         with monkeypatch.context() as patch:
             patch.setattr(one._stages, "show", dead)
             with pytest.raises(KilledError):
-                await publish(one, IdSource())
+                await commit(one, IdSource())
         if how == "take":
             assert await bodies(other) == list(range(30))
         elif how == "claim":

@@ -11,7 +11,7 @@ import pytest
 
 from miniq.broker import Broker
 from miniq.errors import InvalidRequest, MissingExtra, StoreFormat, StoreUnavailable
-from miniq.message import Published, QueueSettings, StageName
+from miniq.message import Committed, QueueSettings, StageName
 from miniq.options import Options
 from miniq.store import open_store, shown
 from miniq.store.postgres import PostgresStore, schema
@@ -265,7 +265,7 @@ async def test_readers_of_two_brokers_make_each_claim_once(two: tuple[Broker, Br
     assert sum(kept) == 2000 - received
 
 
-async def test_publishes_of_two_brokers_count_once_and_keep_groups_dedup_ids_and_history_whole(
+async def test_commits_of_two_brokers_count_once_and_keep_groups_dedup_ids_and_history_whole(
     two: tuple[Broker, Broker],
 ) -> None:
     one, other = two
@@ -279,11 +279,11 @@ async def test_publishes_of_two_brokers_count_once_and_keep_groups_dedup_ids_and
         await other.stages.upload("q", StageName("j", batch, "1", "0"), 0, [draft(n) for n in range(1500)])
     listed = [("0", "0"), ("1", "0")]
     done, *repeated = await asyncio.gather(
-        *[broker.stages.publish("q", "j", "1", listed) for broker in (one, other)],
-        *[broker.stages.publish("q", "j", "2", listed) for broker in (one, other)],
+        *[broker.stages.commit("q", "j", "1", listed) for broker in (one, other)],
+        *[broker.stages.commit("q", "j", "2", listed) for broker in (one, other)],
         *[send(broker, "q", "x", group="g", dedup_id="d3") for broker in (one, other)],
     )
-    answers = [answer for answer in (done, *repeated) if isinstance(answer, Published)]
+    answers = [answer for answer in (done, *repeated) if isinstance(answer, Committed)]
     assert sorted(answer.repeated for answer in answers) == [False, False, True, True]
     total = (await one.queue("q")).counts.total
     assert total == 2 * 1520 + 20
@@ -296,15 +296,15 @@ async def test_publishes_of_two_brokers_count_once_and_keep_groups_dedup_ids_and
     assert all(message.headers == {odd: odd} for message in ttls)
 
 
-async def test_a_group_that_is_published_by_two_brokers_at_once_has_one_head(two: tuple[Broker, Broker]) -> None:
+async def test_a_group_that_is_committed_by_two_brokers_at_once_has_one_head(two: tuple[Broker, Broker]) -> None:
     one, other = two
     for batch in map(str, range(12)):
         await one.stages.upload("q", StageName("j", batch, "0", "0"), 0, [draft(batch, group=f"g{int(batch) // 4}")])
     await other.queues()
-    publishes = [
-        broker.stages.publish("q", "j", str(batch), [("0", "0")]) for batch, broker in enumerate((one, other) * 6)
+    commits = [
+        broker.stages.commit("q", "j", str(batch), [("0", "0")]) for batch, broker in enumerate((one, other) * 6)
     ]
-    await asyncio.gather(*publishes)
+    await asyncio.gather(*commits)
     assert len(await one.receive("q", max=10)) == 3
 
 

@@ -289,12 +289,12 @@ async def test_a_parcel_in_a_claim_is_not_split(broker: Broker, url: str) -> Non
     assert counts(url) == []
 
 
-async def test_a_publish_makes_parcels(broker: Broker, url: str) -> None:
+async def test_a_commit_makes_parcels(broker: Broker, url: str) -> None:
     plain = [draft(n) for n in range(130)]
     odd = [draft(n, headers={"a": "b"}) for n in range(130, 135)]
     await broker.stages.upload("q", StageName("j", "1", "0", "0"), 0, plain)
     await broker.stages.upload("q", StageName("j", "1", "0", "0"), 1, odd)
-    await broker.stages.publish("q", "j", "1", [("0", "0")])
+    await broker.stages.commit("q", "j", "1", [("0", "0")])
     assert counts(url) == [128, *[1] * 7]
     got = await broker.receive("q", max=1000)
     assert bodies(got) == list(range(135))

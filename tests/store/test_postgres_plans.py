@@ -156,7 +156,7 @@ INDEXES = {
     "put-0": {"messages_group"},
     "claim-0": {"messages_line", "messages_pkey"},
     "claim_own-1": {"messages_line", "messages_own", "messages_pkey"},
-    "publish_part-0": {"messages_group"},
+    "commit_part-0": {"messages_group"},
     "ack_claims-0": {"messages_pkey"},
     "release_claims-1": {"messages_pkey"},
     "move-0": {"messages_pkey", "messages_group"},

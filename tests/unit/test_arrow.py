@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from miniq.api import arrow
 from miniq.errors import BadRequest, InvalidRequest
-from miniq.message import Bodies, Event, HistoryRecord, Message, Parcel, Portion, Stored
+from miniq.message import Event, HistoryRecord, Message, PlainBatch, PlainDrafts, Portion, Stored
 
 
 def stream(columns: dict[str, Any]) -> bytes:
@@ -61,17 +61,17 @@ def test_messages_of_every_kind_keep_everything() -> None:
 
 
 def test_a_parcel_gives_the_same_as_its_messages() -> None:
-    parcel = Parcel(["1", "2"], "q", 5, 5, [b"1", b'"x"'], priority=4)
+    parcel = PlainBatch(["1", "2"], "q", 5, 5, [b"1", b'"x"'], priority=4)
     whole = read_back([arrow.portions([Portion(parcel, 3)])], arrow.messages_schema())
     single = read_back([arrow.portions([Portion(list(parcel), 3)])], arrow.messages_schema())
     assert whole == single
-    other = Parcel(["3"], "q", 6, 6, [b"text"], "text/plain", 4)
+    other = PlainBatch(["3"], "q", 6, 6, [b"text"], "text/plain", 4)
     mixed = [Portion(parcel, 3), Portion(other, 1)]
     each = [Portion(list(one.messages), one.receives) for one in mixed]
     assert read_back([arrow.portions(mixed)], arrow.messages_schema()) == read_back(
         [arrow.portions(each)], arrow.messages_schema()
     )
-    raw = Parcel(["1"], "q", 5, 5, [b"\x00\xff"], "application/octet-stream")
+    raw = PlainBatch(["1"], "q", 5, 5, [b"\x00\xff"], "application/octet-stream")
     assert read_back([arrow.portions([Portion(raw, 1)])], arrow.messages_schema())[0]["data"] == b"\x00\xff"
 
 
@@ -104,10 +104,10 @@ def test_a_stream_comes_in_pieces() -> None:
 
 def test_plain_bodies_are_taken_as_they_are() -> None:
     found = arrow.drafts_of(stream({"body": ["1", '{"a": [1, 2]}', ' "spaces" ']}))
-    assert isinstance(found, Bodies)
+    assert isinstance(found, PlainDrafts)
     assert found.bodies == [b"1", b'{"a": [1, 2]}', b' "spaces" ']
     found = arrow.drafts_of(stream({"data": [b"\xff", b""]}))
-    assert isinstance(found, Bodies)
+    assert isinstance(found, PlainDrafts)
     assert (found.bodies, found.content_type) == ([b"\xff", b""], "application/octet-stream")
     assert list(arrow.drafts_of(stream({"body": pa.array([], pa.string())}))) == []
 

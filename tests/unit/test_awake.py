@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from miniq.server.busy_poll import Awake
+from miniq.server.busy_poll import BusyPoll
 
 LONGEST = 0.25
 
@@ -24,7 +24,7 @@ class Watch:
         self.turns += 1
 
     async def awake(self) -> bool:
-        """Whether the loop is being kept awake."""
+        """Whether the loop is being kept busy_poll."""
         before = self.turns
         for _ in range(5):
             await asyncio.sleep(0)
@@ -36,17 +36,17 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     return Watch(monkeypatch)
 
 
-def call(awake: Awake, who: object) -> None:
-    awake.asked(who)
-    awake.answered(who)
+def call(busy_poll: BusyPoll, who: object) -> None:
+    busy_poll.asked(who)
+    busy_poll.answered(who)
 
 
 async def test_one_who_asks_again_at_once_is_waited_for_but_not_for_ever(watch: Watch) -> None:
-    awake = Awake(LONGEST)
-    call(awake, "a")
+    busy_poll = BusyPoll(LONGEST)
+    call(busy_poll, "a")
     assert not await watch.awake(), "nothing is known of it yet"
     watch.now += LONGEST / 2
-    call(awake, "a")
+    call(busy_poll, "a")
     assert await watch.awake()
     watch.now += LONGEST / 2
     assert await watch.awake()
@@ -55,47 +55,47 @@ async def test_one_who_asks_again_at_once_is_waited_for_but_not_for_ever(watch: 
 
 
 async def test_one_who_takes_its_time_is_not_waited_for(watch: Watch) -> None:
-    awake = Awake(LONGEST)
+    busy_poll = BusyPoll(LONGEST)
     for _ in range(3):
-        call(awake, "a")
+        call(busy_poll, "a")
         assert not await watch.awake()
         watch.now += LONGEST
 
 
 async def test_those_who_take_turns_are_not_waited_for(watch: Watch) -> None:
-    awake = Awake(LONGEST)
+    busy_poll = BusyPoll(LONGEST)
     for who in ("a", "b", "a", "b"):
-        call(awake, who)
+        call(busy_poll, who)
         assert not await watch.awake()
 
 
 async def test_those_whose_requests_overlap_are_not_waited_for(watch: Watch) -> None:
-    awake = Awake(LONGEST)
+    busy_poll = BusyPoll(LONGEST)
     for _ in range(3):
-        awake.asked("a")
-        awake.asked("b")
-        awake.answered("a")
-        awake.answered("b")
+        busy_poll.asked("a")
+        busy_poll.asked("b")
+        busy_poll.answered("a")
+        busy_poll.answered("b")
         assert not await watch.awake()
     for _ in range(3):
-        awake.asked(None)
-        awake.answered("b")
+        busy_poll.asked(None)
+        busy_poll.answered("b")
         assert not await watch.awake()
 
 
 async def test_nothing_is_waited_for_while_a_request_is_being_answered(watch: Watch) -> None:
-    awake = Awake(LONGEST)
-    call(awake, "a")
-    call(awake, "a")
+    busy_poll = BusyPoll(LONGEST)
+    call(busy_poll, "a")
+    call(busy_poll, "a")
     assert await watch.awake()
-    awake.asked("a")
+    busy_poll.asked("a")
     assert not await watch.awake()
-    awake.answered("a")
+    busy_poll.answered("a")
     assert await watch.awake()
 
 
 async def test_zero_is_never(watch: Watch) -> None:
-    awake = Awake(0)
+    busy_poll = BusyPoll(0)
     for _ in range(3):
-        call(awake, "a")
+        call(busy_poll, "a")
         assert not await watch.awake()

@@ -11,7 +11,7 @@ from miniq.api import codec, shapes
 from miniq.api.plain import SendReader
 from miniq.client import records
 from miniq.errors import InvalidRequest
-from miniq.message import JSON, Bodies, Draft, Message, Stored
+from miniq.message import JSON, Draft, Message, PlainDrafts, Stored
 
 
 @pytest.mark.parametrize("data", [b"{oops", b'1,"receipt":"x"', b"", b'"\xff"', b"[" * 100_000])
@@ -86,7 +86,7 @@ def test_plain_sends_are_read_without_a_record_for_each_message(format: codec.Fo
     one = {"body": "é"} if format == "json" else {"data": b"\xff"}
     raw = codec.encode(one if count == 1 else {"messages": [one] * count}, format)
     found = SendReader().read(raw, format)
-    assert isinstance(found, Bodies)
+    assert isinstance(found, PlainDrafts)
     expected = ['"é"'.encode()] if format == "json" else [b"\xff"]
     assert found.bodies == expected * count
     assert found.content_type == (JSON if format == "json" else codec.OCTETS)

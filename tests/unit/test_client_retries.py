@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from miniq.client import calls
-from miniq.client.exchange import Trouble
+from miniq.client.exchange import Retryable
 from miniq.client.http.requests import HttpExchange
 from miniq.client.http.target import read_target
 from miniq.client.retries import FIRST, REMEMBERED, SLOWEST, Retries
@@ -19,8 +19,8 @@ TARGET = read_target("http://127.0.0.1:5000", {})
 SEND = calls.Send("jobs", [Draft(b"1")])
 
 
-def trouble(**why: bool) -> Trouble:
-    return Trouble(StoreUnavailable("away"), **why)
+def trouble(**why: bool) -> Retryable:
+    return Retryable(StoreUnavailable("away"), **why)
 
 
 def test_pauses_double_up_to_a_limit_and_end_with_the_time() -> None:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from miniq.broker.gather import Gather
-from miniq.message import Bodies
+from miniq.message import PlainDrafts
 from miniq.options import Limits, Options
 
 
@@ -23,7 +23,7 @@ class Puts:
         self.waiting: list[asyncio.Future[None]] = []
         self.answers: list[str] = []
 
-    async def send_each(self, queue: str, bodies: Bodies, calls: list[str | None]) -> list[list[str]]:
+    async def send_each(self, queue: str, bodies: PlainDrafts, calls: list[str | None]) -> list[list[str]]:
         assert calls == [None if body < b"5" else body.decode() for body in bodies.bodies]
         self.lots.append(bodies.bodies)
         self.waiting.append(asyncio.get_running_loop().create_future())
@@ -50,12 +50,12 @@ async def test_what_comes_in_one_turn_or_during_a_put_goes_together() -> None:
     puts = Puts()
     gather = Gather(puts)  # type: ignore[arg-type]
     for body in (b"1", b"2"):
-        gather.add("q", Bodies([body]), [None], [body], puts.answer, False)
+        gather.add("q", PlainDrafts([body]), [None], [body], puts.answer, False)
     assert puts.lots == []
     await turns()
     for body in (b"3", b"4"):
-        gather.add("q", Bodies([body]), [None], [body], puts.answer, False)
-    gather.add("other", Bodies([b"5"]), ["5"], [b"5"], puts.answer, False)
+        gather.add("q", PlainDrafts([body]), [None], [body], puts.answer, False)
+    gather.add("other", PlainDrafts([b"5"]), ["5"], [b"5"], puts.answer, False)
     await turns()
     assert puts.lots == [[b"1", b"2"], [b"5"]]
     puts.waiting[0].set_result(None)
@@ -71,11 +71,11 @@ async def test_what_comes_in_one_turn_or_during_a_put_goes_together() -> None:
 async def test_what_comes_just_when_a_put_ends_is_not_forgotten(wait: int) -> None:
     puts = Puts()
     gather = Gather(puts)  # type: ignore[arg-type]
-    gather.add("q", Bodies([b"1"]), [None], [b"1"], puts.answer, False)
+    gather.add("q", PlainDrafts([b"1"]), [None], [b"1"], puts.answer, False)
     await turns()
     puts.waiting[0].set_result(None)
     await turns(wait)
-    gather.add("q", Bodies([b"2"]), [None], [b"2"], puts.answer, False)
+    gather.add("q", PlainDrafts([b"2"]), [None], [b"2"], puts.answer, False)
     await turns()
     assert puts.lots == [[b"1"], [b"2"]]
     puts.waiting[1].set_result(None)
@@ -87,11 +87,11 @@ async def test_an_error_is_told_to_each_and_the_next_put_is_made() -> None:
     puts = Puts()
     gather = Gather(puts)  # type: ignore[arg-type]
     for body in (b"1", b"2"):
-        gather.add("q", Bodies([body]), [None], [body], puts.answer, False)
+        gather.add("q", PlainDrafts([body]), [None], [body], puts.answer, False)
     await turns()
     puts.waiting[0].set_exception(ValueError("no"))
     await turns()
-    gather.add("q", Bodies([b"3"]), [None], [b"3"], puts.answer, False)
+    gather.add("q", PlainDrafts([b"3"]), [None], [b"3"], puts.answer, False)
     await turns()
     puts.waiting[1].set_result(None)
     await gather.stop()
@@ -103,7 +103,7 @@ async def test_names_stay_with_their_messages_where_a_crowd_is_split(monkeypatch
     puts = Puts()
     gather = Gather(puts)  # type: ignore[arg-type]
     for body in (b"1", b"5", b"6", b"7", b"2", b"8", b"9"):
-        gather.add("q", Bodies([body]), [None if body < b"5" else body.decode()], [body], puts.answer, False)
+        gather.add("q", PlainDrafts([body]), [None if body < b"5" else body.decode()], [body], puts.answer, False)
     for number in range(3):
         await turns()
         puts.waiting[number].set_result(None)
@@ -115,7 +115,7 @@ async def test_a_queue_that_got_a_limit_meanwhile_is_sent_one_at_a_time() -> Non
     puts = Puts()
     gather = Gather(puts)  # type: ignore[arg-type]
     for body in (b"1", b"2"):
-        gather.add("q", Bodies([body]), [None], [body], puts.answer, False)
+        gather.add("q", PlainDrafts([body]), [None], [body], puts.answer, False)
     puts.limited.add("q")
     for number in range(2):
         await turns()
@@ -132,9 +132,9 @@ async def test_who_answers_for_others_and_fails_does_not_stop_the_queue(caplog: 
         puts.answers.append("broken")
         raise RuntimeError("oops")
 
-    gather.add("q", Bodies([b"1"]), [None], [b"1"], broken, False)
+    gather.add("q", PlainDrafts([b"1"]), [None], [b"1"], broken, False)
     await turns()
-    gather.add("q", Bodies([b"2"]), [None], [b"2"], broken, False)
+    gather.add("q", PlainDrafts([b"2"]), [None], [b"2"], broken, False)
     for number in range(2):
         await turns()
         puts.waiting[number].set_result(None)
@@ -148,7 +148,7 @@ async def test_a_put_carries_no_more_than_one_call_may() -> None:
     puts.options = Options(limits=Limits(batch=2))
     gather = Gather(puts)  # type: ignore[arg-type]
     for body in (b"1", b"2", b"3"):
-        gather.add("q", Bodies([body]), [None], [body], puts.answer, False)
+        gather.add("q", PlainDrafts([body]), [None], [body], puts.answer, False)
     for number in range(2):
         await turns()
         puts.waiting[number].set_result(None)
@@ -166,7 +166,7 @@ async def come_and_go(puts: Puts, gather: Gather, *crowds: int) -> None:
     """Crowds that send one after the other, each when the one before is answered."""
     for crowd in crowds:
         for _ in range(crowd):
-            gather.add("q", Bodies([b"1"]), [None], [b"1"], puts.answer, False)
+            gather.add("q", PlainDrafts([b"1"]), [None], [b"1"], puts.answer, False)
         await turns()
         if puts.waiting and not puts.waiting[-1].done():
             puts.waiting[-1].set_result(None)
@@ -241,7 +241,7 @@ async def test_crowds_of_queues_that_are_no_more_are_forgotten(monkeypatch: pyte
     gather = Gather(puts)  # type: ignore[arg-type]
     for number in range(10):
         for _ in range(9):
-            gather.add(f"q{number}", Bodies([b"1"]), [None], [b"1"], puts.answer, False)
+            gather.add(f"q{number}", PlainDrafts([b"1"]), [None], [b"1"], puts.answer, False)
         await turns()
         puts.waiting[-1].set_result(None)
         await turns()

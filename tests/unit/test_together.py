@@ -10,7 +10,7 @@ import pytest
 
 from miniq.broker import Broker
 from miniq.errors import Forbidden, Unauthorized
-from miniq.server.busy_poll import Awake
+from miniq.server.busy_poll import BusyPoll
 from miniq.server.http.fast_lane import HotCycle
 from miniq.server.http.request_head import Head
 from miniq.server.http.together import Together
@@ -55,7 +55,7 @@ def head(queue: str = "a", secret: str | None = None, call: str | None = None) -
 
 async def became(broker: Broker, *requests: tuple[Head, bytes]) -> list[Any]:
     """What became of requests that come in one turn."""
-    together = Together(broker, Awake(0))
+    together = Together(broker, BusyPoll(0))
     lanes = []
     for said, raw in requests:
         lane = Lane()

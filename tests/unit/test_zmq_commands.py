@@ -13,7 +13,7 @@ from miniq.client.calls import Extend, Receive, Send
 from miniq.client.zmq.requests import ZmqExchange
 from miniq.client.zmq.target import Target, read_target
 from miniq.errors import BadRequest, InvalidRequest
-from miniq.message import Bodies, Lease
+from miniq.message import Lease, PlainDrafts
 from miniq.server.zmq.commands import PlainSend, read_command, understand
 
 
@@ -33,7 +33,7 @@ def test_a_plain_send_of_our_client_is_read_in_one_go(values: list[Any]) -> None
     ask = understand(found, "json", None)
     assert ask.request.path == {"queue": "q"}
     assert ask.request.call == exchange.name
-    assert type(ask.request.body) is Bodies
+    assert type(ask.request.body) is PlainDrafts
     assert [json.loads(body) for body in ask.request.body.bodies] == values
 
 
@@ -108,7 +108,7 @@ def test_bytes_of_our_client_need_no_record_each(values: list[bytes]) -> None:
     exchange = ZmqExchange(target(), Send("q", bodies.drafts(values)))
     assert exchange.format == "msgpack"
     request = understand(read_command(exchange.body, "msgpack", None), "msgpack", None).request
-    assert type(request.body) is Bodies
+    assert type(request.body) is PlainDrafts
     assert (request.body.bodies, request.body.content_type) == (values, "application/octet-stream")
     assert (request.path, request.call, request.out) == ({"queue": "q"}, exchange.name, "msgpack")
 

@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 from miniq.broker import Broker
-from miniq.server.busy_poll import Awake
+from miniq.server.busy_poll import BusyPoll
 from miniq.server.zmq.router import Router
 from miniq.store.memory import MemoryStore
 from tests.kit import draft, wait_for
@@ -30,7 +30,7 @@ class Server:
 
     def __init__(self, broker: Broker) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.router = Router(self.context, broker, 1 << 20, Awake(0))
+        self.router = Router(self.context, broker, 1 << 20, BusyPoll(0))
         self.port = self.router.bind("127.0.0.1", 0)
 
     async def meet(self) -> zmq.Socket[bytes]:

@@ -17,7 +17,7 @@ import msgspec
 
 from miniq.api.codec import OCTETS, is_json
 from miniq.errors import BadRequest, InvalidRequest, MissingExtra
-from miniq.message import JSON, Bodies, Draft, HistoryRecord, Message, Parcel, Portion, Stored
+from miniq.message import JSON, Draft, HistoryRecord, Message, PlainBatch, PlainDrafts, Portion, Stored
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -94,7 +94,7 @@ def history_schema() -> pa.Schema:
 
 def portions(some: Sequence[Portion]) -> pa.RecordBatch:
     """Messages of a claim. Parcels, the common case, are taken as they are, without looking at single messages."""
-    parcels = [one.messages for one in some if isinstance(one.messages, Parcel)]
+    parcels = [one.messages for one in some if isinstance(one.messages, PlainBatch)]
     if len(parcels) == len(some):
         return _parcels(parcels, [one.receives for one in some])
     receives = [one.receives for one in some for _ in range(len(one))]
@@ -106,7 +106,7 @@ def stored(found: Sequence[Stored]) -> pa.RecordBatch:
     return _messages([one.message for one in found], [one.receives for one in found])
 
 
-def _parcels(parcels: Sequence[Parcel], receives: Sequence[int]) -> pa.RecordBatch:
+def _parcels(parcels: Sequence[PlainBatch], receives: Sequence[int]) -> pa.RecordBatch:
     pa = arrow()
     sizes = [len(parcel) for parcel in parcels]
     many = sum(sizes)
@@ -282,9 +282,9 @@ def drafts_of_table(table: pa.Table) -> Sequence[Draft]:
     fitted = {name: _fitted(table.column(name), name) for name in schema.names}
     columns = {name: column for name, column in fitted.items() if column.null_count < len(column)}
     if set(columns) == {"body"} and not columns["body"].null_count:
-        return Bodies(_json_bodies(columns["body"]))
+        return PlainDrafts(_json_bodies(columns["body"]))
     if set(columns) == {"data"} and not columns["data"].null_count:
-        return Bodies(columns["data"].to_pylist(), OCTETS)
+        return PlainDrafts(columns["data"].to_pylist(), OCTETS)
     return list(_drafts(columns, table.num_rows))
 
 

@@ -62,7 +62,7 @@ STATUS: dict[str, int] = {
     "too_large": 413,
     "unauthorized": 401,
     "forbidden": 403,
-    "foreign": 403,
+    "cross_origin": 403,
     "no_route": 404,
     "not_found": 404,
     "queue_not_found": 404,

@@ -14,7 +14,7 @@ from msgspec import Raw, Struct
 
 from miniq.api.codec import OCTETS, Format, Reader
 from miniq.api.shapes import SendBody
-from miniq.message import JSON, Bodies
+from miniq.message import JSON, PlainDrafts
 
 UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 """What is raised by bytes that are not a plain send."""
@@ -28,17 +28,17 @@ class SendReader(Reader):
     def __init__(self) -> None:
         super().__init__(SendBody)
 
-    def read(self, raw: bytes, format: Format) -> SendBody | Bodies:
+    def read(self, raw: bytes, format: Format) -> SendBody | PlainDrafts:
         if format == "json":
             if raw.startswith(b'{"messages":'):
                 with contextlib.suppress(*UNREADABLE):
                     check_text(raw)
-                    return Bodies([bytes(one.body) for one in _plain_many(raw).messages])
+                    return PlainDrafts([bytes(one.body) for one in _plain_many(raw).messages])
         elif raw.startswith(_MESSAGES):
             with contextlib.suppress(*UNREADABLE):
-                return Bodies([one.data for one in _data_many(raw).messages], OCTETS)
+                return PlainDrafts([one.data for one in _data_many(raw).messages], OCTETS)
         body = PLAIN[format](raw)
-        return cast(SendBody, super().read(raw, format)) if body is None else Bodies([body], TYPES[format])
+        return cast(SendBody, super().read(raw, format)) if body is None else PlainDrafts([body], TYPES[format])
 
 
 def _json_body(raw: bytes) -> bytes | None:

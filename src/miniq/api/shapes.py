@@ -113,7 +113,7 @@ class StageId(Struct, forbid_unknown_fields=True):
     attempt: int | str
 
 
-class PublishBody(Struct, forbid_unknown_fields=True):
+class CommitStagesBody(Struct, forbid_unknown_fields=True):
     stages: list[StageId]
 
 
@@ -359,8 +359,8 @@ class UploadReply(Struct):
     bytes: int
 
 
-class PublishReply(Struct):
-    published: int
+class CommitStagesReply(Struct):
+    committed: int
     repeated: bool
 
 

@@ -35,7 +35,6 @@ from miniq.errors import (
 )
 from miniq.ids import IdSource
 from miniq.message import (
-    Bodies,
     Draft,
     EventName,
     HistoryPage,
@@ -46,14 +45,15 @@ from miniq.message import (
     Mode,
     Outcome,
     Page,
-    Parcel,
+    PlainBatch,
+    PlainDrafts,
     QueueInfo,
     RedriveProgress,
     Status,
     Stored,
 )
 from miniq.options import Options
-from miniq.store.contract import ANY, FREE, Alone, Edit, Fence, Once, Room, Store
+from miniq.store.contract import ANY, FREE, Edit, Fence, Once, Room, SingleProcessStore, Store
 from miniq.store.transfer import check_complete
 
 
@@ -107,7 +107,7 @@ class Broker:
         self._upkeep.start()
         self.refresh.start()
 
-    def hurry(self) -> None:
+    def begin_shutdown(self) -> None:
         """Let long polls return now, and let no new one wait: the broker will close soon."""
         self.patient = False
         self.trends.end()
@@ -116,7 +116,7 @@ class Broker:
     async def close(self) -> None:
         """Refuse new calls, let long polls return, flush and close the store. Harmless to repeat."""
         self.is_open = False
-        self.hurry()
+        self.begin_shutdown()
         await self._gather.stop()
         await self.deliveries.stop()
         await self._redrives.stop()
@@ -183,9 +183,9 @@ class Broker:
         self.metrics.messages[queue, "sent"] += len(ids)
         return ids
 
-    async def send_each(self, queue: str, bodies: Bodies, calls: Sequence[str | None]) -> list[list[str]]:
+    async def send_each(self, queue: str, bodies: PlainDrafts, calls: Sequence[str | None]) -> list[list[str]]:
         """Send messages of which each is a call of its own, with a name or None, and return the answer to each. The
-        names must be right (see `send_beside`), and a queue with a limit gets one at a time."""
+        names must be right (see `send_coalesced`), and a queue with a limit gets one at a time."""
         if len(calls) == 1:
             return [await self.send(queue, bodies, calls[0])]
         if not any(calls):
@@ -193,8 +193,8 @@ class Broker:
         settings = self.catalog.find(queue) or await self.catalog.first_use(queue)
         now = self.clock.now()
         messages = rules.admit(queue, settings, bodies, self._ids, now, self._limits)
-        assert isinstance(self.store, Alone)  # noqa: S101  names are taken there only
-        assert isinstance(messages, Parcel)  # noqa: S101  no body is too large
+        assert isinstance(self.store, SingleProcessStore)  # noqa: S101  names are taken there only
+        assert isinstance(messages, PlainBatch)  # noqa: S101  no body is too large
         until = now + rules.CALL_WINDOW
         try:
             answers = await self.store.put_each(messages, calls, now=now, until=until, keep=settings.history)
@@ -204,10 +204,10 @@ class Broker:
         self.metrics.messages[queue, "sent"] += sum(map(len, answers))
         return answers
 
-    def send_beside(
+    def send_coalesced(
         self,
         queue: str,
-        bodies: Bodies,
+        bodies: PlainDrafts,
         calls: Sequence[str | None],
         who: Sequence[Any],
         sent: Sent,
@@ -523,7 +523,7 @@ class Broker:
     # Inside
 
     def reserve(self, count: int) -> str:
-        """The first of `count` ids for messages that are published."""
+        """The first of `count` ids for messages that are committed."""
         return self._ids.reserve(count, self.clock.now())
 
     async def move(

@@ -18,7 +18,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from miniq.broker.prompt import begin
-from miniq.message import Bodies
+from miniq.message import PlainDrafts
 
 if TYPE_CHECKING:
     from miniq.broker.broker import Broker
@@ -84,7 +84,13 @@ class Gather:
         """Who stops waits for it."""
 
     def add(
-        self, queue: str, bodies: Bodies, calls: Sequence[str | None], who: Sequence[Any], sent: Sent, at_once: bool
+        self,
+        queue: str,
+        bodies: PlainDrafts,
+        calls: Sequence[str | None],
+        who: Sequence[Any],
+        sent: Sent,
+        at_once: bool,
     ) -> None:
         """Send messages, each of one of `who`, with the next put of their queue. Unless it is to be `at_once`, the put
         begins after what this turn of the loop reads: the others of the turn come along."""
@@ -128,7 +134,7 @@ class Gather:
                 problem: Exception | None = None
                 began = perf_counter()
                 try:
-                    answers = await self._broker.send_each(queue, Bodies(bodies, content_type), calls)
+                    answers = await self._broker.send_each(queue, PlainDrafts(bodies, content_type), calls)
                 except Exception as error:
                     problem = error
                 self._takes += (perf_counter() - began - self._takes) / 4

@@ -14,10 +14,21 @@ import msgspec
 
 from miniq.errors import BadName, InvalidRequest, TooLarge
 from miniq.ids import SHARE, IdSource
-from miniq.message import JSON, SECOND, Bodies, DeadLetter, Draft, History, Message, Parcel, QueueSettings, Stored
+from miniq.message import (
+    JSON,
+    SECOND,
+    DeadLetter,
+    Draft,
+    History,
+    Message,
+    PlainBatch,
+    PlainDrafts,
+    QueueSettings,
+    Stored,
+)
 from miniq.options import Limits
 from miniq.store.contract import Fit
-from miniq.store.names import CALL, PUBLISHED
+from miniq.store.names import CALL, COMMITTED
 
 NAME_LENGTH = 128
 _NAME = re.compile(rf"[A-Za-z0-9._-]{{1,{NAME_LENGTH}}}")
@@ -26,8 +37,8 @@ CALL_WINDOW = 300 * SECOND
 """How long a call's name is remembered, so that a repeated call adds nothing."""
 MANY = 100_000
 """Most messages or records in a page for those who take many at once."""
-PUBLISH_WINDOW = 7 * 86400 * SECOND
-"""How long it is remembered that a batch was published."""
+COMMIT_WINDOW = 7 * 86400 * SECOND
+"""How long it is remembered that a batch was committed."""
 YEARS_100 = 100 * 366 * 86400.0
 
 Verdict = Literal["deliver", "ttl", "retention", "max_receives"]
@@ -87,8 +98,8 @@ def is_limited(settings: QueueSettings) -> bool:
 def check_call(value: object, limits: Limits) -> str:
     """The name that a sender gave to one call."""
     name = check_text(value, "idempotency-key", limits)
-    if name.startswith(PUBLISHED):
-        text = f"idempotency-key: {_show(name)} begins as the records of published batches do; use another name"
+    if name.startswith(COMMITTED):
+        text = f"idempotency-key: {_show(name)} begins as the records of committed batches do; use another name"
         raise InvalidRequest(text, field="idempotency-key")
     return name
 
@@ -175,7 +186,7 @@ def admit(
     check_batch(drafts, "messages", limits)
     first = drafts[0]
     check_draft(first, limits)
-    if isinstance(drafts, Bodies):
+    if isinstance(drafts, PlainDrafts):
         bodies = drafts.bodies
     elif _alike(drafts, first):
         bodies = [draft.body for draft in drafts]
@@ -184,7 +195,7 @@ def admit(
     if max(map(len, bodies)) > limits.body_bytes:
         return _admit_each(queue, settings, drafts, ids, now, limits)
     due = now + micros(settings.delay)
-    return Parcel(ids.runs(len(bodies), now), queue, now, due, bodies, first.content_type, first.priority)
+    return PlainBatch(ids.runs(len(bodies), now), queue, now, due, bodies, first.content_type, first.priority)
 
 
 def _alike(drafts: Sequence[Draft], first: Draft) -> bool:
@@ -243,18 +254,18 @@ def _admit_each(
 
 
 def stage(queue: str, settings: QueueSettings, drafts: Sequence[Draft], limits: Limits) -> Sequence[Message]:
-    """The messages that drafts become once they are published: without ids, and with times that count from then."""
+    """The messages that drafts become once they are committed: without ids, and with times that count from then."""
     if len(drafts) > limits.upload:
         raise TooLarge(f"messages: {len(drafts)} in one upload; at most {limits.upload}", field="messages")
     if not drafts:
         return []
     first = drafts[0]
     due = micros(settings.delay)
-    if isinstance(drafts, Bodies) or _alike(drafts, first):
+    if isinstance(drafts, PlainDrafts) or _alike(drafts, first):
         check_draft(first, limits)
-        bodies = drafts.bodies if isinstance(drafts, Bodies) else [draft.body for draft in drafts]
+        bodies = drafts.bodies if isinstance(drafts, PlainDrafts) else [draft.body for draft in drafts]
         if max(map(len, bodies)) <= limits.body_bytes:
-            return Parcel([""] * len(bodies), queue, 0, due, bodies, first.content_type, first.priority)
+            return PlainBatch([""] * len(bodies), queue, 0, due, bodies, first.content_type, first.priority)
     _check_each(drafts, limits)
     return [
         Message(

@@ -1,7 +1,7 @@
-"""Stages: messages that are uploaded by the tasks of a job, unseen, and published all at once, once.
+"""Stages: messages that are uploaded by the tasks of a job, unseen, and committed all at once, once.
 
 A task may be tried more than once, also at the same time; each try uploads to a stage of its own. Who knows which
-tries count lists them in one publish, named (job, batch), which may be repeated and adds nothing then.
+tries count lists them in one commit, named (job, batch), which may be repeated and adds nothing then.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from miniq.broker import rules
 from miniq.errors import InvalidRequest, TooLarge
-from miniq.message import Draft, Published, Stage, StageName
+from miniq.message import Committed, Draft, Stage, StageName
 from miniq.store.contract import Room
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Stages:
         until = now + rules.micros(broker.options.stage_ttl)
         return await broker.store.stage(queue, name, part, messages, now=now, until=until)
 
-    async def publish(self, queue: str, job: str, batch: str, stages: Sequence[tuple[str, str]]) -> Published:
+    async def commit(self, queue: str, job: str, batch: str, stages: Sequence[tuple[str, str]]) -> Committed:
         """Make all messages of some stages, (partition, attempt), part of the queue, once per (job, batch)."""
         broker = self._broker
         settings = broker.catalog.find(queue) or await broker.catalog.first_use(queue)
@@ -58,13 +58,13 @@ class Stages:
         now = broker.clock.now()
         await self._check_alone(queue, job, batch, set(stages), now)
         room = Room(settings.max_length, settings.max_bytes) if rules.is_limited(settings) else None
-        done = await broker.store.publish(
+        done = await broker.store.commit_stages(
             queue,
             job,
             batch,
             stages,
             now=now,
-            until=now + rules.PUBLISH_WINDOW,
+            until=now + rules.COMMIT_WINDOW,
             reserve=broker.reserve,
             dedup_until=now + rules.micros(settings.dedup_window),
             room=room,
@@ -75,20 +75,20 @@ class Stages:
         return done
 
     async def discard(self, queue: str, job: str, batch: str) -> int:
-        """Remove all stages of a batch that are not published, and say how many there were."""
+        """Remove all stages of a batch that are not committed, and say how many there were."""
         broker = self._broker
         await broker.catalog.existing(queue)
         _check_batch(job, batch)
         return await broker.store.discard_stages(queue, job, batch)
 
     async def list(self, queue: str) -> list[Stage]:
-        """All stages of a queue that are not published."""
+        """All stages of a queue that are not committed."""
         broker = self._broker
         await broker.catalog.existing(queue)
         return await broker.store.stages(queue, now=broker.clock.now())
 
     async def _check_alone(self, queue: str, job: str, batch: str, listed: set[tuple[str, str]], now: int) -> None:
-        most = self._broker.options.limits.publish_alone
+        most = self._broker.options.limits.commit_alone
         alone = sum(
             stage.alone
             for stage in await self._broker.store.stages(queue, now=now)
@@ -97,7 +97,7 @@ class Stages:
         )
         if alone > most:
             raise TooLarge(
-                f"stages: {alone} messages with a recipient, group or dedup_id; at most {most} in one publish",
+                f"stages: {alone} messages with a recipient, group or dedup_id; at most {most} in one commit",
                 field="stages",
             )
 

@@ -10,7 +10,7 @@ from time import monotonic
 from typing import Any, TypeVar, cast
 
 from miniq.client.calls import Call, may_wait, unanswered_poll
-from miniq.client.exchange import Exchange, Trouble
+from miniq.client.exchange import Exchange, Retryable
 from miniq.client.retries import Retries
 from miniq.errors import Closed, InvalidRequest
 
@@ -30,7 +30,7 @@ class Attempts(ABC):
 
     @abstractmethod
     def _attempt(self, exchange: Any, now: float) -> object:
-        """Send a call and read its answer; `Trouble` if that may go better the next time."""
+        """Send a call and read its answer; `Retryable` if that may go better the next time."""
 
     def perform(self, call: Call[T]) -> T:
         exchange = self._prepare(call)
@@ -41,7 +41,7 @@ class Attempts(ABC):
                 raise Closed("the client is closed")
             try:
                 return cast(T, self._attempt(exchange, now))
-            except Trouble as trouble:
+            except Retryable as trouble:
                 if self._closed.is_set():
                     if may_wait(call):
                         return cast(T, unanswered_poll(call))
@@ -68,7 +68,7 @@ class AsyncAttempts(ABC):
 
     @abstractmethod
     async def _attempt(self, exchange: Any, now: float) -> object:
-        """Send a call and read its answer; `Trouble` if that may go better the next time."""
+        """Send a call and read its answer; `Retryable` if that may go better the next time."""
 
     async def perform(self, call: Call[T]) -> T:
         if asyncio.get_running_loop() is not self._loop:
@@ -81,7 +81,7 @@ class AsyncAttempts(ABC):
                 raise Closed("the client is closed")
             try:
                 return cast(T, await self._attempt(exchange, now))
-            except Trouble as trouble:
+            except Retryable as trouble:
                 if self._closed.is_set():
                     if may_wait(call):
                         return cast(T, unanswered_poll(call))

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from miniq.errors import InvalidRequest
-from miniq.message import JSON, Bodies, Draft
+from miniq.message import JSON, Draft, PlainDrafts
 
 BYTES = "application/octet-stream"
 _to_json = msgspec.json.Encoder().encode
@@ -48,10 +48,10 @@ def drafts(items: Iterable[Any]) -> Sequence[Draft]:
     items = list(items)
     kinds = set(map(type, items))
     if kinds == {bytes}:
-        return Bodies(items, BYTES)
+        return PlainDrafts(items, BYTES)
     if kinds and not any(issubclass(kind, Draft | bytes | bytearray | memoryview) for kind in kinds):
         with contextlib.suppress(TypeError, ValueError, OverflowError, RecursionError):
-            return Bodies(list(map(_to_json, items)))
+            return PlainDrafts(list(map(_to_json, items)))
     made: list[Draft] = []
     add = made.append
     for item in items:

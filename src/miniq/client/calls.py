@@ -17,13 +17,13 @@ from miniq.errors import MessageNotFound, StaleReceipt
 from miniq.message import (
     Claim,
     ClaimGroup,
+    Committed,
     Draft,
     HistoryPage,
     Lease,
     Mode,
     Outcome,
     Page,
-    Published,
     QueueInfo,
     RedriveProgress,
     Stage,
@@ -224,7 +224,7 @@ class Upload(Call[tuple[int, int]], frozen=True):
     messages: Any
 
 
-class Publish(Call[Published], frozen=True):
+class CommitStages(Call[Committed], frozen=True):
     queue: str
     job: str
     batch: str

@@ -116,7 +116,7 @@ _OPERATIONS: dict[type[Call[Any]], Callable[[Broker, Any], Coroutine[Any, Any, A
     calls.ReleaseClaims: lambda broker, call: broker.claims.release(call.queue, call.group, call.epoch),
     calls.ListClaims: lambda broker, call: broker.claims.list(call.queue),
     calls.Upload: _upload,
-    calls.Publish: lambda broker, call: broker.stages.publish(call.queue, call.job, call.batch, call.stages),
+    calls.CommitStages: lambda broker, call: broker.stages.commit(call.queue, call.job, call.batch, call.stages),
     calls.DiscardStages: lambda broker, call: broker.stages.discard(call.queue, call.job, call.batch),
     calls.ListStages: lambda broker, call: broker.stages.list(call.queue),
     calls.Purge: lambda broker, call: broker.purge(call.queue),

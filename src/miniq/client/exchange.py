@@ -1,7 +1,7 @@
 """One call on its way to a server, whatever the wire: what reads its answer, and what it means to ask again. No I/O.
 
 An `Exchange` may be sent again as it is, so that a repeated send bears the name of the first one and adds nothing;
-only a long poll waits the less, the longer it was on its way. `Trouble` is what may pass if a call is repeated; all
+only a long poll waits the less, the longer it was on its way. `Retryable` is what may pass if a call is repeated; all
 other errors are raised as they are.
 """
 
@@ -88,11 +88,11 @@ class Exchange(ABC):
         if isinstance(told, Closed):  # the broker, not this client
             told = StoreUnavailable(f"{url} is shutting down: {problem.detail}")
         if isinstance(told, StoreUnavailable):
-            raise Trouble(told, heard=True)
+            raise Retryable(told, heard=True)
         raise told
 
 
-class Trouble(Exception):
+class Retryable(Exception):
     """A call did not come through. `error` is what its caller is told if that does not pass."""
 
     def __init__(self, error: MiniQError, *, stale: bool = False, heard: bool = False, final: bool = False) -> None:
@@ -106,25 +106,25 @@ class Trouble(Exception):
         """It is of no use to try again."""
 
 
-def lost(url: str, problem: object, *, stale: bool = False) -> Trouble:
+def lost(url: str, problem: object, *, stale: bool = False) -> Retryable:
     """The connection broke while a call was on it."""
     text = str(problem) or type(problem).__name__
     error = StoreUnavailable(f"{url}: the connection broke before the answer was complete: {text}")
-    return Trouble(error, stale=stale, heard=True)
+    return Retryable(error, stale=stale, heard=True)
 
 
-def unreachable(url: str, problem: object, timeout: float) -> Trouble:
+def unreachable(url: str, problem: object, timeout: float) -> Retryable:
     """No connection could be made."""
     text = getattr(problem, "strerror", None) or str(problem) or type(problem).__name__
     if isinstance(problem, TimeoutError):
         text = f"no connection within {timeout:g} s"
-    return Trouble(StoreUnavailable(f"{url} cannot be reached: {text}"))
+    return Retryable(StoreUnavailable(f"{url} cannot be reached: {text}"))
 
 
-def unanswered(url: str, exchange: Exchange) -> Trouble:
+def unanswered(url: str, exchange: Exchange) -> Retryable:
     """The caller's patience is at its end."""
     error = StoreUnavailable(f"{url} did not answer within {exchange.patience:g} s; see `timeout`")
-    return Trouble(error, heard=True, final=True)
+    return Retryable(error, heard=True, final=True)
 
 
 def nothing(body: bytes) -> None:
@@ -152,7 +152,7 @@ KINDS: dict[type[Call[Any]], Kind] = {
     calls.ReleaseClaims: Kind(records.read_released),
     calls.ListClaims: Kind(records.read_groups),
     calls.Upload: Kind(records.read_uploaded),
-    calls.Publish: Kind(records.read_published),
+    calls.CommitStages: Kind(records.read_committed),
     calls.DiscardStages: Kind(records.read_discarded),
     calls.ListStages: Kind(records.read_stages),
     calls.Purge: Kind(records.read_purged),

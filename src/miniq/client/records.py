@@ -37,6 +37,7 @@ from miniq.message import (
     SECOND,
     Claim,
     ClaimGroup,
+    Committed,
     Counts,
     DeadLetter,
     Draft,
@@ -46,7 +47,6 @@ from miniq.message import (
     HistoryRecord,
     Outcome,
     Page,
-    Published,
     QueueInfo,
     QueueSettings,
     RedriveProgress,
@@ -171,7 +171,7 @@ _opened = msgspec.json.Decoder(shapes.ClaimsOpenedReply).decode
 _claim = msgspec.json.Decoder(shapes.ClaimReply).decode
 _released = msgspec.json.Decoder(shapes.ClaimsReleasedReply).decode
 _uploaded = msgspec.json.Decoder(shapes.UploadReply).decode
-_published = msgspec.json.Decoder(shapes.PublishReply).decode
+_committed = msgspec.json.Decoder(shapes.CommitStagesReply).decode
 _discarded = msgspec.json.Decoder(shapes.DiscardReply).decode
 _stages = msgspec.json.Decoder(shapes.StagesReply).decode
 _groups = msgspec.json.Decoder(shapes.ClaimGroupsReply).decode
@@ -267,9 +267,9 @@ def read_uploaded(body: bytes) -> tuple[int, int]:
     return found.messages, found.bytes
 
 
-def read_published(body: bytes) -> Published:
-    found = _published(body)
-    return Published(found.published, found.repeated)
+def read_committed(body: bytes) -> Committed:
+    found = _committed(body)
+    return Committed(found.committed, found.repeated)
 
 
 def read_discarded(body: bytes) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from miniq.client.calls import Call, Send, SendTable
-from miniq.client.exchange import Exchange, Trouble
+from miniq.client.exchange import Exchange, Retryable
 
 FIRST = 0.05
 SLOWEST = 2.0
@@ -28,7 +28,7 @@ class Retries:
         self._first: float | None = None
         self._pause = FIRST
 
-    def pause(self, trouble: Trouble, now: float) -> float:
+    def pause(self, trouble: Retryable, now: float) -> float:
         """Seconds until the next attempt, which `again` prepares; raises the error if there is none."""
         exchange = self._exchange
         exchange.doubtful = exchange.doubtful or trouble.heard

@@ -13,7 +13,7 @@ import os
 from time import perf_counter
 
 
-class Awake:
+class BusyPoll:
     """Told of requests and answers, with the connection that each belongs to. `longest` is in seconds; 0 is never."""
 
     def __init__(self, longest: float) -> None:

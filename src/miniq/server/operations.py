@@ -19,7 +19,7 @@ from miniq.api.plain import SendReader
 from miniq.broker import Broker
 from miniq.broker.keyring import ApiKey, Secret
 from miniq.errors import InvalidRequest, MiniQError, MissingExtra, WrongMedia
-from miniq.message import Bodies, Draft, Mode, QueueSettings, StageName, Status
+from miniq.message import Draft, Mode, PlainDrafts, QueueSettings, StageName, Status
 from miniq.server import monitoring, streams
 from miniq.server.query import moment, number
 from miniq.server.streams import Streamed
@@ -107,12 +107,12 @@ def bearer(header: str | None) -> str | None:
 
 
 async def send(broker: Broker, request: Request) -> shapes.SentReply:
-    body: shapes.SendBody | Bodies | ArrowBody = request.body
+    body: shapes.SendBody | PlainDrafts | ArrowBody = request.body
     format = request.format
     drafts: Sequence[Draft]
     if isinstance(body, ArrowBody):
         drafts = body.drafts()
-    elif isinstance(body, Bodies):
+    elif isinstance(body, PlainDrafts):
         drafts = body
     elif body.messages is UNSET:
         drafts = [codec.draft_of(body, format)]
@@ -289,11 +289,11 @@ async def upload(broker: Broker, request: Request) -> shapes.UploadReply:
     return shapes.UploadReply(messages, size)
 
 
-async def publish(broker: Broker, request: Request) -> shapes.PublishReply:
+async def commit_stages(broker: Broker, request: Request) -> shapes.CommitStagesReply:
     path = request.path
     stages = [(str(stage.partition), str(stage.attempt)) for stage in request.body.stages]
-    done = await broker.stages.publish(path["queue"], path["job"], path["batch"], stages)
-    return shapes.PublishReply(done.messages, done.repeated)
+    done = await broker.stages.commit(path["queue"], path["job"], path["batch"], stages)
+    return shapes.CommitStagesReply(done.messages, done.repeated)
 
 
 async def discard_stages(broker: Broker, request: Request) -> shapes.DiscardReply:
@@ -466,20 +466,20 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("list_claims", "GET", CLAIMS, "read", "All groups with their claims", list_claims,
               reply=shapes.ClaimGroupsReply),
     Operation(
-        "publish", "POST", f"{STAGES}/{{job}}/{{batch}}/publish", "send",
-        "Make the messages of some stages part of the queue, once per job and batch", publish,
-        body=shapes.PublishBody, reply=shapes.PublishReply,
+        "commit_stages", "POST", f"{STAGES}/{{job}}/{{batch}}/commit", "send",
+        "Make the messages of some stages part of the queue, once per job and batch", commit_stages,
+        body=shapes.CommitStagesBody, reply=shapes.CommitStagesReply,
     ),
     Operation(
         "upload", "POST", f"{STAGES}/{{job}}/{{batch}}/{{partition}}/{{attempt}}", "send",
-        "Keep messages, unseen, to be published later; part `part` of a stage", upload,
+        "Keep messages, unseen, to be committed later; part `part` of a stage", upload,
         body=shapes.UploadBody, query={"part": int}, reply=shapes.UploadReply, status=201, arrow=True,
     ),
     Operation(
         "discard_stages", "DELETE", f"{STAGES}/{{job}}/{{batch}}", "send",
-        "Remove the stages of a batch that are not published", discard_stages, reply=shapes.DiscardReply,
+        "Remove the stages of a batch that are not committed", discard_stages, reply=shapes.DiscardReply,
     ),
-    Operation("list_stages", "GET", STAGES, "read", "All stages that are not published", list_stages,
+    Operation("list_stages", "GET", STAGES, "read", "All stages that are not committed", list_stages,
               reply=shapes.StagesReply),
     Operation("list_queues", "GET", "/v1/queues", "read", "All queues with their counts", list_queues,
               reply=shapes.QueuesReply),

@@ -20,7 +20,7 @@ import uvicorn
 from miniq.broker import Broker
 from miniq.errors import InvalidRequest
 from miniq.options import Options
-from miniq.server.busy_poll import Awake
+from miniq.server.busy_poll import BusyPoll
 from miniq.server.http.app import HttpApp
 from miniq.server.http.fast_lane import fast_lane
 from miniq.server.http.guard import Guard
@@ -61,9 +61,9 @@ async def serve(options: Options, announce: Callable[[str], None]) -> int:
         if options.tracing:
             broker.tracer = ServerTracer(exporting_provider())
         with bind(options.host, options.port) as listener:
-            awake = Awake(options.busy_poll)
-            doors = Doors(broker, options, awake) if options.zmq else None
-            server = _Server(_config(broker, options, awake), broker, doors)
+            busy_poll = BusyPoll(options.busy_poll)
+            doors = Doors(broker, options, busy_poll) if options.zmq else None
+            server = _Server(_config(broker, options, busy_poll), broker, doors)
             scheme = "https" if options.tls_cert else "http"
             host, port = listener.getsockname()[:2]
             address = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
@@ -125,12 +125,12 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _config(broker: Broker, options: Options, awake: Awake) -> uvicorn.Config:
+def _config(broker: Broker, options: Options, busy_poll: BusyPoll) -> uvicorn.Config:
     most = options.limits.request_bytes
     guard = Guard(broker.keys, options.allowed_hosts)
     return uvicorn.Config(
         HttpApp(broker, most, guard).asgi,
-        http=fast_lane(broker, most, guard, awake),
+        http=fast_lane(broker, most, guard, busy_poll),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -171,7 +171,7 @@ class _Server(uvicorn.Server):
         self._captured_signals.clear()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._broker.hurry()
+        self._broker.begin_shutdown()
         ends = [super().shutdown(sockets)]
         if self._doors is not None:
             ends.append(self._doors.close(GRACE))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from miniq import tracing
 from miniq.api import shapes
 from miniq.broker import Broker
-from miniq.message import Bodies
+from miniq.message import PlainDrafts
 
 if TYPE_CHECKING:
     from miniq.server.operations import Operation, Request
@@ -70,7 +70,7 @@ def _first(body: Any) -> Mapping[str, str] | None:
 
 
 def _count(body: Any) -> int | None:
-    if isinstance(body, Bodies):
+    if isinstance(body, PlainDrafts):
         return len(body.bodies)
     if isinstance(body, shapes.SendBody):
         return len(body.messages) if isinstance(body.messages, list) else 1

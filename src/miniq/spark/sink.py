@@ -1,7 +1,7 @@
-"""Writing to a queue: every task stages its rows, and the driver publishes all of them in one change, once.
+"""Writing to a queue: every task stages its rows, and the driver commits all of them in one change, once.
 
 A task may be tried again, run twice at a time, or be the ghost of a driver that died. So each try has a stage of
-its own, named by a random number, and nothing can be seen before `commit`. What is published is named by the job
+its own, named by a random number, and nothing can be seen before `commit`. What is committed is named by the job
 and the batch: of a stream, the id of the query, which its checkpoint keeps, and the number of the batch. A batch
 that Spark runs again after a crash adds nothing.
 """
@@ -76,12 +76,12 @@ def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         yield batch.slice(begin, end - begin)
 
 
-def publish(options: Options, job: str, batch: int, staged: Sequence[Staged]) -> None:
+def commit(options: Options, job: str, batch: int, staged: Sequence[Staged]) -> None:
     """Make messages of all stages, unless that was done before."""
     wanted = [(one.partition, one.attempt) for one in staged if one.messages]
     if wanted:
         with options.connect() as client:
-            client.queue(options.queue or "").publish(job, batch, wanted)
+            client.queue(options.queue or "").commit_stages(job, batch, wanted)
 
 
 def discard(options: Options, job: str, batch: int) -> None:
@@ -108,7 +108,7 @@ class BatchWriter(DataSourceArrowWriter):
         return stage(self._options, self._job, 0, _task().partitionId(), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        publish(self._options, self._job, 0, _done(messages))
+        commit(self._options, self._job, 0, _done(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         discard(self._options, self._job, 0)
@@ -130,7 +130,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         staged = _done(messages)
         if staged:
-            publish(self._options, staged[0].job, batchId, staged)
+            commit(self._options, staged[0].job, batchId, staged)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         staged = _done(messages)

@@ -18,8 +18,8 @@ even `ANY`; the outcome is `leased`. So its messages leave it all at once, when 
 with the queue. Numbers are never used twice while the queue exists.
 
 **Stages.** Messages can be uploaded part by part into stages, which nobody sees, and many stages of one (job, batch)
-be published in one change, once. A staged message has no id; its `sent_at` is 0, its `due_at` and `expires_at` count
-from the publish, which makes it a message like any other.
+be committed in one change, once. A staged message has no id; its `sent_at` is 0, its `due_at` and `expires_at` count
+from the commit, which makes it a message like any other.
 
 **Durability.** When a call returns, its change survives `kill -9`. Unless it is a `take`, it also survives power
 loss. A crash leaves a claim whole or not at all. A message can be taken, found and scanned only once its `put` is
@@ -46,6 +46,7 @@ from miniq.message import (
     NEVER,
     Claim,
     ClaimGroup,
+    Committed,
     Counts,
     EventName,
     History,
@@ -54,9 +55,8 @@ from miniq.message import (
     Message,
     Outcome,
     Page,
-    Parcel,
+    PlainBatch,
     Portion,
-    Published,
     QueueSettings,
     Stage,
     StageName,
@@ -81,7 +81,7 @@ ChangeHint = Callable[[], None]
 
 Reserve = Callable[[int], str]
 """Sets so many ids aside that follow all there are, and gives the first (see `ids.id_in_range`). To be called once in a
-publish, when nothing can be refused any more, with the room that all its parts take (see `stretches`)."""
+commit, when nothing can be refused any more, with the room that all its parts take (see `stretches`)."""
 
 
 class Once(Struct, frozen=True):
@@ -140,7 +140,7 @@ def fence_outcome(stored: Stored | None, receipt: str, now: int) -> Outcome:
     return "done" if receipt in (ANY, stored.receipt) else "stale"
 
 
-class Alone(ABC):
+class SingleProcessStore(ABC):
     """What a store says of itself that only one broker has open: nobody else changes anything."""
 
     shared = False
@@ -151,7 +151,7 @@ class Alone(ABC):
 
     @abstractmethod
     async def put_each(
-        self, parcel: Parcel, calls: Sequence[str | None], *, now: int, until: int, keep: History
+        self, parcel: PlainBatch, calls: Sequence[str | None], *, now: int, until: int, keep: History
     ) -> list[list[str]]:
         """Add messages of which each is a call of its own (see `Store.put`), known until `until` by its name if it has
         one. One that was made before, also in the same parcel, adds nothing; each gets its own answer."""
@@ -197,7 +197,7 @@ class Claimed(Struct, frozen=True):
 UNFIT = 1000
 
 
-def published(message: Message, id: str, now: int) -> Message:
+def committed(message: Message, id: str, now: int) -> Message:
     """The message that a staged one becomes."""
     return structs.replace(
         message,
@@ -212,7 +212,7 @@ def stretches(messages: Sequence[Message]) -> list[range]:
     """How a part of a stage is cut: neighbours of the same priority and due time together, up to `RUN` of them, those
     that stand alone each for itself. The message at `place` of stretch n has the id n * RUN + place of the part, which
     takes RUN ids for each stretch. So a store may keep a stretch as one record."""
-    if isinstance(messages, Parcel):
+    if isinstance(messages, PlainBatch):
         return [range(start, min(start + RUN, len(messages))) for start in range(0, len(messages), RUN)]
     found: list[range] = []
     start = 0
@@ -234,10 +234,10 @@ def stands_alone(message: Message) -> bool:
 
 
 def no_stage(job: str, batch: str, stage: tuple[str, str]) -> StageUnknown:
-    """A stage that should be published is not there."""
+    """A stage that should be committed is not there."""
     return StageUnknown(
         f"stages: there is no attempt {stage[1]!r} of partition {stage[0]!r} of batch {batch!r} of job {job!r}; "
-        "upload it again, nothing was published",
+        "upload it again, nothing was committed",
         field="stages",
     )
 
@@ -540,12 +540,12 @@ class Store(Protocol):
     async def stage(
         self, queue: str, name: StageName, part: int, messages: Sequence[Message], *, now: int, until: int
     ) -> tuple[int, int]:
-        """Keep messages as a part of a stage, all or none, until the stage is published, discarded or runs out: how
+        """Keep messages as a part of a stage, all or none, until the stage is committed, discarded or runs out: how
         many, and their bytes. A part that is there already stays as it is and is the answer. A stage runs out when
         `until` of its last part has come. Raise `NoSpace` if the disk is nearly full."""
         ...
 
-    async def publish(
+    async def commit_stages(
         self,
         queue: str,
         job: str,
@@ -558,7 +558,7 @@ class Store(Protocol):
         dedup_until: int,
         room: Room | None,
         keep: History,
-    ) -> Published:
+    ) -> Committed:
         """Put all messages of some stages, named (partition, attempt), into the queue, in that order and by part, in
         one change that is made once per (job, batch) until `until`; later ones get its answer, `repeated`.
 

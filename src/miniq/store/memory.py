@@ -13,6 +13,7 @@ from miniq.message import (
     NEVER,
     Claim,
     ClaimGroup,
+    Committed,
     Counts,
     Event,
     EventName,
@@ -23,9 +24,8 @@ from miniq.message import (
     Message,
     Outcome,
     Page,
-    Parcel,
+    PlainBatch,
     Portion,
-    Published,
     QueueSettings,
     Stage,
     StageName,
@@ -35,7 +35,6 @@ from miniq.message import (
 from miniq.store import events, transfer
 from miniq.store.contract import (
     UNFIT,
-    Alone,
     ByName,
     Claimed,
     Edit,
@@ -44,17 +43,18 @@ from miniq.store.contract import (
     Once,
     Reserve,
     Room,
+    SingleProcessStore,
     check_reader,
     check_room,
     claim_name,
+    committed,
     fence_outcome,
     no_claim,
     no_stage,
-    published,
     stands_alone,
     stretches,
 )
-from miniq.store.names import call_record, is_call, publish_name
+from miniq.store.names import call_record, commit_name, is_call
 from miniq.store.transfer import Item, one_by_one, portions
 
 
@@ -174,7 +174,7 @@ class _Queue:
         return fence_outcome(None if row is None else row.stored(), receipt, now)
 
 
-class MemoryStore(Alone):
+class MemoryStore(SingleProcessStore):
     """Everything in dicts; see `Store` for what each method promises."""
 
     def __init__(self) -> None:
@@ -270,7 +270,7 @@ class MemoryStore(Alone):
         return ids
 
     async def put_each(
-        self, parcel: Parcel, calls: Sequence[str | None], *, now: int, until: int, keep: History
+        self, parcel: PlainBatch, calls: Sequence[str | None], *, now: int, until: int, keep: History
     ) -> list[list[str]]:
         answers: list[list[str]] = []
         for message, name in zip(parcel, calls, strict=True):
@@ -562,7 +562,7 @@ class MemoryStore(Alone):
         kept = stage.parts[part]
         return len(kept), sum(message.size for message in kept)
 
-    async def publish(
+    async def commit_stages(
         self,
         queue: str,
         job: str,
@@ -575,12 +575,12 @@ class MemoryStore(Alone):
         dedup_until: int,
         room: Room | None,
         keep: History,
-    ) -> Published:
+    ) -> Committed:
         shelf = self._queues[queue]
-        call = call_record(publish_name(job, batch))
+        call = call_record(commit_name(job, batch))
         given, standing = shelf.dedup.get(call, ("", 0))
         if standing > now:
-            return Published(int(given), repeated=True)
+            return Committed(int(given), repeated=True)
         fresh: list[tuple[int, Message]] = []
         known: set[str] = set()
         width = 0
@@ -602,7 +602,7 @@ class MemoryStore(Alone):
             check_room(room, len(shelf.rows), shelf.bytes, [message for _, message in fresh])
         first = reserve(width) if fresh else ""
         for place, message in fresh:
-            made = published(message, id_in_range(first, place), now)
+            made = committed(message, id_in_range(first, place), now)
             shelf.add(made)
             self._log(keep, events.sent(made, now, None, keep))
             self._last_id = max(self._last_id, made.id)
@@ -612,7 +612,7 @@ class MemoryStore(Alone):
         await self.discard_stages(queue, job, batch)
         for _, message in fresh:
             self.on_ready(queue, message.recipient, 1)
-        return Published(len(fresh))
+        return Committed(len(fresh))
 
     async def discard_stages(self, queue: str, job: str, batch: str) -> int:
         stages = self._queues[queue].stages

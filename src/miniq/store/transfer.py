@@ -48,7 +48,7 @@ class Readers(Struct, frozen=True, tag=True):
 
 
 class Dedup(Struct, frozen=True, tag=True):
-    """A dedup record, or that of a call (see `names.is_call`) or of a batch that was published."""
+    """A dedup record, or that of a call (see `names.is_call`) or of a batch that was committed."""
 
     queue: str
     name: str
@@ -211,9 +211,9 @@ def no_held_claims(queue: str, group: str, held: int) -> InvalidRequest:
 
 
 def no_stages(queue: str) -> InvalidRequest:
-    """What was uploaded and not published is not copied."""
+    """What was uploaded and not committed is not copied."""
     return InvalidRequest(
-        f"from: queue {queue!r} has stages that are not published yet; let their jobs finish, or discard them",
+        f"from: queue {queue!r} has stages that are not committed yet; let their jobs finish, or discard them",
         field="from",
     )
 

@@ -18,10 +18,10 @@ from miniq.errors import BadName, MiniQError
 from miniq.message import (
     Claim,
     ClaimGroup,
+    Committed,
     HistoryPage,
     Mode,
     Outcome,
-    Published,
     QueueInfo,
     RedriveProgress,
     Stage,
@@ -227,22 +227,22 @@ class Queue:
         return self._perform(calls.SendTable(self.name, table))
 
     def stage(self, job: str, batch: int | str, partition: int | str, attempt: int | str) -> Staging:
-        """A place for the messages of one try of one task of a job, unseen until they are published; asks nothing
+        """A place for the messages of one try of one task of a job, unseen until they are committed; asks nothing
         yet."""
         return Staging(self, StageName(job, str(batch), str(partition), str(attempt)))
 
-    def publish(self, job: str, batch: int | str, stages: Iterable[tuple[int | str, int | str]]) -> Published:
+    def commit_stages(self, job: str, batch: int | str, stages: Iterable[tuple[int | str, int | str]]) -> Committed:
         """Make the messages of some stages, (partition, attempt), part of the queue, all at once, and once per job and
         batch: repeated, it adds nothing. Other stages of the batch are removed."""
         listed = [(str(partition), str(attempt)) for partition, attempt in stages]
-        return self._perform(calls.Publish(self.name, job, str(batch), listed))
+        return self._perform(calls.CommitStages(self.name, job, str(batch), listed))
 
     def discard_stages(self, job: str, batch: int | str) -> int:
-        """Remove the stages of a batch that are not published, and say how many there were."""
+        """Remove the stages of a batch that are not committed, and say how many there were."""
         return self._perform(calls.DiscardStages(self.name, job, str(batch)))
 
     def stages(self) -> list[Stage]:
-        """All stages that are not published."""
+        """All stages that are not committed."""
         return self._perform(calls.ListStages(self.name))
 
     def claims(self, group: str) -> Claims:

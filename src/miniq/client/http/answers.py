@@ -11,7 +11,7 @@ import msgspec
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from miniq.api import codec, shapes
-from miniq.client.exchange import Exchange, Trouble
+from miniq.client.exchange import Exchange, Retryable
 from miniq.client.http.target import Target
 from miniq.errors import InvalidRequest, MiniQError, StoreUnavailable
 
@@ -139,7 +139,7 @@ def _not_ours(answer: Answer, target: Target) -> Exception:
         return MiniQError(f"{target.url} answered {status} and sent us to {where}; redirects are not followed")
     text = f"{target.url} answered {status}, and not as a MiniQ broker: {_told(answer)}"
     if status in _AWAY:
-        return Trouble(StoreUnavailable(text), heard=True)
+        return Retryable(StoreUnavailable(text), heard=True)
     return MiniQError(text)
 
 

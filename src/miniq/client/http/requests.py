@@ -179,9 +179,9 @@ def _upload(call: calls.Upload) -> Pieces:
     return _post(path, shapes.UploadBody(records.wire_drafts(call.messages)))
 
 
-def _publish(call: calls.Publish) -> Pieces:
+def _commit(call: calls.CommitStages) -> Pieces:
     stages = [shapes.StageId(partition, attempt) for partition, attempt in call.stages]
-    return _post(f"{_stage(call.queue, job=call.job, batch=call.batch)}/publish", shapes.PublishBody(stages))
+    return _post(f"{_stage(call.queue, job=call.job, batch=call.batch)}/commit", shapes.CommitStagesBody(stages))
 
 
 def _discard_stages(call: calls.DiscardStages) -> Pieces:
@@ -262,7 +262,7 @@ _ASK: dict[type[Call[Any]], Callable[[Any], Pieces]] = {
     calls.ReleaseClaims: _release_claims,
     calls.ListClaims: _list_claims,
     calls.Upload: _upload,
-    calls.Publish: _publish,
+    calls.CommitStages: _commit,
     calls.DiscardStages: _discard_stages,
     calls.ListStages: _list_stages,
     calls.Purge: _purge,

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from miniq.client.calls import Call
-from miniq.client.exchange import Trouble, lost, unanswered, unreachable
+from miniq.client.exchange import Retryable, lost, unanswered, unreachable
 from miniq.client.http.answers import Answer, garbled, judge, untrusted
 from miniq.client.http.requests import HttpExchange
 from miniq.client.http.target import Target
@@ -71,7 +71,7 @@ class _Connection:
         answer, sock = self.answer, self._socket
         answer.begin()
         if reused and self._poll.poll(0):  # it was closed, or says what nobody asked for: no answer to this call
-            raise Trouble(StoreUnavailable(f"{target.url}: a kept connection was closed"), stale=True)
+            raise Retryable(StoreUnavailable(f"{target.url}: a kept connection was closed"), stale=True)
         if exchange.patience != self._timeout:
             sock.settimeout(exchange.patience)
             self._timeout = exchange.patience

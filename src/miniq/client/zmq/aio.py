@@ -13,7 +13,7 @@ import zmq
 
 from miniq.client.attempts import AsyncAttempts
 from miniq.client.calls import Call, Receive, Release, may_wait, unanswered_poll
-from miniq.client.exchange import Trouble, lost, unanswered, unreachable
+from miniq.client.exchange import Retryable, lost, unanswered, unreachable
 from miniq.client.pool import LAST_WORDS
 from miniq.client.zmq.line import HUNG_UP, HungUp, Line, is_address
 from miniq.client.zmq.requests import ZmqExchange, judge
@@ -60,8 +60,8 @@ class AsyncZmq(AsyncAttempts):
         asked = line.ask(exchange.body, is_poll, reused)
         try:
             body = await line.answer(asked, exchange, reused)
-        except (asyncio.CancelledError, Trouble) as problem:
-            is_given_up = not isinstance(problem, Trouble) or problem.final
+        except (asyncio.CancelledError, Retryable) as problem:
+            is_given_up = not isinstance(problem, Retryable) or problem.final
             if is_given_up and isinstance(exchange.call, Receive) and not self._closed.is_set():
                 errand = self._loop.create_task(self._give_back(line, asked, exchange))
                 self._errands.add(errand)
@@ -96,7 +96,7 @@ class AsyncZmq(AsyncAttempts):
                     await line.open()
                     self._line = line
                     return line
-                except Trouble as error:
+                except Retryable as error:
                     line.drop()
                     trouble = error
                     if not isinstance(error, HungUp):
@@ -166,7 +166,7 @@ class _AsyncLine(Line):
         return self.up and self.lost is None and not self.socket.closed
 
     async def open(self) -> None:
-        """Wait until it is up; `Trouble`, or what will not pass."""
+        """Wait until it is up; `Retryable`, or what will not pass."""
         try:
             async with asyncio.timeout(self._timeout + 1):  # the library says so itself, before that
                 await self._is_up
@@ -178,7 +178,7 @@ class _AsyncLine(Line):
         asked = _Asked(b"%x" % next(self._names), self._loop.create_future(), is_poll)
         try:
             self.send(asked.name, body, reused)
-        except Trouble:
+        except Retryable:
             self.drop()
             raise
         self._again()

@@ -14,7 +14,7 @@ import struct
 
 import zmq
 
-from miniq.client.exchange import Trouble, unreachable
+from miniq.client.exchange import Retryable, unreachable
 from miniq.client.zmq.target import Target
 from miniq.errors import InvalidRequest, MiniQError, StoreUnavailable, Unauthorized
 
@@ -40,7 +40,7 @@ _inherited: list[Line] = []
 _contexts: dict[int, zmq.Context[zmq.Socket[bytes]]] = {}
 
 
-class HungUp(Trouble):
+class HungUp(Retryable):
     """The other side ended the connection before it was made. If it was because of CURVE it may tell us the next
     time: who learns of that first is a matter of chance."""
 
@@ -71,7 +71,7 @@ class Line:
         self._process = os.getpid()
         self.up = False
         self.lost: Exception | None = None
-        """Why it is lost: `Trouble`, or an error that will not pass."""
+        """Why it is lost: `Retryable`, or an error that will not pass."""
         self.socket = socket = context().socket(zmq.DEALER)
         socket.linger = 0
         socket.reconnect_ivl = A_DAY  # with "never", it would throw away answers that came just before the end
@@ -120,7 +120,7 @@ class Line:
             text = f"it hung up at once; perhaps it is no ZeroMQ port, {text}"
             return HungUp(StoreUnavailable(f"{target.url} cannot be reached: {text}"))
         if self.up:
-            return Trouble(StoreUnavailable(f"{target.url}: the connection broke"), heard=True)
+            return Retryable(StoreUnavailable(f"{target.url}: the connection broke"), heard=True)
         late = event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
         return unreachable(target.url, TimeoutError() if late else "no connection could be made", target.timeout)
 
@@ -132,7 +132,7 @@ class Line:
             send(body, _NOW)
         except zmq.ZMQError:  # it was lost in this moment
             error = StoreUnavailable(f"{self._target.url}: the connection broke before the call was sent")
-            self.lost = trouble = Trouble(error, stale=reused)
+            self.lost = trouble = Retryable(error, stale=reused)
             raise trouble from None
 
     def receive(self) -> tuple[bytes, bytes]:

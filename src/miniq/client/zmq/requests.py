@@ -166,9 +166,9 @@ def _upload(call: calls.Upload) -> Ask:
     return "UPLOAD", {"queue": call.queue, **path, "part": call.part, "messages": messages}, "json"
 
 
-def _publish(call: calls.Publish) -> Ask:
+def _commit(call: calls.CommitStages) -> Ask:
     stages = [shapes.StageId(partition, attempt) for partition, attempt in call.stages]
-    return "PUBLISH", {"queue": call.queue, "job": call.job, "batch": call.batch, "stages": stages}, "json"
+    return "COMMIT_STAGES", {"queue": call.queue, "job": call.job, "batch": call.batch, "stages": stages}, "json"
 
 
 def _discard_stages(call: calls.DiscardStages) -> Ask:
@@ -240,7 +240,7 @@ _ASK: dict[type[Call[Any]], Callable[[Any], Ask]] = {
     calls.ReadClaim: _read_claim,
     calls.SendTable: _no_table,
     calls.Upload: _upload,
-    calls.Publish: _publish,
+    calls.CommitStages: _commit,
     calls.DiscardStages: _discard_stages,
     calls.ListStages: _list_stages,
     calls.ClaimTable: _no_table,

@@ -12,7 +12,7 @@ import zmq
 from zmq.backend import zmq_poll
 
 from miniq.client.calls import Call
-from miniq.client.exchange import Trouble, lost, unanswered, unreachable
+from miniq.client.exchange import Retryable, lost, unanswered, unreachable
 from miniq.client.pool import LAST_WORDS, Connection, Pool
 from miniq.client.zmq.line import HUNG_UP, HungUp, Line, is_address
 from miniq.client.zmq.requests import ZmqExchange, judge
@@ -43,7 +43,7 @@ class Zmq(Pool):
                 try:
                     connection.open()
                     return connection
-                except Trouble as error:
+                except Retryable as error:
                     connection.drop()
                     trouble = error
                     if not isinstance(error, HungUp):
@@ -69,7 +69,7 @@ class _Connection:
         self._poll = [(self._line.socket, zmq.POLLIN), (self._line.events, zmq.POLLIN)]
 
     def open(self) -> None:
-        """Wait until the line is up; `Trouble`, or what will not pass."""
+        """Wait until the line is up; `Retryable`, or what will not pass."""
         line = self._line
         late = monotonic() + self._target.timeout + 1  # the library says so itself, before that
         while not line.up:

@@ -26,8 +26,8 @@ from miniq.api.codec import MSGPACK, PROBLEM
 from miniq.broker import Broker
 from miniq.broker.prompt import begin
 from miniq.errors import BadRequest, MiniQError
-from miniq.message import JSON, Bodies, Lease
-from miniq.server.busy_poll import Awake
+from miniq.message import JSON, Lease, PlainDrafts
+from miniq.server.busy_poll import BusyPoll
 from miniq.server.http.app import prepare, request_format, too_large
 from miniq.server.http.guard import Guard, log, log_answer, new_id
 from miniq.server.http.request_head import Head, read_head
@@ -83,10 +83,10 @@ class _Nobody:
 HotCycle.message_event = _Nobody()
 
 
-def fast_lane(broker: Broker, max_request: int, guard: Guard, awake: Awake) -> type[asyncio.Protocol]:
+def fast_lane(broker: Broker, max_request: int, guard: Guard, busy_poll: BusyPoll) -> type[asyncio.Protocol]:
     """The protocol class for the connections of a broker."""
     known: dict[bytes, Head] = {}
-    together = Together(broker, awake)
+    together = Together(broker, busy_poll)
 
     class FastLane(_FastLane):
         def __init__(
@@ -102,7 +102,7 @@ def fast_lane(broker: Broker, max_request: int, guard: Guard, awake: Awake) -> t
             self.guard = guard
             self.known = known
             self.together = together
-            self.awake = awake
+            self.busy_poll = busy_poll
             self.chatty = log.isEnabledFor(logging.DEBUG)
 
     return FastLane
@@ -112,7 +112,7 @@ class _FastLane(HttpToolsProtocol):
     broker: Broker
     max_request: int
     guard: Guard
-    awake: Awake
+    busy_poll: BusyPoll
     together: Together
     """Where plain sends of all connections are looked at."""
     known: dict[bytes, Head]
@@ -279,7 +279,7 @@ class _FastLane(HttpToolsProtocol):
 
     def call(self, hot: HotCycle, raw: bytes) -> None:
         """Make the call of one request by itself."""
-        self.awake.asked(self)
+        self.busy_poll.asked(self)
         head, broker = hot.head, self.broker
         try:
             operation = head.operation
@@ -294,9 +294,9 @@ class _FastLane(HttpToolsProtocol):
         sent = request.body
         if (
             head.single
-            and type(sent) is Bodies
+            and type(sent) is PlainDrafts
             and len(sent.bodies) == 1
-            and broker.send_beside(head.queue, sent, [head.call], [hot], self.together.sent)
+            and broker.send_coalesced(head.queue, sent, [head.call], [hot], self.together.sent)
         ):
             return
         hot.task = begin(self.loop, run(broker, operation, request), partial(self._done, hot), at_once=broker.prompt)
@@ -342,7 +342,7 @@ class _FastLane(HttpToolsProtocol):
         out = hot.head.out
         head = self.beginning(operation.status, _JSON if out == "json" else _MSGPACK)
         self.write(hot, operation.status, head, codec.encode(reply, out))
-        self.awake.answered(self)
+        self.busy_poll.answered(self)
 
     def _give_back(self, queue: str, reply: shapes.MessagesReply) -> None:
         """Messages were leased for a connection that is gone: they need not wait for their timeout."""

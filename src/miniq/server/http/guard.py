@@ -26,7 +26,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from miniq.broker.keyring import KeyRing
-from miniq.errors import Foreign, MiniQError, NoRoute
+from miniq.errors import CrossOrigin, MiniQError, NoRoute
 from miniq.logs import REQUEST
 
 log = logging.getLogger("miniq.http")
@@ -61,7 +61,7 @@ class Doubt(Struct, frozen=True):
 
     def check(self, keys: KeyRing) -> None:
         if keys.open or not self.only_open:
-            raise Foreign(self.text, field=self.field)
+            raise CrossOrigin(self.text, field=self.field)
 
 
 class Guard:
@@ -149,7 +149,7 @@ class Edge:
                 raise NoRoute(f"there is nothing at {path[:200]}: no name has a slash in it; see /docs")
             if doubt is not None:
                 doubt.check(self._guard.keys)
-        except (NoRoute, Foreign) as error:
+        except (NoRoute, CrossOrigin) as error:
             await self._refuse(error)(scope, receive, answer)
             return
         await self._app(scope, receive, answer)

@@ -14,8 +14,8 @@ from miniq.api.codec import MSGPACK
 from miniq.api.plain import PLAIN, TYPES
 from miniq.broker import Broker
 from miniq.broker.gather import Sent
-from miniq.message import JSON, Bodies
-from miniq.server.busy_poll import Awake
+from miniq.message import JSON, PlainDrafts
+from miniq.server.busy_poll import BusyPoll
 
 if TYPE_CHECKING:
     from miniq.server.http.fast_lane import HotCycle
@@ -37,9 +37,9 @@ class _Lot:
 class Together:
     """The sends of all connections of a broker."""
 
-    def __init__(self, broker: Broker, awake: Awake) -> None:
+    def __init__(self, broker: Broker, busy_poll: BusyPoll) -> None:
         self._broker = broker
-        self._awake = awake
+        self._awake = busy_poll
         self._read: list[tuple[HotCycle, bytes]] = []
         self.sent: Sent = self._answer
         """Answers those whose messages were sent beside others."""
@@ -79,9 +79,9 @@ class Together:
     def _send(self, queue: str, lot: _Lot, format: codec.Format) -> None:
         hots = [hot for hot, _ in lot.read]
         calls = [hot.head.call for hot in hots]
-        bodies = Bodies(lot.bodies, TYPES[format])
+        bodies = PlainDrafts(lot.bodies, TYPES[format])
         try:
-            if not self._broker.send_beside(queue, bodies, calls, hots, self.sent, at_once=True):
+            if not self._broker.send_coalesced(queue, bodies, calls, hots, self.sent, at_once=True):
                 for hot, raw in lot.read:
                     hot.lane.call(hot, raw)
         except Exception as error:

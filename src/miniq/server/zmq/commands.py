@@ -17,7 +17,7 @@ from miniq.api import codec, shapes
 from miniq.api.codec import Format, Reader
 from miniq.api.plain import UNREADABLE, DataOne, PlainOne, check_text
 from miniq.errors import BadRequest, InvalidRequest
-from miniq.message import Bodies, Lease
+from miniq.message import Lease, PlainDrafts
 from miniq.server.operations import OPERATIONS, Operation, Request
 
 NAMES = {
@@ -104,7 +104,7 @@ class _PlainMany(Struct, forbid_unknown_fields=True):
 
     def request(self) -> Request:
         bodies = [bytes(one.body) for one in self.messages]
-        return Request({"queue": self.queue}, {}, Bodies(bodies), "json", out="json")
+        return Request({"queue": self.queue}, {}, PlainDrafts(bodies), "json", out="json")
 
 
 class _PlainSingle(Struct, forbid_unknown_fields=True):
@@ -112,7 +112,7 @@ class _PlainSingle(Struct, forbid_unknown_fields=True):
     body: Raw
 
     def request(self) -> Request:
-        return Request({"queue": self.queue}, {}, Bodies([bytes(self.body)]), "json", out="json")
+        return Request({"queue": self.queue}, {}, PlainDrafts([bytes(self.body)]), "json", out="json")
 
 
 class _DataMany(Struct, forbid_unknown_fields=True):
@@ -120,7 +120,7 @@ class _DataMany(Struct, forbid_unknown_fields=True):
     messages: list[DataOne]
 
     def request(self) -> Request:
-        bodies = Bodies([one.data for one in self.messages], codec.OCTETS)
+        bodies = PlainDrafts([one.data for one in self.messages], codec.OCTETS)
         return Request({"queue": self.queue}, {}, bodies, "msgpack", out="msgpack")
 
 
@@ -129,7 +129,7 @@ class _DataSingle(Struct, forbid_unknown_fields=True):
     data: bytes
 
     def request(self) -> Request:
-        return Request({"queue": self.queue}, {}, Bodies([self.data], codec.OCTETS), "msgpack", out="msgpack")
+        return Request({"queue": self.queue}, {}, PlainDrafts([self.data], codec.OCTETS), "msgpack", out="msgpack")
 
 
 class PlainSend(Struct, forbid_unknown_fields=True):

@@ -18,7 +18,7 @@ from miniq.broker import Broker
 from miniq.broker.keyring import CurvePair
 from miniq.errors import InvalidRequest
 from miniq.options import Options
-from miniq.server.busy_poll import Awake
+from miniq.server.busy_poll import BusyPoll
 from miniq.server.zmq.curve import guard, require
 from miniq.server.zmq.router import Router
 
@@ -36,9 +36,9 @@ _ONLY = {
 class Doors:
     """`await doors.open()`, and `await doors.close()` when the broker is about to close."""
 
-    def __init__(self, broker: Broker, options: Options, awake: Awake) -> None:
+    def __init__(self, broker: Broker, options: Options, busy_poll: BusyPoll) -> None:
         self._broker = broker
-        self._awake = awake
+        self._awake = busy_poll
         self._options = options
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._guard: AsyncioAuthenticator | None = None

@@ -24,8 +24,8 @@ from miniq.broker import Broker
 from miniq.broker.keyring import Secret
 from miniq.broker.prompt import begin
 from miniq.errors import BadRequest, Closed, InvalidRequest, MiniQError, TooLarge
-from miniq.message import Bodies, Lease
-from miniq.server.busy_poll import Awake
+from miniq.message import Lease, PlainDrafts
+from miniq.server.busy_poll import BusyPoll
 from miniq.server.operations import Operation, Request, authorise, fault, run
 from miniq.server.streams import Streamed
 from miniq.server.zmq.commands import CANCEL, Ask, format_of, is_send, read_command, refusal, understand
@@ -121,7 +121,7 @@ class Router:
         context: zmq.Context[zmq.Socket[bytes]],
         broker: Broker,
         max_request: int,
-        awake: Awake,
+        busy_poll: BusyPoll,
         *,
         usual: str | None = None,
         only: frozenset[str] | None = None,
@@ -129,7 +129,7 @@ class Router:
     ) -> None:
         self._broker = broker
         self._max_request = max_request
-        self._awake = awake
+        self._busy_poll = busy_poll
         self._usual = usual
         self._only = only
         self._opener = opener
@@ -301,7 +301,7 @@ class Router:
         """Begin to answer a request."""
         identity, who, frames, size, count = request
         client = who if isinstance(who, _Client) else self._meet(identity, who)
-        self._awake.asked(client)
+        self._busy_poll.asked(client)
         if count > FRAMES or size - len(frames[-1]) > ENVELOPE:
             end = frames.index(b"") + 1 if b"" in frames else 0
             if sum(map(len, frames[:end])) > ENVELOPE:
@@ -362,9 +362,9 @@ class Router:
     def _send_beside(self, asked: _Asked, request: Request) -> bool:
         """Whether a request is one plain message that may be sent together with those of others; then it is."""
         body = request.body
-        if type(body) is not Bodies or len(body.bodies) != 1:
+        if type(body) is not PlainDrafts or len(body.bodies) != 1:
             return False
-        if not self._broker.send_beside(request.path["queue"], body, [request.call], [asked], self._sent):
+        if not self._broker.send_coalesced(request.path["queue"], body, [request.call], [asked], self._sent):
             return False
         self._beside += 1
         return True
@@ -467,7 +467,7 @@ class Router:
             return False
         finally:
             self._again()
-        self._awake.answered(client)
+        self._busy_poll.answered(client)
         return True
 
     def _has_room(self, client: _Client) -> bool:

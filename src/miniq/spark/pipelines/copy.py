@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 BLOCK = 4 * 1024 * 1024
 """Bytes of the file that one task sends."""
 BLOCKS = 16
-"""Blocks that are published at once."""
+"""Blocks that are committed at once."""
 PIECE = 512 * 1024
 """Longest body."""
 ROWS = 4096

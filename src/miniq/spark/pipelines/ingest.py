@@ -25,7 +25,7 @@ def ingest(
 
     `files` is a file, a folder, or a pattern such as `logs/*.jsonl`. A line of text is a text, a line of JSON
     Lines a body as it stands there, a row of CSV (with a head line; all values are text) or Parquet an object.
-    Each batch of files is published at once, and once, whatever fails: the checkpoint knows which are done.
+    Each batch of files is committed at once, and once, whatever fails: the checkpoint knows which are done.
     Give a continuous run a folder, and it sends what is put there.
     """
     run = run or Run()

@@ -28,7 +28,7 @@ def transform(
 
     `change` is SQL over the table `messages`, a function of a DataFrame, or `module:function` that names one. What
     comes out has the columns of messages: `body` or `data`, the others as you like. A batch is acked when its
-    results are published, and published once.
+    results are committed, and committed once.
     """
     run = run or Run()
     if source == target:

@@ -110,7 +110,7 @@ class Block:
         self.windowed = False
         """Its fresh messages are in a lane."""
         self.source: bytes | None = b""
-        """Where its messages lie, if they were published from a stage; None if that is not known."""
+        """Where its messages lie, if they were committed from a stage; None if that is not known."""
         self.arrives: object = None
         """The batch that has to be written before it may be seen, while there is one."""
 
@@ -288,7 +288,7 @@ class Shelf:
         """Dedup records that are not written yet."""
         self.readers: dict[str, Readers] = {}
         self.stages: dict[StageName, dict[int, Part]] = {}
-        """The parts of each stage that is not published."""
+        """The parts of each stage that is not committed."""
 
     def track(self, owner: str) -> Track:
         track = self.tracks.get(owner)

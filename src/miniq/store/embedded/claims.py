@@ -16,7 +16,7 @@ from itertools import accumulate
 from msgspec.structs import replace
 
 from miniq.errors import StoreCorrupt
-from miniq.message import NEVER, Claim, ClaimGroup, EventName, History, Message, Parcel, Portion, Stored
+from miniq.message import NEVER, Claim, ClaimGroup, EventName, History, Message, PlainBatch, Portion, Stored
 from miniq.store.contract import UNFIT, Claimed, Fit, ReadyHint, check_reader, claim_name, no_claim
 from miniq.store.embedded import keys
 from miniq.store.embedded.blocks import Block, HeldClaim, Readers, Run, Shelf, check_there
@@ -281,7 +281,7 @@ class Claims:
         when the claim is made."""
         receives = 0 if old is None else old.receives
         messages = self._window.load(block)
-        if isinstance(messages, Parcel) and messages.sent_at > fit.since and receives < fit.receives:
+        if isinstance(messages, PlainBatch) and messages.sent_at > fit.since and receives < fit.receives:
             return [places]
         parts: list[range] = []
         start = places.start

@@ -1,7 +1,7 @@
 """Dedup records of the embedded store: which sends were made before.
 
 A record lives on disk; until it is written it is found in memory. The name of a whole call, and of a batch that was
-published, is kept as a record too, under a name that no message has.
+committed, is kept as a record too, under a name that no message has.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 from miniq.ids import from_spans, spans
-from miniq.message import Message, Parcel
+from miniq.message import Message, PlainBatch
 from miniq.store.embedded import keys
 from miniq.store.embedded.blocks import Shelf
 from miniq.store.embedded.commit import GroupCommit
 from miniq.store.embedded.kv import KV
-from miniq.store.names import call_record, publish_name
+from miniq.store.names import call_record, commit_name
 
 
 class DedupRecords:
@@ -41,8 +41,8 @@ class DedupRecords:
         self.remember(shelf, {call_record(name): spans(ids)}, until)
 
     def sift_calls(
-        self, shelf: Shelf, parcel: Parcel, calls: Sequence[str | None], now: int, until: int
-    ) -> tuple[Parcel, list[list[str]]]:
+        self, shelf: Shelf, parcel: PlainBatch, calls: Sequence[str | None], now: int, until: int
+    ) -> tuple[PlainBatch, list[list[str]]]:
         """The messages of which the call is new, and the answer to each; stages the records of these calls."""
         ids = iter(parcel.ids)  # those that are new get the first ones, without a gap: they can lie in one block
         bodies: list[bytes] = []
@@ -65,13 +65,13 @@ class DedupRecords:
         fresh.bodies = bodies
         return fresh, answers
 
-    def published(self, shelf: Shelf, job: str, batch: str, now: int) -> int | None:
-        """How many messages a batch of a job brought when it was published."""
-        said = self.standing(shelf, call_record(publish_name(job, batch)), now)
+    def committed(self, shelf: Shelf, job: str, batch: str, now: int) -> int | None:
+        """How many messages a batch of a job brought when it was committed."""
+        said = self.standing(shelf, call_record(commit_name(job, batch)), now)
         return None if said is None else int(said)
 
-    def remember_publish(self, shelf: Shelf, job: str, batch: str, count: int, until: int) -> None:
-        self.remember(shelf, {call_record(publish_name(job, batch)): str(count)}, until)
+    def remember_commit(self, shelf: Shelf, job: str, batch: str, count: int, until: int) -> None:
+        self.remember(shelf, {call_record(commit_name(job, batch)): str(count)}, until)
 
     def sift(
         self, shelf: Shelf, messages: Sequence[Message], ids: list[str], now: int

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Sequence
 
 from miniq.errors import InvalidRequest, NoSpace, StoreError, StoreFormat, StoreLocked, StoreUnavailable
-from miniq.message import Message, Parcel
+from miniq.message import Message, PlainBatch
 from miniq.store.embedded.keys import FORMAT
 
 CHECK_BYTES = 1024 * 1024
@@ -125,7 +125,7 @@ class Space:
 
     def check(self, messages: Sequence[Message]) -> None:
         """Look at the disk about once for every MiB that is sent, and always while it is full."""
-        size = messages.size if isinstance(messages, Parcel) else sum([len(message.body) for message in messages])
+        size = messages.size if isinstance(messages, PlainBatch) else sum([len(message.body) for message in messages])
         self._unchecked += size + 512 * len(messages)
         if self._unchecked < CHECK_BYTES:
             return

@@ -18,7 +18,7 @@
     n NUMBER READERS CLAIM         a claim: how much is in it, when it was made and acked
     v NUMBER READERS CLAIM PLACE   messages of an acked claim, from a place in it on
     e SERIAL STAGE PART            a part of a stage: what was uploaded, and how it is cut into blocks
-    t UPLOAD PLACE                 a block of a stage, or of a message that was published from one
+    t UPLOAD PLACE                 a block of a stage, or of a message that was committed from one
     h OFFSET                       history: runs of events, the last of which has OFFSET
 
 NUMBER and SERIAL are 4 bytes; a queue that is emptied gets a new number and keeps its serial. OWNER and
@@ -27,8 +27,8 @@ GROUP are a 2-byte length and UTF-8 text; OWNER is the recipient, empty for anyb
 are big-endian, so keys sort as read.
 
 STAGE is four texts: job, batch, partition, attempt. UPLOAD is 8 bytes, PART 4. A staged block has no ids, and its
-moments count from the publish. To publish it is to write where it lies, its first id and that moment into the lane
-(`b`, `w`); so a publish writes little, however much it publishes.
+moments count from the commit. To commit it is to write where it lies, its first id and that moment into the lane
+(`b`, `w`); so a commit writes little, however much it commits.
 
 The messages of a claim that is not acked have a state (`s`) as any lease has, with the claim's name as receipt.
 
@@ -49,8 +49,8 @@ from msgspec import Struct
 
 from miniq.errors import StoreCorrupt
 from miniq.ids import ids_from
-from miniq.message import Claim, Event, Message, Parcel, QueueSettings, StageName
-from miniq.store.contract import published
+from miniq.message import Claim, Event, Message, PlainBatch, QueueSettings, StageName
+from miniq.store.contract import committed
 
 FORMAT = 1
 
@@ -83,7 +83,7 @@ class MixedBlock(Struct, frozen=True, array_like=True, tag=1, gc=False):
 
 
 class StagedBlock(Struct, frozen=True, array_like=True, tag=2, gc=False):
-    """Messages that were published from a stage: where they lie, their first id and the moment of the publish."""
+    """Messages that were committed from a stage: where they lie, their first id and the moment of the commit."""
 
     at: bytes
     first: str
@@ -155,7 +155,7 @@ class KeptRecord(Struct, frozen=True, array_like=True, gc=False):
 
 
 class StretchRecord(Struct, frozen=True, array_like=True, gc=False):
-    """A block of a stage: what has to be known of it to publish it."""
+    """A block of a stage: what has to be known of it to commit it."""
 
     priority: int
     due_at: int
@@ -206,7 +206,7 @@ decode_events = msgspec.msgpack.Decoder(list[EventRun]).decode
 
 def encode_block(messages: Sequence[Message]) -> bytes:
     """The record of a block; its ids follow each other."""
-    if isinstance(messages, Parcel):
+    if isinstance(messages, PlainBatch):
         return encode(
             PlainBlock(
                 messages.ids[0],
@@ -243,8 +243,8 @@ def decode_block(value: bytes, get: Get) -> Sequence[Message]:
     if isinstance(block, MixedBlock):
         return block.messages
     if isinstance(block, StagedBlock):
-        return _publish(block, get(block.at))
-    return Parcel(
+        return _committed(block, get(block.at))
+    return PlainBatch(
         ids_from(block.first, len(block.bodies)),
         block.queue,
         block.sent_at,
@@ -255,16 +255,16 @@ def decode_block(value: bytes, get: Get) -> Sequence[Message]:
     )
 
 
-def _publish(block: StagedBlock, value: bytes | None) -> Sequence[Message]:
-    """The messages of a staged block, with the ids and moments that their publish gave them."""
+def _committed(block: StagedBlock, value: bytes | None) -> Sequence[Message]:
+    """The messages of a staged block, with the ids and moments that their commit gave them."""
     staged = None if value is None else _decode_block(value)
     if isinstance(staged, PlainBlock):
         ids = ids_from(block.first, len(staged.bodies))
         due_at = block.sent_at + staged.due_at
-        return Parcel(ids, staged.queue, block.sent_at, due_at, staged.bodies, staged.content_type, staged.priority)
+        return PlainBatch(ids, staged.queue, block.sent_at, due_at, staged.bodies, staged.content_type, staged.priority)
     if isinstance(staged, MixedBlock):
         ids = ids_from(block.first, len(staged.messages))
-        return [published(message, id, block.sent_at) for id, message in zip(ids, staged.messages, strict=True)]
+        return [committed(message, id, block.sent_at) for id, message in zip(ids, staged.messages, strict=True)]
     raise StoreCorrupt(f"store: the record of message {block.first} is missing", field="store")
 
 
@@ -274,7 +274,7 @@ def whole_block(value: bytes, get: Get) -> bytes:
 
 
 def source_of(value: bytes) -> bytes | None:
-    """The key at which the messages of a block lie, if they were published from a stage."""
+    """The key at which the messages of a block lie, if they were committed from a stage."""
     if value[1:2] != b"\x02":  # the tag stands first
         return None
     block = _decode_block(value)

@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from itertools import count
 
 from miniq.ids import RUN, SHARE, id_after, ids_from, run_of
-from miniq.message import NEVER, Message, Parcel
+from miniq.message import NEVER, Message, PlainBatch
 from miniq.store.contract import ReadyHint
 from miniq.store.embedded import keys
 from miniq.store.embedded.blocks import Block, Run, Shelf
@@ -46,7 +46,7 @@ class Ledger:
         in the order of the messages."""
         blocks: list[Block] = []
         start, end = 0, len(messages)
-        if isinstance(messages, Parcel):
+        if isinstance(messages, PlainBatch):
             while start < end:
                 part = messages[start : start + SHARE]
                 name = part.ids[0]
@@ -68,7 +68,7 @@ class Ledger:
                     self._arrive_block(shelf, name, messages[start:stop], now, blocks)
             start = stop
         self.announce_all(shelf, blocks)
-        last = messages.ids[-1] if isinstance(messages, Parcel) else messages[-1].id
+        last = messages.ids[-1] if isinstance(messages, PlainBatch) else messages[-1].id
         if last > self.last_id:
             self.last_id = last
         return blocks
@@ -99,7 +99,7 @@ class Ledger:
     def _arrive_block(
         self, shelf: Shelf, name: str, messages: Sequence[Message], now: int, blocks: list[Block]
     ) -> None:
-        priority = messages.priority if isinstance(messages, Parcel) else messages[0].priority
+        priority = messages.priority if isinstance(messages, PlainBatch) else messages[0].priority
         key = keys.lane_prefix(shelf.number, "", priority) + name.encode()
         block = Block(name, key, "", priority, len(messages))
         self._enter(shelf, block, messages, now, blocks)
@@ -128,13 +128,13 @@ class Ledger:
             group.low = block.name
 
     def arrive_staged(self, shelf: Shelf, message: Message, source: bytes, now: int, blocks: list[Block]) -> None:
-        """A message that stands alone is published from a stage, where it stays."""
+        """A message that stands alone is committed from a stage, where it stays."""
         self._arrive_alone(shelf, message, now, blocks, source)
 
     def arrive_later(
         self, shelf: Shelf, name: str, value: bytes, source: bytes, priority: int, due_at: int, sizes: list[int]
     ) -> Block:
-        """A block that is published from a stage, where it stays, and cannot be taken yet."""
+        """A block that is committed from a stage, where it stays, and cannot be taken yet."""
         block = Block(name, keys.lane_prefix(shelf.number, "", priority) + name.encode(), "", priority, len(sizes))
         block.source, block.sizes = source, sizes
         self._ops.append((block.key, value))
@@ -161,7 +161,7 @@ class Ledger:
         shelf.count += block.count
         shelf.size += block.charged
         self.dirty.add(shelf)
-        due_at = messages.due_at if isinstance(messages, Parcel) else messages[0].due_at
+        due_at = messages.due_at if isinstance(messages, PlainBatch) else messages[0].due_at
         if due_at > now:
             self.set_state(shelf, block, range(block.count), due_at, 0, None, None, 0)
         self.expect(shelf, block)

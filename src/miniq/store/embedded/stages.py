@@ -1,8 +1,8 @@
-"""Stages of the embedded store: messages that are uploaded part by part, and published many at once, once.
+"""Stages of the embedded store: messages that are uploaded part by part, and committed many at once, once.
 
-An upload is written as blocks (`t`) that nobody reads, and a record of the part (`e`) in the same batch. A publish
+An upload is written as blocks (`t`) that nobody reads, and a record of the part (`e`) in the same batch. A commit
 writes for each block a small record into its lane that refers to it; only messages that stand alone (a recipient,
-group or dedup id) are looked at one by one. So a publish of a million messages is a batch of a few hundred KiB.
+group or dedup id) are looked at one by one. So a commit of a million messages is a batch of a few hundred KiB.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 from miniq.ids import RUN, id_in_range
-from miniq.message import History, Message, Published, Stage, StageName
+from miniq.message import Committed, History, Message, Stage, StageName
 from miniq.store import events
-from miniq.store.contract import Reserve, Room, full, no_stage, published, stands_alone, stretches
+from miniq.store.contract import Reserve, Room, committed, full, no_stage, stands_alone, stretches
 from miniq.store.embedded import keys
 from miniq.store.embedded.blocks import Block, Part, Shelf, check_there
 from miniq.store.embedded.commit import GroupCommit
@@ -80,7 +80,7 @@ class Stages:
         await self._commit.commit(sync=True)
         return record.messages, size
 
-    async def publish(
+    async def commit(
         self,
         shelf: Shelf,
         job: str,
@@ -92,14 +92,14 @@ class Stages:
         dedup_until: int,
         room: Room | None,
         keep: History,
-    ) -> Published:
-        """See `Store.publish`. Uploads that are still being written were not answered; they are waited for first."""
+    ) -> Committed:
+        """See `Store.commit`. Uploads that are still being written were not answered; they are waited for first."""
         await self._commit.settle()
         check_there(shelf)
-        before = self._dedup.published(shelf, job, batch, now)
+        before = self._dedup.committed(shelf, job, batch, now)
         if before is not None:
             await self._commit.settle()
-            return Published(before, repeated=True)
+            return Committed(before, repeated=True)
         uploads: list[keys.PartRecord] = []
         for partition, attempt in stages:
             name = StageName(job, batch, partition, attempt)
@@ -110,7 +110,7 @@ class Stages:
                 value = self._kv.get(keys.part_key(shelf.serial, name, number))
                 assert value is not None  # noqa: S101  everything that was staged is written
                 uploads.append(keys.decode_part(value))
-        making = _Publishing(self, shelf, now, dedup_until, keep)
+        making = _Committing(self, shelf, now, dedup_until, keep)
         making.sift(uploads)
         if room is not None and making.count:
             refusal = full(room, shelf.name, shelf.count, shelf.size, making.count, making.size)
@@ -118,11 +118,11 @@ class Stages:
                 raise refusal
         if making.count:
             making.put(uploads, reserve(making.width))
-        self._dedup.remember_publish(shelf, job, batch, making.count, until)
+        self._dedup.remember_commit(shelf, job, batch, making.count, until)
         for name in [name for name in shelf.stages if (name.job, name.batch) == (job, batch)]:
             self._remove(shelf, name, making.uploads)
         await self._commit.commit(sync=True)
-        return Published(making.count)
+        return Committed(making.count)
 
     async def discard(self, shelf: Shelf, job: str, batch: str) -> int:
         """See `Store.discard_stages`."""
@@ -168,18 +168,18 @@ class Stages:
         key = keys.staged_key(upload, place)
         return keys.decode_block(self._kv.get(key) or b"", self._kv.get)[0]
 
-    def _remove(self, shelf: Shelf, name: StageName, published: frozenset[int] | set[int] = frozenset()) -> None:
-        """A stage is over. Of uploads that were published the messages stay."""
+    def _remove(self, shelf: Shelf, name: StageName, committed: frozenset[int] | set[int] = frozenset()) -> None:
+        """A stage is over. Of uploads that were committed the messages stay."""
         ops = self._commit.batch.ops
         for number, part in shelf.stages.pop(name).items():
             ops.append((keys.part_key(shelf.serial, name, number), None))
-            if part.upload not in published:
+            if part.upload not in committed:
                 prefix = keys.upload_prefix(part.upload)
                 ops += [(key, None) for key, _ in self._kv.scan(prefix, keys.after(prefix))]
 
 
-class _Publishing:
-    """One publish on its way."""
+class _Committing:
+    """One commit on its way."""
 
     def __init__(self, stages: Stages, shelf: Shelf, now: int, dedup_until: int, keep: History) -> None:
         self._stages = stages
@@ -238,7 +238,7 @@ class _Publishing:
                     if staged is None:
                         ops.append((source, None))
                         continue
-                    message = published(staged, name, now)
+                    message = committed(staged, name, now)
                     ledger.arrive_staged(shelf, message, source, now, blocks)
                     if message.dedup_id is not None:
                         dedup[message.dedup_id] = message.id
@@ -268,7 +268,7 @@ class _Publishing:
         self._batch.large = self._batch.large or self._keep == "full" or len(uploads) > 1
 
     def _tell(self, name: str, source: bytes, stretch: keys.StretchRecord) -> None:
-        """The history of a block that is published."""
+        """The history of a block that is committed."""
         if self._keep == "off":
             return
         get = self._stages._kv.get

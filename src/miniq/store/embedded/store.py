@@ -6,7 +6,7 @@ Because batches are written in order, nobody is told of a change before everythi
 A write that fails is final, so memory never has to be taken back.
 
 `keys.py` is the legend of the keys, `blocks.py` what is in memory, `window.py` how the backlog is read,
-`ledger.py` how it changes, `claims.py` what readers claim, `stages.py` what is uploaded to be published, `commit.py`
+`ledger.py` how it changes, `claims.py` what readers claim, `stages.py` what is uploaded to be committed, `commit.py`
 the group commit, `folder.py` the folder with its lock and format.
 """
 
@@ -21,6 +21,7 @@ from miniq.message import (
     NEVER,
     Claim,
     ClaimGroup,
+    Committed,
     Counts,
     EventName,
     History,
@@ -29,9 +30,8 @@ from miniq.message import (
     Message,
     Outcome,
     Page,
-    Parcel,
+    PlainBatch,
     Portion,
-    Published,
     QueueSettings,
     Stage,
     StageName,
@@ -39,7 +39,20 @@ from miniq.message import (
     Stored,
 )
 from miniq.store import events, transfer
-from miniq.store.contract import ANY, FREE, Alone, ByName, Claimed, Edit, Fence, Fit, Once, Reserve, Room, check_room
+from miniq.store.contract import (
+    ANY,
+    FREE,
+    ByName,
+    Claimed,
+    Edit,
+    Fence,
+    Fit,
+    Once,
+    Reserve,
+    Room,
+    SingleProcessStore,
+    check_room,
+)
 from miniq.store.embedded import copying, keys, recovery
 from miniq.store.embedded.blocks import Block, Emptied, Run, Shelf
 from miniq.store.embedded.browse import browse, browse_held
@@ -59,7 +72,7 @@ from miniq.store.transfer import Item, one_by_one, portions
 GROUPS_IN_MEMORY = 10_000
 
 
-class EmbeddedStore(Alone):
+class EmbeddedStore(SingleProcessStore):
     """One folder, one process; see `Store` for what each method promises."""
 
     def __init__(self, engine: str, path: str, *, durable: bool = True, min_free_bytes: int = 0) -> None:
@@ -189,10 +202,10 @@ class EmbeddedStore(Alone):
         call: Once | None = None,
     ) -> list[str]:
         commit = self._committer()
-        plain = isinstance(messages, Parcel)
-        shelf = self._shelves[messages.queue if isinstance(messages, Parcel) else messages[0].queue]
+        plain = isinstance(messages, PlainBatch)
+        shelf = self._shelves[messages.queue if isinstance(messages, PlainBatch) else messages[0].queue]
         self._space.check(messages)
-        ids = messages.ids if isinstance(messages, Parcel) else [message.id for message in messages]
+        ids = messages.ids if isinstance(messages, PlainBatch) else [message.id for message in messages]
         fresh = messages
         dedup: dict[str, str] = {}
         if call is not None:
@@ -216,7 +229,7 @@ class EmbeddedStore(Alone):
         return ids
 
     async def put_each(
-        self, parcel: Parcel, calls: Sequence[str | None], *, now: int, until: int, keep: History
+        self, parcel: PlainBatch, calls: Sequence[str | None], *, now: int, until: int, keep: History
     ) -> list[list[str]]:
         commit = self._committer()
         shelf = self._shelves[parcel.queue]
@@ -544,7 +557,7 @@ class EmbeddedStore(Alone):
         self._space.check(messages)
         return await self._stages.stage(self._shelves[queue], name, part, messages, now, until)
 
-    async def publish(
+    async def commit_stages(
         self,
         queue: str,
         job: str,
@@ -557,11 +570,11 @@ class EmbeddedStore(Alone):
         dedup_until: int,
         room: Room | None,
         keep: History,
-    ) -> Published:
+    ) -> Committed:
         while True:
             self._committer()
             try:
-                return await self._stages.publish(
+                return await self._stages.commit(
                     self._shelves[queue], job, batch, stages, now, until, reserve, dedup_until, room, keep
                 )
             except Emptied:

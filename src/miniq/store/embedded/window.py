@@ -13,7 +13,7 @@ from itertools import count
 
 from miniq.errors import StoreCorrupt
 from miniq.ids import run_of
-from miniq.message import Message, Parcel
+from miniq.message import Message, PlainBatch
 from miniq.store.embedded import keys
 from miniq.store.embedded.blocks import Block, Lane, Run, Shelf
 from miniq.store.embedded.kv import KV
@@ -315,6 +315,6 @@ class Window:
 
 
 def sizes_of(messages: Sequence[Message]) -> list[int]:
-    if isinstance(messages, Parcel):
+    if isinstance(messages, PlainBatch):
         return list(map(len, messages.bodies))
     return [len(message.body) if message.headers is None else message.size for message in messages]

@@ -17,7 +17,7 @@ from msgspec import Struct
 from miniq.errors import QueueNotFound
 from miniq.store.mongodb import counters
 from miniq.store.mongodb.connection import Database, Link, Session
-from miniq.store.mongodb.tallies import SlotGone, Slots
+from miniq.store.mongodb.counters import SlotGone, Slots
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ class Changes:
         self._making = asyncio.Lock()
         self._named: dict[str, Named] = {}
         self.show: Callable[[str], Awaitable[None]]
-        """Lets messages that are published come into their queue; `Stages` sets it."""
+        """Lets messages that are committed come into their queue; `Stages` sets it."""
 
     async def make(self, names: Iterable[str], work: Callable[[Numbers, str, Session], Awaitable[T]]) -> T:
         """Run a change of queues in a transaction, with the numbers that they have and a slot for counting."""
@@ -65,13 +65,13 @@ class Changes:
         return self._named[queue]
 
     async def ask(self, db: Database, queue: str, session: Session | None = None) -> Named:
-        """What a queue is called now. Unless this is read in a session, all that is published is then in it."""
+        """What a queue is called now. Unless this is read in a session, all that is committed is then in it."""
         if await self._find(db, queue, session) and session is None:
             await self.show(queue)
         return await self.know(queue)
 
     async def _find(self, db: Database, queue: str, session: Session | None) -> bool:
-        """Look up what a queue is called; whether messages that are published still have to come into it."""
+        """Look up what a queue is called; whether messages that are committed still have to come into it."""
         fields = {"number": 1, "serial": 1, "showing": 1}
         found = await db.queues.find_one({"_id": queue}, fields, session=session)
         if found is None:

@@ -4,8 +4,8 @@ meta       `format`: the version below. `history`: first and last offset, bytes.
            `revision`: rises with every change of queues or records.
 queues     _id is the name. `number` names its messages and changes when it is emptied; `serial` names its dedup
            records, readers and stages, and stays. `showing` has the numbers
-           of messages that are published and still have to get this one. Whatever has a number that no queue, claim
-           or publish has is garbage.
+           of messages that are committed and still have to get this one. Whatever has a number that no queue, claim
+           or commit has is garbage.
 messages   _id is the message's id; the fields of `Message` under their own names, None left out, and its state.
            number        the queue's
            lane          the recipient, "" for anybody
@@ -23,9 +23,9 @@ claims     `number`, `group` and `claim` say whose it is. What it holds has its 
            `number`, so that it is in no queue, and garbage when the claim is gone.
            ends          `acked` or `released`, while messages still have to leave it
            until         until when it can be read, once it is acked
-stages     the parts of stages that are not published: name, how many messages and bytes, how many `runs` of ids.
+stages     the parts of stages that are not committed: name, how many messages and bytes, how many `runs` of ids.
 uploads    what was uploaded as the part `of`, in chunks, as MessagePack.
-publishes  _id is the number of messages that were written for a publish which is still to be made.
+publishes  _id is the number of messages that were written for a commit which is still to be made.
 tallies     _id is NUMBER.SLOT: messages, bytes and highest id that changes through this slot added to the queue.
            The sum over a number's slots is the queue's count. Each change writes one, so that emptying or
            deleting the queue, which removes them, conflicts with every change under way.

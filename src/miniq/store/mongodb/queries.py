@@ -227,7 +227,7 @@ def chunks(part: ObjectId) -> Query:
 
 
 def hidden(key: str) -> Query:
-    """Messages that were written for a publish and are not shown yet; sort by `_id`."""
+    """Messages that were written for a commit and are not shown yet; sort by `_id`."""
     return {"group_key": key}
 
 

@@ -1,12 +1,12 @@
-"""Stages in MongoDB: messages that are uploaded part by part, unseen, and published many at once, once.
+"""Stages in MongoDB: messages that are uploaded part by part, unseen, and committed many at once, once.
 
-An upload is kept in a few large documents, as MessagePack, and one that says what it is. A publish of few messages
+An upload is kept in a few large documents, as MessagePack, and one that says what it is. A commit of few messages
 makes them in one transaction, with everything that belongs to a send: dedup records, groups, counts, history.
 
 What many messages write does not fit into a transaction. They are written first, under a number that no queue has.
-Then one transaction publishes them: it notes this number in the queue, counts, and remembers. Then they get the number
+Then one transaction commits them: it notes this number in the queue, counts, and remembers. Then they get the number
 of the queue, in steps. Whoever is about to look into a queue that has such a note makes these steps first, at whatever
-broker, so nobody sees a part of a publish, and a broker that dies in between leaves nothing undone.
+broker, so nobody sees a part of a commit, and a broker that dies in between leaves nothing undone.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from pymongo import UpdateMany, UpdateOne
 
 from miniq.errors import MiniQError, QueueNotFound
 from miniq.ids import RUN, id_in_range
-from miniq.message import SECOND, History, Message, Parcel, Published, Stage, StageName
+from miniq.message import SECOND, Committed, History, Message, PlainBatch, Stage, StageName
 from miniq.store import events
-from miniq.store.contract import Reserve, Room, full, no_stage, published, stands_alone, stretches
+from miniq.store.contract import Reserve, Room, committed, full, no_stage, stands_alone, stretches
 from miniq.store.mongodb import counters, dedup, fences, groups, queries
 from miniq.store.mongodb.changes import Changes, Numbers, check_number
 from miniq.store.mongodb.connection import Database, Link, Session
-from miniq.store.mongodb.tallies import SlotGone
+from miniq.store.mongodb.counters import SlotGone
 from miniq.store.mongodb.documents import Document, group_key, message_document, message_of, place_of
 from miniq.store.mongodb.fences import WITHOUT_CONTENT
 from miniq.store.mongodb.history import HistoryLog
-from miniq.store.names import call_record, publish_name
+from miniq.store.names import call_record, commit_name
 
 CHUNK_BYTES = 1024 * 1024
-"""A chunk ends when it has so many bytes. What is written at once in a publish, too."""
+"""A chunk ends when it has so many bytes. What is written at once in a commit, too."""
 CHUNK_MESSAGES = 5000
 FEW = 5000
 FEW_BYTES = 8 * 1024 * 1024
-"""What is published in one transaction. The server's cache has to hold all that it writes."""
+"""What is committed in one transaction. The server's cache has to hold all that it writes."""
 STEP = 5000
 """How many messages get the number of their queue at once."""
 PATIENCE = 3600 * SECOND
-"""For so long what was written for a publish waits for it."""
+"""For so long what was written for a commit waits for it."""
 LOOKUP = 1000
 
 NAME = ("job", "batch", "partition", "attempt")
@@ -66,7 +66,7 @@ class _Run(Struct, array_like=True, gc=False):
         if self.bodies is None:
             return enumerate(self.messages, self.at)
         [like] = self.messages
-        alike = Parcel(
+        alike = PlainBatch(
             [""] * len(self.bodies), like.queue, 0, like.due_at, self.bodies, like.content_type, like.priority
         )
         return enumerate(alike, self.at)
@@ -76,8 +76,8 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[_Run]).decode
 
 
-class _Publish(Struct, frozen=True):
-    """What `Store.publish` was asked for."""
+class _Commit(Struct, frozen=True):
+    """What `Store.commit` was asked for."""
 
     job: str
     batch: str
@@ -91,7 +91,7 @@ class _Publish(Struct, frozen=True):
 
 
 class _Plan(Struct):
-    """What a publish will do."""
+    """What a commit will do."""
 
     parts: Sequence[Document]
     """All of the batch, also those that are not listed."""
@@ -107,7 +107,7 @@ class _Plan(Struct):
 
 
 class _Hidden(Struct):
-    """Messages that were written for a publish."""
+    """Messages that were written for a commit."""
 
     number: ObjectId
     count: int = 0
@@ -174,7 +174,7 @@ class Stages:
 
         return await self._changes.make([queue], work)
 
-    async def publish(
+    async def commit(
         self,
         queue: str,
         job: str,
@@ -186,7 +186,7 @@ class Stages:
         dedup_until: int,
         room: Room | None,
         keep: History,
-    ) -> Published:
+    ) -> Committed:
         # The transaction may have to be made again; ids are set aside once.
         given: list[str] = []
 
@@ -195,10 +195,10 @@ class Stages:
                 given.append(reserve(width))
             return given[0]
 
-        asked = _Publish(job, batch, stages, now, until, once, dedup_until, room, keep)
+        asked = _Commit(job, batch, stages, now, until, once, dedup_until, room, keep)
         while True:
             plan = await self._changes.make([queue], partial(self._plan, queue, asked))
-            if isinstance(plan, Published):
+            if isinstance(plan, Committed):
                 return plan
             found = await (self._few if plan.few else self._many)(queue, asked, plan)
             if found is not None:
@@ -206,7 +206,7 @@ class Stages:
             given.clear()  # it is no longer as planned
 
     async def show(self, queue: str) -> None:
-        """Let messages that are published come into their queue, if there are such."""
+        """Let messages that are committed come into their queue, if there are such."""
         lock = self._showing.get(queue)
         if lock is None:
             lock = self._showing[queue] = asyncio.Lock()
@@ -276,17 +276,15 @@ class Stages:
         await _remove(db, parts, session)
         return 1
 
-    async def _plan(
-        self, queue: str, asked: _Publish, named: Numbers, slot: str, session: Session
-    ) -> Published | _Plan:
-        """What there is to publish; raise if it cannot be."""
+    async def _plan(self, queue: str, asked: _Commit, named: Numbers, slot: str, session: Session) -> Committed | _Plan:
+        """What there is to commit; raise if it cannot be."""
         db = self._link.database
         number, serial, now = named[queue].number, named[queue].serial, asked.now
         await check_number(db, session, queue, number)
-        record = call_record(publish_name(asked.job, asked.batch))
+        record = call_record(commit_name(asked.job, asked.batch))
         before = await dedup.find(db, session, serial, [record], now)
         if record in before:
-            return Published(int(before[record]), repeated=True)
+            return Committed(int(before[record]), repeated=True)
         query = {"serial": serial, "job": asked.job, "batch": asked.batch}
         parts = await db.stages.find(query, session=session).to_list()
         listed = _listed(asked, parts)
@@ -299,18 +297,18 @@ class Stages:
                 raise refusal
         return _Plan(parts, listed, known, count, size)
 
-    async def _few(self, queue: str, asked: _Publish, plan: _Plan) -> Published | None:
-        found = await self._changes.make([queue], partial(self._publish_few, queue, asked))
+    async def _few(self, queue: str, asked: _Commit, plan: _Plan) -> Committed | None:
+        found = await self._changes.make([queue], partial(self._commit_few, queue, asked))
         if found is None:
             return None
         self._ready(queue, found[1])
         return found[0]
 
-    async def _many(self, queue: str, asked: _Publish, plan: _Plan) -> Published | None:
+    async def _many(self, queue: str, asked: _Commit, plan: _Plan) -> Committed | None:
         hidden = _Hidden(ObjectId())
         try:
             await self._write(queue, asked, plan, hidden)
-            done = await self._changes.make([queue], partial(self._publish_many, queue, asked, plan, hidden))
+            done = await self._changes.make([queue], partial(self._commit_many, queue, asked, plan, hidden))
         except MiniQError:
             with suppress(MiniQError), self._link.call() as db:
                 await db.publishes.delete_one({"_id": hidden.number})
@@ -319,25 +317,25 @@ class Stages:
         return done
 
     async def _finish(
-        self, queue: str, asked: _Publish, plan: _Plan, last: str, named: Numbers, slot: str, session: Session
+        self, queue: str, asked: _Commit, plan: _Plan, last: str, named: Numbers, slot: str, session: Session
     ) -> None:
-        """Count, remember, and remove the stages: what belongs to every publish."""
+        """Count, remember, and remove the stages: what belongs to every commit."""
         db = self._link.database
         number = named[queue].number
         if asked.room is not None and plan.count:
             await counters.take_turn(db, session, queue, number)
         await counters.add(db, session, queue, number, slot, plan.count, plan.size, last)
-        record = call_record(publish_name(asked.job, asked.batch))
+        record = call_record(commit_name(asked.job, asked.batch))
         await dedup.remember(db, session, named[queue].serial, {record: (str(plan.count), asked.until)})
         await _remove(db, plan.parts, session)
 
-    async def _publish_few(
-        self, queue: str, asked: _Publish, named: Numbers, slot: str, session: Session
-    ) -> tuple[Published, Sequence[str | None]] | None:
+    async def _commit_few(
+        self, queue: str, asked: _Commit, named: Numbers, slot: str, session: Session
+    ) -> tuple[Committed, Sequence[str | None]] | None:
         """The whole change, and the recipients of what was added; None if it is more than was planned."""
         db = self._link.database
         plan = await self._plan(queue, asked, named, slot, session)
-        if isinstance(plan, Published):
+        if isinstance(plan, Committed):
             return plan, []
         if not plan.few:
             return None
@@ -355,9 +353,9 @@ class Stages:
             last = fresh[-1].id
             recipients += [message.recipient for message in fresh]
         await self._finish(queue, asked, plan, last, named, slot, session)
-        return Published(plan.count), recipients
+        return Committed(plan.count), recipients
 
-    async def _write(self, queue: str, asked: _Publish, plan: _Plan, hidden: _Hidden) -> None:
+    async def _write(self, queue: str, asked: _Commit, plan: _Plan, hidden: _Hidden) -> None:
         """Write messages where nobody sees them."""
         serial = (await self._changes.know(queue)).serial
         with self._link.call() as db:
@@ -374,14 +372,14 @@ class Stages:
                 hidden.count += len(fresh)
                 hidden.last = fresh[-1].id
 
-    async def _publish_many(
-        self, queue: str, asked: _Publish, plan: _Plan, hidden: _Hidden, named: Numbers, slot: str, session: Session
-    ) -> Published | None:
-        """Publish what was written before; None if something has changed since, and it has to be written anew."""
+    async def _commit_many(
+        self, queue: str, asked: _Commit, plan: _Plan, hidden: _Hidden, named: Numbers, slot: str, session: Session
+    ) -> Committed | None:
+        """Commit what was written before; None if something has changed since, and it has to be written anew."""
         db = self._link.database
         now = await self._plan(queue, asked, named, slot, session)
         ours = await db.publishes.delete_one({"_id": hidden.number}, session=session)
-        if isinstance(now, Published):
+        if isinstance(now, Committed):
             return now
         same = [one["_id"] for one in now.listed] == [one["_id"] for one in plan.listed] and now.known == plan.known
         if not ours.deleted_count or not same or hidden.count != plan.count:
@@ -392,12 +390,12 @@ class Stages:
             raise SlotGone(queue)
         await dedup.remember(db, session, named[queue].serial, hidden.dedup)
         await self._finish(queue, asked, now, hidden.last, named, slot, session)
-        return Published(plan.count)
+        return Committed(plan.count)
 
     async def _show_some(
         self, queue: str, named: Numbers, slot: str, session: Session
     ) -> tuple[bool, Sequence[str | None]]:
-        """Let some messages of the first publish that is noted come: whether there are more, and their recipients."""
+        """Let some messages of the first commit that is noted come: whether there are more, and their recipients."""
         db = self._link.database
         number = named[queue].number
         found = await db.queues.find_one({"_id": queue, "number": number}, {"showing": 1}, session=session)
@@ -445,15 +443,15 @@ class Stages:
         return more, [message.recipient for message in messages]
 
     async def _messages(
-        self, db: Database, session: Session | None, asked: _Publish, plan: _Plan
+        self, db: Database, session: Session | None, asked: _Commit, plan: _Plan
     ) -> AsyncIterator[list[Message]]:
-        """What is published, with ids, chunk by chunk."""
+        """What is committed, with ids, chunk by chunk."""
         if not plan.count:
             return
         first = asked.reserve(RUN * sum(int(one["runs"]) for one in plan.listed))
         async for at, run in _runs(db, session, plan.listed):
             fresh = [
-                published(message, id_in_range(first, at + place), asked.now)
+                committed(message, id_in_range(first, at + place), asked.now)
                 for place, message in run
                 if at + place not in plan.known
             ]
@@ -463,7 +461,7 @@ class Stages:
     async def _known(
         self, db: Database, session: Session, serial: ObjectId, parts: Sequence[Document], now: int
     ) -> dict[int, int]:
-        """Places of messages whose dedup ids stand or came before in the same publish, and their sizes."""
+        """Places of messages whose dedup ids stand or came before in the same commit, and their sizes."""
         if not any(one["alone"] for one in parts):
             return {}
         seen: set[str] = set()
@@ -480,8 +478,8 @@ class Stages:
         return found
 
 
-def _listed(asked: _Publish, parts: Sequence[Document]) -> list[Document]:
-    """The parts of the stages that are to be published, in order."""
+def _listed(asked: _Commit, parts: Sequence[Document]) -> list[Document]:
+    """The parts of the stages that are to be committed, in order."""
     by_stage: dict[tuple[str, str], list[Document]] = {}
     for one in parts:
         by_stage.setdefault((one["partition"], one["attempt"]), []).append(one)
@@ -513,7 +511,7 @@ async def _remove(db: Database, parts: Sequence[Document], session: Session) -> 
         await db.stages.delete_many({"_id": {"$in": ids}}, session=session)
 
 
-def _dedup_ids(asked: _Publish, fresh: Sequence[Message]) -> dict[str, tuple[str, int]]:
+def _dedup_ids(asked: _Commit, fresh: Sequence[Message]) -> dict[str, tuple[str, int]]:
     return {one.dedup_id: (one.id, asked.dedup_until) for one in fresh if one.dedup_id is not None}
 
 
@@ -537,7 +535,7 @@ def _chunks(messages: Sequence[Message]) -> Iterator[list[_Run]]:
 
 
 def _run(at: int, some: Sequence[Message]) -> _Run:
-    if isinstance(some, Parcel):
+    if isinstance(some, PlainBatch):
         like = Message("", some.queue, 0, some.due_at, b"", some.content_type, some.priority)
         return _Run(at, [like], some.bodies)
     return _Run(at, list(some))

@@ -18,6 +18,7 @@ from miniq.message import (
     NEVER,
     Claim,
     ClaimGroup,
+    Committed,
     Counts,
     Event,
     EventName,
@@ -28,7 +29,6 @@ from miniq.message import (
     Outcome,
     Page,
     Portion,
-    Published,
     QueueSettings,
     Stage,
     StageName,
@@ -509,7 +509,7 @@ class MongoStore:
     ) -> tuple[int, int]:
         return await self._stages.upload(queue, name, part, messages, now, until)
 
-    async def publish(
+    async def commit_stages(
         self,
         queue: str,
         job: str,
@@ -522,8 +522,8 @@ class MongoStore:
         dedup_until: int,
         room: Room | None,
         keep: History,
-    ) -> Published:
-        return await self._stages.publish(queue, job, batch, stages, now, until, reserve, dedup_until, room, keep)
+    ) -> Committed:
+        return await self._stages.commit(queue, job, batch, stages, now, until, reserve, dedup_until, room, keep)
 
     async def discard_stages(self, queue: str, job: str, batch: str) -> int:
         return await self._stages.discard(queue, job, batch)

@@ -43,7 +43,7 @@ async def tidy(link: Link, now: int, limit: int) -> int:
             removed += await _remove(db, name, queries.ran_out(now) | also, limit - removed)
         # Names first: a message comes after its queue or claim, so one whose queue is not there later is garbage.
         used = [(name, field, await db[name].distinct(field)) for name, field in NAMED_BY]
-        # A publish goes from `publishes` to its queue, so it is found in one of them.
+        # A commit goes from `publishes` to its queue, so it is found in one of them.
         present = {"number": {one["_id"] async for one in db.publishes.find({}, {"_id": 1})}, "serial": set()}
         async for queue in db.queues.find({}, {"number": 1, "serial": 1, "showing": 1}):
             present["serial"].add(queue["serial"])

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from miniq.ids import RUN, ids_from, run_of
-from miniq.message import JSON, Message, Parcel
+from miniq.message import JSON, Message, PlainBatch
 from miniq.store.contract import Fence
 from miniq.store.postgres import rows
 from miniq.store.postgres.rows import Blobs, escape
@@ -36,7 +36,7 @@ class Cut(Exception):
         self.ids = ids
 
 
-def columns(parcel: Parcel) -> dict[str, Any]:
+def columns(parcel: PlainBatch) -> dict[str, Any]:
     """The rows of messages that are alike, and all of them one by one for the history."""
     ids, bodies = parcel.ids, parcel.bodies
     sizes = [len(body) for body in bodies]
@@ -104,14 +104,14 @@ def floors(ids: Sequence[str]) -> str:
     return rows.array([run_of(id)[0] for id in ids])
 
 
-def parcel_of(messages: Sequence[Message]) -> Parcel | None:
+def parcel_of(messages: Sequence[Message]) -> PlainBatch | None:
     """Messages as a parcel, None if they are not alike or ask for something special."""
     first = messages[0]
     plain = Message(first.id, first.queue, first.sent_at, first.due_at, first.body, first.content_type, first.priority)
     for message in messages:
         if msgspec.structs.replace(message, id=plain.id, body=plain.body) != plain:
             return None
-    return Parcel(
+    return PlainBatch(
         [message.id for message in messages],
         first.queue,
         first.sent_at,

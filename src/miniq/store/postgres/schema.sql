@@ -243,7 +243,7 @@ RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
         AND coalesce(substring(about FROM '"expires_at":([0-9]+)')::bigint > now, true);
 $$;
 
--- What tasks of a job have uploaded and nobody has published.
+-- What tasks of a job have uploaded and nobody has committed.
 CREATE TABLE stages (
     id        bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     queue     integer NOT NULL,

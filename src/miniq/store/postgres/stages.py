@@ -1,7 +1,7 @@
-"""Stages in PostgreSQL: stretches of up to 128 messages as one row of arrays, which a publish turns into messages.
+"""Stages in PostgreSQL: stretches of up to 128 messages as one row of arrays, which a commit turns into messages.
 
-All of a publish is one transaction. Rows in `stages` are locked by those who upload and by those who publish; the
-publish itself is entered in `dedup`, where a second one waits for the first.
+All of a commit is one transaction. Rows in `stages` are locked by those who upload and by those who commit; the
+commit itself is entered in `dedup`, where a second one waits for the first.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from msgspec import structs
 
 from miniq.errors import StoreUnavailable
 from miniq.ids import RUN
-from miniq.message import JSON, History, Message, Parcel, Published, Stage, StageName
+from miniq.message import JSON, Committed, History, Message, PlainBatch, Stage, StageName
 from miniq.store.contract import Reserve, Room, full, no_stage, stands_alone, stretches
-from miniq.store.names import publish_name
+from miniq.store.names import commit_name
 from miniq.store.postgres import parcels, rows
 from miniq.store.postgres.access import LONG, Access, Row, execute, no_queue, pipeline
 from miniq.store.postgres.connections import Connection
@@ -55,7 +55,7 @@ class Stages(Access):
             "now": now,
             "until": until,
         }
-        size = messages.size if isinstance(messages, Parcel) else sum(message.size for message in messages)
+        size = messages.size if isinstance(messages, PlainBatch) else sum(message.size for message in messages)
         cut = stretches(messages)
 
         async def work(connection: Connection) -> tuple[int, int]:
@@ -71,7 +71,7 @@ class Stages(Access):
                     "stage": stage,
                     "messages": len(messages),
                     "bytes": size,
-                    "alone": 0 if isinstance(messages, Parcel) else sum(map(stands_alone, messages)),
+                    "alone": 0 if isinstance(messages, PlainBatch) else sum(map(stands_alone, messages)),
                     "stretches": len(cut),
                 }
                 await execute(connection, *self._step("add_part", params | told))
@@ -79,7 +79,7 @@ class Stages(Access):
 
         return await self._connections.call(work, LONG)
 
-    async def publish(
+    async def commit_stages(
         self,
         queue: str,
         job: str,
@@ -92,9 +92,9 @@ class Stages(Access):
         dedup_until: int,
         room: Room | None,
         keep: History,
-    ) -> Published:
+    ) -> Committed:
         params = _batch(queue, job, batch) | {
-            "call": escape(publish_name(job, batch)),
+            "call": escape(commit_name(job, batch)),
             "now": now,
             "until": until,
             "dedup_until": dedup_until,
@@ -103,16 +103,16 @@ class Stages(Access):
             "largest": parcels.BYTES,
         }
 
-        async def work(connection: Connection) -> tuple[Published, list[str]]:
+        async def work(connection: Connection) -> tuple[Committed, list[str]]:
             async with connection.transaction():
                 # In the order of a put: the queue if there is a limit, the call, dedup ids, groups.
                 steps = [self._step("lock_queue", params)] if room is not None else []
-                entered = await pipeline(connection, [*steps, self._step("claim_publish", params)])
+                entered = await pipeline(connection, [*steps, self._step("claim_commit", params)])
                 if not entered:
                     said = await execute(connection, *self._step("call_ids", params))
                     if not said:
                         raise no_queue(queue)
-                    return Published(int(said[0][0]), repeated=True), []
+                    return Committed(int(said[0][0]), repeated=True), []
                 known = params | {"shelf": entered[0][0]}
                 known["stages"] = await self._listed(connection, known, job, batch, stages, now)
                 parts = await execute(connection, *self._step("stage_parts", known))
@@ -129,11 +129,11 @@ class Stages(Access):
                     head, place = _split(reserve(RUN * sum(row[2] for row in parts)))
                     for stage, part, cuts, _ in parts:
                         where = {"stage": stage, "part": part, "head": head, "first": place}
-                        steps.append(self._step("publish_part", known | where, keep))
+                        steps.append(self._step("commit_part", known | where, keep))
                         place += RUN * cuts
-                steps.append(self._step("finish_publish", known | {"answer": str(more)}))
+                steps.append(self._step("finish_commit", known | {"answer": str(more)}))
                 await pipeline(connection, steps)
-                return Published(more), recipients
+                return Committed(more), recipients
 
         done, recipients = await self._connections.call(work, LONG)
         if not done.repeated:
@@ -205,7 +205,7 @@ def _stretches(messages: Sequence[Message], cut: Sequence[range]) -> Iterator[Ro
     """The columns of `staged` after the first two."""
     for nth, places in enumerate(cut):
         some = messages[places.start : places.stop]
-        if isinstance(some, Parcel):
+        if isinstance(some, PlainBatch):
             about = None if some.content_type == JSON else rows.about(some[0])
             abouts = None if about is None else [about] * len(some)
             kinds = None if some.content_type == JSON else [some.content_type] * len(some)

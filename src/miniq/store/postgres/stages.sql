@@ -1,4 +1,4 @@
--- The queries about stages; see queries.sql. Who uploads to a stage or publishes it locks its row in `stages` first, in
+-- The queries about stages; see queries.sql. Who uploads to a stage or commits it locks its row in `stages` first, in
 -- the same transaction, and then looks again.
 
 -- name: add_stage
@@ -49,8 +49,8 @@ WITH gone AS (
 )
 SELECT (SELECT count(*) FROM gone) FROM queues WHERE name = %(queue)s;
 
--- name: claim_publish
--- Enter a publish, unless it stands there already.
+-- name: claim_commit
+-- Enter a commit, unless it stands there already.
 INSERT INTO dedup AS d (queue, call, name, ids, until)
 SELECT id, true, %(call)s, '', %(until)s FROM queues WHERE name = %(queue)s
 ON CONFLICT (queue, call, name) DO UPDATE SET ids = excluded.ids, until = excluded.until WHERE d.until <= %(now)s
@@ -82,7 +82,7 @@ SELECT lock_group(%(shelf)s, g.grp) FROM (
 ) g;
 
 -- name: weigh_stages
--- What a publish would add, whom it is for, and what the queue holds.
+-- What a commit would add, whom it is for, and what the queue holds.
 WITH fresh AS MATERIALIZED (
     SELECT s.messages, s.bytes, s.recipient
     FROM unnest(%(stages)s::bigint[]) AS l (stage) JOIN staged s USING (stage)
@@ -102,7 +102,7 @@ FROM held;
     ) = concat_ws(' ', s.stage, s.part, s.nth)
 -- end
 
--- name: publish_part
+-- name: commit_part
 -- After all that is above, in the same transaction. The id of a message is the first one plus its place. A stretch of
 -- plain messages is one parcel.
 WITH fresh AS MATERIALIZED (
@@ -158,7 +158,7 @@ ON CONFLICT (queue, slot) DO UPDATE SET
     messages = t.messages + excluded.messages, bytes = t.bytes + excluded.bytes,
     last_id = greatest(t.last_id, excluded.last_id);
 
--- name: finish_publish
+-- name: finish_commit
 WITH said AS (
     UPDATE dedup SET ids = %(answer)s WHERE queue = %(shelf)s AND call AND name = %(call)s
 )

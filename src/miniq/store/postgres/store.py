@@ -27,7 +27,7 @@ from miniq.message import (
     Message,
     Outcome,
     Page,
-    Parcel,
+    PlainBatch,
     QueueSettings,
     Status,
     Stored,
@@ -156,12 +156,12 @@ class PostgresStore(Claims, Stages):
         keep: History,
         call: Once | None = None,
     ) -> list[str]:
-        parcel = messages if isinstance(messages, Parcel) else parcels.parcel_of(messages)
+        parcel = messages if isinstance(messages, PlainBatch) else parcels.parcel_of(messages)
         if parcel is not None and room is None:
             return await self._put_parcel(parcel, now, keep, call)
         return await self._put_each(messages, now, dedup_until, room, keep, call)
 
-    async def _put_parcel(self, parcel: Parcel, now: int, keep: History, call: Once | None) -> list[str]:
+    async def _put_parcel(self, parcel: PlainBatch, now: int, keep: History, call: Once | None) -> list[str]:
         """Messages that are alike but for id and body, and ask for nothing special."""
         queue, ids = parcel.queue, parcel.ids
         params = parcels.columns(parcel) | {
