@@ -45,7 +45,7 @@ def test_make_targets_that_pages_name_exist() -> None:
 
 
 def test_metrics_that_pages_name_exist() -> None:
-    source = (ROOT / "src" / "miniq" / "wire" / "prometheus.py").read_text()
+    source = (ROOT / "src" / "miniq" / "server" / "http" / "prometheus.py").read_text()
     for page in PAGES:
         for name in re.findall(r"`(miniq_[a-z_]+)", page.read_text()):
             assert f'"{name.removesuffix("_total")}' in source, (page, name)
