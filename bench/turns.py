@@ -1,0 +1,258 @@
+"""Two versions of the server in turns: `python -m bench.turns REVISION`, what is checked out against that revision.
+
+Both run at the same time, each on a RocksDB folder of its own; a slice of requests goes to one, then the same to the
+other, in random order. The client is a plain socket, so that only servers are compared. The value is the rate of the
+new server as a ratio to the old one, and the CPU time of the new server per call as a ratio to the old one's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import re
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+
+from bench.report import Figure, progress, result_path, save, scratch, show, spread
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+TEXT = "x" * 198
+CONNECTIONS = 64
+TICKS = os.sysconf("SC_CLK_TCK")
+SLICES = {1: 150, 10: 80, 100: 25, 1000: 4}
+"""Calls in one slice, by messages per call."""
+SLICES_PER_ROUND = 6
+CROWD = 3200
+"""Requests of a slice with many connections."""
+WARM_UP = 60
+
+Reply = tuple[int, bytes]
+
+
+class Line:
+    """One kept connection: requests out, whole replies in."""
+
+    def __init__(self, port: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), 30)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._rest = b""
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def send(self, request: bytes) -> None:
+        self._socket.sendall(request)
+
+    def read(self) -> Reply:
+        data = self._rest
+        while (end := data.find(b"\r\n\r\n")) < 0:
+            data += self._more()
+        found = re.search(rb"content-length: (\d+)", data[:end], re.IGNORECASE)
+        assert found is not None, data[:end]
+        whole = end + 4 + int(found[1])
+        while len(data) < whole:
+            data += self._more()
+        self._rest = data[whole:]
+        status = int(data[9:12])
+        assert status < 300, data[:500]
+        return status, data[end + 4 : whole]
+
+    def call(self, request: bytes) -> bytes:
+        self.send(request)
+        return self.read()[1]
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _more(self) -> bytes:
+        data = self._socket.recv(1 << 18)
+        assert data, "the server closed the connection"
+        return data
+
+
+def post(path: str, body: object) -> bytes:
+    """A request as bytes."""
+    raw = json.dumps(body, separators=(",", ":")).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    return head.encode() + b"content-length: %d\r\n\r\n" % len(raw) + raw
+
+
+def send_request(queue: str, size: int, **options: object) -> bytes:
+    if size == 1:
+        return post(f"/v1/queues/{queue}/messages", {"body": TEXT, **options})
+    return post(f"/v1/queues/{queue}/messages", {"messages": [{"body": TEXT, **options}] * size})
+
+
+class Served:
+    """A running server: its process and a connection to it."""
+
+    def __init__(self, name: str, source: str, folder: str) -> None:
+        command = [sys.executable, "-m", "miniq", "serve", "--store", f"rocksdb:{folder}/{name}", "--port", "0"]
+        environment = os.environ | {"PYTHONPATH": source}
+        self.process = subprocess.Popen(
+            [*command, "--no-zmq"], stdout=subprocess.PIPE, text=True, env=environment, cwd=folder
+        )
+        assert self.process.stdout is not None
+        found = None
+        while found is None:
+            line = self.process.stdout.readline()
+            assert line, f"the {name} server did not start"
+            found = re.search(r"http://127\.0\.0\.1:(\d+)", line)
+        self.port = int(found[1])
+        self.line = Line(self.port)
+        self.crowd = [Line(self.port) for _ in range(CONNECTIONS)]
+
+    def cpu(self) -> float:
+        """Seconds of CPU time that the server has used."""
+        with open(f"/proc/{self.process.pid}/stat", encoding="ascii") as file:
+            fields = file.read().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / TICKS
+
+    def stop(self) -> None:
+        for line in (self.line, *self.crowd):
+            line.close()
+        self.process.terminate()
+        self.process.wait(20)
+
+
+Work = Callable[[Served], int]
+"""Something to do with a server; says how many calls it made."""
+
+
+def sending(queue: str, size: int, **options: object) -> Work:
+    request = send_request(queue, size, **options)
+
+    def work(server: Served) -> int:
+        for _ in range(SLICES[size]):
+            server.line.call(request)
+        return SLICES[size]
+
+    return work
+
+
+def receiving(queue: str, size: int) -> Work:
+    receive = post(f"/v1/queues/{queue}/receive", {"max": size})
+
+    def work(server: Served) -> int:
+        for _ in range(SLICES[size]):
+            messages = json.loads(server.line.call(receive))["messages"]
+            assert len(messages) == size, len(messages)
+            leases = [{"id": message["id"], "receipt": message["receipt"]} for message in messages]
+            server.line.call(post(f"/v1/queues/{queue}/ack", {"leases": leases}))
+        return SLICES[size]
+
+    return work
+
+
+def crowding(queue: str) -> Work:
+    request = send_request(queue, 1)
+
+    def work(server: Served) -> int:
+        sent = 0
+        for line in server.crowd:
+            line.send(request)
+            sent += 1
+        done = 0
+        while done < CROWD:
+            for line in select.select(server.crowd, [], [])[0]:
+                line.read()
+                done += 1
+                if sent < CROWD:
+                    line.send(request)
+                    sent += 1
+        return CROWD
+
+    return work
+
+
+WORKS: dict[str, Work] = {
+    "send x1": sending("one", 1),
+    "receive + ack x1": receiving("one", 1),
+    "send x1 with priority": sending("priority", 1, priority=5),
+    "send x10": sending("ten", 10),
+    "receive + ack x10": receiving("ten", 10),
+    "send x100": sending("hundred", 100),
+    "receive + ack x100": receiving("hundred", 100),
+    "send x1000": sending("thousand", 1000),
+    "receive + ack x1000": receiving("thousand", 1000),
+    "send x1, 64 connections": crowding("crowd"),
+}
+
+
+@contextlib.contextmanager
+def checked_out(revision: str, folder: str) -> Iterator[str]:
+    """The source of a revision, in a worktree for as long as it is needed."""
+    place = os.path.join(folder, "old-source")
+    subprocess.run(["git", "-C", ROOT, "worktree", "add", "--quiet", "--detach", place, revision], check=True)
+    try:
+        yield os.path.join(place, "src")
+    finally:
+        subprocess.run(["git", "-C", ROOT, "worktree", "remove", "--force", place], check=True)
+
+
+def measure(old: Served, new: Served, rounds: int) -> dict[tuple[str, str], list[float]]:
+    seen: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for server in (old, new):
+        for _ in range(WARM_UP):
+            server.line.call(send_request("warm", 1000))
+    for number in range(rounds + 1):
+        progress(f"round {number} of {rounds}" if number else "warming up")
+        for name, work in WORKS.items():
+            seconds = dict.fromkeys((old, new), 0.0)
+            cpu = dict.fromkeys((old, new), 0.0)
+            calls = 0
+            for _ in range(SLICES_PER_ROUND):
+                for server in random.sample([old, new], 2):
+                    used, began = server.cpu(), time.perf_counter()
+                    calls = work(server)
+                    seconds[server] += time.perf_counter() - began
+                    cpu[server] += server.cpu() - used
+            if number:
+                seen["speed", name].append(seconds[old] / seconds[new])
+                seen["rate", name].append(SLICES_PER_ROUND * calls / seconds[new])
+                seen["cpu", name].append(cpu[new] / max(cpu[old], 1 / TICKS))
+    return seen
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.turns", description=__doc__.splitlines()[0])
+    parser.add_argument("revision", help="the old version, as git names it")
+    parser.add_argument("--rounds", type=int, default=12, help="rounds that count (12)")
+    parser.add_argument("--quick", action="store_true", help="2 rounds, to see that it works")
+    parser.add_argument("--dir", default=".", help="a folder on the disk to measure (the current one)")
+    options = parser.parse_args()
+    rounds = 2 if options.quick else options.rounds
+    with scratch(options.dir) as folder, checked_out(options.revision, folder) as source:
+        old = Served("old", source, folder)
+        try:
+            new = Served("new", os.path.join(ROOT, "src"), folder)
+            try:
+                seen = measure(old, new, rounds)
+            finally:
+                new.stop()
+        finally:
+            old.stop()
+    rows = [
+        Figure(name=name, value=spread(seen["speed", name]), unit="ratio", rate=spread(seen["rate", name]), target=1.0)
+        for name in WORKS
+    ]
+    cpu = [
+        Figure(name=f"{name}: CPU", value=spread(seen["cpu", name]), unit="ratio", target=1.0, at_most=True)
+        for name in WORKS
+    ]
+    show(f"Rate of the new server as a ratio to {options.revision}; rate: calls per second", rows)
+    show("CPU time of the new server per call as a ratio to the old one", cpu)
+    about = {"bench": "turns", "old": options.revision, "rounds": rounds, "quick": options.quick, "body_bytes": 200}
+    save(result_path("turns", options.quick), about, rows + cpu)
+
+
+if __name__ == "__main__":
+    main()
