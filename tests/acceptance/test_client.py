@@ -76,10 +76,11 @@ def test_a_message_comes_with_everything_it_was_sent_with(mq: Any) -> None:
     assert (m.id, m.queue, m.body, m.content_type) == (id, "jobs", {"n": [1, None, "ü"]}, "application/json")
     assert (m.headers, m.priority, m.key, m.recipient, m.group, m.dedup_id) == ({"a": "b"}, 7, "k", "r", "g", "d")
     assert (m.receives, m.dead, m.consumer, m.status) == (1, None, "r", "leased")
-    slack = timedelta(seconds=5)
+    after = datetime.now(UTC)
+    drift = timedelta(seconds=1)  # between the broker's clock and this one
     assert m.sent_at.tzinfo is UTC
-    assert before - slack < m.sent_at < before + slack
-    assert m.sent_at + timedelta(seconds=20) <= m.lease_until < before + timedelta(seconds=20) + slack
+    assert before - drift <= m.sent_at <= after + drift
+    assert m.sent_at + timedelta(seconds=20) <= m.lease_until <= after + timedelta(seconds=20) + drift
     assert m.receipt
 
 
@@ -232,10 +233,10 @@ def test_extend_moves_the_end_of_the_lease(mq: Any) -> None:
     first = m.lease_until
     until = m.extend(100)
     assert m.lease_until == until > first + timedelta(seconds=90)
-    assert abs(q.get(m.id).lease_until - until) < timedelta(seconds=1)
+    assert q.get(m.id).lease_until == until
     assert q.extend([m, n], 200) == ["done", "done"]
     assert n.lease_until > first + timedelta(seconds=190)
-    assert timedelta(seconds=25) < m.extend() - first < timedelta(seconds=40)  # the queue's own 30 s
+    assert first + timedelta(seconds=29) <= m.extend() < n.lease_until  # the queue's own 30 s
 
 
 def test_released_messages_come_back_at_once_or_after_their_delay(q: Any) -> None:
@@ -441,6 +442,7 @@ def test_close_may_be_repeated_and_later_calls_are_refused(mq: Any) -> None:
             call()
 
 
+@pytest.mark.timeout(40, func_only=True)  # sooner than the wait is over
 def test_close_lets_a_long_poll_of_another_thread_return(url: str) -> None:
     mq = miniq.connect(url)
     waits, result = threading.Event(), []
@@ -454,10 +456,8 @@ def test_close_lets_a_long_poll_of_another_thread_return(url: str) -> None:
     thread.start()
     waits.wait()
     time.sleep(0.1)  # let it get into the broker; the test holds either way
-    begin = time.monotonic()
     mq.close()
     thread.join()
-    assert time.monotonic() - begin < 5
     assert result in ([[]], [])
 
 

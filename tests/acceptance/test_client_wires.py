@@ -332,9 +332,7 @@ def test_a_cancelled_long_poll_leaves_no_lease(server_url: str) -> None:
                 assert [m.body for m in got] == [n]
                 await got[0].ack()
 
-    begin = time.monotonic()
     asyncio.run(main())
-    assert time.monotonic() - begin < 20
 
 
 def test_closing_lets_long_polls_return(server_url: str) -> None:
@@ -342,9 +340,9 @@ def test_closing_lets_long_polls_return(server_url: str) -> None:
     got: list[Any] = []
     thread = threading.Thread(target=lambda: got.append(mq.queue("jobs").receive(wait=50)))
     thread.start()
-    time.sleep(0.3)
+    time.sleep(0.3)  # let it get into the broker; the test holds either way
     mq.close()
-    thread.join(5)
+    thread.join(30)
     assert got == [[]]
     with pytest.raises(miniq.Closed):
         mq.queues()
@@ -358,24 +356,22 @@ def test_closing_lets_long_polls_of_other_tasks_return_and_other_calls_finish(se
         await asyncio.sleep(0.2)
         send = asyncio.create_task(q.send(1))
         await asyncio.sleep(0)
-        await mq.close()
-        assert await asyncio.gather(*polls) == [[]] * 5
-        assert await send
+        async with asyncio.timeout(30):  # sooner than their wait is over
+            await mq.close()
+            assert await asyncio.gather(*polls) == [[]] * 5
+            assert await send
         with pytest.raises(miniq.Closed):
             await q.receive()
 
-    begin = time.monotonic()
     asyncio.run(main())
-    assert time.monotonic() - begin < 5
 
 
+@pytest.mark.timeout(40, func_only=True)  # sooner than the attempts would end
 def test_closing_ends_attempts_to_reach_a_server_that_is_away(wire: Wire) -> None:
     mq = miniq.connect(wire.nobody, retry=60)
     threading.Timer(0.3, mq.close).start()
-    begin = time.monotonic()
     with pytest.raises(miniq.Closed):
         mq.queues()
-    assert time.monotonic() - begin < 5
 
 
 # Keys
