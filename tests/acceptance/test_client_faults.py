@@ -109,7 +109,9 @@ def test_a_receive_whose_answer_is_lost_waits_only_for_the_rest_of_its_time(open
 
     thread = threading.Thread(target=lose_the_answer)
     thread.start()
+    begin = time.monotonic()
     assert opener(proxy.url).queue("jobs").receive(wait=2) == []
+    assert time.monotonic() - begin > 1.9
     thread.join()
     first, rest = waits()
     assert first == 2

@@ -229,8 +229,10 @@ def test_a_client_with_a_listed_key_is_let_in(
 
 def test_others_are_told_why_they_are_not(opener: Opener, curved: tuple[Served, Path], server: Served) -> None:
     served, folder = curved
-    with pytest.raises(miniq.Unauthorized, match="does not let this key in"):
-        opener(served.tcp, curve_key=folder / "gone.key").queues()
+    with Proxy(served.tcp) as proxy:
+        with pytest.raises(miniq.Unauthorized, match="does not let this key in"):
+            opener(proxy.url, curve_key=folder / "gone.key").queues()
+        assert proxy.accepted == 1
     # Which side hangs up first is a matter of chance, and with it how sure the other can be of the reason.
     with pytest.raises(miniq.MiniQError, match="speaks CURVE; give a curve_key"):
         opener(served.tcp, retry=0).queues()
