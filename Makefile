@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve browser pictures test check fmt bench bench-postgres bench-http bench-zmq bench-backlog bench-peers bench-peers-backlog
+.PHONY: help setup serve browser pictures quick test check fmt bench bench-postgres bench-http bench-zmq bench-backlog bench-peers bench-peers-backlog
 .PHONY: bench-spark bench-console copy-large faults faults-spark fuzz demo clean
 
 help: ## this list
@@ -30,6 +30,9 @@ browser: ## install Chromium from Debian's packages, if it is missing and root a
 	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
 	    chromium fonts-dejavu-core fonts-noto-color-emoji >/dev/null; \
 	else echo 'There is no chromium: the tests of the console need it.'; fi
+
+quick: setup ## unit tests, the broker's rules on the store in memory, and the wires (half a minute)
+	$(BIN)/python -m pytest -q -n $(WORKERS) --stores memory tests/unit tests/conformance
 
 test: setup browser ## set up and run all tests
 	CI=$${CI:-true} $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile

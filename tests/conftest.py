@@ -41,6 +41,40 @@ def store_url(kind: str, folder: Path) -> str:
     return "memory:" if kind == "memory" else f"{kind}:{folder / kind}"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--stores",
+        default=",".join(STORES),
+        metavar="KINDS",
+        help="run the tests that are parametrised over stores only on these, separated by commas (default: all)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if unknown := chosen_stores(config) - set(STORES):
+        raise pytest.UsageError(f"--stores: {', '.join(sorted(unknown))!r}; use some of {', '.join(STORES)}")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect the tests of stores that were not chosen, whatever the parameter is called that names the store."""
+    left_out = set(STORES) - chosen_stores(config)
+    deselected = [item for item in items if left_out & stores_of(item)]
+    if deselected:
+        config.hook.pytest_deselected(items=deselected)
+        items[:] = [item for item in items if not left_out & stores_of(item)]
+
+
+def chosen_stores(config: pytest.Config) -> set[str]:
+    return {kind.strip() for kind in str(config.getoption("stores")).split(",")}
+
+
+def stores_of(item: pytest.Item) -> set[str]:
+    """The stores among the parameters of a test."""
+    callspec = getattr(item, "callspec", None)
+    values = callspec.params.values() if callspec is not None else ()
+    return {value for value in values if isinstance(value, str)} & set(STORES)
+
+
 @pytest.fixture(autouse=True)
 def lent_databases() -> Iterator[None]:
     """What a test had of a server's databases is the next one's."""

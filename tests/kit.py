@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import reprlib
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from miniq.broker import Broker
@@ -71,6 +73,16 @@ async def settle(broker: Broker) -> None:
     await asyncio.sleep(0)
     while not all(sleepers(broker)):  # noqa: ASYNC110  nobody tells when a waiter sleeps
         await asyncio.sleep(0.001)
+
+
+@contextmanager
+def case(*values: object) -> Iterator[None]:
+    """One of many cases in one test, where a broker for each would cost more than the cases do; a failure names it."""
+    try:
+        yield
+    except BaseException as error:  # pytest's own failures are no Exception
+        error.add_note(f"case: {', '.join(reprlib.repr(value) for value in values)}")
+        raise
 
 
 def wait_for(true: Callable[[], object], seconds: float = 20) -> None:

@@ -93,7 +93,7 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        said = refused(tmp_path, "--port", str(port), "--store", "memory:")
+        said = refused(tmp_path, "--port", str(port), "--no-zmq", "--store", "memory:")
     assert f"cannot listen on 127.0.0.1:{port}" in said
 
 
@@ -121,9 +121,9 @@ def test_bad_configuration_is_refused_with_its_name_and_value(tmp_path: Path) ->
     assert "MINIQ_PORT: 'x' is not right" in refused(tmp_path, MINIQ_PORT="x")
     assert "MINIQ_DURABILTY: no such option" in refused(tmp_path, MINIQ_DURABILTY="relaxed")
     assert "'redis:x' is not a store" in refused(tmp_path, "--store", "redis:x", "--port", "0")
-    assert "tls_cert: cannot read 'no.pem'" in refused(tmp_path, "--tls-cert", "no.pem")
+    assert "tls_cert: cannot read 'no.pem'" in refused(tmp_path, "--tls-cert", "no.pem", "--port", "0")
     (tmp_path / "no.pem").write_text("nothing")
-    assert "not a certificate and its key" in refused(tmp_path, "--tls-cert", "no.pem")
+    assert "not a certificate and its key" in refused(tmp_path, "--tls-cert", "no.pem", "--port", "0")
     refused(tmp_path, "--durability", "perhaps", code=2)
     refused(tmp_path, "--port", "70000", code=2)
     refused(tmp_path, "--nonsense", code=2)

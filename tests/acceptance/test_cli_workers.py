@@ -62,10 +62,10 @@ def test_they_print_what_they_did_and_the_totals(miniq: Shell) -> None:
     assert miniq("consume", "shown", "--idle", "0.1", "--quiet").out == "acked 0 messages in 0.0 s, 0 a second\n"
 
 
-def test_rate_is_kept(miniq: Shell) -> None:
+def test_rate_is_not_exceeded(miniq: Shell) -> None:
     began = time.monotonic()
     miniq("produce", "paced", "--count", "21", "--rate", "20", "--quiet")
-    assert 1 <= time.monotonic() - began < 5
+    assert time.monotonic() - began >= 1
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])

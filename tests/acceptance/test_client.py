@@ -1,4 +1,4 @@
-"""The client surface, blocking and async: on every store in process, and on a server over HTTP and ZeroMQ."""
+"""The client surface, blocking and async: in process, and on a server over HTTP and ZeroMQ."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -14,10 +15,7 @@ import pytest
 
 import miniq
 from tests.acceptance.faces import Opener
-from tests.conftest import ENGINES
-
-LASTING = pytest.mark.parametrize("url", [*ENGINES, "postgresql", "http", "zmq"], indirect=True)
-"""All but the memory store, which ends with its client."""
+from tests.kit import case
 
 
 @pytest.fixture
@@ -45,7 +43,6 @@ with miniq.connect("http://localhost:5000") as mq:      # or tcp://localhost:555
 """
 
 
-@pytest.mark.parametrize("url", ["rocksdb", "http", "zmq"], indirect=True)
 def test_the_example_of_the_specification_runs(url: str) -> None:
     done: list[Any] = []
 
@@ -76,10 +73,11 @@ def test_a_message_comes_with_everything_it_was_sent_with(mq: Any) -> None:
     assert (m.id, m.queue, m.body, m.content_type) == (id, "jobs", {"n": [1, None, "ü"]}, "application/json")
     assert (m.headers, m.priority, m.key, m.recipient, m.group, m.dedup_id) == ({"a": "b"}, 7, "k", "r", "g", "d")
     assert (m.receives, m.dead, m.consumer, m.status) == (1, None, "r", "leased")
-    slack = timedelta(seconds=5)
+    after = datetime.now(UTC)
+    drift = timedelta(seconds=1)  # between the broker's clock and this one
     assert m.sent_at.tzinfo is UTC
-    assert before - slack < m.sent_at < before + slack
-    assert m.sent_at + timedelta(seconds=20) <= m.lease_until < before + timedelta(seconds=20) + slack
+    assert before - drift <= m.sent_at <= after + drift
+    assert m.sent_at + timedelta(seconds=20) <= m.lease_until <= after + timedelta(seconds=20) + drift
     assert m.receipt
 
 
@@ -232,10 +230,10 @@ def test_extend_moves_the_end_of_the_lease(mq: Any) -> None:
     first = m.lease_until
     until = m.extend(100)
     assert m.lease_until == until > first + timedelta(seconds=90)
-    assert abs(q.get(m.id).lease_until - until) < timedelta(seconds=1)
+    assert q.get(m.id).lease_until == until
     assert q.extend([m, n], 200) == ["done", "done"]
     assert n.lease_until > first + timedelta(seconds=190)
-    assert timedelta(seconds=25) < m.extend() - first < timedelta(seconds=40)  # the queue's own 30 s
+    assert first + timedelta(seconds=29) <= m.extend() < n.lease_until  # the queue's own 30 s
 
 
 def test_released_messages_come_back_at_once_or_after_their_delay(q: Any) -> None:
@@ -366,51 +364,50 @@ def test_history_tells_what_happened(mq: Any) -> None:
 # Wrong input: the same errors on both clients
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "field", "text"),
-    [
-        (lambda q: q.send(object()), "invalid", "body", "not a JSON value"),
-        (lambda q: q.send("\ud800"), "invalid", "body", "not a JSON value"),
-        (lambda q: q.send({1: 2}, content_type="text/plain"), "invalid", "body", "give bytes or str"),
-        (lambda q: q.send(b"{", content_type="application/json"), "invalid", "body", "JSON"),
-        (lambda q: q.send(1, content_type=5), "invalid", "content_type", "5 is not a media type"),
-        (lambda q: q.send(1, priority=10), "invalid", "priority", "10 is out of range; use 0 to 9"),
-        (lambda q: q.send(1, headers=["a"]), "invalid", "headers", "is not a map"),
-        (lambda q: q.send("x" * 2**20), "too_large", "body", "at most 1048576"),
-        (lambda q: q.send_many("abc"), "invalid", "messages", "not a list"),
-        (lambda q: q.send_many(range(1001)), "too_large", "messages", "at most 1000"),
-        (lambda q: q.receive(max=0), "invalid", "max", "use 1 to 1000"),
-        (lambda q: q.receive(wait=61), "invalid", "wait", "use 0 to 60"),
-        (lambda q: q.receive(mode="twice"), "invalid", "mode", "at-most-once"),
-        (lambda q: q.configure(colour="red"), "invalid", "colour", "no such setting"),
-        (lambda q: q.peek(status="lost"), "invalid", "status", "use ready, delayed or leased"),
-        (lambda q: q.edit("x"), "invalid", "body", "nothing to change"),
-        (lambda q: q.get("x"), "message_not_found", "id", "'x'"),
-        (lambda q: q.consume(None), "invalid", "handler", "cannot be called"),
-        (lambda q: q.consume(print, concurrency=0), "invalid", "concurrency", "at least 1"),
-        (lambda q: q.consume(print, visibility_timeout=0), "invalid", "visibility_timeout", "above 0"),
-        (lambda q: q.consume(print, stop=1), "invalid", "stop", "neither an Event nor a function"),
-        (lambda q: q.consume(print, give="all"), "invalid", "give", "use body or message"),
-    ],
-)
-def test_wrong_input_is_told_with_its_field_and_what_would_be_right(
-    q: Any, call: Any, error: str, field: str, text: str
-) -> None:
+WRONG: list[tuple[Callable[[Any], Any], str, str, str]] = [
+    (lambda q: q.send(object()), "invalid", "body", "not a JSON value"),
+    (lambda q: q.send("\ud800"), "invalid", "body", "not a JSON value"),
+    (lambda q: q.send({1: 2}, content_type="text/plain"), "invalid", "body", "give bytes or str"),
+    (lambda q: q.send(b"{", content_type="application/json"), "invalid", "body", "JSON"),
+    (lambda q: q.send(1, content_type=5), "invalid", "content_type", "5 is not a media type"),
+    (lambda q: q.send(1, priority=10), "invalid", "priority", "10 is out of range; use 0 to 9"),
+    (lambda q: q.send(1, headers=["a"]), "invalid", "headers", "is not a map"),
+    (lambda q: q.send("x" * 2**20), "too_large", "body", "at most 1048576"),
+    (lambda q: q.send_many("abc"), "invalid", "messages", "not a list"),
+    (lambda q: q.send_many(range(1001)), "too_large", "messages", "at most 1000"),
+    (lambda q: q.receive(max=0), "invalid", "max", "use 1 to 1000"),
+    (lambda q: q.receive(wait=61), "invalid", "wait", "use 0 to 60"),
+    (lambda q: q.receive(mode="twice"), "invalid", "mode", "at-most-once"),
+    (lambda q: q.configure(colour="red"), "invalid", "colour", "no such setting"),
+    (lambda q: q.peek(status="lost"), "invalid", "status", "use ready, delayed or leased"),
+    (lambda q: q.edit("x"), "invalid", "body", "nothing to change"),
+    (lambda q: q.get("x"), "message_not_found", "id", "'x'"),
+    (lambda q: q.consume(None), "invalid", "handler", "cannot be called"),
+    (lambda q: q.consume(print, concurrency=0), "invalid", "concurrency", "at least 1"),
+    (lambda q: q.consume(print, visibility_timeout=0), "invalid", "visibility_timeout", "above 0"),
+    (lambda q: q.consume(print, stop=1), "invalid", "stop", "neither an Event nor a function"),
+    (lambda q: q.consume(print, give="all"), "invalid", "give", "use body or message"),
+]
+
+
+def test_wrong_input_is_told_with_its_field_and_what_would_be_right(q: Any) -> None:
     q.configure()
-    with pytest.raises(miniq.MiniQError) as caught:
-        call(q)
-    assert (caught.value.code, caught.value.field) == (error, field)
-    assert text in caught.value.text
-    assert q.info().counts.total == 0
+    for call, error, field, text in WRONG:
+        with case(error, field, text):
+            with pytest.raises(miniq.MiniQError) as caught:
+                call(q)
+            assert (caught.value.code, caught.value.field) == (error, field)
+            assert text in caught.value.text
+            assert q.info().counts.total == 0
 
 
-@pytest.mark.parametrize("bad", ["", "a b", "a/b", "..%2f", "ü", "x" * 129, "a\r\nb", "a?b#c"])
-def test_bad_queue_names_are_refused(opener: Opener, place: str, bad: str) -> None:
+def test_bad_queue_names_are_refused(opener: Opener, place: str) -> None:
     mq = opener(place)
-    for call in (lambda q: q.send(1), lambda q: q.receive(), lambda q: q.configure(), lambda q: q.info()):
-        with pytest.raises(miniq.BadName) as caught:
-            call(mq.queue(bad))
-        assert caught.value.field == "queue"
+    for bad in ("", "a b", "a/b", "..%2f", "ü", "x" * 129, "a\r\nb", "a?b#c"):
+        for call in (lambda q: q.send(1), lambda q: q.receive(), lambda q: q.configure(), lambda q: q.info()):
+            with case(bad), pytest.raises(miniq.BadName) as caught:
+                call(mq.queue(bad))
+            assert caught.value.field == "queue"
 
 
 def test_a_queue_name_that_is_no_text_is_refused(opener: Opener, place: str) -> None:
@@ -422,7 +419,6 @@ def test_a_queue_name_that_is_no_text_is_refused(opener: Opener, place: str) -> 
 # Opening and closing
 
 
-@LASTING
 def test_messages_survive_close_and_reopen(opener: Opener, url: str) -> None:
     mq = opener(url)
     ids = mq.queue("jobs").send_many(range(3))
@@ -441,6 +437,7 @@ def test_close_may_be_repeated_and_later_calls_are_refused(mq: Any) -> None:
             call()
 
 
+@pytest.mark.timeout(40, func_only=True)  # sooner than the wait is over
 def test_close_lets_a_long_poll_of_another_thread_return(url: str) -> None:
     mq = miniq.connect(url)
     waits, result = threading.Event(), []
@@ -454,14 +451,11 @@ def test_close_lets_a_long_poll_of_another_thread_return(url: str) -> None:
     thread.start()
     waits.wait()
     time.sleep(0.1)  # let it get into the broker; the test holds either way
-    begin = time.monotonic()
     mq.close()
     thread.join()
-    assert time.monotonic() - begin < 5
     assert result in ([[]], [])
 
 
-@LASTING
 def test_close_while_many_threads_send_loses_nothing_that_was_confirmed(url: str) -> None:
     mq = miniq.connect(url)
     confirmed: list[str] = []

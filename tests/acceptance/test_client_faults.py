@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import threading
 import time
@@ -97,12 +98,24 @@ def test_a_backup_is_not_begun_a_second_time(opener: Opener, proxy: Proxy, tmp_p
 
 
 def test_a_receive_whose_answer_is_lost_waits_only_for_the_rest_of_its_time(opener: Opener, proxy: Proxy) -> None:
-    timer = threading.Timer(1, proxy.drop_all)
-    timer.start()
+    def waits() -> list[float]:
+        """What each receive asked for, as the server sees it."""
+        return [float(found) for found in re.findall(rb'"wait":\s*([\d.]+)', b"".join(proxy.asked))]
+
+    def lose_the_answer() -> None:
+        wait_for(waits)
+        time.sleep(0.5)  # so much of its time is over then, or more
+        proxy.drop_all()
+
+    thread = threading.Thread(target=lose_the_answer)
+    thread.start()
     begin = time.monotonic()
     assert opener(proxy.url).queue("jobs").receive(wait=2) == []
-    assert 1.9 < time.monotonic() - begin < 2.8
-    timer.join()
+    assert time.monotonic() - begin > 1.9
+    thread.join()
+    first, rest = waits()
+    assert first == 2
+    assert rest <= 1.5
 
 
 def test_messages_of_a_lost_answer_come_again(opener: Opener, proxy: Proxy, behind: miniq.Client) -> None:
@@ -167,22 +180,19 @@ def test_a_server_that_is_away_is_told_with_its_address_when_the_time_is_over(op
     begin = time.monotonic()
     with pytest.raises(miniq.StoreUnavailable, match=f"{url} cannot be reached: "):
         opener(url, retry=0.5).queues()
-    assert 0.4 < time.monotonic() - begin < 3
-    begin = time.monotonic()
-    with pytest.raises(miniq.StoreUnavailable):
+    assert time.monotonic() - begin > 0.4
+    with pytest.raises(miniq.StoreUnavailable, match=f"{url} cannot be reached: "):
         opener(url, retry=0).queues()
-    assert time.monotonic() - begin < 0.4
 
 
+@pytest.mark.timeout(40, func_only=True)  # sooner than the wait is over
 def test_a_server_that_is_stopped_lets_a_long_poll_return(opener: Opener, wire: Wire, tmp_path: Path) -> None:
     with serving(f"rocksdb:{tmp_path / 'data'}") as served:
         q = opener(wire.of(served), retry=0).queue("jobs")
         q.configure()
         timer = threading.Timer(0.3, os.kill, (served.process.pid, signal.SIGTERM))
         timer.start()
-        begin = time.monotonic()
         assert q.receive(wait=50) == []
-        assert time.monotonic() - begin < 5
         timer.join()
         assert served.stop() == 0
 

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,60 +23,62 @@ import miniq
 from miniq.client import calls, pool
 from tests.acceptance.client_wires import HTTP, Proxy, Wire
 from tests.acceptance.faces import Opener
-from tests.kit import wait_for
+from tests.kit import case, wait_for
 from tests.serving import Served, serving
 
 # URLs and options
 
 
-@pytest.mark.parametrize(
-    ("bad", "text"),
-    [
-        ("", "no host"),
-        ("/v1", "no host"),
-        ("a b", "no host name"),
-        ("a b/", "no host name"),
-        ("h:0", "0 is no port"),
-        ("h:99999", "ort"),
-        ("h:x", "ort"),
-        ("[::1", "IPv6"),
-        ("me:secret@h", "give the key as api_key"),
-        ("h:5557?q=1", "a query"),
-        ("h/?q=1", "a query"),
-        ("h/#x", "a fragment"),
-    ],
-)
-def test_a_url_that_is_wrong_is_told_with_what_is_wrong(opener: Opener, wire: Wire, bad: str, text: str) -> None:
-    url = f"{wire.scheme}://{bad}"
-    with pytest.raises(miniq.InvalidRequest) as caught:
-        opener(url)
-    assert caught.value.field == "url"
-    assert repr(url) in caught.value.text
-    assert text in caught.value.text
-    assert f"use {wire.scheme}://HOST:PORT" in caught.value.text
+WRONG_URLS = [
+    ("", "no host"),
+    ("/v1", "no host"),
+    ("a b", "no host name"),
+    ("a b/", "no host name"),
+    ("h:0", "0 is no port"),
+    ("h:99999", "ort"),
+    ("h:x", "ort"),
+    ("[::1", "IPv6"),
+    ("me:secret@h", "give the key as api_key"),
+    ("h:5557?q=1", "a query"),
+    ("h/?q=1", "a query"),
+    ("h/#x", "a fragment"),
+]
 
 
-@pytest.mark.parametrize(
-    ("options", "field"),
-    [
-        ({"durability": "fsync"}, "durability"),
-        ({"timeout": "long"}, "timeout"),
-        ({"timeout": 0}, "timeout"),
-        ({"timeout": float("nan")}, "timeout"),
-        ({"timeout": 1e10}, "timeout"),
-        ({"retry": -1}, "retry"),
-        ({"retry": float("inf")}, "retry"),
-        ({"api_key": "a b"}, "api_key"),
-        ({"api_key": "a\r\nx: y"}, "api_key"),
-        ({"api_key": 5}, "api_key"),
-        ({"ca": "x.pem"}, "ca"),
-    ],
-)
-def test_a_wrong_option_is_named(opener: Opener, wire: Wire, options: dict[str, Any], field: str) -> None:
-    with pytest.raises(miniq.InvalidRequest) as caught:
-        opener(wire.nobody, **options)
-    assert caught.value.field == field
-    assert caught.value.text.startswith(f"{field}: ")
+def test_a_url_that_is_wrong_is_told_with_what_is_wrong(opener: Opener, wire: Wire) -> None:
+    for bad, text in WRONG_URLS:
+        url = f"{wire.scheme}://{bad}"
+        with case(url):
+            with pytest.raises(miniq.InvalidRequest) as caught:
+                opener(url)
+            assert caught.value.field == "url"
+            assert repr(url) in caught.value.text
+            assert text in caught.value.text
+            assert f"use {wire.scheme}://HOST:PORT" in caught.value.text
+
+
+WRONG_OPTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"durability": "fsync"}, "durability"),
+    ({"timeout": "long"}, "timeout"),
+    ({"timeout": 0}, "timeout"),
+    ({"timeout": float("nan")}, "timeout"),
+    ({"timeout": 1e10}, "timeout"),
+    ({"retry": -1}, "retry"),
+    ({"retry": float("inf")}, "retry"),
+    ({"api_key": "a b"}, "api_key"),
+    ({"api_key": "a\r\nx: y"}, "api_key"),
+    ({"api_key": 5}, "api_key"),
+    ({"ca": "x.pem"}, "ca"),
+]
+
+
+def test_a_wrong_option_is_named(opener: Opener, wire: Wire) -> None:
+    for options, field in WRONG_OPTIONS:
+        with case(options):
+            with pytest.raises(miniq.InvalidRequest) as caught:
+                opener(wire.nobody, **options)
+            assert caught.value.field == field
+            assert caught.value.text.startswith(f"{field}: ")
 
 
 def test_a_host_name_is_looked_up_and_each_of_its_addresses_tried(opener: Opener, wire: Wire, server_url: str) -> None:
@@ -142,43 +145,44 @@ def test_history_has_bodies_where_they_are_kept(opener: Opener, server_url: str)
     assert [record.offset for record in page.records] == [begin + 1, begin + 2, begin + 3]
 
 
-@pytest.mark.parametrize(
-    ("call", "field"),
-    [
-        (lambda q: q.send(1, key=b"bytes"), "key"),
-        (lambda q: q.send(1, delay=float("nan")), "delay"),
-        (lambda q: q.send(1, ttl=float("inf")), "ttl"),
-        (lambda q: q.send(1, headers={"a": 1}), "headers"),
-        (lambda q: q.send(1, headers={"a": "\ud800"}), "headers"),
-        (lambda q: q.send(1, priority=object()), "priority"),
-        (lambda q: q.send(1, priority=10**30), "priority"),
-        (lambda q: q.send(1, priority="high"), "priority"),
-        (lambda q: q.send_many([1, miniq.draft(2, group=object())]), "messages[1].group"),
-        (lambda q: q.send_many([1, miniq.draft(2, key="\ud800")]), "messages[1].key"),
-        (lambda q: q.receive(visibility_timeout=float("inf")), "visibility_timeout"),
-        (lambda q: q.receive(wait=float("nan")), "wait"),
-        (lambda q: q.receive(consumer=b"me"), "consumer"),
-        (lambda q: q.receive(max="many"), "max"),
-        (lambda q: q.configure(max_receives=float("nan")), "max_receives"),
-        (lambda q: q.configure(dead_letter_queue=b"bytes"), "dead_letter_queue"),
-        (lambda q: q.configure(retention=object()), "retention"),
-        (lambda q: q.redrive(ids=[1]), "ids"),
-        (lambda q: q.redrive(rate=float("inf")), "rate"),
-        (lambda q: q.peek(limit=2.5), "limit"),
-        (lambda q: q.get("a/b"), "id"),
-        (lambda q: q.get(""), "id"),
-        (lambda q: q.get(5), "id"),
-        (lambda q: q.get("\ud800"), "id"),
-    ],
-)
-def test_what_json_would_bend_is_refused_and_named(opener: Opener, server_url: str, call: Any, field: str) -> None:
+BENT: list[tuple[Callable[[Any], Any], str]] = [
+    (lambda q: q.send(1, key=b"bytes"), "key"),
+    (lambda q: q.send(1, delay=float("nan")), "delay"),
+    (lambda q: q.send(1, ttl=float("inf")), "ttl"),
+    (lambda q: q.send(1, headers={"a": 1}), "headers"),
+    (lambda q: q.send(1, headers={"a": "\ud800"}), "headers"),
+    (lambda q: q.send(1, priority=object()), "priority"),
+    (lambda q: q.send(1, priority=10**30), "priority"),
+    (lambda q: q.send(1, priority="high"), "priority"),
+    (lambda q: q.send_many([1, miniq.draft(2, group=object())]), "messages[1].group"),
+    (lambda q: q.send_many([1, miniq.draft(2, key="\ud800")]), "messages[1].key"),
+    (lambda q: q.receive(visibility_timeout=float("inf")), "visibility_timeout"),
+    (lambda q: q.receive(wait=float("nan")), "wait"),
+    (lambda q: q.receive(consumer=b"me"), "consumer"),
+    (lambda q: q.receive(max="many"), "max"),
+    (lambda q: q.configure(max_receives=float("nan")), "max_receives"),
+    (lambda q: q.configure(dead_letter_queue=b"bytes"), "dead_letter_queue"),
+    (lambda q: q.configure(retention=object()), "retention"),
+    (lambda q: q.redrive(ids=[1]), "ids"),
+    (lambda q: q.redrive(rate=float("inf")), "rate"),
+    (lambda q: q.peek(limit=2.5), "limit"),
+    (lambda q: q.get("a/b"), "id"),
+    (lambda q: q.get(""), "id"),
+    (lambda q: q.get(5), "id"),
+    (lambda q: q.get("\ud800"), "id"),
+]
+
+
+def test_what_json_would_bend_is_refused_and_named(opener: Opener, server_url: str) -> None:
     q = opener(server_url).queue("jobs")
     q.configure()
     before = q.info().settings
-    with pytest.raises((miniq.InvalidRequest, miniq.NotFound)) as caught:
-        call(q)
-    assert caught.value.field == field
-    assert (q.info().counts.total, q.info().settings) == (0, before)
+    for number, (call, field) in enumerate(BENT):
+        with case(number, field):
+            with pytest.raises((miniq.InvalidRequest, miniq.NotFound)) as caught:
+                call(q)
+            assert caught.value.field == field
+            assert (q.info().counts.total, q.info().settings) == (0, before)
 
 
 def test_a_request_that_is_too_large_is_refused_as_such(opener: Opener, server_url: str) -> None:
@@ -332,9 +336,7 @@ def test_a_cancelled_long_poll_leaves_no_lease(server_url: str) -> None:
                 assert [m.body for m in got] == [n]
                 await got[0].ack()
 
-    begin = time.monotonic()
     asyncio.run(main())
-    assert time.monotonic() - begin < 20
 
 
 def test_closing_lets_long_polls_return(server_url: str) -> None:
@@ -342,9 +344,9 @@ def test_closing_lets_long_polls_return(server_url: str) -> None:
     got: list[Any] = []
     thread = threading.Thread(target=lambda: got.append(mq.queue("jobs").receive(wait=50)))
     thread.start()
-    time.sleep(0.3)
+    time.sleep(0.3)  # let it get into the broker; the test holds either way
     mq.close()
-    thread.join(5)
+    thread.join(30)
     assert got == [[]]
     with pytest.raises(miniq.Closed):
         mq.queues()
@@ -358,24 +360,22 @@ def test_closing_lets_long_polls_of_other_tasks_return_and_other_calls_finish(se
         await asyncio.sleep(0.2)
         send = asyncio.create_task(q.send(1))
         await asyncio.sleep(0)
-        await mq.close()
-        assert await asyncio.gather(*polls) == [[]] * 5
-        assert await send
+        async with asyncio.timeout(30):  # sooner than their wait is over
+            await mq.close()
+            assert await asyncio.gather(*polls) == [[]] * 5
+            assert await send
         with pytest.raises(miniq.Closed):
             await q.receive()
 
-    begin = time.monotonic()
     asyncio.run(main())
-    assert time.monotonic() - begin < 5
 
 
+@pytest.mark.timeout(40, func_only=True)  # sooner than the attempts would end
 def test_closing_ends_attempts_to_reach_a_server_that_is_away(wire: Wire) -> None:
     mq = miniq.connect(wire.nobody, retry=60)
     threading.Timer(0.3, mq.close).start()
-    begin = time.monotonic()
     with pytest.raises(miniq.Closed):
         mq.queues()
-    assert time.monotonic() - begin < 5
 
 
 # Keys

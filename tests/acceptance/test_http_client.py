@@ -188,13 +188,14 @@ def test_a_server_with_a_certificate_is_trusted_by_its_authority(opener: Opener,
     assert opener(url, verify=False).queue("jobs").purge() == 20
 
 
-def test_a_certificate_that_is_not_trusted_is_told_at_once(opener: Opener, tls_server: tuple[str, Path]) -> None:
-    url, _ = tls_server
-    begin = time.monotonic()
-    with pytest.raises(miniq.InvalidRequest, match="is not trusted") as caught:
-        opener(url).queues()
-    assert caught.value.field == "ca"
-    assert time.monotonic() - begin < 5
+def test_a_certificate_that_is_not_trusted_is_told_at_the_first_attempt(
+    opener: Opener, tls_server: tuple[str, Path]
+) -> None:
+    with Proxy(tls_server[0]) as proxy:
+        with pytest.raises(miniq.InvalidRequest, match="is not trusted") as caught:
+            opener(proxy.url).queues()
+        assert caught.value.field == "ca"
+        assert proxy.accepted == 1
 
 
 def test_a_wrong_scheme_is_told_with_the_address(opener: Opener, tls_server: tuple[str, Path], server_url: str) -> None:
@@ -218,7 +219,7 @@ def test_closing_lets_long_polls_over_tls_return(tls_server: tuple[str, Path]) -
     got: list[Any] = []
     thread = threading.Thread(target=lambda: got.append(mq.queue("jobs").receive(wait=50)))
     thread.start()
-    time.sleep(0.3)
+    time.sleep(0.3)  # let it get into the broker; the test holds either way
     mq.close()
-    thread.join(5)
+    thread.join(30)
     assert got == [[]]

@@ -1,8 +1,13 @@
-"""The worker loop, `consume`, in both clients."""
+"""The worker loop, `consume`, in both clients.
+
+What the transport has no part in, as the order of handlers and what becomes of their failures, is tested in process
+alone; deliveries, extensions and the ways to stop are tested over every wire.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 import signal
@@ -59,16 +64,16 @@ def test_every_message_is_handled_once_and_acked(opener: Opener, url: str) -> No
     assert q.info().counts.total == 0
 
 
-def test_one_handler_at_a_time_keeps_the_order(opener: Opener, place: str) -> None:
-    q = opener(place).queue("jobs")
+def test_one_handler_at_a_time_keeps_the_order(opener: Opener) -> None:
+    q = opener("memory:").queue("jobs")
     q.send_many(range(20))
     enough = Enough(20)
     q.consume(enough.seen.append, batch=6, stop=enough, wait=0.1)
     assert enough.seen == list(range(20))
 
 
-def test_handlers_run_at_the_same_time(opener: Opener, place: str) -> None:
-    q = opener(place).queue("jobs")
+def test_handlers_run_at_the_same_time(opener: Opener) -> None:
+    q = opener("memory:").queue("jobs")
     q.send_many(range(4))
     enough, meet = Enough(4), threading.Barrier(4, timeout=10)
 
@@ -80,9 +85,9 @@ def test_handlers_run_at_the_same_time(opener: Opener, place: str) -> None:
     assert q.info().counts.total == 0
 
 
-def test_an_async_handler_runs_as_a_task(place: str) -> None:
+def test_an_async_handler_runs_as_a_task() -> None:
     async def main() -> None:
-        async with miniq.connect_async(place) as mq:
+        async with miniq.connect_async("memory:") as mq:
             q = mq.queue("jobs")
             await q.send_many(range(8))
             enough, gate, waiting = Enough(8), asyncio.Event(), []
@@ -101,9 +106,9 @@ def test_an_async_handler_runs_as_a_task(place: str) -> None:
     asyncio.run(main())
 
 
-def test_a_plain_handler_does_not_hold_up_the_event_loop(place: str) -> None:
+def test_a_plain_handler_does_not_hold_up_the_event_loop() -> None:
     async def main() -> None:
-        async with miniq.connect_async(place) as mq:
+        async with miniq.connect_async("memory:") as mq:
             q = mq.queue("jobs")
             await q.send(1)
             enough, released = Enough(1), threading.Event()
@@ -122,8 +127,8 @@ def test_a_plain_handler_does_not_hold_up_the_event_loop(place: str) -> None:
     asyncio.run(main())
 
 
-def test_the_handler_gets_the_message_itself_on_request(opener: Opener, place: str) -> None:
-    q = opener(place).queue("jobs")
+def test_the_handler_gets_the_message_itself_on_request(opener: Opener) -> None:
+    q = opener("memory:").queue("jobs")
     q.send(1, headers={"a": "b"})
     enough = Enough(1)
     q.consume(lambda m: enough.seen.append((m.body, m.headers, m.receives)), give="message", stop=enough, wait=0.1)
@@ -163,8 +168,8 @@ def test_the_lease_of_a_message_that_waits_for_a_handler_is_extended_too(tmp_pat
 
 
 @pytest.mark.parametrize("error", [miniq.StoreUnavailable("away"), OSError("of some transport")])
-def test_an_extension_that_fails_once_is_tried_again(opener: Opener, error: Exception, place: str) -> None:
-    mq = opener(place)
+def test_an_extension_that_fails_once_is_tried_again(opener: Opener, error: Exception) -> None:
+    mq = opener("memory:")
     failing(mq, Extend, 1, error)
     q = mq.queue("jobs")
     q.send(1)
@@ -200,9 +205,9 @@ def test_a_handler_that_lost_its_lease_acks_nobody_elses(caplog: pytest.LogCaptu
 
 @pytest.mark.parametrize("error", [miniq.StoreUnavailable("away"), OSError("of some transport")])
 def test_an_ack_that_fails_is_told_and_the_worker_goes_on(
-    opener: Opener, error: Exception, caplog: pytest.LogCaptureFixture, place: str
+    opener: Opener, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
-    mq = opener(place)
+    mq = opener("memory:")
     failing(mq, Ack, 1, error)
     q = mq.queue("jobs")
     q.send_many([1, 2])
@@ -229,8 +234,8 @@ def test_a_failed_handler_releases_its_message_with_the_retry_delay(
     assert "ValueError: cannot work" in caplog.text
 
 
-def test_a_failed_message_comes_again_and_dies_where_receives_are_limited(opener: Opener, place: str) -> None:
-    mq = opener(place)
+def test_a_failed_message_comes_again_and_dies_where_receives_are_limited(opener: Opener) -> None:
+    mq = opener("memory:")
     q = mq.queue("jobs")
     q.configure(max_receives=3)
     q.send(1)
@@ -244,10 +249,8 @@ def test_a_failed_message_comes_again_and_dies_where_receives_are_limited(opener
     assert (q.info().counts.total, mq.queue("jobs.dead").info().counts.ready) == (0, 1)
 
 
-def test_a_body_that_cannot_be_read_is_a_failed_message(
-    opener: Opener, caplog: pytest.LogCaptureFixture, place: str
-) -> None:
-    mq = opener(place)
+def test_a_body_that_cannot_be_read_is_a_failed_message(opener: Opener, caplog: pytest.LogCaptureFixture) -> None:
+    mq = opener("memory:")
     q = mq.queue("jobs")
     q.configure(max_receives=1)
     q.send(b"\xff", content_type="text/plain")
@@ -259,11 +262,9 @@ def test_a_body_that_cannot_be_read_is_a_failed_message(
     assert "not text" in caplog.text
 
 
-def test_a_message_that_its_handler_settled_is_left_alone(
-    opener: Opener, caplog: pytest.LogCaptureFixture, place: str
-) -> None:
+def test_a_message_that_its_handler_settled_is_left_alone(opener: Opener, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    opened = opener(place)
+    opened = opener("memory:")
     q = opened.queue("jobs")
     q.send(1)
     enough = Enough(1)
@@ -282,8 +283,8 @@ def test_a_message_that_its_handler_settled_is_left_alone(
     assert caplog.text == ""
 
 
-def test_a_broker_that_is_away_is_waited_for(opener: Opener, caplog: pytest.LogCaptureFixture, place: str) -> None:
-    mq = opener(place)
+def test_a_broker_that_is_away_is_waited_for(opener: Opener, caplog: pytest.LogCaptureFixture) -> None:
+    mq = opener("memory:")
     failing(mq, Receive, 2, miniq.StoreUnavailable("away for now"))
     q = mq.queue("jobs")
     q.send(1)
@@ -298,8 +299,8 @@ def test_an_error_that_does_not_pass_ends_the_worker(opener: Opener) -> None:
         q.consume(print)
 
 
-def test_a_queue_without_time_to_work_is_refused_and_nothing_is_kept(opener: Opener, place: str) -> None:
-    q = opener(place).queue("jobs")
+def test_a_queue_without_time_to_work_is_refused_and_nothing_is_kept(opener: Opener) -> None:
+    q = opener("memory:").queue("jobs")
     q.configure(visibility_timeout=0)
     q.send(1)
     with pytest.raises(miniq.InvalidRequest) as caught:
@@ -307,17 +308,18 @@ def test_a_queue_without_time_to_work_is_refused_and_nothing_is_kept(opener: Ope
     assert caught.value.field == "visibility_timeout"
 
 
-def test_a_coroutine_handler_needs_the_async_client(place: str) -> None:
+def test_a_coroutine_handler_needs_the_async_client() -> None:
     async def handler(body: Any) -> None:
         pass
 
-    with miniq.connect(place) as mq, pytest.raises(miniq.InvalidRequest, match="connect_async"):
+    with miniq.connect("memory:") as mq, pytest.raises(miniq.InvalidRequest, match="connect_async"):
         mq.queue("jobs").consume(handler)
 
 
 # The end
 
 
+@pytest.mark.timeout(25, func_only=True)  # sooner than the leases end
 def test_a_stop_event_finishes_what_runs_and_gives_back_the_rest(opener: Opener, url: str) -> None:
     q = opener(url).queue("jobs")
     q.send_many(range(10))
@@ -331,19 +333,17 @@ def test_a_stop_event_finishes_what_runs_and_gives_back_the_rest(opener: Opener,
         time.sleep(0.5)
         done.append(body)
 
-    begin = time.monotonic()
     q.consume(handler, concurrency=2, batch=10, stop=stop, wait=0.1)
-    assert time.monotonic() - begin < 5
     assert sorted(done) == [0, 1]
     counts = q.info().counts
     assert (counts.ready, counts.leased) == (8, 0)
 
 
-def test_a_worker_that_waits_for_messages_stops_within_its_wait(opener: Opener, place: str) -> None:
+def test_a_worker_that_waits_for_messages_asks_whether_to_stop_after_each_wait(opener: Opener, place: str) -> None:
     q = opener(place).queue("jobs")
-    begin = time.monotonic()
-    q.consume(print, stop=lambda: time.monotonic() > begin + 0.3, wait=0.2)
-    assert time.monotonic() - begin < 2
+    asked = itertools.count(1)
+    q.consume(print, stop=lambda: next(asked) > 2, wait=0.1)
+    assert next(asked) > 3
 
 
 def test_ctrl_c_finishes_what_runs_and_gives_back_the_rest(place: str) -> None:
@@ -417,8 +417,8 @@ def test_a_second_cancel_does_not_wait_for_handlers_but_releases_their_messages(
     asyncio.run(main())
 
 
-def test_a_handler_that_exits_ends_the_worker_with_its_exit(place: str) -> None:
-    with miniq.connect(place) as mq:
+def test_a_handler_that_exits_ends_the_worker_with_its_exit() -> None:
+    with miniq.connect("memory:") as mq:
         q = mq.queue("jobs")
         q.send(1)
         with pytest.raises(SystemExit):

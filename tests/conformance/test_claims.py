@@ -15,7 +15,7 @@ from miniq.store import open_store
 from miniq.store.contract import Fit
 from tests.clock import FrozenClock
 from tests.conftest import STORES
-from tests.kit import bodies, drain, ids, leases, send, states, waiting
+from tests.kit import bodies, case, drain, ids, leases, send, states, waiting
 
 LASTING = pytest.mark.parametrize("url", [store for store in STORES if store != "memory"], indirect=True)
 
@@ -369,24 +369,25 @@ async def test_readers_that_ask_at_the_same_time_get_the_same_claim(broker: Brok
     assert not set(ids(taken)) & set(ids(await content(broker, "q", "g", 1) + await content(broker, "q", "g", 2)))
 
 
-@pytest.mark.parametrize(
-    ("asked", "field"),
-    [
-        ({"after": -1}, "after"), ({"after": "1"}, "after"), ({"after": True}, "after"),
-        ({"max_messages": 0}, "max_messages"),
-        ({"max_messages": 1_000_001}, "max_messages"), ({"max_bytes": 0}, "max_bytes"), ({"wait": 61}, "wait"),
-        ({"wait": float("nan")}, "wait"), ({"epoch": -1}, "epoch"), ({"epoch": 1.5}, "epoch"),
-        ({"consumer": ""}, "consumer"),
-        ({"group": "a/b"}, "group"), ({"group": ""}, "group"), ({"group": 5}, "group"), ({"queue": "a b"}, "queue"),
-    ],
-)  # fmt: skip
-async def test_a_wrong_claim_is_refused(broker: Broker, asked: dict[str, Any], field: str) -> None:
+WRONG_CLAIMS: list[tuple[dict[str, Any], str]] = [
+    ({"after": -1}, "after"), ({"after": "1"}, "after"), ({"after": True}, "after"),
+    ({"max_messages": 0}, "max_messages"),
+    ({"max_messages": 1_000_001}, "max_messages"), ({"max_bytes": 0}, "max_bytes"), ({"wait": 61}, "wait"),
+    ({"wait": float("nan")}, "wait"), ({"epoch": -1}, "epoch"), ({"epoch": 1.5}, "epoch"),
+    ({"consumer": ""}, "consumer"),
+    ({"group": "a/b"}, "group"), ({"group": ""}, "group"), ({"group": 5}, "group"), ({"queue": "a b"}, "queue"),
+]  # fmt: skip
+
+
+async def test_a_wrong_claim_is_refused(broker: Broker) -> None:
     await send(broker, "q", 1)
-    with pytest.raises(InvalidRequest) as error:
-        await broker.claims.next(**{"queue": "q", "group": "g", "after": 0} | asked)
-    assert error.value.field == field
-    assert await states(broker, "q") == (1, 0, 0)
-    assert len(await broker.queues()) == 2
+    for asked, field in WRONG_CLAIMS:
+        with case(asked):
+            with pytest.raises(InvalidRequest) as error:
+                await broker.claims.next(**{"queue": "q", "group": "g", "after": 0} | asked)
+            assert error.value.field == field
+            assert await states(broker, "q") == (1, 0, 0)
+            assert len(await broker.queues()) == 2
 
 
 async def test_wrong_parts_and_names_are_refused(broker: Broker) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import math
 from typing import Any
 
@@ -23,7 +25,10 @@ from miniq.message import Draft, Lease, QueueSettings
 from miniq.options import Options
 from miniq.store import open_store
 from tests.clock import FrozenClock
-from tests.kit import bodies, draft, drain, ids, leases, send, states
+from tests.conftest import STORES
+from tests.kit import bodies, case, draft, drain, ids, leases, send, states
+
+LASTING = pytest.mark.parametrize("url", [store for store in STORES if store != "memory"], indirect=True)
 
 
 async def test_there_is_always_a_queue_default(broker: Broker) -> None:
@@ -70,43 +75,44 @@ async def test_a_deleted_queue_is_gone_with_its_messages(broker: Broker) -> None
     assert await drain(broker, "q") == [2]
 
 
-@pytest.mark.parametrize("name", ["", "a b", "a/b", "x" * 129, "ä", "a\n", "*"])
-async def test_bad_queue_names_are_refused_everywhere(broker: Broker, name: str) -> None:
-    ack = broker.ack(name, [Lease("i", "r")])
-    for call in (send(broker, name, 1), broker.receive(name), broker.configure(name), ack):
-        with pytest.raises(BadName) as error:
-            await call
-        assert error.value.field == "queue"
+async def test_bad_queue_names_are_refused_everywhere(broker: Broker) -> None:
+    for name in ("", "a b", "a/b", "x" * 129, "ä", "a\n", "*"):
+        ack = broker.ack(name, [Lease("i", "r")])
+        for call in (send(broker, name, 1), broker.receive(name), broker.configure(name), ack):
+            with case(name), pytest.raises(BadName) as error:
+                await call
+            assert error.value.field == "queue"
     assert len(await broker.queues()) == 1
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"visibility_timeout": -1},
-        {"visibility_timeout": 43201},
-        {"visibility_timeout": "5"},
-        {"visibility_timeout": math.nan},
-        {"max_receives": 0},
-        {"max_receives": 1.5},
-        {"max_receives": True},
-        {"dead_letter_queue": "a b"},
-        {"retention": -1},
-        {"delay": math.inf},
-        {"dedup_window": None},
-        {"max_length": -1},
-        {"max_bytes": "many"},
-        {"history": "on"},
-        {"colour": "red"},
-    ],
-)
-async def test_wrong_settings_are_refused_and_change_nothing(broker: Broker, changes: dict[str, Any]) -> None:
+WRONG_SETTINGS: list[dict[str, Any]] = [
+    {"visibility_timeout": -1},
+    {"visibility_timeout": 43201},
+    {"visibility_timeout": "5"},
+    {"visibility_timeout": math.nan},
+    {"max_receives": 0},
+    {"max_receives": 1.5},
+    {"max_receives": True},
+    {"dead_letter_queue": "a b"},
+    {"retention": -1},
+    {"delay": math.inf},
+    {"dedup_window": None},
+    {"max_length": -1},
+    {"max_bytes": "many"},
+    {"history": "on"},
+    {"colour": "red"},
+]
+
+
+async def test_wrong_settings_are_refused_and_change_nothing(broker: Broker) -> None:
     await broker.configure("q", {"delay": 3})
     before = await broker.queue("q")
-    with pytest.raises(InvalidRequest) as error:
-        await broker.configure("q", {"max_length": 5, **changes})
-    assert error.value.field == next(iter(changes))
-    assert await broker.queue("q") == before
+    for changes in WRONG_SETTINGS:
+        with case(changes):
+            with pytest.raises(InvalidRequest) as error:
+                await broker.configure("q", {"max_length": 5, **changes})
+            assert error.value.field == next(iter(changes))
+            assert await broker.queue("q") == before
 
 
 async def test_a_queue_cannot_be_its_own_grave_and_needs_a_name_that_fits(broker: Broker) -> None:
@@ -117,42 +123,43 @@ async def test_a_queue_cannot_be_its_own_grave_and_needs_a_name_that_fits(broker
     assert len(await broker.queues()) == 1
 
 
-@pytest.mark.parametrize(
-    ("wrong", "field"),
-    [
-        (Draft(b"x" * (1024 * 1024 + 1)), "body"),
-        (Draft("text"), "body"),  # type: ignore[arg-type]
-        (Draft(b"1", "json"), "content_type"),
-        (Draft(b"1", "a/b\n"), "content_type"),
-        (draft(headers={"a": 1}), "headers"),
-        (draft(headers={"": "x"}), "headers"),
-        (draft(headers={str(n): "" for n in range(65)}), "headers"),
-        (draft(headers={"a": "x" * 4097}), "headers"),
-        (draft(headers={"a": "\ud800"}), "headers"),
-        (draft(headers=["a"]), "headers"),
-        (draft(priority=-1), "priority"),
-        (draft(priority=10), "priority"),
-        (draft(priority=1.5), "priority"),
-        (draft(delay=-0.1), "delay"),
-        (draft(delay=math.nan), "delay"),
-        (draft(delay=15 * 86400), "delay"),
-        (draft(ttl=-1), "ttl"),
-        (draft(ttl="1"), "ttl"),
-        (draft(key=""), "key"),
-        (draft(key="k" * 257), "key"),
-        (draft(recipient=5), "recipient"),
-        (draft(group=""), "group"),
-        (draft(dedup_id="\ud800"), "dedup_id"),
-    ],
-)
-async def test_a_wrong_message_is_refused_with_all_its_batch(broker: Broker, wrong: Draft, field: str) -> None:
-    with pytest.raises(InvalidRequest) as error:
-        await broker.send("q", [wrong])
-    assert error.value.field == field
-    with pytest.raises(InvalidRequest) as error:
-        await broker.send("q", [draft(1), draft(2, dedup_id="d"), wrong])
-    assert error.value.field == f"messages[2].{field}"
-    assert (await broker.peek("q")).messages == []
+WRONG_MESSAGES = [
+    (Draft(b"x" * (1024 * 1024 + 1)), "body"),
+    (Draft("text"), "body"),  # type: ignore[arg-type]
+    (Draft(b"1", "json"), "content_type"),
+    (Draft(b"1", "a/b\n"), "content_type"),
+    (draft(headers={"a": 1}), "headers"),
+    (draft(headers={"": "x"}), "headers"),
+    (draft(headers={str(n): "" for n in range(65)}), "headers"),
+    (draft(headers={"a": "x" * 4097}), "headers"),
+    (draft(headers={"a": "\ud800"}), "headers"),
+    (draft(headers=["a"]), "headers"),
+    (draft(priority=-1), "priority"),
+    (draft(priority=10), "priority"),
+    (draft(priority=1.5), "priority"),
+    (draft(delay=-0.1), "delay"),
+    (draft(delay=math.nan), "delay"),
+    (draft(delay=15 * 86400), "delay"),
+    (draft(ttl=-1), "ttl"),
+    (draft(ttl="1"), "ttl"),
+    (draft(key=""), "key"),
+    (draft(key="k" * 257), "key"),
+    (draft(recipient=5), "recipient"),
+    (draft(group=""), "group"),
+    (draft(dedup_id="\ud800"), "dedup_id"),
+]
+
+
+async def test_a_wrong_message_is_refused_with_all_its_batch(broker: Broker) -> None:
+    for wrong, field in WRONG_MESSAGES:
+        with case(wrong, field):
+            with pytest.raises(InvalidRequest) as error:
+                await broker.send("q", [wrong])
+            assert error.value.field == field
+            with pytest.raises(InvalidRequest) as error:
+                await broker.send("q", [draft(1), draft(2, dedup_id="d"), wrong])
+            assert error.value.field == f"messages[2].{field}"
+            assert (await broker.peek("q")).messages == []
     assert len(await send(broker, "q", 1, dedup_id="d")) == 1
     assert (await broker.queue("q")).counts.total == 1
 
@@ -169,27 +176,28 @@ async def test_empty_and_oversized_batches_are_refused(broker: Broker) -> None:
     assert len(await send(broker, "q", *range(1000))) == 1000
 
 
-@pytest.mark.parametrize(
-    ("asked", "field"),
-    [
-        ({"max": 0}, "max"),
-        ({"max": 1001}, "max"),
-        ({"max": "1"}, "max"),
-        ({"wait": -1}, "wait"),
-        ({"wait": 61}, "wait"),
-        ({"visibility_timeout": -1}, "visibility_timeout"),
-        ({"visibility_timeout": 43201}, "visibility_timeout"),
-        ({"consumer": ""}, "consumer"),
-        ({"consumer": "c" * 257}, "consumer"),
-        ({"mode": "exactly-once"}, "mode"),
-    ],
-)
-async def test_a_wrong_receive_is_refused_and_takes_nothing(broker: Broker, asked: dict[str, Any], field: str) -> None:
+WRONG_RECEIVES: list[tuple[dict[str, Any], str]] = [
+    ({"max": 0}, "max"),
+    ({"max": 1001}, "max"),
+    ({"max": "1"}, "max"),
+    ({"wait": -1}, "wait"),
+    ({"wait": 61}, "wait"),
+    ({"visibility_timeout": -1}, "visibility_timeout"),
+    ({"visibility_timeout": 43201}, "visibility_timeout"),
+    ({"consumer": ""}, "consumer"),
+    ({"consumer": "c" * 257}, "consumer"),
+    ({"mode": "exactly-once"}, "mode"),
+]
+
+
+async def test_a_wrong_receive_is_refused_and_takes_nothing(broker: Broker) -> None:
     await send(broker, "q", 1)
-    with pytest.raises(InvalidRequest) as error:
-        await broker.receive("q", **asked)
-    assert error.value.field == field
-    assert await states(broker, "q") == (1, 0, 0)
+    for asked, field in WRONG_RECEIVES:
+        with case(asked):
+            with pytest.raises(InvalidRequest) as error:
+                await broker.receive("q", **asked)
+            assert error.value.field == field
+            assert await states(broker, "q") == (1, 0, 0)
 
 
 async def test_wrong_edits_are_refused_and_change_nothing(broker: Broker) -> None:
@@ -366,6 +374,29 @@ async def test_a_closed_broker_refuses_politely(broker: Broker) -> None:
         with pytest.raises(Closed):
             await call
     await broker.close()
+
+
+@LASTING
+async def test_a_close_amid_sends_loses_nothing_that_was_confirmed(url: str, clock: FrozenClock) -> None:
+    options = Options(upkeep_interval=0)
+    confirmed: list[str] = []
+    enough = asyncio.Event()
+    async with Broker(open_store(url), options, clock) as broker:
+
+        async def sender(name: str) -> None:
+            with contextlib.suppress(Closed):
+                # The first send to a queue takes two steps: more to be caught in between.
+                for number in itertools.count():
+                    confirmed.extend(await send(broker, f"{name}-{number}", number))
+                    if len(confirmed) >= 50:
+                        enough.set()
+
+        senders = [asyncio.create_task(sender(f"q{n}")) for n in range(8)]
+        await enough.wait()
+    await asyncio.gather(*senders)
+    async with Broker(open_store(url), options, clock) as broker:
+        pages = [await broker.peek(info.name) for info in await broker.queues()]
+    assert set(confirmed) <= {id for page in pages for id in ids(page.messages)}
 
 
 async def test_bodies_are_kept_to_the_byte(broker: Broker) -> None:

@@ -15,7 +15,7 @@ from miniq.options import Limits, Options
 from miniq.store import open_store
 from tests.clock import FrozenClock
 from tests.conftest import STORES
-from tests.kit import bodies, draft, drain, ids, leases, send, states
+from tests.kit import bodies, case, draft, drain, ids, leases, send, states
 
 LASTING = pytest.mark.parametrize("url", [store for store in STORES if store != "memory"], indirect=True)
 
@@ -264,17 +264,16 @@ async def test_sends_and_commits_at_the_same_time_keep_their_order(broker: Broke
     assert await drain(broker, "q") == bodies(seen)
 
 
-@pytest.mark.parametrize(
-    ("name", "field"),
-    [
-        (StageName("a/b", "1", "0", "0"), "job"), (StageName("j", "", "0", "0"), "batch"),
-        (StageName("j", "1", "ä", "0"), "partition"), (StageName("j", "1", "0", "x" * 129), "attempt"),
-    ],
-)  # fmt: skip
-async def test_wrong_names_are_refused(broker: Broker, name: StageName, field: str) -> None:
-    with pytest.raises(BadName) as error:
-        await broker.stages.upload("q", name, 0, plain(1))
-    assert error.value.field == field
+async def test_wrong_names_are_refused(broker: Broker) -> None:
+    for name, field in (
+        (StageName("a/b", "1", "0", "0"), "job"),
+        (StageName("j", "", "0", "0"), "batch"),
+        (StageName("j", "1", "ä", "0"), "partition"),
+        (StageName("j", "1", "0", "x" * 129), "attempt"),
+    ):
+        with case(name), pytest.raises(BadName) as error:
+            await broker.stages.upload("q", name, 0, plain(1))
+        assert error.value.field == field
 
 
 async def test_wrong_uploads_and_commits_are_refused(url: str, clock: FrozenClock) -> None:

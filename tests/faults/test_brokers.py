@@ -109,19 +109,15 @@ async def test_nobody_holds_a_message_twice_none_is_lost_and_groups_keep_their_o
 
 async def test_a_long_poll_on_one_broker_wakes_for_a_send_on_another(brokers: tuple[Served, Served, Served]) -> None:
     one, two, _ = brokers
-    took: list[float] = []
     async with miniq.connect_async(one.url) as waits, miniq.connect_async(two.url) as sends:
         await sends.queue(QUEUE).send("first")
         assert [message.body for message in await waits.queue(QUEUE).receive(wait=5)] == ["first"]
         for number in range(5):
-            task = asyncio.create_task(waits.queue(QUEUE).receive(wait=20, mode="at-most-once"))
+            task = asyncio.create_task(waits.queue(QUEUE).receive(wait=25, mode="at-most-once"))
             await asyncio.sleep(0.2)
-            sent_at = time.perf_counter()
             await sends.queue(QUEUE).send(number)
-            assert [message.body for message in await task] == [number]
-            took.append(time.perf_counter() - sent_at)
-    print(f"woken after {sorted(took)[2] * 1000:.0f} ms")
-    assert max(took) < 10, "only a hint wakes that soon: a look of its own comes after 30 s"
+            async with asyncio.timeout(15):  # only a hint wakes that soon: a look of its own comes after 30 s
+                assert [message.body for message in await task] == [number]
 
 
 async def test_what_is_changed_on_one_broker_is_known_to_the_others(brokers: tuple[Served, Served, Served]) -> None:
