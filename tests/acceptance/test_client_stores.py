@@ -12,7 +12,7 @@ from tests.conftest import STORES, store_url
 
 
 @pytest.mark.parametrize("kind", [kind for kind in STORES if kind != "rocksdb"])
-def test_a_client_sends_receives_claims_publishes_and_finds_it_all_again(
+def test_a_client_sends_receives_claims_commits_stages_and_finds_it_all_again(
     opener: Opener, kind: str, tmp_path: Path
 ) -> None:
     url = store_url(kind, tmp_path)
@@ -32,7 +32,7 @@ def test_a_client_sends_receives_claims_publishes_and_finds_it_all_again(
     assert (woken.id, woken.receives) == (late.id, 3)
     assert q.ack([again, woken, late]) == ["done", "done", "missing"]
     assert q.stage("etl", 1, 0, 0).upload([2, 3]) == 2
-    assert q.publish("etl", 1, [(0, 0)]) == miniq.Published(2)
+    assert q.commit_stages("etl", 1, [(0, 0)]) == miniq.Committed(2)
     assert q.claims("readers").next(0).messages == 2
     assert [m.body for m in q.claims("readers").fetch(1)] == [2, 3]
     events = [record.event.event for record in mq.history(queue="jobs").records]

@@ -231,7 +231,7 @@ async def test_named_messages_stand_in_the_history(broker: Broker) -> None:
     assert [record.event.body for record in records if record.event.event == "sent"] == [b"1", b"2"]
 
 
-async def test_a_call_cannot_be_named_as_a_batch_that_was_published(broker: Broker) -> None:
+async def test_a_call_cannot_be_named_as_a_batch_that_was_committed(broker: Broker) -> None:
     with pytest.raises(InvalidRequest) as caught:
         await broker.send("q", [draft(1)], "publish\0job\0batch")
     assert caught.value.field == "idempotency-key"

@@ -157,7 +157,7 @@ async def test_messages_keep_what_they_were_uploaded_with(broker: Broker, clock:
     assert [event.body for event in told] == [one.body for one in drafts]
 
 
-async def test_dedup_ids_and_the_limits_of_the_queue_hold_at_publish(broker: Broker) -> None:
+async def test_dedup_ids_and_the_limits_of_the_queue_hold_at_a_commit(broker: Broker) -> None:
     await broker.configure("q", {"max_length": 4})
     await send(broker, "q", "there", dedup_id="x")
     await broker.stages.upload("q", stage(0), 0, [draft(n, dedup_id=id) for n, id in enumerate("xyyz")])
@@ -243,7 +243,7 @@ async def test_a_purge_leaves_stages_and_a_deleted_queue_takes_them_along(broker
         await commit(broker, stage(0, batch=3), batch=3)
 
 
-async def test_a_long_poll_is_woken_by_a_publish(broker: Broker) -> None:
+async def test_a_long_poll_is_woken_by_a_commit(broker: Broker) -> None:
     await upload(broker, stage(0), 1)
     poll = asyncio.create_task(broker.receive("q", wait=20))
     await asyncio.sleep(0.01)

@@ -41,12 +41,9 @@ FORBIDDEN = [
     ("client", "store"),
     ("client", "server"),
     ("client", "options"),
-    # the command line, the console and Spark see only the client
     ("cli", "broker"),
     ("cli", "store"),
     ("cli", "store.memory"),
-    ("console", "broker"),
-    ("console", "store"),
     ("spark", "broker"),
     ("spark", "broker.rules"),
     ("spark", "store"),
