@@ -1,7 +1,7 @@
-// The shell: which page is shown, the key of this tab, the state of the connection, colours and the keyboard.
+// The shell: routing, sign-in, connection state, theme and keyboard shortcuts.
 import { api, key, live, whenUnauthorized } from "./api.js";
 import { clear, empty, field, h, say } from "./dom.js";
-import { ask, help, toast } from "./talk.js";
+import { ask, help, toast } from "./dialogs.js";
 import { overview } from "./overview.js";
 import { queuePage } from "./queue.js";
 import { messagePage } from "./message.js";
@@ -21,33 +21,33 @@ const ROUTES = [
   [/^\/keys$/, "keys", () => keysPage],
 ];
 
-let leave = null; // ends the page that is shown: an AbortController
+let current = null; // AbortController of the page that is shown
 let who = null;
 
-/** Show the page that the address names. A page gets a place, its arguments and a signal that ends it. */
+/** Show the page named by the URL. A page gets a container, its arguments and a signal that aborts when it is left. */
 async function show() {
-  leave?.abort();
-  leave = new AbortController();
-  const { signal } = leave;
+  current?.abort();
+  current = new AbortController();
+  const { signal } = current;
   const [path, search] = location.hash.replace(/^#/, "").split("?");
   const found = ROUTES.map(([pattern, page, load]) => [path.match(pattern), page, load]).find(([match]) => match);
   for (const link of document.querySelectorAll("nav a")) {
     if (found && link.dataset.page === found[1]) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current");
   }
-  if (!found) { clear(main, empty("There is no such page", "Choose one above.")); return; }
+  if (!found) { clear(main, empty("Page not found", "Pick a page from the menu above.")); return; }
   const [match, , load] = found;
   try {
     const args = match.slice(1).map((part) => (part === undefined ? undefined : decodeURIComponent(part)));
     await load()(main, { args, query: new URLSearchParams(search ?? ""), signal, who });
   } catch (error) {
     if (signal.aborted || error.name === "AbortError") return;
-    if (error.status !== 401) clear(main, empty("This cannot be shown", error.message));
+    if (error.status !== 401) clear(main, empty("Can't load this page", error.message));
   }
 }
 
 window.addEventListener("hashchange", async () => { await show(); main.focus({ preventScroll: true }); scrollTo(0, 0); });
 
-// The key
+// Sign-in
 
 async function enter() {
   try {
@@ -57,8 +57,8 @@ async function enter() {
     who = null;
   }
   const place = document.getElementById("who");
-  clear(place, who && !who.open && h("span", {}, `key ${who.name}`, who.verbs.includes("manage") ? "" : " · read only"),
-    key.get() && h("button", { class: "plain", type: "button", onclick: () => { key.set(null); location.reload(); } }, "Leave"));
+  clear(place, who && !who.open && h("span", {}, `key ${who.name}`, who.verbs.includes("manage") ? "" : " · read-only"),
+    key.get() && h("button", { class: "plain", type: "button", onclick: () => { key.set(null); location.reload(); } }, "Sign out"));
   live.start();
   await show();
 }
@@ -70,38 +70,38 @@ whenUnauthorized(async (problem) => {
   const input = h("input", { type: "password", autocomplete: "off", placeholder: "mq_…", required: true });
   const wrong = key.get() && h("p", { class: "error" }, problem.detail);
   const given = await ask({
-    title: "This broker needs an API key",
-    body: [h("p", { class: "note" }, "It is kept in this tab only, and forgotten when the tab is closed."), wrong, field("API key", input, true)],
-    action: "Enter",
+    title: "API key required",
+    body: [h("p", { class: "note" }, "The key is kept in this tab only and is forgotten when the tab is closed."), wrong, field("API key", input, true)],
+    action: "Sign in",
     submit: () => {
-      if (!/^[!-~]+$/.test(input.value.trim())) throw new Error("A key has letters, digits and signs, and no spaces.");
+      if (!/^[!-~]+$/.test(input.value.trim())) throw new Error("Invalid key: use printable ASCII characters without spaces.");
       key.set(input.value.trim());
     },
   });
   asking = false;
   if (given) enter();
-  else clear(main, empty("An API key is needed", "Make one with `miniq keys create NAME --allow '*'`, then enter it here."),
-    h("div", { class: "more" }, h("button", { class: "main", type: "button", onclick: enter }, "Enter a key")));
+  else clear(main, empty("Not signed in", "Create a key with `miniq keys create NAME --allow '*'`, then sign in."),
+    h("div", { class: "more" }, h("button", { class: "main", type: "button", onclick: enter }, "Sign in")));
 });
 
-// The connection
+// Connection state
 
-const words = { connecting: "connecting", live: "live", polling: "every 2 s", away: "away" };
+const labels = { connecting: "connecting", live: "live", polling: "polling", unreachable: "unreachable" };
 live.addEventListener("state", ({ detail: { state, before } }) => {
   const place = document.getElementById("live");
   place.dataset.state = state;
-  say(place, words[state]);
-  const banner = document.getElementById("away");
-  banner.hidden = state !== "away";
-  if (state === "away") {
-    say(banner, `The broker at ${location.host} does not answer. Is it running (miniq serve)? This page looks again by itself; nothing is lost meanwhile.`);
-  } else if (before === "away") {
-    toast("The broker is back.");
+  say(place, labels[state]);
+  const banner = document.getElementById("offline");
+  banner.hidden = state !== "unreachable";
+  if (state === "unreachable") {
+    say(banner, `Can't reach the broker at ${location.host}. Is it running (miniq serve)? The console reconnects automatically.`);
+  } else if (before === "unreachable") {
+    toast("Reconnected.");
     if (!document.querySelector("dialog[open]")) enter();
   }
 });
 
-// Colours
+// Theme
 
 const themes = ["auto", "light", "dark"];
 const paint = () => {
@@ -113,11 +113,11 @@ document.getElementById("theme").addEventListener("click", () => {
   const next = themes[(themes.indexOf(paint()) + 1) % themes.length];
   localStorage.setItem("miniq.theme", next);
   paint();
-  toast(`Colours: ${next === "auto" ? "as the system" : next}`);
+  toast(`Theme: ${next === "auto" ? "system" : next}`);
 });
 paint();
 
-// The keyboard
+// Keyboard shortcuts
 
 document.getElementById("help").addEventListener("click", help);
 const places = { q: "#/", d: "#/dead", c: "#/claims", h: "#/history", k: "#/keys" };
