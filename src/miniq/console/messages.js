@@ -14,7 +14,7 @@ export function messageRow(queue, message, first = null) {
     h("td", { class: "num", "data-label": "Priority" }, String(message.priority)),
     h("td", { class: "num", "data-label": "Receives" }, exact(message.dead?.receives ?? message.receives)),
     h("td", { class: "num", "data-label": "Age" }, age(message.sent_at)),
-    h("td", { class: "wide-only mono" }, message.status === "leased" ? holder(message)
+    h("td", { class: "wide-only" }, message.status === "leased" ? holder(message)
       : message.status === "delayed" ? `ready ${until(message.visible_at)}` : message.dead ? `dead-lettered ${age(message.dead.at)} ago` : message.key ? `key ${message.key}` : ""));
 }
 

@@ -127,7 +127,7 @@ export async function queuePage(main, { args: [name], signal, who }) {
 
 /** Ask for the redrive options, then redrive the whole queue or only `ids`. */
 export function redrive(name, amount, ids) {
-  const to = h("input", { autocomplete: "off", placeholder: "the source queue of each message" });
+  const to = h("input", { autocomplete: "off", placeholder: "source queue" });
   const speed = h("input", { type: "number", min: 0, step: "any", placeholder: "no limit" });
   return ask({
     title: `Redrive ${plural(amount, "message")}?`, action: "Redrive",

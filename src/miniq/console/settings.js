@@ -3,8 +3,8 @@ import { field, h } from "./dom.js";
 
 const SETTINGS = [
   ["visibility_timeout", "Visibility timeout (seconds)", 30],
-  ["max_receives", "Max receives (empty: no limit)", null],
-  ["dead_letter_queue", "Dead-letter queue (empty: NAME.dead)", null],
+  ["max_receives", "Max receives", null, "no limit"],
+  ["dead_letter_queue", "Dead-letter queue", null, "NAME.dead"],
   ["retention", "Retention (seconds)", 1209600],
   ["delay", "Default delay (seconds)", 0],
   ["dedup_window", "Dedup window (seconds)", 300],
@@ -18,10 +18,10 @@ export function settingsForm(settings, disabled = false) {
   const given = settings ?? Object.fromEntries(SETTINGS.map(([name, , value]) => [name, value]));
   const inputs = {};
   const known = SETTINGS.filter(([name]) => settings === null ? name !== "claim_retention" : name in given);
-  const nodes = known.map(([name, label]) => {
+  const nodes = known.map(([name, label, , placeholder]) => {
     const text = name === "dead_letter_queue";
     inputs[name] = h("input", { name, type: text ? "text" : "number", min: text ? undefined : 0, step: text ? undefined : "any",
-      value: given[name] ?? "", disabled, autocomplete: "off" });
+      value: given[name] ?? "", placeholder, disabled, autocomplete: "off" });
     return field(label, inputs[name]);
   });
   inputs.history = h("select", { name: "history", disabled }, ["off", "events", "full"].map((one) =>
