@@ -152,12 +152,12 @@ def test_messages_are_sent_searched_looked_at_edited_and_deleted(visit: Visit, b
     page.locator("tbody a").first.click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Message")
     expect(page.locator("pre.body")).to_contain_text('"n": 12345678901234567890')
-    expect(page.locator(".story li")).to_have_count(1)
+    expect(page.locator(".timeline li")).to_have_count(1)
     visit.button("Edit")
     page.get_by_label("Priority (0–9)").fill("3")
     visit.button("Save")
     visit.toast("Saved.")
-    expect(page.locator(".story")).to_contain_text("Edited")
+    expect(page.locator(".timeline")).to_contain_text("Edited")
     assert (queue.get(found.id).priority, queue.get(found.id).data) == (3, found.data)
     visit.button("Delete")
     visit.button("Delete")
@@ -473,7 +473,7 @@ def test_no_page_has_a_serious_fault_for_people_with_disabilities(
     ready = {
         "/": "tbody tr",
         "/q/emails": "tbody tr",
-        f"/q/emails.dead/m/{id}": ".story li",
+        f"/q/emails.dead/m/{id}": ".timeline li",
         "/dead": "tbody tr",
         "/dead/emails.dead": "tbody tr",
         "/history": "tbody tr",

@@ -103,19 +103,19 @@ export class Live extends EventTarget {
 
   start() {
     this.#run += 1;
-    this.#keep(this.#run);
+    this.#follow(this.#run);
   }
 
   stop() { this.#run += 1; }
 
-  async #keep(run) {
+  async #follow(run) {
     let pause = 500;
     let polls = 0;
     while (run === this.#run) {
       try {
         if (polls === 0) polls = await this.#stream(run, () => { pause = 500; }) ? 0 : POLLS;
         else {
-          this.#take(await api.stats(), true);
+          this.#apply(await api.stats(), true);
           this.#set("polling");
           polls -= 1;
           await sleep(SECONDS * 1000);
@@ -132,10 +132,10 @@ export class Live extends EventTarget {
   }
 
   /** Listen until the stream ends. Returns false if no event arrives, e.g. behind a buffering proxy: poll instead. */
-  async #stream(run, well) {
+  async #stream(run, onEvent) {
     const stop = new AbortController();
     let timer = setTimeout(() => stop.abort(), SILENCE);
-    let heard = false;
+    let received = false;
     try {
       const reply = await request("GET", `/v1/events?interval=${SECONDS}`, undefined, { signal: stop.signal });
       const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -158,16 +158,16 @@ export class Live extends EventTarget {
           }
           clearTimeout(timer);
           timer = setTimeout(() => stop.abort(), SILENCE);
-          heard = true;
-          well();
-          this.#take(JSON.parse(data.slice(6)), first);
+          received = true;
+          onEvent();
+          this.#apply(JSON.parse(data.slice(6)), first);
           first = false;
           this.#set("live");
         }
       }
     } catch (error) {
       if (error.name === "AbortError") {
-        if (!heard) return false;
+        if (!received) return false;
         throw new Unreachable("The event stream timed out.");
       }
       throw error;
@@ -177,7 +177,7 @@ export class Live extends EventTarget {
     }
   }
 
-  #take(event, all) {
+  #apply(event, all) {
     setClock(event.at);
     if (all) {
       const names = new Set(event.queues.map((entry) => entry.name));

@@ -22,7 +22,7 @@ const ROUTES = [
 ];
 
 let current = null; // AbortController of the page that is shown
-let who = null;
+let identity = null;
 
 /** Show the page named by the URL. A page gets a container, its arguments and a signal that aborts when it is left. */
 async function show() {
@@ -38,7 +38,7 @@ async function show() {
   const [match, , load] = found;
   try {
     const args = match.slice(1).map((part) => (part === undefined ? undefined : decodeURIComponent(part)));
-    await load()(main, { args, query: new URLSearchParams(search ?? ""), signal, who });
+    await load()(main, { args, query: new URLSearchParams(search ?? ""), signal, identity });
   } catch (error) {
     if (signal.aborted || error.name === "AbortError") return;
     if (error.status !== 401) clear(main, empty("Can't load this page", error.message));
@@ -49,24 +49,24 @@ window.addEventListener("hashchange", async () => { await show(); main.focus({ p
 
 // Sign-in
 
-async function enter() {
+async function start() {
   try {
-    who = await api.whoami();
+    identity = await api.whoami();
   } catch (error) {
     if (error.status === 401) return;
-    who = null;
+    identity = null;
   }
   const place = document.getElementById("who");
-  clear(place, who && !who.open && h("span", {}, `key ${who.name}`, who.verbs.includes("manage") ? "" : " · read-only"),
+  clear(place, identity && !identity.open && h("span", {}, `key ${identity.name}`, identity.verbs.includes("manage") ? "" : " · read-only"),
     key.get() && h("button", { class: "plain", type: "button", onclick: () => { key.set(null); location.reload(); } }, "Sign out"));
   live.start();
   await show();
 }
 
-let asking = false;
+let signingIn = false;
 whenUnauthorized(async (problem) => {
-  if (asking) return;
-  asking = true;
+  if (signingIn) return;
+  signingIn = true;
   const input = h("input", { type: "password", autocomplete: "off", placeholder: "mq_…", required: true });
   const wrong = key.get() && h("p", { class: "error" }, problem.detail);
   const given = await ask({
@@ -78,10 +78,10 @@ whenUnauthorized(async (problem) => {
       key.set(input.value.trim());
     },
   });
-  asking = false;
-  if (given) enter();
+  signingIn = false;
+  if (given) start();
   else clear(main, empty("Not signed in", "Create a key with `miniq keys create NAME --allow '*'`, then sign in."),
-    h("div", { class: "more" }, h("button", { class: "main", type: "button", onclick: enter }, "Sign in")));
+    h("div", { class: "more" }, h("button", { class: "main", type: "button", onclick: start }, "Sign in")));
 });
 
 // Connection state
@@ -97,7 +97,7 @@ live.addEventListener("state", ({ detail: { state, before } }) => {
     say(banner, `Can't reach the broker at ${location.host}. Is it running (miniq serve)? The console reconnects automatically.`);
   } else if (before === "unreachable") {
     toast("Reconnected.");
-    if (!document.querySelector("dialog[open]")) enter();
+    if (!document.querySelector("dialog[open]")) start();
   }
 });
 
@@ -120,22 +120,22 @@ paint();
 // Keyboard shortcuts
 
 document.getElementById("help").addEventListener("click", help);
-const places = { q: "#/", d: "#/dead", c: "#/claims", h: "#/history", k: "#/keys" };
-let going = 0;
+const shortcuts = { q: "#/", d: "#/dead", c: "#/claims", h: "#/history", k: "#/keys" };
+let prefixedAt = 0; // when "g" was pressed
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
   const typing = event.target.closest("input, textarea, select");
   if (typing) { if (event.key === "Escape") typing.blur(); return; }
-  if (Date.now() - going < 1200 && places[event.key]) { location.hash = places[event.key]; going = 0; event.preventDefault(); return; }
-  if (event.key === "g") going = Date.now();
+  if (Date.now() - prefixedAt < 1200 && shortcuts[event.key]) { location.hash = shortcuts[event.key]; prefixedAt = 0; event.preventDefault(); return; }
+  if (event.key === "g") prefixedAt = Date.now();
   else if (event.key === "?") help();
   else if (event.key === "/") { const search = main.querySelector("input.search"); if (search) { search.focus(); event.preventDefault(); } }
   else if (event.key === "s") main.querySelector("[data-key=send]")?.click();
-  else if (event.key === "j" || event.key === "k") walk(event.key === "j" ? 1 : -1);
+  else if (event.key === "j" || event.key === "k") moveSelection(event.key === "j" ? 1 : -1);
   else if (event.key === "Enter" && event.target === document.body) main.querySelector("tr.at a")?.click();
 });
 
-function walk(step) {
+function moveSelection(step) {
   const rows = [...main.querySelectorAll("tbody tr")].filter((row) => row.querySelector("a"));
   if (!rows.length) return;
   const at = rows.findIndex((row) => row.classList.contains("at"));
@@ -146,4 +146,4 @@ function walk(step) {
   next.scrollIntoView({ block: "nearest" });
 }
 
-enter();
+start();

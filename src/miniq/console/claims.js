@@ -5,10 +5,10 @@ import { attempt } from "./dialogs.js";
 
 const AT_ONCE = 8;
 
-export async function claimsPage(main, { signal, who }) {
+export async function claimsPage(main, { signal, identity }) {
   document.title = "Claims · MiniQ";
   const body = h("tbody");
-  const table = h("table", { class: "cards" }, h("caption", { class: "hush" }, "Claims"), h("thead", {}, h("tr", {},
+  const table = h("table", { class: "cards" }, h("caption", { class: "visually-hidden" }, "Claims"), h("thead", {}, h("tr", {},
     [["Queue", ""], ["Group", ""], ["State", ""], ["Claim", "num"], ["Messages", "num"], ["Bytes", "num"], ["Age", "num"], ["Last acked", "num"]].map(([text, kind]) => h("th", { scope: "col", class: kind }, text)))), body);
   const foot = h("div");
   const report = h("span");
@@ -60,5 +60,5 @@ export async function claimsPage(main, { signal, who }) {
   }
 
   await load();
-  if (who?.report) await last().catch(() => {}); // there may be no report yet
+  if (identity?.report) await last().catch(() => {}); // there may be no report yet
 }

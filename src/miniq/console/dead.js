@@ -5,7 +5,7 @@ import { messageHead, messageRow } from "./messages.js";
 import { redrive } from "./queue.js";
 import { confirm, toast } from "./dialogs.js";
 
-const LOOK = 2000; // messages read for grouping
+const GROUPED = 2000; // messages read for grouping
 const SHOWN = 100;
 
 const deadQueues = () => {
@@ -19,7 +19,7 @@ export async function deadPage(main, { args: [name], signal }) {
   document.title = "Dead letters · MiniQ";
   if (name) { await deadLetters(main, name, signal); return; }
   const body = h("tbody");
-  const table = h("table", { class: "cards" }, h("caption", { class: "hush" }, "Dead-letter queues"),
+  const table = h("table", { class: "cards" }, h("caption", { class: "visually-hidden" }, "Dead-letter queues"),
     h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Dead-letter queue"), h("th", { scope: "col" }, "Source queue"), h("th", { class: "num", scope: "col" }, "Messages"))), body);
   const nothing = h("div");
   clear(main, h("div", { class: "head" }, h("h1", {}, "Dead letters")),
@@ -50,17 +50,17 @@ async function deadLetters(main, name, signal) {
   const may = me.verbs.includes("manage");
   const chosen = new Set();
   const groups = h("div", { class: "groups" });
-  const told = h("p", { class: "note", role: "status" }, "Loading…");
-  const go = may && h("button", { type: "button", class: "main", disabled: true, onclick: onRedrive }, "Redrive selected");
-  const drop = may && h("button", { type: "button", class: "bad", disabled: true, onclick: onDelete }, "Delete selected");
+  const summary = h("p", { class: "note", role: "status" }, "Loading…");
+  const redriveButton = may && h("button", { type: "button", class: "main", disabled: true, onclick: onRedrive }, "Redrive selected");
+  const deleteButton = may && h("button", { type: "button", class: "bad", disabled: true, onclick: onDelete }, "Delete selected");
   clear(main, h("div", { class: "head" }, h("div", { class: "crumb" }, h("a", { href: "#/dead" }, "Dead letters")), h("h1", {}, name),
-    h("div", { class: "actions" }, go, drop, h("a", { class: "button", href: queueLink(name) }, "Queue"))), told, groups);
+    h("div", { class: "actions" }, redriveButton, deleteButton, h("a", { class: "button", href: queueLink(name) }, "Queue"))), summary, groups);
 
-  const count = () => {
+  const updateButtons = () => {
     if (!may) return;
-    go.disabled = drop.disabled = !chosen.size;
-    go.textContent = chosen.size ? `Redrive ${plural(chosen.size, "message")}` : "Redrive selected";
-    drop.textContent = chosen.size ? `Delete ${plural(chosen.size, "message")}` : "Delete selected";
+    redriveButton.disabled = deleteButton.disabled = !chosen.size;
+    redriveButton.textContent = chosen.size ? `Redrive ${plural(chosen.size, "message")}` : "Redrive selected";
+    deleteButton.textContent = chosen.size ? `Delete ${plural(chosen.size, "message")}` : "Delete selected";
   };
 
   async function onRedrive() {
@@ -76,40 +76,40 @@ async function deadLetters(main, name, signal) {
 
   async function load() {
     chosen.clear();
-    count();
-    const found = new Map();
+    updateButtons();
+    const byReason = new Map();
     let after;
     let looked = 0;
     do {
       const page = await api.peek(name, { after, limit: 500 }, signal);
       for (const message of page.messages) {
         const reason = message.dead ? `${message.dead.reason}, from ${message.dead.origin}` : "sent directly to this queue";
-        found.set(reason, [...(found.get(reason) ?? []), message]);
+        byReason.set(reason, [...(byReason.get(reason) ?? []), message]);
       }
       looked += page.messages.length;
       after = page.next;
-    } while (after && looked < LOOK);
-    told.textContent = looked ? `${plural(looked, "message")} in ${plural(found.size, "group")}${after ? `; only the first ${exact(LOOK)} messages are grouped` : ""}.` : "";
-    clear(groups, looked ? [...found].sort(([, a], [, b]) => b.length - a.length).map(([reason, messages]) => group(reason, messages))
+    } while (after && looked < GROUPED);
+    summary.textContent = looked ? `${plural(looked, "message")} in ${plural(byReason.size, "group")}${after ? `; only the first ${exact(GROUPED)} messages are grouped` : ""}.` : "";
+    clear(groups, looked ? [...byReason].sort(([, a], [, b]) => b.length - a.length).map(([reason, messages]) => group(reason, messages))
       : h("div", { class: "card" }, empty("No dead letters", "This queue is empty.")));
   }
 
   function group(reason, messages) {
     const boxes = [];
-    const mark = (box, message) => { if (box.checked) chosen.add(message.id); else chosen.delete(message.id); };
+    const select = (box, message) => { if (box.checked) chosen.add(message.id); else chosen.delete(message.id); };
     const all = may && h("input", { type: "checkbox", "aria-label": `Select all: ${reason}`, onchange: () => {
       boxes.forEach((box) => { box.checked = all.checked; });
-      messages.forEach((message) => mark(all, message));
-      count();
+      messages.forEach((message) => select(all, message));
+      updateButtons();
     } });
     const rows = messages.slice(0, SHOWN).map((message) => {
       if (!may) return messageRow(name, message);
-      const box = h("input", { type: "checkbox", "aria-label": `Select ${message.id}`, onchange: () => { mark(box, message); all.checked = messages.every(({ id }) => chosen.has(id)); count(); } });
+      const box = h("input", { type: "checkbox", "aria-label": `Select ${message.id}`, onchange: () => { select(box, message); all.checked = messages.every(({ id }) => chosen.has(id)); updateButtons(); } });
       boxes.push(box);
       return messageRow(name, message, h("td", { class: "bare" }, box));
     });
     return h("section", { class: "card flush below" }, h("div", { class: "card-head row" }, all, h("h2", {}, reason), h("span", { class: "badge dead" }, exact(messages.length))),
-      h("div", { class: "scroll" }, h("table", { class: "cards" }, h("caption", { class: "hush" }, reason), messageHead(may && h("th", { scope: "col" }, h("span", { class: "hush" }, "Select"))), h("tbody", {}, rows))),
+      h("div", { class: "scroll" }, h("table", { class: "cards" }, h("caption", { class: "visually-hidden" }, reason), messageHead(may && h("th", { scope: "col" }, h("span", { class: "visually-hidden" }, "Select"))), h("tbody", {}, rows))),
       messages.length > SHOWN && h("p", { class: "more note" }, `${exact(messages.length - SHOWN)} more not shown; selecting all includes them`));
   }
 

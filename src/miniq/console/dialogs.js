@@ -24,22 +24,22 @@ export async function attempt(work, done) {
 export function ask({ title, body, submit, action = "Save", danger = false, cancel = "Cancel" }) {
   return new Promise((resolve) => {
     const error = h("p", { class: "error", role: "alert" });
-    const go = submit && h("button", { type: "submit", class: danger ? "main bad" : "main" }, action);
+    const submitButton = submit && h("button", { type: "submit", class: danger ? "main bad" : "main" }, action);
     const form = h("form", {}, h("h2", { id: "asked" }, title), body, error,
-      h("div", { class: "end" }, h("button", { type: "button", onclick: () => dialog.close() }, cancel), go));
+      h("div", { class: "end" }, h("button", { type: "button", onclick: () => dialog.close() }, cancel), submitButton));
     const dialog = h("dialog", { "aria-labelledby": "asked" }, form);
     let result = null;
     form.addEventListener("submit", async (event) => {
       event.preventDefault();
       if (!submit) { dialog.close(); return; }
-      go.disabled = true;
+      submitButton.disabled = true;
       error.textContent = "";
       try {
         result = (await submit()) ?? true;
         dialog.close();
       } catch (problem) {
         error.textContent = problem.message;
-        go.disabled = false;
+        submitButton.disabled = false;
       }
     });
     dialog.addEventListener("close", () => { dialog.remove(); resolve(result); });

@@ -17,7 +17,7 @@ export async function historyPage(main, { query, signal }) {
     since: h("input", { type: "datetime-local", step: 1, value: query.get("since") ?? "" }),
   };
   const body = h("tbody");
-  const table = h("table", { class: "cards" }, h("caption", { class: "hush" }, "Events"), h("thead", {}, h("tr", {},
+  const table = h("table", { class: "cards" }, h("caption", { class: "visually-hidden" }, "Events"), h("thead", {}, h("tr", {},
     ["Time", "Event", "Queue", "Message", "Consumer", "Waited", "Held", "Reason"].map((text) => h("th", { scope: "col" }, text)))), body);
   const foot = h("div", { class: "more" });
   const form = h("form", { class: "card", onsubmit: (event) => {

@@ -3,15 +3,15 @@ import { api, key } from "./api.js";
 import { clear, empty, field, h, moment } from "./dom.js";
 import { ask, attempt, confirm, toast } from "./dialogs.js";
 
-export async function keysPage(main, { signal, who }) {
+export async function keysPage(main, { signal, identity }) {
   document.title = "Keys · MiniQ";
-  if (who && !who.verbs.includes("admin")) {
+  if (identity && !identity.verbs.includes("admin")) {
     clear(main, h("div", { class: "head" }, h("h1", {}, "Keys")), h("div", { class: "card" }, empty("Not allowed", "Managing keys requires a key with the admin permission.")));
     return;
   }
   const { keys } = await api.keys();
   if (signal.aborted) return;
-  const again = () => keysPage(main, { signal, who }).catch(() => {});
+  const again = () => keysPage(main, { signal, identity }).catch(() => {});
 
   async function create() {
     const name = h("input", { required: true, autocomplete: "off" });
@@ -34,21 +34,21 @@ export async function keysPage(main, { signal, who }) {
   }
 
   async function revoke(one) {
-    const last = keys.length === 1 ? " This is the last key: without keys, anyone who can reach the broker has full access." : "";
+    const last = keys.length === 1 ? " This is the last key: without keys, anyone identity can reach the broker has full access." : "";
     if (await confirm({ title: `Revoke ${one.name}?`, text: `Clients that use it are rejected immediately.${last}`, action: "Revoke", submit: () => api.revokeKey(one.id) })) {
       toast(`Revoked ${one.name}.`);
-      if (who?.id === one.id) { key.set(null); location.reload(); } else again();
+      if (identity?.id === one.id) { key.set(null); location.reload(); } else again();
     }
   }
 
   const rows = keys.map((one) => h("tr", {},
-    h("td", { class: "name" }, h("bdi", {}, one.name), " ", one.public && h("span", { class: "badge" }, "CURVE"), one.id === who?.id && h("span", { class: "badge" }, "this tab")),
+    h("td", { class: "name" }, h("bdi", {}, one.name), " ", one.public && h("span", { class: "badge" }, "CURVE"), one.id === identity?.id && h("span", { class: "badge" }, "this tab")),
     h("td", { class: "mono spot", "data-label": "Permissions" }, one.allow.join(", ")),
     h("td", { "data-label": "Created" }, moment(one.created_at)), h("td", { class: "mono", "data-label": "ID" }, one.id),
     h("td", { class: "num bare" }, h("button", { type: "button", class: "bad", onclick: () => attempt(() => revoke(one)) }, "Revoke"))));
   clear(main,
     h("div", { class: "head" }, h("h1", {}, "Keys"), h("div", { class: "actions" }, h("button", { type: "button", class: "main", onclick: create }, "New key"))),
     h("div", { class: "card flush" }, keys.length
-      ? h("div", { class: "scroll" }, h("table", { class: "cards" }, h("caption", { class: "hush" }, "API keys"), h("thead", {}, h("tr", {}, ["Name", "Permissions", "Created", "ID"].map((text) => h("th", { scope: "col" }, text)), h("th", { scope: "col" }, h("span", { class: "hush" }, "Revoke")))), h("tbody", {}, rows)))
-      : empty("No keys", "Anyone who can reach this broker has full access. Without keys it listens on loopback only.")));
+      ? h("div", { class: "scroll" }, h("table", { class: "cards" }, h("caption", { class: "visually-hidden" }, "API keys"), h("thead", {}, h("tr", {}, ["Name", "Permissions", "Created", "ID"].map((text) => h("th", { scope: "col" }, text)), h("th", { scope: "col" }, h("span", { class: "visually-hidden" }, "Revoke")))), h("tbody", {}, rows)))
+      : empty("No keys", "Anyone identity can reach this broker has full access. Without keys it listens on loopback only.")));
 }

@@ -39,7 +39,7 @@ export async function messagePage(main, { args: [queue, id], signal }) {
     ...["key", "recipient", "group", "dedup_id"].filter((name) => message[name]).map((name) => [{ key: "Key", recipient: "Recipient", group: "Group", dedup_id: "Dedup ID" }[name], h("bdi", {}, message[name])]),
     message.dead && ["Dead-lettered", [moment(message.dead.at), ` after ${plural(message.dead.receives, "receive")} in `, h("a", { href: queueLink(message.dead.origin) }, message.dead.origin), `: ${message.dead.reason}`]],
   ].filter(Boolean);
-  const story = h("div", {}, h("p", { class: "note" }, "Loading…"));
+  const historyNode = h("div", {}, h("p", { class: "note" }, "Loading…"));
   clear(main,
     h("div", { class: "head" }, h("div", { class: "crumb" }, h("a", { href: "#/" }, "Queues"), " / ", h("a", { href: queueLink(queue) }, queue)),
       h("h1", {}, "Message"), badge(stateLabel(message.status), message.status), message.dead && badge("dead letter", "dead"),
@@ -52,13 +52,13 @@ export async function messagePage(main, { args: [queue, id], signal }) {
     bodyCard(message),
     message.headers && h("section", { class: "card" }, h("h2", {}, "Headers"), h("dl", { class: "facts" },
       Object.entries(message.headers).map(([name, value]) => [h("dt", { class: "mono" }, h("bdi", {}, name)), h("dd", { class: "mono" }, h("bdi", {}, value))]))),
-    h("section", { class: "card" }, h("h2", {}, "History"), story));
+    h("section", { class: "card" }, h("h2", {}, "History"), historyNode));
 
   const queues = [queue, ...(message.dead && message.dead.origin !== queue ? [message.dead.origin] : [])];
-  const told = await Promise.all(queues.map((one) => api.history({ id, queue: one, limit: 200 }, signal).catch(() => ({ events: [] }))));
-  const events = told.flatMap((page) => page.events).sort((a, b) => a.offset - b.offset);
-  clear(story, events.length
-    ? h("ol", { class: "story" }, events.map((event) => h("li", {}, h("b", {}, WORDS[event.event] ?? event.event), " ", h("span", { class: "note" }, moment(event.at),
+  const pages = await Promise.all(queues.map((one) => api.history({ id, queue: one, limit: 200 }, signal).catch(() => ({ events: [] }))));
+  const events = pages.flatMap((page) => page.events).sort((a, b) => a.offset - b.offset);
+  clear(historyNode, events.length
+    ? h("ol", { class: "timeline" }, events.map((event) => h("li", {}, h("b", {}, WORDS[event.event] ?? event.event), " ", h("span", { class: "note" }, moment(event.at),
       event.consumer && ` by ${event.consumer}`, event.reason && `, ${event.reason}`, event.wait_ms !== undefined && `, waited ${ms(event.wait_ms)}`,
       event.held_ms !== undefined && `, held ${ms(event.held_ms)}`))))
     : h("p", { class: "note" }, "No history recorded. Turn on history in the queue's settings to record events from then on."));

@@ -32,7 +32,7 @@ export class MessageList {
     this.find = "";
     this.body = h("tbody");
     this.foot = h("div", { class: "more" });
-    this.table = h("table", { class: "cards" }, h("caption", { class: "hush" }, `Messages in ${queue}`), messageHead(), this.body);
+    this.table = h("table", { class: "cards" }, h("caption", { class: "visually-hidden" }, `Messages in ${queue}`), messageHead(), this.body);
     this.node = h("div", { class: "card flush" }, h("div", { class: "scroll" }, this.table), this.foot);
     this.run = 0;
   }
@@ -50,8 +50,8 @@ export class MessageList {
   async more() {
     const run = ++this.run;
     const stop = h("button", { type: "button", onclick: () => { this.run += 1; this.#end(); } }, "Stop");
-    const told = h("span", { class: "note" }, this.find ? "Searching…" : "Loading…");
-    clear(this.foot, told, " ", this.find && stop);
+    const progress = h("span", { class: "note" }, this.find ? "Searching…" : "Loading…");
+    clear(this.foot, progress, " ", this.find && stop);
     this.table.hidden = false;
     let got = 0;
     do {
@@ -62,16 +62,16 @@ export class MessageList {
       this.found += page.messages.length;
       this.looked += page.looked ?? page.messages.length;
       this.after = page.next;
-      if (this.find) told.textContent = `Scanned ${exact(this.looked)}, found ${exact(this.found)}…`;
+      if (this.find) progress.textContent = `Scanned ${exact(this.looked)}, found ${exact(this.found)}…`;
     } while (this.find && this.after && got < PAGE);
     this.#end();
   }
 
   #end() {
     const more = this.after && h("button", { type: "button", onclick: () => this.more() }, this.find ? "Keep searching" : "Show more");
-    const told = this.find && h("span", { class: "note" }, `Found ${plural(this.found, "message")} in ${exact(this.looked)} scanned. `);
+    const summary = this.find && h("span", { class: "note" }, `Found ${plural(this.found, "message")} in ${exact(this.looked)} scanned. `);
     this.table.hidden = !this.found;
-    clear(this.foot, told, more, !this.found && !this.find && this.nothing(this.status));
+    clear(this.foot, summary, more, !this.found && !this.find && this.nothing(this.status));
     this.foot.hidden = !this.foot.childNodes.length;
   }
 }

@@ -6,7 +6,7 @@ import { spark } from "./charts.js";
 import { ask, toast } from "./dialogs.js";
 
 const POINTS = 60;
-const MOST = 200; // rows drawn until "Show more" is pressed
+const ROW_LIMIT = 200; // rows drawn until "Show more" is pressed
 const COLUMNS = [
   ["name", "Queue", "name", (q) => q.name],
   ["trend", "Last hour", "spot", null],
@@ -19,8 +19,8 @@ const COLUMNS = [
   ["acked", "Acked/s", "num", (q) => q.rates.acked],
 ];
 let sorted = { by: "name", down: false };
-let wanted = "";
-let all = false;
+let filterText = "";
+let showAll = false;
 
 class Row {
   constructor(entry) {
@@ -55,18 +55,18 @@ class Row {
   }
 }
 
-export async function overview(main, { signal, who }) {
+export async function overview(main, { signal, identity }) {
   document.title = "Queues · MiniQ";
   const rows = new Map();
   const body = h("tbody");
   const tiles = h("div", { class: "tiles" });
-  const filter = h("input", { class: "search", type: "search", placeholder: "Filter queues  ( / )", "aria-label": "Filter queues", value: wanted,
-    oninput: () => { wanted = filter.value; arrange(); } });
+  const filter = h("input", { class: "search", type: "search", placeholder: "Filter queues  ( / )", "aria-label": "Filter queues", value: filterText,
+    oninput: () => { filterText = filter.value; arrange(); } });
   const heads = COLUMNS.map(([id, label, kind, value]) => h("th", { class: kind, scope: "col" },
     value ? h("button", { type: "button", onclick: () => { sorted = { by: id, down: sorted.by === id ? !sorted.down : id !== "name" }; arrange(); } }, label) : label));
   const nothing = h("div");
-  const table = h("table", { class: "cards many" }, h("caption", { class: "hush" }, "Queues"), h("thead", {}, h("tr", {}, heads)), body);
-  const manage = !who || who.allow.some((scope) => /^(\*|manage)/.test(scope));
+  const table = h("table", { class: "cards many" }, h("caption", { class: "visually-hidden" }, "Queues"), h("thead", {}, h("tr", {}, heads)), body);
+  const manage = !identity || identity.allow.some((scope) => /^(\*|manage)/.test(scope));
   clear(main,
     h("div", { class: "head" }, h("h1", {}, "Queues"), filter,
       h("div", { class: "actions" }, manage && h("button", { type: "button", class: "main", onclick: create }, "New queue"))),
@@ -74,7 +74,7 @@ export async function overview(main, { signal, who }) {
 
   function arrange() {
     const value = COLUMNS.find(([id]) => id === sorted.by)[3];
-    const text = wanted.trim().toLowerCase();
+    const text = filterText.trim().toLowerCase();
     const shown = [...rows.values()].filter((row) => !text || row.name.toLowerCase().includes(text));
     shown.sort((a, b) => {
       const [x, y] = [value(a.entry), value(b.entry)];
@@ -85,19 +85,19 @@ export async function overview(main, { signal, who }) {
       if (COLUMNS[place][0] === sorted.by) head.setAttribute("aria-sort", sorted.down ? "descending" : "ascending");
       else head.removeAttribute("aria-sort");
     });
-    const nodes = shown.slice(0, all ? Infinity : MOST).map((row) => row.node);
+    const nodes = shown.slice(0, showAll ? Infinity : ROW_LIMIT).map((row) => row.node);
     // Move only the rows that are out of place: redrawing hundreds of rows is expensive.
     while (body.children.length > nodes.length) body.lastChild.remove();
     nodes.forEach((node, place) => { if (body.children[place] !== node) body.insertBefore(node, body.children[place] ?? null); });
     const none = live.known && !nodes.length;
     table.hidden = none;
     const left = shown.length - nodes.length;
-    clear(nothing, left > 0 && h("div", { class: "more" }, h("button", { type: "button", onclick: () => { all = true; arrange(); } }, `Show ${plural(left, "more queue")}`)), none && (rows.size
+    clear(nothing, left > 0 && h("div", { class: "more" }, h("button", { type: "button", onclick: () => { showAll = true; arrange(); } }, `Show ${plural(left, "more queue")}`)), none && (rows.size
       ? empty("No matching queues", `${plural(rows.size, "queue")} in total. Change or clear the filter.`)
       : empty("No queues to show", "This key has no read access to any queue.")));
   }
 
-  function sum() {
+  function updateTiles() {
     const every = [...live.queues.values()];
     const total = (of) => every.reduce((so, q) => so + of(q), 0);
     const dead = total((q) => q.dead);
@@ -112,10 +112,10 @@ export async function overview(main, { signal, who }) {
   }
 
   const hint = h("section", { class: "card", hidden: true }, empty("Send your first message",
-    "The first message sent to a queue creates it. From a shell:", curlLine("emails", who && !who.open)));
+    "The first message sent to a queue creates it. From a shell:", curlLine("emails", identity && !identity.open)));
   main.append(hint);
 
-  function take() {
+  function update() {
     for (const entry of live.queues.values()) {
       let row = rows.get(entry.name);
       if (!row) { row = new Row(entry); rows.set(entry.name, row); row.fresh = true; }
@@ -124,13 +124,13 @@ export async function overview(main, { signal, who }) {
       if (row.fresh || before !== entry.total) { row.draw(); row.fresh = false; }
     }
     for (const name of rows.keys()) if (!live.queues.has(name)) rows.delete(name);
-    sum();
+    updateTiles();
     arrange();
   }
 
-  async function past() {
-    const found = await api.trends({ series: "total", points: POINTS });
-    for (const trend of found.queues) rows.get(trend.name)?.draw(trend.series.total);
+  async function loadTrends() {
+    const trends = await api.trends({ series: "total", points: POINTS });
+    for (const trend of trends.queues) rows.get(trend.name)?.draw(trend.series.total);
   }
 
   async function create() {
@@ -146,11 +146,11 @@ export async function overview(main, { signal, who }) {
     if (made) { toast(`Created ${made.name}.`); location.hash = queueLink(made.name); }
   }
 
-  live.addEventListener("stats", take, { signal });
-  if (live.known) take();
-  const old = () => past().catch(() => {});
-  live.addEventListener("stats", () => setTimeout(old, 0), { signal, once: true });
-  const timer = setInterval(old, 60000);
+  live.addEventListener("stats", update, { signal });
+  if (live.known) update();
+  const refreshTrends = () => loadTrends().catch(() => {});
+  live.addEventListener("stats", () => setTimeout(refreshTrends, 0), { signal, once: true });
+  const timer = setInterval(refreshTrends, 60000);
   signal.addEventListener("abort", () => clearInterval(timer));
-  if (live.known) await past();
+  if (live.known) await loadTrends();
 }

@@ -10,7 +10,7 @@ import { ask, attempt, confirm, toast } from "./dialogs.js";
 const SLOTS = 241;
 const STEP = 15000;
 
-export async function queuePage(main, { args: [name], signal, who }) {
+export async function queuePage(main, { args: [name], signal }) {
   document.title = `${name} · MiniQ`;
   const [info, me] = await Promise.all([api.queue(name), api.whoami(name)]);
   if (signal.aborted) return;
@@ -22,26 +22,26 @@ export async function queuePage(main, { args: [name], signal, who }) {
   const tiles = h("div", { class: "tiles" }, numbers.map(([, label]) => tile(label, "–")));
   const depth = new Chart("Messages", ["ready", "in-flight", "delayed"], SLOTS, STEP / 1000);
   const flow = new Chart("Messages per second", ["sent", "received", "acked"], SLOTS, STEP / 1000, "rate");
-  let moved = 0;
+  let shiftedAt = 0;
   const progress = h("p", { class: "note", role: "status" });
 
-  function take() {
+  function update() {
     const q = live.queues.get(name);
     if (!q) return;
     const shown = { ready: count(q.ready), leased: count(q.leased), delayed: count(q.delayed), dead: count(q.dead), oldest: q.oldest ? age(q.oldest) : "–", bytes: bytes(q.bytes) };
     numbers.forEach(([id], place) => say(tiles.children[place].firstChild, shown[id]));
     tiles.children[3].classList.toggle("bad", q.dead > 0);
-    const move = Date.now() - moved > STEP;
-    if (move) moved = Date.now();
-    depth.add([q.ready, q.leased, q.delayed], move);
-    flow.add([q.rates.sent, q.rates.received, q.rates.acked], move);
+    const shift = Date.now() - shiftedAt > STEP;
+    if (shift) shiftedAt = Date.now();
+    depth.add([q.ready, q.leased, q.delayed], shift);
+    flow.add([q.rates.sent, q.rates.received, q.rates.acked], shift);
   }
 
-  async function past() {
-    const { queues: [found] } = await api.trends({ queue: name, series: "ready,leased,delayed,sent,received,acked", points: 240 });
-    if (!found || signal.aborted) return;
-    moved = 0;
-    const { ready, leased, delayed, sent, received, acked } = found.series;
+  async function loadTrends() {
+    const { queues: [trend] } = await api.trends({ queue: name, series: "ready,leased,delayed,sent,received,acked", points: 240 });
+    if (!trend || signal.aborted) return;
+    shiftedAt = 0;
+    const { ready, leased, delayed, sent, received, acked } = trend.series;
     depth.set([ready, leased, delayed]);
     flow.set([sent, received, acked]);
   }
@@ -54,7 +54,7 @@ export async function queuePage(main, { args: [name], signal, who }) {
   const states = [["", "All"], ["ready", "Ready"], ["leased", "In-flight"], ["delayed", "Delayed"]];
   const segments = h("div", { class: "segments", role: "group", "aria-label": "State" }, states.map(([value, label]) =>
     h("button", { type: "button", "aria-pressed": String(value === ""), onclick: (event) => {
-      for (const one of segments.children) one.setAttribute("aria-pressed", String(one === event.currentTarget));
+      for (const button of segments.children) button.setAttribute("aria-pressed", String(button === event.currentTarget));
       attempt(() => list.show(value));
     } }, label)));
   const search = h("input", { class: "search", type: "search", placeholder: "Search ID, key, headers and body  ( / )", "aria-label": "Search messages" });
@@ -76,8 +76,8 @@ export async function queuePage(main, { args: [name], signal, who }) {
   list.node.classList.add("below");
   const tabs = h("div", { class: "segments", role: "group", "aria-label": "View" }, [["Messages", messages], ["Settings", settings]].map(([label, part], place) =>
     h("button", { type: "button", "aria-pressed": String(!place), onclick: (event) => {
-      for (const one of tabs.children) one.setAttribute("aria-pressed", String(one === event.currentTarget));
-      for (const one of [messages, settings]) one.hidden = one !== part;
+      for (const button of tabs.children) button.setAttribute("aria-pressed", String(button === event.currentTarget));
+      for (const panel of [messages, settings]) panel.hidden = panel !== part;
     } }, label)));
 
   // Actions
@@ -97,13 +97,13 @@ export async function queuePage(main, { args: [name], signal, who }) {
     if (done) { toast(`Deleted ${name}.`); location.hash = "#/"; }
   }
   async function onRedrive() {
-    if (await redrive(name, total())) { list.show().catch(() => {}); watch(); }
+    if (await redrive(name, total())) { list.show().catch(() => {}); watchRedrive(); }
   }
-  async function watch() {
+  async function watchRedrive() {
     for (;;) {
-      const { redrive: going } = await api.queue(name).catch(() => ({}));
-      say(progress, going?.running ? `Redrive in progress: ${count(going.moved)} moved.` : "");
-      if (!going?.running || signal.aborted) return;
+      const { redrive: running } = await api.queue(name).catch(() => ({}));
+      say(progress, running?.running ? `Redrive in progress: ${count(running.moved)} moved.` : "");
+      if (!running?.running || signal.aborted) return;
       await new Promise((done) => { setTimeout(done, 1000); });
     }
   }
@@ -118,10 +118,10 @@ export async function queuePage(main, { args: [name], signal, who }) {
         may("manage") && h("button", { type: "button", class: "bad", onclick: onPurge }, "Purge"),
         may("manage") && name !== "default" && h("button", { type: "button", class: "bad", onclick: onDelete }, "Delete"))),
     progress, tiles, h("div", { class: "two" }, depth.node, flow.node), h("div", {}, tabs), messages, settings);
-  if (info.redrive?.running) watch();
-  live.addEventListener("stats", take, { signal });
-  await past().catch(() => {});
-  if (live.known) take();
+  if (info.redrive?.running) watchRedrive();
+  live.addEventListener("stats", update, { signal });
+  await loadTrends().catch(() => {});
+  if (live.known) update();
   await list.show();
 }
 
