@@ -58,7 +58,7 @@ export async function send(queue) {
   const headers = h("textarea", { rows: 2, placeholder: "name: value", spellcheck: false });
   return ask({
     title: `Send to ${queue}`, action: "Send",
-    body: [body.nodes, h("div", { class: "fields" }, field("Priority (0–9)", priority), field("Delay (seconds)", delay)),
+    body: [body.nodes, h("div", { class: "fields" }, field("Priority (0 to 9)", priority), field("Delay (seconds)", delay)),
       h("details", {}, h("summary", {}, "More options"), h("div", { class: "fields" },
         field("Time to live (seconds)", ttl), field("Key", texts.key), field("Recipient", texts.recipient),
         field("Group", texts.group), field("Dedup ID", texts.dedup_id), field("Headers", headers, true)))],
@@ -80,7 +80,7 @@ export async function edit(queue, message) {
   const headers = h("textarea", { rows: 3, value: start, spellcheck: false });
   return ask({
     title: "Edit message", body: [body.nodes, h("div", { class: "fields" },
-      field("Priority (0–9)", priority), field("Delay from now (seconds)", delay), field("Headers", headers, true))],
+      field("Priority (0 to 9)", priority), field("Delay from now (seconds)", delay), field("Headers", headers, true))],
     submit: () => {
       const change = body.changed() ? body.read() : {};
       if (Number(priority.value) !== message.priority) change.priority = Number(priority.value);
