@@ -34,7 +34,7 @@ export async function keysPage(main, { signal, identity }) {
   }
 
   async function revoke(one) {
-    const last = keys.length === 1 ? " This is the last key: without keys, anyone identity can reach the broker has full access." : "";
+    const last = keys.length === 1 ? " This is the last key: without keys, anyone who can reach the broker has full access." : "";
     if (await confirm({ title: `Revoke ${one.name}?`, text: `Clients that use it are rejected immediately.${last}`, action: "Revoke", submit: () => api.revokeKey(one.id) })) {
       toast(`Revoked ${one.name}.`);
       if (identity?.id === one.id) { key.set(null); location.reload(); } else again();
@@ -50,5 +50,5 @@ export async function keysPage(main, { signal, identity }) {
     h("div", { class: "head" }, h("h1", {}, "Keys"), h("div", { class: "actions" }, h("button", { type: "button", class: "main", onclick: create }, "New key"))),
     h("div", { class: "card flush" }, keys.length
       ? h("div", { class: "scroll" }, h("table", { class: "cards" }, h("caption", { class: "visually-hidden" }, "API keys"), h("thead", {}, h("tr", {}, ["Name", "Permissions", "Created", "ID"].map((text) => h("th", { scope: "col" }, text)), h("th", { scope: "col" }, h("span", { class: "visually-hidden" }, "Revoke")))), h("tbody", {}, rows)))
-      : empty("No keys", "Anyone identity can reach this broker has full access. Without keys it listens on loopback only.")));
+      : empty("No keys", "Anyone who can reach this broker has full access. Without keys it listens on loopback only.")));
 }
