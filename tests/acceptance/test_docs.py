@@ -66,3 +66,12 @@ def test_links_between_pages_lead_somewhere(page: str) -> None:
     links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text)
     files = [link for link in links if not re.match(r"[a-z]+:", link)]
     assert [link for link in files if not ((ROOT / page).parent / link).exists()] == []
+
+
+def test_every_decision_is_listed_and_opens_with_its_status() -> None:
+    folder = ROOT / "docs/decisions"
+    listed = (folder / "README.md").read_text(encoding="utf-8")
+    for page in folder.glob("0*.md"):
+        title, status, *_ = page.read_text(encoding="utf-8").split("\n\n")
+        assert status.startswith(("**Status:** accepted", "**Status:** superseded")), page.name
+        assert f"({page.name}) | {title.partition('. ')[2]} |" in listed, page.name

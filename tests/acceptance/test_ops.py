@@ -15,6 +15,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 import miniq
+from miniq.errors import BY_CODE
 from tests.serving import serving
 
 OPS = Path(__file__).parents[2] / "ops"
@@ -78,6 +79,14 @@ def test_an_alert_parses_and_names_what_there_is(rule: dict[str, Any], metrics: 
     assert rule["labels"]["severity"] in ("warning", "critical")
     assert rule["annotations"]["summary"]
     assert rule["annotations"]["description"]
+
+
+def test_alerts_name_error_codes_that_exist() -> None:
+    named = {
+        code for rule in RULES for codes in re.findall(r'code=~?"([^"]+)"', rule["expr"]) for code in codes.split("|")
+    }
+    assert len(named) > 3
+    assert named <= BY_CODE.keys()
 
 
 def test_every_panel_names_what_there_is(metrics: dict[str, set[str]]) -> None:

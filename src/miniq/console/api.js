@@ -1,4 +1,4 @@
-// The public HTTP API: calls, the live stream with polling behind it, and the key of this tab.
+// The public HTTP API: calls, the event stream with polling as fallback, and the key of this tab.
 import { encode, parse, setClock } from "./dom.js";
 
 const KEY = "miniq.key";
@@ -7,15 +7,15 @@ export const key = {
   set: (value) => (value ? sessionStorage.setItem(KEY, value) : sessionStorage.removeItem(KEY)),
 };
 
-/** An answer that refuses: the problem's code, detail and field. */
+/** An error reply: code, detail and field of the problem. */
 export class Refused extends Error {
   constructor(problem) {
-    super(problem.detail ?? problem.title ?? "refused");
+    super(problem.detail ?? problem.title ?? "Request refused.");
     Object.assign(this, { code: problem.code, status: problem.status, field: problem.field });
   }
 }
-/** No answer at all. */
-export class Away extends Error {}
+/** No reply at all. */
+export class Unreachable extends Error {}
 
 let onUnauthorized = () => {};
 export const whenUnauthorized = (handler) => { onUnauthorized = handler; };
@@ -35,12 +35,12 @@ async function request(method, path, body, options = {}) {
     });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Away("The broker does not answer.");
+    throw new Unreachable("Can't reach the broker.");
   }
   if (reply.ok) return reply;
   const text = await reply.text();
-  let problem = { status: reply.status, detail: `The broker answered ${reply.status}.` };
-  try { problem = JSON.parse(text); } catch { /* not a problem of ours */ }
+  let problem = { status: reply.status, detail: `The broker returned HTTP ${reply.status}.` };
+  try { problem = JSON.parse(text); } catch { /* not problem+json */ }
   if (reply.status === 401) onUnauthorized(problem);
   throw new Refused(problem);
 }
@@ -84,11 +84,11 @@ export const api = {
 // Live numbers
 
 const SECONDS = 2;
-const SILENCE = 7000;
-const POLLS = 30; // before the stream is tried again
-const PATIENCE = 60000;
+const SILENCE = 7000; // ms without an event before the stream counts as dead
+const POLLS = 30; // polls before the stream is tried again
+const PATIENCE = 60000; // ms until a request times out
 
-/** Every queue as it is now, kept up to date; pages listen to it. */
+/** The current numbers of every queue; pages listen for updates. */
 export class Live extends EventTarget {
   queues = new Map();
   state = "connecting";
@@ -103,19 +103,19 @@ export class Live extends EventTarget {
 
   start() {
     this.#run += 1;
-    this.#keep(this.#run);
+    this.#follow(this.#run);
   }
 
   stop() { this.#run += 1; }
 
-  async #keep(run) {
+  async #follow(run) {
     let pause = 500;
     let polls = 0;
     while (run === this.#run) {
       try {
         if (polls === 0) polls = await this.#stream(run, () => { pause = 500; }) ? 0 : POLLS;
         else {
-          this.#take(await api.stats(), true);
+          this.#apply(await api.stats(), true);
           this.#set("polling");
           polls -= 1;
           await sleep(SECONDS * 1000);
@@ -124,18 +124,18 @@ export class Live extends EventTarget {
       } catch (error) {
         if (run !== this.#run) return;
         if (error instanceof Refused && error.status === 401) return;
-        this.#set("away");
+        this.#set("unreachable");
       }
       await sleep(pause);
       pause = Math.min(pause * 2, 5000);
     }
   }
 
-  /** Listen until the stream ends; false if something on the way keeps streams back, and polling is the way. */
-  async #stream(run, well) {
+  /** Listen until the stream ends. Returns false if no event arrives, e.g. behind a buffering proxy: poll instead. */
+  async #stream(run, onEvent) {
     const stop = new AbortController();
     let timer = setTimeout(() => stop.abort(), SILENCE);
-    let heard = false;
+    let received = false;
     try {
       const reply = await request("GET", `/v1/events?interval=${SECONDS}`, undefined, { signal: stop.signal });
       const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -143,7 +143,7 @@ export class Live extends EventTarget {
       let first = true;
       for (;;) {
         const { value, done } = await reader.read();
-        if (done) throw new Away("The broker closed the stream.");
+        if (done) throw new Unreachable("The broker closed the stream.");
         if (run !== this.#run) { stop.abort(); return true; }
         text += value;
         const parts = text.split("\n\n");
@@ -158,17 +158,17 @@ export class Live extends EventTarget {
           }
           clearTimeout(timer);
           timer = setTimeout(() => stop.abort(), SILENCE);
-          heard = true;
-          well();
-          this.#take(JSON.parse(data.slice(6)), first);
+          received = true;
+          onEvent();
+          this.#apply(JSON.parse(data.slice(6)), first);
           first = false;
           this.#set("live");
         }
       }
     } catch (error) {
       if (error.name === "AbortError") {
-        if (!heard) return false;
-        throw new Away("The broker fell silent.");
+        if (!received) return false;
+        throw new Unreachable("The event stream timed out.");
       }
       throw error;
     } finally {
@@ -177,7 +177,7 @@ export class Live extends EventTarget {
     }
   }
 
-  #take(event, all) {
+  #apply(event, all) {
     setClock(event.at);
     if (all) {
       const names = new Set(event.queues.map((entry) => entry.name));

@@ -1,7 +1,7 @@
-// The shell: which page is shown, the key of this tab, the state of the connection, colours and the keyboard.
+// The shell: routing, sign-in, connection state, theme and keyboard shortcuts.
 import { api, key, live, whenUnauthorized } from "./api.js";
 import { clear, empty, field, h, say } from "./dom.js";
-import { ask, help, toast } from "./talk.js";
+import { ask, help, toast } from "./dialogs.js";
 import { overview } from "./overview.js";
 import { queuePage } from "./queue.js";
 import { messagePage } from "./message.js";
@@ -21,87 +21,87 @@ const ROUTES = [
   [/^\/keys$/, "keys", () => keysPage],
 ];
 
-let leave = null; // ends the page that is shown: an AbortController
-let who = null;
+let current = null; // AbortController of the page that is shown
+let identity = null;
 
-/** Show the page that the address names. A page gets a place, its arguments and a signal that ends it. */
+/** Show the page named by the URL. A page gets a container, its arguments and a signal that aborts when it is left. */
 async function show() {
-  leave?.abort();
-  leave = new AbortController();
-  const { signal } = leave;
+  current?.abort();
+  current = new AbortController();
+  const { signal } = current;
   const [path, search] = location.hash.replace(/^#/, "").split("?");
   const found = ROUTES.map(([pattern, page, load]) => [path.match(pattern), page, load]).find(([match]) => match);
   for (const link of document.querySelectorAll("nav a")) {
     if (found && link.dataset.page === found[1]) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current");
   }
-  if (!found) { clear(main, empty("There is no such page", "Choose one above.")); return; }
+  if (!found) { clear(main, empty("Page not found", "Pick a page from the menu above.")); return; }
   const [match, , load] = found;
   try {
     const args = match.slice(1).map((part) => (part === undefined ? undefined : decodeURIComponent(part)));
-    await load()(main, { args, query: new URLSearchParams(search ?? ""), signal, who });
+    await load()(main, { args, query: new URLSearchParams(search ?? ""), signal, identity });
   } catch (error) {
     if (signal.aborted || error.name === "AbortError") return;
-    if (error.status !== 401) clear(main, empty("This cannot be shown", error.message));
+    if (error.status !== 401) clear(main, empty("Can't load this page", error.message));
   }
 }
 
 window.addEventListener("hashchange", async () => { await show(); main.focus({ preventScroll: true }); scrollTo(0, 0); });
 
-// The key
+// Sign-in
 
-async function enter() {
+async function start() {
   try {
-    who = await api.whoami();
+    identity = await api.whoami();
   } catch (error) {
     if (error.status === 401) return;
-    who = null;
+    identity = null;
   }
   const place = document.getElementById("who");
-  clear(place, who && !who.open && h("span", {}, `key ${who.name}`, who.verbs.includes("manage") ? "" : " · read only"),
-    key.get() && h("button", { class: "plain", type: "button", onclick: () => { key.set(null); location.reload(); } }, "Leave"));
+  clear(place, identity && !identity.open && h("span", {}, `key ${identity.name}`, identity.verbs.includes("manage") ? "" : " · read-only"),
+    key.get() && h("button", { class: "plain", type: "button", onclick: () => { key.set(null); location.reload(); } }, "Sign out"));
   live.start();
   await show();
 }
 
-let asking = false;
+let signingIn = false;
 whenUnauthorized(async (problem) => {
-  if (asking) return;
-  asking = true;
+  if (signingIn) return;
+  signingIn = true;
   const input = h("input", { type: "password", autocomplete: "off", placeholder: "mq_…", required: true });
   const wrong = key.get() && h("p", { class: "error" }, problem.detail);
   const given = await ask({
-    title: "This broker needs an API key",
-    body: [h("p", { class: "note" }, "It is kept in this tab only, and forgotten when the tab is closed."), wrong, field("API key", input, true)],
-    action: "Enter",
+    title: "API key required",
+    body: [h("p", { class: "note" }, "The key is kept in this tab only and is forgotten when the tab is closed."), wrong, field("API key", input, true)],
+    action: "Sign in",
     submit: () => {
-      if (!/^[!-~]+$/.test(input.value.trim())) throw new Error("A key has letters, digits and signs, and no spaces.");
+      if (!/^[!-~]+$/.test(input.value.trim())) throw new Error("Invalid key: use printable ASCII characters without spaces.");
       key.set(input.value.trim());
     },
   });
-  asking = false;
-  if (given) enter();
-  else clear(main, empty("An API key is needed", "Make one with `miniq keys create NAME --allow '*'`, then enter it here."),
-    h("div", { class: "more" }, h("button", { class: "main", type: "button", onclick: enter }, "Enter a key")));
+  signingIn = false;
+  if (given) start();
+  else clear(main, empty("Not signed in", "Create a key with `miniq keys create NAME --allow '*'`, then sign in."),
+    h("div", { class: "more" }, h("button", { class: "main", type: "button", onclick: start }, "Sign in")));
 });
 
-// The connection
+// Connection state
 
-const words = { connecting: "connecting", live: "live", polling: "every 2 s", away: "away" };
+const labels = { connecting: "connecting", live: "live", polling: "polling", unreachable: "unreachable" };
 live.addEventListener("state", ({ detail: { state, before } }) => {
   const place = document.getElementById("live");
   place.dataset.state = state;
-  say(place, words[state]);
-  const banner = document.getElementById("away");
-  banner.hidden = state !== "away";
-  if (state === "away") {
-    say(banner, `The broker at ${location.host} does not answer. Is it running (miniq serve)? This page looks again by itself; nothing is lost meanwhile.`);
-  } else if (before === "away") {
-    toast("The broker is back.");
-    if (!document.querySelector("dialog[open]")) enter();
+  say(place, labels[state]);
+  const banner = document.getElementById("offline");
+  banner.hidden = state !== "unreachable";
+  if (state === "unreachable") {
+    say(banner, `Can't reach the broker at ${location.host}. Is it running (miniq serve)? The console reconnects automatically.`);
+  } else if (before === "unreachable") {
+    toast("Reconnected.");
+    if (!document.querySelector("dialog[open]")) start();
   }
 });
 
-// Colours
+// Theme
 
 const themes = ["auto", "light", "dark"];
 const paint = () => {
@@ -113,29 +113,29 @@ document.getElementById("theme").addEventListener("click", () => {
   const next = themes[(themes.indexOf(paint()) + 1) % themes.length];
   localStorage.setItem("miniq.theme", next);
   paint();
-  toast(`Colours: ${next === "auto" ? "as the system" : next}`);
+  toast(`Theme: ${next === "auto" ? "system" : next}`);
 });
 paint();
 
-// The keyboard
+// Keyboard shortcuts
 
 document.getElementById("help").addEventListener("click", help);
-const places = { q: "#/", d: "#/dead", c: "#/claims", h: "#/history", k: "#/keys" };
-let going = 0;
+const shortcuts = { q: "#/", d: "#/dead", c: "#/claims", h: "#/history", k: "#/keys" };
+let prefixedAt = 0; // when "g" was pressed
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
   const typing = event.target.closest("input, textarea, select");
   if (typing) { if (event.key === "Escape") typing.blur(); return; }
-  if (Date.now() - going < 1200 && places[event.key]) { location.hash = places[event.key]; going = 0; event.preventDefault(); return; }
-  if (event.key === "g") going = Date.now();
+  if (Date.now() - prefixedAt < 1200 && shortcuts[event.key]) { location.hash = shortcuts[event.key]; prefixedAt = 0; event.preventDefault(); return; }
+  if (event.key === "g") prefixedAt = Date.now();
   else if (event.key === "?") help();
   else if (event.key === "/") { const search = main.querySelector("input.search"); if (search) { search.focus(); event.preventDefault(); } }
   else if (event.key === "s") main.querySelector("[data-key=send]")?.click();
-  else if (event.key === "j" || event.key === "k") walk(event.key === "j" ? 1 : -1);
+  else if (event.key === "j" || event.key === "k") moveSelection(event.key === "j" ? 1 : -1);
   else if (event.key === "Enter" && event.target === document.body) main.querySelector("tr.at a")?.click();
 });
 
-function walk(step) {
+function moveSelection(step) {
   const rows = [...main.querySelectorAll("tbody tr")].filter((row) => row.querySelector("a"));
   if (!rows.length) return;
   const at = rows.findIndex((row) => row.classList.contains("at"));
@@ -146,4 +146,4 @@ function walk(step) {
   next.scrollIntoView({ block: "nearest" });
 }
 
-enter();
+start();

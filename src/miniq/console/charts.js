@@ -1,4 +1,4 @@
-// Small lines: a sparkline for a row, a chart for a page. Values are oldest first and end now.
+// Sparklines for rows and charts for pages. Values are ordered oldest first; the last one is now.
 import { h, s, say, rate, count, duration } from "./dom.js";
 
 const path = (values, width, height, top, slots) => {
@@ -8,7 +8,7 @@ const path = (values, width, height, top, slots) => {
     `${place ? "L" : "M"}${(left + place * step).toFixed(1)} ${(height - (value / top) * height).toFixed(1)}`).join("");
 };
 
-/** A line of the last hour, which can be given new values. */
+/** A sparkline of the last hour; `show` redraws it. */
 export function spark(label) {
   const line = s("path");
   const area = s("path", { class: "fill" });
@@ -24,7 +24,7 @@ export function spark(label) {
 
 const FEWEST = 20;
 
-/** Several series over the last hour, or what is known of it, with the newest values coming in one by one. */
+/** Several series over up to the last hour, with new values appended. */
 export class Chart {
   #slots; #seconds; #lines; #top; #begin; #series; #numbers; #shown;
 
@@ -45,9 +45,9 @@ export class Chart {
       h("div", { class: "axis", "aria-hidden": "true" }, this.#begin, h("span", {}, "now")));
   }
 
-  /** The past, then what is now as the last point. */
+  /** Replace all series; the last point is now. */
   set(series) { this.#series = series.map((values) => [...values]); this.#draw(); }
-  /** A new last point; `move` shifts the others, else it replaces the last one. */
+  /** Append a point if `move` is set, otherwise replace the last one. */
   add(values, move) {
     this.#series.forEach((known, place) => {
       if (!move && known.length) known.pop();

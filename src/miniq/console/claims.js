@@ -1,19 +1,19 @@
-// Claims: the batches that pipelines hold, how old they are, and what became of the last ones.
+// Claims: the batches that pipelines hold, with age and state.
 import { api, key } from "./api.js";
 import { age, clear, bytes, download, empty, exact, h, queueLink } from "./dom.js";
-import { attempt } from "./talk.js";
+import { attempt } from "./dialogs.js";
 
 const AT_ONCE = 8;
 
-export async function claimsPage(main, { signal, who }) {
+export async function claimsPage(main, { signal, identity }) {
   document.title = "Claims · MiniQ";
   const body = h("tbody");
-  const table = h("table", { class: "cards" }, h("caption", { class: "hush" }, "Claims"), h("thead", {}, h("tr", {},
+  const table = h("table", { class: "cards" }, h("caption", { class: "visually-hidden" }, "Claims"), h("thead", {}, h("tr", {},
     [["Queue", ""], ["Group", ""], ["State", ""], ["Claim", "num"], ["Messages", "num"], ["Bytes", "num"], ["Age", "num"], ["Last acked", "num"]].map(([text, kind]) => h("th", { scope: "col", class: kind }, text)))), body);
   const foot = h("div");
   const report = h("span");
   clear(main, h("div", { class: "head" }, h("h1", {}, "Claims"), h("div", { class: "actions" }, report, h("button", { type: "button", onclick: () => attempt(load) }, "Refresh"))),
-    h("p", { class: "note" }, "A pipeline reads a queue in claims: frozen, numbered batches that stay as they are until they are acked."),
+    h("p", { class: "note" }, "Pipelines read a queue in claims: numbered batches that don't change until they are acked."),
     h("div", { class: "card flush" }, h("div", { class: "scroll" }, table), foot));
 
   async function load() {
@@ -22,7 +22,7 @@ export async function claimsPage(main, { signal, who }) {
     const work = async () => {
       for (let name = names.pop(); name !== undefined; name = names.pop()) {
         const { groups } = await api.claims(name, signal).catch((error) => {
-          // A queue that is gone by now has none, and some stores keep no claims at all.
+          // The queue was deleted meanwhile, or the store does not support claims.
           if (error.status === 404 || error.status === 400) return { groups: [] };
           throw error;
         });
@@ -47,11 +47,11 @@ export async function claimsPage(main, { signal, who }) {
         h("td", { class: "num", "data-label": "Last acked" }, exact(group.acked))));
     }));
     table.hidden = !found.length;
-    clear(foot, !found.length && empty("No pipeline reads from here", "A Spark stream with format(\"miniq\") makes claims; so does:",
+    clear(foot, !found.length && empty("No claims", "A Spark stream with format(\"miniq\") makes claims; so does:",
       `curl ${location.origin}/v1/queues/emails/claims -d '{"group": "etl", "after": 0}'`));
   }
 
-  // The last report of a pipeline: a page to open, or with a key, which a link cannot carry, a file to keep.
+  // The last pipeline report: a link, or a download when a key is needed, because a link cannot carry one.
   async function last() {
     const made = (await api.report("HEAD")).headers.get("last-modified");
     const text = `Last report, ${age(made)} ago`;
@@ -60,5 +60,5 @@ export async function claimsPage(main, { signal, who }) {
   }
 
   await load();
-  if (who?.report) await last().catch(() => {}); // it may not be written yet
+  if (identity?.report) await last().catch(() => {}); // there may be no report yet
 }

@@ -1,7 +1,7 @@
-// Writing a message: to send a new one, or to edit one that is there.
+// The dialogs to send a message and to edit one.
 import { api } from "./api.js";
 import { field, h, parse } from "./dom.js";
-import { ask } from "./talk.js";
+import { ask } from "./dialogs.js";
 
 const lines = (headers) => Object.entries(headers ?? {}).map(([name, value]) => `${name}: ${value}`).join("\n");
 
@@ -10,7 +10,7 @@ function headersOf(text) {
   for (const line of text.split("\n")) {
     if (!line.trim()) continue;
     const colon = line.indexOf(":");
-    if (colon < 1) throw new Error(`headers: "${line}" is not NAME: VALUE.`);
+    if (colon < 1) throw new Error(`headers: "${line}" is invalid; use NAME: VALUE.`);
     found[line.slice(0, colon).trim()] = line.slice(colon + 1).trim();
   }
   return found;
@@ -18,7 +18,7 @@ function headersOf(text) {
 
 const isJson = (type) => type === "application/json" || /\+json(;|$)/.test(type);
 
-/** A body with its type: JSON text, plain text, or base64 of other bytes. */
+/** Body and content type: JSON, plain text, or base64 for other types. */
 function bodyFields(message) {
   const type = h("input", { value: message?.content_type ?? "application/json", list: "types", autocomplete: "off" });
   const start = !message ? '{\n  "hello": "world"\n}'
@@ -26,9 +26,9 @@ function bodyFields(message) {
   const text = h("textarea", { value: start, spellcheck: false, "aria-label": "Body", rows: 8 });
   const note = h("p", { class: "note" });
   const look = () => {
-    note.textContent = isJson(type.value) ? "JSON" : type.value.startsWith("text/") ? "Text, as it is" : "Base64 of the bytes";
+    note.textContent = isJson(type.value) ? "JSON" : type.value.startsWith("text/") ? "Plain text" : "Base64-encoded bytes";
     if (!isJson(type.value)) return;
-    try { JSON.parse(text.value); } catch (error) { note.textContent = `Not JSON yet: ${error.message}`; }
+    try { JSON.parse(text.value); } catch (error) { note.textContent = `Invalid JSON: ${error.message}`; }
   };
   text.addEventListener("input", look);
   type.addEventListener("input", look);
@@ -52,16 +52,16 @@ const number = (input) => (input.value.trim() === "" ? undefined : Number(input.
 export async function send(queue) {
   const body = bodyFields(null);
   const priority = h("input", { type: "number", min: 0, max: 9, value: 0 });
-  const delay = h("input", { type: "number", min: 0, step: "any", placeholder: "the queue's own" });
+  const delay = h("input", { type: "number", min: 0, step: "any", placeholder: "queue default" });
   const ttl = h("input", { type: "number", min: 0, step: "any" });
   const texts = Object.fromEntries(["key", "recipient", "group", "dedup_id"].map((name) => [name, h("input", { autocomplete: "off" })]));
   const headers = h("textarea", { rows: 2, placeholder: "name: value", spellcheck: false });
   return ask({
     title: `Send to ${queue}`, action: "Send",
-    body: [body.nodes, h("div", { class: "fields" }, field("Priority (0 to 9)", priority), field("Delay, seconds", delay)),
-      h("details", {}, h("summary", {}, "More"), h("div", { class: "fields" },
-        field("Time to live, seconds", ttl), field("Key", texts.key), field("Recipient", texts.recipient),
-        field("Group", texts.group), field("Dedup id", texts.dedup_id), field("Headers", headers, true)))],
+    body: [body.nodes, h("div", { class: "fields" }, field("Priority (0 to 9)", priority), field("Delay (seconds)", delay)),
+      h("details", {}, h("summary", {}, "More options"), h("div", { class: "fields" },
+        field("Time to live (seconds)", ttl), field("Key", texts.key), field("Recipient", texts.recipient),
+        field("Group", texts.group), field("Dedup ID", texts.dedup_id), field("Headers", headers, true)))],
     submit: () => {
       const draft = { ...body.read(), priority: Number(priority.value), delay: number(delay), ttl: number(ttl) };
       for (const [name, input] of Object.entries(texts)) if (input.value) draft[name] = input.value;
@@ -75,18 +75,18 @@ export async function send(queue) {
 export async function edit(queue, message) {
   const body = bodyFields(message);
   const priority = h("input", { type: "number", min: 0, max: 9, value: message.priority });
-  const delay = h("input", { type: "number", min: 0, step: "any", placeholder: "as it is" });
+  const delay = h("input", { type: "number", min: 0, step: "any", placeholder: "unchanged" });
   const start = lines(message.headers);
   const headers = h("textarea", { rows: 3, value: start, spellcheck: false });
   return ask({
     title: "Edit message", body: [body.nodes, h("div", { class: "fields" },
-      field("Priority (0 to 9)", priority), field("Delay from now, seconds", delay), field("Headers", headers, true))],
+      field("Priority (0 to 9)", priority), field("Delay from now (seconds)", delay), field("Headers", headers, true))],
     submit: () => {
       const change = body.changed() ? body.read() : {};
       if (Number(priority.value) !== message.priority) change.priority = Number(priority.value);
       if (delay.value.trim()) change.delay = Number(delay.value);
       if (headers.value !== start) change.headers = headersOf(headers.value);
-      if (!Object.keys(change).length) throw new Error("Nothing was changed.");
+      if (!Object.keys(change).length) throw new Error("No changes to save.");
       return api.edit(queue, message.id, change);
     },
   });

@@ -1,11 +1,11 @@
-// Dead letters: which queues have them, and by queue the reasons, with redrive and delete of what is chosen.
+// Dead letters: the dead-letter queues, and one of them grouped by reason, with redrive and delete of a selection.
 import { api, live } from "./api.js";
 import { clear, count, empty, exact, h, plural, queueLink } from "./dom.js";
 import { messageHead, messageRow } from "./messages.js";
 import { redrive } from "./queue.js";
-import { confirm, toast } from "./talk.js";
+import { confirm, toast } from "./dialogs.js";
 
-const LOOK = 2000; // letters that are read to group them
+const GROUPED = 2000; // messages read for grouping
 const SHOWN = 100;
 
 const deadQueues = () => {
@@ -17,23 +17,23 @@ const deadQueues = () => {
 
 export async function deadPage(main, { args: [name], signal }) {
   document.title = "Dead letters · MiniQ";
-  if (name) { await letters(main, name, signal); return; }
+  if (name) { await deadLetters(main, name, signal); return; }
   const body = h("tbody");
-  const table = h("table", { class: "cards" }, h("caption", { class: "hush" }, "Dead-letter queues"),
-    h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Dead-letter queue"), h("th", { scope: "col" }, "Comes from"), h("th", { class: "num", scope: "col" }, "Letters"))), body);
+  const table = h("table", { class: "cards" }, h("caption", { class: "visually-hidden" }, "Dead-letter queues"),
+    h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Dead-letter queue"), h("th", { scope: "col" }, "Source queue"), h("th", { class: "num", scope: "col" }, "Messages"))), body);
   const nothing = h("div");
   clear(main, h("div", { class: "head" }, h("h1", {}, "Dead letters")),
-    h("p", { class: "note" }, "A message that was received too often without an ack ends here, and waits for a person."),
+    h("p", { class: "note" }, "Messages that reach their queue's max_receives without an ack are moved to a dead-letter queue."),
     h("div", { class: "card flush" }, table, nothing));
   const show = () => {
     const found = deadQueues();
     table.hidden = !found.length;
-    clear(nothing, live.known && !found.length && empty("No queue has dead letters", "Set max_receives on a queue, and messages that fail too often are put aside:",
+    clear(nothing, live.known && !found.length && empty("No dead-letter queues", "Set max_receives on a queue to dead-letter messages that keep failing:",
       `curl -X PUT ${location.origin}/v1/queues/emails -d '{"max_receives": 5}'`));
     clear(body, found.map(([dead, from]) => h("tr", {},
       h("td", { class: "name" }, h("a", { href: `#/dead/${encodeURIComponent(dead)}` }, dead)),
-      h("td", { class: "spot", "data-label": "Comes from" }, from.map((one, place) => [place ? ", " : "", h("a", { href: queueLink(one) }, one)])),
-      h("td", { class: live.queues.get(dead).total ? "num bad" : "num zero", "data-label": "Letters" }, count(live.queues.get(dead).total)))));
+      h("td", { class: "spot", "data-label": "Source queue" }, from.map((one, place) => [place ? ", " : "", h("a", { href: queueLink(one) }, one)])),
+      h("td", { class: live.queues.get(dead).total ? "num bad" : "num zero", "data-label": "Messages" }, count(live.queues.get(dead).total)))));
   };
   let shown = "";
   const changed = () => {
@@ -44,73 +44,73 @@ export async function deadPage(main, { args: [name], signal }) {
   show();
 }
 
-async function letters(main, name, signal) {
+async function deadLetters(main, name, signal) {
   document.title = `${name} · MiniQ`;
   const me = await api.whoami(name);
   const may = me.verbs.includes("manage");
   const chosen = new Set();
   const groups = h("div", { class: "groups" });
-  const told = h("p", { class: "note", role: "status" }, "Looking…");
-  const go = may && h("button", { type: "button", class: "main", disabled: true, onclick: onRedrive }, "Redrive selected");
-  const drop = may && h("button", { type: "button", class: "bad", disabled: true, onclick: onDelete }, "Delete selected");
+  const summary = h("p", { class: "note", role: "status" }, "Loading…");
+  const redriveButton = may && h("button", { type: "button", class: "main", disabled: true, onclick: onRedrive }, "Redrive selected");
+  const deleteButton = may && h("button", { type: "button", class: "bad", disabled: true, onclick: onDelete }, "Delete selected");
   clear(main, h("div", { class: "head" }, h("div", { class: "crumb" }, h("a", { href: "#/dead" }, "Dead letters")), h("h1", {}, name),
-    h("div", { class: "actions" }, go, drop, h("a", { class: "button", href: queueLink(name) }, "Queue"))), told, groups);
+    h("div", { class: "actions" }, redriveButton, deleteButton, h("a", { class: "button", href: queueLink(name) }, "Queue"))), summary, groups);
 
-  const count = () => {
+  const updateButtons = () => {
     if (!may) return;
-    go.disabled = drop.disabled = !chosen.size;
-    go.textContent = chosen.size ? `Redrive ${plural(chosen.size, "message")}` : "Redrive selected";
-    drop.textContent = chosen.size ? `Delete ${plural(chosen.size, "message")}` : "Delete selected";
+    redriveButton.disabled = deleteButton.disabled = !chosen.size;
+    redriveButton.textContent = chosen.size ? `Redrive ${plural(chosen.size, "message")}` : "Redrive selected";
+    deleteButton.textContent = chosen.size ? `Delete ${plural(chosen.size, "message")}` : "Delete selected";
   };
 
   async function onRedrive() {
     const ids = [...chosen];
-    if (ids.length > 1000) { toast("At most 1,000 at once; choose fewer, or redrive the whole queue on its page.", true); return; }
+    if (ids.length > 1000) { toast("At most 1,000 messages at once. Select fewer, or redrive the whole queue from its page.", true); return; }
     if (await redrive(name, ids.length, ids)) load();
   }
   async function onDelete() {
     const ids = [...chosen];
-    if (await confirm({ title: `Delete ${plural(ids.length, "message")}?`, text: "They are gone for good.", action: "Delete",
+    if (await confirm({ title: `Delete ${plural(ids.length, "message")}?`, text: "This can't be undone.", action: "Delete",
       submit: async () => { for (const id of ids) await api.remove(name, id); } })) { toast(`Deleted ${plural(ids.length, "message")}.`); load(); }
   }
 
   async function load() {
     chosen.clear();
-    count();
-    const found = new Map();
+    updateButtons();
+    const byReason = new Map();
     let after;
     let looked = 0;
     do {
       const page = await api.peek(name, { after, limit: 500 }, signal);
       for (const message of page.messages) {
-        const reason = message.dead ? `${message.dead.reason}, from ${message.dead.origin}` : "sent here directly";
-        found.set(reason, [...(found.get(reason) ?? []), message]);
+        const reason = message.dead ? `${message.dead.reason}, from ${message.dead.origin}` : "sent directly to this queue";
+        byReason.set(reason, [...(byReason.get(reason) ?? []), message]);
       }
       looked += page.messages.length;
       after = page.next;
-    } while (after && looked < LOOK);
-    told.textContent = looked ? `${plural(looked, "message")} in ${plural(found.size, "group")}${after ? `; more follow that were not looked at (the first ${exact(LOOK)} are shown)` : ""}.` : "";
-    clear(groups, looked ? [...found].sort(([, a], [, b]) => b.length - a.length).map(([reason, messages]) => group(reason, messages))
-      : h("div", { class: "card" }, empty("Nothing is dead here", "Messages that fail too often come here by themselves.")));
+    } while (after && looked < GROUPED);
+    summary.textContent = looked ? `${plural(looked, "message")} in ${plural(byReason.size, "group")}${after ? `; only the first ${exact(GROUPED)} messages are grouped` : ""}.` : "";
+    clear(groups, looked ? [...byReason].sort(([, a], [, b]) => b.length - a.length).map(([reason, messages]) => group(reason, messages))
+      : h("div", { class: "card" }, empty("No dead letters", "This queue is empty.")));
   }
 
   function group(reason, messages) {
     const boxes = [];
-    const mark = (box, message) => { if (box.checked) chosen.add(message.id); else chosen.delete(message.id); };
+    const select = (box, message) => { if (box.checked) chosen.add(message.id); else chosen.delete(message.id); };
     const all = may && h("input", { type: "checkbox", "aria-label": `Select all: ${reason}`, onchange: () => {
       boxes.forEach((box) => { box.checked = all.checked; });
-      messages.forEach((message) => mark(all, message));
-      count();
+      messages.forEach((message) => select(all, message));
+      updateButtons();
     } });
     const rows = messages.slice(0, SHOWN).map((message) => {
       if (!may) return messageRow(name, message);
-      const box = h("input", { type: "checkbox", "aria-label": `Select ${message.id}`, onchange: () => { mark(box, message); all.checked = messages.every(({ id }) => chosen.has(id)); count(); } });
+      const box = h("input", { type: "checkbox", "aria-label": `Select ${message.id}`, onchange: () => { select(box, message); all.checked = messages.every(({ id }) => chosen.has(id)); updateButtons(); } });
       boxes.push(box);
       return messageRow(name, message, h("td", { class: "bare" }, box));
     });
     return h("section", { class: "card flush below" }, h("div", { class: "card-head row" }, all, h("h2", {}, reason), h("span", { class: "badge dead" }, exact(messages.length))),
-      h("div", { class: "scroll" }, h("table", { class: "cards" }, h("caption", { class: "hush" }, reason), messageHead(may && h("th", { scope: "col" }, h("span", { class: "hush" }, "Select"))), h("tbody", {}, rows))),
-      messages.length > SHOWN && h("p", { class: "more note" }, `and ${exact(messages.length - SHOWN)} more, which are selected with all`));
+      h("div", { class: "scroll" }, h("table", { class: "cards" }, h("caption", { class: "visually-hidden" }, reason), messageHead(may && h("th", { scope: "col" }, h("span", { class: "visually-hidden" }, "Select"))), h("tbody", {}, rows))),
+      messages.length > SHOWN && h("p", { class: "more note" }, `${exact(messages.length - SHOWN)} more not shown; selecting all includes them`));
   }
 
   await load();

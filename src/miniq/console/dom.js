@@ -1,6 +1,6 @@
-// Nodes, numbers and times. Text is only ever set as text; nothing here reads HTML.
+// DOM nodes, number and time formats. Text is only ever set as text; nothing here parses HTML.
 
-/** An element: h("td", {class: "num", onclick: f}, "text", node, ...). Nothing and false are left out. */
+/** An element: h("td", {class: "num", onclick: f}, "text", node, ...). null, undefined and false are skipped. */
 export const h = (tag, props = {}, ...children) => fill(document.createElement(tag), props, children);
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -18,7 +18,7 @@ function fill(node, props, children) {
   return node;
 }
 
-/** Set a node's text if it differs, so that what did not change is not drawn again. */
+/** Set a node's text only if it differs, to avoid a redraw. */
 export const say = (node, text) => { if (node.textContent !== text) node.textContent = text; };
 
 export const clear = (node, ...children) => { node.replaceChildren(...children.flat(9).filter(Boolean)); return node; };
@@ -48,7 +48,7 @@ export function duration(seconds) {
 }
 
 let skew = 0;
-/** The broker's clock, as far as it is known: ages are told by it, not by this machine's. */
+/** Follow the broker's clock: ages are relative to it, not to this machine's clock. */
 export const setClock = (moment) => { skew = Date.parse(moment) - Date.now(); };
 export const now = () => Date.now() + skew;
 export const age = (moment) => duration((now() - Date.parse(moment)) / 1000);
@@ -58,10 +58,10 @@ export const until = (moment) => {
 };
 
 const clock = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
-/** A moment for people, exact on hover. */
+/** A formatted time, exact on hover. */
 export const moment = (text) => h("time", { dateTime: text, title: text }, clock.format(new Date(text)));
 
-// JSON of messages, whose numbers stay as they were written where the browser can: 1.0 and 12345678901234567890 survive
+// JSON whose numbers keep their source text where the browser supports it, so that 1.0 and 12345678901234567890 survive
 // an edit. Such a number is an object that only JSON.stringify understands.
 const raw = typeof JSON.rawJSON === "function" ? JSON.rawJSON : null;
 export const parse = (text) => JSON.parse(text, (key, value, context) =>
@@ -71,27 +71,32 @@ export const encode = encodeURIComponent;
 export const queueLink = (name) => `#/q/${encode(name)}`;
 export const messageLink = (queue, id) => `#/q/${encode(queue)}/m/${encode(id)}`;
 
-/** What a body looks like on one line. */
+/** A body on one line. */
 export function preview(message) {
-  if (message.body === undefined) return `${message.content_type}, ${bytes(Math.floor((message.data ?? "").length * 0.75))} of data`;
+  if (message.body === undefined) return `${message.content_type}, ${bytes(Math.floor((message.data ?? "").length * 0.75))}`;
   const text = typeof message.body === "string" ? message.body : JSON.stringify(message.body);
   return text.length > 300 ? `${text.slice(0, 300)}…` : text;
 }
+
+/** The console's name for a state: the API's `leased` is shown as in-flight. */
+export const stateLabel = (status) => (status === "leased" ? "in-flight" : status);
+/** Who has an in-flight message, and until when. */
+export const holder = ({ consumer, lease_until }) => `${consumer ?? "unnamed consumer"}, ${lease_until ? `lease ends ${until(lease_until)}` : "in a claim"}`;
 
 export const badge = (text, kind = text) => h("span", { class: `badge ${kind}` }, text);
 export const tile = (label, value, kind = "") => h("div", { class: `tile ${kind}` }, h("b", {}, value), h("span", {}, label));
 export const field = (label, input, wide = false) =>
   h("label", { class: wide ? "field wide" : "field" }, h("span", {}, label), input);
 
-/** A place with nothing in it, and what to do about that. */
+/** An empty state, with what to do about it. */
 export const empty = (title, text, command) =>
   h("div", { class: "empty" }, h("h2", {}, title), h("p", {}, text), command && h("pre", { class: "curl" }, command));
 
-/** The shell line that sends a message to a queue here. */
+/** A curl command that sends a message to a queue of this broker. */
 export const curlLine = (queue, keyed) =>
   `curl ${location.origin}/v1/queues/${queue}/messages${keyed ? " -H 'Authorization: Bearer KEY'" : ""} -d '{"body": "hello"}'`;
 
-/** Give bytes to the person as a file. */
+/** Download bytes as a file. */
 export function download(raw, name) {
   const url = URL.createObjectURL(new Blob([raw], { type: "application/octet-stream" }));
   h("a", { href: url, download: name }).click();

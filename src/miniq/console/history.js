@@ -1,7 +1,7 @@
-// What happened: search in the history, newest first.
+// Search the history, newest first.
 import { api, live } from "./api.js";
-import { clear, empty, exact, field, h, messageLink, moment, queueLink } from "./dom.js";
-import { attempt } from "./talk.js";
+import { clear, empty, field, h, messageLink, moment, plural, queueLink } from "./dom.js";
+import { attempt } from "./dialogs.js";
 
 const EVENTS = ["sent", "received", "acked", "released", "expired", "dead", "edited", "purged", "redriven"];
 const WINDOW = 5000;
@@ -17,21 +17,21 @@ export async function historyPage(main, { query, signal }) {
     since: h("input", { type: "datetime-local", step: 1, value: query.get("since") ?? "" }),
   };
   const body = h("tbody");
-  const table = h("table", { class: "cards" }, h("caption", { class: "hush" }, "Events"), h("thead", {}, h("tr", {},
-    ["When", "Event", "Queue", "Message", "Consumer", "Waited", "Held", "Reason"].map((text) => h("th", { scope: "col" }, text)))), body);
+  const table = h("table", { class: "cards" }, h("caption", { class: "visually-hidden" }, "Events"), h("thead", {}, h("tr", {},
+    ["Time", "Event", "Queue", "Message", "Consumer", "Waited", "Held", "Reason"].map((text) => h("th", { scope: "col" }, text)))), body);
   const foot = h("div", { class: "more" });
   const form = h("form", { class: "card", onsubmit: (event) => {
     event.preventDefault();
     const given = Object.entries(inputs).map(([name, input]) => [name, input.value.trim()]).filter(([, value]) => value);
     history.replaceState(null, "", `#/history${given.length ? `?${new URLSearchParams(given)}` : ""}`);
     attempt(begin);
-  } }, h("div", { class: "fields" }, field("Queue", inputs.queue), field("Event", inputs.event), field("Message id", inputs.id),
+  } }, h("div", { class: "fields" }, field("Queue", inputs.queue), field("Event", inputs.event), field("Message ID", inputs.id),
     field("Consumer", inputs.consumer), field("Since", inputs.since), h("div", { class: "row" }, h("button", { type: "submit", class: "main" }, "Search"))),
   h("datalist", { id: "queues" }, [...live.queues.keys()].map((value) => h("option", { value }))));
   clear(main, h("div", { class: "head" }, h("h1", {}, "History")),
-    h("p", { class: "note" }, "Queues whose history is on write down what happens to their messages."), form, h("div", { class: "card flush" }, h("div", { class: "scroll" }, table), foot));
+    h("p", { class: "note" }, "Queues with history turned on record every event of their messages."), form, h("div", { class: "card flush" }, h("div", { class: "scroll" }, table), foot));
 
-  let cursor; // offsets below it are still to be looked at
+  let cursor; // the range still to search: below this offset
   let floor; // and above this one
   let found;
   let asked;
@@ -41,7 +41,7 @@ export async function historyPage(main, { query, signal }) {
     clear(body);
     found = 0;
     const since = inputs.since.value && new Date(inputs.since.value).toISOString();
-    // Where it begins: the first event since then; and where it ends now.
+    // The range to search: from the first event since that time to the newest.
     const edge = await api.history({ limit: 1, queue: asked.queue, since }, signal);
     floor = since ? (edge.events.length ? edge.events[0].offset - 1 : edge.last) : edge.first - 1;
     cursor = edge.last + 1;
@@ -49,7 +49,7 @@ export async function historyPage(main, { query, signal }) {
   }
 
   async function more() {
-    clear(foot, h("span", { class: "note" }, "Looking…"));
+    clear(foot, h("span", { class: "note" }, "Searching…"));
     let got = 0;
     for (let windows = 0; windows < 20 && got < PAGE && cursor - 1 > floor; windows += 1) {
       const events = [];
@@ -70,8 +70,8 @@ export async function historyPage(main, { query, signal }) {
     found += got;
     table.hidden = !found;
     const left = cursor - 1 > floor;
-    clear(foot, found || left ? h("span", { class: "note" }, left ? "" : `${exact(found)} in all. `)
-      : empty("Nothing is written down", "Turn on the history of a queue in its settings, or with:", `curl -X PUT ${location.origin}/v1/queues/${asked.queue || "emails"} -d '{"history": "events"}'`),
+    clear(foot, found || left ? h("span", { class: "note" }, left ? "" : `${plural(found, "event")}. `)
+      : empty("No events found", "If history is off, turn it on in the queue's settings or with:", `curl -X PUT ${location.origin}/v1/queues/${asked.queue || "emails"} -d '{"history": "events"}'`),
     left && h("button", { type: "button", onclick: () => attempt(more) }, "Show older"));
   }
 
@@ -80,7 +80,7 @@ export async function historyPage(main, { query, signal }) {
     h("td", { class: "name" }, moment(event.at)),
     h("td", { "data-label": "Event" }, h("span", { class: event.event === "dead" ? "badge dead" : "badge" }, event.event)),
     h("td", { "data-label": "Queue" }, h("a", { href: queueLink(event.queue) }, event.queue)),
-    h("td", { "data-label": "Message", class: "mono" }, event.id ? h("a", { href: messageLink(event.queue, event.id), title: event.id }, `…${event.id.slice(-12)}`) : `${exact(event.count ?? 1)} messages`),
+    h("td", { "data-label": "Message", class: "mono" }, event.id ? h("a", { href: messageLink(event.queue, event.id), title: event.id }, `…${event.id.slice(-12)}`) : plural(event.count ?? 1, "message")),
     h("td", { "data-label": "Consumer" }, event.consumer && h("bdi", {}, event.consumer)), h("td", { "data-label": "Waited" }, time(event.wait_ms)),
     h("td", { "data-label": "Held" }, time(event.held_ms)), h("td", { "data-label": "Reason" }, event.reason ?? ""));
 

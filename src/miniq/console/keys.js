@@ -1,54 +1,54 @@
-// API keys: who may do what. A secret is shown once.
+// API keys and their permissions. A secret is shown once.
 import { api, key } from "./api.js";
 import { clear, empty, field, h, moment } from "./dom.js";
-import { ask, attempt, confirm, toast } from "./talk.js";
+import { ask, attempt, confirm, toast } from "./dialogs.js";
 
-export async function keysPage(main, { signal, who }) {
+export async function keysPage(main, { signal, identity }) {
   document.title = "Keys · MiniQ";
-  if (who && !who.verbs.includes("admin")) {
-    clear(main, h("div", { class: "head" }, h("h1", {}, "Keys")), h("div", { class: "card" }, empty("This key may not see others", "Making and revoking keys needs a key with the right admin.")));
+  if (identity && !identity.verbs.includes("admin")) {
+    clear(main, h("div", { class: "head" }, h("h1", {}, "Keys")), h("div", { class: "card" }, empty("Not allowed", "Managing keys requires a key with the admin permission.")));
     return;
   }
   const { keys } = await api.keys();
   if (signal.aborted) return;
-  const again = () => keysPage(main, { signal, who }).catch(() => {});
+  const again = () => keysPage(main, { signal, identity }).catch(() => {});
 
   async function create() {
     const name = h("input", { required: true, autocomplete: "off" });
     const allow = h("textarea", { rows: 3, value: keys.length ? "read" : "*", spellcheck: false });
     const made = await ask({
       title: "New key", action: "Create",
-      body: [!keys.length && h("p", { class: "note" }, "This is the first key: from then on every call needs one. Let it allow *, or nobody can make another."),
-        field("Name, for people", name), field("Allows, one a line", allow, true),
-        h("p", { class: "note" }, "VERB or VERB:PATTERN, such as send:orders.* — verbs are send, receive, read, manage, admin and *.")],
+      body: [!keys.length && h("p", { class: "note" }, "This is the first key: once it exists, every call needs a key. Give it * or admin, or you can't create more."),
+        field("Name", name), field("Permissions, one per line", allow, true),
+        h("p", { class: "note" }, "VERB or VERB:PATTERN, for example send:orders.* (verbs: send, receive, read, manage, admin, *)")],
       submit: () => api.createKey({ name: name.value, allow: allow.value.split(/[\n,]/).map((one) => one.trim()).filter(Boolean) }),
     });
     if (!made) return;
     const secret = h("input", { value: made.secret, readOnly: true, class: "mono", "aria-label": "Secret", onfocus: () => secret.select() });
     const first = !keys.length;
     if (first) key.set(made.secret);
-    await ask({ title: `Key ${made.name}`, cancel: "Done", body: [h("p", { class: "note" }, "This is its secret. It is shown only now."), secret,
+    await ask({ title: `Key ${made.name}`, cancel: "Done", body: [h("p", { class: "note" }, "Copy the secret now. It won't be shown again."), secret,
       h("div", { class: "row" }, h("button", { type: "button", onclick: () => navigator.clipboard.writeText(made.secret).then(() => toast("Copied.")) }, "Copy")),
-      first && h("p", { class: "note" }, "This tab uses it from now on.")] });
+      first && h("p", { class: "note" }, "This tab now uses it.")] });
     if (first) location.reload(); else again();
   }
 
   async function revoke(one) {
-    const last = keys.length === 1 ? " It is the last one: everybody who can reach the broker may then do everything." : "";
-    if (await confirm({ title: `Revoke ${one.name}?`, text: `Whoever uses it is refused from now on.${last}`, action: "Revoke", submit: () => api.revokeKey(one.id) })) {
+    const last = keys.length === 1 ? " This is the last key: without keys, anyone who can reach the broker has full access." : "";
+    if (await confirm({ title: `Revoke ${one.name}?`, text: `Clients that use it are rejected immediately.${last}`, action: "Revoke", submit: () => api.revokeKey(one.id) })) {
       toast(`Revoked ${one.name}.`);
-      if (who?.id === one.id) { key.set(null); location.reload(); } else again();
+      if (identity?.id === one.id) { key.set(null); location.reload(); } else again();
     }
   }
 
   const rows = keys.map((one) => h("tr", {},
-    h("td", { class: "name" }, h("bdi", {}, one.name), " ", one.public && h("span", { class: "badge" }, "CURVE"), one.id === who?.id && h("span", { class: "badge" }, "this tab")),
-    h("td", { class: "mono spot", "data-label": "Allows" }, one.allow.join(", ")),
-    h("td", { "data-label": "Made" }, moment(one.created_at)), h("td", { class: "mono", "data-label": "Id" }, one.id),
+    h("td", { class: "name" }, h("bdi", {}, one.name), " ", one.public && h("span", { class: "badge" }, "CURVE"), one.id === identity?.id && h("span", { class: "badge" }, "this tab")),
+    h("td", { class: "mono spot", "data-label": "Permissions" }, one.allow.join(", ")),
+    h("td", { "data-label": "Created" }, moment(one.created_at)), h("td", { class: "mono", "data-label": "ID" }, one.id),
     h("td", { class: "num bare" }, h("button", { type: "button", class: "bad", onclick: () => attempt(() => revoke(one)) }, "Revoke"))));
   clear(main,
     h("div", { class: "head" }, h("h1", {}, "Keys"), h("div", { class: "actions" }, h("button", { type: "button", class: "main", onclick: create }, "New key"))),
     h("div", { class: "card flush" }, keys.length
-      ? h("div", { class: "scroll" }, h("table", { class: "cards" }, h("caption", { class: "hush" }, "API keys"), h("thead", {}, h("tr", {}, ["Name", "Allows", "Made", "Id"].map((text) => h("th", { scope: "col" }, text)), h("th", { scope: "col" }, h("span", { class: "hush" }, "Revoke")))), h("tbody", {}, rows)))
-      : empty("No keys", "Everybody who can reach this broker may do everything, which is fine on your own machine. It listens on loopback only until there is a key.")));
+      ? h("div", { class: "scroll" }, h("table", { class: "cards" }, h("caption", { class: "visually-hidden" }, "API keys"), h("thead", {}, h("tr", {}, ["Name", "Permissions", "Created", "ID"].map((text) => h("th", { scope: "col" }, text)), h("th", { scope: "col" }, h("span", { class: "visually-hidden" }, "Revoke")))), h("tbody", {}, rows)))
+      : empty("No keys", "Anyone who can reach this broker has full access. Without keys it listens on loopback only.")));
 }

@@ -1,33 +1,33 @@
-// All queues at a glance, live.
+// All queues, live.
 import { api, live } from "./api.js";
 import { age, clear, count, curlLine, empty, exact, h, plural, queueLink, rate, say, tile } from "./dom.js";
 import { settingsForm } from "./settings.js";
 import { spark } from "./charts.js";
-import { ask, toast } from "./talk.js";
+import { ask, toast } from "./dialogs.js";
 
 const POINTS = 60;
-const MOST = 200; // rows that are drawn unless a person asks for all
+const ROW_LIMIT = 200; // rows drawn until "Show more" is pressed
 const COLUMNS = [
   ["name", "Queue", "name", (q) => q.name],
   ["trend", "Last hour", "spot", null],
   ["ready", "Ready", "num", (q) => q.ready],
-  ["leased", "In flight", "num", (q) => q.leased],
+  ["leased", "In-flight", "num", (q) => q.leased],
   ["delayed", "Delayed", "num", (q) => q.delayed],
   ["dead", "Dead", "num", (q) => q.dead],
   ["oldest", "Oldest", "num", (q) => (q.oldest ? -Date.parse(q.oldest) : -Infinity)],
-  ["sent", "In /s", "num", (q) => q.rates.sent],
-  ["acked", "Out /s", "num", (q) => q.rates.acked],
+  ["sent", "Sent/s", "num", (q) => q.rates.sent],
+  ["acked", "Acked/s", "num", (q) => q.rates.acked],
 ];
 let sorted = { by: "name", down: false };
-let wanted = "";
-let all = false;
+let filterText = "";
+let showAll = false;
 
 class Row {
   constructor(entry) {
     this.cells = {};
     this.name = entry.name;
     this.link = h("a", { href: queueLink(entry.name) }, entry.name);
-    this.spark = spark(`messages in ${entry.name} over the last hour`);
+    this.spark = spark(`Messages in ${entry.name} over the last hour`);
     this.past = [];
     this.node = h("tr", {}, COLUMNS.map(([id, label, kind]) => {
       const inside = id === "name" ? this.link : id === "trend" ? this.spark : "";
@@ -55,18 +55,18 @@ class Row {
   }
 }
 
-export async function overview(main, { signal, who }) {
+export async function overview(main, { signal, identity }) {
   document.title = "Queues · MiniQ";
   const rows = new Map();
   const body = h("tbody");
   const tiles = h("div", { class: "tiles" });
-  const filter = h("input", { class: "search", type: "search", placeholder: "Filter queues  ( / )", "aria-label": "Filter queues", value: wanted,
-    oninput: () => { wanted = filter.value; arrange(); } });
+  const filter = h("input", { class: "search", type: "search", placeholder: "Filter queues  ( / )", "aria-label": "Filter queues", value: filterText,
+    oninput: () => { filterText = filter.value; arrange(); } });
   const heads = COLUMNS.map(([id, label, kind, value]) => h("th", { class: kind, scope: "col" },
     value ? h("button", { type: "button", onclick: () => { sorted = { by: id, down: sorted.by === id ? !sorted.down : id !== "name" }; arrange(); } }, label) : label));
   const nothing = h("div");
-  const table = h("table", { class: "cards many" }, h("caption", { class: "hush" }, "Queues"), h("thead", {}, h("tr", {}, heads)), body);
-  const manage = !who || who.allow.some((scope) => /^(\*|manage)/.test(scope));
+  const table = h("table", { class: "cards many" }, h("caption", { class: "visually-hidden" }, "Queues"), h("thead", {}, h("tr", {}, heads)), body);
+  const manage = !identity || identity.allow.some((scope) => /^(\*|manage)/.test(scope));
   clear(main,
     h("div", { class: "head" }, h("h1", {}, "Queues"), filter,
       h("div", { class: "actions" }, manage && h("button", { type: "button", class: "main", onclick: create }, "New queue"))),
@@ -74,7 +74,7 @@ export async function overview(main, { signal, who }) {
 
   function arrange() {
     const value = COLUMNS.find(([id]) => id === sorted.by)[3];
-    const text = wanted.trim().toLowerCase();
+    const text = filterText.trim().toLowerCase();
     const shown = [...rows.values()].filter((row) => !text || row.name.toLowerCase().includes(text));
     shown.sort((a, b) => {
       const [x, y] = [value(a.entry), value(b.entry)];
@@ -85,25 +85,25 @@ export async function overview(main, { signal, who }) {
       if (COLUMNS[place][0] === sorted.by) head.setAttribute("aria-sort", sorted.down ? "descending" : "ascending");
       else head.removeAttribute("aria-sort");
     });
-    const nodes = shown.slice(0, all ? Infinity : MOST).map((row) => row.node);
-    // Only what is out of place is moved: a page with many queues is drawn again as little as possible.
+    const nodes = shown.slice(0, showAll ? Infinity : ROW_LIMIT).map((row) => row.node);
+    // Move only the rows that are out of place: redrawing hundreds of rows is expensive.
     while (body.children.length > nodes.length) body.lastChild.remove();
     nodes.forEach((node, place) => { if (body.children[place] !== node) body.insertBefore(node, body.children[place] ?? null); });
     const none = live.known && !nodes.length;
     table.hidden = none;
     const left = shown.length - nodes.length;
-    clear(nothing, left > 0 && h("div", { class: "more" }, h("button", { type: "button", onclick: () => { all = true; arrange(); } }, `Show ${plural(left, "more queue")}`)), none && (rows.size
-      ? empty("No queue has that name", `${plural(rows.size, "queue")} in all; change the filter to see others.`)
-      : empty("Nothing to see yet", "This key may look at no queue.")));
+    clear(nothing, left > 0 && h("div", { class: "more" }, h("button", { type: "button", onclick: () => { showAll = true; arrange(); } }, `Show ${plural(left, "more queue")}`)), none && (rows.size
+      ? empty("No matching queues", `${plural(rows.size, "queue")} in total. Change or clear the filter.`)
+      : empty("No queues to show", "This key has no read access to any queue.")));
   }
 
-  function sum() {
+  function updateTiles() {
     const every = [...live.queues.values()];
     const total = (of) => every.reduce((so, q) => so + of(q), 0);
     const dead = total((q) => q.dead);
-    const given = [["queues", exact(every.length)], ["ready", count(total((q) => q.ready))], ["in flight", count(total((q) => q.leased))],
-      ["delayed", count(total((q) => q.delayed))], ["dead letters", count(dead)], ["in a second", rate(total((q) => q.rates.sent))],
-      ["out a second", rate(total((q) => q.rates.acked))]];
+    const given = [["queues", exact(every.length)], ["ready", count(total((q) => q.ready))], ["in-flight", count(total((q) => q.leased))],
+      ["delayed", count(total((q) => q.delayed))], ["dead letters", count(dead)], ["sent/s", rate(total((q) => q.rates.sent))],
+      ["acked/s", rate(total((q) => q.rates.acked))]];
     if (tiles.children.length !== given.length) clear(tiles, given.map(([label, value]) => tile(label, value)));
     else given.forEach(([, value], place) => say(tiles.children[place].firstChild, value));
     tiles.children[4].classList.toggle("bad", dead > 0);
@@ -112,10 +112,10 @@ export async function overview(main, { signal, who }) {
   }
 
   const hint = h("section", { class: "card", hidden: true }, empty("Send your first message",
-    "A queue is made by the first message that is sent to it. In a shell:", curlLine("emails", who && !who.open)));
+    "The first message sent to a queue creates it. From a shell:", curlLine("emails", identity && !identity.open)));
   main.append(hint);
 
-  function take() {
+  function update() {
     for (const entry of live.queues.values()) {
       let row = rows.get(entry.name);
       if (!row) { row = new Row(entry); rows.set(entry.name, row); row.fresh = true; }
@@ -124,33 +124,33 @@ export async function overview(main, { signal, who }) {
       if (row.fresh || before !== entry.total) { row.draw(); row.fresh = false; }
     }
     for (const name of rows.keys()) if (!live.queues.has(name)) rows.delete(name);
-    sum();
+    updateTiles();
     arrange();
   }
 
-  async function past() {
-    const found = await api.trends({ series: "total", points: POINTS });
-    for (const trend of found.queues) rows.get(trend.name)?.draw(trend.series.total);
+  async function loadTrends() {
+    const trends = await api.trends({ series: "total", points: POINTS });
+    for (const trend of trends.queues) rows.get(trend.name)?.draw(trend.series.total);
   }
 
   async function create() {
-    const name = h("input", { required: true, autocomplete: "off", spellcheck: false, pattern: "[A-Za-z0-9._\\-]{1,128}", title: "1 to 128 of A-Z a-z 0-9 . _ -" });
+    const name = h("input", { required: true, autocomplete: "off", spellcheck: false, pattern: "[A-Za-z0-9._\\-]{1,128}", title: "1 to 128 characters: A-Z a-z 0-9 . _ -" });
     const form = settingsForm(null);
     const made = await ask({
       title: "New queue", action: "Create", body: [h("label", { class: "field" }, h("span", {}, "Name"), name), form.node],
       submit: async () => {
-        if (live.queues.has(name.value)) throw new Error(`There is a queue ${name.value} already.`);
+        if (live.queues.has(name.value)) throw new Error(`Queue ${name.value} already exists.`);
         return api.configure(name.value, form.changes());
       },
     });
     if (made) { toast(`Created ${made.name}.`); location.hash = queueLink(made.name); }
   }
 
-  live.addEventListener("stats", take, { signal });
-  if (live.known) take();
-  const old = () => past().catch(() => {});
-  live.addEventListener("stats", () => setTimeout(old, 0), { signal, once: true });
-  const timer = setInterval(old, 60000);
+  live.addEventListener("stats", update, { signal });
+  if (live.known) update();
+  const refreshTrends = () => loadTrends().catch(() => {});
+  live.addEventListener("stats", () => setTimeout(refreshTrends, 0), { signal, once: true });
+  const timer = setInterval(refreshTrends, 60000);
   signal.addEventListener("abort", () => clearInterval(timer));
-  if (live.known) await past();
+  if (live.known) await loadTrends();
 }

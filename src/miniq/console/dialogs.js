@@ -1,4 +1,4 @@
-// Words to people: toasts, dialogs, questions before what cannot be undone.
+// Toasts, dialogs and confirmations.
 import { h, field } from "./dom.js";
 
 export function toast(text, bad = false) {
@@ -7,7 +7,7 @@ export function toast(text, bad = false) {
   setTimeout(() => node.remove(), bad ? 9000 : 4500);
 }
 
-/** Run something that people asked for; what goes wrong is told, and null comes back. */
+/** Run a user action. An error is shown as a toast, and the result is null. */
 export async function attempt(work, done) {
   try {
     const found = await work();
@@ -19,27 +19,27 @@ export async function attempt(work, done) {
   }
 }
 
-/** A dialog with a form. `submit` may refuse by throwing: the text is shown and the dialog stays. Resolves to what
- * `submit` gave, or null if the person went away. */
+/** A dialog with a form. If `submit` throws, the error is shown and the dialog stays open. Resolves to the result of
+ * `submit`, or null if the dialog was cancelled. */
 export function ask({ title, body, submit, action = "Save", danger = false, cancel = "Cancel" }) {
   return new Promise((resolve) => {
     const error = h("p", { class: "error", role: "alert" });
-    const go = submit && h("button", { type: "submit", class: danger ? "main bad" : "main" }, action);
+    const submitButton = submit && h("button", { type: "submit", class: danger ? "main bad" : "main" }, action);
     const form = h("form", {}, h("h2", { id: "asked" }, title), body, error,
-      h("div", { class: "end" }, h("button", { type: "button", onclick: () => dialog.close() }, cancel), go));
+      h("div", { class: "end" }, h("button", { type: "button", onclick: () => dialog.close() }, cancel), submitButton));
     const dialog = h("dialog", { "aria-labelledby": "asked" }, form);
     let result = null;
     form.addEventListener("submit", async (event) => {
       event.preventDefault();
       if (!submit) { dialog.close(); return; }
-      go.disabled = true;
+      submitButton.disabled = true;
       error.textContent = "";
       try {
         result = (await submit()) ?? true;
         dialog.close();
       } catch (problem) {
         error.textContent = problem.message;
-        go.disabled = false;
+        submitButton.disabled = false;
       }
     });
     dialog.addEventListener("close", () => { dialog.remove(); resolve(result); });
@@ -48,14 +48,14 @@ export function ask({ title, body, submit, action = "Save", danger = false, canc
   });
 }
 
-/** A question before something that cannot be undone; with `type`, the name has to be typed. */
+/** A confirmation before a destructive action; with `type`, that name must be typed. */
 export function confirm({ title, text, action, type, submit, more }) {
   const typed = type && h("input", { autocomplete: "off", spellcheck: false, required: true });
-  const body = [h("p", { class: "note" }, text), more, typed && field(`Type ${type} to go on`, typed, true)];
+  const body = [h("p", { class: "note" }, text), more, typed && field("Type the queue name to confirm", typed, true)];
   return ask({
     title, body, action, danger: true,
     submit: () => {
-      if (typed && typed.value !== type) throw new Error(`That is not ${type}.`);
+      if (typed && typed.value !== type) throw new Error("Name doesn't match");
       return submit();
     },
   });
@@ -63,9 +63,9 @@ export function confirm({ title, text, action, type, submit, more }) {
 
 export function help() {
   const keys = [["/", "search or filter"], ["g q", "queues"], ["g d", "dead letters"], ["g c", "claims"], ["g h", "history"],
-    ["g k", "keys"], ["j  k", "next and previous row"], ["Enter", "open the row"], ["s", "send a message (on a queue)"], ["?", "this help"]];
+    ["g k", "keys"], ["j  k", "next and previous row"], ["Enter", "open the row"], ["s", "send a message (on a queue page)"], ["?", "this help"]];
   return ask({
-    title: "Keyboard", cancel: "Close",
+    title: "Keyboard shortcuts", cancel: "Close",
     body: h("dl", { class: "facts" }, keys.map(([key, what]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, what)])),
   });
 }
