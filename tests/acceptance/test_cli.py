@@ -273,7 +273,7 @@ def test_keys_are_made_without_a_broker_and_then_used_with_one(tmp_path: Path) -
     assert admin.startswith("mq_")
     assert "not shown again" in made.err
     with serving(tmp_path) as miniq:
-        assert "API key is needed" in miniq("queues", code=1).err
+        assert "API key is required" in miniq("queues", code=1).err
         assert "is open in process" in miniq("keys", "list", "--store", "rocksdb:data", code=1).err
         boss = Shell(miniq.url, tmp_path, MINIQ_API_KEY=admin)
         (made_now,) = boss("keys", "create", "shop", "--allow", "send:orders.*", "--allow", "read", "--json").objects
@@ -306,7 +306,7 @@ def test_the_same_commands_work_over_zeromq(tmp_path: Path) -> None:
         assert (tmp_path / "copy.txt").read_bytes() == (tmp_path / "lines.txt").read_bytes()
         miniq("backup", str(tmp_path / "backup"))
         boss = Shell(by_http.tcp, tmp_path, MINIQ_API_KEY=miniq("keys", "create", "admin", "--allow", "*").out.strip())
-        assert "an API key is needed" in miniq("queues", code=1).err
+        assert "an API key is required" in miniq("queues", code=1).err
         boss("keys", "curve", "create", "worker", "--allow", "send:q")
         (worker,) = boss("keys", "curve", "list", "--json").objects
         boss("keys", "curve", "revoke", worker["id"])
