@@ -120,7 +120,7 @@ async def test_messages_are_found_by_id_key_header_and_text(broker: Broker) -> N
 async def test_a_search_looks_at_so_many_and_goes_on_from_there(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search, "LOOK", 400)
+    monkeypatch.setattr(search, "MAX_MESSAGES", 400)
     await send(broker, "q", *[n if n % 100 else f"every {n}" for n in range(1000)])
     assert (await broker.search.messages("q", "nowhere")).looked == 400
     found, after, calls = [], None, 0
