@@ -26,8 +26,8 @@ log = logging.getLogger("miniq.zmq")
 LINGER = 2.0
 """Seconds to flush pending replies at shutdown."""
 
-_USUAL = {"producer": "PRODUCE_MSG", "consumer": "CONSUME"}
-_ONLY = {
+_DEFAULT_COMMAND = {"producer": "PRODUCE_MSG", "consumer": "CONSUME"}
+_ALLOWED_OPERATIONS = {
     "producer": frozenset({"send"}),
     "consumer": frozenset({"receive", "ack", "remove", "release", "extend"}),
 }
@@ -86,8 +86,8 @@ class Doors:
             self._broker,
             options.limits.request_bytes,
             self._busy_poll,
-            usual=_USUAL.get(name),
-            only=_ONLY.get(name),
+            usual=_DEFAULT_COMMAND.get(name),
+            only=_ALLOWED_OPERATIONS.get(name),
             opener=opener,
         )
         self._routers[name] = router
