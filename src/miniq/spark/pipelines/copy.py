@@ -89,7 +89,7 @@ def _transfer(spark: SparkSession, source: str, part: str, queue: str, checkpoin
 
 
 class _Read:
-    """Reads blocks of a file as pieces. A class, not a closure, to be pickled to executors."""
+    """Reads blocks of a file as pieces. Pickled to executors, so it holds plain data only."""
 
     def __init__(self, source: str) -> None:
         self._source = source
@@ -122,7 +122,7 @@ def _batch(keys: list[str], data: list[bytes]) -> pa.RecordBatch:
 
 
 class _Write:
-    """Writes pieces at their offsets. A class, not a closure, to be pickled to executors."""
+    """Writes pieces at their offsets. Pickled to executors, so it holds plain data only."""
 
     def __init__(self, part: str) -> None:
         self._part = part

@@ -87,7 +87,7 @@ def _round(
 
 
 class _Worker:
-    """Edits and redrives the dead letters of one task. A class, not a closure, to be pickled to executors."""
+    """Edits and redrives the dead letters of one task. Pickled to executors, so it holds plain data only."""
 
     def __init__(self, broker: Options, queue: str, to: str | None, name: str, function: Fix | None) -> None:
         self._broker = broker
