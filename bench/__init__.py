@@ -1,1 +1,1 @@
-"""How fast MiniQ is, measured against what the disk itself can do. See `README.md` beside this file."""
+"""Benchmarks of MiniQ, relative to the speed of the disk itself. See `README.md` beside this file."""

@@ -1,9 +1,8 @@
 """Speed, memory and start-up with a long backlog: `python -m bench.backlog`.
 
-A queue is filled with 2 million messages of 200 B. Then send and receive + ack x100 are measured on it and
-on an empty queue of the same store in turn, a slice of a few milliseconds each, and the ratio is taken per
-round. Memory and start-up are those of fresh processes that open the folder, whose files were dropped from
-the page cache before.
+A queue is filled with 2 million messages of 200 B. Then send and receive + ack x100 are measured on it and on an empty
+queue of the same store, alternating every few milliseconds, with one ratio per round. Memory and start-up are measured
+in new processes that open the folder after its files were evicted from the page cache.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ SIZE = 100
 SLICES, BATCHES = 12, 5
 """Slices per round, and batches per slice."""
 WORK = 1000
-"""Batches that a process whose memory is measured sends, receives and acks."""
+"""Batches sent, received and acked by the process whose memory is measured."""
 SPEED_TARGET, MEMORY_TARGET, OPEN_TARGET = 0.85, 250.0, 2.0
 
 
 async def send(queue: miniq.AsyncQueue, batches: int) -> float:
-    """Seconds that so many batches take."""
+    """Seconds to send this many batches."""
     bodies = [BODY] * SIZE
     started = time.perf_counter()
     for _ in range(batches):
@@ -41,7 +40,7 @@ async def send(queue: miniq.AsyncQueue, batches: int) -> float:
 
 
 async def receive(queue: miniq.AsyncQueue, batches: int) -> float:
-    """Seconds that so many batches take, receive and ack."""
+    """Seconds to receive and ack this many batches."""
     started = time.perf_counter()
     for _ in range(batches):
         messages = await queue.receive(SIZE)
@@ -50,11 +49,11 @@ async def receive(queue: miniq.AsyncQueue, batches: int) -> float:
     return time.perf_counter() - started
 
 
-# What child processes do. Each prints one line of JSON.
+# Run in child processes. Each prints one line of JSON.
 
 
 async def fill(url: str, messages: int) -> dict[str, Any]:
-    """Queue the backlog."""
+    """Send the backlog."""
     bodies = [BODY] * FILL
     started = time.perf_counter()
     async with miniq.connect_async(url) as mq:
@@ -67,8 +66,8 @@ async def fill(url: str, messages: int) -> dict[str, Any]:
 
 
 async def speed(url: str, rounds: int) -> dict[str, Any]:
-    """Ratios of the deep queue to the empty one, and its rates, by round."""
-    seen: dict[str, list[float]] = {name: [] for name in ("send", "receive", "send_rate", "receive_rate")}
+    """Per round: the ratio of the deep queue to the empty one, and the rate of the deep queue."""
+    samples: dict[str, list[float]] = {name: [] for name in ("send", "receive", "send_rate", "receive_rate")}
     async with miniq.connect_async(url) as mq:
         deep, empty = mq.queue("deep"), mq.queue("empty")
         depth = (await deep.info()).counts.total
@@ -85,16 +84,16 @@ async def speed(url: str, rounds: int) -> dict[str, Any]:
                     seconds[f"receive {name}"] += await receive(queue, BATCHES)
             if number:
                 for verb in ("send", "receive"):
-                    seen[verb].append(seconds[f"{verb} empty"] / seconds[f"{verb} deep"])
-                    seen[f"{verb}_rate"].append(SLICES * BATCHES * SIZE / seconds[f"{verb} deep"])
+                    samples[verb].append(seconds[f"{verb} empty"] / seconds[f"{verb} deep"])
+                    samples[f"{verb}_rate"].append(SLICES * BATCHES * SIZE / seconds[f"{verb} deep"])
         counts = (await deep.info()).counts
         assert counts.total == counts.ready == depth, counts
         assert (await empty.info()).counts.total == 0
-    return seen
+    return samples
 
 
 async def start(url: str, crash: bool) -> dict[str, Any]:
-    """Open, receive one message, then work for a while: seconds and memory. With `crash`, do not close."""
+    """Open, receive one message, then work for a while; return seconds and memory. With `crash`, end by SIGKILL."""
     started = time.perf_counter()
     mq = await miniq.connect_async(url)
     opened = time.perf_counter()
@@ -107,7 +106,7 @@ async def start(url: str, crash: bool) -> dict[str, Any]:
     for _ in range(WORK // 100):
         await send(queue, 100)
         await receive(queue, 100)
-    found = {
+    measured = {
         "open": opened - started,
         "first": first - started,
         "idle": idle,
@@ -115,14 +114,14 @@ async def start(url: str, crash: bool) -> dict[str, Any]:
         "peak": _memory("VmHWM"),
     }
     if crash:
-        print(json.dumps(found), flush=True)
+        print(json.dumps(measured), flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
     await mq.close()
-    return found
+    return measured
 
 
 def _memory(field: str) -> float:
-    """A line of /proc/self/status, in MB."""
+    """A field of /proc/self/status, in MB."""
     with open("/proc/self/status", encoding="ascii") as file:
         for line in file:
             if line.startswith(field + ":"):
@@ -131,7 +130,7 @@ def _memory(field: str) -> float:
 
 
 def _child(*arguments: str) -> dict[str, Any]:
-    """Run a part of this in a process of its own."""
+    """Run one part of the benchmark in a new process."""
     command = [sys.executable, "-m", "bench.backlog", "--child", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -157,22 +156,22 @@ def _as_child(arguments: list[str]) -> None:
 
 
 def _drop_cache(folder: str) -> None:
-    """Let the system forget what it has in memory of the files, so that they are read from disk."""
-    for at, _, names in os.walk(folder):
+    """Evict the files from the page cache, so that they are read from disk."""
+    for directory, _, names in os.walk(folder):
         for name in names:
-            with open(os.path.join(at, name), "rb") as file:
+            with open(os.path.join(directory, name), "rb") as file:
                 os.fsync(file.fileno())
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _size(folder: str) -> float:
-    """Megabytes of all files."""
-    files = [os.path.join(at, name) for at, _, names in os.walk(folder) for name in names]
+    """The size of all files in MB."""
+    files = [os.path.join(directory, name) for directory, _, names in os.walk(folder) for name in names]
     return sum(os.path.getsize(path) for path in files) / 1e6
 
 
 def measure(folder: str, store: str, messages: int, rounds: int) -> list[tuple[str, list[Figure]]]:
-    """All of it; a title with its figures for each table."""
+    """Run all parts; return the title and figures of each table."""
     url = f"{store}:{folder}"
     filled = _child("fill", url, str(messages))
     disk = _size(folder)
@@ -180,35 +179,35 @@ def measure(folder: str, store: str, messages: int, rounds: int) -> list[tuple[s
     clean = _child("start", url, "crash")
     _drop_cache(folder)
     crashed = _child("start", url)
-    seen = _child("speed", url, str(rounds))
+    samples = _child("speed", url, str(rounds))
     speeds = [
         Figure(
             name=f"{text} x{SIZE}",
-            value=spread(seen[verb]),
+            value=spread(samples[verb]),
             unit="ratio",
-            rate=spread(seen[f"{verb}_rate"]),
+            rate=spread(samples[f"{verb}_rate"]),
             target=SPEED_TARGET,
         )
         for verb, text in (("send", "send"), ("receive", "receive + ack"))
     ]
 
-    def once(name: str, value: float, unit: str, target: float | None = None) -> Figure:
+    def single(name: str, value: float, unit: str, target: float | None = None) -> Figure:
         return Figure(name=name, value=spread([value]), unit=unit, target=target, at_most=True)
 
     memory = [
-        once("resident after the first receive", max(clean["idle"], crashed["idle"]), "MB", MEMORY_TARGET),
-        once("resident after work", max(clean["resident"], crashed["resident"]), "MB", MEMORY_TARGET),
-        once("peak", max(clean["peak"], crashed["peak"]), "MB"),
-        once("on disk", disk, "MB"),
+        single("resident after the first receive", max(clean["idle"], crashed["idle"]), "MB", MEMORY_TARGET),
+        single("resident after work", max(clean["resident"], crashed["resident"]), "MB", MEMORY_TARGET),
+        single("peak", max(clean["peak"], crashed["peak"]), "MB"),
+        single("on disk", disk, "MB"),
     ]
     starts = [
-        once("after a clean stop: open", clean["open"], "s"),
-        once("after a clean stop: first message", clean["first"], "s", OPEN_TARGET),
-        once("after kill -9: open", crashed["open"], "s"),
-        once("after kill -9: first message", crashed["first"], "s", OPEN_TARGET),
+        single("after a clean stop: open", clean["open"], "s"),
+        single("after a clean stop: first message", clean["first"], "s", OPEN_TARGET),
+        single("after kill -9: open", crashed["open"], "s"),
+        single("after kill -9: first message", crashed["first"], "s", OPEN_TARGET),
     ]
     rate = Figure(
-        name=f"queueing x{FILL}",
+        name=f"send x{FILL}",
         value=spread([filled["seconds"]]),
         unit="s",
         rate=spread([messages / filled["seconds"]]),
@@ -217,18 +216,18 @@ def measure(folder: str, store: str, messages: int, rounds: int) -> list[tuple[s
         (f"Speed with {messages:,} messages queued; value: ratio to an empty queue of the same store", speeds),
         (f"Memory of a process that opens it and works ({WORK * SIZE:,} messages sent, received, acked)", memory),
         ("Start-up: from before open, files not in the page cache", starts),
-        ("Queueing them", [rate]),
+        ("Filling the queue", [rate]),
     ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.backlog", description=__doc__.splitlines()[0])
-    parser.add_argument("--messages", type=int, default=2_000_000, help="how long the queue is (2000000)")
-    parser.add_argument("--rounds", type=int, default=40, help="rounds that count (40)")
-    parser.add_argument("--quick", action="store_true", help="100000 messages and 3 rounds, to see that it works")
+    parser.add_argument("--messages", type=int, default=2_000_000, help="length of the queue (2000000)")
+    parser.add_argument("--rounds", type=int, default=40, help="measured rounds (40)")
+    parser.add_argument("--quick", action="store_true", help="smoke test: 100000 messages and 3 rounds")
     parser.add_argument("--store", choices=("rocksdb", "leveldb"), default="rocksdb")
     parser.add_argument("--dir", default=".", help="a folder on the disk to measure (the current one)")
-    parser.add_argument("--out", help="where the JSON goes (bench/results/backlog.json)")
+    parser.add_argument("--out", help="path of the JSON report (bench/results/backlog.json)")
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -243,8 +242,8 @@ def main() -> None:
         tables = measure(os.path.join(folder, "store"), options.store, messages, rounds)
     print(
         f"Embedded broker on {options.store}, fsync before each confirmation, {len(BODY)} B bodies, {rounds} rounds.\n"
-        "The long queue and an empty one of the same store take turns every few milliseconds. Values are\n"
-        "medians of the ratios of the rounds."
+        "The long queue and an empty one of the same store alternate every few milliseconds. Values are\n"
+        "medians of the ratios per round."
     )
     for title, rows in tables:
         show(title, rows)

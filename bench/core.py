@@ -1,8 +1,8 @@
-"""Speed of the embedded broker through its public client, against the raw disk: `python -m bench.core`.
+"""Speed of the embedded broker through its public client, relative to the raw disk: `python -m bench.core`.
 
-Every confirmation waits for its fsync, bodies have 1 KB. A round measures everything once, in slices of a few
-milliseconds: some batches of the baseline, as many of MiniQ, and so on in turn, so that both see the same
-disk and the same memory. The ratio is taken per round; medians over the rounds are shown.
+Every confirmation waits for its fsync; bodies have 1 KB. A round measures everything once, alternating every few
+milliseconds between some batches of the baseline and as many of MiniQ, so that both see the same state of disk and
+memory. One ratio is computed per round; the report shows medians over the rounds.
 """
 
 from __future__ import annotations
@@ -41,37 +41,37 @@ FSYNC_TARGET = 15.0
 HISTORY_TARGET = 0.15
 VERBS = ("send", "receive + ack")
 
-Seen = dict[tuple[str, ...], list[float]]
+Samples = dict[tuple[str, ...], list[float]]
 Slice = Callable[[int], float]
-"""Does so many batches and says how many seconds they took."""
+"""Runs the given number of batches and returns the seconds they took."""
 
 
-# The callers: each does its share of the batches. What is returned are the seconds that all together took.
+# Workloads: the callers share the batches; the result is the wall time in seconds.
 
 
 async def send_async(queue: miniq.AsyncQueue, batch: int, batches: int, callers: int) -> float:
     bodies = [BODY] * batch
 
-    async def one() -> None:
+    async def send_one() -> None:
         await queue.send(BODY)
 
-    async def many() -> None:
+    async def send_batch() -> None:
         await queue.send_many(bodies)
 
-    return await _together(one if batch == 1 else many, batches, callers)
+    return await _together(send_one if batch == 1 else send_batch, batches, callers)
 
 
 async def receive_async(queue: miniq.AsyncQueue, batch: int, batches: int, callers: int) -> float:
-    async def one() -> None:
+    async def receive_one() -> None:
         (message,) = await queue.receive()
         assert await message.ack()
 
-    async def many() -> None:
+    async def receive_batch() -> None:
         messages = await queue.receive(batch)
         assert len(messages) == batch, f"{len(messages)} messages instead of {batch}"
         assert set(await queue.ack(messages)) == {"done"}
 
-    return await _together(one if batch == 1 else many, batches, callers)
+    return await _together(receive_one if batch == 1 else receive_batch, batches, callers)
 
 
 async def _together(call: Callable[[], Awaitable[None]], batches: int, callers: int) -> float:
@@ -90,30 +90,30 @@ async def _together(call: Callable[[], Awaitable[None]], batches: int, callers: 
 def send_sync(queue: miniq.Queue, batch: int, batches: int, callers: int, body: Any = BODY) -> float:
     bodies = [body] * batch
 
-    def one() -> None:
+    def send_one() -> None:
         queue.send(body)
 
-    def many() -> None:
+    def send_batch() -> None:
         queue.send_many(bodies)
 
-    return _in_threads(one if batch == 1 else many, batches, callers)
+    return _in_threads(send_one if batch == 1 else send_batch, batches, callers)
 
 
 def receive_sync(queue: miniq.Queue, batch: int, batches: int, callers: int) -> float:
-    def one() -> None:
+    def receive_one() -> None:
         (message,) = queue.receive()
         assert message.ack()
 
-    def many() -> None:
+    def receive_batch() -> None:
         messages = queue.receive(batch)
         assert len(messages) == batch, f"{len(messages)} messages instead of {batch}"
         assert set(queue.ack(messages)) == {"done"}
 
-    return _in_threads(one if batch == 1 else many, batches, callers)
+    return _in_threads(receive_one if batch == 1 else receive_batch, batches, callers)
 
 
 def _in_threads(call: Callable[[], None], batches: int, callers: int) -> float:
-    if callers == 1:  # a thread of its own for every turn, with memory of its own, is not what one caller has
+    if callers == 1:  # in this thread: a new thread per slice would have a cold allocator, unlike a real caller
         started = time.perf_counter()
         for _ in range(batches):
             call()
@@ -140,13 +140,13 @@ def _in_threads(call: Callable[[], None], batches: int, callers: int) -> float:
 
 
 class Core:
-    """One run of the benchmark: both clients on stores of their own, and the baseline beside them."""
+    """One run of the benchmark: both clients, each on its own store, and the baseline."""
 
     def __init__(self, folder: str, store: str) -> None:
         self._folder = folder
         self._store = store
-        self.seen: Seen = defaultdict(list)
-        """What each round measured, by what was measured."""
+        self.samples: Samples = defaultdict(list)
+        """The values of all rounds, by figure."""
 
     def run(self, rounds: int) -> None:
         self._raw = RawLog(os.path.join(self._folder, "raw.log"))
@@ -155,36 +155,37 @@ class Core:
             self._loop = loop
             self._async = loop.run(_connect(f"{url}/async"))
             try:
-                loop.run(self._async.queue("told").configure(history="events"))
+                loop.run(self._async.queue("history").configure(history="events"))
                 for number in range(rounds + 1):
-                    # The first round warms up: files, allocator, code. It is not counted.
+                    # The first round warms up files, allocator and code, and is not counted.
                     progress(f"round {number} of {rounds}" if number else "warming up")
                     self._round()
                     if not number:
-                        self.seen.clear()
+                        self.samples.clear()
             finally:
                 loop.run(self._async.close())
         self._raw.close()
 
     def _round(self) -> None:
-        queue, told, blocking = self._async.queue("plain"), self._async.queue("told"), self._sync.queue("plain")
+        queue, with_history = self._async.queue("plain"), self._async.queue("history")
+        blocking = self._sync.queue("plain")
         for callers, size in itertools.product(CALLERS, SIZES):
             raw = [partial(self._raw.seconds, BODY, size)] * 2
             self._compare("async", callers, size, raw, self._on_loop(queue, size, callers))
-            works = [partial(act, blocking, size, callers=callers) for act in (send_sync, receive_sync)]
+            works = [partial(workload, blocking, size, callers=callers) for workload in (send_sync, receive_sync)]
             self._compare("sync", callers, size, raw, works)
         for size in SIZES:
-            self._compare("history", 1, size, self._on_loop(queue, size, 1), self._on_loop(told, size, 1))
+            self._compare("history", 1, size, self._on_loop(queue, size, 1), self._on_loop(with_history, size, 1))
         self._crowd()
 
     def _compare(self, name: str, callers: int, size: int, bases: Sequence[Slice], works: Sequence[Slice]) -> None:
-        """Run slices of two things in turn, first sends, then receives of what was sent, and again; note the
+        """Alternate slices of a baseline and a workload, first sends, then receives of the messages sent; record the
         speed of both and their ratio."""
         slices, batches = SLICES[callers, size]
         base_seconds, seconds = [0.0, 0.0], [0.0, 0.0]
         for number in range(slices):
             for verb in range(2):
-                # Who comes first changes, in case that is an advantage.
+                # The order alternates, in case going first is an advantage.
                 if number % 2:
                     seconds[verb] += works[verb](batches)
                     base_seconds[verb] += bases[verb](batches)
@@ -194,21 +195,21 @@ class Core:
         messages = slices * batches * size
         for verb, text in enumerate(VERBS):
             key = (name, text, str(callers), str(size))
-            self.seen["rate", *key].append(messages / seconds[verb])
-            self.seen["base", *key].append(messages / base_seconds[verb])
-            self.seen["ratio", *key].append(base_seconds[verb] / seconds[verb])
+            self.samples["rate", *key].append(messages / seconds[verb])
+            self.samples["base", *key].append(messages / base_seconds[verb])
+            self.samples["ratio", *key].append(base_seconds[verb] / seconds[verb])
 
     def _crowd(self) -> None:
-        """Many callers, one message each: how many share an fsync."""
+        """Many concurrent callers, one message per call: how many messages share an fsync."""
         works = self._on_loop(self._async.queue("plain"), 1, CROWD)
         for verb, work in zip(VERBS, works, strict=True):
             before = _syncs(self._async)
             seconds = work(CROWD * CROWD_EACH)
-            self.seen["rate", "crowd", verb].append(CROWD * CROWD_EACH / seconds)
-            self.seen["shared", "crowd", verb].append(CROWD * CROWD_EACH / (_syncs(self._async) - before))
+            self.samples["rate", "crowd", verb].append(CROWD * CROWD_EACH / seconds)
+            self.samples["shared", "crowd", verb].append(CROWD * CROWD_EACH / (_syncs(self._async) - before))
 
     def _on_loop(self, queue: miniq.AsyncQueue, size: int, callers: int) -> list[Slice]:
-        """Sends and receives of an async queue, as plain functions."""
+        """Blocking functions that send to and receive from an async queue."""
 
         def send(batches: int) -> float:
             return self._loop.run(send_async(queue, size, batches, callers))
@@ -224,19 +225,19 @@ async def _connect(url: str) -> miniq.AsyncClient:
 
 
 def _syncs(client: miniq.AsyncClient) -> int:
-    """How many fsyncs the broker behind a client has made; no public call tells."""
+    """The number of fsyncs made by an embedded client's broker; there is no public call for it."""
     return int(client._transport._broker.store.commits[1])  # type: ignore[attr-defined]
 
 
-def figures(seen: Seen) -> list[tuple[str, list[Figure]]]:
-    """The tables: a title and its figures."""
+def figures(samples: Samples) -> list[tuple[str, list[Figure]]]:
+    """The title and figures of each table."""
     tables: list[tuple[str, list[Figure]]] = []
     raw = [
         Figure(
             name=f"append + fdatasync x{size}",
             value=spread([1.0]),
             unit="ratio",
-            rate=spread([rate for key in seen if _is_raw(key, size) for rate in seen[key]]),
+            rate=spread([rate for key in samples if _is_raw(key, size) for rate in samples[key]]),
         )
         for size in SIZES
     ]
@@ -245,9 +246,9 @@ def figures(seen: Seen) -> list[tuple[str, list[Figure]]]:
         rows = [
             Figure(
                 name=f"{client} {verb} x{size}, {callers} caller{'s' * (callers > 1)}",
-                value=spread(seen["ratio", client, verb, str(callers), str(size)]),
+                value=spread(samples["ratio", client, verb, str(callers), str(size)]),
                 unit="ratio",
-                rate=spread(seen["rate", client, verb, str(callers), str(size)]),
+                rate=spread(samples["rate", client, verb, str(callers), str(size)]),
                 target=TARGETS.get((verb, size)) if client == "async" else None,
             )
             for callers, size, verb in itertools.product(CALLERS, SIZES, VERBS)
@@ -256,26 +257,26 @@ def figures(seen: Seen) -> list[tuple[str, list[Figure]]]:
     crowd = [
         Figure(
             name=f"{verb} x1, {CROWD} callers",
-            value=spread(seen["shared", "crowd", verb]),
+            value=spread(samples["shared", "crowd", verb]),
             unit="messages/fsync",
-            rate=spread(seen["rate", "crowd", verb]),
+            rate=spread(samples["rate", "crowd", verb]),
             target=FSYNC_TARGET,
         )
         for verb in VERBS
     ]
-    tables.append((f"Group commit: {CROWD} callers at once, one message each", crowd))
+    tables.append((f"Group commit: {CROWD} concurrent callers, one message per call", crowd))
     history = [
         Figure(
             name=f"{verb} x{size}",
-            value=spread([1 - ratio for ratio in seen["ratio", "history", verb, "1", str(size)]]),
+            value=spread([1 - ratio for ratio in samples["ratio", "history", verb, "1", str(size)]]),
             unit="share",
-            rate=spread(seen["rate", "history", verb, "1", str(size)]),
+            rate=spread(samples["rate", "history", verb, "1", str(size)]),
             target=HISTORY_TARGET,
             at_most=True,
         )
         for size, verb in itertools.product(SIZES, VERBS)
     ]
-    tables.append(("History `events`; value: what it costs against `off`", history))
+    tables.append(("History `events`; value: slowdown relative to `off`", history))
     return tables
 
 
@@ -285,11 +286,11 @@ def _is_raw(key: tuple[str, ...], size: int) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.core", description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=25, help="rounds that count (25)")
-    parser.add_argument("--quick", action="store_true", help="2 rounds, to see that it works")
+    parser.add_argument("--rounds", type=int, default=25, help="measured rounds (25)")
+    parser.add_argument("--quick", action="store_true", help="smoke test: 2 rounds")
     parser.add_argument("--store", choices=("rocksdb", "leveldb"), default="rocksdb")
     parser.add_argument("--dir", default=".", help="a folder on the disk to measure (the current one)")
-    parser.add_argument("--out", help="where the JSON goes (bench/results/core.json)")
+    parser.add_argument("--out", help="path of the JSON report (bench/results/core.json)")
     options = parser.parse_args()
     rounds = 2 if options.quick else options.rounds
     if rounds < 1:
@@ -298,11 +299,11 @@ def main() -> None:
     with scratch(options.dir) as folder:
         core = Core(folder, options.store)
         core.run(rounds)
-    tables = figures(core.seen)
+    tables = figures(core.samples)
     print(
         f"Embedded broker on {options.store}, fsync before each confirmation, 1 KB bodies, {rounds} rounds.\n"
-        "Baseline and MiniQ take turns every few milliseconds, with the same batches on the same disk; the\n"
-        "baseline appends to one growing file, as any log does. Values are medians of the ratios of the rounds."
+        "Baseline and MiniQ alternate every few milliseconds, with the same batches on the same disk; the\n"
+        "baseline appends to one growing file, as any log does. Values are medians of the ratios per round."
     )
     for title, rows in tables:
         show(title, rows)

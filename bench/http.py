@@ -1,8 +1,8 @@
-"""Speed through HTTP: `python -m bench.http`. The server is a process of its own, on RocksDB with fsync.
+"""Speed over HTTP: `python -m bench.http`. The server runs as a separate process on RocksDB with fsync.
 
-One Python client against a raw append-and-fdatasync loop with the same batches, taking turns; and, where wrk and
-redis-server are installed, 64 connections with one message per request against Redis Streams that fsyncs every
-write, under redis-benchmark with 64 clients and the same bodies, in turn.
+One Python client alternates with a raw append-and-fdatasync loop with the same batches. If wrk and redis-server are
+installed, 64 connections with one message per request alternate with Redis Streams that fsync every write, driven by
+redis-benchmark with 64 clients and the same bodies.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 import miniq
-from bench.core import Seen, receive_sync, send_sync
+from bench.core import Samples, receive_sync, send_sync
 from bench.raw import RawLog
 from bench.report import Figure, progress, result_path, save, scratch, show, spread
 
 TEXT = "x" * 1022
-"""As JSON it has 1 KB."""
+"""1 KB as JSON."""
 SLICES = {1: (6, 25), 100: (12, 4), 1000: (12, 1)}
 WARM_UP = 100
-"""Batches of 1000 before anything is measured: from 100 MB on RocksDB writes over its old logs, as it does for days."""
+"""Batches of 1000 before measuring: beyond 100 MB RocksDB reuses its old logs, as in a long-running server."""
 TARGETS = {("send", 100): 0.3, ("receive + ack", 100): 0.2, ("send", 1000): 0.13, ("receive + ack", 1000): 0.09}
 CONNECTIONS = 64
 SECONDS, REQUESTS = 2, 50_000
-"""How long wrk runs in a round, and how many requests redis-benchmark makes: about as long."""
+"""Seconds that wrk runs per round, and requests that redis-benchmark makes, which takes about as long."""
 PEER_ROUNDS = 15
 
 LUA = """
@@ -44,7 +44,7 @@ wrk.body = '{"body":"' .. string.rep("x", 1022) .. '"}'
 
 @contextlib.contextmanager
 def server(folder: str) -> Iterator[str]:
-    """A MiniQ server on a free loopback port; its URL."""
+    """A MiniQ server on a free loopback port; yields its URL."""
     command = [sys.executable, "-m", "miniq", "serve", "--store", f"rocksdb:{folder}/served", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -55,9 +55,9 @@ def server(folder: str) -> Iterator[str]:
             process.terminate()
 
 
-def one_client(url: str, folder: str, rounds: int) -> Seen:
-    """A Python client and the raw disk in turn."""
-    seen: Seen = defaultdict(list)
+def one_client(url: str, folder: str, rounds: int) -> Samples:
+    """A Python client and the raw disk, alternating."""
+    samples: Samples = defaultdict(list)
     raw = RawLog(os.path.join(folder, "raw.log"))
     data = TEXT.encode() + b"xx"
     with miniq.connect(url) as mq:
@@ -75,17 +75,17 @@ def one_client(url: str, folder: str, rounds: int) -> Seen:
                     receives += receive_sync(queue, size, batches, 1)
                 messages = slices * batches * size
                 for verb, seconds in (("send", sends), ("receive + ack", receives)):
-                    seen["rate", verb, str(size)].append(messages / seconds)
-                    seen["ratio", verb, str(size)].append(base / seconds)
+                    samples["rate", verb, str(size)].append(messages / seconds)
+                    samples["ratio", verb, str(size)].append(base / seconds)
             if not number:
-                seen.clear()
+                samples.clear()
     raw.close()
-    return seen
+    return samples
 
 
 @contextlib.contextmanager
 def redis(folder: str) -> Iterator[int]:
-    """A Redis that fsyncs every write, on a free loopback port."""
+    """A Redis server that fsyncs every write, on a free loopback port; yields the port."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = int(free.getsockname()[1])
@@ -103,9 +103,9 @@ def redis(folder: str) -> Iterator[int]:
             process.terminate()
 
 
-def crowd(url: str, folder: str, rounds: int) -> Seen:
-    """64 connections, one message each, MiniQ and Redis in turn."""
-    seen: Seen = defaultdict(list)
+def crowd(url: str, folder: str, rounds: int) -> Samples:
+    """64 connections, one message per request, MiniQ and Redis alternating."""
+    samples: Samples = defaultdict(list)
     script = os.path.join(folder, "send.lua")
     with open(script, "w", encoding="utf-8") as file:
         file.write(LUA)
@@ -115,35 +115,35 @@ def crowd(url: str, folder: str, rounds: int) -> Seen:
         bench += ["XADD", "stream", "*", "body", TEXT]
         for number in range(rounds):
             progress(f"64 connections: round {number + 1} of {rounds}")
-            said = subprocess.run(wrk, capture_output=True, text=True, check=True).stdout
-            assert "Non-2xx" not in said, said
-            ours = float(re.findall(r"Requests/sec:\s+([\d.]+)", said)[0])
-            said = subprocess.run(bench, capture_output=True, text=True, check=True).stdout
-            theirs = float(re.findall(r"([\d.]+) requests per second", said)[-1])
-            seen["rate", "ours"].append(ours)
-            seen["rate", "theirs"].append(theirs)
-            seen["ratio", "crowd"].append(ours / theirs)
-    return seen
+            output = subprocess.run(wrk, capture_output=True, text=True, check=True).stdout
+            assert "Non-2xx" not in output, output
+            ours = float(re.findall(r"Requests/sec:\s+([\d.]+)", output)[0])
+            output = subprocess.run(bench, capture_output=True, text=True, check=True).stdout
+            theirs = float(re.findall(r"([\d.]+) requests per second", output)[-1])
+            samples["rate", "ours"].append(ours)
+            samples["rate", "theirs"].append(theirs)
+            samples["ratio", "crowd"].append(ours / theirs)
+    return samples
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.http", description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=12, help="rounds that count (12)")
-    parser.add_argument("--quick", action="store_true", help="2 rounds, to see that it works")
+    parser.add_argument("--rounds", type=int, default=12, help="measured rounds (12)")
+    parser.add_argument("--quick", action="store_true", help="smoke test: 2 rounds")
     parser.add_argument("--dir", default=".", help="a folder on the disk to measure (the current one)")
     options = parser.parse_args()
     rounds = 2 if options.quick else options.rounds
     with scratch(options.dir) as folder, server(folder) as url:
-        seen = one_client(url, folder, rounds)
+        samples = one_client(url, folder, rounds)
         peers = None
         if shutil.which("wrk") and shutil.which("redis-server"):
             peers = crowd(url, folder, 1 if options.quick else PEER_ROUNDS)
     rows = [
         Figure(
             name=f"{verb} x{size}",
-            value=spread(seen["ratio", verb, str(size)]),
+            value=spread(samples["ratio", verb, str(size)]),
             unit="ratio",
-            rate=spread(seen["rate", verb, str(size)]),
+            rate=spread(samples["rate", verb, str(size)]),
             target=TARGETS.get((verb, size)),
         )
         for size in SLICES
@@ -151,7 +151,7 @@ def main() -> None:
     ]
     show("One Python client over HTTP; value: ratio to the raw loop with the same batches", rows)
     if peers is None:
-        print("\n64 connections: wrk and redis-server are not both installed (Debian: apt install wrk redis-server)")
+        print("\n64 connections: skipped, needs wrk and redis-server (Debian: apt install wrk redis-server)")
     else:
         theirs = Figure(name="Redis XADD", value=spread([1.0]), unit="ratio", rate=spread(peers["rate", "theirs"]))
         ours = Figure(

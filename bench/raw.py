@@ -1,7 +1,7 @@
-"""The baseline: what the disk gives to anybody who appends a batch to a file and waits for it.
+"""The baseline: append a batch to a file and wait until it is on disk.
 
-One file that only grows, as a log does. A file that is truncated and written again gets its old pages of the
-page cache back, which the system hands out several times faster than fresh ones; no log has that luck.
+The file only grows, as a log does. A file that is truncated and rewritten reuses its pages in the page cache, which is
+several times faster than allocating new ones and would flatter the baseline.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 
 
 class RawLog:
-    """A file that is appended to: one write and one fdatasync per batch."""
+    """An append-only file: one write and one fdatasync per batch."""
 
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -24,7 +24,7 @@ class RawLog:
         os.fdatasync(self._file)
 
     def seconds(self, body: bytes, size: int, batches: int) -> float:
-        """What it takes to append `batches` times `size` bodies."""
+        """The seconds it takes to append `batches` batches of `size` bodies."""
         data = body * size
         started = time.perf_counter()
         for _ in range(batches):

@@ -1,4 +1,4 @@
-"""What both benchmarks share: a folder on the disk that is measured, figures with their targets, the report."""
+"""Shared by all benchmarks: a scratch folder on the measured disk, figures with targets, and their report."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RESULTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "results")
 
 
 class Spread(Struct, frozen=True):
-    """The median of some rounds, the middle half of them, and the extremes."""
+    """Median, quartiles and extremes over several rounds."""
 
     median: float
     low: float
@@ -31,7 +31,7 @@ class Spread(Struct, frozen=True):
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """How the values of several rounds lie."""
+    """Summarise the values of several rounds."""
     if len(values) > 1:
         low, _, high = statistics.quantiles(values, n=4, method="inclusive")
     else:
@@ -41,14 +41,14 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 class Figure(Struct, frozen=True, kw_only=True):
-    """One measured figure; `target` is what the project wants of it, None where it is only shown."""
+    """One measured figure; `target` is None if it is only informative."""
 
     name: str
     value: Spread
     unit: str
     """`ratio`, `share`, `messages/fsync`, `MB`, `s`."""
     rate: Spread | None = None
-    """Messages a second, where the value is a ratio of rates."""
+    """Messages per second, where the value is a ratio of rates."""
     target: float | None = None
     at_most: bool = False
     """The target is a ceiling, not a floor."""
@@ -62,7 +62,7 @@ class Figure(Struct, frozen=True, kw_only=True):
 
 
 def show(title: str, figures: Sequence[Figure]) -> None:
-    """A table on stdout."""
+    """Print a table to stdout."""
     print(f"\n{title}")
     print(f"  {'':<36}{'messages/s':>12}{'value':>21}{'middle half':>18}{'target':>12}")
     for figure in figures:
@@ -77,7 +77,7 @@ def show(title: str, figures: Sequence[Figure]) -> None:
 
 
 def save(path: str, about: dict[str, Any], figures: Sequence[Figure]) -> None:
-    """The same as JSON, with what is needed to make sense of it later."""
+    """Write the figures as JSON, with the versions and settings needed to interpret them later."""
     report = about | {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "python": sys.version,
@@ -93,20 +93,20 @@ def save(path: str, about: dict[str, Any], figures: Sequence[Figure]) -> None:
 
 
 def result_path(name: str, quick: bool) -> str:
-    """Where a report goes. A quick run is no result: its file is not kept in the repository."""
+    """The path of a report. A quick run is not a result: git ignores its file."""
     return os.path.join(RESULTS, f"{name}.local.json" if quick else f"{name}.json")
 
 
 @contextlib.contextmanager
 def scratch(folder: str) -> Iterator[str]:
-    """A new folder inside `folder`, by its whole path, removed afterwards, also after Ctrl-C and SIGTERM."""
+    """The absolute path of a new folder inside `folder`; removed afterwards, also after Ctrl-C and SIGTERM."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory(prefix="miniq-bench-", dir=os.path.abspath(folder)) as path:
         yield path
 
 
 def progress(text: str) -> None:
-    """One line on stderr that is written over."""
+    """Show a progress line on stderr; the next one overwrites it."""
     end = "\r" if sys.stderr.isatty() else "\n"
     print(f"{text:<78}", end=end, file=sys.stderr, flush=True)
 

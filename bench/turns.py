@@ -1,8 +1,8 @@
-"""Two versions of the server in turns: `python -m bench.turns REVISION`, what is checked out against that revision.
+"""Compares two versions of the server: `python -m bench.turns REVISION`, the working tree against that revision.
 
-Both run at the same time, each on a RocksDB folder of its own; a slice of requests goes to one, then the same to the
-other, in random order. The client is a plain socket, so that only servers are compared. The value is the rate of the
-new server as a ratio to the old one, and the CPU time of the new server per call as a ratio to the old one's.
+Both run at the same time, each on its own RocksDB folder; the same slice of requests goes to each of them, in random
+order. The client is a plain socket, so that only the servers differ. The values are the rate of the new server and its
+CPU time per call, as ratios to the old one's.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ WARM_UP = 60
 Reply = tuple[int, bytes]
 
 
-class Line:
-    """One kept connection: requests out, whole replies in."""
+class Connection:
+    """A keep-alive connection that sends requests and reads whole replies."""
 
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), 30)
@@ -55,15 +55,15 @@ class Line:
         data = self._rest
         while (end := data.find(b"\r\n\r\n")) < 0:
             data += self._more()
-        found = re.search(rb"content-length: (\d+)", data[:end], re.IGNORECASE)
-        assert found is not None, data[:end]
-        whole = end + 4 + int(found[1])
-        while len(data) < whole:
+        length = re.search(rb"content-length: (\d+)", data[:end], re.IGNORECASE)
+        assert length is not None, data[:end]
+        total = end + 4 + int(length[1])
+        while len(data) < total:
             data += self._more()
-        self._rest = data[whole:]
+        self._rest = data[total:]
         status = int(data[9:12])
         assert status < 300, data[:500]
-        return status, data[end + 4 : whole]
+        return status, data[end + 4 : total]
 
     def call(self, request: bytes) -> bytes:
         self.send(request)
@@ -92,7 +92,7 @@ def send_request(queue: str, size: int, **options: object) -> bytes:
 
 
 class Served:
-    """A running server: its process and a connection to it."""
+    """A running server: its process and connections to it."""
 
     def __init__(self, name: str, source: str, folder: str) -> None:
         command = [sys.executable, "-m", "miniq", "serve", "--store", f"rocksdb:{folder}/{name}", "--port", "0"]
@@ -101,30 +101,30 @@ class Served:
             [*command, "--no-zmq"], stdout=subprocess.PIPE, text=True, env=environment, cwd=folder
         )
         assert self.process.stdout is not None
-        found = None
-        while found is None:
-            line = self.process.stdout.readline()
-            assert line, f"the {name} server did not start"
-            found = re.search(r"http://127\.0\.0\.1:(\d+)", line)
-        self.port = int(found[1])
-        self.line = Line(self.port)
-        self.crowd = [Line(self.port) for _ in range(CONNECTIONS)]
+        address = None
+        while address is None:
+            output = self.process.stdout.readline()
+            assert output, f"the {name} server did not start"
+            address = re.search(r"http://127\.0\.0\.1:(\d+)", output)
+        self.port = int(address[1])
+        self.connection = Connection(self.port)
+        self.crowd = [Connection(self.port) for _ in range(CONNECTIONS)]
 
     def cpu(self) -> float:
-        """Seconds of CPU time that the server has used."""
+        """CPU seconds that the server has used."""
         with open(f"/proc/{self.process.pid}/stat", encoding="ascii") as file:
             fields = file.read().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / TICKS
 
     def stop(self) -> None:
-        for line in (self.line, *self.crowd):
-            line.close()
+        for connection in (self.connection, *self.crowd):
+            connection.close()
         self.process.terminate()
         self.process.wait(20)
 
 
 Work = Callable[[Served], int]
-"""Something to do with a server; says how many calls it made."""
+"""A workload; returns the number of calls it made."""
 
 
 def sending(queue: str, size: int, **options: object) -> Work:
@@ -132,7 +132,7 @@ def sending(queue: str, size: int, **options: object) -> Work:
 
     def work(server: Served) -> int:
         for _ in range(SLICES[size]):
-            server.line.call(request)
+            server.connection.call(request)
         return SLICES[size]
 
     return work
@@ -143,10 +143,10 @@ def receiving(queue: str, size: int) -> Work:
 
     def work(server: Served) -> int:
         for _ in range(SLICES[size]):
-            messages = json.loads(server.line.call(receive))["messages"]
+            messages = json.loads(server.connection.call(receive))["messages"]
             assert len(messages) == size, len(messages)
             leases = [{"id": message["id"], "receipt": message["receipt"]} for message in messages]
-            server.line.call(post(f"/v1/queues/{queue}/ack", {"leases": leases}))
+            server.connection.call(post(f"/v1/queues/{queue}/ack", {"leases": leases}))
         return SLICES[size]
 
     return work
@@ -157,16 +157,16 @@ def crowding(queue: str) -> Work:
 
     def work(server: Served) -> int:
         sent = 0
-        for line in server.crowd:
-            line.send(request)
+        for connection in server.crowd:
+            connection.send(request)
             sent += 1
         done = 0
         while done < CROWD:
-            for line in select.select(server.crowd, [], [])[0]:
-                line.read()
+            for connection in select.select(server.crowd, [], [])[0]:
+                connection.read()
                 done += 1
                 if sent < CROWD:
-                    line.send(request)
+                    connection.send(request)
                     sent += 1
         return CROWD
 
@@ -189,20 +189,20 @@ WORKS: dict[str, Work] = {
 
 @contextlib.contextmanager
 def checked_out(revision: str, folder: str) -> Iterator[str]:
-    """The source of a revision, in a worktree for as long as it is needed."""
-    place = os.path.join(folder, "old-source")
-    subprocess.run(["git", "-C", ROOT, "worktree", "add", "--quiet", "--detach", place, revision], check=True)
+    """A revision checked out to a temporary worktree; yields the path of its `src`."""
+    worktree = os.path.join(folder, "old-source")
+    subprocess.run(["git", "-C", ROOT, "worktree", "add", "--quiet", "--detach", worktree, revision], check=True)
     try:
-        yield os.path.join(place, "src")
+        yield os.path.join(worktree, "src")
     finally:
-        subprocess.run(["git", "-C", ROOT, "worktree", "remove", "--force", place], check=True)
+        subprocess.run(["git", "-C", ROOT, "worktree", "remove", "--force", worktree], check=True)
 
 
 def measure(old: Served, new: Served, rounds: int) -> dict[tuple[str, str], list[float]]:
-    seen: dict[tuple[str, str], list[float]] = defaultdict(list)
+    samples: dict[tuple[str, str], list[float]] = defaultdict(list)
     for server in (old, new):
         for _ in range(WARM_UP):
-            server.line.call(send_request("warm", 1000))
+            server.connection.call(send_request("warm", 1000))
     for number in range(rounds + 1):
         progress(f"round {number} of {rounds}" if number else "warming up")
         for name, work in WORKS.items():
@@ -216,17 +216,17 @@ def measure(old: Served, new: Served, rounds: int) -> dict[tuple[str, str], list
                     seconds[server] += time.perf_counter() - began
                     cpu[server] += server.cpu() - used
             if number:
-                seen["speed", name].append(seconds[old] / seconds[new])
-                seen["rate", name].append(SLICES_PER_ROUND * calls / seconds[new])
-                seen["cpu", name].append(cpu[new] / max(cpu[old], 1 / TICKS))
-    return seen
+                samples["speed", name].append(seconds[old] / seconds[new])
+                samples["rate", name].append(SLICES_PER_ROUND * calls / seconds[new])
+                samples["cpu", name].append(cpu[new] / max(cpu[old], 1 / TICKS))
+    return samples
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.turns", description=__doc__.splitlines()[0])
-    parser.add_argument("revision", help="the old version, as git names it")
-    parser.add_argument("--rounds", type=int, default=12, help="rounds that count (12)")
-    parser.add_argument("--quick", action="store_true", help="2 rounds, to see that it works")
+    parser.add_argument("revision", help="the git revision to compare with")
+    parser.add_argument("--rounds", type=int, default=12, help="measured rounds (12)")
+    parser.add_argument("--quick", action="store_true", help="smoke test: 2 rounds")
     parser.add_argument("--dir", default=".", help="a folder on the disk to measure (the current one)")
     options = parser.parse_args()
     rounds = 2 if options.quick else options.rounds
@@ -235,17 +235,23 @@ def main() -> None:
         try:
             new = Served("new", os.path.join(ROOT, "src"), folder)
             try:
-                seen = measure(old, new, rounds)
+                samples = measure(old, new, rounds)
             finally:
                 new.stop()
         finally:
             old.stop()
     rows = [
-        Figure(name=name, value=spread(seen["speed", name]), unit="ratio", rate=spread(seen["rate", name]), target=1.0)
+        Figure(
+            name=name,
+            value=spread(samples["speed", name]),
+            unit="ratio",
+            rate=spread(samples["rate", name]),
+            target=1.0,
+        )
         for name in WORKS
     ]
     cpu = [
-        Figure(name=f"{name}: CPU", value=spread(seen["cpu", name]), unit="ratio", target=1.0, at_most=True)
+        Figure(name=f"{name}: CPU", value=spread(samples["cpu", name]), unit="ratio", target=1.0, at_most=True)
         for name in WORKS
     ]
     show(f"Rate of the new server as a ratio to {options.revision}; rate: calls per second", rows)

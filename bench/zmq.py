@@ -1,8 +1,8 @@
-"""Speed through ZeroMQ: `python -m bench.zmq`. The server is a process of its own, on RocksDB with fsync.
+"""Speed over ZeroMQ: `python -m bench.zmq`. The server runs as a separate process on RocksDB with fsync.
 
-The same server over HTTP and over ZeroMQ in turn: a plain REQ socket and our client against our HTTP client, with one
-message and with a hundred in a call; and a DEALER socket with 64 requests in flight, with the messages that one fsync
-confirms.
+The same server over HTTP and ZeroMQ, alternating: a plain REQ socket and MiniQ's ZeroMQ client compared with its HTTP
+client, with one and with a hundred messages per call; and a DEALER socket with 64 requests in flight, for the number of
+messages per fsync.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from collections.abc import Callable, Iterator
 import zmq
 
 import miniq
-from bench.core import Seen, receive_sync, send_sync
+from bench.core import Samples, receive_sync, send_sync
 from bench.report import Figure, progress, result_path, save, scratch, show, spread
 
 TEXT = "x" * 1022
-"""As JSON it has 1 KB."""
+"""1 KB as JSON."""
 SLICES = {1: (8, 50), 100: (12, 4)}
-"""By messages in a call: slices per round, and calls per slice."""
-FLYING = 64
-FLOWN = 3000
-"""Requests of one slice of the pipelined case."""
+"""By messages per call: slices per round, and calls per slice."""
+IN_FLIGHT = 64
+PIPELINED_CALLS = 3000
+"""Calls per round on the DEALER socket."""
 TARGETS = {("REQ send", 1): 1.0, ("client send", 100): 0.8, ("client receive + ack", 100): 0.8}
 FSYNC_TARGET = 15.0
 
@@ -42,11 +42,11 @@ class Server:
         self.http, self.tcp = line.split()[2:4]
 
     def syncs(self) -> int:
-        """How many fsyncs it has made."""
-        with urllib.request.urlopen(f"{self.http}/metrics", timeout=10) as answer:  # noqa: S310
-            found = re.search(rb"^miniq_store_syncs_total ([\d.e+]+)$", answer.read(), re.MULTILINE)
-        assert found is not None
-        return int(float(found[1]))
+        """The number of fsyncs so far."""
+        with urllib.request.urlopen(f"{self.http}/metrics", timeout=10) as response:  # noqa: S310
+            counter = re.search(rb"^miniq_store_syncs_total ([\d.e+]+)$", response.read(), re.MULTILINE)
+        assert counter is not None
+        return int(float(counter[1]))
 
 
 @contextlib.contextmanager
@@ -78,19 +78,19 @@ class Plain:
         return socket
 
     def send(self, calls: int) -> float:
-        """One after the other; the seconds it took."""
+        """Seconds for this many sequential sends."""
         started = time.perf_counter()
         for _ in range(calls):
             self._req.send(self._send)
             assert b'"ok":true' in self._req.recv()
         return time.perf_counter() - started
 
-    def flying(self, calls: int) -> float:
-        """As many as 64 at the same time."""
+    def send_pipelined(self, calls: int) -> float:
+        """Seconds for this many sends with up to 64 in flight."""
         dealer, sent = self._dealer, 0
         started = time.perf_counter()
         for done in range(calls):
-            while sent < min(done + FLYING, calls):
+            while sent < min(done + IN_FLIGHT, calls):
                 dealer.send_multipart([b"", b"%d" % sent, self._send])
                 sent += 1
             assert b'"ok":true' in dealer.recv_multipart()[2]
@@ -100,9 +100,9 @@ class Plain:
         self._context.destroy(0)
 
 
-def measure(server: Server, rounds: int) -> Seen:
-    """Everything once a round, over HTTP and ZeroMQ in turn."""
-    seen: Seen = defaultdict(list)
+def measure(server: Server, rounds: int) -> Samples:
+    """Measure everything once per round, alternating between HTTP and ZeroMQ."""
+    samples: Samples = defaultdict(list)
     plain = Plain(server.tcp)
     with miniq.connect(server.http) as by_http, miniq.connect(server.tcp) as by_zmq:
         http, ours = by_http.queue("bench"), by_zmq.queue("bench")
@@ -125,55 +125,55 @@ def measure(server: Server, rounds: int) -> Seen:
                 }
                 if size == 1:
                     ways["REQ send"] = plain.send
-                taken = dict.fromkeys(ways, 0.0)
+                totals = dict.fromkeys(ways, 0.0)
                 for _ in range(slices):
                     for name, way in ways.items():
-                        taken[name] += way(calls)
-                for name, seconds in taken.items():
-                    base = taken["HTTP receive + ack" if name.endswith("ack") else "HTTP send"]
-                    seen["rate", name, str(size)].append(slices * calls * size / seconds)
-                    seen["ratio", name, str(size)].append(base / seconds)
+                        totals[name] += way(calls)
+                for name, seconds in totals.items():
+                    base = totals["HTTP receive + ack" if name.endswith("ack") else "HTTP send"]
+                    samples["rate", name, str(size)].append(slices * calls * size / seconds)
+                    samples["ratio", name, str(size)].append(base / seconds)
             before = server.syncs()
-            seconds = plain.flying(FLOWN)
-            seen["rate", "flying"].append(FLOWN / seconds)
-            seen["shared", "flying"].append(FLOWN / max(1, server.syncs() - before))
+            seconds = plain.send_pipelined(PIPELINED_CALLS)
+            samples["rate", "pipelined"].append(PIPELINED_CALLS / seconds)
+            samples["shared", "pipelined"].append(PIPELINED_CALLS / max(1, server.syncs() - before))
             http.purge()
             if not number:
-                seen.clear()
+                samples.clear()
     plain.close()
-    return seen
+    return samples
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.zmq", description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=12, help="rounds that count (12)")
-    parser.add_argument("--quick", action="store_true", help="2 rounds, to see that it works")
+    parser.add_argument("--rounds", type=int, default=12, help="measured rounds (12)")
+    parser.add_argument("--quick", action="store_true", help="smoke test: 2 rounds")
     parser.add_argument("--dir", default=".", help="a folder on the disk to measure (the current one)")
     options = parser.parse_args()
     rounds = 2 if options.quick else options.rounds
     with scratch(options.dir) as folder, serving(folder) as server:
-        seen = measure(server, rounds)
+        samples = measure(server, rounds)
     rows = [
         Figure(
             name=f"{name} x{size}",
-            value=spread(seen["ratio", name, size]),
+            value=spread(samples["ratio", name, size]),
             unit="ratio",
-            rate=spread(seen["rate", name, size]),
+            rate=spread(samples["rate", name, size]),
             target=TARGETS.get((name, int(size))),
         )
-        for kind, name, size in [key for key in seen if key[0] == "ratio"]
+        for kind, name, size in [key for key in samples if key[0] == "ratio"]
     ]
-    show("One client, one call after the other; value: ratio to our HTTP client", rows)
-    flying = Figure(
-        name=f"DEALER send x1, {FLYING} in flight",
-        value=spread(seen["shared", "flying"]),
+    show("One client, sequential calls; value: ratio to the HTTP client", rows)
+    pipelined = Figure(
+        name=f"DEALER send x1, {IN_FLIGHT} in flight",
+        value=spread(samples["shared", "pipelined"]),
         unit="messages/fsync",
-        rate=spread(seen["rate", "flying"]),
+        rate=spread(samples["rate", "pipelined"]),
         target=FSYNC_TARGET,
     )
-    show(f"One DEALER client with {FLYING} requests in flight", [flying])
+    show(f"One DEALER client with {IN_FLIGHT} requests in flight", [pipelined])
     about = {"bench": "zmq", "rounds": rounds, "quick": options.quick, "body_bytes": 1024, "pyzmq": zmq.__version__}
-    save(result_path("zmq", options.quick), about, [*rows, flying])
+    save(result_path("zmq", options.quick), about, [*rows, pipelined])
 
 
 if __name__ == "__main__":

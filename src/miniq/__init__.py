@@ -1,4 +1,4 @@
-"""MiniQ, a message broker: `connect` to one, or keep one in a folder."""
+"""MiniQ, a message broker: `connect` to a server, or open a folder as an embedded broker."""
 
 from miniq.client._async.client import AsyncClaims, AsyncClient, AsyncMessage, AsyncQueue, AsyncStaging
 from miniq.client._sync.client import Claims, Client, Message, Queue, Staging

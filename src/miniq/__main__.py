@@ -1,4 +1,4 @@
-"""`python -m miniq` is the command `miniq`."""
+"""`python -m miniq` runs the command `miniq`."""
 
 from miniq.cli import main
 

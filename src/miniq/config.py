@@ -1,8 +1,8 @@
-"""Where a broker's options come from: flags, then environment, then a TOML file, then the defaults.
+"""Loads a broker's options. Flags override the environment, which overrides a TOML file, which overrides the defaults.
 
-`MINIQ_PORT` is the option `port`, `MINIQ_LIMITS__BODY_BYTES` is `limits.body_bytes`; a file has the same names, with
-`[limits]` as a table. Whatever is not an option, or not of its type, is refused with its name, its value and what
-would be right: a misspelt option must not be a silent default.
+`MINIQ_PORT` is the option `port`, `MINIQ_LIMITS__BODY_BYTES` is `limits.body_bytes`; a file uses the same names, with
+`[limits]` as a table. An unknown option or a value of the wrong type is an error that shows the name, the value and
+what is allowed: a misspelt option must not silently fall back to its default.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from miniq.options import Limits, Options
 
 PREFIX = "MINIQ_"
 NOT_OPTIONS = frozenset({"MINIQ_URL", "MINIQ_API_KEY", "MINIQ_CONFIG", "MINIQ_CURVE_KEY", "MINIQ_LOG_LEVEL"})
-"""Variables of the command line that say nothing about a broker."""
+"""Variables that the command line reads; they are not options of a broker."""
 
 PORTS = frozenset({"port", "command_port", "producer_port", "consumer_port"})
 MAY_BE_ZERO = frozenset(
     {*PORTS, "min_free_bytes", "history_retention", "history_max_bytes", "upkeep_interval", "busy_poll", "limits.wait"}
 )
-"""Numbers whose zero means something. All others are limits that nothing could pass at zero."""
+"""Numbers for which zero is meaningful. All others are limits; zero would reject everything."""
 HIGHEST_PORT = 65535
 
 
 def load(
     flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None, file: str | None = None
 ) -> Options:
-    """The options of a broker. Keys of `flags` are dotted names; a flag that is None was not given."""
+    """Merge all sources into the options of a broker. Keys of `flags` are dotted names; None means not given."""
     given: dict[str, Any] = {}
     if file is not None:
         given |= read_file(file)
@@ -46,51 +46,52 @@ def load(
 
 
 def names() -> dict[str, Any]:
-    """Every option by its dotted name, with its type."""
+    """The type of every option, by dotted name."""
     return dict(_leaves(Options, ""))
 
 
 def read_file(path: str) -> dict[str, Any]:
-    """The options that a TOML file gives, by dotted name."""
+    """The options that a TOML file sets, by dotted name."""
     try:
         with open(path, "rb") as file:
             document = tomllib.load(file)
     except OSError as error:
         raise InvalidRequest(f"config: cannot read {path}: {error.strerror}", field="config") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"config: {path} is not TOML: {error}", field="config") from None
-    found: dict[str, Any] = {}
+        raise InvalidRequest(f"config: {path} is not valid TOML: {error}", field="config") from None
+    values: dict[str, Any] = {}
     for name, value in document.items():
         if name == "limits" and isinstance(value, dict):
-            found |= {f"limits.{inner}": it for inner, it in value.items()}
+            values |= {f"limits.{limit}": number for limit, number in value.items()}
         else:
-            found[name] = value
-    return {name: _checked(name, f"{path}: {name}", value, text=False) for name, value in found.items()}
+            values[name] = value
+    return {name: _checked(name, f"{path}: {name}", value, text=False) for name, value in values.items()}
 
 
 def read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    """The options that the environment gives, by dotted name. A variable that is empty was not given."""
-    found: dict[str, Any] = {}
+    """The options that the environment sets, by dotted name. An empty variable counts as unset."""
+    values: dict[str, Any] = {}
     for variable, value in sorted(environ.items()):
         if variable.startswith(PREFIX) and variable not in NOT_OPTIONS and value:
             name = variable.removeprefix(PREFIX).lower().replace("__", ".")
-            found[name] = _checked(name, variable, value, text=True)
-    return found
+            values[name] = _checked(name, variable, value, text=True)
+    return values
 
 
-def _checked(name: str, shown: str, value: Any, *, text: bool) -> Any:
-    """A value in the type of its option; `text` says that it may have to be read from text."""
+def _checked(name: str, origin: str, value: Any, *, text: bool) -> Any:
+    """Convert a value to its option's type and check its range. `origin` is how the user spelt the option; with `text`
+    the value is a string to parse."""
     known = names()
     if name not in known:
-        raise InvalidRequest(f"{shown}: no such option ({_show(value)}); there are {', '.join(known)}", field=name)
+        raise InvalidRequest(f"{origin}: no such option ({_show(value)}); use one of {', '.join(known)}", field=name)
     kind = known[name]
     try:
-        made = msgspec.convert(value.lower() if text and kind is bool else value, kind, strict=not text)
+        converted = msgspec.convert(value.lower() if text and kind is bool else value, kind, strict=not text)
     except msgspec.ValidationError:
-        raise InvalidRequest(f"{shown}: {_show(value)} is not right; use {_wanted(name, kind)}", field=name) from None
-    if not _in_range(name, made):
-        raise InvalidRequest(f"{shown}: {_show(value)} is out of range; use {_wanted(name, kind)}", field=name)
-    return made
+        raise InvalidRequest(f"{origin}: {_show(value)} is invalid; use {_allowed(name, kind)}", field=name) from None
+    if not _in_range(name, converted):
+        raise InvalidRequest(f"{origin}: {_show(value)} is out of range; use {_allowed(name, kind)}", field=name)
+    return converted
 
 
 def _in_range(name: str, value: Any) -> bool:
@@ -102,18 +103,18 @@ def _in_range(name: str, value: Any) -> bool:
 
 
 def _assembled(given: dict[str, Any]) -> Options:
-    """The record. What two options say must fit together."""
-    inner = {name.removeprefix("limits."): value for name, value in given.items() if name.startswith("limits.")}
-    outer = {name: value for name, value in given.items() if not name.startswith("limits.")}
-    if outer.get("port") == 0:
-        # Who takes any port wants to be beside other brokers, so the ports that were not named are free ones too.
-        outer = dict.fromkeys(PORTS, 0) | outer
-    options = Options(**outer, limits=Limits(**inner))
+    """Build the record, and check options that depend on each other."""
+    limits = {name.removeprefix("limits."): value for name, value in given.items() if name.startswith("limits.")}
+    values = {name: value for name, value in given.items() if not name.startswith("limits.")}
+    if values.get("port") == 0:
+        # A broker on any free port is meant to run beside others, so its unset ports must not be the fixed defaults.
+        values = dict.fromkeys(PORTS, 0) | values
+    options = Options(**values, limits=Limits(**limits))
     for name, path in (("tls_cert", options.tls_cert), ("tls_key", options.tls_key)):
         if path is not None and not os.access(path, os.R_OK):
-            raise InvalidRequest(f"{name}: cannot read {path!r}; name a PEM file", field=name)
+            raise InvalidRequest(f"{name}: cannot read {path!r}; use the path of a PEM file", field=name)
     if options.tls_key is not None and options.tls_cert is None:
-        raise InvalidRequest("tls_key: given without tls_cert; give both, or the certificate alone", field="tls_key")
+        raise InvalidRequest("tls_key: given without tls_cert; set both, or tls_cert alone", field="tls_key")
     return options
 
 
@@ -127,8 +128,8 @@ def _leaves(kind: type[Struct], prefix: str) -> Iterator[tuple[str, Any]]:
             yield prefix + field, hint
 
 
-def _wanted(name: str, kind: Any) -> str:
-    """What an option takes, in words."""
+def _allowed(name: str, kind: Any) -> str:
+    """The values that an option accepts, in words."""
     if get_origin(kind) is Literal:
         return " or ".join(get_args(kind))
     if kind is bool:

@@ -1,45 +1,45 @@
 """Every error that MiniQ raises, with a stable code for machines and a text for people.
 
-MiniQError
-├── InvalidRequest        invalid            a field is wrong; says which, and what would be right
-│   ├── BadName           bad_name           a queue name that is not allowed
+MiniQError                error              base class
+├── InvalidRequest        invalid            a field is invalid; the text names it and what is allowed
+│   ├── BadName           bad_name           invalid queue name
 │   └── TooLarge          too_large          body, headers or batch over a limit
-├── NotFound
+├── NotFound              not_found
 │   ├── QueueNotFound     queue_not_found
 │   ├── MessageNotFound   message_not_found
-│   ├── ClaimUnknown      claim_unknown      no claim of that number was made yet
-│   └── ClaimGone         claim_gone         it was acked too long ago, released or purged
-├── Conflict
-│   ├── StaleReceipt      stale_receipt      somebody else holds the message, or it was given back
-│   ├── MessageLeased     message_leased     it is with a consumer; come with its receipt
-│   ├── QueueFull         queue_full         the queue's max_length or max_bytes
-│   ├── StageUnknown      stage_unknown      a stage that should be committed is not there
+│   ├── ClaimUnknown      claim_unknown      no claim with that number has been made yet
+│   └── ClaimGone         claim_gone         the claim was released, purged, or acked and has expired
+├── Conflict              conflict
+│   ├── StaleReceipt      stale_receipt      the lease expired, was released, or another consumer holds it
+│   ├── MessageLeased     message_leased     a consumer holds the message; its receipt is required
+│   ├── QueueFull         queue_full         over the queue's max_length or max_bytes
+│   ├── StageUnknown      stage_unknown      the stage to commit does not exist
 │   ├── Fenced            fenced             a newer reader has taken over the group's claims
 │   └── QueueProtected    queue_protected    the queue `default` cannot be deleted
-├── Denied
-│   ├── Unauthorized      unauthorized       an API key is needed, or this one is not known
-│   ├── Forbidden         forbidden          the key may not do this on that queue
-│   └── CrossOrigin           cross_origin       a browser asks for a page of another site
-├── BadRequest                               what a wire cannot make a call of
+├── Denied                denied
+│   ├── Unauthorized      unauthorized       API key missing, unknown or revoked
+│   ├── Forbidden         forbidden          the key does not allow this on that queue
+│   └── CrossOrigin       cross_origin       a browser request from another site
+├── BadRequest            bad_request        the request does not map to an operation
 │   ├── NoRoute           no_route
 │   ├── WrongMethod       wrong_method
-│   └── WrongMedia        wrong_media        a content type that is not spoken here
-├── Closed                closed             the broker or client was closed
-├── MissingExtra          missing_extra      an optional driver is not installed
-└── StoreError
-    ├── NoSpace           no_space           the disk is nearly full; receive and ack go on
-    ├── StoreUnavailable  store_unavailable  away for now, try again
-    ├── StoreFailed       store_failed       a write or fsync failed: final for this process
+│   └── WrongMedia        wrong_media        unsupported content type
+├── Closed                closed             the broker or client is closed
+├── MissingExtra          missing_extra      an optional dependency is not installed
+└── StoreError            store_error
+    ├── NoSpace           no_space           the disk is nearly full; receive and ack still work
+    ├── StoreUnavailable  store_unavailable  temporarily unreachable; retry
+    ├── StoreFailed       store_failed       a write or fsync failed; final for this process
     ├── StoreLocked       store_locked       another process has the folder open
-    ├── StoreCorrupt      store_corrupt      what is on disk is not what was written
-    └── StoreFormat       store_format       written by a version this one does not know
+    ├── StoreCorrupt      store_corrupt      data on disk is damaged
+    └── StoreFormat       store_format       written in a format that this version does not support
 """
 
 from __future__ import annotations
 
 
 class MiniQError(Exception):
-    """The root: `code` is stable, `text` is for people, `field` names the input that was wrong."""
+    """The base class: `code` is stable, `text` is for people, `field` names the invalid input."""
 
     code = "error"
 
@@ -178,11 +178,11 @@ class StoreFormat(StoreError):
 
 
 def _tree(root: type[MiniQError]) -> dict[str, type[MiniQError]]:
-    found = {root.code: root}
+    classes = {root.code: root}
     for child in root.__subclasses__():
-        found |= _tree(child)
-    return found
+        classes |= _tree(child)
+    return classes
 
 
 BY_CODE: dict[str, type[MiniQError]] = _tree(MiniQError)
-"""The class for each code: how a client raises again what the broker raised."""
+"""The class for each code; a client uses it to re-raise the broker's error."""

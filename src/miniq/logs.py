@@ -1,7 +1,7 @@
-"""Log lines, as text or as JSON, and the id of the request that each belongs to.
+"""Log output as text or JSON, with the id of the request that each line belongs to.
 
-No line has a message's body, a receipt or a key in it: those who log name what they log, and nobody logs a request as
-it came.
+No line contains a message body, a receipt or a key: callers pass the fields to log by name, and no code logs a raw
+request.
 """
 
 from __future__ import annotations
@@ -17,44 +17,44 @@ import msgspec
 LogFormat = Literal["text", "json"]
 
 REQUEST: ContextVar[str] = ContextVar("request", default="")
-"""The id of the request that is being answered, "" outside of requests."""
+"""The id of the current request, "" outside of requests."""
 
-ABOUT = ("request", "method", "path", "status", "ms", "code", "queue")
-"""What a line may tell beside its message: the `extra` of those who log."""
+FIELDS = ("request", "method", "path", "status", "ms", "code", "queue")
+"""The `extra` attributes of a log record that are printed after its message."""
 
 
 def log_to_stderr(level: str, format: LogFormat) -> None:
-    """Send all log lines to stderr; what the HTTP library says of its own start and end is for debugging."""
+    """Send all log lines to stderr. The HTTP library's start and stop messages appear only at level debug."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if format == "json" else TextLines())
     handler.addFilter(with_request)
     logging.basicConfig(level=level.upper(), handlers=[handler])
     if level != "debug":
         logging.getLogger("uvicorn").setLevel("WARNING")
-    for chatty in ("asyncio", "urllib3", "opentelemetry"):
-        logging.getLogger(chatty).setLevel("WARNING")
+    for library in ("asyncio", "urllib3", "opentelemetry"):
+        logging.getLogger(library).setLevel("WARNING")
 
 
 def with_request(record: logging.LogRecord) -> bool:
-    """Give a line the id of the request that it belongs to, if it does not name one."""
+    """Logging filter that adds the current request id to a record without one."""
     if not hasattr(record, "request"):
         record.request = REQUEST.get()
     return True
 
 
 class TextLines(logging.Formatter):
-    """Time, level, who says it, what; then what it is about."""
+    """Time, level, logger and message, then fields as name=value."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        about = "".join(f" {name}={value}" for name, value in _about(record).items())
-        return super().formatMessage(record) + about
+        fields = "".join(f" {name}={value}" for name, value in _fields(record).items())
+        return super().formatMessage(record) + fields
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line."""
+    """One JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -62,13 +62,13 @@ class JsonLines(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
-            **_about(record),
+            **_fields(record),
         }
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
         return msgspec.json.encode(line).decode()
 
 
-def _about(record: logging.LogRecord) -> dict[str, Any]:
-    found = {name: getattr(record, name, "") for name in ABOUT}
-    return {name: value for name, value in found.items() if value != ""}
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    values = {name: getattr(record, name, "") for name in FIELDS}
+    return {name: value for name, value in values.items() if value != ""}

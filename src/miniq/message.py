@@ -96,7 +96,7 @@ class Message(Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def size(self) -> int:
-        """The bytes it counts for in `max_bytes` and statistics: body, headers and content type."""
+        """The bytes it counts for in `max_bytes` and statistics: body, header names and header values."""
         if self.headers is None:
             return len(self.body)
         return len(self.body) + sum(len(k) + len(v) for k, v in self.headers.items())

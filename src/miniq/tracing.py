@@ -1,8 +1,8 @@
-"""Traces by OpenTelemetry, if they are asked for: `connect(url, tracing=True)`, `miniq serve --tracing`.
+"""Opt-in OpenTelemetry tracing: `connect(url, tracing=True)`, `miniq serve --tracing`.
 
-A message carries the context in which it was sent as W3C trace context, in its headers `traceparent` and
-`tracestate`. So a trace goes on where the message is received, on whatever wire and in whatever language. Nothing
-here is imported while nobody asks for traces.
+A message carries its sender's W3C trace context in the headers `traceparent` and `tracestate`, so a trace continues
+where the message is received, over any protocol and in any language. OpenTelemetry is imported only while tracing is
+on.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ STATE = "tracestate"
 
 
 class Headed(Protocol):
-    """A message that was received."""
+    """A received message."""
 
     @property
     def headers(self) -> Mapping[str, str]: ...
 
 
 def tracer(provider: TracerProvider | bool = True) -> Tracer:
-    """A tracer of the given provider, or of the one that this process has set."""
+    """A tracer of the given provider, or of the process-wide one."""
     try:
         from opentelemetry import trace
     except ImportError:
@@ -42,7 +42,7 @@ def tracer(provider: TracerProvider | bool = True) -> Tracer:
 
 
 def exporting_provider() -> Any:
-    """A provider that exports over OTLP, as the variables OTEL_* say; the caller shuts it down."""
+    """A provider that exports over OTLP as the OTEL_* variables configure; the caller shuts it down."""
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
@@ -61,12 +61,12 @@ def missing() -> MissingExtra:
 
 
 def context(message: Headed) -> Context:
-    """The context in which a message was sent, for the span in which it is worked on."""
+    """The context in which a message was sent, as parent of the span that processes it."""
     return context_of(message.headers)
 
 
 def context_of(headers: Mapping[str, str] | None) -> Context:
-    """The context that headers carry; an empty one if they carry none."""
+    """The trace context in message headers, empty if there is none."""
     from opentelemetry.context import Context
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -74,7 +74,7 @@ def context_of(headers: Mapping[str, str] | None) -> Context:
 
 
 def carried() -> dict[str, str]:
-    """The headers that carry the current context."""
+    """Message headers that carry the current trace context."""
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
     headers: dict[str, str] = {}
@@ -86,25 +86,25 @@ def links(headers: Iterable[Mapping[str, str] | None]) -> list[Link]:
     """Links to the contexts in which messages were sent."""
     from opentelemetry.trace import Link, get_current_span
 
-    found = [get_current_span(context_of(one)).get_span_context() for one in headers if one and PARENT in one]
-    return [Link(one) for one in found if one.is_valid]
+    contexts = [get_current_span(context_of(each)).get_span_context() for each in headers if each and PARENT in each]
+    return [Link(span_context) for span_context in contexts if span_context.is_valid]
 
 
 def attributes(operation: str, queue: str, count: int | None = None) -> dict[str, Any]:
-    """What a span says, in the words of the semantic conventions."""
-    said: dict[str, Any] = {
+    """The attributes of a span, named by the OpenTelemetry messaging conventions."""
+    attributes: dict[str, Any] = {
         "messaging.system": "miniq",
         "messaging.operation.name": operation,
         "messaging.operation.type": "settle" if operation == "ack" else operation,
         "messaging.destination.name": queue,
     }
     if count is not None:
-        said["messaging.batch.message_count"] = count
-    return said
+        attributes["messaging.batch.message_count"] = count
+    return attributes
 
 
 def failed(span: Span, error: BaseException) -> None:
-    """Mark a span as failed, by the error's code alone: its text may show what was sent."""
+    """Mark a span as failed with the error's code only: the text may contain message content."""
     from opentelemetry.trace import StatusCode
 
     code = error.code if isinstance(error, MiniQError) else type(error).__name__

@@ -1,5 +1,5 @@
-"""Found by Spark itself: every module `pyspark_*` with a `DefaultSource` is registered when a session starts, so that
-`format("miniq")` works wherever MiniQ is installed with `miniq[spark]`."""
+"""Lets Spark discover `format("miniq")`: it registers the `DefaultSource` of every installed module `pyspark_*` when a
+session starts."""
 
 from miniq.spark.source import MiniQ as DefaultSource
 

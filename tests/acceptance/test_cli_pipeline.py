@@ -78,7 +78,7 @@ def test_what_is_wrong_is_told_in_a_line(miniq: Shell) -> None:
 
 def test_what_spark_finds_wrong_is_told_in_a_line(miniq: Shell) -> None:
     said = miniq("pipeline", "drain", "nothing", "o", "--option", "partitons=2", *MASTER, code=1).err
-    assert said.startswith("miniq: partitons: no such option; there are url, queue")
+    assert said.startswith("miniq: partitons: no such option; use one of url, queue")
     assert said.count("\n") == 1
 
 

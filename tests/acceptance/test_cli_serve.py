@@ -118,7 +118,7 @@ def test_bad_configuration_is_refused_with_its_name_and_value(tmp_path: Path) ->
     (tmp_path / "bad.toml").write_text("prot = 5001\n")
     assert "bad.toml: prot: no such option (5001)" in refused(tmp_path, "--config", "bad.toml")
     assert "cannot read nothing.toml" in refused(tmp_path, "--config", "nothing.toml")
-    assert "MINIQ_PORT: 'x' is not right" in refused(tmp_path, MINIQ_PORT="x")
+    assert "MINIQ_PORT: 'x' is invalid" in refused(tmp_path, MINIQ_PORT="x")
     assert "MINIQ_DURABILTY: no such option" in refused(tmp_path, MINIQ_DURABILTY="relaxed")
     assert "'redis:x' is not a store" in refused(tmp_path, "--store", "redis:x", "--port", "0")
     assert "tls_cert: cannot read 'no.pem'" in refused(tmp_path, "--tls-cert", "no.pem", "--port", "0")

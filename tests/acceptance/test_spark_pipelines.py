@@ -102,9 +102,9 @@ def test_a_file_with_a_line_that_is_no_json_sends_nothing(
 def test_files_that_are_not_there_and_formats_that_are_not_clear_are_told(
     spark: SparkSession, run: Run, tmp_path: Path
 ) -> None:
-    with pytest.raises(InvalidRequest, match=r"format: not clear from .*things\.xyz'; use one of text, jsonl"):
+    with pytest.raises(InvalidRequest, match=r"format: cannot be guessed from .*things\.xyz'; use one of text, jsonl"):
         pipelines.ingest(spark, str(tmp_path / "things.xyz"), "q", run=run)
-    with pytest.raises(InvalidRequest, match=r"files: there is nothing at .*none\.jsonl'"):
+    with pytest.raises(InvalidRequest, match=r"files: no file matches .*none\.jsonl'"):
         pipelines.ingest(spark, str(tmp_path / "none.jsonl"), "q", run=run)
 
 
@@ -344,7 +344,7 @@ def test_a_fix_that_makes_no_json_is_told_and_changes_nothing(
     spark: SparkSession, broker: miniq.Client, run: Run
 ) -> None:
     dead_letters(broker, [{"n": 1}])
-    with pytest.raises(Exception, match=r"fix: it makes 'oops' of letter .*, which is not JSON"):
+    with pytest.raises(Exception, match=r"fix: the result 'oops' for dead letter .* is not JSON"):
         pipelines.reprocess(spark, "orders.dead", fix="'oops'", run=run)
     assert all_bodies(broker.queue("orders.dead")) == [{"n": 1}]
 
@@ -374,7 +374,7 @@ def test_a_function_may_transform(spark: SparkSession, broker: miniq.Client, run
 
 
 def test_what_cannot_be_transformed_is_told(spark: SparkSession, run: Run) -> None:
-    with pytest.raises(InvalidRequest, match="target: 'q' is the source too"):
+    with pytest.raises(InvalidRequest, match="target: 'q' is also the source"):
         pipelines.transform(spark, "q", "q", "select 1 as body", run=run)
     with pytest.raises(InvalidRequest, match="function: 'nothing:here' cannot be imported"):
         pipelines.transform(spark, "a", "b", "nothing:here", run=run)

@@ -157,7 +157,7 @@ def test_a_spark_that_is_absent_or_too_old_is_told(monkeypatch: pytest.MonkeyPat
     import pyspark
 
     monkeypatch.setattr(pyspark, "__version__", "4.1.9")
-    with pytest.raises(MissingExtra, match=r"pyspark 4\.1\.9 is too old, 4\.2 is needed"):
+    with pytest.raises(MissingExtra, match=r"pyspark 4\.1\.9 is too old, 4\.2 or later is required"):
         check_spark()
     monkeypatch.setitem(sys.modules, "pyspark", None)
     with pytest.raises(MissingExtra, match=r"pip install 'miniq\[spark\]'"):
@@ -165,5 +165,5 @@ def test_a_spark_that_is_absent_or_too_old_is_told(monkeypatch: pytest.MonkeyPat
 
 
 def test_settings_that_are_none_of_sparks_are_refused() -> None:
-    with pytest.raises(InvalidRequest, match="'master' is no setting of Spark"):
+    with pytest.raises(InvalidRequest, match="'master' is not a Spark setting"):
         session(config={"master": "x"})

@@ -102,9 +102,9 @@ def test_no_rows_are_no_messages(spark: SparkSession, url: str, broker: miniq.Cl
 @pytest.mark.parametrize(
     ("sql", "told"),
     [
-        ("select 1 as n", "n: no column of a message; there are body, data"),
-        ("select 'k' as key", "body: is missing, and so is data"),
-        ("select '1' as body, 'high' as priority", "priority: is a column of string; use tinyint"),
+        ("select 1 as n", "n: not a column of a message; use body, data"),
+        ("select 'k' as key", "body: both body and data are missing"),
+        ("select '1' as body, 'high' as priority", "priority: the column has type string; use tinyint"),
     ],
 )
 def test_columns_that_are_wrong_are_told_before_any_work(spark: SparkSession, url: str, sql: str, told: str) -> None:
@@ -113,7 +113,7 @@ def test_columns_that_are_wrong_are_told_before_any_work(spark: SparkSession, ur
 
 
 def test_a_queue_is_not_overwritten(spark: SparkSession, url: str, broker: miniq.Client) -> None:
-    with pytest.raises(Exception, match="mode: a queue is added to, not overwritten"):
+    with pytest.raises(Exception, match="mode: a queue cannot be overwritten"):
         numbers(spark, 1).write.format("miniq").mode("overwrite").options(url=url, queue="orders").save()
 
 

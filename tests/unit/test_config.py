@@ -78,7 +78,7 @@ def test_any_free_port_is_meant_for_all_that_are_not_named() -> None:
         ("min_free_bytes = -1", ["min_free_bytes", "-1", "at least 0"]),
         ("upkeep_interval = nan", ["upkeep_interval", "nan", "a number of at least 0"]),
         ("[limits]\nbatch = 0", ["limits.batch", "0", "above 0"]),
-        ("port = \nhost = 5", ["not TOML", "line 1"]),
+        ("port = \nhost = 5", ["not valid TOML", "line 1"]),
         ('tls_cert = "/nowhere.pem"', ["tls_cert", "/nowhere.pem", "PEM"]),
     ],
 )

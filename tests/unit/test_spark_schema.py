@@ -44,13 +44,16 @@ def columns(ddl: str) -> StructType:
 @pytest.mark.parametrize(
     ("ddl", "told"),
     [
-        ("body string, amount int", "amount: no column of a message; there are body, data"),
-        ("key string", "body: is missing, and so is data; the columns are key"),
-        ("body binary", "body: is a column of binary; bytes are written as data"),
-        ("data string", "data: is a column of string; use binary"),
-        ("body string, priority string", "priority: is a column of string; use tinyint or smallint"),
-        ("body string, headers map<string,int>", "headers: is a column of map<string,int>; use map<string,string>"),
-        ("body string, delay timestamp", "delay: is a column of timestamp; use"),
+        ("body string, amount int", "amount: not a column of a message; use body, data"),
+        ("key string", "body: both body and data are missing; the columns are key"),
+        ("body binary", "body: the column has type binary; write bytes to the column data"),
+        ("data string", "data: the column has type string; use binary"),
+        ("body string, priority string", "priority: the column has type string; use tinyint or smallint"),
+        (
+            "body string, headers map<string,int>",
+            "headers: the column has type map<string,int>; use map<string,string>",
+        ),
+        ("body string, delay timestamp", "delay: the column has type timestamp; use"),
     ],
 )
 def test_columns_that_are_no_part_of_a_message_are_refused_by_name(ddl: str, told: str) -> None:
@@ -61,7 +64,7 @@ def test_columns_that_are_no_part_of_a_message_are_refused_by_name(ddl: str, tol
 
 def test_what_was_read_can_be_written() -> None:
     check_written_schema(spark_schema("messages"), None)
-    with pytest.raises(InvalidRequest, match="contentType: there is a column"):
+    with pytest.raises(InvalidRequest, match="contentType: the rows already have a column"):
         check_written_schema(spark_schema("messages"), "text/plain")
 
 

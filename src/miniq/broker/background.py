@@ -1,4 +1,4 @@
-"""How background tasks of a broker end."""
+"""Reliable cancellation of the broker's background tasks."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ PATIENCE = 1.0
 
 
 async def end(task: asyncio.Task[None]) -> None:
-    """Cancel a task and wait for its end. The driver of a database may take a cancellation for an error of its own
-    and swallow it, so it is asked again until it is over."""
+    """Cancel a task and wait until it has ended. A database driver may swallow a cancellation, so cancel again until
+    it takes effect."""
     while not task.done():
         task.cancel()
         await asyncio.wait([task], timeout=PATIENCE)
     if not task.cancelled():
-        task.exception()  # whatever it was, it was the last thing that it had to say
+        task.exception()  # mark it as retrieved, or asyncio logs it

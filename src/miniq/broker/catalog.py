@@ -1,7 +1,7 @@
-"""The catalog: which queues there are, and their settings.
+"""The catalog: all queues and their settings.
 
-It is a copy of what the store keeps, so that no call has to ask for it. Where other brokers change the store too,
-`refresh.py` reads it again, at the latest when somebody names a queue that is not known here.
+It caches what the store keeps, so that calls need not read it. On a store that other brokers also change,
+`refresh.py` reloads it, at the latest when a call names a queue that is not in the cache.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ class Catalog:
         self._broker = broker
         self._settings: dict[str, QueueSettings] = {}
         self.changes = 0
-        """How often this broker itself made, changed or deleted a queue."""
+        """How often this broker itself created, changed or deleted a queue."""
 
     async def load(self) -> None:
-        """Read it, and make the queue that is always there."""
+        """Read all queues from the store, and create the default queue if it is missing."""
         self._settings = await self._broker.store.queues()
         await self.ensure(DEFAULT_QUEUE)
 
     def learn(self, settings: dict[str, QueueSettings]) -> None:
-        """All queues, as they are in the store."""
-        for gone in self._settings.keys() - settings.keys():
-            self.forget(gone)
+        """Replace the cache by the settings just read from the store."""
+        for deleted in self._settings.keys() - settings.keys():
+            self.forget(deleted)
         self._settings = settings
 
     def forget(self, queue: str) -> None:
-        """A queue is gone."""
+        """Drop a deleted queue from the cache and the metrics."""
         self._settings.pop(queue, None)
         self._broker.metrics.forget(queue)
 
@@ -50,7 +50,7 @@ class Catalog:
         return list(self._settings)
 
     def known(self, queue: str) -> str:
-        """The name of a queue that exists, else "": for counting, where anybody's words must not pile up."""
+        """The name if such a queue exists, else "": metrics must not grow with arbitrary names from requests."""
         return queue if queue in self._settings else ""
 
     def find(self, queue: str) -> QueueSettings | None:
@@ -66,13 +66,13 @@ class Catalog:
         return settings
 
     async def existing(self, queue: str) -> QueueSettings:
-        """The settings of a queue that must exist, perhaps since a moment ago on another broker."""
+        """The settings of a queue that must exist; reload first if another broker may have just created it."""
         if queue not in self._settings and self._broker.is_open:
             await self._broker.refresh.once()
         return self.settings(queue)
 
     async def possible(self, queue: str) -> None:
-        """Refuse a queue that does not exist, unless it may be created by being used."""
+        """Raise if a queue neither exists nor may be created on first use."""
         rules.check_name(queue)
         if not self._broker.options.auto_create:
             await self.existing(queue)
@@ -80,7 +80,7 @@ class Catalog:
             await self._broker.refresh.once()
 
     async def first_use(self, queue: str) -> QueueSettings:
-        """The settings of a queue that is created by being used, unless queues must be made by hand."""
+        """The settings of a queue, created now if `auto_create` is on."""
         self._broker.check_open()
         rules.check_name(queue)
         if not self._broker.options.auto_create:
@@ -90,7 +90,7 @@ class Catalog:
     # Changing
 
     async def ensure(self, queue: str) -> QueueSettings:
-        """The settings of a queue, which is created if need be."""
+        """The settings of a queue, created now if it does not exist."""
         if queue not in self._settings:
             await self._broker.refresh.once()
         while queue not in self._settings:
@@ -98,7 +98,7 @@ class Catalog:
         return self._settings[queue]
 
     async def change(self, queue: str, changes: dict[str, Any]) -> None:
-        """Create a queue or change some of its settings. Its dead-letter queue is created with it."""
+        """Create a queue or change some of its settings. Its dead-letter queue is created, too."""
         rules.check_name(queue)
         while True:
             await self._broker.refresh.once()
@@ -111,18 +111,18 @@ class Catalog:
                 return
 
     async def delete(self, queue: str) -> None:
-        """Remove a queue with everything in it."""
+        """Delete a queue and all its messages."""
         settings = await self.existing(queue)
         if queue == DEFAULT_QUEUE:
-            raise QueueProtected(f"queue: {queue!r} is always there; purge it instead", field="queue")
+            raise QueueProtected(f"queue: {queue!r} cannot be deleted; purge it instead", field="queue")
         await self._broker.store.delete_queue(queue)
-        if self._settings.get(queue) is settings:  # else somebody has made a new one meanwhile
+        if self._settings.get(queue) is settings:  # else a concurrent call has created it again
             self.forget(queue)
         self.changes += 1
 
     async def _put(self, queue: str, before: QueueSettings | None, settings: QueueSettings) -> bool:
-        """Write settings in place of those that were known. False if somebody was faster: that change, which must
-        not be lost, is known then."""
+        """Write settings if the store still has `before`. If another broker changed them first, load its change, so
+        that it is not overwritten, and return False."""
         if not await self._broker.store.change_queue(queue, before, settings):
             self.learn(await self._broker.store.queues())
             return False

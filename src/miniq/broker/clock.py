@@ -1,4 +1,4 @@
-"""The one clock of a broker. Nothing else in MiniQ asks what time it is."""
+"""The broker's clock. Nothing else in MiniQ reads the time."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ class Timer(Protocol):
 
 class Clock(Protocol):
     def now(self) -> int:
-        """The present moment; it never goes back while the clock exists."""
+        """Microseconds since 1970 UTC; never goes backwards."""
         ...
 
     def call_at(self, moment: int, callback: Callable[[], None]) -> Timer:
-        """Call back in the event loop's thread once `moment` has come."""
+        """Run `callback` in the event loop's thread at `moment`."""
         ...
 
 
 class SystemClock:
-    """Wall time at start, advanced by the monotonic clock: a jump of the wall clock while the broker
-    runs neither ends leases early nor keeps them."""
+    """Wall time at start, advanced by the monotonic clock: a jump of the wall clock neither shortens nor prolongs
+    leases while the broker runs."""
 
     def __init__(self) -> None:
-        # A busy machine may do something else between two readings, and the clock would be wrong by that for good:
-        # leases from before a restart would end early. So the two that were closest of some count.
-        self._offset = min(_compare() for _ in range(20))[1]
+        # A preemption between the two readings would put the clock off for good, and leases from before a restart
+        # would end early. So of several pairs of readings the closest one is used.
+        self._offset = min(_wall_offset() for _ in range(20))[1]
 
     def now(self) -> int:
         return (self._offset + time.monotonic_ns()) // 1000
@@ -41,8 +41,8 @@ class SystemClock:
         return asyncio.get_running_loop().call_later(delay, callback)
 
 
-def _compare() -> tuple[int, int]:
-    """How long the readings took, and how far the wall clock is ahead of the monotonic one."""
+def _wall_offset() -> tuple[int, int]:
+    """How long the readings took, and how far the wall clock is ahead of the monotonic clock, in nanoseconds."""
     before = time.monotonic_ns()
     wall = time.time_ns()
     after = time.monotonic_ns()

@@ -1,9 +1,9 @@
-"""Keys: who may do what on which queues.
+"""API keys and CURVE keys, and what each allows on which queues.
 
-An API key is a secret that is shown once; what is kept is its hash. A CURVE key proves itself while a ZeroMQ
-connection is made; what is kept is its public half. A key allows a list of `VERB:PATTERN`, where the verb is one of
-`VERBS` or `*` and the pattern is a queue name with `*` for any characters. While there are no keys, everybody
-may do everything, and the server listens on loopback only.
+An API key is a secret that is shown once; only its hash is stored. A CURVE key authenticates a ZeroMQ connection
+during its handshake; only its public half is stored. A key has a list of `VERB:PATTERN` scopes, where the verb is one
+of `VERBS` or `*` and the pattern is a queue name with `*` for any characters. While no keys exist, every call is
+allowed, and the server listens on loopback only.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from miniq.options import Limits
 from miniq.store.contract import Store
 
 VERBS = ("send", "receive", "read", "manage", "admin")
-"""send; receive, ack, release and extend; look at queues, messages and history; configure, edit, remove, purge,
-redrive and delete; keys and backups."""
+"""`receive` includes ack, release and extend; `read` is queues, messages and history; `manage` is configure, edit,
+remove, purge, redrive and delete; `admin` is keys and backups."""
 
 KIND = "key"
 PAIR_KIND = "curve"
@@ -40,21 +40,21 @@ class ApiKey(Struct, frozen=True, omit_defaults=True):
     created_at: int
     hash: str
     public: str | None = None
-    """Of a CURVE key, which has no hash."""
+    """The public half of a CURVE key, whose `hash` is empty."""
 
 
 class Proven(Struct, frozen=True):
-    """A caller whose connection has proven to hold a CURVE key; it stands where others show a secret."""
+    """The id of the CURVE key that a connection authenticated with; takes the place of a secret."""
 
     id: str
 
 
 Secret = str | Proven
-"""What callers show for themselves."""
+"""The credential of a caller."""
 
 
 class CurvePair(Struct, frozen=True):
-    """The broker's own CURVE key."""
+    """The broker's own CURVE key pair."""
 
     public: str
     secret: str
@@ -67,26 +67,26 @@ class KeyRing:
         self._store = store
         self._keys: dict[str, ApiKey] = {}
         self._known: dict[Secret, ApiKey] = {}
-        """Secrets that were checked before, so that a call does not hash."""
+        """Cache of verified credentials, so that not every call has to hash."""
         self._allowed: dict[tuple[str, str, str], bool] = {}
 
     async def load(self) -> None:
-        """Read all keys, and forget what was concluded from those before."""
-        found = [msgspec.json.decode(value, type=ApiKey) for value in (await self._store.records(KIND)).values()]
-        self._keys = {key.id: key for key in found}
+        """Read all keys, and clear the caches."""
+        keys = [msgspec.json.decode(value, type=ApiKey) for value in (await self._store.records(KIND)).values()]
+        self._keys = {key.id: key for key in keys}
         self._known.clear()
         self._allowed.clear()
 
     @property
     def open(self) -> bool:
-        """Whether everybody may do everything."""
+        """Whether there are no keys, so that every call is allowed."""
         return not self._keys
 
     def list(self) -> list[ApiKey]:
         return sorted(self._keys.values(), key=lambda key: key.created_at)
 
     async def create(self, name: str, allow: Sequence[str], now: int) -> tuple[ApiKey, str]:
-        """A new API key and its secret, which is not kept."""
+        """Create an API key; return it with its secret, which is not stored."""
         self._check(name, allow)
         id = secrets.token_hex(6)
         secret = f"mq_{id}_{secrets.token_urlsafe(24)}"
@@ -95,31 +95,31 @@ class KeyRing:
         return key, secret
 
     async def admit(self, name: str, allow: Sequence[str], public: str, now: int) -> ApiKey:
-        """List the public half of a CURVE key, in the form of its 40 characters."""
+        """Add a CURVE key by its public half (40 characters, Z85)."""
         self._check(name, allow)
         if _CURVE.fullmatch(public) is None:
             raise InvalidRequest(
-                f"public: {public[:80]!r} is not the public half of a CURVE key, which has 40 characters (Z85)",
+                f"public: {public[:80]!r} is not the public half of a CURVE key; use 40 characters of Z85",
                 field="public",
             )
         if self.proven(public) is not None:
-            raise InvalidRequest(f"public: {public} is listed already; revoke it first", field="public")
+            raise InvalidRequest(f"public: {public} is already registered; revoke it first", field="public")
         key = ApiKey(secrets.token_hex(6), name, list(allow), now, "", public)
         await self._add(key)
         return key
 
     def proven(self, public: str) -> Proven | None:
-        """Who a connection is that holds a CURVE key, None if the key is not listed."""
+        """The identity of a connection with this CURVE key, None if the key is not registered."""
         for key in self._keys.values():
             if key.public == public:
                 return Proven(key.id)
         return None
 
     async def own_pair(self) -> CurvePair:
-        """The broker's own CURVE key, made the first time and kept in the store."""
-        found = (await self._store.records(PAIR_KIND)).get("server")
-        if found is not None:
-            return msgspec.json.decode(found, type=CurvePair)
+        """The broker's own CURVE key pair, created on first use and kept in the store."""
+        stored = (await self._store.records(PAIR_KIND)).get("server")
+        if stored is not None:
+            return msgspec.json.decode(stored, type=CurvePair)
         import zmq
 
         pair = CurvePair(*(half.decode() for half in zmq.curve_keypair()))
@@ -127,7 +127,7 @@ class KeyRing:
         return pair
 
     async def revoke(self, id: str) -> None:
-        """A key is no longer good from now on."""
+        """Revoke a key, with immediate effect."""
         if id not in self._keys and self._store.shared:
             await self.load()
         if id not in self._keys:
@@ -138,10 +138,10 @@ class KeyRing:
         self._allowed.clear()
 
     def identify(self, secret: Secret | None) -> ApiKey:
-        """The key that a caller shows; raise if it shows none, or none that is known."""
+        """The key that a credential belongs to; raise `Unauthorized` if it is missing or unknown."""
         if secret is None:
             raise Unauthorized(
-                "an API key is needed: `Authorization: Bearer KEY` over HTTP, `api_key` in a ZeroMQ request"
+                "an API key is required: `Authorization: Bearer KEY` over HTTP, `api_key` in a ZeroMQ request"
             )
         return self._known.get(secret) or self._identify(secret)
 
@@ -150,17 +150,17 @@ class KeyRing:
         if not self._keys:
             return
         key = self.identify(secret)
-        asked = (key.id, verb, queue or "")
-        allowed = self._allowed.get(asked)
+        cache_key = (key.id, verb, queue or "")
+        allowed = self._allowed.get(cache_key)
         if allowed is None:
             allowed = any(_covers(scope, verb, queue) for scope in key.allow)
             if len(self._allowed) >= 16 * _CACHE:
                 self._allowed.clear()
-            if len(asked[2]) <= rules.NAME_LENGTH:  # what is longer is no queue's name, and would fill the memory
-                self._allowed[asked] = allowed
+            if len(cache_key[2]) <= rules.NAME_LENGTH:  # a longer one is no valid queue name and would waste memory
+                self._allowed[cache_key] = allowed
         if not allowed:
-            where = "the broker" if queue is None else f"queue {queue[: rules.NAME_LENGTH]!r}"
-            raise Forbidden(f"key {key.name!r} does not allow {verb} on {where}")
+            target = "the broker" if queue is None else f"queue {queue[: rules.NAME_LENGTH]!r}"
+            raise Forbidden(f"key {key.name!r} does not allow {verb} on {target}")
 
     def may(self, secret: Secret | None, verb: str, queue: str | None) -> bool:
         """Whether `check` would pass."""
@@ -173,12 +173,12 @@ class KeyRing:
     def _check(self, name: str, allow: Sequence[str]) -> None:
         rules.check_text(name, "name", Limits())
         if not allow:
-            raise InvalidRequest("allow: empty; give at least one VERB:PATTERN such as send:orders.*", field="allow")
+            raise InvalidRequest("allow: empty; use at least one VERB:PATTERN such as send:orders.*", field="allow")
         for scope in allow:
             verb, colon, pattern = scope.partition(":") if isinstance(scope, str) else ("", "", "")
             if verb not in (*VERBS, "*") or (colon and not pattern) or len(pattern) > rules.NAME_LENGTH:
                 raise InvalidRequest(
-                    f"allow: {scope!r:.80} is not VERB:PATTERN; verbs are {', '.join(VERBS)} and *", field="allow"
+                    f"allow: {scope!r:.80} is not VERB:PATTERN; the verbs are {', '.join(VERBS)} and *", field="allow"
                 )
 
     async def _add(self, key: ApiKey) -> None:
@@ -194,7 +194,7 @@ class KeyRing:
             parts = secret.split("_", 2)
             key = self._keys.get(parts[1]) if len(parts) == 3 else None
             if key is None or not hmac.compare_digest(key.hash, _hash(secret)):
-                raise Unauthorized("this API key is not known, or was revoked")
+                raise Unauthorized("this API key is unknown or was revoked")
         if len(self._known) >= _CACHE:
             self._known.clear()
         self._known[secret] = key

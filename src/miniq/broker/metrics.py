@@ -1,4 +1,4 @@
-"""What a broker counts while it works: plain numbers, read by whoever shows them."""
+"""The broker's counters and latency histograms, as plain numbers; `/metrics` and the console read them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Sequence
 
 BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
-"""Upper bounds in seconds; a last bucket holds the rest."""
+"""Upper bounds in seconds; one more bucket holds everything above."""
 
 
 class Latency:
-    """How long calls of one kind took."""
+    """A histogram of call durations."""
 
     __slots__ = ("buckets", "count", "total")
 
@@ -25,43 +25,44 @@ class Latency:
         self.count += 1
         self.total += seconds
 
-    def add_all(self, many: Sequence[float]) -> None:
-        """Calls that were answered together: mostly they took about as long."""
+    def add_all(self, durations: Sequence[float]) -> None:
+        """Add calls that were answered together; fast when all fall into one bucket, as they usually do."""
         buckets = self.buckets
-        first, last = bisect_left(BUCKETS, min(many)), bisect_left(BUCKETS, max(many))
+        first, last = bisect_left(BUCKETS, min(durations)), bisect_left(BUCKETS, max(durations))
         if first == last:
-            buckets[first] += len(many)
+            buckets[first] += len(durations)
         else:
-            for seconds in many:
+            for seconds in durations:
                 buckets[bisect_left(BUCKETS, seconds, first, last)] += 1
-        self.count += len(many)
-        self.total += sum(many)
+        self.count += len(durations)
+        self.total += sum(durations)
 
 
 class Metrics:
-    """Messages by queue and what happened to them; calls by wire, name and queue; errors by code."""
+    """Messages by queue and event; calls by protocol, name and queue; errors by protocol and code."""
 
     def __init__(self) -> None:
         self.messages: Counter[tuple[str, str]] = Counter()
         """(queue, event) → messages; events are sent, received, acked, released, extended, dead, expired."""
         self.calls: dict[tuple[str, str, str], Latency] = {}
-        """(wire, call, queue) → how long; the queue is empty for calls that are about none."""
+        """(wire, call, queue) → durations; the queue is "" for calls without one."""
         self.errors: Counter[tuple[str, str]] = Counter()
+        """(wire, code) → errors."""
 
     def call(self, wire: str, name: str, queue: str, seconds: float) -> None:
-        """A call was answered."""
+        """Record the duration of a call."""
         self.latency(wire, name, queue).add(seconds)
 
     def latency(self, wire: str, name: str, queue: str) -> Latency:
-        """Of calls of one kind."""
-        found = self.calls.get((wire, name, queue))
-        if found is None:
-            found = self.calls[wire, name, queue] = Latency()
-        return found
+        """The histogram of one kind of call."""
+        latency = self.calls.get((wire, name, queue))
+        if latency is None:
+            latency = self.calls[wire, name, queue] = Latency()
+        return latency
 
     def forget(self, queue: str) -> None:
-        """A queue is gone, and with it what was counted for it."""
-        for counted in [key for key in self.messages if key[0] == queue]:
-            del self.messages[counted]
-        for timed in [key for key in self.calls if key[2] == queue]:
-            del self.calls[timed]
+        """Drop the numbers of a deleted queue."""
+        for counter in [key for key in self.messages if key[0] == queue]:
+            del self.messages[counter]
+        for call in [key for key in self.calls if key[2] == queue]:
+            del self.calls[call]

@@ -1,4 +1,4 @@
-"""Moving dead letters back: all at once, or in the background at a rate."""
+"""Redrives: dead letters moved back to their source queue, at once or in the background at a limited rate."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ class _Job:
 
 
 class Redrives:
-    """The redrives of a broker. One may run in the background per queue; a new one replaces it."""
+    """The redrives of a broker. A queue has at most one in the background; a new one replaces it."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._jobs: dict[str, _Job] = {}
 
     def progress(self, queue: str) -> RedriveProgress | None:
-        """How far the last background redrive of a queue has come."""
+        """The progress of a queue's latest background redrive."""
         job = self._jobs.get(queue)
         return None if job is None else job.progress()
 
     async def run(self, queue: str, ids: Sequence[str] | None, to: str | None, rate: float | None) -> RedriveProgress:
-        """Move messages and say how many; with `rate`, begin and come back at once."""
+        """Move messages and return the counts; with `rate` (messages per second), start in the background."""
         broker = self._broker
         if ids is not None:
             rules.check_batch(ids, "ids", broker.options.limits)
         if to is not None:
             rules.check_name(to, "to")
             if to == queue:
-                raise InvalidRequest(f"to: {to!r} is the queue itself; choose another", field="to")
+                raise InvalidRequest(f"to: {to!r} is the source queue; choose another", field="to")
         if rate is not None and (isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate <= 1e6):
             raise InvalidRequest(f"rate: {rate!r} is out of range; use more than 0, at most 1000000", field="rate")
         job = _Job(queue, to)
@@ -67,30 +67,30 @@ class Redrives:
         return job.progress()
 
     async def stop(self) -> None:
-        """End all background work; what is not moved yet stays where it is."""
+        """Cancel all background redrives; messages not moved yet stay where they are."""
         for job in self._jobs.values():
             await self._cancel(job)
 
     async def _paced(self, job: _Job, ids: Sequence[str] | None, rate: float) -> None:
-        """Move about twenty times a second, or one by one where the rate is lower than that."""
-        share = max(1, round(rate / 20))
+        """Move a batch about twenty times per second, or single messages at rates below that."""
+        size = max(1, round(rate / 20))
         try:
             async for page in self._pages(job.queue, ids):
-                for start in range(0, len(page), share):
-                    some = page[start : start + share]
-                    await self._move(job, some)
-                    await asyncio.sleep(len(some) / rate)
+                for start in range(0, len(page), size):
+                    batch = page[start : start + size]
+                    await self._move(job, batch)
+                    await asyncio.sleep(len(batch) / rate)
         except MiniQError as error:
             log.warning("redrive of %s stopped after %d messages: %s", job.queue, job.moved, error)
         finally:
             job.running = False
 
     async def _pages(self, queue: str, ids: Sequence[str] | None) -> AsyncIterator[list[Stored]]:
-        """The messages to move. What was moved is gone, what was skipped lies behind the cursor."""
+        """The messages to move, by page. Skipped messages stay in the queue, but behind the cursor."""
         broker = self._broker
         if ids is not None:
-            found = [await broker.store.find(queue, id) for id in ids]
-            yield [stored for stored in found if stored is not None]
+            messages = [await broker.store.find(queue, id) for id in ids]
+            yield [stored for stored in messages if stored is not None]
             return
         after: str | None = None
         while True:
@@ -119,10 +119,10 @@ class Redrives:
             else:
                 targets.setdefault(to, []).append(((message.id, FREE), rules.revive(message, to, now)))
         for to, moves in targets.items():
-            done = await broker.move(job.queue, to, moves, event="redriven")
-            moved = done.count("done")
+            outcomes = await broker.move(job.queue, to, moves, event="redriven")
+            moved = outcomes.count("done")
             job.moved += moved
-            job.skipped += len(done) - moved
+            job.skipped += len(outcomes) - moved
 
     @staticmethod
     async def _cancel(job: _Job | None) -> None:

@@ -1,8 +1,8 @@
-"""What a broker remembers of a store that other brokers change too, kept up to date.
+"""Keeps the broker's caches up to date on a store that other brokers also change.
 
-Settings and API keys are copies. They are read again when the store hints at a change, at least every
-`refresh_interval`, and when somebody names a queue that is not known here. Long polls look again just as often,
-so a hint that was lost costs a moment and no more.
+Queue settings and keys are cached. They are reloaded when the store signals a change, at least every
+`refresh_interval`, and when a call names an unknown queue. Long polls are woken just as often, so a lost signal delays
+them by at most that interval.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = logging.getLogger("miniq.refresh")
 
 
 class Refresh:
-    """The background task of a broker on a shared store; on another one it does nothing."""
+    """The background task of a broker on a shared store; on any other store it does nothing."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -41,21 +41,20 @@ class Refresh:
             self._task = None
 
     def hint(self) -> None:
-        """Something was changed elsewhere: look soon."""
+        """Called when another broker changed something: refresh soon."""
         self._hint.set()
 
     async def once(self) -> None:
-        """Read again what was changed since the last time."""
+        """Reload settings and keys if the store's revision has changed."""
         broker = self._broker
         if not broker.store.shared:
             return
         while (revision := await broker.store.revision()) != self._revision:
-            seen = broker.catalog.changes
+            own_changes = broker.catalog.changes
             settings = await broker.store.queues()
             await broker.keys.load()
-            if (
-                broker.catalog.changes == seen
-            ):  # else what was read may be older than what this broker itself wrote meanwhile
+            # Otherwise the settings read may be older than those that this broker has just written.
+            if broker.catalog.changes == own_changes:
                 broker.catalog.learn(settings)
                 self._revision = revision
 
@@ -69,5 +68,5 @@ class Refresh:
             try:
                 await self.once()
             except MiniQError as error:
-                log.debug("not refreshed: %s", error)
+                log.debug("refresh failed: %s", error)
             self._broker.waiters.wake_everywhere()

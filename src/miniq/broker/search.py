@@ -1,7 +1,7 @@
-"""Looking for messages and events: bounded walks, so that a search never holds up the broker.
+"""Search in messages and history: bounded scans, so that a search never blocks the broker.
 
-One call looks at so many records and says how far it came; who wants more goes on from there. Others have their turn
-between two pages.
+One call examines a limited number of records and returns a cursor; the caller continues from there. The scan yields to
+the event loop between pages.
 """
 
 from __future__ import annotations
@@ -21,23 +21,24 @@ from miniq.message import SECOND, EventName, HistoryPage, HistoryRecord, Message
 if TYPE_CHECKING:
     from miniq.broker.broker import Broker
 
-LOOK = 2000
-"""Messages that one call looks at."""
-LOOK_BYTES = 32 * 1024 * 1024
-"""And bytes of them."""
-LOOK_EVENTS = 20_000
+MAX_MESSAGES = 2000
+"""Messages that one call examines."""
+MAX_BYTES = 32 * 1024 * 1024
+"""Bytes of messages that one call examines."""
+MAX_EVENTS = 20_000
+"""Events that one call examines."""
 _PAGE = 200
 
 
 class Found(Struct, frozen=True):
-    """What a search came upon: messages, where it goes on (None at the end), and how many it looked at."""
+    """A page of matching messages with the cursor for the rest, and how many messages were examined."""
 
     page: Page
     looked: int
 
 
 class Search:
-    """Searches in the queues and the history of a broker."""
+    """Search in the queues and the history of a broker."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -45,26 +46,26 @@ class Search:
     async def messages(
         self, queue: str, text: str, *, status: Status | None = None, after: str | None = None, limit: int = 100
     ) -> Found:
-        """Messages whose id, key, headers or body have `text` in them, whatever its case."""
+        """Messages whose id, key, headers or body contain `text`, ignoring case."""
         if not text or len(text) > 1000:
-            raise InvalidRequest(f"find: a text of {len(text)} characters; use 1 to 1000", field="find")
+            raise InvalidRequest(f"find: {len(text)} characters; use 1 to 1000", field="find")
         rules.check_count(limit, "limit", 1, self._broker.options.limits.batch)
         matches = matcher(text)
-        found: list[Stored] = []
-        looked = size = 0
+        matching: list[Stored] = []
+        examined = size = 0
         while True:
             page = await self._broker.peek(queue, status=status, after=after, limit=_PAGE)
-            places = [place for place, stored in enumerate(page.messages) if matches(stored.message)]
-            if len(places) > limit - len(found):
-                # More than are wanted: up to the last of those, so that the next call goes on behind it.
-                most = places[limit - len(found) - 1] + 1
-                page = await self._broker.peek(queue, status=status, after=after, limit=most)
-            looked += len(page.messages)
+            hits = [index for index, stored in enumerate(page.messages) if matches(stored.message)]
+            if len(hits) > limit - len(matching):
+                # Read the page again up to the last match that fits, so that its cursor points right behind that.
+                shorter = hits[limit - len(matching) - 1] + 1
+                page = await self._broker.peek(queue, status=status, after=after, limit=shorter)
+            examined += len(page.messages)
             size += sum(stored.message.size for stored in page.messages)
-            found += [stored for stored in page.messages if matches(stored.message)]
+            matching += [stored for stored in page.messages if matches(stored.message)]
             after = page.next
-            if after is None or len(found) == limit or looked >= LOOK or size >= LOOK_BYTES:
-                return Found(Page(found, after), looked)
+            if after is None or len(matching) == limit or examined >= MAX_MESSAGES or size >= MAX_BYTES:
+                return Found(Page(matching, after), examined)
             await asyncio.sleep(0)
 
     async def events(
@@ -79,8 +80,8 @@ class Search:
         since: int | None = None,
         before: int | None = None,
     ) -> HistoryPage:
-        """Events of one queue, message, kind or consumer, from a moment on and before an offset, by rising offset.
-        `next` says how far it looked, whether or not it found anything there."""
+        """Events filtered by queue, message, kind, consumer, start time and end offset, in order of offset.
+        `next` is where the scan ended, whether or not it matching anything."""
         if event is not None and event not in get_args(EventName):
             raise InvalidRequest(f"event: {event[:80]!r}; use one of {', '.join(get_args(EventName))}", field="event")
         rules.check_count(limit, "limit", 1, self._broker.options.limits.batch)
@@ -90,30 +91,30 @@ class Search:
         if id is not None and since is None and not after:
             since = sent_about(id)
         if since is not None:
-            after = max(after, await self._before(since))
-        found: list[HistoryRecord] = []
-        looked = 0
+            after = max(after, await self._last_offset_before(since))
+        matching: list[HistoryRecord] = []
+        examined = 0
         while True:
             page = await broker.history(after=after, limit=1000 if id or event or consumer else limit, queue=queue)
             for record in page.records:
-                happened = record.event
+                candidate = record.event
                 if before is not None and record.offset >= before:
-                    return replace(page, records=found, next=before - 1)
+                    return replace(page, records=matching, next=before - 1)
                 if (
-                    (id is None or happened.id == id)
-                    and (event is None or happened.event == event)
-                    and (consumer is None or happened.consumer == consumer)
+                    (id is None or candidate.id == id)
+                    and (event is None or candidate.event == event)
+                    and (consumer is None or candidate.consumer == consumer)
                 ):
-                    found.append(record)
-                    if len(found) == limit:
-                        return replace(page, records=found, next=record.offset)
-            looked += max(1, page.next - after)
-            if page.next == after or looked >= LOOK_EVENTS or not (id or event or consumer):
-                return replace(page, records=found)
+                    matching.append(record)
+                    if len(matching) == limit:
+                        return replace(page, records=matching, next=record.offset)
+            examined += max(1, page.next - after)
+            if page.next == after or examined >= MAX_EVENTS or not (id or event or consumer):
+                return replace(page, records=matching)
             after = page.next
             await asyncio.sleep(0)
 
-    async def _before(self, moment: int) -> int:
+    async def _last_offset_before(self, moment: int) -> int:
         """The offset of the last event before a moment."""
         span = await self._broker.history_span()
         low, high = span.first - 1, span.last
@@ -128,7 +129,7 @@ class Search:
 
 
 def matcher(text: str) -> Callable[[Message], bool]:
-    """Whether a message has a text in its id, key, headers or body. JSON may hold it with escapes."""
+    """A predicate: does a message contain the text in its id, key, headers or body? In JSON it may be escaped."""
     wanted = text.lower()
     needles = {
         wanted.encode(),
@@ -151,7 +152,7 @@ def matcher(text: str) -> Callable[[Message], bool]:
 
 
 def sent_about(id: str) -> int | None:
-    """A moment shortly before a message with this id was sent, None if the id does not tell."""
+    """A moment shortly before the message with this id was sent, None if the id is not a UUIDv7."""
     try:
         return (int(id[:8] + id[9:13], 16) * 1000 - SECOND) if len(id) == 36 and id[14] == "7" else None
     except ValueError:

@@ -1,8 +1,8 @@
-"""Rates, and the last hour: what those see who watch a broker.
+"""Rates and the last hour of every queue, for the console and `miniq top`.
 
-Once a second the counters of `metrics.py` are noted, from which rates are taken; every `STEP` seconds a row with the
-numbers of each queue is kept for an hour, in this process alone. A queue whose numbers stay the same costs nothing, and
-no more than `MOST` queues have a past, so that a broker with very many of them stays small.
+Once per second the counters of `metrics.py` are sampled to compute rates. Every `STEP` seconds a row per queue is
+stored for an hour, in this process's memory. A queue whose numbers do not change adds no rows, and at most `MAX_QUEUES`
+queues have a history, so that memory stays bounded.
 """
 
 from __future__ import annotations
@@ -28,24 +28,25 @@ if TYPE_CHECKING:
 log = logging.getLogger("miniq.trends")
 
 RATES = ("sent", "received", "acked", "released", "expired", "dead")
-"""What is counted; as a series, messages a second."""
+"""Counted events; as a series, messages per second."""
 GAUGES = ("ready", "delayed", "leased")
 SERIES = ("total", *GAUGES, *RATES)
 STEP = 15
 """Seconds between two rows."""
 ROWS = 240
-"""An hour of them."""
-MOST = 2000
-"""Queues that have a past."""
+"""Rows in an hour."""
+MAX_QUEUES = 2000
+"""Queues for which the last hour is kept."""
 WINDOW = 5
-"""Seconds over which a rate is taken."""
+"""Seconds over which a rate is averaged."""
 _WIDTH = 1 + len(GAUGES) + len(RATES)
-SHARE = 50
-"""Queues looked at without letting others have their turn."""
+_CHUNK = 50
+"""Queues counted before yielding to the event loop."""
 
 
 class QueueStats(Struct, frozen=True):
-    """A queue now: its counts, messages a second by event, and how many of its messages lie dead elsewhere."""
+    """A queue's current counts, its messages per second by event, and the number of messages in its dead-letter
+    queue."""
 
     name: str
     counts: Counts
@@ -55,36 +56,36 @@ class QueueStats(Struct, frozen=True):
 
 
 class Trend(Struct, frozen=True):
-    """Series of one queue over the last hour, oldest first, with one value for each point in time."""
+    """Series of one queue over the last hour: one value per point in time, oldest first."""
 
     name: str
     series: dict[str, list[float]]
 
 
 class Trends:
-    """The watched numbers of a broker. A server starts it; elsewhere `tick` may be called by hand."""
+    """The rates and trends of a broker. The server starts the background task; tests and embedded use call `tick`."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._noted: deque[tuple[int, dict[tuple[str, str], int]]] = deque(maxlen=WINDOW + 1)
-        """When, and what the counters said."""
+        self._samples: deque[tuple[int, dict[tuple[str, str], int]]] = deque(maxlen=WINDOW + 1)
+        """Time and counters."""
         self._rows: dict[str, array[int]] = {}
-        """By queue, rows of step, gauges and counters, one after the other; only those that differ from the last."""
+        """By queue: rows of step, gauges and counters, concatenated. A row equal to its predecessor is left out."""
         self._step = 0
-        """The last one for which there are rows."""
+        """The latest step for which rows were stored."""
         self._task: asyncio.Task[None] | None = None
         self._ending = asyncio.Event()
 
     def start(self) -> None:
-        """Note the numbers once a second from now on."""
+        """Sample the numbers once per second from now on."""
         self._task = asyncio.create_task(self._loop())
 
     def end(self) -> None:
-        """Let those who watch go: the broker will close soon."""
+        """End all event streams: the broker will close soon."""
         self._ending.set()
 
     async def pause(self, seconds: float) -> bool:
-        """Wait before looking again; False if there is nothing more to be seen."""
+        """Wait until an event stream's next turn; False if the stream should end."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._ending.wait(), seconds)
         return not self._ending.is_set()
@@ -95,57 +96,55 @@ class Trends:
             self._task = None
 
     async def tick(self) -> None:
-        """Note the counters, and every `STEP` seconds a row for each queue."""
+        """Sample the counters, and store a row per queue every `STEP` seconds."""
         now = self._broker.clock.now()
-        self._noted.append((now, dict(self._broker.metrics.messages)))
+        self._samples.append((now, dict(self._broker.metrics.messages)))
         step = now // (STEP * SECOND)
         if step != self._step:
             self._step = step
-            await self._note(step)
+            await self._store_rows(step)
 
     async def stats(self, queues: Iterable[str]) -> list[QueueStats]:
-        """These queues as they are now."""
+        """The current numbers of these queues; those that do not exist are left out."""
         broker = self._broker
         names = [name for name in queues if broker.catalog.find(name) is not None]
-        grave = {name: rules.dead_letter_queue(name, broker.catalog.settings(name)) for name in names}
-        counts = await self._count({*names, *filter(None, grave.values())})
-        now = broker.clock.now()
-        before, passed = self._before(now)
-        counted = broker.metrics.messages
-        found: list[QueueStats] = []
+        dead_letter_queues = {name: rules.dead_letter_queue(name, broker.catalog.settings(name)) for name in names}
+        counts = await self._count({*names, *filter(None, dead_letter_queues.values())})
+        before, elapsed = self._earlier_sample(broker.clock.now())
+        counters = broker.metrics.messages
+        stats: list[QueueStats] = []
         for name in names:
             if name not in counts:
                 continue
             rates = {}
             for event in RATES:
-                total = counted.get((name, event), 0)
-                rates[event] = round(max(0, total - before.get((name, event), 0)) / passed, 2) if total else 0.0
-            dead = grave[name]
-            lie = counts[dead].total if dead in counts else 0
-            found.append(QueueStats(name, counts[name], rates, dead, lie))
-        return found
+                total = counters.get((name, event), 0)
+                rates[event] = round(max(0, total - before.get((name, event), 0)) / elapsed, 2) if total else 0.0
+            dead_letter_queue = dead_letter_queues[name]
+            dead = counts[dead_letter_queue].total if dead_letter_queue in counts else 0
+            stats.append(QueueStats(name, counts[name], rates, dead_letter_queue, dead))
+        return stats
 
     def last_hour(self, queues: Iterable[str], series: Sequence[str], points: int) -> list[Trend]:
-        """Series of these queues at `points` moments (a divisor of `ROWS`), the last of which is the last step.
-        Queues of which nothing is known are left out, and moments before the first row are not there."""
+        """Series of these queues at `points` moments (a divisor of `ROWS`), ending with the latest step.
+        Queues without rows and moments before a queue's first row are left out."""
         for name in series:
             if name not in SERIES:
-                raise InvalidRequest(f"series: {name[:80]!r}; there are {', '.join(SERIES)}", field="series")
+                raise InvalidRequest(f"series: {name[:80]!r} is unknown; use {', '.join(SERIES)}", field="series")
         rules.check_count(points, "points", 1, ROWS)
         if ROWS % points:
             raise InvalidRequest(f"points: {points} does not divide {ROWS}; use 60, 120 or {ROWS}", field="points")
         stride = ROWS // points
-        found = []
+        trends = []
         for name in queues:
             rows = self._rows.get(name)
             if rows:
-                values = self._expand(rows, series, points, stride)
-                found.append(Trend(name, values))
-        return found
+                trends.append(Trend(name, self._expand(rows, series, points, stride)))
+        return trends
 
     @property
     def last(self) -> int:
-        """The moment of the last row."""
+        """The time of the latest step."""
         return self._step * STEP * SECOND
 
     # Inside
@@ -155,83 +154,83 @@ class Trends:
             try:
                 await self.tick()
             except MiniQError as error:
-                log.debug("the numbers could not be noted: %s", error)
+                log.debug("sampling the queues failed: %s", error)
             except Exception:
-                log.exception("the numbers could not be noted")  # and the next ones can be
+                log.exception("sampling the queues failed")  # the next sample may succeed
             await asyncio.sleep(1)
 
-    def _before(self, now: int) -> tuple[dict[tuple[str, str], int], float]:
-        """What the counters said a while ago, and how many seconds ago that was."""
-        for at, said in self._noted:
+    def _earlier_sample(self, now: int) -> tuple[dict[tuple[str, str], int], float]:
+        """The counters some seconds ago, and how many seconds."""
+        for at, counters in self._samples:
             if SECOND // 2 <= now - at <= (WINDOW + 2) * SECOND:
-                return said, (now - at) / SECOND
+                return counters, (now - at) / SECOND
         return dict(self._broker.metrics.messages), 1.0
 
-    async def _note(self, step: int) -> None:
+    async def _store_rows(self, step: int) -> None:
         broker = self._broker
-        counted = broker.metrics.messages
-        fresh = [name for name in broker.catalog.names() if name not in self._rows]
-        for name in fresh[: max(0, MOST - len(self._rows))]:
+        counters = broker.metrics.messages
+        new = [name for name in broker.catalog.names() if name not in self._rows]
+        for name in new[: max(0, MAX_QUEUES - len(self._rows))]:
             self._rows[name] = array("q")
         for name, counts in (await self._count(set(self._rows))).items():
             rows = self._rows[name]
             row = [step, counts.ready, counts.delayed, counts.leased]
-            row += [counted.get((name, event), 0) for event in RATES]
+            row += [counters.get((name, event), 0) for event in RATES]
             if rows[1 - _WIDTH :].tolist() != row[1:]:
                 rows.extend(row)
                 while len(rows) > _WIDTH and rows[_WIDTH] <= step - ROWS:
                     del rows[:_WIDTH]
-        for gone in self._rows.keys() - broker.catalog.names():
-            del self._rows[gone]
+        for deleted in self._rows.keys() - broker.catalog.names():
+            del self._rows[deleted]
 
     async def _count(self, queues: Collection[str]) -> dict[str, Counts]:
-        """The counts of those queues that are still there, a share at a time, so that others have their turn. A store
-        behind a network is asked for a share at once."""
+        """The counts of the queues that still exist, in chunks, to yield to the event loop in between. On a store
+        behind a network, the queries of a chunk run concurrently."""
         broker = self._broker
         names = sorted(queues)
-        found: dict[str, Counts] = {}
-        for start in range(0, len(names), SHARE):
-            there = [name for name in names[start : start + SHARE] if broker.catalog.find(name) is not None]
+        counts: dict[str, Counts] = {}
+        for start in range(0, len(names), _CHUNK):
+            chunk = [name for name in names[start : start + _CHUNK] if broker.catalog.find(name) is not None]
             if broker.store.shared:
-                answers = await asyncio.gather(*[self._ask(name) for name in there])
-                found.update((name, counts) for name, counts in zip(there, answers, strict=True) if counts is not None)
+                replies = await asyncio.gather(*[self._count_shared(name) for name in chunk])
+                counts.update((name, reply) for name, reply in zip(chunk, replies, strict=True) if reply is not None)
             else:
-                now = broker.clock.now()  # an older one would take what came in since for delayed
-                for name in there:
-                    found[name] = await broker.store.counts(name, now=now)
+                now = broker.clock.now()  # per chunk: with an older one, messages sent since would count as delayed
+                for name in chunk:
+                    counts[name] = await broker.store.counts(name, now=now)
                 await asyncio.sleep(0)
-        return found
+        return counts
 
-    async def _ask(self, queue: str) -> Counts | None:
-        """The counts of one queue, None if another broker has removed it."""
+    async def _count_shared(self, queue: str) -> Counts | None:
+        """The counts of one queue, None if another broker has deleted it."""
         with contextlib.suppress(QueueNotFound):
             return await self._broker.store.counts(queue, now=self._broker.clock.now())
         return None
 
     def _expand(self, rows: array[int], series: Sequence[str], points: int, stride: int) -> dict[str, list[float]]:
-        """The value of each series at each moment: gauges as they were then, counters as a rate since the moment
-        before."""
-        held = [rows[place : place + _WIDTH].tolist() for place in range(0, len(rows), _WIDTH)]
+        """The value of each series at each moment: gauges as they were, counters as the rate since the previous
+        moment."""
+        stored = [rows[offset : offset + _WIDTH].tolist() for offset in range(0, len(rows), _WIDTH)]
         steps = [self._step - stride * (points - 1 - point) for point in range(points)]
-        seen = []
-        place = -1
+        sampled = []
+        index = -1
         for step in [steps[0] - stride, *steps]:
-            while place + 1 < len(held) and held[place + 1][0] <= step:
-                place += 1
-            seen.append(held[place] if place >= 0 else None)
+            while index + 1 < len(stored) and stored[index + 1][0] <= step:
+                index += 1
+            sampled.append(stored[index] if index >= 0 else None)
         values: dict[str, list[float]] = {}
         for name in series:
             if name == "total":
-                values[name] = [sum(row[1:4]) for row in seen[1:] if row is not None]
+                values[name] = [sum(row[1:4]) for row in sampled[1:] if row is not None]
             elif name in GAUGES:
                 column = 1 + GAUGES.index(name)
-                values[name] = [row[column] for row in seen[1:] if row is not None]
+                values[name] = [row[column] for row in sampled[1:] if row is not None]
             else:
                 column = 1 + len(GAUGES) + RATES.index(name)
                 values[name] = [
-                    # Counters begin anew with a queue that was deleted and made again.
-                    round(max(0, row[column] - (before or held[0])[column]) / (stride * STEP), 3)
-                    for before, row in itertools.pairwise(seen)
+                    # Counters restart at zero when a queue is deleted and created again.
+                    round(max(0, row[column] - (before or stored[0])[column]) / (stride * STEP), 3)
+                    for before, row in itertools.pairwise(sampled)
                     if row is not None
                 ]
         return values

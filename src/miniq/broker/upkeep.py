@@ -1,7 +1,7 @@
-"""The bounded background pass: what nobody meets must not stay forever.
+"""The background pass that removes what no receive would ever touch, a bounded amount at a time.
 
-Leases and delays need no sweeping. This pass walks each queue a page at a time and drops what its ttl or
-retention has ended, lets the store remove records without meaning, and keeps the history in its limits.
+Leases and delays need no sweeper. This pass scans each queue page by page and drops messages past their ttl or the
+queue's retention, lets the store remove obsolete records, and trims the history.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ class Upkeep:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Run a pass every `upkeep_interval`; 0 leaves it to the caller."""
+        """Run a pass every `upkeep_interval` seconds; with 0 the caller runs them."""
         if self._broker.options.upkeep_interval > 0:
             self._task = asyncio.create_task(self._loop())
 
     async def stop(self) -> None:
-        """End the background task."""
+        """Cancel the background task."""
         if self._task is not None:
             await background.end(self._task)
             self._task = None
 
     async def once(self) -> None:
-        """One pass over everything."""
+        """Run one pass. It continues with the queue after the last one of the previous pass."""
         broker = self._broker
-        left = broker.options.upkeep_batch
+        budget = broker.options.upkeep_batch
         names = sorted(broker.catalog.names())
         start = bisect_right(names, self._last)
         for queue in names[start:] + names[:start]:
-            with suppress(QueueNotFound):  # it was deleted meanwhile
-                left -= await self._expire(queue, left)
+            with suppress(QueueNotFound):  # deleted in the meantime
+                budget -= await self._expire(queue, budget)
             self._last = queue
-            if left <= 0:
+            if budget <= 0:
                 break
         await broker.store.tidy(now=broker.clock.now(), limit=broker.options.upkeep_batch * 10)
         await self._trim_history()
@@ -66,9 +66,9 @@ class Upkeep:
             except MiniQError as error:
                 log.warning("upkeep pass failed: %s", error)
 
-    async def _expire(self, queue: str, most: int) -> int:
-        """Look at the next page of a queue, and at more while most of it has ended; say how many were
-        looked at in vain."""
+    async def _expire(self, queue: str, limit: int) -> int:
+        """Drop expired messages from the next page of a queue, and from further pages as long as at least half of
+        each has expired. Return how many messages of the last page had not."""
         broker = self._broker
         while queue in broker.catalog.names():
             settings = broker.catalog.settings(queue)
@@ -77,29 +77,29 @@ class Upkeep:
                 queue,
                 status=None,
                 after=self._cursors.get(queue),
-                limit=most,
+                limit=limit,
                 max_bytes=broker.options.limits.response_bytes,
                 now=now,
             )
-            over: dict[str, list[Fence]] = {}
+            expired: dict[str, list[Fence]] = {}
             for stored in page.messages:
                 reason = rules.expired(stored, settings, now)
                 if reason is not None:
-                    over.setdefault(reason, []).append((stored.message.id, FREE))
-            for why, fences in over.items():
+                    expired.setdefault(reason, []).append((stored.message.id, FREE))
+            for why, fences in expired.items():
                 await broker.store.drop(queue, fences, now=now, event="expired", reason=why, keep=settings.history)
             if page.next is None:
                 self._cursors.pop(queue, None)
             else:
                 self._cursors[queue] = page.next
-            ended = sum(map(len, over.values()))
-            if page.next is None or ended * 2 < len(page.messages):
-                return len(page.messages) - ended
+            dropped = sum(map(len, expired.values()))
+            if page.next is None or dropped * 2 < len(page.messages):
+                return len(page.messages) - dropped
             await asyncio.sleep(0)
         return 0
 
     async def _trim_history(self) -> None:
-        """Forget the oldest tenth when the history is too large, and all that is too old."""
+        """Remove the oldest tenth of a history that is too large, and all events that are too old."""
         broker = self._broker
         options = broker.options
         span = await broker.store.history_span()

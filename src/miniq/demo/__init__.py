@@ -1,2 +1,2 @@
-"""`make demo`: everything at once, for real, in two minutes. `__main__.py` tells the story, `crew.py` has the producer
-and the workers, `promises.py` compares what they were told with what is promised."""
+"""`make demo`: the whole system, with real processes, in two minutes. `__main__.py` runs the scenario, `crew.py` is
+the broker, producer and worker processes, `promises.py` checks their records against the broker's guarantees."""

@@ -1,4 +1,4 @@
-"""The story: producers and workers, a crash, dead letters, then Spark: archive, reprocess, report."""
+"""The demo scenario: a producer and workers, a broker crash, dead letters, then Spark: archive, reprocess, report."""
 
 from __future__ import annotations
 
@@ -22,39 +22,38 @@ if TYPE_CHECKING:
 CRASH_AT = 1000
 """Confirmed sends after which the broker is killed."""
 RESULT = "miniq-demo"
-"""The folder, in the current one, where the report stays."""
+"""The folder for the report, in the current folder."""
 
 
-class Story:
-    """The demo in its order, with what was learned on the way."""
+class Scenario:
+    """Runs the steps of the demo in order, and holds their state."""
 
     def __init__(self, folder: str) -> None:
         self._began = time.monotonic()
-        self._folder = folder
         self._lake = os.path.join(RESULT, "lake")
         self._sessions: list[SparkSession] = []
         self._server = Server(os.path.join(folder, "data"))
-        self._sent = os.path.join(folder, "producer")
-        self._seen = [os.path.join(folder, name) for name in ("worker-1", "worker-2", "worker-3")]
+        self._producer_notes = os.path.join(folder, "producer")
+        self._worker_notes = [os.path.join(folder, name) for name in ("worker-1", "worker-2", "worker-3")]
         self._crew: list[subprocess.Popen[str]] = []
 
-    def tell(self, who: str, what: str) -> None:
-        print(f"{time.monotonic() - self._began:5.1f} s  {who:<10}{what}", flush=True)
+    def _log(self, part: str, text: str) -> None:
+        print(f"{time.monotonic() - self._began:5.1f} s  {part:<10}{text}", flush=True)
 
     def run(self) -> list[Promise]:
-        """All of it; what was promised and whether it was kept."""
-        self.tell("broker", f"started at {self._server.url}")
+        """Run all steps; return every promise and whether it was kept."""
+        self._log("broker", f"started at {self._server.url}")
         spark = threading.Thread(target=self._start_spark)
         spark.start()
         try:
             with miniq.connect(self._server.url, retry=PATIENCE) as client:
                 client.queue(QUEUE).configure(max_receives=RECEIVES, history="full")
                 client.queue(DEAD).configure(history="full")
-                self._load(client)
+                self._run_crew(client)
                 spark.join()
                 if not self._sessions:
                     raise SystemExit("Spark did not start")
-                return self._pipelines(client, self._sessions[0])
+                return self._run_pipelines(client, self._sessions[0])
         finally:
             for process in self._crew:
                 process.kill()
@@ -65,50 +64,50 @@ class Story:
                 session.stop()
 
     def _start_spark(self) -> None:
-        """Spark takes some seconds to start; others can work meanwhile."""
+        """Runs in a thread: Spark takes some seconds to start."""
         from miniq.spark import session
 
         self._sessions.append(session("local[2]"))
 
-    def _load(self, client: miniq.Client) -> None:
-        self._crew.append(start("miniq.demo.crew", "produce", self._server.url, self._sent))
-        for path in self._seen:
+    def _run_crew(self, client: miniq.Client) -> None:
+        self._crew.append(start("miniq.demo.crew", "produce", self._server.url, self._producer_notes))
+        for path in self._worker_notes:
             self._crew.append(start("miniq.demo.crew", "work", self._server.url, path, os.path.basename(path)))
-        self.tell("crew", f"a producer with {MESSAGES} orders, and three workers that sometimes fail")
-        self._wait(lambda: len(read_notes(self._sent)) >= CRASH_AT)
+        self._log("crew", f"one producer with {MESSAGES} orders, and three workers that sometimes fail")
+        self._wait(lambda: len(read_notes(self._producer_notes)) >= CRASH_AT)
         self._server.kill()
-        self.tell("broker", f"killed with -9 after {len(read_notes(self._sent))} confirmed sends")
+        self._log("broker", f"killed with -9 after {len(read_notes(self._producer_notes))} confirmed sends")
         self._server.start()
-        self.tell("broker", "started again on the same folder")
+        self._log("broker", "restarted on the same folder")
         queue = client.queue(QUEUE)
         self._wait(lambda: self._crew[0].poll() is not None and queue.info().counts.total == 0)
-        self.tell("crew", f"the queue is empty; {client.queue(DEAD).info().counts.total} dead letters")
+        self._log("crew", f"the queue is empty; {client.queue(DEAD).info().counts.total} dead letters")
 
-    def _pipelines(self, client: miniq.Client, spark: SparkSession) -> list[Promise]:
+    def _run_pipelines(self, client: miniq.Client, spark: SparkSession) -> list[Promise]:
         from miniq.spark.pipelines import Run, report, reprocess
         from miniq.spark.pipelines import archive as archive_history
 
         run = Run(url=self._server.url)
         first = archive_history(spark, self._lake, run=run)
-        self.tell("archive", f"{first.messages} history records in {first.seconds:.1f} s")
-        found = client.queue(DEAD).info().counts.total
+        self._log("archive", f"{first.messages} history records in {first.seconds:.1f} s")
+        dead = client.queue(DEAD).info().counts.total
         fix = "replace(body, '\"twelve\"', '12')"
-        done = reprocess(spark, DEAD, fix=fix, run=run)
-        self.tell("reprocess", f"{done.messages} dead letters fixed and sent back in {done.seconds:.1f} s")
-        again = reprocess(spark, DEAD, fix=fix, run=run)
+        fixed = reprocess(spark, DEAD, fix=fix, run=run)
+        self._log("reprocess", f"{fixed.messages} dead letters fixed and sent back in {fixed.seconds:.1f} s")
+        repeated = reprocess(spark, DEAD, fix=fix, run=run)
         queue = client.queue(QUEUE)
         self._wait(lambda: queue.info().counts.total == 0)
         left = client.queue(DEAD).info().counts.total
         second = archive_history(spark, self._lake, run=run)
-        self.tell("archive", f"{second.messages} more records; the first run's are not read again")
-        made = report(spark, self._lake, RESULT, title="MiniQ demo", run=run)
-        self.tell("report", f"made of {made.messages} records in {made.seconds:.1f} s")
-        return self._judge(spark, found, done.messages, again.messages, left)
+        self._log("archive", f"{second.messages} more records; those of the first run are not read again")
+        summary = report(spark, self._lake, RESULT, title="MiniQ demo", run=run)
+        self._log("report", f"{summary.messages} records in {summary.seconds:.1f} s")
+        return self._check(spark, dead, fixed.messages, repeated.messages, left)
 
-    def _judge(self, spark: SparkSession, found: int, sent_back: int, again: int, left: int) -> list[Promise]:
-        sent = read_notes(self._sent)
-        seen: list[Note] = [note for path in self._seen for note in read_notes(path)]
-        acked = {note.id for note in seen if note.event == "acked"}
+    def _check(self, spark: SparkSession, dead: int, sent_back: int, repeated: int, left: int) -> list[Promise]:
+        sent = read_notes(self._producer_notes)
+        worked: list[Note] = [note for path in self._worker_notes for note in read_notes(path)]
+        acked = {note.id for note in worked if note.event == "acked"}
         bad = {note.id for number, note in enumerate(sent) if number % BAD == BAD - 1}
         lake = spark.read.parquet(self._lake)
         lake.createOrReplaceTempView("lake")
@@ -117,15 +116,15 @@ class Story:
             "count(distinct offset) as different, count_if(event = 'sent') as sent, "
             "count_if(event = 'acked') as acked, count_if(event = 'dead') as dead from lake"
         ).collect()[0]
-        promises = delivery(sent, seen, left) + dead_letters(found, sent_back, again, len(bad & acked))
+        promises = delivery(sent, worked, left) + dead_letters(dead, sent_back, repeated, len(bad & acked))
         return promises + archive(Lake(**row.asDict()), len(sent), len(acked))
 
     def _wait(self, done: Callable[[], bool]) -> None:
-        """Until something is so; a process that has failed will not bring it about."""
-        until = time.monotonic() + 4 * PATIENCE
+        """Wait until `done()` is true; exit if a process fails or it takes too long."""
+        deadline = time.monotonic() + 4 * PATIENCE
         while not done():
-            if time.monotonic() > until or any(process.poll() for process in self._crew):
-                raise SystemExit("the demo did not get on: a process failed or took too long")
+            if time.monotonic() > deadline or any(process.poll() for process in self._crew):
+                raise SystemExit("the demo cannot continue: a process failed or took too long")
             time.sleep(0.05)
 
 
@@ -134,7 +133,7 @@ def main() -> int:
     began = time.monotonic()
     shutil.rmtree(RESULT, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix="miniq-demo-") as folder:
-        results = Story(folder).run()
+        results = Scenario(folder).run()
     for promise in results:
         print(f"{'kept' if promise.kept else 'BROKEN':<8}  {promise.text}")
     print(f"in {time.monotonic() - began:.0f} s")

@@ -1,7 +1,7 @@
 """The processes of the demo: a broker that can be killed, a producer, and workers that sometimes fail.
 
-The producer and the workers write down what was confirmed to them. At the end their notes are compared with what the
-broker promises.
+The producer and the workers record every confirmation they get. At the end these notes are checked against the broker's
+guarantees.
 """
 
 from __future__ import annotations
@@ -23,21 +23,22 @@ MESSAGES = 3000
 PACE = 0.002
 """Seconds between two sends."""
 WORK = 0.004
-"""Seconds that a worker takes for a message."""
+"""Average seconds that a worker takes for a message."""
 LEASE = 2.0
 QUEUE = "orders"
 DEAD = f"{QUEUE}.dead"
 RECEIVES = 3
-"""Times that an order is handed out before it is a dead letter."""
+"""Receives after which an order becomes a dead letter."""
 BAD = 100
-"""Every so many orders one cannot be processed before it is fixed: its amount is a word."""
-CLUMSY = 0.05
-"""How often a worker fails for no reason."""
+"""One in this many orders cannot be processed until it is fixed: its amount is a word."""
+FAILURE_RATE = 0.05
+"""Share of orders that a worker fails to process for no reason."""
 PATIENCE = 30.0
 
 
 class Note(Struct):
-    """What was confirmed: a message was sent, handed out (until a moment), or acked; or that it is being given back."""
+    """A confirmed event: a message was sent, received (with a lease until a moment) or acked; or the worker is about to
+    release it."""
 
     event: str
     id: str
@@ -47,7 +48,7 @@ class Note(Struct):
 
 
 class Notebook:
-    """A file of notes, written line by line so that they outlive their writer."""
+    """A file of notes, written unbuffered so that they survive a kill."""
 
     def __init__(self, path: str) -> None:
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115  open as long as its process
@@ -57,19 +58,19 @@ class Notebook:
 
 
 def read_notes(path: str) -> list[Note]:
-    """The notes in a file by now."""
+    """The notes written to a file so far."""
     with suppress(FileNotFoundError), open(path, "rb") as file:
         return [msgspec.json.decode(line, type=Note) for line in file.read().split(b"\n")[:-1]]
     return []
 
 
 def order(number: int) -> dict[str, Any]:
-    """One order; some have an amount that no worker understands."""
+    """One order; some have an amount that no worker can parse."""
     return {"order": number, "amount": "twelve" if number % BAD == BAD - 1 else number % 50 + 1}
 
 
 def produce(url: str, path: str) -> None:
-    """Send, one by one."""
+    """Send all orders, one by one."""
     notes = Notebook(path)
     with miniq.connect(url, retry=PATIENCE) as client:
         for number in range(MESSAGES):
@@ -79,7 +80,7 @@ def produce(url: str, path: str) -> None:
 
 
 def work(url: str, path: str, name: str) -> None:
-    """Receive and process until nobody needs us any more; what goes wrong is given back."""
+    """Receive and process orders until the parent process ends; release those that fail."""
     notes = Notebook(path)
     parent = os.getppid()
     chance = random.Random(name)  # noqa: S311  no secret
@@ -87,11 +88,11 @@ def work(url: str, path: str, name: str) -> None:
         queue = client.queue(QUEUE)
         while os.getppid() == parent:
             for message in queue.receive(10, wait=1, visibility_timeout=LEASE, consumer=name):
-                until = message.lease_until
-                notes.write(Note("received", message.id, message.receives, until.timestamp() if until else 0.0))
+                deadline = message.lease_until
+                notes.write(Note("received", message.id, message.receives, deadline.timestamp() if deadline else 0.0))
                 time.sleep(chance.expovariate(1 / WORK))
                 with suppress(miniq.StaleReceipt):
-                    if isinstance(message.body["amount"], str) or chance.random() < CLUMSY:
+                    if isinstance(message.body["amount"], str) or chance.random() < FAILURE_RATE:
                         notes.write(Note("releasing", message.id, message.receives, at=time.time()))
                         message.release()
                     else:
@@ -100,12 +101,12 @@ def work(url: str, path: str, name: str) -> None:
 
 
 def start(*args: str, out: int | None = None) -> subprocess.Popen[str]:
-    """A Python process of ours."""
+    """Start `python -m` with these arguments."""
     return subprocess.Popen([sys.executable, "-m", *args], stdout=out, text=True)  # noqa: S603
 
 
 class Server:
-    """The broker's process, which can be killed and started again at the same address."""
+    """The broker process, which can be killed and restarted at the same address."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder

@@ -1,4 +1,4 @@
-"""What is promised, compared with what producers and workers were told and with what Spark has in its lake."""
+"""The broker's guarantees, checked against the notes of producer and workers and against Spark's lake."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from msgspec import Struct
 from miniq.demo.crew import BAD, LEASE, MESSAGES, RECEIVES, Note
 
 SLACK = 1e-4
-"""Seconds by which moments that went through a float may differ."""
+"""Tolerance in seconds for timestamps that were converted to float."""
 
 
 class Lake(Struct, frozen=True):
-    """What the archived history says."""
+    """Figures of the archived history."""
 
     records: int
     first: int
@@ -33,58 +33,61 @@ class Promise(Struct, frozen=True):
     text: str
 
 
-def delivery(sent: Sequence[Note], seen: Sequence[Note], left: int) -> list[Promise]:
-    """What the broker promises to producers and workers."""
-    acked = {note.id: note.at for note in seen if note.event == "acked"}
-    handed: dict[str, list[Note]] = defaultdict(list)
-    for note in sorted((note for note in seen if note.event == "received"), key=lambda note: note.until):
-        handed[note.id].append(note)
-    again = sum(len(notes) - 1 for notes in handed.values())
+def delivery(sent: Sequence[Note], worked: Sequence[Note], left: int) -> list[Promise]:
+    """The guarantees to producers and workers."""
+    acked = {note.id: note.at for note in worked if note.event == "acked"}
+    leases: dict[str, list[Note]] = defaultdict(list)
+    for note in sorted((note for note in worked if note.event == "received"), key=lambda note: note.until):
+        leases[note.id].append(note)
+    redelivered = sum(len(notes) - 1 for notes in leases.values())
     lost = [note.id for note in sent if note.id not in acked]
-    pairs = [pair for notes in handed.values() for pair in pairwise(notes)]
-    undone = [id for id, notes in handed.items() if id in acked and notes[-1].until - LEASE > acked[id] + SLACK]
-    added = (handed.keys() | acked.keys()) - {note.id for note in sent}
-    whole = len(sent) == MESSAGES
-    done = len(sent) - len(lost)
-    back: dict[str, list[float]] = defaultdict(list)
-    for note in seen:
+    pairs = [pair for notes in leases.values() for pair in pairwise(notes)]
+    reappeared = [id for id, notes in leases.items() if id in acked and notes[-1].until - LEASE > acked[id] + SLACK]
+    duplicated = (leases.keys() | acked.keys()) - {note.id for note in sent}
+    complete = len(sent) == MESSAGES
+    processed = len(sent) - len(lost)
+    released: dict[str, list[float]] = defaultdict(list)
+    for note in worked:
         if note.event == "releasing":
-            back[note.id].append(note.at)
-    twice = [after.id for before, after in pairs if after.until - LEASE < _end(before, back[before.id]) - SLACK]
-    fell = [after.id for before, after in pairs if after.receives <= before.receives < RECEIVES]
+            released[note.id].append(note.at)
+    overlapping = [
+        after.id for before, after in pairs if after.until - LEASE < _end(before, released[before.id]) - SLACK
+    ]
+    decreased = [after.id for before, after in pairs if after.receives <= before.receives < RECEIVES]
+    total = len(leases) + redelivered
     return [
-        Promise(whole and not lost, f"nothing lost: {done} of {len(sent)} confirmed messages were processed"),
-        Promise(not added, "nothing added: no message was there twice, though a send was repeated over the crash"),
-        Promise(not twice, f"one worker at a time: {len(handed) + again} leases, {again} after another had ended"),
-        Promise(not undone, f"an ack stays: none of {len(acked)} acked messages came again"),
-        Promise(not fell, "the count of a message's receives never went back"),
+        Promise(complete and not lost, f"nothing lost: {processed} of {len(sent)} confirmed messages were processed"),
+        Promise(not duplicated, "nothing duplicated: a send retried across the crash added no second message"),
+        Promise(not overlapping, f"one worker at a time: {total} leases, {redelivered} after an earlier one had ended"),
+        Promise(not reappeared, f"an ack is final: none of {len(acked)} acked messages was delivered again"),
+        Promise(not decreased, "the receive count of a message never decreased"),
         Promise(left == 0, "nothing left over: the queues are empty"),
     ]
 
 
-def _end(lease: Note, back: Sequence[float]) -> float:
-    """When a lease ended: when it ran out, or when its worker gave it back before that."""
-    return min([lease.until, *(at for at in back if at >= lease.until - LEASE - SLACK)])
+def _end(lease: Note, released: Sequence[float]) -> float:
+    """When a lease ended: when it expired, or when its worker released it before that."""
+    return min([lease.until, *(at for at in released if at >= lease.until - LEASE - SLACK)])
 
 
-def dead_letters(found: int, sent_back: int, again: int, bad_done: int) -> list[Promise]:
+def dead_letters(dead: int, sent_back: int, repeated: int, bad_processed: int) -> list[Promise]:
     """What became of the orders that could not be processed."""
     bad = MESSAGES // BAD
     return [
         Promise(
-            found >= bad,
-            f"what fails {RECEIVES} times is set aside: {found} dead letters, all {bad} bad orders among them",
+            dead >= bad,
+            f"messages that fail {RECEIVES} times are set aside: {dead} dead letters, including all {bad} bad orders",
         ),
         Promise(
-            sent_back == found and again == 0,
-            f"fixed and sent back once: {sent_back} of {found} by the first run of reprocess, {again} by a second",
+            sent_back == dead and repeated == 0,
+            f"fixed and sent back once: {sent_back} of {dead} by the first reprocess run, {repeated} by the second",
         ),
-        Promise(bad_done == bad, f"then processed: {bad_done} of {bad} bad orders"),
+        Promise(bad_processed == bad, f"then processed: {bad_processed} of {bad} bad orders"),
     ]
 
 
 def archive(lake: Lake, sent: int, acked: int) -> list[Promise]:
-    """Whether the lake has every record of the history once."""
+    """Whether the lake contains every history record exactly once."""
     gapless = lake.different == lake.records == lake.last - lake.first + 1
     return [
         Promise(
@@ -93,6 +96,6 @@ def archive(lake: Lake, sent: int, acked: int) -> list[Promise]:
         ),
         Promise(
             lake.acked == acked,
-            f"the report counts what happened: {lake.acked} acked in the lake, {acked} in the workers' notes",
+            f"the lake agrees with the workers: {lake.acked} acked in the lake, {acked} in the workers' notes",
         ),
     ]

@@ -1,11 +1,11 @@
-"""MiniQ for Apache Spark: `format("miniq")`, a session that just works, and ready pipelines.
+"""MiniQ for Apache Spark: `format("miniq")`, a preconfigured session, and ready-made pipelines.
 
     from miniq.spark import session
     spark = session()
     spark.read.format("miniq").option("queue", "orders").load().show()
 
-`sessions.py` starts Spark, `source.py` is what `format("miniq")` means, `pipelines/` the pipelines. All of it talks to
-the broker over HTTP, from the driver and from executors.
+`sessions.py` starts Spark, `source.py` implements `format("miniq")`, `pipelines/` holds the pipelines. The driver and
+the executors talk to the broker over HTTP.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["register", "session"]
 
 
 def __getattr__(name: str) -> Any:
-    """The public names, imported when they are used: without Spark, the error names the pip command."""
+    """Import the public names on first use: without Spark, the error names the pip command."""
     if name == "session":
         from miniq.spark.sessions import session
 

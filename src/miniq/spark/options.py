@@ -1,4 +1,5 @@
-"""The options of `format("miniq")`: what there is, for what, and what each may be. All are checked before any work."""
+"""The options of `format("miniq")`: their types, their allowed values and the operations they apply to. All are checked
+before any work starts."""
 
 from __future__ import annotations
 
@@ -17,14 +18,14 @@ from miniq.message import Status
 
 DEFAULT_URL = "http://127.0.0.1:5000"
 RETRY = 300.0
-"""Seconds that the broker may be away before a task or query fails."""
-FIRST = 5.0
-"""Seconds to wait for a broker that has not been heard of yet."""
+"""Seconds that the broker may be unreachable before a task or query fails."""
+FIRST_RETRY = 5.0
+"""The same for the first connection: a wrong address should fail soon."""
 MAX_MESSAGES = 100_000
 MAX_BYTES = 64 * 1024 * 1024
 POLL = 1.0
-MOST_MESSAGES = 1_000_000
-MOST_PARTITIONS = 10_000
+MAX_BATCH_MESSAGES = 1_000_000
+MAX_PARTITIONS = 10_000
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 View = Literal["messages", "history"]
@@ -32,20 +33,20 @@ Use = Literal["read", "readStream", "write", "writeStream"]
 
 
 class Options(Struct, frozen=True, kw_only=True):
-    """What a user may say, as Python values. Plain data: it travels to the executors."""
+    """All options as Python values; pickled to the executors. Names are those that users write."""
 
     url: str = DEFAULT_URL
     queue: str | None = None
-    """The queue; with `view=history` a filter, without it all queues."""
+    """The queue. With `view=history` it is a filter; without it, all queues are read."""
     api_key: str | None = None
-    """Without it the driver's MINIQ_API_KEY."""
+    """Defaults to MINIQ_API_KEY of the driver."""
     retry: float = RETRY
     timeout: float = 60.0
     ca: str | None = None
     verify: bool = True
     view: View = "messages"
     partitions: int | None = None
-    """In how many parts to read; by default so that each has work for about a second."""
+    """Number of partitions to read in; by default, each gets work for about a second."""
     failOnDataLoss: bool = True
     # To read a snapshot
     status: Status | None = None
@@ -56,7 +57,7 @@ class Options(Struct, frozen=True, kw_only=True):
     """The last record to read."""
     startingTime: datetime | None = None
     endingTime: datetime | None = None
-    """The first moment not to read any more."""
+    """Exclusive."""
     # To read a stream
     group: str | None = None
     maxMessagesPerBatch: int = MAX_MESSAGES
@@ -64,18 +65,18 @@ class Options(Struct, frozen=True, kw_only=True):
     pollTimeout: float = POLL
     # To write
     contentType: str | None = None
-    """What the bodies are, if there is no column `content_type`."""
+    """The content type of all bodies, if there is no column `content_type`."""
     job: str | None = None
-    """A name for a batch write: a second one with the same name adds nothing."""
+    """A name that makes a batch write idempotent: a second write with the same name adds nothing."""
 
     def connect(self, probe: bool = False) -> Client:
-        """A client of the broker, whose calls are repeated while it is away. With `probe` a broker that was never
-        there is told of soon."""
+        """A client that retries calls while the broker is unreachable. With `probe`, first make a call that gives up
+        soon, so that a wrong address does not take `retry` seconds to fail."""
         if probe:
-            with structs.replace(self, retry=min(self.retry, FIRST)).connect() as client:
+            with structs.replace(self, retry=min(self.retry, FIRST_RETRY)).connect() as client:
                 client.queues()
-        more: dict[str, Any] = {"ca": self.ca, "verify": self.verify} if self.url.lower().startswith("https:") else {}
-        return connect(self.url, api_key=self.api_key, retry=self.retry, timeout=self.timeout, **more)
+        tls: dict[str, Any] = {"ca": self.ca, "verify": self.verify} if self.url.lower().startswith("https:") else {}
+        return connect(self.url, api_key=self.api_key, retry=self.retry, timeout=self.timeout, **tls)
 
 
 USES: dict[str, tuple[Use, ...]] = {
@@ -94,122 +95,121 @@ USES: dict[str, tuple[Use, ...]] = {
     "contentType": ("write", "writeStream"),
     "job": ("write",),
 }
-"""The options that are not for everything. One that has no effect is refused: its user expects one."""
+"""Options that apply to some uses only. Elsewhere they are an error, because the user expects an effect."""
 
 HISTORY_ONLY = ("startingOffset", "endingOffset", "startingTime", "endingTime")
 MESSAGES_ONLY = ("status", "group", "maxBytesPerBatch")
-SPARKS = ("path", "checkpointlocation", "mergeschema", "queryname", "__streaming_source_evolution_enabled")
-"""What Spark adds to the options of a source by itself."""
+ADDED_BY_SPARK = ("path", "checkpointlocation", "mergeschema", "queryname", "__streaming_source_evolution_enabled")
+"""Options that Spark itself passes to every source, in lower case."""
 
 
 def read_options(given: Mapping[str, str]) -> Options:
-    """The options that a user gave, as values; `InvalidRequest` names the first that is wrong."""
+    """Parse the options that a user gave; `InvalidRequest` names the first invalid one."""
     known = {name.lower(): name for name in Options.__struct_fields__}
     values: dict[str, Any] = {}
     for key, text in given.items():
         name = known.get(key.lower())
         if name is None:
-            if key.lower() in SPARKS or key.lower().startswith("spark."):
+            if key.lower() in ADDED_BY_SPARK or key.lower().startswith("spark."):
                 continue
-            raise InvalidRequest(f"{key}: no such option; there are {', '.join(known.values())}", field=key)
-        values[name] = _READERS.get(name, _text)(name, str(text))
+            raise InvalidRequest(f"{key}: no such option; use one of {', '.join(known.values())}", field=key)
+        values[name] = _PARSERS.get(name, _text)(name, str(text))
     if "api_key" not in values and os.environ.get("MINIQ_API_KEY"):
         values["api_key"] = os.environ["MINIQ_API_KEY"]
     if "url" not in values and os.environ.get("MINIQ_URL"):
         values["url"] = os.environ["MINIQ_URL"]
     options = Options(**values)
     if re.match(r"https?://", options.url, re.IGNORECASE) is None:
-        raise _wrong("url", options.url, "use http://HOST:PORT, which the executors can reach")
-    options.connect().close()  # says what is wrong with the rest of the address
+        raise _invalid("url", options.url, "use http://HOST:PORT that the executors can reach")
+    options.connect().close()  # raises if the rest of the URL is invalid; makes no request
     _check_view(options, values)
     return options
 
 
 def check_use(options: Options, given: Mapping[str, str], use: Use) -> None:
-    """Raise unless the options are enough for a use, and none is for another one."""
+    """Raise if an option that this use needs is missing, or one is given that only applies to other uses."""
     names = {key.lower() for key in given}
     for name, uses in USES.items():
         if name.lower() in names and use not in uses:
             raise InvalidRequest(f"{name}: has no effect on {use}; it is for {' and '.join(uses)}", field=name)
     if options.queue is None and (options.view == "messages" or use in ("write", "writeStream")):
-        raise InvalidRequest("queue: is missing; name the queue with .option('queue', NAME)", field="queue")
+        raise InvalidRequest("queue: is missing; set it with .option('queue', NAME)", field="queue")
     if use == "readStream" and options.view == "messages" and options.group is None:
         raise InvalidRequest(
-            "group: is missing; name the reader with .option('group', NAME), the same after every restart: "
-            "the broker keeps for it what it has not finished",
+            "group: is missing; set it with .option('group', NAME), and keep the name across restarts: the broker "
+            "holds the group's unfinished messages under it",
             field="group",
         )
     if use == "read" and options.startingOffset == "latest":
-        raise _wrong("startingOffset", "latest", "there is nothing to read after it; use a number or 'earliest'")
+        raise _invalid("startingOffset", "latest", "a batch read would be empty; use a number or 'earliest'")
 
 
 def _check_view(options: Options, values: Mapping[str, Any]) -> None:
-    others = MESSAGES_ONLY if options.view == "history" else HISTORY_ONLY
-    for name in others:
+    other_view = "messages" if options.view == "history" else "history"
+    for name in MESSAGES_ONLY if options.view == "history" else HISTORY_ONLY:
         if name in values:
-            right = "messages" if options.view == "history" else "history"
-            raise InvalidRequest(f"{name}: is for view={right}, and the view is {options.view}", field=name)
+            raise InvalidRequest(f"{name}: is for view={other_view}, but the view is {options.view}", field=name)
     first = options.startingOffset if isinstance(options.startingOffset, int) else 1
     if options.endingOffset is not None and options.endingOffset < first - 1:
-        raise _wrong("endingOffset", options.endingOffset, f"it is before startingOffset {first}")
+        raise _invalid("endingOffset", options.endingOffset, f"it is before startingOffset {first}")
     begin, end = options.startingTime, options.endingTime
     if begin is not None and end is not None and end < begin:
-        raise _wrong("endingTime", end.isoformat(), "it is before startingTime")
+        raise _invalid("endingTime", end.isoformat(), "it is before startingTime")
 
 
-# Reading one value
+# Parsers of single values
 
 
-def _wrong(name: str, value: object, right: str) -> InvalidRequest:
-    return InvalidRequest(f"{name}: {str(value)!r}; {right}", field=name)
+def _invalid(name: str, value: object, hint: str) -> InvalidRequest:
+    return InvalidRequest(f"{name}: {str(value)!r} is invalid; {hint}", field=name)
 
 
 def _text(name: str, text: str) -> str:
     if not text:
-        raise _wrong(name, text, "it is empty")
+        raise _invalid(name, text, "it must not be empty")
     return text
 
 
 def _name(name: str, text: str) -> str:
     if _NAME.fullmatch(text) is None:
-        raise _wrong(name, text, "use 1 to 128 of A-Z a-z 0-9 . _ -")
+        raise _invalid(name, text, "use 1 to 128 of A-Z a-z 0-9 . _ -")
     return text
 
 
 def _choice(*choices: str) -> Any:
-    def read(name: str, text: str) -> str:
+    def parse(name: str, text: str) -> str:
         if text not in choices:
-            raise _wrong(name, text, f"use {' or '.join(choices)}")
+            raise _invalid(name, text, f"use {' or '.join(choices)}")
         return text
 
-    return read
+    return parse
 
 
 def _whole(low: int, high: int) -> Any:
-    def read(name: str, text: str) -> int:
+    def parse(name: str, text: str) -> int:
         if re.fullmatch(r"\d{1,18}", text.strip()) is None or not low <= int(text) <= high:
-            raise _wrong(name, text, f"use a whole number from {low:,} to {high:,}")
+            raise _invalid(name, text, f"use a whole number from {low:,} to {high:,}")
         return int(text)
 
-    return read
+    return parse
 
 
 def _seconds(low: float, high: float) -> Any:
-    def read(name: str, text: str) -> float:
+    def parse(name: str, text: str) -> float:
         try:
             seconds = float(text)
         except ValueError:
             seconds = -1.0
         if not low <= seconds <= high:
-            raise _wrong(name, text, f"use seconds from {low:g} to {high:g}")
+            raise _invalid(name, text, f"use {low:g} to {high:g} seconds")
         return seconds
 
-    return read
+    return parse
 
 
 def _flag(name: str, text: str) -> bool:
     if text.lower() not in ("true", "false"):
-        raise _wrong(name, text, "use true or false")
+        raise _invalid(name, text, "use true or false")
     return text.lower() == "true"
 
 
@@ -217,7 +217,7 @@ def _start(name: str, text: str) -> int | str:
     if text in ("earliest", "latest"):
         return text
     if re.fullmatch(r"\d{1,18}", text) is None:
-        raise _wrong(name, text, "use a history offset, 'earliest' or 'latest'")
+        raise _invalid(name, text, "use a history offset, 'earliest' or 'latest'")
     return int(text)
 
 
@@ -225,11 +225,11 @@ def _moment(name: str, text: str) -> datetime:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        raise _wrong(name, text, "use a moment such as 2026-11-15T08:00:00Z") from None
+        raise _invalid(name, text, "use a time such as 2026-11-15T08:00:00Z") from None
     return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
-_READERS: dict[str, Any] = {
+_PARSERS: dict[str, Any] = {
     "queue": _name,
     "group": _name,
     "job": _name,
@@ -238,13 +238,13 @@ _READERS: dict[str, Any] = {
     "retry": _seconds(0, 86400),
     "timeout": _seconds(0.1, 86400),
     "verify": _flag,
-    "partitions": _whole(1, MOST_PARTITIONS),
+    "partitions": _whole(1, MAX_PARTITIONS),
     "failOnDataLoss": _flag,
     "startingOffset": _start,
     "endingOffset": _whole(0, 10**18),
     "startingTime": _moment,
     "endingTime": _moment,
-    "maxMessagesPerBatch": _whole(1, MOST_MESSAGES),
+    "maxMessagesPerBatch": _whole(1, MAX_BATCH_MESSAGES),
     "maxBytesPerBatch": _whole(1, 2**40),
     "pollTimeout": _seconds(0, 60),
 }

@@ -1,7 +1,7 @@
-"""The columns of `format("miniq")`, as Spark and as Arrow have them, and how rows become messages.
+"""The columns of `format("miniq")` in Spark and Arrow, and the conversion of rows to messages.
 
-Spark takes a record batch only if its schema is the expected one to the letter, so what comes from the broker is
-laid out again (`fit`); where it fits already that costs nothing.
+Spark accepts a record batch only if its schema matches exactly, so batches from the broker are converted first (`fit`),
+which costs nothing if they already match.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ HISTORY = StructType(
     ]
 )
 
-GIVEN_BY_BROKER = ("id", "queue", "receives", "sent_at")
-"""Columns that are read and left out in writing, so that what was read can be written to another queue."""
+SET_BY_BROKER = ("id", "queue", "receives", "sent_at")
+"""Columns that writes ignore, so that rows read from one queue can be written to another."""
 _TEXTS = ("content_type", "key", "recipient", "group", "dedup_id")
 WRITTEN: dict[str, pa.DataType] = {
     "body": pa.string(),
@@ -79,7 +79,7 @@ WRITTEN: dict[str, pa.DataType] = {
     "delay": pa.float64(),
     "ttl": pa.float64(),
 }
-"""Columns that a sender may give, as they travel."""
+"""Columns that can be written, with their types on the wire."""
 
 
 def spark_schema(view: str) -> StructType:
@@ -88,22 +88,22 @@ def spark_schema(view: str) -> StructType:
 
 
 def check_read_schema(schema: StructType, view: str) -> None:
-    """Refuse a schema of the user's own: the columns are what the broker has."""
-    wanted = spark_schema(view)
-    if [(field.name, field.dataType) for field in schema] != [(field.name, field.dataType) for field in wanted]:
+    """Raise if the user gave a schema: the columns are fixed."""
+    expected = spark_schema(view)
+    if [(field.name, field.dataType) for field in schema] != [(field.name, field.dataType) for field in expected]:
         raise InvalidRequest(
-            f"schema: the columns of view={view} are {', '.join(wanted.names)}; leave out .schema(…) and select",
+            f"schema: the columns of view={view} are {', '.join(expected.names)}; leave out .schema(…) and use select",
             field="schema",
         )
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """What Spark expects of record batches."""
+    """The Arrow schema that Spark expects of record batches."""
     return to_arrow_schema(schema, timezone="UTC")
 
 
 def fit(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """A record batch of the broker, with the names, order, types and nullability that Spark expects."""
+    """Convert a record batch from the broker to the names, order, types and nullability that Spark expects."""
     if batch.schema.equals(schema):
         return batch
     names = set(batch.schema.names)
@@ -121,27 +121,27 @@ def fit(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def check_written_schema(schema: StructType, content_type: str | None) -> None:
-    """Refuse columns that are no part of a message, or that cannot be what they are to be."""
+    """Raise if there are columns that messages do not have, or columns of the wrong type."""
     names = [field.name for field in schema]
     allowed = ", ".join(WRITTEN)
     for name in names:
-        if name not in WRITTEN and name not in GIVEN_BY_BROKER:
+        if name not in WRITTEN and name not in SET_BY_BROKER:
             raise InvalidRequest(
-                f"{name}: no column of a message; there are {allowed}. Put what belongs together into the body: "
+                f"{name}: not a column of a message; use {allowed}. To put all columns into the body: "
                 "select(struct('*').alias('body'))",
                 field=name,
             )
     if "body" not in names and "data" not in names:
-        raise InvalidRequest(f"body: is missing, and so is data; the columns are {', '.join(names)}", field="body")
+        raise InvalidRequest(f"body: both body and data are missing; the columns are {', '.join(names)}", field="body")
     for field in schema:
         _check_type(field.name, field.dataType)
     if content_type is not None and "content_type" in names:
-        raise InvalidRequest("contentType: there is a column content_type already", field="contentType")
+        raise InvalidRequest("contentType: the rows already have a column content_type", field="contentType")
 
 
 _WHOLE = ("tinyint", "smallint", "int", "bigint")
 _SECONDS = (*_WHOLE, "float", "double", "decimal")
-_RIGHT: dict[str, tuple[str, ...]] = {
+_TYPES: dict[str, tuple[str, ...]] = {
     "data": ("binary",),
     "headers": ("map<string,string>",),
     "priority": _WHOLE,
@@ -149,31 +149,31 @@ _RIGHT: dict[str, tuple[str, ...]] = {
     "ttl": _SECONDS,
     **dict.fromkeys(_TEXTS, ("string",)),
 }
-"""The types that columns may have, as Spark spells them; `body` may have any but binary."""
+"""The types allowed for each column, as Spark spells them; `body` may have any type but binary."""
 
 
 def _check_type(name: str, kind: DataType) -> None:
-    found = kind.simpleString()
-    right = _RIGHT.get(name)
-    # A decimal has its digits behind its name, and a string its collation.
-    if right is not None and found not in right and found.partition("(")[0].partition(" ")[0] not in right:
-        raise InvalidRequest(f"{name}: is a column of {found}; use {' or '.join(right)}", field=name)
-    if name == "body" and found == "binary":
-        raise InvalidRequest("body: is a column of binary; bytes are written as data", field="body")
+    actual = kind.simpleString()
+    allowed = _TYPES.get(name)
+    # Precision follows the name of a decimal, and collation that of a string.
+    if allowed is not None and actual not in allowed and actual.partition("(")[0].partition(" ")[0] not in allowed:
+        raise InvalidRequest(f"{name}: the column has type {actual}; use {' or '.join(allowed)}", field=name)
+    if name == "body" and actual == "binary":
+        raise InvalidRequest("body: the column has type binary; write bytes to the column data", field="body")
 
 
 def messages_of(batch: pa.RecordBatch, content_type: str | None) -> pa.RecordBatch:
-    """Rows as they travel to the broker: known columns only, and a body that is no text as JSON."""
+    """Convert rows to the wire format: known columns only, and a body of any type but string as JSON."""
     names: list[str] = []
     columns: list[Any] = []
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        wanted = WRITTEN.get(name)
-        if wanted is None:
+        wire_type = WRITTEN.get(name)
+        if wire_type is None:
             continue
         if name == "body" and not _is_text(column.type):
             column = _as_json(column)
         names.append(name)
-        columns.append(column if column.type.equals(wanted) else column.cast(wanted))
+        columns.append(column if column.type.equals(wire_type) else column.cast(wire_type))
     if content_type is not None:
         names.append("content_type")
         columns.append(pa.repeat(pa.scalar(content_type), batch.num_rows))
@@ -185,21 +185,21 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _as_json(column: pa.Array) -> pa.Array:
-    """Each value as JSON text, without the fields of a struct that are null, as Spark's `to_json` does it."""
+    """Each value as JSON text. Null fields of a struct are left out, as in Spark's `to_json`."""
     if pa.types.is_boolean(column.type) or pa.types.is_integer(column.type):
         return pc.cast(column, pa.string())
     encode = msgspec.json.Encoder(decimal_format="number").encode
     return pa.array(
-        [None if value is None else encode(_plain(value)).decode() for value in column.to_pylist()], pa.string()
+        [None if value is None else encode(_without_nulls(value)).decode() for value in column.to_pylist()], pa.string()
     )
 
 
-def _plain(value: Any) -> Any:
-    """A value without the fields that are null; Arrow gives a map as a list of pairs."""
+def _without_nulls(value: Any) -> Any:
+    """A value without its null fields. Arrow returns a map as a list of pairs."""
     if isinstance(value, dict):
-        return {name: _plain(one) for name, one in value.items() if one is not None}
+        return {name: _without_nulls(item) for name, item in value.items() if item is not None}
     if isinstance(value, list):
-        if value and all(isinstance(one, tuple) and len(one) == 2 for one in value):
-            return {str(name): _plain(one) for name, one in value}
-        return [_plain(one) for one in value]
+        if value and all(isinstance(item, tuple) and len(item) == 2 for item in value):
+            return {str(name): _without_nulls(item) for name, item in value}
+        return [_without_nulls(item) for item in value]
     return value

@@ -1,9 +1,8 @@
-"""Writing to a queue: every task stages its rows, and the driver commits all of them in one change, once.
+"""Writers to a queue: every task uploads its rows to a stage, and the driver commits all stages atomically, once.
 
-A task may be tried again, run twice at a time, or be the ghost of a driver that died. So each try has a stage of
-its own, named by a random number, and nothing can be seen before `commit`. What is committed is named by the job
-and the batch: of a stream, the id of the query, which its checkpoint keeps, and the number of the batch. A batch
-that Spark runs again after a crash adds nothing.
+A task may be retried, run twice at the same time, or outlive its driver. So each attempt has its own stage, named by a
+random number, and no message is visible before `commit`. A commit is identified by job and batch: for a stream, the
+query id, which its checkpoint keeps, and the batch number. A batch that Spark runs again after a crash adds nothing.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from miniq.spark.schema import messages_of
 
 UPLOAD_MESSAGES = 50_000
 UPLOAD_BYTES = 8 * 1024 * 1024
-"""About what one upload carries; the broker's own limit on a request is higher."""
+"""Approximate size of one upload; the broker's limit on a request is higher."""
 
 
 @dataclass
 class Staged(WriterCommitMessage):
-    """What a task has staged."""
+    """The stage that a task has uploaded."""
 
     job: str
     batch: int
@@ -38,54 +37,54 @@ class Staged(WriterCommitMessage):
 
 
 def stage(options: Options, job: str, batch: int, partition: int, rows: Iterator[pa.RecordBatch]) -> Staged:
-    """Upload the rows of one task under a name that no other try has."""
+    """Upload the rows of one task to a stage that no other attempt uses."""
     attempt = secrets.randbits(53)
     total = part = 0
     with options.connect() as client:
-        place = client.queue(options.queue or "").stage(job, batch, partition, attempt)
-        for upload in _uploads(messages_of(some, options.contentType) for some in rows):
-            place.upload(upload, part=part)
+        staging = client.queue(options.queue or "").stage(job, batch, partition, attempt)
+        for upload in _uploads(messages_of(record_batch, options.contentType) for record_batch in rows):
+            staging.upload(upload, part=part)
             total += upload.num_rows
             part += 1
     return Staged(job, batch, partition, attempt, total)
 
 
 def _uploads(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Rows in portions that are worth a request."""
-    held: list[pa.RecordBatch] = []
+    """Regroup record batches into tables of about the size of an upload."""
+    pending: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
         for piece in _pieces(batch):
-            held.append(piece)
+            pending.append(piece)
             rows += piece.num_rows
             size += piece.nbytes
             if rows >= UPLOAD_MESSAGES or size >= UPLOAD_BYTES:
-                yield pa.Table.from_batches(held)
-                held, rows, size = [], 0, 0
+                yield pa.Table.from_batches(pending)
+                pending, rows, size = [], 0, 0
     if rows:
-        yield pa.Table.from_batches(held)
+        yield pa.Table.from_batches(pending)
 
 
 def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """A batch in pieces of about the size of an upload; one row is never cut."""
+    """Split a batch into pieces of about the size of an upload, at row boundaries."""
     if not batch.num_rows:
         return
-    many = max(1, min(batch.num_rows, -(-batch.nbytes // UPLOAD_BYTES)))
-    for piece in range(many):
-        begin, end = (batch.num_rows * place // many for place in (piece, piece + 1))
+    count = max(1, min(batch.num_rows, -(-batch.nbytes // UPLOAD_BYTES)))
+    for piece in range(count):
+        begin, end = (batch.num_rows * number // count for number in (piece, piece + 1))
         yield batch.slice(begin, end - begin)
 
 
 def commit(options: Options, job: str, batch: int, staged: Sequence[Staged]) -> None:
-    """Make messages of all stages, unless that was done before."""
-    wanted = [(one.partition, one.attempt) for one in staged if one.messages]
-    if wanted:
+    """Commit all non-empty stages; does nothing if the batch was committed before."""
+    stages = [(task.partition, task.attempt) for task in staged if task.messages]
+    if stages:
         with options.connect() as client:
-            client.queue(options.queue or "").commit_stages(job, batch, wanted)
+            client.queue(options.queue or "").commit_stages(job, batch, stages)
 
 
 def discard(options: Options, job: str, batch: int) -> None:
-    """Forget what was staged; if that cannot be done, the broker does it after a while."""
+    """Delete the stages of a batch. Errors are ignored: the broker deletes abandoned stages after `stage_ttl`."""
     try:
         with options.connect() as client:
             client.queue(options.queue or "").discard_stages(job, batch)
@@ -93,12 +92,12 @@ def discard(options: Options, job: str, batch: int) -> None:
         pass
 
 
-def _done(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
+def _finished(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
     return [message for message in messages if isinstance(message, Staged)]
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """A batch write. Its job is named by the user, or new for each write."""
+    """A batch write. The user names its job; otherwise each write is a new job."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -108,14 +107,15 @@ class BatchWriter(DataSourceArrowWriter):
         return stage(self._options, self._job, 0, _task().partitionId(), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        commit(self._options, self._job, 0, _done(messages))
+        commit(self._options, self._job, 0, _finished(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         discard(self._options, self._job, 0)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """A stream's writes. `commit` runs in a process that knows nothing of the query, so the messages tell."""
+    """The writes of a stream. `commit` runs in a process without access to the query's id, so it takes the id from the
+    tasks' commit messages."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -124,16 +124,16 @@ class StreamWriter(DataSourceStreamArrowWriter):
         task = _task()
         query, batch = (task.getLocalProperty(name) for name in ("sql.streaming.queryId", "streaming.sql.batchId"))
         if query is None or batch is None:
-            raise InvalidRequest("query: Spark did not tell which query and batch this is", field="query")
+            raise InvalidRequest("query: Spark did not set the id of the query and the batch", field="query")
         return stage(self._options, query, int(batch), task.partitionId(), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        staged = _done(messages)
+        staged = _finished(messages)
         if staged:
             commit(self._options, staged[0].job, batchId, staged)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        staged = _done(messages)
+        staged = _finished(messages)
         if staged:
             discard(self._options, staged[0].job, batchId)
 
@@ -141,5 +141,5 @@ class StreamWriter(DataSourceStreamArrowWriter):
 def _task() -> TaskContext:
     task = TaskContext.get()
     if task is None:
-        raise InvalidRequest("task: rows are written in tasks of Spark only", field="task")
+        raise InvalidRequest("task: rows can only be written in a Spark task", field="task")
     return task

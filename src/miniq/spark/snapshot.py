@@ -1,4 +1,4 @@
-"""Tables of what there is now: the messages of a queue, or a range of the history. Nothing is consumed."""
+"""Batch readers: the current messages of a queue, or a range of the history. Nothing is consumed."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from miniq.spark.options import Options
 from miniq.spark.schema import arrow_schema, fit
 
 PAGE = 50_000
-"""Messages or records that are fetched at once."""
+"""Messages or records fetched per request."""
 RANGE = 250_000
-"""Records that are worth a task of their own."""
-MOST_RANGES = 64
+"""Records that justify a task of their own."""
+MAX_RANGES = 64
 
 
 class MessagesReader(DataSourceReader):
-    """The messages of a queue as they lie there, page after page in one task: a cursor has no middle."""
+    """The messages of a queue, page by page in a single task: a cursor cannot start in the middle."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self._options = options
@@ -48,7 +48,7 @@ class MessagesReader(DataSourceReader):
 
 
 class Range(InputPartition):
-    """The records after one offset, up to another."""
+    """The records after offset `after`, up to and including `last`."""
 
     def __init__(self, after: int, last: int) -> None:
         super().__init__((after, last))
@@ -70,8 +70,8 @@ class HistoryReader(DataSourceReader):
         start = options.startingOffset if isinstance(options.startingOffset, int) else first
         if start < first and options.failOnDataLoss and isinstance(options.startingOffset, int) and start > 0:
             raise InvalidRequest(
-                f"startingOffset: {start} is gone, the history begins with record {first}; ask for that, or set "
-                "failOnDataLoss to false",
+                f"startingOffset: record {start} was deleted, the history begins with record {first}; start there, or "
+                "set failOnDataLoss to false",
                 field="startingOffset",
             )
         end = last if options.endingOffset is None else min(last, options.endingOffset)
@@ -82,22 +82,22 @@ class HistoryReader(DataSourceReader):
 
 
 def span_of(client: Client) -> tuple[int, int]:
-    """The first and the last record that the history has now; the last is before the first if it is empty."""
+    """The first and last offset of the history; the last is below the first if it is empty."""
     page = client.history(limit=1)
     return page.first, page.last
 
 
 def split(after: int, last: int, parts: int | None) -> list[Range]:
-    """A range in parts of like size: as many as asked for, or as are worth it."""
-    many = max(0, last - after)
+    """Split a range into equal parts: `parts` of them, or as many as its size justifies."""
+    count = max(0, last - after)
     if parts is None:
-        parts = max(1, min(MOST_RANGES, -(-many // RANGE)))
-    parts = max(1, min(parts, many))
-    return [Range(after + many * part // parts, after + many * (part + 1) // parts) for part in range(parts)]
+        parts = max(1, min(MAX_RANGES, -(-count // RANGE)))
+    parts = max(1, min(parts, count))
+    return [Range(after + count * part // parts, after + count * (part + 1) // parts) for part in range(parts)]
 
 
 def read_range(options: Options, schema: pa.Schema, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """The records of a range, of one queue or all, within the time that was asked for."""
+    """The records of a range, filtered by the options `queue`, `startingTime` and `endingTime`."""
     if not isinstance(partition, Range):
         return
     after = partition.after
@@ -112,11 +112,11 @@ def read_range(options: Options, schema: pa.Schema, partition: InputPartition) -
 
 
 def _within(batch: pa.RecordBatch, last: int, begin: datetime | None, end: datetime | None) -> pa.RecordBatch:
-    """Without the records after a range and outside a time; with a filter by queue, a page may go further."""
-    wanted = pc.less_equal(batch.column("offset"), last)
+    """Drop records outside the range or the time; filtered by queue, a page may reach past the range."""
+    inside = pc.less_equal(batch.column("offset"), last)
     at = batch.column("at")
     if begin is not None:
-        wanted = pc.and_(wanted, pc.greater_equal(at, pa.scalar(begin, at.type)))
+        inside = pc.and_(inside, pc.greater_equal(at, pa.scalar(begin, at.type)))
     if end is not None:
-        wanted = pc.and_(wanted, pc.less(at, pa.scalar(end, at.type)))
-    return batch if pc.all(wanted).as_py() is not False else batch.filter(wanted)
+        inside = pc.and_(inside, pc.less(at, pa.scalar(end, at.type)))
+    return batch if pc.all(inside).as_py() is not False else batch.filter(inside)

@@ -1,7 +1,7 @@
-"""`format("miniq")`: the data source that Spark sees. It checks options and hands out readers and writers.
+"""`format("miniq")`: the data source registered with Spark. It checks options and creates readers and writers.
 
-Readers and writers are pickled to executors, and Spark makes several of each in different processes; so they hold
-options only, and connect when they are used.
+Readers and writers are pickled to executors, and Spark creates several of each in different processes; so they hold
+only options, and connect on use.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class MiniQ(DataSource):
 
     def schema(self) -> StructType:
         if self._options.view == "messages" and self._options.queue is None:
-            raise InvalidRequest("queue: is missing; name the queue with .option('queue', NAME)", field="queue")
+            raise InvalidRequest("queue: is missing; set it with .option('queue', NAME)", field="queue")
         return spark_schema(self._options.view)
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -66,11 +66,11 @@ class MiniQ(DataSource):
     def _check_write(self, schema: StructType, overwrite: bool, use: Use) -> None:
         check_use(self._options, self.options, use)
         if overwrite:
-            raise InvalidRequest("mode: a queue is added to, not overwritten; use append, or purge it", field="mode")
+            raise InvalidRequest("mode: a queue cannot be overwritten; use append, or purge it first", field="mode")
         check_written_schema(schema, self._options.contentType)
         self._options.connect(probe=True).close()
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("miniq")` known to a session."""
+    """Register `format("miniq")` with a session."""
     spark.dataSource.register(MiniQ)

@@ -1,9 +1,9 @@
-"""Streams out of the broker: a queue by claims, the history by offsets.
+"""Stream readers: a queue by claims, the history by offsets.
 
-Spark writes the end of a batch to its log before it reads it, and reads the same range again after a crash. So an
-offset of a queue is the number of a claim: frozen by the broker, read as often as need be, and acked by the call
-that makes the next one, which Spark makes only when the batch before is in its commit log. What was claimed and did
-not get into Spark's log before the driver died is found again: the claim after `start` is there already.
+Spark logs the end offset of a batch before reading it, and reads the same range again after a crash. So the offset of a
+queue is a claim number: the broker freezes the claim, it can be read any number of times, and it is acked by the call
+that makes the next claim, which Spark triggers only once the previous batch is in its commit log. If the driver dies
+between a claim and Spark's log, the restarted query finds the claim after `start` already made.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from miniq.message import Claim
 
 PART = 25_000
-"""Messages that are worth a task of their own."""
-MOST_PARTS = 16
+"""Messages that justify a task of their own."""
+MAX_PARTS = 16
 
 
 class Part(InputPartition):
@@ -41,22 +41,22 @@ class Part(InputPartition):
 
 
 class ClaimStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The messages of a queue, each batch one claim of the group."""
+    """The messages of a queue; each batch is one claim of the group."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self._options = options
         self._schema = schema
-        self._at: Claims | None = None
+        self._open_claims: Claims | None = None
         self._acked = 0
         self._sizes: dict[int, int] = {}
-        """Messages in the claims that this reader was given."""
-        self._left: int | None = None
+        """Number of messages by claim."""
+        self._remaining: int | None = None
         """With AvailableNow: how many messages are still to be claimed."""
 
     # On the driver
 
     def initialOffset(self) -> dict[str, int]:
-        """The last claim that was acked; that stays so until Spark's log has a batch."""
+        """The last acked claim; it does not change before Spark's log has a batch."""
         self._claims()
         return {"claim": self._acked}
 
@@ -64,34 +64,34 @@ class ClaimStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self._options.maxMessagesPerBatch)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """From now on no more messages are claimed than are there now."""
+        """Limit the claims from now on to the number of messages that are there now."""
         options = self._options
         with options.connect() as client:
             ready = client.queue(options.queue or "").info().counts.ready
-        self._left = ready + sum(claim.messages for claim in self._listed() if claim.acked_at is None)
+        self._remaining = ready + sum(claim.messages for claim in self._readable() if claim.acked_at is None)
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
-        """Claim what comes after `start`. The batch that ended there is done, and acked by the same call."""
-        most = self._options.maxMessagesPerBatch
+        """Make the claim after `start`. The same call acks the claim `start`, whose batch is done."""
+        max_messages = self._options.maxMessagesPerBatch
         if isinstance(limit, ReadMaxRows):
-            most = min(most, max(1, limit.max_rows))
+            max_messages = min(max_messages, max(1, limit.max_rows))
         wait = self._options.pollTimeout
         after = start["claim"]
-        if self._left is not None:
-            if self._left <= 0:
+        if self._remaining is not None:
+            if self._remaining <= 0:
                 self._claims().ack(after)
                 return start
-            most, wait = min(most, self._left), 0.0
-        made = self._next(after, most, wait)
-        if made is None:
+            max_messages, wait = min(max_messages, self._remaining), 0.0
+        claim = self._next(after, max_messages, wait)
+        if claim is None:
             return start
-        self._sizes = {made.number: made.messages}
-        if self._left is not None:
-            self._left -= made.messages
-        return {"claim": made.number}
+        self._sizes = {claim.number: claim.messages}
+        if self._remaining is not None:
+            self._remaining -= claim.messages
+        return {"claim": claim.number}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[Part]:
-        """Every claim of a batch, in as many parts as asked for, or as are worth it."""
+        """Every claim of a batch, split by the option `partitions` or by size."""
         return [
             Part(claim, part, parts)
             for claim in range(start["claim"] + 1, end["claim"] + 1)
@@ -100,13 +100,13 @@ class ClaimStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ]
 
     def commit(self, end: dict[str, int]) -> None:
-        """The batch is done, and the next one stands in Spark's log."""
+        """Ack a batch that is done; the next one is in Spark's log."""
         self._claims().ack(end["claim"])
 
     # On an executor
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Fetch one part; the same one as often as Spark asks."""
+        """Fetch one part of a claim; repeatable."""
         if not isinstance(partition, Part):
             raise InvalidRequest(f"partition: {partition!r} is not a part of a claim", field="partition")
         options, schema = self._options, arrow_schema(self._schema)
@@ -122,35 +122,35 @@ class ClaimStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # Inside
 
     def _claims(self) -> Claims:
-        """The group's claims, opened by this reader: older readers of the group are told that they are too late."""
-        if self._at is None:
+        """The group's claims. The first call opens them for this reader, which fences off older readers."""
+        if self._open_claims is None:
             options = self._options
             claims = options.connect(probe=True).queue(options.queue or "").claims(options.group or "")
             self._acked = claims.open().acked
-            self._at = claims
-        return self._at
+            self._open_claims = claims
+        return self._open_claims
 
-    def _next(self, after: int, most: int, wait: float) -> Claim | None:
+    def _next(self, after: int, max_messages: int, wait: float) -> Claim | None:
         claims = self._claims()
         try:
-            return claims.next(after, max_messages=most, max_bytes=self._options.maxBytesPerBatch, wait=wait)
+            return claims.next(after, max_messages=max_messages, max_bytes=self._options.maxBytesPerBatch, wait=wait)
         except ClaimGone as error:
             if self._options.failOnDataLoss:
                 raise self._lost(after + 1, error) from None
             return claims.next(
-                claims.open().last, max_messages=most, max_bytes=self._options.maxBytesPerBatch, wait=wait
+                claims.open().last, max_messages=max_messages, max_bytes=self._options.maxBytesPerBatch, wait=wait
             )
         except ClaimUnknown as error:
             raise self._lost(after, error) from None
         except Fenced as error:
             raise Fenced(
-                f"group: {self._options.group!r} of queue {self._options.queue!r} is read by a newer query; this one "
-                "ends: give queries that run at the same time groups of their own",
+                f"group: {self._options.group!r} of queue {self._options.queue!r} is now read by a newer query; "
+                "this one stops. Use different groups for queries that run at the same time",
                 field="group",
             ) from error
 
-    def _listed(self) -> list[Claim]:
-        """The group's claims that can be read."""
+    def _readable(self) -> list[Claim]:
+        """The group's readable claims."""
         groups = self._claims().queue.claim_groups()
         return [claim for group in groups if group.group == self._options.group for claim in group.claims]
 
@@ -158,23 +158,23 @@ class ClaimStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._options.partitions is not None:
             return self._options.partitions
         if claim not in self._sizes:
-            self._sizes |= {one.number: one.messages for one in self._listed()}
+            self._sizes |= {readable.number: readable.messages for readable in self._readable()}
         size = self._sizes.get(claim, 0)
-        return max(1, min(MOST_PARTS, -(-size // PART)))
+        return max(1, min(MAX_PARTS, -(-size // PART)))
 
     def _lost(self, claim: int, error: MiniQError) -> MiniQError:
-        """What it means that Spark's checkpoint names a claim that the broker does not have any more."""
+        """Explain an error for a claim that is in Spark's checkpoint but no longer in the broker."""
         group = self._options.group
         return type(error)(
-            f"group: claim {claim} of group {group!r} is not there to be read again ({error.text}). Its checkpoint is "
-            "from before the claim was released, or the queue was purged or deleted since. Begin with a new "
-            "checkpoint, or go on with what is there by .option('failOnDataLoss', 'false')",
+            f"group: claim {claim} of group {group!r} can no longer be read ({error.text}). Since the checkpoint was "
+            "written, the claim was released, or the queue was purged or deleted. Start with a new checkpoint, or "
+            "skip the lost messages with .option('failOnDataLoss', 'false')",
             field="group",
         )
 
 
 class HistoryStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The history, each batch a range of offsets. Nothing is kept for it in the broker."""
+    """The history; each batch is a range of offsets. The broker keeps no state for it."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self._options = options
@@ -184,11 +184,11 @@ class HistoryStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, int]:
         """The record before the first one to read."""
-        given = self._options.startingOffset
-        if isinstance(given, int):
-            return {"offset": max(0, given - 1)}
+        start = self._options.startingOffset
+        if isinstance(start, int):
+            return {"offset": max(0, start - 1)}
         first, last = self._span()
-        return {"offset": last if given == "latest" else max(0, first - 1)}
+        return {"offset": last if start == "latest" else max(0, first - 1)}
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self._options.maxMessagesPerBatch)
@@ -197,8 +197,8 @@ class HistoryStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._until = self._span()[1]
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
-        """As far as the history goes, and the limit allows."""
-        most = limit.max_rows if isinstance(limit, ReadMaxRows) else self._options.maxMessagesPerBatch
+        """The end of the history, or as far as the limit allows."""
+        max_records = limit.max_rows if isinstance(limit, ReadMaxRows) else self._options.maxMessagesPerBatch
         first, last = self._span()
         if self._until is not None:
             last = min(last, self._until)
@@ -206,20 +206,20 @@ class HistoryStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if begin + 1 < first:
             if self._options.failOnDataLoss:
                 raise InvalidRequest(
-                    f"startingOffset: the history begins with record {first}, not {begin + 1}; what is between them "
-                    "is gone. Go on with what is there by .option('failOnDataLoss', 'false')",
+                    f"startingOffset: the history begins with record {first}; the records from {begin + 1} on were "
+                    "deleted. Skip them with .option('failOnDataLoss', 'false')",
                     field="startingOffset",
                 )
             begin = first - 1
         if last < begin:
             if last < start["offset"] and self._until is None:
                 raise InvalidRequest(
-                    f"startingOffset: the history ends with record {last}, before {begin}, where the checkpoint is: "
-                    "is it of another broker? Begin with a new checkpoint",
+                    f"startingOffset: the history ends with record {last}, but the checkpoint is at record {begin}: "
+                    "does it belong to another broker? Start with a new checkpoint",
                     field="startingOffset",
                 )
             return start
-        return {"offset": min(last, begin + max(1, most))}
+        return {"offset": min(last, begin + max(1, max_records))}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[Range]:
         return split(start["offset"], end["offset"], self._options.partitions)
@@ -228,7 +228,7 @@ class HistoryStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_range(self._options, arrow_schema(self._schema), partition)
 
     def commit(self, end: dict[str, int]) -> None:
-        """Nothing is kept for this stream."""
+        """Nothing to do: the broker keeps no state for this stream."""
 
     def _span(self) -> tuple[int, int]:
         with self._options.connect(probe=self._until is None) as client:

@@ -1,6 +1,6 @@
-"""The web console's files, served as they are: plain HTML, CSS and modules, over the public API alone.
+"""Serves the web console: static HTML, CSS and JavaScript modules that use the public API only.
 
-The policy allows nothing that is not a file of ours: no inline script or style, no frame, no other site.
+The content security policy allows nothing but these files: no inline script or style, no frames, no other site.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ HEADERS = {
 
 class File(NamedTuple):
     text: bytes
-    packed: bytes
+    gzipped: bytes
     media: str
-    tag: str
+    etag: str
 
 
 @cache
 def files() -> dict[str, File]:
-    """Every file of the console by name."""
-    found = {}
+    """Every file of the console, by name."""
+    by_name = {}
     for file in resources.files("miniq").joinpath("console").iterdir():
         media = MEDIA.get(file.name.rpartition(".")[2])
         if media is not None:
             text = file.read_bytes()
-            tag = f'"{hashlib.sha256(text).hexdigest()[:16]}"'
-            found[file.name] = File(text, gzip.compress(text, mtime=0), f"{media}; charset=utf-8", tag)
-    return found
+            etag = f'"{hashlib.sha256(text).hexdigest()[:16]}"'
+            by_name[file.name] = File(text, gzip.compress(text, mtime=0), f"{media}; charset=utf-8", etag)
+    return by_name
 
 
 def routes() -> list[BaseRoute]:
@@ -77,9 +77,9 @@ async def _file(request: Request) -> Response:
 
 def _answer(request: Request, name: str) -> Response:
     file = files()[name]
-    headers = HEADERS | {"etag": file.tag}
-    if request.headers.get("if-none-match") == file.tag:
+    headers = HEADERS | {"etag": file.etag}
+    if request.headers.get("if-none-match") == file.etag:
         return Response(status_code=304, headers=headers)
     if "gzip" in request.headers.get("accept-encoding", ""):
-        return Response(file.packed, media_type=file.media, headers=headers | {"content-encoding": "gzip"})
+        return Response(file.gzipped, media_type=file.media, headers=headers | {"content-encoding": "gzip"})
     return Response(file.text, media_type=file.media, headers=headers)

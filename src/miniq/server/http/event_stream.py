@@ -1,7 +1,8 @@
-"""`GET /v1/events`: the numbers of all queues, or of one, as server-sent events.
+"""`GET /v1/events`: the statistics of all queues, or of one, as server-sent events.
 
-The first event has all queues that the caller may see, later ones those that changed and the names of those that are
-gone. An event comes every `interval` seconds even if nothing changed, so that who listens can tell silence from death.
+The first event lists all queues that the caller may read; later ones list the queues that changed and the names of
+those that were deleted. An event is sent every `interval` seconds even if nothing changed, so that a client can tell a
+quiet broker from a dead connection.
 """
 
 from __future__ import annotations
@@ -23,18 +24,16 @@ PATH = "/v1/events"
 
 
 async def listen(broker: Broker, http: HTTPRequest) -> StreamingResponse:
-    """The stream that answers a request."""
+    """Check the request and return its event stream."""
     query = http.query_params
     for name in query:
         if name not in PARAMETERS:
-            raise InvalidRequest(
-                f"{name[:80]}: there is no such parameter; there are: {', '.join(PARAMETERS)}", field=name[:80]
-            )
+            raise InvalidRequest(f"{name[:80]}: no such parameter; use {', '.join(PARAMETERS)}", field=name[:80])
     interval = _seconds(query.get("interval", "2"))
     count = rules.check_count(number(query, "count", 2**31), "count", 1, 2**31)
     request = Request({}, query, None, "json", bearer(http.headers.get("authorization")))
     authorise(broker, BY_NAME["stats"], request)
-    first = await _look(broker, request)
+    first = await _stats_by_queue(broker, request)
     return StreamingResponse(
         _events(broker, request, first, interval, count),
         media_type="text/event-stream",
@@ -43,27 +42,27 @@ async def listen(broker: Broker, http: HTTPRequest) -> StreamingResponse:
 
 
 async def _events(
-    broker: Broker, request: Request, seen: dict[str, shapes.StatsEntry], interval: float, count: int
+    broker: Broker, request: Request, previous: dict[str, shapes.StatsEntry], interval: float, count: int
 ) -> AsyncIterator[bytes]:
-    changed, gone = list(seen.values()), list[str]()
+    changed, deleted = list(previous.values()), list[str]()
     while True:
-        event = shapes.StatsEvent(codec.moment(broker.clock.now()), changed, gone)
+        event = shapes.StatsEvent(codec.moment(broker.clock.now()), changed, deleted)
         yield b"event: stats\ndata: %b\n\n" % codec.encode_json(event)
         count -= 1
         if not count or not await broker.trends.pause(interval):
             return
         try:
             authorise(broker, BY_NAME["stats"], request)
-            found = await _look(broker, request)
+            current = await _stats_by_queue(broker, request)
         except MiniQError as error:
             yield b"event: problem\ndata: %b\n\n" % codec.encode_json(codec.problem(error))
             return
-        changed = [entry for name, entry in found.items() if seen.get(name) != entry]
-        gone = [name for name in seen if name not in found]
-        seen = found
+        changed = [entry for name, entry in current.items() if previous.get(name) != entry]
+        deleted = [name for name in previous if name not in current]
+        previous = current
 
 
-async def _look(broker: Broker, request: Request) -> dict[str, shapes.StatsEntry]:
+async def _stats_by_queue(broker: Broker, request: Request) -> dict[str, shapes.StatsEntry]:
     return {entry.name: entry for entry in await stats_of(broker, request)}
 
 

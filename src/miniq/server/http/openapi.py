@@ -1,4 +1,4 @@
-"""The OpenAPI document, made from the table of operations and the records of the wire, and a page that shows it."""
+"""The OpenAPI document, generated from the operations table and the wire records, and the `/docs` page for it."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from miniq.message import JSON
 from miniq.server.http import event_stream, report
 from miniq.server.operations import OPERATIONS, SETTINGS, Operation
 
-_REFUSED = {
-    "400": "A field is wrong; `field` says which",
-    "401": "An API key is needed",
+_ERRORS = {
+    "400": "A field is invalid; `field` names it",
+    "401": "API key missing, unknown or revoked",
     "403": "The API key does not allow this",
     "404": "No such queue or message",
     "409": "Stale receipt, or the message is leased",
-    "413": "Over a limit",
-    "415": "A content type that is not spoken here",
+    "413": "Over a size limit",
+    "415": "Unsupported content type",
     "429": "The queue is full",
-    "503": "The store is away; try again",
+    "503": "The store is unreachable; retry",
     "507": "The disk is nearly full",
 }
 
@@ -46,6 +46,12 @@ _EVENT = {
 """One server-sent event."""
 
 
+_DESCRIPTION = (
+    "A message broker. Durations are in seconds, timestamps are RFC 3339 in UTC. Requests and replies are JSON or "
+    "MessagePack (application/msgpack); errors are RFC 9457 problems with a stable `code`."
+)
+
+
 @cache
 def build() -> bytes:
     """The document as JSON."""
@@ -53,28 +59,31 @@ def build() -> bytes:
     unique = list(dict.fromkeys([*kinds, SETTINGS, shapes.Problem, shapes.HealthReply, shapes.StatsEvent]))
     _, components = msgspec.json.schema_components(unique, ref_template="#/components/schemas/{name}")
     for name in ("SendBody", "WireDraft", "EditBody", "WireMessage", "WireEvent"):
-        # `Raw` is any JSON value; msgspec describes it as such already, so only say so.
+        # msgspec already gives `Raw` the schema of any JSON value; add a description.
         components[name]["properties"]["body"] = {"description": "Any JSON value, or a string for text/*"}
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method.lower()] = _describe(operation)
-    for path, summary in (("/health", "Whether the process lives"), ("/ready", "Whether the store takes writes")):
+    for path, summary in (
+        ("/health", "Liveness: the process is running"),
+        ("/ready", "Readiness: the store accepts writes"),
+    ):
         paths[path] = {
             "get": {
                 "operationId": path[1:],
                 "summary": summary,
                 "tags": ["broker"],
                 "responses": {
-                    code: _content(shapes.HealthReply, said) for code, said in (("200", "Yes"), ("503", "No"))
+                    code: _content(shapes.HealthReply, text) for code, text in (("200", "Yes"), ("503", "No"))
                 },
             }
         }
     paths[event_stream.PATH] = {
         "get": {
             "operationId": "events",
-            "summary": "The numbers of all queues, or of one, as server-sent events",
-            "description": "Every `interval` seconds an event `stats`; the stream ends after `count` of them. "
-            "Needs the right `read`.",
+            "summary": "Stream the statistics of all queues, or of one, as server-sent events",
+            "description": "Sends an event `stats` every `interval` seconds and ends after `count` events. "
+            "Requires the permission `read`.",
             "tags": ["broker"],
             "parameters": _query(event_stream.PARAMETERS),
             "responses": {
@@ -82,25 +91,25 @@ def build() -> bytes:
                     "description": "A stream of events",
                     "content": {"text/event-stream": {"schema": _EVENT}},
                 },
-                **{code: _content(shapes.Problem, said, PROBLEM) for code, said in _REFUSED.items()},
+                **{code: _content(shapes.Problem, text, PROBLEM) for code, text in _ERRORS.items()},
             },
         }
     }
     paths[report.PATH] = {
         "get": {
             "operationId": "report",
-            "summary": "The page that `miniq pipeline report` wrote last",
-            "description": "Needs the right `read` on all queues.",
+            "summary": "The latest page written by `miniq pipeline report`",
+            "description": "Requires the permission `read` on all queues.",
             "tags": ["broker"],
             "responses": {
                 "200": {"description": "The page", "content": {"text/html": {"schema": {"type": "string"}}}},
-                **{code: _content(shapes.Problem, said, PROBLEM) for code, said in _REFUSED.items()},
+                **{code: _content(shapes.Problem, text, PROBLEM) for code, text in _ERRORS.items()},
             },
         }
     }
     document = {
         "openapi": "3.1.0",
-        "info": {"title": "MiniQ", "version": metadata.version("miniq"), "description": _about()},
+        "info": {"title": "MiniQ", "version": metadata.version("miniq"), "description": _DESCRIPTION},
         "paths": paths,
         "components": {
             "schemas": components,
@@ -109,13 +118,6 @@ def build() -> bytes:
         "security": [{}, {"key": []}],
     }
     return msgspec.json.format(msgspec.json.encode(document), indent=1)
-
-
-def _about() -> str:
-    return (
-        "A message broker. Times are seconds, moments RFC 3339 UTC. Requests and replies are JSON or "
-        "MessagePack (application/msgpack); errors are RFC 9457 problems with a stable `code`."
-    )
 
 
 def _kinds(operation: Operation) -> list[Any]:
@@ -132,26 +134,26 @@ def _describe(operation: Operation) -> dict[str, Any]:
         for name in re.findall(r"{(\w+)}", operation.path)
     ]
     parameters += _query(operation.query)
-    described: dict[str, Any] = {
+    description: dict[str, Any] = {
         "operationId": operation.name,
         "summary": operation.summary,
-        "description": f"Needs the right `{operation.verb}`.",
+        "description": f"Requires the permission `{operation.verb}`.",
         "tags": [_tag(operation)],
         "parameters": parameters,
         "responses": {
-            str(operation.status): {"description": "Done"}
+            str(operation.status): {"description": "Success"}
             if operation.reply is None
-            else _content(operation.reply, "Done"),
-            **{code: _content(shapes.Problem, said, PROBLEM) for code, said in _REFUSED.items()},
+            else _content(operation.reply, "Success"),
+            **{code: _content(shapes.Problem, text, PROBLEM) for code, text in _ERRORS.items()},
         },
     }
     if operation.body is not None:
         kind = SETTINGS if operation.name == "configure" else operation.body
-        described["requestBody"] = {
+        description["requestBody"] = {
             "required": not operation.optional,
             "content": {media: {"schema": _ref(kind)} for media in (JSON, MSGPACK)},
         }
-    return described
+    return description
 
 
 def _query(parameters: Mapping[str, type]) -> list[dict[str, Any]]:
@@ -176,9 +178,9 @@ def _path_schema(name: str) -> dict[str, str]:
     return {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,128}$"} if name == "queue" else {"type": "string"}
 
 
-def _content(kind: Any, said: str, media: str | None = None) -> dict[str, Any]:
+def _content(kind: Any, text: str, media: str | None = None) -> dict[str, Any]:
     medias = [media] if media else [JSON, MSGPACK]
-    return {"description": said, "content": {each: {"schema": _ref(kind)} for each in medias}}
+    return {"description": text, "content": {each: {"schema": _ref(kind)} for each in medias}}
 
 
 def _ref(kind: Any) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The broker's numbers for Prometheus."""
+"""`GET /metrics`: the broker's metrics in Prometheus text format."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 async def render(broker: Broker) -> bytes:
-    """All metrics as they are now."""
+    """The current values of all metrics."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Numbers(broker, await broker.queues()))
+    registry.register(_BrokerCollector(broker, await broker.queues()))
     return generate_latest(registry)
 
 
-class _Numbers(Collector):
+class _BrokerCollector(Collector):
     def __init__(self, broker: Broker, queues: list[QueueInfo]) -> None:
         self._broker = broker
         self._queues = queues
@@ -32,7 +32,7 @@ class _Numbers(Collector):
         depth = GaugeMetricFamily("miniq_queue_messages", "Messages by queue and state", labels=["queue", "state"])
         size = GaugeMetricFamily("miniq_queue_bytes", "Bytes of messages by queue", labels=["queue"])
         oldest = GaugeMetricFamily(
-            "miniq_queue_oldest_age_seconds", "Age of the oldest message that could be taken", labels=["queue"]
+            "miniq_queue_oldest_age_seconds", "Age of the oldest ready message", labels=["queue"]
         )
         for info in self._queues:
             counts = info.counts
@@ -45,18 +45,16 @@ class _Numbers(Collector):
         yield size
         yield oldest
         metrics = self._broker.metrics
-        events = CounterMetricFamily(
-            "miniq_messages", "Messages by queue and what happened to them", labels=["queue", "event"]
-        )
+        events = CounterMetricFamily("miniq_messages", "Messages by queue and event", labels=["queue", "event"])
         for (queue, event), count in metrics.messages.items():
             events.add_metric([queue, event], count)
         yield events
-        errors = CounterMetricFamily("miniq_errors", "Calls that were refused, by code", labels=["wire", "code"])
+        errors = CounterMetricFamily("miniq_errors", "Failed calls by protocol and error code", labels=["wire", "code"])
         for (wire, code), count in metrics.errors.items():
             errors.add_metric([wire, code], count)
         yield errors
         calls = HistogramMetricFamily(
-            "miniq_call_seconds", "How long calls took, waiting included", labels=["wire", "call", "queue"]
+            "miniq_call_seconds", "Duration of calls, long polling included", labels=["wire", "call", "queue"]
         )
         for (wire, name, queue), latency in metrics.calls.items():
             total = 0
@@ -67,8 +65,8 @@ class _Numbers(Collector):
             calls.add_metric([wire, name, queue], buckets, latency.total)
         yield calls
         commits = getattr(self._broker.store, "commits", None)
-        if commits is not None:  # a database counts its own
-            yield CounterMetricFamily("miniq_store_syncs", "Writes that were confirmed by an fsync", value=commits[1])
+        if commits is not None:  # databases have their own metrics for this
+            yield CounterMetricFamily("miniq_store_syncs", "Fsyncs that confirmed writes", value=commits[1])
         yield GaugeMetricFamily(
-            "miniq_store_up", "1 while the store works", value=0 if self._broker.store.failure() else 1
+            "miniq_store_up", "1 unless the store has failed", value=0 if self._broker.store.failure() else 1
         )

@@ -1,6 +1,6 @@
-"""The short routes on the queue `default`: for people who want the smallest thing that works.
+"""Short routes on the queue `default`: a minimal HTTP API for quick experiments.
 
-They answer in shapes of their own and ack by id alone; that door is only here.
+They use their own reply formats, and only here can a message be acked by its id alone, without a receipt.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _reader = codec.Reader(dict[str, Any])
 def routes(broker: Broker, read: ReadBody) -> list[BaseRoute]:
     """The short routes of a broker."""
     short = _Short(broker, read)
-    found = [
+    table = [
         Route("/push_message", short.push_message, methods=["POST"]),
         Route("/read_messages", short.read_messages, methods=["GET"]),
         Route("/messages/produce", short.produce, methods=["POST"]),
@@ -42,10 +42,10 @@ def routes(broker: Broker, read: ReadBody) -> list[BaseRoute]:
         Route("/messages", short.post, methods=["POST"]),
         Route("/messages", short.take, methods=["GET"]),
     ]
-    for route in found:
+    for route in table:
         if route.endpoint in (short.read_messages, short.consume, short.take) and route.methods:
-            route.methods.discard("HEAD")  # Starlette adds it; it would take messages and show them to nobody
-    return list[BaseRoute](found)
+            route.methods.discard("HEAD")  # Starlette adds it; HEAD would receive messages and discard them
+    return list[BaseRoute](table)
 
 
 class _Short:
@@ -65,11 +65,11 @@ class _Short:
         try:
             self._check(request, "receive")
             seconds = _seconds(request, "turn_around_time")
-            taken = await self._available(seconds, self._broker.options.limits.batch)
+            received = await self._receive(seconds, self._broker.options.limits.batch)
         except MiniQError as error:
             return _answer({"success": False, "data": error.text}, _status(error))
-        found = [{"id": stored.message.id, "msg": _body(stored), **_about(stored)} for stored in taken]
-        return _answer({"success": True, "data": found})
+        messages = [{"id": stored.message.id, "msg": _body(stored), **_state_fields(stored)} for stored in received]
+        return _answer({"success": True, "data": messages})
 
     async def produce(self, request: HTTPRequest) -> Response:
         try:
@@ -84,10 +84,11 @@ class _Short:
             self._check(request, "receive")
             seconds = _seconds(request, "visibility_timeout")
             limit = number(request.query_params, "limit", self._broker.options.limits.batch)
-            taken = await self._available(seconds, limit)
+            received = await self._receive(seconds, limit)
         except MiniQError as error:
             return _refused(error)
-        return _answer([{"id": stored.message.id, "message": _body(stored), **_about(stored)} for stored in taken])
+        messages = [{"id": stored.message.id, "message": _body(stored), **_state_fields(stored)} for stored in received]
+        return _answer(messages)
 
     async def delete(self, request: HTTPRequest) -> Response:
         try:
@@ -136,36 +137,37 @@ class _Short:
     async def take(self, request: HTTPRequest) -> Response:
         try:
             self._check(request, "receive")
-            taken = await self._broker.receive(QUEUE, mode="at-most-once")
+            received = await self._broker.receive(QUEUE, mode="at-most-once")
         except MiniQError as error:
             return _refused(error)
-        if not taken:
+        if not received:
             return Response(status_code=204)
-        return _answer({"text": _body(taken[0])})
+        return _answer({"text": _body(received[0])})
 
     # Inside
 
     def _check(self, request: HTTPRequest, verb: str) -> None:
         self._broker.keys.check(bearer(request.headers.get("authorization")), verb, QUEUE)
 
-    async def _fields(self, request: HTTPRequest, verb: str, needed: str) -> dict[str, Any]:
+    async def _fields(self, request: HTTPRequest, verb: str, required: str) -> dict[str, Any]:
+        """The request's JSON object, which must have exactly the required field."""
         self._check(request, verb)
         raw = await self._read(request)
         fields: dict[str, Any] = _reader.read(raw, "json")
-        if needed not in fields:
-            raise InvalidRequest(f'{needed}: is required, as in {{"{needed}": …}}', field=needed)
+        if required not in fields:
+            raise InvalidRequest(f'{required}: is required, as in {{"{required}": …}}', field=required)
         for name in fields:
-            if name != needed:
-                raise InvalidRequest(f"{name[:80]}: there is no such field; there is {needed}", field=name[:80])
+            if name != required:
+                raise InvalidRequest(f"{name[:80]}: no such field; use {required}", field=name[:80])
         return fields
 
-    async def _available(self, seconds: float | None, limit: int) -> list[Stored]:
+    async def _receive(self, seconds: float | None, limit: int) -> list[Stored]:
         return await self._broker.receive(QUEUE, max=limit, visibility_timeout=seconds)
 
     async def _show(self, request: HTTPRequest, state: str | None) -> Response:
         try:
             self._check(request, "read")
-            found: list[dict[str, Any]] = []
+            listed: list[dict[str, Any]] = []
             now = self._broker.clock.now()
             after: str | None = None
             size, limits = 0, self._broker.options.limits
@@ -174,14 +176,14 @@ class _Short:
                 for stored in page.messages:
                     status = "processing" if stored.status(now) == "leased" else "unprocessed"
                     if state in (None, status):
-                        about = {"message": _body(stored), "status": status, **_about(stored)}
-                        found.append({"id": stored.message.id, **about})
+                        fields = {"message": _body(stored), "status": status, **_state_fields(stored)}
+                        listed.append({"id": stored.message.id, **fields})
                         size += stored.message.size
-                        if len(found) >= limits.batch or size >= limits.response_bytes:
-                            return _answer(found)
+                        if len(listed) >= limits.batch or size >= limits.response_bytes:
+                            return _answer(listed)
                 after = page.next
                 if after is None:
-                    return _answer(found)
+                    return _answer(listed)
         except MiniQError as error:
             return _refused(error)
 
@@ -197,7 +199,7 @@ def _body(stored: Stored) -> Any:
     return message.body.decode("utf-8", "replace")
 
 
-def _about(stored: Stored) -> dict[str, Any]:
+def _state_fields(stored: Stored) -> dict[str, Any]:
     return {
         "sent_at": codec.moment(stored.message.sent_at),
         "receives": stored.receives,
@@ -208,7 +210,7 @@ def _about(stored: Stored) -> dict[str, Any]:
 def _state(request: HTTPRequest) -> str:
     state = request.query_params.get("status", "")
     if state not in ("processing", "unprocessed"):
-        raise InvalidRequest(f"status: {state[:80]!r}; use processing or unprocessed", field="status")
+        raise InvalidRequest(f"status: {state[:80]!r} is invalid; use processing or unprocessed", field="status")
     return state
 
 

@@ -1,5 +1,5 @@
-"""The ZeroMQ door, in parts: `commands.py` (what a request asks for), `router.py` (one socket in the event loop),
-`doors.py` (the command server with the producer and the consumer endpoint) and `curve.py` (who may connect)."""
+"""The ZeroMQ server: `commands.py` parses requests, `router.py` runs one socket in the event loop, `endpoints.py` opens
+the command server and the producer and consumer endpoints, and `curve.py` checks client keys."""
 
 from miniq.server.zmq.endpoints import Doors
 

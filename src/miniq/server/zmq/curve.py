@@ -1,4 +1,5 @@
-"""Who may connect: CURVE with an allow-list. CURVE alone encrypts and lets in whoever knows the broker's public key."""
+"""CURVE with an allow-list of client keys. Without one, CURVE encrypts but accepts any client that has the broker's
+public key."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ DOMAIN = "miniq"
 
 
 class _AllowList:
-    """Asked by the library about each connection that is being made."""
+    """Credentials provider: the library calls it during each handshake."""
 
     def __init__(self, keys: KeyRing) -> None:
         self._keys = keys
@@ -21,15 +22,15 @@ class _AllowList:
 
 
 def guard(context: zmq.Context[zmq.Socket[bytes]], keys: KeyRing) -> AsyncioAuthenticator:
-    """Let only listed keys connect to the sockets of a context that `require` one; to be stopped with it."""
-    guard = AsyncioAuthenticator(context)
-    guard.start()
-    guard.configure_curve_callback(DOMAIN, _AllowList(keys))
-    return guard
+    """Start the check of client keys for all sockets of a context passed to `require`. Stop it before the context."""
+    authenticator = AsyncioAuthenticator(context)
+    authenticator.start()
+    authenticator.configure_curve_callback(DOMAIN, _AllowList(keys))
+    return authenticator
 
 
 def require(socket: zmq.Socket[bytes], pair: CurvePair) -> None:
-    """Have a socket that is not bound yet speak CURVE, and nothing else."""
+    """Make a socket accept only CURVE connections. Must be called before it is bound."""
     socket.curve_server = True
     socket.curve_publickey = pair.public.encode()
     socket.curve_secretkey = pair.secret.encode()

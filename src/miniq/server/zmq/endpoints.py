@@ -1,7 +1,7 @@
 """The three ZeroMQ sockets of a broker: the command server, and the producer and consumer endpoints.
 
-A port that is known is opened at start, because people connect to it unasked. An endpoint on any free port (0) is
-opened when the command server is first asked for its address, which nobody could know before.
+An endpoint with a fixed port is opened at start. One on any free port (0) is opened when a client first asks the
+command server for its address, which no client can know before.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ from miniq.server.zmq.router import Router
 
 log = logging.getLogger("miniq.zmq")
 LINGER = 2.0
-"""Seconds that replies have to leave when the server ends."""
+"""Seconds to flush pending replies at shutdown."""
 
-_USUAL = {"producer": "PRODUCE_MSG", "consumer": "CONSUME"}
-_ONLY = {
+_DEFAULT_COMMAND = {"producer": "PRODUCE_MSG", "consumer": "CONSUME"}
+_ALLOWED_OPERATIONS = {
     "producer": frozenset({"send"}),
     "consumer": frozenset({"receive", "ack", "remove", "release", "extend"}),
 }
 
 
 class Doors:
-    """`await doors.open()`, and `await doors.close()` when the broker is about to close."""
+    """The sockets: `await doors.open()`, and `await doors.close()` before the broker closes."""
 
     def __init__(self, broker: Broker, options: Options, busy_poll: BusyPoll) -> None:
         self._broker = broker
-        self._awake = busy_poll
+        self._busy_poll = busy_poll
         self._options = options
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._guard: AsyncioAuthenticator | None = None
+        self._authenticator: AsyncioAuthenticator | None = None
         self._pair: CurvePair | None = None
         self._routers: dict[str, Router] = {}
         self._ports: dict[str, int] = {}
 
     async def open(self) -> str:
-        """Listen; the address of the command server. What is in the way is named with its option."""
+        """Listen, and return the address of the command server. If a port is taken, the error names its option."""
         options = self._options
         if options.curve:
             self._pair = await self._broker.keys.own_pair()
-            self._guard = guard(self._context, self._broker.keys)
-            log.info("ZeroMQ speaks CURVE; the broker's public key is %s", self._pair.public)
+            self._authenticator = guard(self._context, self._broker.keys)
+            log.info("ZeroMQ requires CURVE; the broker's public key is %s", self._pair.public)
         try:
             for name in ("command", "producer", "consumer"):
                 if name == "command" or self._port(name):
@@ -63,12 +63,12 @@ class Doors:
         return self._address("command")
 
     async def close(self, grace: float) -> None:
-        """Finish what is being answered, let replies leave, and close. Harmless to repeat."""
+        """Finish requests in progress, flush replies, and close. Idempotent."""
         await asyncio.gather(*(router.close(grace, LINGER) for router in self._routers.values()))
         self._routers.clear()
-        if self._guard is not None:
-            self._guard.stop()
-            self._guard = None
+        if self._authenticator is not None:
+            self._authenticator.stop()
+            self._authenticator = None
         if not self._context.closed:
             await asyncio.to_thread(self._context.term)
 
@@ -80,14 +80,14 @@ class Doors:
 
     def _open(self, name: str) -> None:
         options = self._options
-        opener = self._find if name == "command" else None
+        opener = self._endpoint if name == "command" else None
         router = Router(
             self._context,
             self._broker,
             options.limits.request_bytes,
-            self._awake,
-            usual=_USUAL.get(name),
-            only=_ONLY.get(name),
+            self._busy_poll,
+            usual=_DEFAULT_COMMAND.get(name),
+            only=_ALLOWED_OPERATIONS.get(name),
             opener=opener,
         )
         self._routers[name] = router
@@ -98,13 +98,13 @@ class Doors:
             self._ports[name] = router.bind(_numeric(options.host), port)
         except zmq.ZMQError as error:
             raise InvalidRequest(
-                f"{field}: cannot listen on {options.host}:{port}: {error.strerror}; choose another with "
-                f"--{name}-port, or do without ZeroMQ with --no-zmq",
+                f"{field}: cannot listen on {options.host}:{port}: {error.strerror}; choose another port with "
+                f"--{name}-port, or turn ZeroMQ off with --no-zmq",
                 field=field,
             ) from None
 
-    def _find(self, name: str) -> shapes.AddressReply:
-        """The address of an endpoint, which is opened if it is not."""
+    def _endpoint(self, name: str) -> shapes.AddressReply:
+        """The address of an endpoint, opened now if it is not yet."""
         if name not in self._ports:
             self._open(name)
         return shapes.AddressReply(self._address(name), self._ports[name])
@@ -117,7 +117,7 @@ class Doors:
 
 
 def _numeric(host: str) -> str:
-    """The address of a host name: the library binds to addresses only."""
+    """Resolve a host name: the library binds to numeric addresses only."""
     try:
         return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError as error:

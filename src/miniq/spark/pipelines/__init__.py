@@ -1,18 +1,18 @@
-"""Ready pipelines: plain functions that take a session. Each is also a command, `miniq pipeline NAME`.
+"""Ready-made pipelines: plain functions that take a session. Each is also a command, `miniq pipeline NAME`.
 
 | function | from | to |
 |---|---|---|
-| `ingest` | text, JSON Lines, CSV, Parquet files | a queue |
+| `ingest` | text, JSON Lines, CSV or Parquet files | a queue |
 | `drain` | a queue | Parquet, JSON or text files |
-| `copy` | a file | through a queue to an identical file |
+| `copy` | a file | an identical file, through a queue |
 | `archive` | the history | a lake of Parquet files |
-| `report` | the lake | tables, and a page with plots |
+| `report` | the lake | tables, and a page with charts |
 | `replay` | the lake | a queue |
-| `reprocess` | dead letters, filtered and fixed | where they came from |
-| `transform` | a queue | SQL or a function, and another queue |
+| `reprocess` | dead letters, filtered and fixed | their source queues |
+| `transform` | a queue | another queue, through SQL or a function |
 
-Those that run as streams keep in their checkpoint how far they are. Run again, they go on there, and whatever
-happened in between, every message counts once.
+Those that run as streams keep their position in a checkpoint. Run again, they continue from there, and process every
+message exactly once, whatever failed in between.
 """
 
 from miniq.spark.pipelines.archive import archive

@@ -1,4 +1,4 @@
-"""The history into a lake: Parquet files by date and queue."""
+"""`archive`: the history into a lake of Parquet files, partitioned by date and queue."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 RECORDS = 500_000
-"""Records in a batch, if nothing else is said: fewer and larger files."""
+"""Default records per batch: large, for fewer and larger files."""
 
 
 def archive(spark: SparkSession, lake: str, *, queue: str | None = None, run: Run | None = None) -> Summary:
-    """Append the history that is not there yet to a lake, of one queue or of all.
+    """Append new history records, of one queue or of all, to a lake.
 
-    Files lie in `date=…/queue=…` (UTC). The lake's own log says which of them count, so a crash leaves nothing
-    twice for whoever reads it with Spark. The checkpoint is in `lake/_checkpoint`.
+    Files are in `date=…/queue=…` (UTC). Spark's log in the lake lists the valid files, so a crash leaves no duplicates
+    for readers that use Spark. The checkpoint is in `lake/_checkpoint`.
     """
     run = run or Run()
     lake = absolute(lake)
@@ -28,7 +28,7 @@ def archive(spark: SparkSession, lake: str, *, queue: str | None = None, run: Ru
 
 
 def with_date(rows: DataFrame) -> DataFrame:
-    """Records with their date in UTC, whatever the time zone of the session is."""
+    """Add the date in UTC, independent of the session's time zone."""
     from pyspark.sql import functions as F
 
     days = F.floor(F.unix_micros("at") / F.lit(86_400_000_000)).cast("int")

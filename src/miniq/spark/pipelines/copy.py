@@ -1,8 +1,8 @@
-"""A file through a queue, line by line and in parallel, into a file that is identical to the byte.
+"""`copy`: a file through a queue, line by line and in parallel, into a byte-identical file.
 
-A message is a line, or a piece of a long one; its key is the place in the file where it begins. Tasks that read
-the stream write each piece to its place, so neither order nor repetition matters. The file is sent block by block
-while a stream writes what has arrived.
+A message is a line, or a piece of a long line; its key is its offset in the file. The tasks that read the stream write
+each piece at its offset, so neither order nor repetition matters. The file is sent block by block while a stream writes
+the pieces that have arrived.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 BLOCK = 4 * 1024 * 1024
 """Bytes of the file that one task sends."""
 BLOCKS = 16
-"""Blocks that are committed at once."""
+"""Blocks per commit."""
 PIECE = 512 * 1024
-"""Longest body."""
+"""Maximum bytes of a piece."""
 ROWS = 4096
 
 
 def copy(spark: SparkSession, source: str, out: str, *, partitions: int = 2, run: Run | None = None) -> Summary:
-    """Copy a file through a queue that is made for it and deleted at the end. All workers must see both files."""
+    """Copy a file through a temporary queue. Both files must be accessible to all executors."""
     run = run or Run()
     began = time.perf_counter()
     source, out = os.path.abspath(source), os.path.realpath(out)
@@ -49,10 +49,10 @@ def copy(spark: SparkSession, source: str, out: str, *, partitions: int = 2, run
         with run.connect() as client:
             client.queue(queue).configure(retention=86400.0)
             try:
-                pieces = _pass(spark, source, part, queue, checkpoint, partitions, run)
+                pieces = _transfer(spark, source, part, queue, checkpoint, partitions, run)
             finally:
                 client.queue(queue).delete()
-        size, lines = _check(source, part)
+        size, lines = _verify(source, part)
         os.replace(part, out)
     finally:
         with suppress(FileNotFoundError):
@@ -62,34 +62,34 @@ def copy(spark: SparkSession, source: str, out: str, *, partitions: int = 2, run
     return Summary("copy", pieces, seconds, details={"bytes": size, "lines": lines, "source": source, "copy": out})
 
 
-def _pass(spark: SparkSession, source: str, part: str, queue: str, checkpoint: str, parts: int, run: Run) -> int:
-    """Send the file and write what arrives, at the same time: how many pieces were written."""
+def _transfer(spark: SparkSession, source: str, part: str, queue: str, checkpoint: str, parts: int, run: Run) -> int:
+    """Send the file, and write the pieces that arrive at the same time; return their number."""
     rows = read_stream(spark, run, queue=queue, group="copy", partitions=parts).load().select("key", "data")
     written = rows.mapInArrow(_Write(part), "pieces bigint")
     query = written.writeStream.format("noop").option("checkpointLocation", checkpoint).start()
     counts = Counts(time.perf_counter())
     try:
-        whole = os.path.getsize(source)
+        size = os.path.getsize(source)
         step = BLOCK * BLOCKS
-        for batch, begin in enumerate(range(0, whole, step)):
+        for batch, begin in enumerate(range(0, size, step)):
             if run.stopped():
                 raise KeyboardInterrupt
-            blocks = spark.range(begin, min(whole, begin + step), BLOCK, BLOCKS)
+            blocks = spark.range(begin, min(size, begin + step), BLOCK, BLOCKS)
             pieces = blocks.mapInArrow(_Read(source), "key string, data binary")
             options = run.source(queue=queue, job=f"{queue}-{batch}")
             pieces.write.format("miniq").mode("append").options(**options).save()
-            counts.look(query)
+            counts.update(query)
             if run.progress is not None:
                 run.progress(counts.progress())
         query.processAllAvailable()
-        counts.look(query)
+        counts.update(query)
     finally:
         query.stop()
     return counts.progress().messages
 
 
 class _Read:
-    """Reads blocks of a file as pieces. Plain data, so that it travels to executors."""
+    """Reads blocks of a file as pieces. Pickled to executors, so it holds plain data only."""
 
     def __init__(self, source: str) -> None:
         self._source = source
@@ -101,15 +101,15 @@ class _Read:
                     yield from self._block(file, begin)
 
     def _block(self, file: BinaryIO, begin: int) -> Iterator[pa.RecordBatch]:
-        """The lines of one block; one that goes on in the next block is cut there."""
+        """The lines of one block; a line that continues in the next block is cut at the boundary."""
         file.seek(begin)
-        place, end = begin, begin + BLOCK
+        offset, end = begin, begin + BLOCK
         keys: list[str] = []
         data: list[bytes] = []
-        while place < end and (piece := file.readline(min(PIECE, end - place))):
-            keys.append(str(place))
+        while offset < end and (piece := file.readline(min(PIECE, end - offset))):
+            keys.append(str(offset))
             data.append(piece)
-            place += len(piece)
+            offset += len(piece)
             if len(keys) == ROWS:
                 yield _batch(keys, data)
                 keys, data = [], []
@@ -122,44 +122,44 @@ def _batch(keys: list[str], data: list[bytes]) -> pa.RecordBatch:
 
 
 class _Write:
-    """Writes pieces to their places. Plain data, so that it travels to executors."""
+    """Writes pieces at their offsets. Pickled to executors, so it holds plain data only."""
 
     def __init__(self, part: str) -> None:
         self._part = part
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        many = 0
+        count = 0
         file = os.open(self._part, os.O_WRONLY)
         try:
             for batch in batches:
                 for key, piece in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
                     _write_at(file, piece, int(key))
-                many += batch.num_rows
+                count += batch.num_rows
         finally:
             os.close(file)
-        yield pa.RecordBatch.from_pydict({"pieces": pa.array([many], pa.int64())})
+        yield pa.RecordBatch.from_pydict({"pieces": pa.array([count], pa.int64())})
 
 
-def _write_at(file: int, piece: bytes, place: int) -> None:
-    """All of a piece; the system may take it in parts."""
+def _write_at(file: int, piece: bytes, offset: int) -> None:
+    """Write a whole piece; a single `pwrite` may write less."""
     while piece:
-        written = os.pwrite(file, piece, place)
-        piece, place = piece[written:], place + written
+        written = os.pwrite(file, piece, offset)
+        piece, offset = piece[written:], offset + written
 
 
-def _check(source: str, part: str) -> tuple[int, int]:
-    """Compare the copy with its source, byte by byte, and bring it to the disk: bytes and lines."""
+def _verify(source: str, part: str) -> tuple[int, int]:
+    """Compare the copy with its source and fsync it; return the number of bytes and lines."""
     size = lines = 0
     last = b"\n"
-    with open(source, "rb") as one, open(part, "rb+") as other:
+    with open(source, "rb") as original, open(part, "rb+") as copied:
         while True:
-            wanted, found = one.read(BLOCK), other.read(BLOCK)
-            if wanted != found:
-                raise MiniQError(f"the copy is not what was sent: it differs between bytes {size} and {size + BLOCK}")
-            if not wanted:
+            expected, actual = original.read(BLOCK), copied.read(BLOCK)
+            if expected != actual:
+                raise MiniQError(f"the copy differs from the source between bytes {size} and {size + BLOCK}")
+            if not expected:
                 break
-            size += len(wanted)
-            lines += wanted.count(b"\n")
-            last = wanted[-1:]
-        os.fsync(other.fileno())
+            size += len(expected)
+            lines += expected.count(b"\n")
+            last = expected[-1:]
+        os.fsync(copied.fileno())
     return size, lines + (last != b"\n")

@@ -1,4 +1,4 @@
-"""A queue into files, each message once."""
+"""`drain`: a queue into files, each message exactly once."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def drain(
     group: str | None = None,
     run: Run | None = None,
 ) -> Summary:
-    """Move the messages of a queue into files, and ack them.
+    """Write the messages of a queue to files, and ack them.
 
-    `out` is a folder; each batch is one folder `batch=N` in it, which is written again if the batch is. So any
-    reader of the files finds each message once. `parquet` and `json` have all columns, `text` the bodies alone,
-    a line each, bytes in base64. The checkpoint is in `out/_checkpoint`. `group` is by default one for each `out`.
+    `out` is a folder with a folder `batch=N` per batch, which is overwritten if Spark runs the batch again; so any
+    reader of the files finds each message once. `parquet` and `json` contain all columns, `text` only the bodies, one
+    per line, binary ones in base64. The checkpoint is in `out/_checkpoint`. By default, each `out` has its own `group`.
     """
     run = run or Run()
     check_format(format, FORMATS)

@@ -1,4 +1,4 @@
-"""Files into a queue, each row a message. A file that was sent is not sent again; new ones are."""
+"""`ingest`: files into a queue, one message per row. Files already sent are skipped in later runs."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def ingest(
 ) -> Summary:
     """Send the rows of files to a queue.
 
-    `files` is a file, a folder, or a pattern such as `logs/*.jsonl`. A line of text is a text, a line of JSON
-    Lines a body as it stands there, a row of CSV (with a head line; all values are text) or Parquet an object.
-    Each batch of files is committed at once, and once, whatever fails: the checkpoint knows which are done.
-    Give a continuous run a folder, and it sends what is put there.
+    `files` is a file, a folder, or a pattern such as `logs/*.jsonl`. A line of text becomes a text body, a line of JSON
+    Lines is the body itself, and a row of CSV (with a header line; all values are strings) or Parquet becomes a JSON
+    object. Each batch of files is committed atomically and exactly once: the checkpoint records which files are done.
+    A continuous run watches a folder and sends new files.
     """
     run = run or Run()
     files = absolute(files)
@@ -34,29 +34,31 @@ def ingest(
     check_format(format, FORMATS)
     checkpoint = run.checkpoint or state_folder("ingest", run.url, queue, format, files)
     if "://" not in files and not glob(files):
-        raise InvalidRequest(f"files: there is nothing at {files!r}", field="files")
+        raise InvalidRequest(f"files: no file matches {files!r}", field="files")
     rows = _rows(spark, files, format, run)
-    more = {"contentType": "text/plain; charset=utf-8"} if format == "text" else {}
-    writer = observed(rows).writeStream.format("miniq").options(**run.source(queue=queue, **more))
+    content_type = "text/plain; charset=utf-8" if format == "text" else None
+    writer = observed(rows).writeStream.format("miniq").options(**run.source(queue=queue, contentType=content_type))
     return follow("ingest", writer, run, checkpoint, queue=queue, files=files, format=format)
 
 
 def _format_of(files: str) -> str:
-    found = SUFFIXES.get(os.path.splitext(files)[1].lower())
-    if found is None:
-        raise InvalidRequest(f"format: not clear from {files!r}; use one of {', '.join(FORMATS)}", field="format")
-    return found
+    format = SUFFIXES.get(os.path.splitext(files)[1].lower())
+    if format is None:
+        raise InvalidRequest(
+            f"format: cannot be guessed from {files!r}; use one of {', '.join(FORMATS)}", field="format"
+        )
+    return format
 
 
 def _rows(spark: SparkSession, files: str, format: str, run: Run) -> DataFrame:
-    """The rows that are in the files, and come to be there, as columns of messages."""
+    """A stream of the rows in the files, with the columns of messages."""
     schema = _schema(spark, files, format)
     files = _pattern(files)
     reader = spark.readStream
     if "maxFilesPerTrigger" in run.options:
         reader = reader.option("maxFilesPerTrigger", run.options["maxFilesPerTrigger"])
     if format in ("text", "jsonl"):
-        # A line ends with a line feed only; JSON takes a carriage return for a space.
+        # Only a line feed ends a line; to JSON, a carriage return is white space.
         lines = reader.option("lineSep", "\n").text(files)
         if format == "text":
             return lines.selectExpr("value as body")
@@ -67,7 +69,7 @@ def _rows(spark: SparkSession, files: str, format: str, run: Run) -> DataFrame:
 
 
 def _schema(spark: SparkSession, files: str, format: str) -> StructType:
-    """The columns of the files that are there now; a stream wants to know them before it begins."""
+    """The columns of the existing files; a stream must know them before it starts."""
     if format == "csv":
         return spark.read.option("header", True).csv(files).schema
     if format == "parquet":
@@ -76,5 +78,5 @@ def _schema(spark: SparkSession, files: str, format: str) -> StructType:
 
 
 def _pattern(files: str) -> str:
-    """A single file as a pattern that only it fits: Spark streams folders and patterns."""
+    """Turn a single file into a pattern that matches only it: Spark streams folders and patterns, not files."""
     return f"{files[:-1]}[{files[-1]}]" if os.path.isfile(files) else files

@@ -1,4 +1,4 @@
-"""Out of the lake into a queue: what was sent once, sent again."""
+"""`replay`: archived messages from the lake back into a queue."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 def replay(spark: SparkSession, lake: str, queue: str, *, where: str | None = None, run: Run | None = None) -> Summary:
-    """Send archived messages to a queue: those of queues whose history is `full`, so that bodies are kept.
+    """Send archived messages to a queue. Only queues whose history is `full` have archived bodies.
 
-    `where` is a condition of SQL on the columns of the history, such as `queue = 'orders' and at >= '2026-11-01'`.
-    The checkpoint knows what was sent: run again, only what is new in the lake is.
+    `where` is an SQL condition on the columns of the history, such as `queue = 'orders' and at >= '2026-11-01'`.
+    The checkpoint records what was sent: another run sends only what is new in the lake.
     """
     run = run or Run()
     lake = absolute(lake)
@@ -24,7 +24,7 @@ def replay(spark: SparkSession, lake: str, queue: str, *, where: str | None = No
         schema = spark.read.parquet(lake).schema
     except Exception as error:
         raise InvalidRequest(
-            f"lake: {lake!r} cannot be read; archive to it first ({_first(error)})", field="lake"
+            f"lake: {lake!r} cannot be read; archive to it first ({_first_line(error)})", field="lake"
         ) from None
     checkpoint = run.checkpoint or state_folder("replay", run.url, lake, queue, digest(where))
     rows = spark.readStream.schema(schema).parquet(lake)
@@ -34,5 +34,5 @@ def replay(spark: SparkSession, lake: str, queue: str, *, where: str | None = No
     return follow("replay", writer, run, checkpoint, lake=lake, queue=queue, where=where)
 
 
-def _first(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)

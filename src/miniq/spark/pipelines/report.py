@@ -1,4 +1,4 @@
-"""The lake as tables, and as a page that a person wants to look at."""
+"""`report`: statistics tables and an HTML page from the lake."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PAGE = "report.html"
 REFRESH = 60.0
-"""Seconds between two reports of a continuous run, if nothing else is said."""
+"""Default seconds between the reports of a continuous run."""
 
 
 def report(
@@ -35,8 +35,8 @@ def report(
     title: str = "MiniQ report",
     run: Run | None = None,
 ) -> Summary:
-    """Make the report of a lake, or of what in it a condition of SQL holds for: `out/report.html`, and a
-    Parquet file for each table in `out/tables`. A continuous run makes it again and again."""
+    """Write the report of a lake, optionally filtered by an SQL condition: `out/report.html`, and a Parquet file per
+    table in `out/tables`. A continuous run rewrites it periodically."""
     run = run or Run()
     lake, out = absolute(lake), os.path.abspath(out)
     began = time.perf_counter()
@@ -59,44 +59,44 @@ def _events(spark: SparkSession, lake: str) -> DataFrame:
     try:
         return spark.read.parquet(lake)
     except Exception as error:
-        first = next(iter(str(error).splitlines()), type(error).__name__)
-        raise InvalidRequest(f"lake: {lake!r} cannot be read; archive to it first ({first})", field="lake") from None
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise InvalidRequest(f"lake: {lake!r} cannot be read; archive to it first ({reason})", field="lake") from None
 
 
 def make(events: DataFrame, out: str, title: str) -> Span:
-    """Write the tables and the page of some history records."""
+    """Write the tables and the page for these history records."""
     tables = os.path.join(out, "tables")
     os.makedirs(tables, exist_ok=True)
     columns = ("at", "event", "queue", "id", "consumer", "receives", "wait_ms", "held_ms", "bytes", "reason", "count")
     events = events.select(*columns).persist()
     try:
         span = span_of(events)
-        found: dict[str, Rows] = {}
-        for name, table in TABLES.items():
-            made = table(events, span).toArrow()
+        rows: dict[str, Rows] = {}
+        for name, query in TABLES.items():
+            table = query(events, span).toArrow()
             with _replaced(os.path.join(tables, f"{name}.parquet")) as part:
-                parquet.write_table(made, part)
-            found[name] = _rows(made)
+                parquet.write_table(table, part)
+            rows[name] = _rows(table)
     finally:
         events.unpersist()
     with _replaced(os.path.join(out, PAGE)) as part, open(part, "w", encoding="utf-8") as file:
-        file.write(render(found, span, datetime.now(UTC), title))
+        file.write(render(rows, span, datetime.now(UTC), title))
     return span
 
 
 def _rows(table: pa.Table) -> Rows:
-    """A table as rows for the page; moments are whole seconds there."""
+    """A table as rows for the page, where times are whole seconds."""
     if "at" in table.schema.names:
-        place = table.schema.get_field_index("at")
-        micros = table.column(place).cast(pa.timestamp("us", "UTC")).cast(pa.int64())
-        table = table.set_column(place, "at", pc.divide(micros, 1_000_000))
+        column = table.schema.get_field_index("at")
+        micros = table.column(column).cast(pa.timestamp("us", "UTC")).cast(pa.int64())
+        table = table.set_column(column, "at", pc.divide(micros, 1_000_000))
     rows: Rows = table.to_pylist()
     return rows
 
 
 @contextmanager
 def _replaced(path: str) -> Iterator[str]:
-    """A file that gets its name only when it is whole: a browser or a reader may be looking."""
+    """The path of a temporary file that atomically replaces `path` at the end, for the sake of concurrent readers."""
     part = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.{os.getpid()}")
     yield part
     os.replace(part, path)

@@ -1,8 +1,8 @@
-"""Dead letters as a table: choose some, fix them, send them back where they came from, each once.
+"""`reprocess`: select dead letters, fix them, and send each back to its source queue, exactly once.
 
-A dead letter is not sent anew: it is edited where it lies and then redriven, which moves it. So it keeps its id,
-it can be lost or doubled at no moment, and others who work on the same dead letters do no harm. The edit leaves a
-header that says by which fix it was made; run again after a crash, a letter is not fixed twice.
+A dead letter is not sent as a new message: it is edited in place and then redriven, which moves it. So it keeps its id,
+cannot be lost or duplicated, and tolerates other consumers of the same dead-letter queue. The edit adds a header that
+names the fix, so that another run after a crash does not apply it twice.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 MARK = "miniq-fixed-by"
 BATCH = 1000
-"""Dead letters that are sent back at once."""
+"""Dead letters per redrive call."""
 PAUSE = 10.0
-"""Seconds between two rounds of a continuous run, if nothing else is said."""
+"""Default seconds between the rounds of a continuous run."""
 
 Fix = Callable[[Any], Any]
-"""From a body to a better one; None leaves the letter where it is."""
+"""Maps a body to the fixed body; None leaves the dead letter where it is."""
 
 
 def reprocess(
@@ -41,20 +41,20 @@ def reprocess(
     to: str | None = None,
     run: Run | None = None,
 ) -> Summary:
-    """Send dead letters back: those of `queue` (a dead-letter queue) that a condition of SQL holds for.
+    """Send the dead letters of `queue`, a dead-letter queue, back; `where` is an SQL condition that selects some.
 
-    `fix` makes the new body: an expression of SQL over the columns of the message (`body` is JSON text), a function
-    from the body to another one, or `module:function` that names such a function; None leaves the letter there.
-    Without it letters go back as they are. `to` is another queue than the one they came from.
+    `fix` computes the new body: an SQL expression on the columns of the message (`body` is JSON text), a function from
+    the old body to the new one, or the name of such a function as `module:function`. If it returns None, the letter
+    stays. Without `fix`, bodies do not change. `to` overrides the queue they go to, by default their source queue.
     """
     run = run or Run()
     began = time.perf_counter()
     total = {"found": 0, "fixed": 0, "sent_back": 0, "left": 0}
     rounds = 0
     while True:
-        done = _round(spark, queue, where, fix, to, run)
+        counts = _round(spark, queue, where, fix, to, run)
         rounds += 1
-        total = {name: total[name] + done[name] for name in total}
+        total = {name: total[name] + counts[name] for name in total}
         if run.progress is not None:
             run.progress(Progress(rounds, total["sent_back"], time.perf_counter() - began))
         if not run.continuous or run.pause(PAUSE):
@@ -69,25 +69,25 @@ def _round(
     spark: SparkSession, queue: str, where: str | None, fix: str | Fix | None, to: str | None, run: Run
 ) -> dict[str, int]:
     letters = spark.read.format("miniq").options(**run.source(queue=queue, status="ready")).load()
-    chosen = letters.where(where or "true")
+    selected = letters.where(where or "true")
     function: Fix | None = None
     name = ""
     if isinstance(fix, str) and not is_name(fix):
         name = f"sql-{digest(fix)}"
-        chosen = chosen.selectExpr("*", f"cast(({fix}) as string) as fixed")
+        selected = selected.selectExpr("*", f"cast(({fix}) as string) as fixed")
     elif fix is not None:
         function = function_of(fix) if isinstance(fix, str) else fix
         name = f"{function.__module__}:{function.__qualname__}"
     worker = _Worker(run.broker(), queue, to, name, function)
-    rows = chosen.repartition(max(1, int(run.options.get("partitions", "2")))).mapInArrow(
+    counts = selected.repartition(max(1, int(run.options.get("partitions", "2")))).mapInArrow(
         worker, "found bigint, fixed bigint, sent_back bigint, `left` bigint"
     )
-    done = rows.groupBy().sum().collect()[0]
-    return {name: int(done[place] or 0) for place, name in enumerate(("found", "fixed", "sent_back", "left"))}
+    sums = counts.groupBy().sum().collect()[0]
+    return {name: int(sums[column] or 0) for column, name in enumerate(("found", "fixed", "sent_back", "left"))}
 
 
 class _Worker:
-    """Edits and redrives the letters of one task; plain data, so that it travels to executors."""
+    """Edits and redrives the dead letters of one task. Pickled to executors, so it holds plain data only."""
 
     def __init__(self, broker: Options, queue: str, to: str | None, name: str, function: Fix | None) -> None:
         self._broker = broker
@@ -107,7 +107,7 @@ class _Worker:
                     try:
                         changed = self._fix(queue, letter)
                     except (MessageLeased, MessageNotFound, StaleReceipt):
-                        changed = None  # somebody else is at it
+                        changed = None  # another consumer has it
                     if changed is None:
                         left += 1
                         continue
@@ -122,35 +122,35 @@ class _Worker:
         yield pa.RecordBatch.from_pylist([counts], schema=pa.schema([(name, pa.int64()) for name in counts]))
 
     def _fix(self, queue: Any, letter: dict[str, Any]) -> bool | None:
-        """Give a letter its new body, unless this fix has done so before. None: it is to stay."""
+        """Apply the fix, unless it was applied before. True if the letter was changed, None if it must stay."""
         headers = dict(letter["headers"] or [])
         if not self._name or headers.get(MARK) == self._name:
             return False
-        body, kind = self._better(letter)
+        body, content_type = self._fixed(letter)
         if body is None:
             return None
         headers[MARK] = self._name
-        queue.edit(letter["id"], body=body, content_type=kind, headers=headers)
+        queue.edit(letter["id"], body=body, content_type=content_type, headers=headers)
         return True
 
-    def _better(self, letter: dict[str, Any]) -> tuple[Any, str | None]:
-        """The new body with its content type."""
+    def _fixed(self, letter: dict[str, Any]) -> tuple[Any, str | None]:
+        """The fixed body with its content type."""
         import msgspec
 
-        kind = letter["content_type"] or JSON
-        is_json = letter["body"] is not None and kind.partition(";")[0].strip().endswith("json")
+        content_type = letter["content_type"] or JSON
+        is_json = letter["body"] is not None and content_type.partition(";")[0].strip().endswith("json")
         if self._function is None:
             text = letter["fixed"]
             if text is None or not is_json:
-                return text, kind
+                return text, content_type
             try:
                 msgspec.json.decode(text)
             except msgspec.DecodeError:
                 raise InvalidRequest(
-                    f"fix: it makes {text[:80]!r} of letter {letter['id']}, which is not JSON as the body before",
+                    f"fix: the result {text[:80]!r} for dead letter {letter['id']} is not JSON, as its body was",
                     field="fix",
                 ) from None
-            return text.encode(), kind
+            return text.encode(), content_type
         before = msgspec.json.decode(letter["body"]) if is_json else letter["body"]
         after = self._function(letter["data"] if before is None and letter["data"] is not None else before)
-        return after, None if is_json else kind
+        return after, None if is_json else content_type

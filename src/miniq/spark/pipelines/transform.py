@@ -1,4 +1,4 @@
-"""A queue through SQL or a function into another queue, each message once."""
+"""`transform`: a queue through SQL or a function into another queue, each message exactly once."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from miniq.spark.pipelines.runs import Run, Summary, digest, follow, observed, r
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-Change = "str | Callable[[DataFrame], DataFrame]"
-
 
 def transform(
     spark: SparkSession,
@@ -24,15 +22,15 @@ def transform(
     group: str | None = None,
     run: Run | None = None,
 ) -> Summary:
-    """Take the messages of `source`, change them, and send what comes out to `target`.
+    """Transform the messages of `source`, and send the result to `target`.
 
-    `change` is SQL over the table `messages`, a function of a DataFrame, or `module:function` that names one. What
-    comes out has the columns of messages: `body` or `data`, the others as you like. A batch is acked when its
-    results are committed, and committed once.
+    `change` is SQL over the table `messages`, a function from DataFrame to DataFrame, or the name of one as
+    `module:function`. Its result has the columns of messages: `body` or `data`, others optional. A batch is committed
+    exactly once, and acked after that.
     """
     run = run or Run()
     if source == target:
-        raise InvalidRequest(f"target: {target!r} is the source too, and the stream would never end", field="target")
+        raise InvalidRequest(f"target: {target!r} is also the source; the stream would never end", field="target")
     name = change if isinstance(change, str) else f"{change.__module__}:{change.__qualname__}"
     group = group or f"transform-{digest(target, name)}"
     checkpoint = run.checkpoint or state_folder("transform", run.url, source, target, name)
@@ -42,7 +40,7 @@ def transform(
 
 
 def changed(spark: SparkSession, rows: DataFrame, change: str | Callable[[DataFrame], DataFrame]) -> DataFrame:
-    """Rows after a change that is SQL, a function, or the name of one."""
+    """Apply a change: SQL, a function, or the name of one."""
     if not isinstance(change, str):
         return change(rows)
     if is_name(change):
@@ -52,7 +50,7 @@ def changed(spark: SparkSession, rows: DataFrame, change: str | Callable[[DataFr
 
 
 def is_name(text: str) -> bool:
-    """Whether a text is `module:function`; SQL has spaces."""
+    """Whether a text is `module:function` rather than SQL."""
     module, colon, function = text.partition(":")
     return bool(colon) and all(part.isidentifier() for part in (*module.split("."), function))
 
@@ -61,12 +59,11 @@ def function_of(name: str) -> Callable[..., DataFrame]:
     """The function that `module:function` names."""
     module, _, function = name.partition(":")
     try:
-        found = getattr(importlib.import_module(module), function)
+        named: Callable[..., DataFrame] = getattr(importlib.import_module(module), function)
     except ImportError as error:
         raise InvalidRequest(f"function: {name!r} cannot be imported: {error}", field="function") from None
     except AttributeError:
         raise InvalidRequest(f"function: there is no {function!r} in {module!r}", field="function") from None
-    if not callable(found):
-        raise InvalidRequest(f"function: {name!r} cannot be called", field="function")
-    made: Callable[..., DataFrame] = found
-    return made
+    if not callable(named):
+        raise InvalidRequest(f"function: {name!r} is not callable", field="function")
+    return named

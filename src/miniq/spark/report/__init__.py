@@ -1,1 +1,1 @@
-"""The report: tables out of the archived history (`tables.py`), and a page with plots (`page.py`, `charts.py`)."""
+"""The report: tables from the archived history (`tables.py`), and an HTML page with charts (`page.py`, `charts.py`)."""

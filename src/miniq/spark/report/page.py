@@ -1,4 +1,4 @@
-"""The page of the report: one HTML file that needs nothing else, for light and dark screens and for paper."""
+"""The report page: one self-contained HTML file, for light and dark mode and for print."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from miniq.spark.report.tables import Span, moment
 
 Rows = Sequence[Mapping[str, Any]]
 
-SHOWN = 8
-"""Most queues, consumers or reasons in one plot; the tables have all up to `LISTED`."""
-LISTED = 200
+MAX_CHARTED = 8
+"""Maximum number of queues, consumers or reasons in one chart."""
+MAX_LISTED = 200
+"""Maximum number of rows in a table."""
 
 STYLE = """
 :root{color-scheme:light dark;--page:#f7f7f5;--card:#fff;--ink:#1c1d21;--soft:#6a6d78;--rule:#e4e4e0;
@@ -64,7 +65,7 @@ tr:last-child td{border-bottom:0}
 .spark{width:110px;height:24px;display:inline-block;vertical-align:middle}
 .bad{color:var(--c2)}
 footer{margin-top:40px;font-size:13px;color:var(--soft)}
-""" + "".join(f".c{place}{{color:var(--c{place})}}" for place in range(8))
+""" + "".join(f".c{colour}{{color:var(--c{colour})}}" for colour in range(8))
 
 
 def render(tables: Mapping[str, Rows], span: Span, made_at: datetime, title: str = "MiniQ report") -> str:
@@ -73,36 +74,38 @@ def render(tables: Mapping[str, Rows], span: Span, made_at: datetime, title: str
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f'<meta name="viewport" content="width=device-width,initial-scale=1"><style>{STYLE}</style></head><body><main>'
     )
-    made = made_at.strftime("%d %B %Y %H:%M UTC")
+    created = made_at.strftime("%d %B %Y %H:%M UTC")
     if not span.records:
         body = f"<header><h1>{escape(title)}</h1></header><p>There are no history records to report on.</p>"
-        return f"{head}{body}<footer>Made {made}.</footer></main></body></html>\n"
+        return f"{head}{body}<footer>Generated {created}.</footer></main></body></html>\n"
     page = _Page(tables, span)
-    parts = [page.header(title), page.tiles(), page.time_plots(), page.other_plots(), page.queue_table()]
-    parts += [page.consumer_table(), f"<footer>Made {made} by <code>miniq pipeline report</code>. {FOOT}</footer>"]
+    parts = [page.header(title), page.tiles(), page.time_charts(), page.other_charts(), page.queue_table()]
+    parts += [page.consumer_table()]
+    parts += [f"<footer>Generated {created} by <code>miniq pipeline report</code>. {FOOTNOTE}</footer>"]
     return f"{head}{''.join(parts)}</main></body></html>\n"
 
 
-FOOT = (
-    "Wait is the time from when a message could be had until a consumer got it; processing the time until that "
-    "consumer acked it, gave it back or lost its lease. Percentiles over several queues are of the busiest one in "
-    "each piece of time. All times are UTC."
+FOOTNOTE = (
+    "Wait is the time from when a message became ready until a consumer received it; processing is the time from then "
+    "until the consumer acked or released it, or its lease expired. The percentile charts show the busiest queue in "
+    "each interval. All times are UTC."
 )
 
 
 class _Page:
-    """The parts of a page about some tables."""
+    """Renders the sections of a page."""
 
     def __init__(self, tables: Mapping[str, Rows], span: Span) -> None:
         self._tables = tables
         self._span = span
-        self._moments = list(span.pieces)
-        self._places = {at: place for place, at in enumerate(self._moments)}
+        self._moments = list(span.intervals)
+        self._index = {at: index for index, at in enumerate(self._moments)}
         self._queues = sorted(tables["queues"], key=lambda row: (-(row["sent"] + row["received"]), row["queue"]))
-        self._pieces: dict[str, list[Mapping[str, Any] | None]] = {}
+        self._throughput: dict[str, list[Mapping[str, Any] | None]] = {}
+        """By queue, a row per interval, None where nothing happened."""
         for row in tables["throughput"]:
-            pieces = self._pieces.setdefault(row["queue"], [None] * len(self._moments))
-            pieces[self._places[row["at"]]] = row
+            rows = self._throughput.setdefault(row["queue"], [None] * len(self._moments))
+            rows[self._index[row["at"]]] = row
 
     def header(self, title: str) -> str:
         span = self._span
@@ -116,31 +119,31 @@ class _Page:
 
     def tiles(self) -> str:
         total = {name: sum(row[name] for row in self._queues) for name in self._queues[0] if _is_count(name)}
-        again = total["redelivered"] / total["received"] if total["received"] else 0.0
+        redelivered = total["redelivered"] / total["received"] if total["received"] else 0.0
         dead = total["dead"] / total["sent"] if total["sent"] else 0.0
         busiest = self._queues[0]
-        shown = [
+        figures = [
             (charts.count(total["sent"]), "sent"),
-            (charts.count(total["acked"]), "processed (acked)"),
-            (_share(again), "of deliveries were repeated"),
-            (charts.count(total["dead"]), f"dead letters, {_share(dead)} of what was sent"),
+            (charts.count(total["acked"]), "acked"),
+            (_share(redelivered), "of deliveries were redeliveries"),
+            (charts.count(total["dead"]), f"dead letters, {_share(dead)} of messages sent"),
             (_time(busiest["wait_p50_ms"]), f"median wait in {busiest['queue']}"),
             (_time(busiest["held_p50_ms"]), f"median processing in {busiest['queue']}"),
         ]
         tiles = "".join(
-            f'<div class="tile"><b>{escape(big)}</b><span>{escape(small)}</span></div>' for big, small in shown
+            f'<div class="tile"><b>{escape(big)}</b><span>{escape(small)}</span></div>' for big, small in figures
         )
         return f'<div class="tiles">{tiles}</div>'
 
-    # Plots over time
+    # Charts over time
 
-    def time_plots(self) -> str:
+    def time_charts(self) -> str:
         step = self._span.step
-        rates = "Messages a second" + ("" if step == 1 else f", averaged over {_length(step)}")
+        rates = "Messages per second" + ("" if step == 1 else f", averaged over {_length(step)}")
         flow = [
             Line("sent", 0, self._rates("sent"), filled=True),
             Line("acked", 1, self._rates("acked")),
-            Line("given back or lost", 4, self._rates("released", "lost_leases")),
+            Line("released or lease expired", 4, self._rates("released", "lost_leases")),
             Line("dead", 2, self._rates("dead")),
         ]
         flow = [line for line in flow if any(line.values)]
@@ -148,12 +151,16 @@ class _Page:
             self._card("Throughput", rates, flow, charts.count, wide=True),
             self._card("Backlog", "Messages in each queue", self._backlog(), charts.count, wide=True),
             self._card(
-                "Wait", "Until a message was handed out, percentiles", self._times("wait"), charts.duration, log=True
+                "Wait",
+                "Time until a message was received, percentiles",
+                self._percentiles("wait"),
+                charts.duration,
+                log=True,
             ),
             self._card(
                 "Processing",
-                "How long consumers had a message, percentiles",
-                self._times("held"),
+                "Time a consumer held a message, percentiles",
+                self._percentiles("held"),
                 charts.duration,
                 log=True,
             ),
@@ -164,83 +171,86 @@ class _Page:
         self, title: str, sub: str, series: list[Line], show: charts.Show, *, wide: bool = False, log: bool = False
     ) -> str:
         width = charts.WIDE if wide else charts.NARROW
-        plot = charts.lines(self._moments, series, show, self._span.step, log=log, width=width)
-        return _card(title, sub, plot, wide)
+        chart = charts.lines(self._moments, series, show, self._span.step, log=log, width=width)
+        return _card(title, sub, chart, wide)
 
     def _rates(self, *names: str) -> list[float]:
-        """How often things happened, a second, over all queues."""
+        """The sum of these counts over all queues, per second."""
         sums = [0.0] * len(self._moments)
-        for pieces in self._pieces.values():
-            for place, row in enumerate(pieces):
+        for rows in self._throughput.values():
+            for index, row in enumerate(rows):
                 if row is not None:
-                    sums[place] += sum(row[name] for name in names)
+                    sums[index] += sum(row[name] for name in names)
         return [value / self._span.step for value in sums]
 
     def _backlog(self) -> list[Line]:
-        """A line for each queue, which stays as it is where nothing happened."""
-        found: dict[str, dict[int, int]] = defaultdict(dict)
+        """A line per queue, level where nothing happened."""
+        levels: dict[str, dict[int, int]] = defaultdict(dict)
         before: dict[str, int] = {}
         for row in sorted(self._tables["backlog"], key=lambda row: row["at"]):
-            found[row["queue"]][self._places[row["at"]]] = row["messages"]
+            levels[row["queue"]][self._index[row["at"]]] = row["messages"]
             before.setdefault(row["queue"], row["messages"] - row["change"])
-        shown = sorted(found, key=lambda queue: -max(found[queue].values()))[:SHOWN]
+        longest = sorted(levels, key=lambda queue: -max(levels[queue].values()))[:MAX_CHARTED]
         series = []
-        for colour, queue in enumerate(shown):
+        for colour, queue in enumerate(longest):
             level, values = float(before[queue]), []
-            for place in range(len(self._moments)):
-                level = float(found[queue].get(place, level))
+            for index in range(len(self._moments)):
+                level = float(levels[queue].get(index, level))
                 values.append(level)
             series.append(Line(queue, colour, values, filled=colour == 0))
         return series
 
-    def _times(self, kind: str) -> list[Line]:
-        """Percentiles of the queue that handed out most in each piece of time."""
-        rows: list[Mapping[str, Any] | None] = [None] * len(self._moments)
+    def _percentiles(self, kind: str) -> list[Line]:
+        """Percentiles of the busiest queue in each interval."""
+        busiest: list[Mapping[str, Any] | None] = [None] * len(self._moments)
         by = "received" if kind == "wait" else "acked"
-        for pieces in self._pieces.values():
-            for place, row in enumerate(pieces):
-                best = rows[place]
+        for rows in self._throughput.values():
+            for index, row in enumerate(rows):
+                best = busiest[index]
                 if row is not None and row[f"{kind}_p50_ms"] is not None and (best is None or row[by] > best[by]):
-                    rows[place] = row
+                    busiest[index] = row
         return [
-            Line(name, colour, [None if row is None else row[f"{kind}_{name}_ms"] for row in rows])
+            Line(name, colour, [None if row is None else row[f"{kind}_{name}_ms"] for row in busiest])
             for name, colour in (("p50", 1), ("p90", 4), ("p99", 2))
         ]
 
-    # Other plots
+    # Other charts
 
-    def other_plots(self) -> str:
-        often: dict[str, int] = defaultdict(int)
+    def other_charts(self) -> str:
+        by_receives: dict[str, int] = defaultdict(int)
         for row in self._tables["receives"]:
-            often[str(row["receives"]) if row["receives"] <= 5 else "6 or more"] += row["messages"]
-        total = sum(often.values()) or 1
+            by_receives[str(row["receives"]) if row["receives"] <= 5 else "6 or more"] += row["messages"]
+        total = sum(by_receives.values()) or 1
         receives = [
             Bar(f"{name} time{'' if name == '1' else 's'}", value, 1 if name == "1" else 4, f"{value / total:.1%}")
-            for name, value in sorted(often.items())
+            for name, value in sorted(by_receives.items())
         ]
-        why: dict[str, int] = defaultdict(int)
+        by_reason: dict[str, int] = defaultdict(int)
         for row in self._tables["dead_letters"]:
-            why[f"{row['queue']}: {row['reason']}"] += row["messages"]
-        reasons = [Bar(name, value, 2) for name, value in sorted(why.items(), key=lambda item: -item[1])[:SHOWN]]
-        busy = sorted(self._tables["consumers"], key=lambda row: -row["acked"])[:SHOWN]
-        work = [Bar(row["consumer"], row["acked"], 0, f"of {row['queue']}") for row in busy]
-        rates = sorted(
+            by_reason[f"{row['queue']}: {row['reason']}"] += row["messages"]
+        most_frequent = sorted(by_reason.items(), key=lambda item: -item[1])[:MAX_CHARTED]
+        reasons = [Bar(name, value, 2) for name, value in most_frequent]
+        busiest = sorted(self._tables["consumers"], key=lambda row: -row["acked"])[:MAX_CHARTED]
+        consumers = [Bar(row["consumer"], row["acked"], 0, f"of {row['queue']}") for row in busiest]
+        ranked = sorted(
             (row for row in self._queues if row["received"]), key=lambda row: -row["redelivered"] / row["received"]
         )
-        again = [
+        redeliveries = [
             Bar(row["queue"], row["redelivered"] / row["received"], 4, f"{row['redelivered']:,} of {row['received']:,}")
-            for row in rates[:SHOWN]
+            for row in ranked[:MAX_CHARTED]
             if row["redelivered"]
         ]
         cards = [
             _card(
                 "Redeliveries",
-                "How often a message was handed out until it was acked",
+                "How often a message was received until it was acked",
                 charts.bars(receives, charts.count),
             ),
-            _card("Redelivery rate", "Share of deliveries that were repeated, by queue", charts.bars(again, _share)),
+            _card(
+                "Redelivery rate", "Redeliveries as a share of deliveries, by queue", charts.bars(redeliveries, _share)
+            ),
             _card("Dead letters", "By queue and reason", charts.bars(reasons, charts.count)),
-            _card("Consumers", "Messages acked", charts.bars(work, charts.count)),
+            _card("Consumers", "Messages acked", charts.bars(consumers, charts.count)),
         ]
         return f'<div class="grid2" style="margin-top:16px">{"".join(cards)}</div>'
 
@@ -260,9 +270,12 @@ class _Page:
             "p99",
         ]
         rows = []
-        for row in self._queues[:LISTED]:
-            pieces = self._pieces.get(row["queue"], [])
-            trend = charts.spark([0 if piece is None else piece["sent"] + piece["received"] for piece in pieces], 0)
+        for row in self._queues[:MAX_LISTED]:
+            activity = [
+                0 if interval is None else interval["sent"] + interval["received"]
+                for interval in self._throughput.get(row["queue"], [])
+            ]
+            trend = charts.sparkline(activity, 0)
             cells = [escape(row["queue"]), trend, *(f"{row[name]:,}" for name in ("sent", "acked", "redelivered"))]
             cells += [_alarm(row["dead"])]
             cells += [_time(row[name]) for name in ("wait_p50_ms", "wait_p99_ms", "held_p50_ms", "held_p99_ms")]
@@ -270,7 +283,7 @@ class _Page:
         return f"<h3>Queues</h3>{_table(heads, rows)}"
 
     def consumer_table(self) -> str:
-        heads = ["consumer", "queue", "received", "acked", "given back", "lost leases", "processing p50", "p90", "p99"]
+        heads = ["consumer", "queue", "received", "acked", "released", "expired leases", "processing p50", "p90", "p99"]
         ranked = sorted(self._tables["consumers"], key=lambda row: (-row["acked"], row["queue"], row["consumer"]))
         rows = [
             [
@@ -280,25 +293,24 @@ class _Page:
                 _alarm(row["lost_leases"]),
                 *(_time(row[f"held_{name}_ms"]) for name in ("p50", "p90", "p99")),
             ]
-            for row in ranked[:LISTED]
+            for row in ranked[:MAX_LISTED]
         ]
         if not rows:
             return ""
         return f"<h3>Consumers</h3>{_table(heads, rows)}"
 
 
-def _card(title: str, sub: str, plot: str, wide: bool = False) -> str:
+def _card(title: str, sub: str, chart: str, wide: bool = False) -> str:
     head = f'<h2>{escape(title)}</h2><p class="sub">{escape(sub)}</p>'
-    return f'<section class="card{" wide" if wide else ""}">{head}{plot}</section>'
+    return f'<section class="card{" wide" if wide else ""}">{head}{chart}</section>'
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table of cells that are HTML already; a second column of words is set to the left."""
-    texts = [place for place, head in enumerate(heads) if head in ("over time", "queue", "consumer")]
-    mark = ['class="text"' if place in texts else "" for place in range(len(heads))]
-    top = "".join(f"<th {mark[place]}>{escape(head)}</th>" for place, head in enumerate(heads))
+    """A table whose cells are already HTML; columns of text are left-aligned."""
+    classes = ['class="text"' if head in ("over time", "queue", "consumer") else "" for head in heads]
+    top = "".join(f"<th {css}>{escape(head)}</th>" for css, head in zip(classes, heads, strict=True))
     body = "".join(
-        f"<tr>{''.join(f'<td {mark[place]}>{cell}</td>' for place, cell in enumerate(row))}</tr>" for row in rows
+        f"<tr>{''.join(f'<td {css}>{cell}</td>' for css, cell in zip(classes, row, strict=True))}</tr>" for row in rows
     )
     return f'<div class="card scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
 
