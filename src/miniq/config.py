@@ -87,7 +87,7 @@ def _checked(name: str, shown: str, value: Any, *, text: bool) -> Any:
     try:
         made = msgspec.convert(value.lower() if text and kind is bool else value, kind, strict=not text)
     except msgspec.ValidationError:
-        raise InvalidRequest(f"{shown}: {_show(value)} is not right; use {_wanted(name, kind)}", field=name) from None
+        raise InvalidRequest(f"{shown}: {_show(value)} is invalid; use {_wanted(name, kind)}", field=name) from None
     if not _in_range(name, made):
         raise InvalidRequest(f"{shown}: {_show(value)} is out of range; use {_wanted(name, kind)}", field=name)
     return made

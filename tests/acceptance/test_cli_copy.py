@@ -115,7 +115,7 @@ def test_an_interrupted_copy_leaves_nothing(miniq: Shell, tmp_path: Path, number
     children = children_of(process.pid)
     process.send_signal(number)
     ended = collect(process)
-    assert (ended.code, ended.err.strip()) == (1, "miniq: stopped")
+    assert (ended.code, ended.err.strip()) == (1, "miniq: interrupted")
     assert list(tmp_path.iterdir()) == [source]
     assert queues(miniq) == ["default"]
     assert not any(is_running(child) for child in children)

@@ -94,7 +94,7 @@ def test_ctrl_c_leaves_a_target_that_is_refused(tmp_path: Path) -> None:
     assert process.returncode == 1
     assert [line for line in said.splitlines() if line] == [
         "miniq: the target is incomplete: remove it before another try",
-        "miniq: stopped",
+        "miniq: interrupted",
     ]
     for refused in (run("queues", "--url", target), run("migrate", source, target)):
         assert refused.returncode == 1
