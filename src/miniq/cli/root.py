@@ -156,11 +156,11 @@ def open_standard_streams() -> None:
         except OSError:
             os.open(os.devnull, mode)  # takes the lowest number that is free, which is this one
     if sys.stdin is None:
-        sys.stdin = open(0, closefd=False)
+        sys.stdin = os.fdopen(0, closefd=False)
     if sys.stdout is None:
-        sys.stdout = open(1, "w", closefd=False)
+        sys.stdout = os.fdopen(1, "w", closefd=False)
     if sys.stderr is None:
-        sys.stderr = open(2, "w", closefd=False)
+        sys.stderr = os.fdopen(2, "w", closefd=False)
 
 
 def cannot_write() -> bool:

@@ -124,8 +124,8 @@ def bind(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except (OSError, OverflowError) as error:
         listener.close()
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        advice, field = _ADVICE.get(getattr(error, "errno", None), ("choose another one with --port", "port"))
+        reason, number = (error.strerror, error.errno) if isinstance(error, OSError) else (str(error), None)
+        advice, field = _ADVICE.get(number or 0, ("choose another one with --port", "port"))
         raise InvalidRequest(f"{field}: cannot listen on {host}:{port}: {reason}; {advice}", field=field) from None
     listener.listen(2048)
     listener.setblocking(False)
