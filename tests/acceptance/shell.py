@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import miniq
+
 MINIQ = [sys.executable, "-m", "miniq"]
 PATIENCE = 60
 
@@ -66,6 +68,12 @@ class Shell:
             env=self.env,
             cwd=self.folder,
         )
+
+
+def on_folder(folder: Path) -> Shell:
+    """A shell for the empty store in the folder `data`, which a client command would not create."""
+    miniq.connect(folder / "data").close()
+    return Shell(str(folder / "data"), folder)
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -18,7 +18,7 @@ import pytest
 
 import miniq as miniq_library
 from miniq.cli.copy_ends import Assembly, Whole
-from tests.acceptance.shell import Shell, collect, serving
+from tests.acceptance.shell import Shell, collect, on_folder, serving
 from tests.kit import wait_for
 
 CASES = {
@@ -71,7 +71,7 @@ def test_100_000_lines_take_seconds(miniq: Shell, tmp_path: Path) -> None:
 
 def test_a_folder_gets_a_broker_for_the_copy(tmp_path: Path) -> None:
     (tmp_path / "in").write_bytes(b"one\ntwo\n")
-    miniq = Shell(str(tmp_path / "data"), tmp_path)
+    miniq = on_folder(tmp_path)
     miniq("copy", "in", "out")
     assert (tmp_path / "out").read_bytes() == b"one\ntwo\n"
     assert queues(miniq) == ["default"]

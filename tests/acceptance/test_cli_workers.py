@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.shell import Shell, collect, serving
+from tests.acceptance.shell import Shell, collect, on_folder, serving
 from tests.kit import wait_for
 
 
@@ -105,7 +105,7 @@ def test_workers_end_with_the_one_who_started_them(miniq: Shell) -> None:
 
 
 def test_workers_on_a_folder_get_a_broker(tmp_path: Path) -> None:
-    miniq = Shell(str(tmp_path / "data"), tmp_path)
+    miniq = on_folder(tmp_path)
     miniq("produce", "q", "--workers", "2", "--count", "10", "--quiet")
     assert miniq("consume", "q", "--workers", "2", "--count", "10", "--quiet").out.startswith("acked 10 messages")
 

@@ -8,7 +8,7 @@ import time
 import click
 
 from miniq.api import codec
-from miniq.cli.flags import Target, as_json, target
+from miniq.cli.flags import Target, as_json, require_store, target
 from miniq.cli.output import json_line
 from miniq.client.connection import connect
 from miniq.message import HistoryRecord
@@ -95,6 +95,8 @@ def backup(at: Target, path: str, store: str | None) -> None:
             raise click.UsageError(f"PATH {path!r} is on the machine of the broker, so it must be absolute.")
     else:
         path = os.path.abspath(path)
+    if store is not None:
+        require_store(store, "store")
     with connect(store) if store is not None else at.open() as client:
         client.backup(path)
     click.echo(f"backup in {path}")

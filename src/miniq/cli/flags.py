@@ -14,6 +14,8 @@ from msgspec import Struct
 from miniq.client._sync.client import Client
 from miniq.client.calls import Call
 from miniq.client.connection import connect
+from miniq.client.url import REMOTE, folder_of, locate
+from miniq.errors import InvalidRequest
 
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -35,8 +37,8 @@ class Target(Struct, frozen=True):
 
     @property
     def is_remote(self) -> bool:
-        """Whether a broker runs elsewhere; otherwise the URL is that of a store, opened in this process."""
-        return re.match(r"(https?|tcp)://", self.url) is not None
+        """Whether the URL is that of a running broker; otherwise it is a store, opened in this process."""
+        return locate(self.url)[0] in REMOTE
 
     def open(self, patience: float = SOON) -> Client:
         """A client, to be closed by the caller. Should the broker go away, calls are repeated for `patience`
@@ -72,9 +74,12 @@ def target(command: Callable[..., R]) -> Callable[..., R]:
 
     @functools.wraps(command)
     def with_target(*args: Any, url: str, api_key: str | None, curve_key: str | None, **kwargs: Any) -> R:
-        found = _inherited(Target(url, api_key or None, curve_key or None))
+        ctx = click.get_current_context()
+        found = _inherited(ctx, Target(url, api_key or None, curve_key or None))
+        if ctx.invoked_subcommand is None and kwargs.get("store") is None:
+            require_store(found.url, "url")
         if not found.url.startswith("tcp:"):
-            if found.curve_key is not None and click.get_current_context().get_parameter_source("curve_key") is _HERE:
+            if found.curve_key is not None and ctx.get_parameter_source("curve_key") is _HERE:
                 raise click.UsageError(f"--curve-key is for tcp:// URLs, and this one is {found.url}.")
             found = Target(found.url, found.api_key)
         return command(found, *args, **kwargs)
@@ -97,9 +102,24 @@ def target(command: Callable[..., R]) -> Callable[..., R]:
     )(with_key)
 
 
-def _inherited(given: Target) -> Target:
+def require_store(url: str, field: str) -> None:
+    """Refuse a URL that is none, and a folder without a store: a client command never creates one."""
+    folder = folder_of(url, field)
+    if folder is None:
+        return
+    from miniq.store.embedded.folder import MARKER
+
+    if not os.path.lexists(os.path.join(folder, MARKER)):
+        store = f"rocksdb:{folder}" if folder == url else url
+        raise InvalidRequest(
+            f"{field}: there is no store in {folder}, and this command does not create one; name the folder of a "
+            f"store or the address of a broker, or create it with `miniq serve --store {store}`",
+            field=field,
+        )
+
+
+def _inherited(ctx: click.Context, given: Target) -> Target:
     """`miniq queues --url URL create` counts as well as `miniq queues create --url URL`."""
-    ctx = click.get_current_context()
     above = ctx.obj
     if not isinstance(above, Target):
         return given

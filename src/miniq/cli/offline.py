@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -12,6 +11,7 @@ from typing import TypeVar
 from miniq.api.codec import moment
 from miniq.api.shapes import KeyBody, KeyReply
 from miniq.broker import Broker
+from miniq.cli.flags import require_store
 from miniq.errors import InvalidRequest
 from miniq.store import Store, open_store, shown
 from miniq.store.transfer import Copied, copy
@@ -98,9 +98,7 @@ def migration(source: str, target: str) -> Iterator[Migration]:
     urls = [_url(source, "from"), _url(target, "to")]
     if urls[0] == urls[1]:
         raise InvalidRequest(f"to: {shown(target)} is what is to be copied; name another one", field="to")
-    scheme, _, path = urls[0].partition(":")
-    if scheme in ("rocksdb", "leveldb") and not os.path.isdir(path):
-        raise InvalidRequest(f"from: there is no store in {path}", field="from")
+    require_store(urls[0], "from")
     with asyncio.Runner() as loop, ExitStack() as opened:
         stores = []
         for url in urls:
