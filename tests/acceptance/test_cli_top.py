@@ -84,7 +84,9 @@ class Terminal:
 
 
 @contextmanager
-def terminal(url: str, *args: str, rows: int = 24, columns: int = 100) -> Iterator[Terminal]:
+def terminal(
+    url: str, *args: str, rows: int = 24, columns: int = 100, term: str = "xterm-256color"
+) -> Iterator[Terminal]:
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     before = termios.tcgetattr(slave)
@@ -93,7 +95,7 @@ def terminal(url: str, *args: str, rows: int = 24, columns: int = 100) -> Iterat
         stdin=slave,
         stdout=slave,
         stderr=slave,
-        env=environment(MINIQ_URL=url, TERM="xterm-256color"),
+        env=environment(MINIQ_URL=url, TERM=term),
         start_new_session=True,
     )
     try:
@@ -137,6 +139,48 @@ def test_a_terminal_shows_queues_sorts_filters_and_is_left_as_it_was(shell: Shel
         assert b"\x1b[?1049l" in tty.raw, "the screen before is shown again"
 
 
+@pytest.mark.parametrize(
+    ("columns", "heads"),
+    [
+        (60, ["QUEUE^", "READY", "LEASED", "DEAD", "SENT/S", "ACKED/S"]),
+        (80, ["QUEUE^", "READY", "LEASED", "DELAYED", "DEAD", "OLDEST", "SENT/S", "ACKED/S"]),
+        (120, ["QUEUE^", "READY", "LEASED", "DELAYED", "DEAD", "BYTES", "OLDEST", "SENT/S", "ACKED/S"]),
+    ],
+)
+def test_a_narrow_terminal_shows_what_matters_most(shell: Shell, columns: int, heads: list[str]) -> None:
+    with miniq.connect(shell.url) as mq:
+        mq.queue("a-queue-with-a-name-that-is-too-long").send_many(range(1000))
+    with terminal(shell.url, columns=columns) as tty:
+        lines = tty.wait(lambda lines: "orders" in names(lines) and lines[-1])
+        assert lines[3].split() == heads
+        assert len(lines) == 24
+        assert all(lines[row] == "" for row in range(9, 23)), "no line is wrapped"
+        name, ready = next(line for line in lines if line.startswith("a-queue-with")).split()[:2]
+        assert ready == "1000"
+        assert name == "a-queue-with-a-name-that-is-too-long" or (name.endswith("…") and len(name) >= 16)
+        assert lines[-1].startswith("q quit")
+        tty.type(b"<<<")
+        tty.wait(lambda lines: "OLDESTv" in lines[3].split())
+        tty.type(b"q")
+        assert tty.end() == 0
+    with terminal(shell.url, "--once", columns=columns) as tty:
+        lines = tty.wait(lambda lines: any("UTC, 5 queues" in line for line in lines))
+        assert {head.removesuffix("^") for head in heads} <= set(lines[0].split())
+        assert sum(line != "" for line in lines) == 7, "no line is wrapped"
+
+
+@pytest.mark.parametrize("term", ["dumb", "no-such-terminal"])
+def test_a_terminal_that_cannot_show_it_is_told_what_to_use(shell: Shell, term: str) -> None:
+    with terminal(shell.url, term=term, columns=200) as tty:
+        assert tty.end() == 2
+        said = " ".join(tty.screen.display)
+        assert f"TERM is {term}" in said
+        assert "--once" in said
+        assert "Traceback" not in said
+    with terminal(shell.url, "--once", term=term) as tty:
+        assert tty.end() == 0
+
+
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_it_cleanly(shell: Shell, how: signal.Signals) -> None:
     with terminal(shell.url) as tty:
@@ -151,7 +195,9 @@ def test_a_broker_that_goes_away_is_told_and_comes_back(tmp_path: Path) -> None:
     with serving(store) as served, terminal(served.url, "--interval", "0.2") as tty:
         tty.wait(lambda lines: "default" in names(lines))
         served.stop(signal.SIGKILL)
-        tty.wait(lambda lines: lines[1].startswith("AWAY: cannot reach the broker") and "default" in names(lines))
+        tty.wait(
+            lambda lines: lines[1].startswith("NOT UPDATED: cannot reach the broker") and "default" in names(lines)
+        )
         with serving(store, served.port):
             tty.wait(lambda lines: lines[1].startswith("0 ready"))
             tty.type(b"q")
