@@ -11,7 +11,8 @@ import signal
 
 def main() -> None:
     """Run the command and exit. Until the package is imported, Ctrl-C ends the process without a traceback."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     from miniq.cli import main
 
     main()

@@ -1,8 +1,8 @@
-"""Where a broker's options come from: flags, then environment, then a TOML file, then the defaults.
+"""The options of a broker: from flags, then the environment, then a TOML file, then the defaults.
 
 `MINIQ_PORT` is the option `port`, `MINIQ_LIMITS__BODY_BYTES` is `limits.body_bytes`; a file has the same names, with
-`[limits]` as a table. Whatever is not an option, or not of its type, is refused with its name, its value and what
-would be right: a misspelt option must not be a silent default.
+`[limits]` as a table. An unknown option, or a value of the wrong type, is refused with its name, its value
+and what would be valid: a misspelt option must not silently become the default.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from miniq.options import Limits, Options
 
 PREFIX = "MINIQ_"
 NOT_OPTIONS = frozenset({"MINIQ_URL", "MINIQ_API_KEY", "MINIQ_CONFIG", "MINIQ_CURVE_KEY", "MINIQ_LOG_LEVEL"})
-"""Variables of the command line that say nothing about a broker."""
+"""Variables of the command line that are not options of a broker."""
 
 PORTS = frozenset({"port", "command_port", "producer_port", "consumer_port"})
 MAY_BE_ZERO = frozenset(
     {*PORTS, "min_free_bytes", "history_retention", "history_max_bytes", "upkeep_interval", "busy_poll", "limits.wait"}
 )
-"""Numbers whose zero means something. All others are limits that nothing could pass at zero."""
+"""Numbers that may be zero. All others are limits that would refuse everything at zero."""
 HIGHEST_PORT = 65535
 
 
@@ -106,7 +106,7 @@ def _assembled(given: dict[str, Any]) -> Options:
     inner = {name.removeprefix("limits."): value for name, value in given.items() if name.startswith("limits.")}
     outer = {name: value for name, value in given.items() if not name.startswith("limits.")}
     if outer.get("port") == 0:
-        # Who takes any port wants to be beside other brokers, so the ports that were not named are free ones too.
+        # Port 0 is for running beside other brokers, so the ports that were not given become free ones too.
         outer = dict.fromkeys(PORTS, 0) | outer
     options = Options(**outer, limits=Limits(**inner))
     for name, path in (("tls_cert", options.tls_cert), ("tls_key", options.tls_key)):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.shell import MINIQ, Shell, collect, environment, serving
+from tests.acceptance.shell import MINIQ, Shell, collect, environment, interrupted, serving
 from tests.certificate import write_certificate
 from tests.serving import free_ports
 
@@ -163,22 +163,9 @@ def test_it_serves_although_nobody_reads_what_it_prints(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_at_any_moment_of_the_start_ends_it_without_a_traceback(tmp_path: Path) -> None:
-    # What the installed script does, after a sign that the interpreter itself has started.
-    entry = "import os, signal; os.write(2, b'.'); from miniq_command import main; main()"
     codes = set()
     for step in range(16):
-        process = subprocess.Popen(
-            [sys.executable, "-c", entry, "serve", "--store", "rocksdb:data", "--port", "0"],
-            cwd=tmp_path,
-            env=environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        assert process.stderr is not None
-        assert process.stderr.read(1) == b"."
-        time.sleep(0.02 + step * 0.06)
-        process.send_signal(signal.SIGINT)
-        ended = collect(process)
+        ended = interrupted(step * 0.06, tmp_path, "serve", "--store", "rocksdb:data", "--port", "0")
         assert ended.err == "", (step, ended.err)
         codes.add(ended.code)
     assert codes <= {0, -signal.SIGINT}

@@ -22,7 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_URL = "http://127.0.0.1:5000"
 SOON = 0.5
-"""Seconds for which a person waits for a broker that is away."""
+"""Seconds for which calls are repeated while a broker is unreachable, where a person waits for them."""
 _HERE = click.core.ParameterSource.COMMANDLINE
 _UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZES = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
@@ -41,8 +41,8 @@ class Target(Struct, frozen=True):
         return locate(self.url)[0] in REMOTE
 
     def open(self, patience: float = SOON) -> Client:
-        """A client, to be closed by the caller. Should the broker go away, calls are repeated for `patience`
-        seconds; that it was never there people want to know at once."""
+        """A client, to be closed by the caller. Calls are repeated for `patience` seconds while the broker is
+        unreachable; one that is unreachable from the start is reported at once."""
         if not self.is_remote:
             return connect(self.url)
         if patience > SOON:
@@ -54,13 +54,13 @@ class Target(Struct, frozen=True):
         return connect(self.url, **options)
 
     def perform(self, call: Call[R]) -> R:
-        """One call that a client has no method for, because programs do not make it."""
+        """One call that the client has no method for."""
         with self.open() as client:
             return client._transport.perform(call)
 
     def environment(self) -> dict[str, str]:
-        """The environment of a process that is to talk to the same broker. Secrets do not belong on a command
-        line, which everybody on a machine can read."""
+        """The environment of a process that talks to the same broker. Secrets do not belong on a command line, which
+        every user of the machine can read."""
         found = dict(os.environ) | {"MINIQ_URL": self.url}
         if self.api_key is not None:
             found["MINIQ_API_KEY"] = self.api_key
@@ -70,7 +70,7 @@ class Target(Struct, frozen=True):
 
 
 def target(command: Callable[..., R]) -> Callable[..., R]:
-    """Give a command `--url`, `--api-key` and `--curve-key`, and hand it the broker they name."""
+    """Give a command `--url`, `--api-key` and `--curve-key`, and pass it the broker that they name."""
 
     @functools.wraps(command)
     def with_target(*args: Any, url: str, api_key: str | None, curve_key: str | None, **kwargs: Any) -> R:
@@ -89,16 +89,19 @@ def target(command: Callable[..., R]) -> Callable[..., R]:
         envvar="MINIQ_URL",
         default=DEFAULT_URL,
         show_default=True,
-        help="Broker, or folder of a store. [env: MINIQ_URL]",
+        help="Address of a broker, or folder of a store. [env: MINIQ_URL]",
     )(with_target)
     with_key = click.option(
-        "--api-key", envvar="MINIQ_API_KEY", metavar="KEY", help="API key, if the broker has any. [env: MINIQ_API_KEY]"
+        "--api-key",
+        envvar="MINIQ_API_KEY",
+        metavar="KEY",
+        help="API key, if the broker requires one. [env: MINIQ_API_KEY]",
     )(with_url)
     return click.option(
         "--curve-key",
         envvar="MINIQ_CURVE_KEY",
         metavar="FILE",
-        help="With a tcp:// URL, the file of a CURVE key. [env: MINIQ_CURVE_KEY]",
+        help="File of a CURVE key, for tcp:// URLs. [env: MINIQ_CURVE_KEY]",
     )(with_key)
 
 
@@ -132,12 +135,12 @@ def _inherited(ctx: click.Context, given: Target) -> Target:
 
 def as_json(command: F) -> F:
     """Give a command `--json`."""
-    return click.option("--json", "as_json", is_flag=True, help="JSON, one object a line.")(command)
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")(command)
 
 
 def quiet_json(command: F) -> F:
     """Give a command `--json` for its summary."""
-    return click.option("--json", "as_json", is_flag=True, help="The summary as one JSON object.")(command)
+    return click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON object.")(command)
 
 
 class Seconds(click.ParamType):  # type: ignore[type-arg]
@@ -169,7 +172,7 @@ class Size(click.ParamType):  # type: ignore[type-arg]
 
 
 class Rate(click.ParamType):  # type: ignore[type-arg]
-    """So many a second, above 0."""
+    """A number per second, above 0."""
 
     name = "number"
 

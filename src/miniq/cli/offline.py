@@ -48,7 +48,7 @@ def list_keys(store: str) -> list[KeyReply]:
 
 
 def revoke_key(store: str, id: str) -> None:
-    """Make a key useless."""
+    """Revoke a key."""
 
     async def revoke(broker: Broker) -> None:
         await broker.keys.revoke(id)
@@ -94,10 +94,10 @@ class Migration:
 
 @contextmanager
 def migration(source: str, target: str) -> Iterator[Migration]:
-    """Open both stores of a migration; what may not be opened, or not be made, is not touched."""
+    """Open both stores of a migration. A store that cannot be used is left unchanged."""
     urls = [_url(source, "from"), _url(target, "to")]
     if urls[0] == urls[1]:
-        raise InvalidRequest(f"to: {shown(target)} is what is to be copied; name another one", field="to")
+        raise InvalidRequest(f"to: {shown(target)} is the source; name another store", field="to")
     require_store(urls[0], "from")
     with asyncio.Runner() as loop, ExitStack() as opened:
         stores = []
@@ -115,7 +115,7 @@ def _url(store: str, field: str) -> str:
     url = store if ":" in store else f"rocksdb:{store}"
     if url.startswith("memory"):
         raise InvalidRequest(
-            f"{field}: what is in memory: is gone with its process; name a store that stays", field=field
+            f"{field}: the contents of memory: end with their process; name a durable store", field=field
         )
     return url
 
@@ -127,7 +127,7 @@ def _now() -> int:
 def _with(store: str, work: Callable[[Broker], Awaitable[T]]) -> T:
     url = store if ":" in store else f"rocksdb:{store}"
     if url.startswith("memory"):
-        raise InvalidRequest("store: a key in memory: would be gone at once; name a folder", field="store")
+        raise InvalidRequest("store: a key in memory: would be lost at once; name a folder", field="store")
 
     async def run() -> T:
         async with Broker(open_store(url)) as broker:

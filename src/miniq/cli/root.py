@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import signal
@@ -53,6 +54,10 @@ HINTS = {
     "store_locked": ". Talk to it through its broker with --url http://HOST:PORT",
 }
 """What to do about an error, in terms of the command line."""
+
+
+_UNWRITABLE = (errno.EBADF, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Errors of a file that is closed, or on a disk that is full or broken."""
 
 
 class Root(click.Group):
@@ -109,9 +114,12 @@ def root() -> None:
 def main(args: list[str] | None = None) -> None:
     """Run one command and exit."""
     open_standard_streams()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    heeds_interrupts = signal.getsignal(signal.SIGINT) is not signal.SIG_IGN  # a shell's background job does not
+    if heeds_interrupts:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     code = run(args)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # all is done: Ctrl-C may cut short what Python does at its end
+    if heeds_interrupts:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # all is done, and Python's own end may be cut short
     sys.exit(code)
 
 
@@ -136,12 +144,13 @@ def run(args: list[str] | None = None) -> int:
         discard_output()  # the reader of our output has ended
         return 1
     except OSError as error:
-        if cannot_write():
-            discard_output()
-            say(f"cannot write to stdout: {error.strerror or error}")
-            return 1
-        name = "" if error.filename is None else f": {error.filename}"
-        say(f"{error.strerror or error}{name}")
+        discard_output()
+        if error.filename is not None:
+            say(f"{error.strerror}: {error.filename}")
+        elif error.errno in _UNWRITABLE:
+            say(f"cannot write the output: {error.strerror}")
+        else:
+            say(f"{error.strerror or error}")
         return 1
 
 
@@ -163,18 +172,12 @@ def open_standard_streams() -> None:
         sys.stderr = os.fdopen(2, "w", closefd=False)
 
 
-def cannot_write() -> bool:
-    """Whether it is stdout that fails: it is closed, or its disk is full."""
+def discard_output() -> None:
+    """Drop what is left to be written to stdout, where that is not possible: Python would try again at its end."""
     try:
         sys.stdout.flush()
     except OSError:
-        return True
-    return False
-
-
-def discard_output() -> None:
-    """Python flushes stdout at its end, and what is left in it cannot be written."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def say(text: str) -> None:

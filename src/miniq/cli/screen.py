@@ -21,7 +21,7 @@ from miniq.cli.top import COLUMNS, View, cells, layout
 from miniq.errors import MiniQError
 
 ROWS_ABOVE = 4
-HELP = "q quit   / filter   < > sort   r reverse   p pause   arrows scroll"
+HELP = ("q quit", "/ filter", "< > sort", "r reverse", "p pause", "arrows scroll")
 
 
 class Fetcher(threading.Thread):
@@ -181,10 +181,19 @@ class _Screen:
             self._line(ROWS_ABOVE + place, line, width)
         if not shown:
             self._line(ROWS_ABOVE, "no queue has that in its name" if view.wanted else "no queues", width)
-        self._line(height - 1, HELP, width, curses.A_DIM)
+        self._line(height - 1, _help(width), width, curses.A_DIM)
         self._window.refresh()
 
     def _line(self, row: int, text: str, width: int, style: int = 0) -> None:
         # The last cell of a terminal cannot be written without an error, and a window may be smaller than it was.
         with contextlib.suppress(curses.error):
             self._window.addnstr(row, 0, text.ljust(width - 1), width - 1, style)
+
+
+def _help(width: int) -> str:
+    """The keys, as many as fit."""
+    line = HELP[0]
+    for key in HELP[1:]:
+        if len(line) + 3 + len(key) < width:
+            line += f"   {key}"
+    return line
