@@ -11,6 +11,7 @@ import math
 import os
 import tomllib
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -82,7 +83,7 @@ def _checked(name: str, shown: str, value: Any, *, text: bool) -> Any:
     """A value in the type of its option; `text` says that it may have to be read from text."""
     known = names()
     if name not in known:
-        raise InvalidRequest(f"{shown}: no such option ({_show(value)}); there are {', '.join(known)}", field=name)
+        raise InvalidRequest(f"{shown}: no such option ({_show(value)}); {_nearest(name, shown, known)}", field=name)
     kind = known[name]
     try:
         made = msgspec.convert(value.lower() if text and kind is bool else value, kind, strict=not text)
@@ -91,6 +92,16 @@ def _checked(name: str, shown: str, value: Any, *, text: bool) -> Any:
     if not _in_range(name, made):
         raise InvalidRequest(f"{shown}: {_show(value)} is out of range; use {_wanted(name, kind)}", field=name)
     return made
+
+
+def _nearest(name: str, shown: str, known: Mapping[str, Any]) -> str:
+    """The option that was probably meant, written as the wrong one was; otherwise all that there are."""
+    near = get_close_matches(name, known, 1, 0.75)
+    if not near:
+        return f"there are {', '.join(known)}"
+    if shown.startswith(PREFIX):
+        return f"did you mean {PREFIX}{near[0].upper().replace('.', '__')}?"
+    return f"did you mean {near[0]}?"
 
 
 def _in_range(name: str, value: Any) -> bool:

@@ -84,6 +84,13 @@ def test_relaxed_durability_is_said_at_start(tmp_path: Path) -> None:
     assert "durability is relaxed" in collect(process).err
 
 
+def test_a_store_may_be_a_plain_folder_as_for_clients(tmp_path: Path) -> None:
+    process, line = started(tmp_path, "--store", "data", "--port", "0")
+    process.send_signal(signal.SIGTERM)
+    assert collect(process).code == 0
+    assert "store=rocksdb:data" in line
+
+
 def test_options_come_from_flags_then_environment_then_file(tmp_path: Path) -> None:
     (tmp_path / "miniq.toml").write_text('store = "rocksdb:from-file"\nport = 1\nauto_create = false\n')
     process, line = started(tmp_path, "--config", "miniq.toml", "--port", "0", MINIQ_STORE="rocksdb:from-environment")

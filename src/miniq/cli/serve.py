@@ -12,6 +12,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec import structs
 
 from miniq import config
 from miniq.cli.flags import DEFAULT_URL
@@ -31,7 +32,7 @@ LEVELS = ("debug", "info", "warning", "error")
 @click.option(
     "--store",
     metavar="URL",
-    help="rocksdb:DIR, leveldb:DIR, postgresql://USER@HOST/DATABASE, mongodb://HOST/NAME or memory:. "
+    help="A folder, rocksdb:DIR, leveldb:DIR, postgresql://USER@HOST/DATABASE, mongodb://HOST/NAME or memory:. "
     "[default: rocksdb:./miniq-data]",
 )
 @click.option("--host", help="Address to listen on; any but loopback needs an API key. [default: 127.0.0.1]")
@@ -102,6 +103,8 @@ def serve(file: str | None, log_level: str, **flags: Any) -> int:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, on_signal)
         options = config.load(flags, file=file)
+        if ":" not in options.store:
+            options = structs.replace(options, store=f"rocksdb:{options.store}")
         log_to_stderr(log_level, options.log_format)
         if options.durability == "relaxed":
             say("durability is relaxed: confirmed messages may be lost if the machine loses power")
