@@ -407,7 +407,7 @@ COMMANDS = [
     ["copy", FILE, "copy"],
     ["import", FILE, "q", "--format", "csv"],
     ["export", "q", "file.jsonl"],
-    ["backup", "/nowhere/copy"],
+    ["backup", "copy"],
     ["bench"],
 ]
 

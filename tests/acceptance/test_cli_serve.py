@@ -173,9 +173,9 @@ def test_ctrl_c_at_any_moment_of_the_start_ends_it_without_a_traceback(tmp_path:
     codes = set()
     for step in range(16):
         ended = interrupted(step * 0.06, tmp_path, "serve", "--store", "rocksdb:data", "--port", "0")
-        assert ended.err == "", (step, ended.err)
+        assert ended.err.strip() in ("", "miniq: interrupted"), (step, ended.err)
         codes.add(ended.code)
-    assert codes <= {0, -signal.SIGINT}
+    assert codes <= {0, 1, -signal.SIGINT}
     with serving(tmp_path) as again:
         assert again("queues").code == 0
 

@@ -90,12 +90,15 @@ def terminal(
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     before = termios.tcgetattr(slave)
+    env = environment(MINIQ_URL=url, TERM=term)
+    for name in ("COLUMNS", "LINES"):  # of the terminal of this test run
+        env.pop(name, None)
     process = subprocess.Popen(
         [*MINIQ, "top", *args],
         stdin=slave,
         stdout=slave,
         stderr=slave,
-        env=environment(MINIQ_URL=url, TERM=term),
+        env=env,
         start_new_session=True,
     )
     try:

@@ -59,7 +59,7 @@ def test_they_print_what_they_did_and_the_totals(miniq: Shell) -> None:
     out = miniq("consume", "shown", "--count", "3").lines
     assert [line.split()[1] for line in out[:3]] == ["acked", "acked", "acked"]
     assert out[3].startswith("acked 3 messages in ")
-    assert miniq("consume", "shown", "--idle", "0.1", "--quiet").out == "acked 0 messages in 0.0 s, 0 a second\n"
+    assert miniq("consume", "shown", "--idle", "0.1", "--quiet").out == "acked 0 messages in 0.0 s, 0 per second\n"
 
 
 def test_rate_is_kept(miniq: Shell) -> None:
