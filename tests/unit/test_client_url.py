@@ -53,6 +53,7 @@ import miniq
         ("rocksdb://data", "rocksdb:data"),
         ("rockdb:data", "rocksdb:data"),
         ("memory", "memory:"),
+        ("leveldb://x", "leveldb:x"),
         ("memory:x", "memory:"),
         ("Memory:", "memory:"),
         (" http://127.0.0.1:5000", "http://127.0.0.1:5000"),
