@@ -3,6 +3,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+# Two stamps in one environment: the broker and its command, and on top of it what tests, benchmarks and Spark need.
+BASE := $(VENV)/.base
 READY := $(VENV)/.ready
 WORKERS ?= 2
 
@@ -13,16 +16,24 @@ WORKERS ?= 2
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
 
-setup: $(READY) ## make .venv with MiniQ, all extras and the tools for tests
+setup: $(READY) ## make .venv with MiniQ, all extras and the tools for tests (1.7 GB)
 
-$(READY): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --upgrade pip
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all]' --group dev
-	touch $(READY)
+$(BASE): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("MiniQ needs Python 3.11 or later; \
+	name one: make PYTHON=python3.12 $(MAKECMDGOALS)")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo 'installing MiniQ in $(VENV) ...'
+	@$(PIP) -e .
+	@touch $@
 
-serve: setup ## set up and run the broker on 127.0.0.1
-	$(BIN)/miniq serve
+$(READY): $(BASE)
+	@echo 'installing all extras and the tools for tests in $(VENV) ...'
+	@$(PIP) --upgrade pip
+	@$(PIP) -e '.[all]' --group dev
+	@touch $@
+
+serve: $(BASE) ## set up the broker alone and run it on 127.0.0.1 (under 100 MB)
+	@$(BIN)/miniq serve
 
 browser: ## install Chromium from Debian's packages, if it is missing and root asks
 	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || \
@@ -60,11 +71,11 @@ bench-backlog: setup ## speed, memory and start-up with 2 million queued message
 	$(BIN)/python -m bench.backlog
 
 bench-peers: setup ## against Redis, beanstalkd, NATS, RabbitMQ and PostgreSQL, those that are installed (10 minutes, idle machine)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --group peers
+	$(PIP) --group peers
 	$(BIN)/python -m bench.peers
 
 bench-peers-backlog: setup ## the same while 5 million messages wait (15 minutes, idle machine)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --group peers
+	$(PIP) --group peers
 	$(BIN)/python -m bench.peers.backlog
 
 bench-spark: setup ## ingest, drain and archive on Spark, a million messages each, beside the obvious way (10 minutes, idle)
@@ -77,7 +88,7 @@ copy-large: setup ## a file of 1 GiB through a queue by `miniq pipeline copy`, c
 	MINIQ_COPY_MIB=1024 $(BIN)/python -m pytest -s -o timeout=3600 tests/acceptance/test_spark_pipelines.py -k large
 
 fuzz: setup ## every door under atheris, which looks for input that is answered with a fault (a minute or two)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --group fuzz
+	$(PIP) --group fuzz
 	$(BIN)/python -m tests.faults.fuzz
 
 faults: setup ## every fault many times under load, and the table in docs/reliability.md (two to three hours)

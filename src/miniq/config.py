@@ -11,6 +11,7 @@ import math
 import os
 import tomllib
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -83,7 +84,7 @@ def _checked(name: str, origin: str, value: Any, *, text: bool) -> Any:
     the value is a string to parse."""
     known = names()
     if name not in known:
-        raise InvalidRequest(f"{origin}: no such option ({_show(value)}); use one of {', '.join(known)}", field=name)
+        raise InvalidRequest(f"{origin}: no such option ({_show(value)}); {_nearest(name, origin, known)}", field=name)
     kind = known[name]
     try:
         converted = msgspec.convert(value.lower() if text and kind is bool else value, kind, strict=not text)
@@ -92,6 +93,16 @@ def _checked(name: str, origin: str, value: Any, *, text: bool) -> Any:
     if not _in_range(name, converted):
         raise InvalidRequest(f"{origin}: {_show(value)} is out of range; use {_allowed(name, kind)}", field=name)
     return converted
+
+
+def _nearest(name: str, origin: str, known: Mapping[str, Any]) -> str:
+    """The option that was probably meant, written as the wrong one was; otherwise all that there are."""
+    near = get_close_matches(name, known, 1, 0.75)
+    if not near:
+        return f"there are {', '.join(known)}"
+    if origin.startswith(PREFIX):
+        return f"did you mean {PREFIX}{near[0].upper().replace('.', '__')}?"
+    return f"did you mean {near[0]}?"
 
 
 def _in_range(name: str, value: Any) -> bool:

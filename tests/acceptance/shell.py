@@ -7,13 +7,46 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import miniq
+
 MINIQ = [sys.executable, "-m", "miniq"]
 PATIENCE = 60
+STARTING = """
+import os, signal, miniq_command
+real = signal.signal
+
+def once(*args):
+    real(*args)
+    signal.signal = real
+    os.write(2, b".")
+
+signal.signal = once
+miniq_command.main()
+"""
+"""What the installed script does, with a sign on stderr when the first line of ours has run."""
+
+
+def interrupted(after: float, folder: Path, *args: str, **env: str) -> Result:
+    """A command that gets Ctrl-C so many seconds after its start."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", STARTING, *args],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(**env),
+        cwd=folder,
+    )
+    assert process.stderr is not None
+    assert process.stderr.read(1) == b"."
+    time.sleep(after)
+    process.send_signal(signal.SIGINT)
+    return collect(process)
 
 
 class Result:
@@ -66,6 +99,12 @@ class Shell:
             env=self.env,
             cwd=self.folder,
         )
+
+
+def on_folder(folder: Path) -> Shell:
+    """A shell for the empty store in the folder `data`, which a client command would not create."""
+    miniq.connect(folder / "data").close()
+    return Shell(str(folder / "data"), folder)
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import zmq
 
-from tests.acceptance.shell import Shell, collect, environment, serving
+from miniq.cli.root import run
+from tests.acceptance.shell import Shell, collect, environment, on_folder, serving
 
 FILE = str(Path(__file__).parents[2] / "ops" / "miniq.toml")
 
@@ -27,7 +28,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
 def miniq(request: pytest.FixtureRequest, server: Shell, tmp_path: Path) -> Shell:
     """The same commands against a broker and against a store in a folder."""
     if request.param == "folder":
-        return Shell(str(tmp_path / "data"), tmp_path)
+        return on_folder(tmp_path)
     for name in (line.split()[0] for line in server("queues").lines[1:]):
         server("purge", name, "--yes") if name == "default" else server("queues", "delete", name, "--yes")
     return server
@@ -258,6 +259,7 @@ def test_a_backup_over_http_needs_a_path_of_the_servers(server: Shell) -> None:
 
 
 def test_a_backup_is_made_without_a_broker(tmp_path: Path) -> None:
+    on_folder(tmp_path)
     miniq = Shell("http://127.0.0.1:1", tmp_path)
     miniq("send", "q", "1", "--url", "rocksdb:data")
     miniq("backup", "copy", "--store", "rocksdb:data")
@@ -386,6 +388,74 @@ def test_what_a_broker_refuses_is_one_line(server: Shell) -> None:
         result = server(*command, code=1)
         assert said in result.err
         assert result.err.count("\n") == 1
+
+
+COMMANDS = [
+    ["send", "q", "1"],
+    ["receive", "q"],
+    ["ack", "q", "id", "receipt"],
+    ["peek", "q"],
+    ["queues"],
+    ["queues", "create", "q"],
+    ["history"],
+    ["keys", "list"],
+    ["keys", "create", "k", "--allow", "*"],
+    ["produce", "q", "--count", "1"],
+    ["produce", "q", "--count", "2", "--workers", "2"],
+    ["consume", "q", "--idle", "0"],
+    ["copy", FILE, "copy"],
+    ["import", FILE, "q", "--format", "csv"],
+    ["export", "q", "file.jsonl"],
+    ["backup", "copy"],
+    ["bench"],
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command[:2]))
+def test_a_client_command_never_creates_a_store(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    for url in ("./new", "empty", "rocksdb:new"):
+        assert run([*command, "--url", url]) == 1
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert f"url: there is no store in {url.removeprefix('rocksdb:')}" in said.err
+        assert "miniq serve --store rocksdb:" in said.err
+    assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, ["top"]], ids=lambda command: " ".join(command[:2]))
+def test_an_address_without_a_scheme_is_refused_with_the_right_spelling(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run([*command, "--url", "127.0.0.1:5000"]) == 1
+    by_flag = capsys.readouterr()
+    monkeypatch.setenv("MINIQ_URL", "127.0.0.1:5000")
+    assert run(command) == 1
+    assert capsys.readouterr() == by_flag
+    assert by_flag.out == ""
+    assert "use 'http://127.0.0.1:5000'" in by_flag.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_wrong_url_does_not_matter_where_another_is_given(tmp_path: Path) -> None:
+    on_folder(tmp_path)
+    wrong = Shell("127.0.0.1:5000", tmp_path)
+    assert wrong("queues", "--url", "data", "show", "default").code == 0
+    assert wrong("queues", "show", "default", "--url", "data").code == 0
+    assert wrong("keys", "list", "--store", "rocksdb:data").code == 0
+
+
+def test_a_backup_of_no_store_is_refused(tmp_path: Path) -> None:
+    miniq = Shell("http://127.0.0.1:1", tmp_path)
+    assert "store: there is no store in data" in miniq("backup", "copy", "--store", "rocksdb:data", code=1).err
+    assert (
+        "store: cannot connect to 'localhost:5000'" in miniq("backup", "copy", "--store", "localhost:5000", code=1).err
+    )
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_url_that_is_none_is_refused(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 import miniq as miniq_library
 from miniq.cli.copy_ends import Assembly, Whole
-from tests.acceptance.shell import Shell, collect, serving
+from tests.acceptance.shell import Shell, collect, on_folder, serving
 from tests.kit import wait_for
 from tests.serving import free_ports
 
@@ -68,7 +68,7 @@ def test_100_000_lines_are_copied(miniq: Shell, tmp_path: Path) -> None:
 
 def test_a_folder_gets_a_broker_for_the_copy(tmp_path: Path) -> None:
     (tmp_path / "in").write_bytes(b"one\ntwo\n")
-    miniq = Shell(str(tmp_path / "data"), tmp_path)
+    miniq = on_folder(tmp_path)
     miniq("copy", "in", "out")
     assert (tmp_path / "out").read_bytes() == b"one\ntwo\n"
     assert queues(miniq) == ["default"]
@@ -112,7 +112,7 @@ def test_an_interrupted_copy_leaves_nothing(miniq: Shell, tmp_path: Path, number
     children = children_of(process.pid)
     process.send_signal(number)
     ended = collect(process)
-    assert (ended.code, ended.err.strip()) == (1, "miniq: stopped")
+    assert (ended.code, ended.err.strip()) == (1, "miniq: interrupted")
     assert list(tmp_path.iterdir()) == [source]
     assert queues(miniq) == ["default"]
     assert not any(is_running(child) for child in children)

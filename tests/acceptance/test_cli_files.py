@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.acceptance.shell import Shell, serving
+from tests.acceptance.shell import Shell, on_folder, serving
 
 BODIES: list[Any] = [{"a": 1, "b": 'ä\n,"'}, {"a": 2.5, "c": [1, {"d": None}]}, {"a": 3}]
 FORMATS = ["jsonl", "csv", "parquet"]
@@ -31,7 +31,7 @@ def need(format: str) -> None:
 
 @pytest.fixture
 def miniq(tmp_path: Path) -> Shell:
-    return Shell(str(tmp_path / "data"), tmp_path)
+    return on_folder(tmp_path)
 
 
 def bodies(miniq: Shell, queue: str) -> list[Any]:

@@ -54,10 +54,10 @@ def test_everything_goes_from_one_store_to_another(source: str, kind: str, tmp_p
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (["SOURCE", "SOURCE"], "is what is to be copied"),
+        (["SOURCE", "SOURCE"], "is the source"),
         (["rocksdb:nowhere", "rocksdb:x"], "from: there is no store in nowhere"),
-        (["memory:", "rocksdb:x"], "from: what is in memory:"),
-        (["SOURCE", "memory:"], "to: what is in memory:"),
+        (["memory:", "rocksdb:x"], "from: the contents of memory:"),
+        (["SOURCE", "memory:"], "to: the contents of memory:"),
         (["SOURCE", "sqlite:x"], "'sqlite:x' is not a store"),
     ],
 )
@@ -93,8 +93,8 @@ def test_ctrl_c_leaves_a_target_that_is_refused(tmp_path: Path) -> None:
     _, said = process.communicate(timeout=60)
     assert process.returncode == 1
     assert [line for line in said.splitlines() if line] == [
-        "miniq: the target is incomplete: remove it before another try",
-        "miniq: stopped",
+        "miniq: the target is incomplete: remove it before another attempt",
+        "miniq: interrupted",
     ]
     for refused in (run("queues", "--url", target), run("migrate", source, target)):
         assert refused.returncode == 1

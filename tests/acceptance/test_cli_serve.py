@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import re
+import shlex
 import signal
 import socket
 import ssl
 import subprocess
+import sys
 import time
 import urllib.request
 from pathlib import Path
 
 import pytest
 
-from tests.acceptance.shell import MINIQ, Shell, collect, environment, serving
+from tests.acceptance.shell import MINIQ, Shell, collect, environment, interrupted, serving
 from tests.certificate import write_certificate
+from tests.serving import free_ports
 
 
 def refused(folder: Path, *args: str, code: int = 1, **env: str) -> str:
@@ -40,12 +43,21 @@ def started(folder: Path, *args: str, **env: str) -> tuple[subprocess.Popen[byte
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_it_says_one_line_when_ready_and_ends_with_0(tmp_path: Path, number: int) -> None:
+def test_it_prints_its_addresses_when_ready_and_ends_with_0(tmp_path: Path, number: int) -> None:
     process, line = started(tmp_path, "--store", "rocksdb:data", "--port", "0")
     url = line.split()[2]
     tcp = line.split()[3]
     assert re.fullmatch(r"tcp://127\.0\.0\.1:\d+", tcp)
     assert line == f"miniq ready: {url} {tcp} store=rocksdb:data durability=fsync\n"
+    assert process.stdout is not None
+    told = dict(process.stdout.readline().decode().split(maxsplit=1) for _ in range(5))
+    assert {name: text.strip() for name, text in told.items()} == {
+        "HTTP": url,
+        "console": f"{url}/console",
+        "docs": f"{url}/docs",
+        "ZeroMQ": tcp,
+        "command": f"{shlex.quote(sys.executable)} -m miniq send emails hello --url {url}",
+    }
     with urllib.request.urlopen(f"{url}/health") as answer:  # noqa: S310
         assert answer.status == 200
     process.send_signal(number)
@@ -72,6 +84,13 @@ def test_relaxed_durability_is_said_at_start(tmp_path: Path) -> None:
     assert "durability is relaxed" in collect(process).err
 
 
+def test_a_store_may_be_a_plain_folder_as_for_clients(tmp_path: Path) -> None:
+    process, line = started(tmp_path, "--store", "data", "--port", "0")
+    process.send_signal(signal.SIGTERM)
+    assert collect(process).code == 0
+    assert "store=rocksdb:data" in line
+
+
 def test_options_come_from_flags_then_environment_then_file(tmp_path: Path) -> None:
     (tmp_path / "miniq.toml").write_text('store = "rocksdb:from-file"\nport = 1\nauto_create = false\n')
     process, line = started(tmp_path, "--config", "miniq.toml", "--port", "0", MINIQ_STORE="rocksdb:from-environment")
@@ -86,6 +105,7 @@ def test_a_second_broker_on_a_folder_is_refused_and_names_the_first(tmp_path: Pa
     with serving(tmp_path):
         said = refused(tmp_path, "--store", "rocksdb:data", "--port", "0")
     assert "is open in process" in said
+    assert "--store" in said
 
 
 def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
@@ -94,7 +114,17 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         said = refused(tmp_path, "--port", str(port), "--no-zmq", "--store", "memory:")
-    assert f"cannot listen on 127.0.0.1:{port}" in said
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in said
+    assert "--port" in said
+
+
+def test_an_address_of_another_machine_is_refused_with_its_flag(tmp_path: Path) -> None:
+    said = refused(tmp_path, "--host", "192.0.2.1", "--port", "0", "--store", "rocksdb:keyed", code=1)
+    assert "API key" in said
+    Shell("", tmp_path)("keys", "create", "k", "--allow", "*", "--store", "rocksdb:keyed")
+    said = refused(tmp_path, "--host", "192.0.2.1", "--port", "0", "--store", "rocksdb:keyed", code=1)
+    assert "host: cannot listen on 192.0.2.1:0" in said
+    assert "--host" in said
 
 
 def test_a_port_of_zeromq_that_is_taken_is_named_with_its_flag(tmp_path: Path) -> None:
@@ -110,8 +140,44 @@ def test_a_port_of_zeromq_that_is_taken_is_named_with_its_flag(tmp_path: Path) -
 def test_it_can_do_without_zeromq(tmp_path: Path) -> None:
     process, line = started(tmp_path, "--store", "memory:", "--port", "0", "--no-zmq")
     process.send_signal(signal.SIGTERM)
-    assert collect(process).code == 0
+    ended = collect(process)
+    assert ended.code == 0
+    assert "tcp://" not in ended.out
     assert re.fullmatch(r"miniq ready: http://\S+ store=memory: durability=fsync\n", line)
+
+
+def test_it_serves_although_nobody_reads_what_it_prints(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    command = shlex.join([*MINIQ, "serve", "--store", "rocksdb:data", "--port", str(port), "--no-zmq"])
+    for how in (f"exec {command} >&-", f"exec {command} > >(exec true)", f"exec {command} <&- >&- 2>&-"):
+        process = subprocess.Popen(
+            ["bash", "-c", how], cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        shell = Shell(f"http://127.0.0.1:{port}", tmp_path)
+        until = time.monotonic() + 30
+        while True:
+            try:
+                urllib.request.urlopen(f"{shell.url}/ready").close()  # noqa: S310
+                break
+            except OSError:
+                assert time.monotonic() < until
+                assert process.poll() is None, process.stderr.read() if process.stderr else ""
+                time.sleep(0.1)
+        shell("send", "q", "1")
+        process.send_signal(signal.SIGTERM)
+        ended = collect(process)
+        assert (ended.code, ended.err) == (0, ""), how
+
+
+def test_ctrl_c_at_any_moment_of_the_start_ends_it_without_a_traceback(tmp_path: Path) -> None:
+    codes = set()
+    for step in range(16):
+        ended = interrupted(step * 0.06, tmp_path, "serve", "--store", "rocksdb:data", "--port", "0")
+        assert ended.err.strip() in ("", "miniq: interrupted"), (step, ended.err)
+        codes.add(ended.code)
+    assert codes <= {0, 1, -signal.SIGINT}
+    with serving(tmp_path) as again:
+        assert again("queues").code == 0
 
 
 def test_bad_configuration_is_refused_with_its_name_and_value(tmp_path: Path) -> None:
@@ -123,7 +189,7 @@ def test_bad_configuration_is_refused_with_its_name_and_value(tmp_path: Path) ->
     assert "'redis:x' is not a store" in refused(tmp_path, "--store", "redis:x", "--port", "0")
     assert "tls_cert: cannot read 'no.pem'" in refused(tmp_path, "--tls-cert", "no.pem", "--port", "0")
     (tmp_path / "no.pem").write_text("nothing")
-    assert "not a certificate and its key" in refused(tmp_path, "--tls-cert", "no.pem", "--port", "0")
+    assert "not a certificate and its private key" in refused(tmp_path, "--tls-cert", "no.pem", "--port", "0")
     refused(tmp_path, "--durability", "perhaps", code=2)
     refused(tmp_path, "--port", "70000", code=2)
     refused(tmp_path, "--nonsense", code=2)

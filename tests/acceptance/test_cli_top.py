@@ -19,7 +19,7 @@ import pyte
 import pytest
 
 import miniq
-from tests.acceptance.shell import MINIQ, Shell, environment
+from tests.acceptance.shell import MINIQ, Shell, environment, on_folder
 from tests.server import clear
 from tests.serving import Served, serving
 
@@ -84,16 +84,21 @@ class Terminal:
 
 
 @contextmanager
-def terminal(url: str, *args: str, rows: int = 24, columns: int = 100) -> Iterator[Terminal]:
+def terminal(
+    url: str, *args: str, rows: int = 24, columns: int = 100, term: str = "xterm-256color"
+) -> Iterator[Terminal]:
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     before = termios.tcgetattr(slave)
+    env = environment(MINIQ_URL=url, TERM=term)
+    for name in ("COLUMNS", "LINES"):  # of the terminal of this test run
+        env.pop(name, None)
     process = subprocess.Popen(
         [*MINIQ, "top", *args],
         stdin=slave,
         stdout=slave,
         stderr=slave,
-        env=environment(MINIQ_URL=url, TERM="xterm-256color"),
+        env=env,
         start_new_session=True,
     )
     try:
@@ -137,6 +142,48 @@ def test_a_terminal_shows_queues_sorts_filters_and_is_left_as_it_was(shell: Shel
         assert b"\x1b[?1049l" in tty.raw, "the screen before is shown again"
 
 
+@pytest.mark.parametrize(
+    ("columns", "heads"),
+    [
+        (60, ["QUEUE^", "READY", "LEASED", "DEAD", "SENT/S", "ACKED/S"]),
+        (80, ["QUEUE^", "READY", "LEASED", "DELAYED", "DEAD", "OLDEST", "SENT/S", "ACKED/S"]),
+        (120, ["QUEUE^", "READY", "LEASED", "DELAYED", "DEAD", "BYTES", "OLDEST", "SENT/S", "ACKED/S"]),
+    ],
+)
+def test_a_narrow_terminal_shows_what_matters_most(shell: Shell, columns: int, heads: list[str]) -> None:
+    with miniq.connect(shell.url) as mq:
+        mq.queue("a-queue-with-a-name-that-is-too-long").send_many(range(1000))
+    with terminal(shell.url, columns=columns) as tty:
+        lines = tty.wait(lambda lines: "orders" in names(lines) and lines[-1])
+        assert lines[3].split() == heads
+        assert len(lines) == 24
+        assert all(lines[row] == "" for row in range(9, 23)), "no line is wrapped"
+        name, ready = next(line for line in lines if line.startswith("a-queue-with")).split()[:2]
+        assert ready == "1000"
+        assert name == "a-queue-with-a-name-that-is-too-long" or (name.endswith("…") and len(name) >= 16)
+        assert lines[-1].startswith("q quit")
+        tty.type(b"<<<")
+        tty.wait(lambda lines: "OLDESTv" in lines[3].split())
+        tty.type(b"q")
+        assert tty.end() == 0
+    with terminal(shell.url, "--once", columns=columns) as tty:
+        lines = tty.wait(lambda lines: any("UTC, 5 queues" in line for line in lines))
+        assert {head.removesuffix("^") for head in heads} <= set(lines[0].split())
+        assert sum(line != "" for line in lines) == 7, "no line is wrapped"
+
+
+@pytest.mark.parametrize("term", ["dumb", "no-such-terminal"])
+def test_a_terminal_that_cannot_show_it_is_told_what_to_use(shell: Shell, term: str) -> None:
+    with terminal(shell.url, term=term, columns=200) as tty:
+        assert tty.end() == 2
+        said = " ".join(tty.screen.display)
+        assert f"TERM is {term}" in said
+        assert "--once" in said
+        assert "Traceback" not in said
+    with terminal(shell.url, "--once", term=term) as tty:
+        assert tty.end() == 0
+
+
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_it_cleanly(shell: Shell, how: signal.Signals) -> None:
     with terminal(shell.url) as tty:
@@ -151,7 +198,9 @@ def test_a_broker_that_goes_away_is_told_and_comes_back(tmp_path: Path) -> None:
     with serving(store) as served, terminal(served.url, "--interval", "0.2") as tty:
         tty.wait(lambda lines: "default" in names(lines))
         served.stop(signal.SIGKILL)
-        tty.wait(lambda lines: lines[1].startswith("AWAY: cannot reach the broker") and "default" in names(lines))
+        tty.wait(
+            lambda lines: lines[1].startswith("NOT UPDATED: cannot reach the broker") and "default" in names(lines)
+        )
         with serving(store, served.port):
             tty.wait(lambda lines: lines[1].startswith("0 ready"))
             tty.type(b"q")
@@ -177,7 +226,7 @@ def test_programs_get_json_and_pipes_get_tables(shell: Shell) -> None:
 
 
 def test_what_is_wrong_is_said(shell: Shell, tmp_path: Path) -> None:
-    assert "not a broker's HTTP address" in shell("top", "--url", str(tmp_path / "folder"), code=1).err
+    assert "not a broker's HTTP address" in shell("top", "--url", on_folder(tmp_path).url, code=1).err
     assert "cannot reach the broker" in shell("top", "--once", "--url", "http://127.0.0.1:9", code=1).err
     assert "interval: 0.01 s is too short" in shell("top", "--interval", "10ms", code=1).err
     with terminal(shell.url, rows=3, columns=12) as tiny:

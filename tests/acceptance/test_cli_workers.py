@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.shell import Shell, collect, serving
+from tests.acceptance.shell import Shell, collect, on_folder, serving
 from tests.kit import wait_for
 
 
@@ -59,7 +59,7 @@ def test_they_print_what_they_did_and_the_totals(miniq: Shell) -> None:
     out = miniq("consume", "shown", "--count", "3").lines
     assert [line.split()[1] for line in out[:3]] == ["acked", "acked", "acked"]
     assert out[3].startswith("acked 3 messages in ")
-    assert miniq("consume", "shown", "--idle", "0.1", "--quiet").out == "acked 0 messages in 0.0 s, 0 a second\n"
+    assert miniq("consume", "shown", "--idle", "0.1", "--quiet").out == "acked 0 messages in 0.0 s, 0 per second\n"
 
 
 def test_rate_is_not_exceeded(miniq: Shell) -> None:
@@ -105,7 +105,7 @@ def test_workers_end_with_the_one_who_started_them(miniq: Shell) -> None:
 
 
 def test_workers_on_a_folder_get_a_broker(tmp_path: Path) -> None:
-    miniq = Shell(str(tmp_path / "data"), tmp_path)
+    miniq = on_folder(tmp_path)
     miniq("produce", "q", "--workers", "2", "--count", "10", "--quiet")
     assert miniq("consume", "q", "--workers", "2", "--count", "10", "--quiet").out.startswith("acked 10 messages")
 

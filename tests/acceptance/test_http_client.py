@@ -168,7 +168,7 @@ import sys
 from miniq.options import Options
 from miniq.server.server import run
 options = Options(store="memory:", port=0, zmq=False, tls_cert="cert.pem", tls_key="key.pem")
-sys.exit(run(options, lambda line: print(line, flush=True)))
+sys.exit(run(options, lambda ready: print(ready.line, flush=True)))
 """
     with subprocess.Popen([sys.executable, "-c", script], cwd=folder, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

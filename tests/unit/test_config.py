@@ -65,9 +65,9 @@ def test_any_free_port_is_meant_for_all_that_are_not_named() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("prot = 5001", ["prot", "5001", "no such option", "port"]),
-        ("[limits]\nbody = 5", ["limits.body", "5", "no such option", "limits.body_bytes"]),
-        ("[other]\nbody = 5", ["other", "no such option"]),
+        ("prot = 5001", ["prot", "5001", "no such option", "did you mean port?"]),
+        ("[limits]\nbody = 5", ["limits.body", "5", "no such option", "did you mean limits.body_bytes?"]),
+        ("[other]\nbody = 5", ["other", "no such option", "there are store, host, port"]),
         ("limits = 5", ["limits", "5"]),
         ('port = "5001"', ["port", "'5001'", "a whole number from 0 to 65535"]),
         ("port = 65536", ["port", "65536", "a whole number from 0 to 65535"]),
@@ -94,7 +94,8 @@ def test_what_is_wrong_in_a_file_is_named_with_value_and_what_would_be_right(
 @pytest.mark.parametrize(
     ("variable", "value", "said"),
     [
-        ("MINIQ_DURABILTY", "relaxed", "no such option"),
+        ("MINIQ_DURABILTY", "relaxed", "no such option ('relaxed'); did you mean MINIQ_DURABILITY?"),
+        ("MINIQ_LIMITS__BODY_BYTE", "5", "did you mean MINIQ_LIMITS__BODY_BYTES?"),
         ("MINIQ_PORT", "tcp://10.0.0.1:5000", "a whole number from 0 to 65535"),
         ("MINIQ_PORT", "70000", "out of range"),
         ("MINIQ_LIMITS__BODY_BYTES", "1 MiB", "a whole number above 0"),

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
+import miniq
 from miniq.api.codec import STATUS
+from miniq.cli.root import COMMANDS
 from miniq.message import QueueSettings
 from miniq.options import Limits, Options
 
@@ -49,3 +52,16 @@ def test_metrics_that_pages_name_exist() -> None:
     for page in PAGES:
         for name in re.findall(r"`(miniq_[a-z_]+)", page.read_text()):
             assert f'"{name.removesuffix("_total")}' in source, (page, name)
+
+
+def test_every_place_that_names_the_version_names_the_same() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert miniq.__version__ == version
+    assert f"image: miniq:{version}\n" in (ROOT / "compose.yaml").read_text()
+    assert f'"version":"{version}"' in (ROOT / "docs" / "protocol.md").read_text()
+    assert re.search(rf"^## {re.escape(version)}\b", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+
+
+def test_every_command_that_the_readme_names_exists() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert set(re.findall(r"(?:`|^)miniq ([a-z]+)", text, re.MULTILINE)) - {"ready"} <= set(COMMANDS)

@@ -34,16 +34,17 @@ class Result(Struct):
 
 
 @click.command()
-@click.option("--seconds", type=SECONDS, default=1.0, help="How long each of the six takes, about. [default: 1]")
-@click.option("--size", type=SIZE, default=1024, show_default=True, help="Bytes of a body.")
+@click.option(
+    "--seconds", type=SECONDS, default=1.0, help="Approximate duration of each of the six measurements. [default: 1]"
+)
+@click.option("--size", type=SIZE, default=1024, show_default=True, help="Size of a body.")
 @as_json
 @target
 def bench(at: Target, seconds: float, size: int, as_json: bool) -> None:
-    """Measure how fast the broker is from here.
+    """Measure the speed of the broker as seen from here.
 
-    Sends, and receives with their acks, one, 100 and 1000 at a time. One client, one call at a time, in a
-    queue of its own that is deleted at the end. The times are those of a call: for `receive+ack`, of both
-    together.
+    Sends, and receives and acks, 1, 100 and 1000 messages at a time. One client makes one call at a time, in a queue
+    of its own that is deleted at the end. P50 and P99 are the times of a call; for `receive+ack`, of both calls.
 
     \b
     Examples:
@@ -58,7 +59,7 @@ def bench(at: Target, seconds: float, size: int, as_json: bool) -> None:
         try:
             for batch in BATCHES:
                 if batch * size > 8 * 1024 * 1024:
-                    say(f"left out {batch} at a time: too many bytes for one call")
+                    say(f"skipped batches of {batch}: too large for one call")
                     continue
                 results += measure(queue, batch, size, seconds)
         finally:

@@ -8,27 +8,27 @@ import time
 import click
 
 from miniq.api import codec
-from miniq.cli.flags import Target, as_json, target
+from miniq.cli.flags import Target, as_json, require_store, target
 from miniq.cli.output import json_line
 from miniq.client.connection import connect
 from miniq.message import HistoryRecord
 
 BATCH = 1000
 LOOK = 0.5
-"""Seconds between two looks while following."""
+"""Seconds between two requests while following."""
 
 
 @click.command()
-@click.option("--queue", metavar="QUEUE", help="Only of this queue.")
-@click.option("--after", type=click.IntRange(0), default=0, show_default=True, help="Offset to begin after.")
-@click.option("--max", "most", type=click.IntRange(1), default=100, show_default=True, help="At most so many.")
-@click.option("--follow", is_flag=True, help="Go on until Ctrl-C.")
+@click.option("--queue", metavar="QUEUE", help="Only events of this queue.")
+@click.option("--after", type=click.IntRange(0), default=0, show_default=True, help="Offset to start after.")
+@click.option("--max", "most", type=click.IntRange(1), default=100, show_default=True, help="Maximum number of events.")
+@click.option("--follow", is_flag=True, help="Keep printing new events until Ctrl-C.")
 @as_json
 @target
 def history(at: Target, queue: str | None, after: int, most: int, follow: bool, as_json: bool) -> None:
     """Show what happened to messages, oldest first.
 
-    Queues remember only if they are told to: `miniq queues set QUEUE --history events`.
+    A queue records history only if it is configured to: `miniq queues set QUEUE --history events`.
 
     \b
     Examples:
@@ -82,7 +82,7 @@ def show_event(record: HistoryRecord, as_json: bool) -> None:
 def backup(at: Target, path: str, store: str | None) -> None:
     """Copy everything to a new folder.
 
-    Work goes on meanwhile; the copy is of one moment. The folder is made on the machine of the broker. With
+    The broker keeps working meanwhile; the copy is a snapshot. The folder is created on the machine of the broker. With
     --store the copy is made without a broker.
 
     \b
@@ -92,9 +92,11 @@ def backup(at: Target, path: str, store: str | None) -> None:
     """
     if store is None and at.is_remote:
         if not os.path.isabs(path):
-            raise click.UsageError(f"PATH {path!r} is on the machine of the broker, so it must be absolute.")
+            raise click.UsageError(f"PATH {path!r} is on the machine of the broker: use an absolute path.")
     else:
         path = os.path.abspath(path)
+    if store is not None:
+        require_store(store, "store")
     with connect(store) if store is not None else at.open() as client:
         client.backup(path)
     click.echo(f"backup in {path}")
@@ -104,9 +106,9 @@ def backup(at: Target, path: str, store: str | None) -> None:
 @click.argument("backup", type=click.Path(exists=True, file_okay=False))
 @click.argument("folder")
 def restore(backup: str, folder: str) -> None:
-    """Make a new store folder from a backup.
+    """Create a store from a backup.
 
-    Prints the URL of the store.
+    FOLDER must be new or empty. Prints the URL of the store.
 
     \b
     Example:

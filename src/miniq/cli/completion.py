@@ -1,4 +1,4 @@
-"""`miniq completion`: what a shell needs to complete commands and flags."""
+"""`miniq completion`: the script with which a shell completes commands and flags."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from miniq.cli.root import root
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print the script that completes `miniq` in a shell.
+    """Print the completion script for a shell.
 
     \b
     Examples:

@@ -19,7 +19,7 @@ from miniq.errors import QueueNotFound, StoreUnavailable
 
 PATIENCE = 2.0
 PAUSE = 0.5
-"""Seconds before the next attempt while the broker is away or the queue is not there yet."""
+"""Seconds before the next attempt while the broker is unreachable or the queue does not exist yet."""
 WAIT = 1.0
 """Seconds of one long poll; also how long Ctrl-C may take."""
 SHOWN = 60
@@ -28,14 +28,14 @@ SHOWN = 60
 
 @click.command()
 @click.argument("queue")
-@click.option("--count", type=click.IntRange(0), help="Messages in all. [default: until Ctrl-C]")
-@click.option("--idle", type=SECONDS, help="End when nothing has come for so long.")
-@click.option("--work", type=SECONDS, default=0.0, help="How long each message takes. [default: 0]")
+@click.option("--count", type=click.IntRange(0), help="Total number of messages. [default: until Ctrl-C]")
+@click.option("--idle", type=SECONDS, help="Exit after this long without a message.")
+@click.option("--work", type=SECONDS, default=0.0, help="How long the work on each message takes. [default: 0]")
 @click.option("--fail-rate", type=click.FloatRange(0, 1), default=0.0, help="Share of messages that fail. [default: 0]")
-@click.option("--batch", type=click.IntRange(1, 1000), default=1, show_default=True, help="Messages in one receive.")
+@click.option("--batch", type=click.IntRange(1, 1000), default=1, show_default=True, help="Messages per receive.")
 @click.option("--visibility-timeout", type=SECONDS, help="Length of a lease. [default: the queue's]")
-@click.option("--workers", type=click.IntRange(1, 100), default=1, show_default=True, help="How many processes.")
-@click.option("--quiet", is_flag=True, help="Only the totals.")
+@click.option("--workers", type=click.IntRange(1, 100), default=1, show_default=True, help="Number of processes.")
+@click.option("--quiet", is_flag=True, help="Print the totals only.")
 @click.option("--name", hidden=True)
 @click.option("--totals", hidden=True)
 @as_json
@@ -58,7 +58,7 @@ def consume(
     """Receive and ack messages, in one process or several.
 
     Prints what was done, until Ctrl-C, --count or --idle. Each worker is a process. A message that fails is
-    released and comes again.
+    released and delivered again.
 
     \b
     Examples:
@@ -112,7 +112,7 @@ class Consumer:
         visibility_timeout: float | None,
         stop: Stop,
     ) -> None:
-        """Work until there were enough, or none for a while, or told to stop."""
+        """Work until the count is reached, the queue was idle for long enough, or the worker is stopped."""
         queue = client.queue(name)
         began = busy = time.monotonic()
         while not stop.is_set() and (count is None or self.totals.acked < count):
@@ -133,7 +133,7 @@ class Consumer:
         self.totals.seconds = busy - began
 
     def _handle(self, queue: Queue, some: list[Message], stop: Stop) -> None:
-        """Work on messages one by one. Those that are not begun when it is time to stop are given back."""
+        """Work on messages one by one. When the worker is stopped, those not yet begun are released."""
         good: list[Message] = []
         bad: list[Message] = []
         begun = 0
@@ -178,6 +178,8 @@ def show(totals: Totals, as_json: bool) -> None:
             }
         )
         return
-    failed = f", {totals.failed} failed and were given back" if totals.failed else ""
-    lost = f", {totals.lost} went to others meanwhile" if totals.lost else ""
-    click.echo(f"acked {plural(totals.acked, 'message')}{failed}{lost} in {totals.seconds:.1f} s, {rate:.0f} a second")
+    failed = f", {totals.failed} failed and were released" if totals.failed else ""
+    lost = f", {totals.lost} went to other consumers meanwhile" if totals.lost else ""
+    click.echo(
+        f"acked {plural(totals.acked, 'message')}{failed}{lost} in {totals.seconds:.1f} s, {rate:.0f} per second"
+    )

@@ -28,7 +28,7 @@ ended in between. The reader puts them in their place."""
 AHEAD = 64 * 1024 * 1024
 """Bytes that the writer may be ahead of the reader."""
 PATIENCE = 30.0
-"""Seconds that the broker may be away in the middle of a copy."""
+"""Seconds for which the broker may be unreachable in the middle of a copy."""
 
 
 @click.command()
@@ -39,9 +39,8 @@ PATIENCE = 30.0
 def copy(at: Target, source: str, copy: str, as_json: bool) -> None:
     """Copy a file through the broker.
 
-    A process sends its lines, another one receives them. The copy is identical to the byte, whatever the
-    file holds. OUT is made only if all went well. The queue that it takes is made for it and deleted at the
-    end.
+    One process sends the lines, another receives them. The copy is identical byte for byte, whatever the file
+    contains. OUT is created only on success. The queue is created for the copy and deleted at the end.
 
     \b
     Examples:

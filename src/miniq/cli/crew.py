@@ -35,7 +35,7 @@ class Totals(Struct):
 
 
 def run_crew(broker: Target, commands: Sequence[Sequence[str]]) -> tuple[Totals, int]:
-    """Run workers until all have ended, and hand on Ctrl-C: what they did together, and how many failed."""
+    """Run workers until all have ended, and pass on Ctrl-C: their totals, and how many failed."""
     stop = Stop()
     totals = Totals()
     with tempfile.TemporaryDirectory(prefix="miniq-") as folder:
@@ -55,7 +55,7 @@ def run_crew(broker: Target, commands: Sequence[Sequence[str]]) -> tuple[Totals,
 
 
 def read_totals(path: str) -> Totals:
-    """What a worker wrote at its end; nothing if it had none."""
+    """What a worker wrote at its end; nothing if it did not get that far."""
     try:
         with open(path, "rb") as file:
             return json.decode(file.read(), type=Totals)
@@ -64,13 +64,13 @@ def read_totals(path: str) -> Totals:
 
 
 def write_totals(path: str, totals: Totals) -> None:
-    """What this worker did, for the one who started it."""
+    """What this worker did, for the process that started it."""
     with open(path, "wb") as file:
         file.write(json.encode(totals))
 
 
 def split(count: int | None, workers: int) -> list[int | None]:
-    """A count in as many nearly equal parts; None is without end."""
+    """A count in as many nearly equal parts; None is unlimited."""
     if count is None:
         return [None] * workers
     return [count // workers + (place < count % workers) for place in range(workers)]

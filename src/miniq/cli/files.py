@@ -34,21 +34,21 @@ format_option = click.option(
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, allow_dash=True))
 @click.argument("queue")
 @format_option
-@click.option("--full", is_flag=True, help="Rows have all fields of messages, as `export --full` writes them.")
+@click.option("--full", is_flag=True, help="Rows hold all fields of messages, as `export --full` writes them.")
 @click.option(
     "--dedup-prefix",
     metavar="TEXT",
-    help="Give message N the dedup id TEXT plus N: a second import within the queue's dedup window adds nothing.",
+    help="Message N gets the dedup id TEXT plus N: a second import within the dedup window adds nothing.",
 )
 @quiet_json
 @target
 def import_(
     at: Target, file: str, queue: str, format: Format | None, full: bool, dedup_prefix: str | None, as_json: bool
 ) -> None:
-    """Send what is in a file: JSON Lines, CSV or Parquet.
+    """Send the rows of a file: JSON Lines, CSV or Parquet.
 
     A line of JSON Lines is a body. A row of CSV or Parquet is an object with its columns (CSV has only text).
-    FILE may be - for stdin. What was sent before an error stays sent; --dedup-prefix makes it safe to repeat.
+    FILE may be - for stdin. Messages sent before an error stay sent; --dedup-prefix makes it safe to repeat.
 
     \b
     Examples:
@@ -87,9 +87,9 @@ def import_(
 @click.argument("file", type=click.Path(dir_okay=False, allow_dash=True))
 @format_option
 @click.option("--full", is_flag=True, help="All fields of messages, not only bodies.")
-@click.option("--status", type=click.Choice(["ready", "delayed", "leased"]), help="Only those in this state.")
-@click.option("--max", "most", type=click.IntRange(1), help="At most so many. [default: all]")
-@click.option("--consume", is_flag=True, help="Remove them from the queue once the file is written.")
+@click.option("--status", type=click.Choice(["ready", "delayed", "leased"]), help="Only messages in this state.")
+@click.option("--max", "most", type=click.IntRange(1), help="Maximum number of messages. [default: all]")
+@click.option("--consume", is_flag=True, help="Remove the messages from the queue once the file is written.")
 @quiet_json
 @target
 def export(
@@ -105,7 +105,7 @@ def export(
 ) -> None:
     """Write a queue to a file: JSON Lines, CSV or Parquet.
 
-    Its messages stay in the queue unless --consume is given. FILE is made only if all went well; - is stdout.
+    The messages stay in the queue unless --consume is given. FILE is created only on success; - is stdout.
 
     \b
     Examples:
@@ -114,7 +114,7 @@ def export(
       miniq export orders orders.parquet --consume
     """
     if consume and status is not None:
-        raise click.UsageError("--consume takes what is ready; it cannot be combined with --status.")
+        raise click.UsageError("--consume takes ready messages; it cannot be combined with --status.")
     kind = chosen(file, format)
     with at.open(PATIENCE) as client:
         source = client.queue(queue)
@@ -136,15 +136,15 @@ def export(
 
 
 def chosen(file: str, format: Format | None) -> Format:
-    """The format that was asked for, or that the file's name tells."""
+    """The format that was given, or that of the file's suffix."""
     kind = format or formats.format_of(file)
     if kind is None:
-        raise click.UsageError(f"The format of {file!r} is not clear from its name; use --format.")
+        raise click.UsageError(f"The name {file!r} does not tell the format; use --format.")
     return kind
 
 
 def peeked(source: Queue, status: Status | None, most: int | None) -> Iterator[Message]:
-    """Messages as they lie there."""
+    """Messages, without consuming them."""
     after: str | None = None
     left = sys.maxsize if most is None else most
     while left > 0:
@@ -166,7 +166,7 @@ def taken(source: Queue, most: int | None, held: list[Message]) -> Iterator[Mess
 
 
 def give_back(source: Queue, held: list[Message]) -> None:
-    """The file was not written: others may have the messages."""
+    """The file was not written: release the messages."""
     with suppress(MiniQError):
         for start in range(0, len(held), BATCH):
             source.release(held[start : start + BATCH])
@@ -174,7 +174,7 @@ def give_back(source: Queue, held: list[Message]) -> None:
 
 @contextmanager
 def written(file: str) -> Iterator[BinaryIO]:
-    """A file that gets its name only when it is whole, and on disk."""
+    """A file that gets its name only once it is complete and on disk."""
     if file == "-":
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
@@ -202,7 +202,7 @@ def input_of(file: str) -> Iterator[BinaryIO]:
 
 @contextmanager
 def progress(file: str, kind: Format) -> Iterator[Any]:
-    """A bar over a file, if somebody watches."""
+    """A progress bar over a file, if stderr is a terminal."""
     if file == "-":
         if kind == "parquet":
             raise InvalidRequest("Parquet cannot be read from stdin; name a file", field="file")
@@ -214,7 +214,7 @@ def progress(file: str, kind: Format) -> Iterator[Any]:
 
 @contextmanager
 def counted(whole: int) -> Iterator[Any]:
-    """A bar on stderr, if that is a terminal."""
+    """A progress bar on stderr, if that is a terminal."""
     if not sys.stderr.isatty():
         yield None
         return

@@ -14,13 +14,15 @@ from msgspec import Struct
 from miniq.client._sync.client import Client
 from miniq.client.calls import Call
 from miniq.client.connection import connect
+from miniq.client.url import REMOTE, folder_of, locate
+from miniq.errors import InvalidRequest
 
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_URL = "http://127.0.0.1:5000"
 SOON = 0.5
-"""Seconds for which a person waits for a broker that is away."""
+"""Seconds for which calls are repeated while a broker is unreachable, where a person waits for them."""
 _HERE = click.core.ParameterSource.COMMANDLINE
 _UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZES = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
@@ -35,12 +37,12 @@ class Target(Struct, frozen=True):
 
     @property
     def is_remote(self) -> bool:
-        """Whether a broker runs elsewhere; otherwise the URL is that of a store, opened in this process."""
-        return re.match(r"(https?|tcp)://", self.url) is not None
+        """Whether the URL is that of a running broker; otherwise it is a store, opened in this process."""
+        return locate(self.url)[0] in REMOTE
 
     def open(self, patience: float = SOON) -> Client:
-        """A client, to be closed by the caller. Should the broker go away, calls are repeated for `patience`
-        seconds; that it was never there people want to know at once."""
+        """A client, to be closed by the caller. Calls are repeated for `patience` seconds while the broker is
+        unreachable; one that is unreachable from the start is reported at once."""
         if not self.is_remote:
             return connect(self.url)
         if patience > SOON:
@@ -52,13 +54,13 @@ class Target(Struct, frozen=True):
         return connect(self.url, **options)
 
     def perform(self, call: Call[R]) -> R:
-        """One call that a client has no method for, because programs do not make it."""
+        """One call that the client has no method for."""
         with self.open() as client:
             return client._transport.perform(call)
 
     def environment(self) -> dict[str, str]:
-        """The environment of a process that is to talk to the same broker. Secrets do not belong on a command
-        line, which everybody on a machine can read."""
+        """The environment of a process that talks to the same broker. Secrets do not belong on a command line, which
+        every user of the machine can read."""
         found = dict(os.environ) | {"MINIQ_URL": self.url}
         if self.api_key is not None:
             found["MINIQ_API_KEY"] = self.api_key
@@ -68,13 +70,16 @@ class Target(Struct, frozen=True):
 
 
 def target(command: Callable[..., R]) -> Callable[..., R]:
-    """Give a command `--url`, `--api-key` and `--curve-key`, and hand it the broker they name."""
+    """Give a command `--url`, `--api-key` and `--curve-key`, and pass it the broker that they name."""
 
     @functools.wraps(command)
     def with_target(*args: Any, url: str, api_key: str | None, curve_key: str | None, **kwargs: Any) -> R:
-        found = _inherited(Target(url, api_key or None, curve_key or None))
+        ctx = click.get_current_context()
+        found = _inherited(ctx, Target(url, api_key or None, curve_key or None))
+        if ctx.invoked_subcommand is None and kwargs.get("store") is None:
+            require_store(found.url, "url")
         if not found.url.startswith("tcp:"):
-            if found.curve_key is not None and click.get_current_context().get_parameter_source("curve_key") is _HERE:
+            if found.curve_key is not None and ctx.get_parameter_source("curve_key") is _HERE:
                 raise click.UsageError(f"--curve-key is for tcp:// URLs, and this one is {found.url}.")
             found = Target(found.url, found.api_key)
         return command(found, *args, **kwargs)
@@ -84,22 +89,40 @@ def target(command: Callable[..., R]) -> Callable[..., R]:
         envvar="MINIQ_URL",
         default=DEFAULT_URL,
         show_default=True,
-        help="Broker, or folder of a store. [env: MINIQ_URL]",
+        help="Address of a broker, or folder of a store. [env: MINIQ_URL]",
     )(with_target)
     with_key = click.option(
-        "--api-key", envvar="MINIQ_API_KEY", metavar="KEY", help="API key, if the broker has any. [env: MINIQ_API_KEY]"
+        "--api-key",
+        envvar="MINIQ_API_KEY",
+        metavar="KEY",
+        help="API key, if the broker requires one. [env: MINIQ_API_KEY]",
     )(with_url)
     return click.option(
         "--curve-key",
         envvar="MINIQ_CURVE_KEY",
         metavar="FILE",
-        help="With a tcp:// URL, the file of a CURVE key. [env: MINIQ_CURVE_KEY]",
+        help="File of a CURVE key, for tcp:// URLs. [env: MINIQ_CURVE_KEY]",
     )(with_key)
 
 
-def _inherited(given: Target) -> Target:
+def require_store(url: str, field: str) -> None:
+    """Refuse a URL that is none, and a folder without a store: a client command never creates one."""
+    folder = folder_of(url, field)
+    if folder is None:
+        return
+    from miniq.store.embedded.folder import MARKER
+
+    if not os.path.lexists(os.path.join(folder, MARKER)):
+        store = f"rocksdb:{folder}" if folder == url else url
+        raise InvalidRequest(
+            f"{field}: there is no store in {folder}, and this command does not create one; name the folder of a "
+            f"store or the address of a broker, or create it with `miniq serve --store {store}`",
+            field=field,
+        )
+
+
+def _inherited(ctx: click.Context, given: Target) -> Target:
     """`miniq queues --url URL create` counts as well as `miniq queues create --url URL`."""
-    ctx = click.get_current_context()
     above = ctx.obj
     if not isinstance(above, Target):
         return given
@@ -112,12 +135,12 @@ def _inherited(given: Target) -> Target:
 
 def as_json(command: F) -> F:
     """Give a command `--json`."""
-    return click.option("--json", "as_json", is_flag=True, help="JSON, one object a line.")(command)
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")(command)
 
 
 def quiet_json(command: F) -> F:
     """Give a command `--json` for its summary."""
-    return click.option("--json", "as_json", is_flag=True, help="The summary as one JSON object.")(command)
+    return click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON object.")(command)
 
 
 class Seconds(click.ParamType):  # type: ignore[type-arg]
@@ -149,7 +172,7 @@ class Size(click.ParamType):  # type: ignore[type-arg]
 
 
 class Rate(click.ParamType):  # type: ignore[type-arg]
-    """So many a second, above 0."""
+    """A number per second, above 0."""
 
     name = "number"
 

@@ -1,4 +1,4 @@
-"""`miniq keys`: API keys and CURVE keys, made and revoked through a broker or, without one, on its store."""
+"""`miniq keys`: API keys and CURVE keys, created and revoked through a broker or, without one, on its store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ store = click.option("--store", metavar="URL", help="Store that no broker has op
 
 @click.group()
 def keys() -> None:
-    """Make, list and revoke API keys, and CURVE keys for ZeroMQ.
+    """Create, list and revoke API keys, and CURVE keys for ZeroMQ.
 
     Once there is a key of either kind, every call needs one. A key allows VERB or VERB:PATTERN, where a verb is send,
     receive, read, manage, admin or *, and a pattern is a queue name with * for any characters.
@@ -40,7 +40,7 @@ def keys() -> None:
 @as_json
 @target
 def create(at: Target, name: str, allow: tuple[str, ...], store: str | None, as_json: bool) -> None:
-    """Make a key and print its secret, which is shown only now.
+    """Create a key and print its secret, which is not shown again.
 
     \b
     Example:
@@ -73,7 +73,7 @@ def list_(at: Target, store: str | None, as_json: bool) -> None:
 @store
 @target
 def revoke(at: Target, id: str, store: str | None) -> None:
-    """Make a key useless from now on.
+    """Revoke a key.
 
     \b
     Example:
@@ -87,9 +87,9 @@ def revoke(at: Target, id: str, store: str | None) -> None:
 
 @keys.group()
 def curve() -> None:
-    """Make, list and revoke CURVE keys, with which clients connect to ZeroMQ.
+    """Create, list and revoke CURVE keys, with which clients connect over ZeroMQ.
 
-    `miniq serve --curve` encrypts its ZeroMQ connections and lets in only these keys.
+    `miniq serve --curve` encrypts its ZeroMQ connections and accepts only these keys.
 
     \b
     Examples:
@@ -102,8 +102,10 @@ def curve() -> None:
 @curve.command("create")
 @click.argument("name")
 @click.option("--allow", multiple=True, required=True, metavar="SPEC", help="VERB:PATTERN; may be repeated.")
-@click.option("--out", metavar="FILE", help="Where the key goes, for the client. [default: NAME.key]")
-@click.option("--public", metavar="KEY", help="List this public key, of a pair that the client made; writes no file.")
+@click.option("--out", metavar="FILE", help="File to write, for the client. [default: NAME.key]")
+@click.option(
+    "--public", metavar="KEY", help="Register this public key of a pair that the client created; writes no file."
+)
 @store
 @as_json
 @target
@@ -116,7 +118,7 @@ def create_curve(
     store: str | None,
     as_json: bool,
 ) -> None:
-    """Make a key pair, list its public half, and write a file with all that a client needs.
+    """Create a key pair, register its public key, and write the file that a client needs.
 
     \b
     Example:
@@ -124,7 +126,9 @@ def create_curve(
     """
     if public is not None:
         if out is not None:
-            raise click.UsageError("--out is for a key that is made here, and --public names one that was made before.")
+            raise click.UsageError(
+                "--out is for a key pair that is created here; with --public there is no file to write."
+            )
         made = _create(at, store, shapes.KeyBody(name, list(allow), public))
     else:
         path = out or f"{name}.key"
@@ -142,7 +146,7 @@ def create_curve(
 @as_json
 @target
 def list_curve(at: Target, store: str | None, as_json: bool) -> None:
-    """List CURVE keys by their public halves.
+    """List CURVE keys with their public keys.
 
     \b
     Example:
@@ -156,7 +160,7 @@ def list_curve(at: Target, store: str | None, as_json: bool) -> None:
 @store
 @target
 def revoke_curve(at: Target, id: str, store: str | None) -> None:
-    """Let a key in no longer; its open connections are refused, too.
+    """Revoke a CURVE key; open connections with it are refused too.
 
     \b
     Example:
@@ -166,14 +170,14 @@ def revoke_curve(at: Target, id: str, store: str | None) -> None:
 
 
 def _create_pair(at: Target, store: str | None, name: str, allow: list[str], path: str) -> shapes.KeyReply:
-    """A new pair: its public half goes to the broker, both to the file, which must be new."""
+    """A new pair: the public key is registered with the broker, both are written to the file, which must be new."""
     import zmq
 
     public, secret = (half.decode() for half in zmq.curve_keypair())
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         made = _create(at, store, shapes.KeyBody(name, allow, public))
-        text = f"# A CURVE key of MiniQ, {made.id}: who has this file may do what it allows. Keep it secret.\n"
+        text = f"# A CURVE key of MiniQ, {made.id}: whoever has this file can do what the key allows. Keep it secret.\n"
         text += f'public = "{public}"\nsecret = "{secret}"\nserver = "{made.server}"\n'
         os.write(file, text.encode())
     except BaseException:

@@ -1,4 +1,4 @@
-"""`miniq ack`, `release`, `extend`: what becomes of a message that was received, by its receipt."""
+"""`miniq ack`, `release`, `extend`: a received message, settled by its receipt."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from miniq.message import Lease
 def ack(at: Target, queue: str, id: str, receipt: str, as_json: bool) -> None:
     """Remove a message that was processed.
 
-    Says `missing` if it is gone already, which is no error; fails if somebody else has it by now.
+    Prints `missing` if it was already removed, which is not an error; fails if another consumer has it by now.
 
     \b
     Example:
@@ -39,11 +39,11 @@ def ack(at: Target, queue: str, id: str, receipt: str, as_json: bool) -> None:
 @click.argument("queue")
 @click.argument("id")
 @click.argument("receipt")
-@click.option("--delay", type=SECONDS, default=0.0, help="Ready again after so long. [default: at once]")
+@click.option("--delay", type=SECONDS, default=0.0, help="Time until it is ready again. [default: at once]")
 @as_json
 @target
 def release(at: Target, queue: str, id: str, receipt: str, delay: float, as_json: bool) -> None:
-    """Give a message back, so that another consumer gets it.
+    """Release a message, so that another consumer can receive it.
 
     \b
     Example:
@@ -59,11 +59,11 @@ def release(at: Target, queue: str, id: str, receipt: str, delay: float, as_json
 @click.argument("queue")
 @click.argument("id")
 @click.argument("receipt")
-@click.option("--visibility-timeout", type=SECONDS, help="From now on. [default: the queue's]")
+@click.option("--visibility-timeout", type=SECONDS, help="New length of the lease, from now. [default: the queue's]")
 @as_json
 @target
 def extend(at: Target, queue: str, id: str, receipt: str, visibility_timeout: float | None, as_json: bool) -> None:
-    """Let a lease run longer, and print when it ends.
+    """Extend a lease, and print when it ends.
 
     \b
     Example:

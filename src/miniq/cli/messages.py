@@ -40,17 +40,21 @@ def headers_of(ctx: click.Context, param: click.Parameter, given: Iterable[str])
 @click.command()
 @click.argument("queue")
 @click.argument("bodies", nargs=-1, metavar="[BODY]...")
-@click.option("--file", type=click.Path(exists=True, dir_okay=False), help="Send a file's bytes as one body.")
-@click.option("--text", is_flag=True, help="Take bodies for text even if they are JSON.")
+@click.option("--file", type=click.Path(exists=True, dir_okay=False), help="Send the bytes of a file as one body.")
+@click.option("--text", is_flag=True, help="Send bodies as text even if they are JSON.")
 @click.option("--content-type", metavar="TYPE", help="Media type of the bodies, such as text/plain.")
-@click.option("--header", "headers", multiple=True, callback=headers_of, metavar="NAME=VALUE", help="May be repeated.")
-@click.option("--priority", type=click.IntRange(0, 9), default=0, show_default=True, help="Higher ones go first.")
-@click.option("--delay", type=SECONDS, help="Not to be received before so long.")
-@click.option("--ttl", type=SECONDS, help="Drop it if nobody processed it in this time.")
+@click.option(
+    "--header", "headers", multiple=True, callback=headers_of, metavar="NAME=VALUE", help="A header; may be repeated."
+)
+@click.option(
+    "--priority", type=click.IntRange(0, 9), default=0, show_default=True, help="Higher priorities are received first."
+)
+@click.option("--delay", type=SECONDS, help="Time until it can be received.")
+@click.option("--ttl", type=SECONDS, help="Discard it if it is not acked within this time.")
 @click.option("--key", help="Business key, free text.")
-@click.option("--recipient", help="Only a consumer of this name gets it.")
-@click.option("--group", help="Messages of one group go out in order, one at a time.")
-@click.option("--dedup-id", metavar="ID", help="A second send with it adds nothing (only for one body).")
+@click.option("--recipient", help="Only the consumer of this name receives it.")
+@click.option("--group", help="Messages of one group are received in order, one at a time.")
+@click.option("--dedup-id", metavar="ID", help="A second send with the same id adds nothing; for a single body only.")
 @as_json
 @target
 def send(
@@ -58,7 +62,7 @@ def send(
 ) -> None:
     """Send messages and print their ids.
 
-    A BODY that is JSON is sent as that value, any other as text. Without a BODY, or with `-`, each line
+    A BODY that is valid JSON is sent as that value, anything else as text. Without a BODY, or with `-`, each line
     of stdin is one message.
 
     \b
@@ -72,9 +76,9 @@ def send(
     if file is not None and bodies:
         raise click.UsageError("--file and BODY cannot both be given.")
     if fields["dedup_id"] is not None and len(bodies) != 1 and file is None:
-        raise click.UsageError("--dedup-id is for one message; give one BODY.")
+        raise click.UsageError("--dedup-id is for a single message; give one BODY.")
     if fields["dedup_id"] is not None and bodies == ("-",):
-        raise click.UsageError("--dedup-id is for one message, and stdin may have many.")
+        raise click.UsageError("--dedup-id is for a single message, and stdin may hold many.")
 
     def made(body: bytes) -> Draft:
         return draft_of(body, text, content_type, fields)
@@ -94,7 +98,7 @@ def send(
 
 
 def draft_of(body: bytes, text: bool, content_type: str | None, fields: dict[str, Any]) -> Draft:
-    """What one body on the command line or one line of stdin becomes. JSON is handed on as it was written."""
+    """The message for one body on the command line or one line of stdin. JSON is sent exactly as it was written."""
     try:
         found = body.decode()
     except UnicodeDecodeError:
@@ -107,7 +111,7 @@ def draft_of(body: bytes, text: bool, content_type: str | None, fields: dict[str
 
 
 def batched(drafts: Iterable[Draft]) -> Iterator[list[Draft]]:
-    """Portions that one call may carry."""
+    """Batches that fit in one call."""
     batch: list[Draft] = []
     size = 0
     for one in drafts:
@@ -121,9 +125,9 @@ def batched(drafts: Iterable[Draft]) -> Iterator[list[Draft]]:
 
 
 def from_stdin(made: Callable[[bytes], Draft]) -> Iterator[list[Draft]]:
-    """The lines of stdin, in batches of what has come by now: a slow pipe does not wait for a full one."""
+    """The lines of stdin, in batches of what has been read so far: a slow pipe does not wait for a full batch."""
     if sys.stdin.isatty():
-        say("reading one message a line; end with Ctrl-D")
+        say("reading one message per line; end with Ctrl-D")
     rest = b""
     while chunk := os.read(sys.stdin.fileno(), CHUNK):
         *lines, rest = (rest + chunk).split(b"\n")
@@ -134,14 +138,14 @@ def from_stdin(made: Callable[[bytes], Draft]) -> Iterator[list[Draft]]:
 
 @click.command()
 @click.argument("queue")
-@click.option("--max", "most", type=click.IntRange(1), default=1, show_default=True, help="At most so many messages.")
-@click.option("--wait", type=SECONDS, default=0.0, help="Wait so long for the first one. [default: 0]")
+@click.option("--max", "most", type=click.IntRange(1), default=1, show_default=True, help="Maximum number of messages.")
+@click.option("--wait", type=SECONDS, default=0.0, help="How long to wait for the first message. [default: 0]")
 @click.option("--visibility-timeout", type=SECONDS, help="Length of the lease. [default: the queue's]")
-@click.option("--consumer", help="Name of this consumer; also gets what was sent to it as recipient.")
-@click.option("--ack/--no-ack", default=False, help="Ack after printing. [default: no, prints id and receipt]")
-@click.option("--at-most-once", is_flag=True, help="Removed before they are handed out; no ack needed.")
-@click.option("--follow", is_flag=True, help="Go on until Ctrl-C.")
-@click.option("--body", "only_body", is_flag=True, help="Print only bodies, as they are, one a line.")
+@click.option("--consumer", help="Name of this consumer; it also receives messages addressed to that recipient.")
+@click.option("--ack/--no-ack", default=False, help="Ack after printing. [default: no; prints id and receipt]")
+@click.option("--at-most-once", is_flag=True, help="Remove messages before they are handed out; no ack is needed.")
+@click.option("--follow", is_flag=True, help="Keep receiving until Ctrl-C.")
+@click.option("--body", "only_body", is_flag=True, help="Print bodies only, one per line.")
 @as_json
 @target
 def receive(
@@ -159,8 +163,8 @@ def receive(
 ) -> None:
     """Lease messages and print them.
 
-    A line has id, receipt and body, with tabs between. A message that is not acked comes back when its
-    lease ends. With --ack it is removed once it is printed.
+    Prints id, receipt and body, separated by tabs. A message that is not acked becomes ready again when its
+    lease expires. With --ack it is removed once it has been printed.
 
     \b
     Examples:
@@ -192,7 +196,7 @@ def receive(
 
 
 def show_received(source: Queue, some: list[Message], ack: bool, only_body: bool, as_json: bool) -> None:
-    """Print what was received, then ack it if that is wanted; what could not be printed is given back."""
+    """Print the messages, then ack them if asked to; messages that could not be printed are released."""
     try:
         for message in some:
             if as_json:
@@ -210,16 +214,18 @@ def show_received(source: Queue, some: list[Message], ack: bool, only_body: bool
     if ack and some:
         for message, outcome in zip(some, source.ack(some), strict=True):
             if outcome == "stale":
-                say(f"message {message.id} was not acked: its lease had ended and somebody else has it")
+                say(f"message {message.id} was not acked: its lease had expired and another consumer has it")
 
 
 @click.command()
 @click.argument("queue")
-@click.option("--status", type=click.Choice(["ready", "delayed", "leased"]), help="Only those in this state.")
-@click.option("--max", "most", type=click.IntRange(1), default=20, show_default=True, help="At most so many.")
-@click.option("--after", metavar="CURSOR", help="Go on where another peek ended.")
+@click.option("--status", type=click.Choice(["ready", "delayed", "leased"]), help="Only messages in this state.")
+@click.option(
+    "--max", "most", type=click.IntRange(1), default=20, show_default=True, help="Maximum number of messages."
+)
+@click.option("--after", metavar="CURSOR", help="Continue where an earlier peek ended.")
 @click.option("--id", "one", metavar="ID", help="Only this message.")
-@click.option("--body", "only_body", is_flag=True, help="Print only bodies, as they are, one a line.")
+@click.option("--body", "only_body", is_flag=True, help="Print bodies only, one per line.")
 @as_json
 @target
 def peek(
@@ -234,7 +240,7 @@ def peek(
 ) -> None:
     """Look at messages without consuming them.
 
-    They are shown in the order in which they would go out.
+    Messages are shown in the order in which they would be received.
 
     \b
     Examples:
@@ -263,7 +269,7 @@ def peek(
     elif found:
         show_peeked(found)
     if following is not None:
-        say(f"there may be more: --after {following}")
+        say(f"there may be more; continue with --after {following}")
 
 
 def show_peeked(found: list[Message]) -> None:

@@ -18,7 +18,7 @@ def migrate(source: str, target: str, as_json: bool) -> None:
 
     All queues with settings, messages in their state (leases, delays, receives, groups, dead letters), dedup records,
     API keys and history, verified by reading both once more. FROM stays as it is; stop its brokers first. TO must be
-    empty. Interrupted, TO is left as incomplete: brokers refuse it, and it has to be removed before another try.
+    empty. If it is interrupted, TO is incomplete: brokers refuse it, and it must be removed before another attempt.
 
     \b
     Examples:
@@ -31,7 +31,7 @@ def migrate(source: str, target: str, as_json: bool) -> None:
         try:
             copied = migration.run(bar.update if bar is not None else lambda more: None)
         except KeyboardInterrupt:
-            click.echo("miniq: the target is incomplete: remove it before another try", err=True)
+            click.echo("miniq: the target is incomplete: remove it before another attempt", err=True)
             raise
     if as_json:
         json_line(copied)

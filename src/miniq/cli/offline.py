@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -12,6 +11,7 @@ from typing import TypeVar
 from miniq.api.codec import moment
 from miniq.api.shapes import KeyBody, KeyReply
 from miniq.broker import Broker
+from miniq.cli.flags import require_store
 from miniq.errors import InvalidRequest
 from miniq.store import Store, open_store, shown
 from miniq.store.transfer import Copied, copy
@@ -48,7 +48,7 @@ def list_keys(store: str) -> list[KeyReply]:
 
 
 def revoke_key(store: str, id: str) -> None:
-    """Make a key useless."""
+    """Revoke a key."""
 
     async def revoke(broker: Broker) -> None:
         await broker.keys.revoke(id)
@@ -94,13 +94,11 @@ class Migration:
 
 @contextmanager
 def migration(source: str, target: str) -> Iterator[Migration]:
-    """Open both stores of a migration; what may not be opened, or not be made, is not touched."""
+    """Open both stores of a migration. A store that cannot be used is left unchanged."""
     urls = [_url(source, "from"), _url(target, "to")]
     if urls[0] == urls[1]:
-        raise InvalidRequest(f"to: {shown(target)} is what is to be copied; name another one", field="to")
-    scheme, _, path = urls[0].partition(":")
-    if scheme in ("rocksdb", "leveldb") and not os.path.isdir(path):
-        raise InvalidRequest(f"from: there is no store in {path}", field="from")
+        raise InvalidRequest(f"to: {shown(target)} is the source; name another store", field="to")
+    require_store(urls[0], "from")
     with asyncio.Runner() as loop, ExitStack() as opened:
         stores = []
         for url in urls:
@@ -117,7 +115,7 @@ def _url(store: str, field: str) -> str:
     url = store if ":" in store else f"rocksdb:{store}"
     if url.startswith("memory"):
         raise InvalidRequest(
-            f"{field}: what is in memory: is gone with its process; name a store that stays", field=field
+            f"{field}: the contents of memory: end with their process; name a durable store", field=field
         )
     return url
 
@@ -129,7 +127,7 @@ def _now() -> int:
 def _with(store: str, work: Callable[[Broker], Awaitable[T]]) -> T:
     url = store if ":" in store else f"rocksdb:{store}"
     if url.startswith("memory"):
-        raise InvalidRequest("store: a key in memory: would be gone at once; name a folder", field="store")
+        raise InvalidRequest("store: a key in memory: would be lost at once; name a folder", field="store")
 
     async def run() -> T:
         async with Broker(open_store(url)) as broker:

@@ -1,4 +1,4 @@
-"""How results look: JSON in the shapes of HTTP, tables and short lines for people."""
+"""Output: JSON in the shapes of the HTTP API, tables and short lines for people."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def json_line(value: Any) -> None:
 
 
 def message_record(message: Message) -> shapes.WireMessage:
-    """A message in the shape that HTTP gives it."""
+    """A message in the shape of the HTTP API."""
     now = time.time_ns() // 1000
     if message.receipt is None:
         return codec.shown_messages([message._stored], now, "json")[0]
@@ -31,7 +31,7 @@ def message_record(message: Message) -> shapes.WireMessage:
 
 
 def body_text(message: Message) -> str:
-    """A body on one line: as JSON, or what kind of bytes it is."""
+    """A body on one line: JSON, or the size and media type of other bytes."""
     if is_json(message.content_type):
         return message.data.decode()
     if message.content_type.startswith("text/"):
@@ -40,7 +40,7 @@ def body_text(message: Message) -> str:
 
 
 def body_bytes(message: Message) -> bytes:
-    """A body as it may be written to a pipe: text for what is a JSON text, all else as it was sent."""
+    """A body for a pipe: the text of a JSON string, anything else as it was sent."""
     if message.content_type == JSON and isinstance(message.body, str):
         return message.body.encode()
     return message.data
@@ -54,7 +54,7 @@ def raw(data: bytes) -> None:
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]], numbers: Iterable[int] = ()) -> None:
-    """Columns with headings; those in `numbers` are set to the right, the last one is cut to the terminal."""
+    """A table; columns in `numbers` are right-aligned, the last one is cut to the width of the terminal."""
     texts = [[str(cell) for cell in row] for row in rows]
     right = set(numbers)
     widths = [max(len(head), *(len(row[place]) for row in texts), 0) for place, head in enumerate(heads)]

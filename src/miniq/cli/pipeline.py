@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from miniq.spark.pipelines.runs import Progress
 
 ECHO = 1.0
-"""Seconds within which a second signal is the first one again: some programs pass on what everybody got."""
+"""Seconds within which a second signal counts as the first: some programs pass on a signal that all processes got."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 Work = Callable[["SparkSession", "Run"], "Summary"]
@@ -35,7 +35,7 @@ Work = Callable[["SparkSession", "Run"], "Summary"]
 
 @click.group(
     epilog="All take --master for where Spark runs: local[*] is this machine, sc://HOST:PORT a Spark Connect server. "
-    "Needs pip install 'miniq[spark]', and no Java."
+    "Needs pip install 'miniq[spark]', which brings a Java if there is none."
 )
 def pipeline() -> None:
     """Move queues and history with Apache Spark.
@@ -61,9 +61,9 @@ def pairs(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) ->
 
 
 def spark_options(command: F) -> F:
-    """Where Spark runs."""
+    """The options of Spark itself."""
     command = click.option(
-        "--conf", multiple=True, callback=pairs, metavar="NAME=VALUE", help="A setting of Spark; may be repeated."
+        "--conf", multiple=True, callback=pairs, metavar="NAME=VALUE", help="Spark setting; may be repeated."
     )(command)
     return click.option(
         "--master", envvar="MINIQ_SPARK_MASTER", default="local[*]", show_default=True, help="Where Spark runs."
@@ -76,19 +76,21 @@ def runs(checkpoint: bool = True, continuous: bool = True, broker: bool = True) 
     def decorate(command: F) -> F:
         if continuous:
             command = click.option(
-                "--every", type=SECONDS, default=0.0, help="With --continuous: time from one batch to the next."
+                "--every", type=SECONDS, default=0.0, help="With --continuous, time between two batches."
             )(command)
             command = click.option(
-                "--continuous", is_flag=True, help="Go on until Ctrl-C, instead of with what is there now."
+                "--continuous",
+                is_flag=True,
+                help="Keep running until Ctrl-C; otherwise process what is there now and exit.",
             )(command)
         if checkpoint:
-            command = click.option("--checkpoint", metavar="DIR", help="Where it keeps how far it is.")(command)
+            command = click.option("--checkpoint", metavar="DIR", help="Folder that records its progress.")(command)
         command = quiet_json(spark_options(command))
         if not broker:
             return command
         command = click.option(
             "--option", "options", multiple=True, callback=pairs, metavar="NAME=VALUE",
-            help="An option of format('miniq'), such as partitions=4; may be repeated.",
+            help="Option of format('miniq'), such as partitions=4; may be repeated.",
         )(command)  # fmt: skip
         return cast(F, target(command))
 
@@ -120,7 +122,7 @@ def perform(at: Target | None, work: Work, *, master: str, conf: dict[str, str],
         spark.stop()
     tell(summary, as_json)
     if summary.stopped and not run.continuous:
-        say("stopped; run it again to go on")
+        say("interrupted; run it again to continue")
         return 1
     return 0
 
@@ -134,7 +136,7 @@ def asked_to_stop() -> Iterator[Callable[[], bool]]:
     def ask(number: int, frame: FrameType | None) -> None:
         asked.append(time.monotonic())
         if asked[-1] - asked[0] > ECHO:
-            say("stopped at once")
+            say("interrupted")
             os._exit(1)
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -154,7 +156,7 @@ def progress_line(shown: bool) -> Iterator[Callable[[Progress], None] | None]:
 
     def show(progress: Progress) -> None:
         rate = progress.messages / progress.seconds if progress.seconds else 0
-        text = f"{progress.messages:,} in {plural(progress.batches, 'batch')}, {rate:,.0f} a second"
+        text = f"{progress.messages:,} in {plural(progress.batches, 'batch')}, {rate:,.0f} per second"
         click.echo(f"\r\x1b[K{text.replace('batchs', 'batches')}", err=True, nl=False)
 
     try:
@@ -204,7 +206,7 @@ def ingest(files: str, queue: str, format: str | None) -> Work:
     """Send the rows of files to a queue, each file once.
 
     FILES is a file, a folder or a quoted pattern. A line of text or JSON Lines is a body; a row of CSV or Parquet
-    is an object. Run again, only new files are sent.
+    is an object. When it is run again, only new files are sent.
 
     \b
     Examples:
@@ -220,11 +222,11 @@ def ingest(files: str, queue: str, format: str | None) -> Work:
 @click.option(
     "--format", "format", type=click.Choice(["parquet", "json", "text"]), default="parquet", show_default=True
 )
-@click.option("--group", help="Name of this reader to the broker. [default: one for each OUT]")
+@click.option("--group", help="Claim group to read with. [default: one for each OUT]")
 def drain(queue: str, out: str, format: str, group: str | None) -> Work:
     """Move the messages of a queue into files, each once.
 
-    OUT is a folder; the checkpoint is in it. Ordinary consumers may work on the queue at the same time.
+    OUT is a folder, which also holds the checkpoint. Other consumers may read the queue at the same time.
 
     \b
     Examples:
@@ -237,11 +239,13 @@ def drain(queue: str, out: str, format: str, group: str | None) -> Work:
 @command(checkpoint=False, continuous=False)
 @click.argument("source", metavar="IN", type=click.Path(exists=True, dir_okay=False))
 @click.argument("copy", metavar="OUT", type=click.Path(dir_okay=False))
-@click.option("--partitions", type=click.IntRange(1, 1000), default=2, show_default=True, help="Tasks that write.")
+@click.option(
+    "--partitions", type=click.IntRange(1, 1000), default=2, show_default=True, help="Number of writing tasks."
+)
 def copy(source: str, copy: str, partitions: int) -> Work:
-    """Copy a file through a queue, line by line; the copy is identical to the byte.
+    """Copy a file through a queue, line by line; the copy is identical byte for byte.
 
-    The queue is made for it and deleted at the end, and OUT is made only if all went well.
+    The queue is created for the copy and deleted at the end. OUT is created only on success.
 
     \b
     Examples:
@@ -256,7 +260,7 @@ def copy(source: str, copy: str, partitions: int) -> Work:
 def archive(lake: str, queue: str | None) -> Work:
     """Append the history to a lake of Parquet files by date and queue.
 
-    History is kept for queues whose setting `history` is `events` or `full` (with bodies).
+    History is recorded for queues whose setting `history` is `events`, or `full` for bodies too.
 
     \b
     Examples:
@@ -269,10 +273,10 @@ def archive(lake: str, queue: str | None) -> Work:
 @command(checkpoint=False, broker=False)
 @click.argument("lake", type=click.Path(exists=True, file_okay=False))
 @click.argument("out", type=click.Path(file_okay=False))
-@click.option("--where", metavar="SQL", help="Only records that this holds for, such as \"date >= '2026-11-01'\".")
+@click.option("--where", metavar="SQL", help="Only records that match, such as \"date >= '2026-11-01'\".")
 @click.option("--title", default="MiniQ report", show_default=True)
 def report(lake: str, out: str, where: str | None, title: str) -> Work:
-    """Make tables and a page with plots out of a lake: OUT/report.html and OUT/tables.
+    """Make tables and a page with plots from a lake: OUT/report.html and OUT/tables.
 
     \b
     Examples:
@@ -285,11 +289,11 @@ def report(lake: str, out: str, where: str | None, title: str) -> Work:
 @command()
 @click.argument("lake", type=click.Path(exists=True, file_okay=False))
 @click.argument("queue")
-@click.option("--where", metavar="SQL", help="Only messages that this holds for, such as \"queue = 'orders'\".")
+@click.option("--where", metavar="SQL", help="Only messages that match, such as \"queue = 'orders'\".")
 def replay(lake: str, queue: str, where: str | None) -> Work:
     """Send archived messages to a queue again, each once.
 
-    Bodies are in the lake for queues whose setting `history` is `full`.
+    The lake holds bodies for queues whose setting `history` is `full`.
 
     \b
     Examples:
@@ -300,11 +304,11 @@ def replay(lake: str, queue: str, where: str | None) -> Work:
 
 @command(checkpoint=False)
 @click.argument("queue")
-@click.option("--where", metavar="SQL", help="Only letters that this holds for, such as \"body like '%amount%'\".")
-@click.option("--fix", metavar="SQL|MODULE:FUNCTION", help="Makes the new body.")
-@click.option("--to", metavar="QUEUE", help="Send them there. [default: where they came from]")
+@click.option("--where", metavar="SQL", help="Only dead letters that match, such as \"body like '%amount%'\".")
+@click.option("--fix", metavar="SQL|MODULE:FUNCTION", help="Expression or function that gives the new body.")
+@click.option("--to", metavar="QUEUE", help="Queue to send them to. [default: where they came from]")
 def reprocess(queue: str, where: str | None, fix: str | None, to: str | None) -> Work:
-    """Choose, fix and send back the dead letters in QUEUE, each once.
+    """Select, fix and send back the dead letters in QUEUE, each once.
 
     \b
     Examples:
@@ -320,10 +324,10 @@ def reprocess(queue: str, where: str | None, fix: str | None, to: str | None) ->
 @click.argument("source")
 @click.argument("target")
 @click.option("--sql", metavar="SQL", help="A query over the table `messages`.")
-@click.option("--function", metavar="MODULE:FUNCTION", help="A function from a DataFrame to another one.")
-@click.option("--group", help="Name of this reader to the broker. [default: one for each change]")
+@click.option("--function", metavar="MODULE:FUNCTION", help="A function that takes a DataFrame and returns another.")
+@click.option("--group", help="Claim group to read with. [default: one for each query or function]")
 def transform(source: str, target: str, sql: str | None, function: str | None, group: str | None) -> Work:
-    """Take the messages of SOURCE through SQL or a function, and send what comes out to TARGET, each once.
+    """Transform the messages of SOURCE with SQL or a function, and send the result to TARGET, each once.
 
     \b
     Example:

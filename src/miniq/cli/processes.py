@@ -1,4 +1,4 @@
-"""Processes that commands start, and how they all come to an end: on Ctrl-C, on SIGTERM, and when one fails."""
+"""Processes that commands start, and how they end: on Ctrl-C, on SIGTERM, and when one of them fails."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from miniq.cli.flags import Target
 from miniq.errors import MiniQError
 
 PARENT = "_MINIQ_PARENT"
-"""The variable that tells a process who started it; by the time it asks, that one may be gone already."""
+"""The variable with the id of the process that started this one, which may have ended by the time it is read."""
 GRACE = 10.0
-"""Seconds that a process has to end by itself."""
+"""Seconds that a process has to end by itself before it is killed."""
 
 
 def start(
     args: Sequence[str], env: dict[str, str], *, out: int | None = subprocess.PIPE, err: int | None = None
 ) -> subprocess.Popen[str]:
-    """A `miniq` process in a session of its own: Ctrl-C reaches only us, and we tell it what to do."""
+    """A `miniq` process in a session of its own: Ctrl-C reaches only this process, which then ends the others."""
     return subprocess.Popen(  # noqa: S603  our own command
         [sys.executable, "-m", "miniq", *args],
         env=env | {"PYTHONUNBUFFERED": "1", PARENT: str(os.getpid())},
@@ -36,7 +36,7 @@ def start(
 
 
 def end(processes: Iterable[subprocess.Popen[str]], number: int = signal.SIGTERM) -> None:
-    """Have processes end, politely first, and wait for them."""
+    """Send processes a signal, wait for them, and kill those that do not end."""
     running = [process for process in processes if process.poll() is None]
     for process in running:
         process.send_signal(number)
@@ -50,8 +50,8 @@ def end(processes: Iterable[subprocess.Popen[str]], number: int = signal.SIGTERM
 
 @contextmanager
 def reachable(at: Target) -> Iterator[Target]:
-    """A broker that several processes can talk to. For the folder of a store one is started, because a folder
-    is open in one process at a time."""
+    """A broker that several processes can use. For the folder of a store one is started, because only one process at
+    a time can open a folder."""
     if at.is_remote:
         yield at
         return
@@ -72,19 +72,19 @@ def reachable(at: Target) -> Iterator[Target]:
 
 
 def reader(pipe: IO[str] | None) -> IO[str]:
-    """A pipe that is known to be there."""
+    """A pipe, which every process that `start` made has."""
     if pipe is None:
         raise MiniQError("a process was started without a pipe")
     return pipe
 
 
 def interrupt_on_sigterm() -> None:
-    """Take SIGTERM for Ctrl-C, so that whatever cleans up after one does after the other."""
+    """Handle SIGTERM as Ctrl-C, so that both clean up alike."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def ignore_interrupts() -> None:
-    """From now on we are cleaning up, and nothing may cut that off."""
+    """Clean-up has begun, and no signal may interrupt it."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
@@ -96,8 +96,8 @@ def parent() -> int:
 
 
 class Stop:
-    """Whether a worker is to end: it was interrupted, or whoever started it is gone. What it is just doing it
-    finishes; a second Ctrl-C does not wait for that."""
+    """Whether a worker must end: it was interrupted, or the process that started it has ended. The worker finishes what
+    it is doing; a second Ctrl-C does not wait for that."""
 
     def __init__(self) -> None:
         self._asked = False

@@ -20,17 +20,17 @@ from miniq.errors import QueueFull, StoreUnavailable
 
 PATIENCE = 2.0
 PAUSE = 0.5
-"""Seconds before the next attempt while the broker is away or the queue is full."""
+"""Seconds before the next attempt while the broker is unreachable or the queue is full."""
 
 
 @click.command()
 @click.argument("queue")
-@click.option("--count", type=click.IntRange(0), help="Messages in all. [default: until Ctrl-C]")
-@click.option("--rate", type=RATE, help="Messages a second of each worker. [default: 1, or with --count no limit]")
-@click.option("--size", type=SIZE, default=100, show_default=True, help="Bytes of a body, about.")
-@click.option("--batch", type=click.IntRange(1, 1000), default=1, show_default=True, help="Messages in one send.")
-@click.option("--workers", type=click.IntRange(1, 100), default=1, show_default=True, help="How many processes.")
-@click.option("--quiet", is_flag=True, help="Only the totals.")
+@click.option("--count", type=click.IntRange(0), help="Total number of messages. [default: until Ctrl-C]")
+@click.option("--rate", type=RATE, help="Messages per second and worker. [default: 1; unlimited with --count]")
+@click.option("--size", type=SIZE, default=100, show_default=True, help="Approximate size of a body.")
+@click.option("--batch", type=click.IntRange(1, 1000), default=1, show_default=True, help="Messages per send.")
+@click.option("--workers", type=click.IntRange(1, 100), default=1, show_default=True, help="Number of processes.")
+@click.option("--quiet", is_flag=True, help="Print the totals only.")
 @click.option("--name", hidden=True)
 @click.option("--totals", hidden=True)
 @as_json
@@ -50,8 +50,8 @@ def produce(
 ) -> None:
     """Send demo messages, in one process or several.
 
-    Prints what was sent, until Ctrl-C or --count. Each worker is a process. A message that may or may not
-    have arrived is sent again under the same dedup id, so that it is there once.
+    Prints what was sent, until Ctrl-C or --count. Each worker is a process. If it is unclear whether a message
+    arrived, it is sent again with the same dedup id, so that it is stored once.
 
     \b
     Examples:
@@ -97,7 +97,7 @@ class Producer:
         """Tells this run from others in dedup ids."""
 
     def work(self, client: Client, count: int | None, rate: float | None, batch: int, stop: Stop) -> None:
-        """Send until there were enough, or told to stop."""
+        """Send until the count is reached or the worker is stopped."""
         queue = client.queue(self._queue)
         began = time.monotonic()
         try:
@@ -145,7 +145,7 @@ class Producer:
 
 
 def _sleep_until(moment: float, stop: Stop) -> bool:
-    """Wait for a moment; False if told to stop meanwhile."""
+    """Wait until a moment; False if the worker is stopped meanwhile."""
     while (left := moment - time.monotonic()) > 0:
         if stop.is_set():
             return False
@@ -159,4 +159,4 @@ def show(totals: Totals, as_json: bool) -> None:
     if as_json:
         json_line({"sent": totals.sent, "seconds": round(totals.seconds, 3), "rate": round(rate, 1)})
     else:
-        click.echo(f"sent {plural(totals.sent, 'message')} in {totals.seconds:.1f} s, {rate:.0f} a second")
+        click.echo(f"sent {plural(totals.sent, 'message')} in {totals.seconds:.1f} s, {rate:.0f} per second")

@@ -1,4 +1,4 @@
-"""`miniq queues`, `purge`, `redrive`: queues and what is in them as a whole."""
+"""`miniq queues`, `purge`, `redrive`: whole queues."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from miniq.message import QueueInfo, RedriveProgress
 
 F = TypeVar("F", bound=Callable[..., Any])
 LOOK = 0.2
-"""Seconds between two looks at a redrive that is running."""
+"""Seconds between two checks of a running redrive."""
 
 
 @click.group(invoke_without_command=True)
@@ -29,7 +29,7 @@ LOOK = 0.2
 def queues(ctx: click.Context, at: Target, as_json: bool) -> None:
     """List, create, change and delete queues.
 
-    Without a subcommand, all queues with their counts.
+    Without a subcommand, it lists all queues with their counts.
 
     \b
     Examples:
@@ -82,15 +82,19 @@ class MaxReceives(click.ParamType):  # type: ignore[type-arg]
 def settings(command: F) -> F:
     """Give a command one flag for each setting of a queue."""
     for add in (
-        click.option("--history", type=click.Choice(["off", "events", "full"]), help="What to remember of messages."),
-        click.option("--claim-retention", type=SECONDS, help="How long acked claims can be read again."),
-        click.option("--max-bytes", type=SIZE, help="Refuse sends over it; 0 is unlimited."),
-        click.option("--max-length", type=click.IntRange(0), help="Refuse sends over it; 0 is unlimited."),
+        click.option(
+            "--history", type=click.Choice(["off", "events", "full"]), help="What is recorded of each message."
+        ),
+        click.option("--claim-retention", type=SECONDS, help="How long acked claims can still be read."),
+        click.option("--max-bytes", type=SIZE, help="Maximum size of all messages; 0 is unlimited."),
+        click.option("--max-length", type=click.IntRange(0), help="Maximum number of messages; 0 is unlimited."),
         click.option("--dedup-window", type=SECONDS, help="How long a dedup id is remembered."),
-        click.option("--delay", type=SECONDS, help="Delay of messages that have none of their own."),
+        click.option("--delay", type=SECONDS, help="Delay of messages that are sent without one."),
         click.option("--retention", type=SECONDS, help="How long messages are kept."),
-        click.option("--dead-letter-queue", metavar="QUEUE", help="Where they go then. [default: QUEUE.dead]"),
-        click.option("--max-receives", type=MaxReceives(), help="Receives before a message is dead, or `unlimited`."),
+        click.option(
+            "--dead-letter-queue", metavar="QUEUE", help="Where a message goes after that. [default: QUEUE.dead]"
+        ),
+        click.option("--max-receives", type=MaxReceives(), help="Maximum receives of a message, or `unlimited`."),
         click.option("--visibility-timeout", type=SECONDS, help="Length of a lease."),
     ):
         command = add(command)
@@ -126,7 +130,7 @@ def show(at: Target, queue: str, as_json: bool) -> None:
 @as_json
 @target
 def create(at: Target, queue: str, as_json: bool, **flags: Any) -> None:
-    """Create a queue; fails if there is one of that name.
+    """Create a queue; fails if it exists.
 
     \b
     Example:
@@ -145,7 +149,7 @@ def create(at: Target, queue: str, as_json: bool, **flags: Any) -> None:
 @as_json
 @target
 def set_(at: Target, queue: str, as_json: bool, **flags: Any) -> None:
-    """Change some settings of a queue; the others stay.
+    """Change settings of a queue; the others stay.
 
     \b
     Example:
@@ -161,10 +165,10 @@ def set_(at: Target, queue: str, as_json: bool, **flags: Any) -> None:
 
 @queues.command()
 @click.argument("queue")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @target
 def delete(at: Target, queue: str, yes: bool) -> None:
-    """Delete a queue with everything in it.
+    """Delete a queue and all its messages.
 
     \b
     Example:
@@ -179,13 +183,13 @@ def delete(at: Target, queue: str, yes: bool) -> None:
 
 @click.command()
 @click.argument("queue")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @as_json
 @target
 def purge(at: Target, queue: str, yes: bool, as_json: bool) -> None:
     """Remove all messages of a queue.
 
-    Those that consumers hold as well; they can no longer be acked.
+    Leased messages are removed too, and can no longer be acked.
 
     \b
     Example:
@@ -200,10 +204,10 @@ def purge(at: Target, queue: str, yes: bool, as_json: bool) -> None:
 
 @click.command()
 @click.argument("queue")
-@click.option("--to", metavar="QUEUE", help="Move them there. [default: where each came from]")
-@click.option("--id", "ids", multiple=True, metavar="ID", help="Only this one; may be repeated.")
-@click.option("--rate", type=RATE, help="So many a second.")
-@click.option("--wait/--no-wait", default=True, help="With --rate: whether to wait for the end. [default: wait]")
+@click.option("--to", metavar="QUEUE", help="Queue to move them to. [default: where each came from]")
+@click.option("--id", "ids", multiple=True, metavar="ID", help="Only this message; may be repeated.")
+@click.option("--rate", type=RATE, help="Messages per second.")
+@click.option("--wait/--no-wait", default=True, help="With --rate, whether to wait until it is done. [default: wait]")
 @as_json
 @target
 def redrive(
@@ -229,8 +233,8 @@ def redrive(
     if as_json:
         json_line(done)
         return
-    more = ", going on" if done.running else ""
-    left = f", left {done.skipped} that had nowhere to go" if done.skipped else ""
+    more = ", still running" if done.running else ""
+    left = f", skipped {done.skipped} whose origin is unknown" if done.skipped else ""
     click.echo(f"moved {plural(done.moved, 'message')}{left}{more}")
 
 
@@ -244,13 +248,19 @@ def exists(queue: Queue) -> bool:
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Ask, unless that was answered already; without a terminal nobody can."""
+    """Ask for confirmation, unless --yes was given; without a terminal that is not possible."""
     if yes:
         return
     if not sys.stdin.isatty():
-        raise click.UsageError(f"{question} Nobody is there to answer; use --yes.")
-    if not click.confirm(question, err=True):
-        raise click.Abort
+        raise click.UsageError(f"{question} Not a terminal; use --yes.")
+    try:
+        agreed = click.confirm(question, err=True)
+    except click.Abort:
+        click.echo(err=True)  # ends the line of the question
+        raise
+    if not agreed:
+        click.echo("Cancelled, nothing removed", err=True)
+        click.get_current_context().exit(1)
 
 
 def show_queue(info: QueueInfo, as_json: bool) -> None:

@@ -1,12 +1,14 @@
-"""The root of all commands: which there are, how errors are told, and the exit codes.
+"""The root of all commands: which there are, how errors are shown, and the exit codes.
 
-0 done, 1 failed, 2 wrong usage. An error that can be expected is one line on stderr; a traceback is a fault of ours.
+0 done, 1 failed, 2 wrong usage. An expected error is one line on stderr; a traceback is a bug of ours.
 """
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
+import signal
 import sys
 from typing import Any
 
@@ -41,22 +43,25 @@ COMMANDS = {
     "bench": "bench",
     "completion": "completion",
 }
-"""Each command and the module it is in, imported when it is needed: a shell waits for every import."""
+"""Each command and its module, imported only when it is needed: imports take time that a person waits for."""
 
 HIDDEN = {"copy-write": "copy_ends", "copy-read": "copy_ends"}
 """Commands that other commands start as processes of their own."""
-
 
 HINTS = {
     "store_unavailable": "; start a broker with `miniq serve`, or name another one with --url",
     "unauthorized": " (--api-key or MINIQ_API_KEY)",
     "store_locked": ". Talk to it through its broker with --url http://HOST:PORT",
 }
-"""What to do about an error, in the words of the command line."""
+"""What to do about an error, in terms of the command line."""
+
+
+_UNWRITABLE = (errno.EBADF, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Errors of a file that is closed, or on a disk that is full or broken."""
 
 
 class Root(click.Group):
-    """A group that imports a command's module only when that command is asked for."""
+    """A group that imports the module of a command only when that command is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -71,7 +76,7 @@ class Root(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """A name that is not there is answered with those that are like it."""
+        """An unknown command is answered with the one that was probably meant."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
@@ -84,15 +89,15 @@ class Root(click.Group):
 
 
 def attribute(command: str) -> str:
-    """The name of a command's function in its module; `import` is a word of Python."""
+    """The name of a command's function in its module; `import` is a keyword of Python."""
     return command.replace("-", "_") + ("_" if command == "import" else "")
 
 
 @click.command(
     cls=Root,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Client commands take --url (or MINIQ_URL): a broker's address, or the folder of a store that no broker "
-    "has open. Exit codes: 0 done, 1 failed, 2 wrong usage.",
+    epilog="Client commands take --url (or MINIQ_URL): the address of a broker, or the folder of a store that no "
+    "broker has open. Exit codes: 0 done, 1 failed, 2 wrong usage.",
 )
 @click.version_option(__version__, "--version", prog_name="miniq")
 def root() -> None:
@@ -108,7 +113,14 @@ def root() -> None:
 
 def main(args: list[str] | None = None) -> None:
     """Run one command and exit."""
-    sys.exit(run(args))
+    open_standard_streams()
+    heeds_interrupts = signal.getsignal(signal.SIGINT) is not signal.SIG_IGN  # a shell's background job does not
+    if heeds_interrupts:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    code = run(args)
+    if heeds_interrupts:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # all is done, and Python's own end may be cut short
+    sys.exit(code)
 
 
 def run(args: list[str] | None = None) -> int:
@@ -121,23 +133,53 @@ def run(args: list[str] | None = None) -> int:
         error.show()
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
-        say("stopped")
-        return 1
-    except BrokenPipeError:
-        # Whoever read our output has enough. Python must not flush what is left of it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        say("interrupted")
         return 1
     except MiniQError as error:
-        # A database that is away is no broker that could be started.
-        away = error.code == "store_unavailable" and error.field == "store"
-        say(error.text + ("" if away else HINTS.get(error.code, "")))
+        # An unreachable database is not a broker that could be started.
+        database = error.code == "store_unavailable" and error.field == "store"
+        say(error.text + ("" if database else HINTS.get(error.code, "")))
+        return 1
+    except BrokenPipeError:
+        discard_output()  # the reader of our output has ended
         return 1
     except OSError as error:
-        name = "" if error.filename is None else f": {error.filename}"
-        say(f"{error.strerror or error}{name}")
+        discard_output()
+        if error.filename is not None:
+            say(f"{error.strerror}: {error.filename}")
+        elif error.errno in _UNWRITABLE:
+            say(f"cannot write the output: {error.strerror}")
+        else:
+            say(f"{error.strerror or error}")
         return 1
+
+
+def open_standard_streams() -> None:
+    """Give stdin, stdout and stderr, where they are closed, a file that cannot be read or written.
+
+    Otherwise the next file or socket that is opened would take their place, and get what is meant for them.
+    """
+    for number, mode in ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, mode)  # takes the lowest number that is free, which is this one
+    if sys.stdin is None:
+        sys.stdin = os.fdopen(0, closefd=False)
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", closefd=False)
+
+
+def discard_output() -> None:
+    """Drop what is left to be written to stdout, where that is not possible: Python would try again at its end."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def say(text: str) -> None:
-    """A word to people, beside the output."""
+    """A message for people, on stderr."""
     click.echo(f"miniq: {text}", err=True)

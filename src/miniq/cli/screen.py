@@ -1,13 +1,14 @@
 """The live view of `miniq top`, on curses: what was fetched last, drawn at once when a key is pressed.
 
-A thread fetches, so that a broker that is slow or away never holds up the keys. The terminal is as it was when this
-ends, whatever ends it.
+A thread fetches, so that a broker that is slow or unreachable never delays the keys. The terminal is restored at the
+end, whatever ends it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import curses
+import os
 import signal
 import threading
 import time
@@ -15,15 +16,16 @@ import time
 import click
 
 from miniq.api import shapes
-from miniq.cli.top import COLUMNS, View, cells
+from miniq.cli.output import plural
+from miniq.cli.top import COLUMNS, View, cells, layout
 from miniq.errors import MiniQError
 
 ROWS_ABOVE = 4
-HELP = "< > sort   r reverse   / filter   arrows scroll   p pause   q quit"
+HELP = ("q quit", "/ filter", "< > sort", "r reverse", "p pause", "arrows scroll")
 
 
 class Fetcher(threading.Thread):
-    """Asks the broker every so often, until it is told to stop."""
+    """Asks the broker at every interval, until it is stopped."""
 
     def __init__(self, view: View, interval: float) -> None:
         super().__init__(daemon=True)
@@ -51,7 +53,8 @@ class Fetcher(threading.Thread):
 
 
 def run(view: View, interval: float) -> None:
-    """Show the view until the person ends it. A broker that is not there at the start is told as an error."""
+    """Show the view until the person quits. A broker that is unreachable at the start is an error."""
+    _require_cursor()
     view.fetch()
     signal.signal(signal.SIGTERM, _terminate)
     fetcher = Fetcher(view, interval)
@@ -63,6 +66,21 @@ def run(view: View, interval: float) -> None:
         raise click.ClickException(f"this terminal cannot show a live view ({error}); use --once") from None
     finally:
         fetcher.stop()
+
+
+def _require_cursor() -> None:
+    """Refuse a terminal that cannot place text, such as TERM=dumb."""
+    term = os.environ.get("TERM") or "unset"
+    try:
+        curses.setupterm()
+        able = curses.tigetstr("cup") is not None and curses.tigetstr("clear") is not None
+    except curses.error:
+        able = False
+    if not able:
+        raise click.UsageError(
+            f"The live view needs a terminal that can move its cursor, and TERM is {term}. Use --once for one table, "
+            "or --json."
+        )
 
 
 def _terminate(number: int, frame: object) -> None:
@@ -89,7 +107,7 @@ class _Screen:
         while True:
             key = self._window.getch()
             if key == curses.KEY_RESIZE:
-                self._window.clear()  # a terminal may wrap its lines anew: nothing on it is as it was drawn
+                self._window.clear()  # a terminal may rewrap its lines: nothing on it is as it was drawn
             if key != -1 and not self._press(key):
                 return
             if key != -1 or self._fetcher.changed.is_set():
@@ -97,7 +115,7 @@ class _Screen:
                 self._draw()
 
     def _press(self, key: int) -> bool:
-        """Do what a key says; False ends it."""
+        """Handle a key; False quits."""
         view = self._view
         if self._typing:
             if key in (10, 13, 27):
@@ -137,17 +155,17 @@ class _Screen:
         found = self._fetcher.found
         view = self._view
         if found is None:
-            self._line(0, f"miniq {view.at.url}: {self._fetcher.problem or 'asking ...'}", width)
+            self._line(0, f"miniq {view.at.url}: {self._fetcher.problem or 'connecting ...'}", width)
             self._window.refresh()
             return
         queues = found.queues
         state = "paused" if self._fetcher.paused else time.strftime("%H:%M:%S")
-        self._line(0, f"miniq {view.at.url}   {len(queues)} queues   {state}", width, curses.A_BOLD)
-        ready, leased = sum(one.ready for one in queues), sum(one.leased for one in queues)
-        sent, acked = sum(one.rates.sent for one in queues), sum(one.rates.acked for one in queues)
-        dead = sum(one.dead for one in queues)
-        about = f"{ready} ready, {leased} leased, {dead} dead   in {sent:.1f}/s   out {acked:.1f}/s"
-        self._line(1, about if not self._fetcher.problem else f"AWAY: {self._fetcher.problem}", width)
+        self._line(0, f"miniq {view.at.url}   {plural(len(queues), 'queue')}   {state}", width, curses.A_BOLD)
+        ready, leased = sum(entry.ready for entry in queues), sum(entry.leased for entry in queues)
+        sent, acked = sum(entry.rates.sent for entry in queues), sum(entry.rates.acked for entry in queues)
+        dead = sum(entry.dead for entry in queues)
+        totals = f"{ready} ready, {leased} leased, {dead} dead   {sent:.1f} sent/s, {acked:.1f} acked/s"
+        self._line(1, totals if not self._fetcher.problem else f"NOT UPDATED: {self._fetcher.problem}", width)
         self._line(
             2, f"filter: {view.wanted}{'_' if self._typing else ''}" if view.wanted or self._typing else "", width
         )
@@ -155,16 +173,15 @@ class _Screen:
         self._shown = len(shown)
         self._top = max(0, min(self._top, self._shown - 1))
         rows = [cells(entry, found) for entry in shown[self._top : self._top + max(0, height - ROWS_ABOVE - 1)]]
-        marks = [f"{name.upper()}{('v' if view.down else '^') if name == view.sort else ''}" for name in COLUMNS]
-        widths = [max([len(marks[place]), *(len(row[place]) for row in rows)]) for place in range(len(COLUMNS))]
-        spare = width - 1 - sum(widths[1:]) - 2 * len(widths[1:])
-        widths[0] = max(8, min(max(widths[0], 20), spare))
-        self._line(3, _row(marks, widths), width, curses.A_REVERSE)
-        for place, row in enumerate(rows):
-            self._line(ROWS_ABOVE + place, _row(row, widths), width)
+        heads = [f"{name.upper()}{('v' if view.down else '^') if name == view.sort else ''}" for name in COLUMNS]
+        ellipsis = "…" if self._window.encoding.lower().replace("-", "") == "utf8" else "~"
+        lines = layout(heads, rows, view.sort, max(width - 1, 1), ellipsis)
+        self._line(3, lines[0], width, curses.A_REVERSE)
+        for place, line in enumerate(lines[1:]):
+            self._line(ROWS_ABOVE + place, line, width)
         if not shown:
-            self._line(ROWS_ABOVE, "no queue has that in its name" if view.wanted else "no queue to be seen", width)
-        self._line(height - 1, HELP, width, curses.A_DIM)
+            self._line(ROWS_ABOVE, "no queue has that in its name" if view.wanted else "no queues", width)
+        self._line(height - 1, _help(width), width, curses.A_DIM)
         self._window.refresh()
 
     def _line(self, row: int, text: str, width: int, style: int = 0) -> None:
@@ -173,7 +190,10 @@ class _Screen:
             self._window.addnstr(row, 0, text.ljust(width - 1), width - 1, style)
 
 
-def _row(texts: list[str] | tuple[str, ...], widths: list[int]) -> str:
-    first = texts[0] if len(texts[0]) <= widths[0] else f"{texts[0][: widths[0] - 1]}~"
-    rest = [text.rjust(width) for text, width in zip(texts[1:], widths[1:], strict=True)]
-    return "  ".join([first.ljust(widths[0]), *rest])
+def _help(width: int) -> str:
+    """The keys, as many as fit."""
+    line = HELP[0]
+    for key in HELP[1:]:
+        if len(line) + 3 + len(key) < width:
+            line += f"   {key}"
+    return line

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import shutil
 import signal
 import ssl
 import sys
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec import structs
 
 from miniq import config
-from miniq.cli.root import say
-from miniq.errors import InvalidRequest
+from miniq.cli.flags import DEFAULT_URL
+from miniq.cli.root import discard_output, say
+from miniq.errors import InvalidRequest, MiniQError, StoreLocked
 from miniq.logs import log_to_stderr
 from miniq.options import Options
+
+if TYPE_CHECKING:
+    from miniq.server.server import Ready
 
 PORT = click.IntRange(0, 65535)
 LEVELS = ("debug", "info", "warning", "error")
@@ -24,17 +32,17 @@ LEVELS = ("debug", "info", "warning", "error")
 @click.option(
     "--store",
     metavar="URL",
-    help="rocksdb:DIR, leveldb:DIR, postgresql://USER@HOST/DATABASE, mongodb://HOST/NAME or memory:. "
+    help="A folder, rocksdb:DIR, leveldb:DIR, postgresql://USER@HOST/DATABASE, mongodb://HOST/NAME or memory:. "
     "[default: rocksdb:./miniq-data]",
 )
-@click.option("--host", help="Address to listen on; others than loopback need an API key. [default: 127.0.0.1]")
-@click.option("--port", type=PORT, help="Port of HTTP, 0 for any free one, also of ZeroMQ. [default: 5000]")
-@click.option("--command-port", type=PORT, help="Port of the ZeroMQ command server. [default: 5557]")
-@click.option("--producer-port", type=PORT, help="Port of the ZeroMQ producer endpoint. [default: 5555]")
-@click.option("--consumer-port", type=PORT, help="Port of the ZeroMQ consumer endpoint. [default: 5556]")
-@click.option("--no-zmq", "zmq", flag_value=False, type=bool, default=None, help="Do not speak ZeroMQ.")
+@click.option("--host", help="Address to listen on; any but loopback needs an API key. [default: 127.0.0.1]")
+@click.option("--port", type=PORT, help="HTTP port; 0 for any free one, for ZeroMQ too. [default: 5000]")
+@click.option("--command-port", type=PORT, help="ZeroMQ port of the command server. [default: 5557]")
+@click.option("--producer-port", type=PORT, help="ZeroMQ port of the producer endpoint. [default: 5555]")
+@click.option("--consumer-port", type=PORT, help="ZeroMQ port of the consumer endpoint. [default: 5556]")
+@click.option("--no-zmq", "zmq", flag_value=False, type=bool, default=None, help="Serve HTTP only.")
 @click.option(
-    "--curve", is_flag=True, default=None, help="ZeroMQ only for keys of `miniq keys curve create`, and encrypted."
+    "--curve", is_flag=True, default=None, help="Encrypt ZeroMQ, and accept only keys of `miniq keys curve create`."
 )
 @click.option(
     "--config",
@@ -48,24 +56,24 @@ LEVELS = ("debug", "info", "warning", "error")
     type=click.Choice(["fsync", "relaxed"]),
     help="When a send or ack is confirmed: once it is on disk, or once the operating system has it. [default: fsync]",
 )
-@click.option("--tls-cert", metavar="FILE", help="Certificate (PEM): speak HTTPS.")
-@click.option("--tls-key", metavar="FILE", help="Its key (PEM).")
+@click.option("--tls-cert", metavar="FILE", help="Certificate (PEM); serve HTTPS.")
+@click.option("--tls-key", metavar="FILE", help="Private key of the certificate (PEM).")
 @click.option(
     "--log-level",
     type=click.Choice(LEVELS),
     default="info",
     show_default=True,
     envvar="MINIQ_LOG_LEVEL",
-    help="How much is logged on stderr.",
+    help="Least severe level to log on stderr. [env: MINIQ_LOG_LEVEL]",
 )
-@click.option("--allowed-hosts", metavar="NAMES", help="Names under which browsers may reach it. [default: none]")
+@click.option("--allowed-hosts", metavar="NAMES", help="Host names that browsers may use to reach it. [default: none]")
 @click.option("--tracing", is_flag=True, default=None, help="Export spans over OTLP; see OTEL_EXPORTER_OTLP_ENDPOINT.")
-@click.option("--log-format", type=click.Choice(["text", "json"]), help="How log lines look. [default: text]")
+@click.option("--log-format", type=click.Choice(["text", "json"]), help="Format of log lines. [default: text]")
 def serve(file: str | None, log_level: str, **flags: Any) -> int:
     """Run a broker until Ctrl-C or SIGTERM.
 
-    It prints one line with its addresses when it is ready. Options come from flags, then from the
-    environment (MINIQ_STORE, MINIQ_PORT, MINIQ_LIMITS__BODY_BYTES, ...), then from the file.
+    When it is ready it prints one line for programs, then its addresses for people. Options come from flags, then
+    from the environment (MINIQ_STORE, MINIQ_PORT, MINIQ_LIMITS__BODY_BYTES, ...), then from the file.
 
     \b
     Examples:
@@ -74,41 +82,74 @@ def serve(file: str | None, log_level: str, **flags: Any) -> int:
       miniq keys create admin --allow '*' --store rocksdb:/var/lib/miniq/data
       miniq serve --store rocksdb:/var/lib/miniq/data --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem --curve
     """
-    options = config.load(flags, file=file)
-    log_to_stderr(log_level, options.log_format)
-    if options.durability == "relaxed":
-        say("durability is relaxed: what is confirmed may be lost with the machine's power")
     ready = False
 
-    def announce(line: str) -> None:
+    def announce(started: Ready) -> None:
         nonlocal ready
         ready = True
-        click.echo(line)
-        sys.stdout.flush()
+        try:
+            click.echo("\n".join([started.line, *addresses(started)]))
+            sys.stdout.flush()
+        except OSError:
+            discard_output()  # a broker serves although nobody reads what it prints
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        # While it serves, the server has handlers of its own. When it has stopped accepting these are back, and
-        # nothing may cut off what it still has to write.
+        # While it serves, the server has handlers of its own. Once it has stopped accepting, these are back, and
+        # nothing may interrupt what it still has to write.
         if not ready:
             raise KeyboardInterrupt
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, on_signal)
-    check_tls(options)
-    from miniq.server.server import run
-
     try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, on_signal)
+        options = config.load(flags, file=file)
+        if ":" not in options.store:
+            options = structs.replace(options, store=f"rocksdb:{options.store}")
+        log_to_stderr(log_level, options.log_format)
+        if options.durability == "relaxed":
+            say("durability is relaxed: confirmed messages may be lost if the machine loses power")
+        check_tls(options)
+        from miniq.server.server import run
+
         return run(options, announce)
+    except StoreLocked as error:
+        raise MiniQError(f"{error.text} with --store") from None
     except KeyboardInterrupt:
         return 0
 
 
+def addresses(started: Ready) -> list[str]:
+    """What a person does next, as the lines after the first one."""
+    # 0.0.0.0 and :: are every address of this machine, and no address to connect to.
+    http = started.http.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+    url = "" if http == DEFAULT_URL else f" --url {http}"
+    lines = [("HTTP", http), ("console", f"{http}/console"), ("docs", f"{http}/docs")]
+    if started.zmq is not None:
+        lines.append(("ZeroMQ", started.zmq))
+    lines.append(("command", f"{this_command()} send emails hello{url}"))
+    return [f"  {name:<9}{text}" for name, text in lines]
+
+
+def this_command() -> str:
+    """How a person in this folder runs the command that is running now."""
+    path = os.path.abspath(sys.argv[0])
+    if os.path.basename(path) == "__main__.py":
+        return f"{shlex.quote(sys.executable)} -m miniq"
+    found = shutil.which("miniq")
+    if found is not None and os.path.realpath(found) == os.path.realpath(path):
+        return "miniq"
+    here = os.path.relpath(path)
+    return shlex.quote(path if here.startswith(os.pardir) else here)
+
+
 def check_tls(options: Options) -> None:
-    """Refuse a certificate and key that do not fit before anything is opened."""
+    """Refuse a certificate and key that do not match, before anything is opened."""
     if options.tls_cert is None:
         return
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(options.tls_cert, options.tls_key)
     except (ssl.SSLError, OSError) as error:
         both = f"{options.tls_cert} and {options.tls_key or options.tls_cert}"
-        raise InvalidRequest(f"tls_cert: {both} are not a certificate and its key: {error}", field="tls_cert") from None
+        raise InvalidRequest(
+            f"tls_cert: {both} are not a certificate and its private key: {error}", field="tls_cert"
+        ) from None

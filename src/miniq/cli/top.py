@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -12,17 +14,22 @@ import click
 from miniq.api import codec, shapes
 from miniq.cli.ask import ask
 from miniq.cli.flags import SECONDS, Target, as_json, target
-from miniq.cli.output import duration, json_line, size, table
+from miniq.cli.output import duration, json_line, plural, size
 from miniq.errors import InvalidRequest
 
-COLUMNS = ("queue", "ready", "leased", "delayed", "dead", "bytes", "oldest", "in/s", "out/s")
+COLUMNS = ("queue", "ready", "leased", "delayed", "dead", "bytes", "oldest", "sent/s", "acked/s")
+LEAST_IMPORTANT = ("bytes", "delayed", "oldest", "acked/s", "sent/s", "dead", "leased", "ready")
+"""The columns that a narrow terminal does without, the first of them first."""
+SHORTEST_NAME = 16
+"""Columns are left out before names are cut shorter than this."""
+GAP = "  "
 PATIENCE = 10.0
-"""Seconds after which a broker that does not answer is away."""
+"""Seconds after which a broker that does not reply counts as unreachable."""
 
 
 @click.command()
-@click.option("--once", is_flag=True, help="Print one table and end.")
-@click.option("--interval", type=SECONDS, default=2.0, show_default="2", help="Between two looks.")
+@click.option("--once", is_flag=True, help="Print one table and exit.")
+@click.option("--interval", type=SECONDS, default=2.0, show_default="2", help="Time between two updates.")
 @click.option("--sort", type=click.Choice(COLUMNS), default="queue", show_default=True, help="Column to sort by.")
 @click.option("--filter", "wanted", default="", metavar="TEXT", help="Only queues with this in their name.")
 @as_json
@@ -30,8 +37,9 @@ PATIENCE = 10.0
 def top(at: Target, once: bool, interval: float, sort: str, wanted: str, as_json: bool) -> None:
     """Watch all queues, live.
 
-    Keys: < and > choose the column to sort by, r reverses, / filters, arrows scroll, p pauses, q ends. Where the
-    output is no terminal, and with --json, a table is printed every interval.
+    Keys: < and > choose the column to sort by, r reverses, / filters, arrows scroll, p pauses, q quits. A narrow
+    terminal shows the most important columns. If the output is not a terminal, and with --json, a table or one JSON
+    object is printed at every interval.
 
     \b
     Examples:
@@ -90,9 +98,9 @@ def _value(entry: shapes.StatsEntry, column: str, found: shapes.StatsReply) -> A
         return entry.name
     if column == "oldest":
         return 0.0 if entry.oldest is None else (found.at - entry.oldest).total_seconds()
-    if column == "in/s":
+    if column == "sent/s":
         return entry.rates.sent
-    return entry.rates.acked if column == "out/s" else getattr(entry, column)
+    return entry.rates.acked if column == "acked/s" else getattr(entry, column)
 
 
 def cells(entry: shapes.StatsEntry, found: shapes.StatsReply) -> tuple[str, ...]:
@@ -102,11 +110,38 @@ def cells(entry: shapes.StatsEntry, found: shapes.StatsReply) -> tuple[str, ...]
     return entry.name, *counts, size(entry.bytes), oldest, f"{entry.rates.sent:.1f}", f"{entry.rates.acked:.1f}"
 
 
+def layout(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], sort: str, width: int, ellipsis: str = "…"
+) -> list[str]:
+    """The lines of a table that is at most `width` wide: it has the columns that fit, the one that it is sorted by
+    among them, and names are cut."""
+    widths = [max(len(row[place]) for row in (heads, *rows)) for place in range(len(heads))]
+    kept = list(range(len(heads)))
+
+    def spare() -> int:
+        """What is left for names."""
+        return width - sum(widths[place] + len(GAP) for place in kept[1:])
+
+    for name in LEAST_IMPORTANT:
+        if spare() < min(widths[0], SHORTEST_NAME) and name != sort:
+            kept.remove(COLUMNS.index(name))
+    longest = max(min(widths[0], spare()), 1)
+    lines = []
+    for row in (heads, *rows):
+        name = row[0] if len(row[0]) <= longest else row[0][: longest - 1] + ellipsis
+        numbers = [row[place].rjust(widths[place]) for place in kept[1:]]
+        lines.append(GAP.join([name.ljust(longest), *numbers])[:width])
+    return lines
+
+
 def _print(view: View, as_json: bool) -> None:
     found = view.fetch()
     if as_json:
         json_line(shapes.StatsReply(found.at, view.chosen(found)))
     else:
-        table([name.upper() for name in COLUMNS], [cells(entry, found) for entry in view.chosen(found)], range(1, 9))
-        click.echo(f"{codec.moment(codec.micros(found.at)):%H:%M:%S} UTC, {len(found.queues)} queues\n")
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
+        rows = [cells(entry, found) for entry in view.chosen(found)]
+        click.echo("\n".join(layout([name.upper() for name in COLUMNS], rows, view.sort, width)))
+        time_shown = f"{codec.moment(codec.micros(found.at)):%H:%M:%S} UTC"
+        click.echo(f"{time_shown}, {plural(len(found.queues), 'queue')}\n")
     sys.stdout.flush()

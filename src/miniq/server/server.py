@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import ipaddress
 import logging
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
+from msgspec import Struct
 
 from miniq.broker import Broker
 from miniq.errors import InvalidRequest
@@ -35,8 +37,24 @@ GRACE = 20
 MOST_FILES = 65536
 
 
-def run(options: Options, announce: Callable[[str], None]) -> int:
-    """Run a broker until it is told to stop; the exit code. `announce` is given one line when it is ready."""
+class Ready(Struct, frozen=True):
+    """Where a broker that has started can be reached."""
+
+    http: str
+    zmq: str | None
+    """The command server; None where ZeroMQ is off."""
+    store: str
+    durability: str
+
+    @property
+    def line(self) -> str:
+        """One line for programs that start a broker and wait until it is ready."""
+        addresses = self.http if self.zmq is None else f"{self.http} {self.zmq}"
+        return f"miniq ready: {addresses} store={self.store} durability={self.durability}"
+
+
+def run(options: Options, announce: Callable[[Ready], None]) -> int:
+    """Run a broker until it is told to stop; the exit code. `announce` is called once, when it is ready."""
     try:
         import uvloop
 
@@ -48,12 +66,12 @@ def run(options: Options, announce: Callable[[str], None]) -> int:
         return runner.run(serve(options, announce))
 
 
-async def serve(options: Options, announce: Callable[[str], None]) -> int:
+async def serve(options: Options, announce: Callable[[Ready], None]) -> int:
     """The same within an event loop."""
     async with Broker(open_store(options.store, options), options) as broker:
         if broker.keys.open and not is_loopback(options.host):
             raise InvalidRequest(
-                f"host: {options.host} can be reached by others, and there is no API key; make one with "
+                f"host: {options.host} can be reached from other machines, and there is no API key; make one with "
                 f"`miniq keys create NAME --allow '*' --store {options.store}`, or use 127.0.0.1",
                 field="host",
             )
@@ -63,14 +81,12 @@ async def serve(options: Options, announce: Callable[[str], None]) -> int:
         with bind(options.host, options.port) as listener:
             busy_poll = BusyPoll(options.busy_poll)
             doors = Doors(broker, options, busy_poll) if options.zmq else None
-            server = _Server(_config(broker, options, busy_poll), broker, doors)
             scheme = "https" if options.tls_cert else "http"
             host, port = listener.getsockname()[:2]
-            address = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-            if doors is not None:
-                address = f"{address} {await doors.open()}"
-            server.line = f"miniq ready: {address} store={shown(options.store)} durability={options.durability}"
-            server.announce = announce
+            http = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+            zmq = None if doors is None else await doors.open()
+            ready = Ready(http, zmq, shown(options.store), options.durability)
+            server = _Server(_config(broker, options, busy_poll), broker, doors, lambda: announce(ready))
             try:
                 await server.serve(sockets=[listener])
             finally:
@@ -85,8 +101,19 @@ async def serve(options: Options, announce: Callable[[str], None]) -> int:
         return 0
 
 
+_ADVICE = {
+    errno.EADDRINUSE: (
+        "stop the program that uses it, or choose another port with --port (0 for any free one)",
+        "port",
+    ),
+    errno.EACCES: ("choose a port from 1024 on with --port", "port"),
+    errno.EADDRNOTAVAIL: ("name an address of this machine with --host", "host"),
+}
+"""What helps when the operating system refuses an address, and the option that it is about."""
+
+
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket, or a clear word on why not."""
+    """A listening socket; `InvalidRequest` says why there is none, and which flag helps."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.socket(family, socket.SOCK_STREAM)
@@ -97,15 +124,16 @@ def bind(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except (OSError, OverflowError) as error:
         listener.close()
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise InvalidRequest(f"port: cannot listen on {host}:{port}: {reason}", field="port") from None
+        reason, number = (error.strerror, error.errno) if isinstance(error, OSError) else (str(error), None)
+        advice, field = _ADVICE.get(number or 0, ("choose another one with --port", "port"))
+        raise InvalidRequest(f"{field}: cannot listen on {host}:{port}: {reason}; {advice}", field=field) from None
     listener.listen(2048)
     listener.setblocking(False)
     return listener
 
 
 def _allow_connections() -> None:
-    """Each connection is an open file; take as many as this system lets us have without asking."""
+    """Raise the soft limit of open files, of which every connection takes one."""
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 
@@ -144,29 +172,29 @@ def _config(broker: Broker, options: Options, busy_poll: BusyPoll) -> uvicorn.Co
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, with our word when it is ready and our order when it ends."""
+    """uvicorn, which announces when it is ready and shuts the broker down in order."""
 
-    line = ""
-    announce: Callable[[str], None] = staticmethod(lambda line: None)
-
-    def __init__(self, config: uvicorn.Config, broker: Broker, doors: Doors | None) -> None:
+    def __init__(
+        self, config: uvicorn.Config, broker: Broker, doors: Doors | None, announce: Callable[[], None]
+    ) -> None:
         super().__init__(config)
         self._broker = broker
         self._doors = doors
+        self._announce = announce
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if not self.should_exit:
             gc.collect()
             gc.freeze()  # what is there by now stays, and need not be looked at again and again
-            self.announce(self.line)
+            self._announce()
 
     async def on_tick(self, counter: int) -> bool:
         return await super().on_tick(counter) or self._broker.store.failure() is not None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to end. uvicorn would raise the signal again when it is through, and that would end the process
-        before the store is closed."""
+        """Begin to shut down. uvicorn would raise the signal again at its end, which would end the process before
+        the store is closed."""
         super().handle_exit(sig, frame)
         self._captured_signals.clear()
 
