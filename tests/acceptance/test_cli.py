@@ -285,7 +285,9 @@ def test_keys_are_made_without_a_broker_and_then_used_with_one(tmp_path: Path) -
         assert {key["name"]: key["allow"] for key in listed} == {"admin": ["*"], "shop": ["send:orders.*", "read"]}
         assert "secret" not in listed[0]
         boss("keys", "revoke", made_now["id"])
-        assert "is unknown or was revoked" in shop("send", "orders.new", "1", "--api-key", made_now["secret"], code=1).err
+        assert (
+            "is unknown or was revoked" in shop("send", "orders.new", "1", "--api-key", made_now["secret"], code=1).err
+        )
         assert "no key 'nope'" in boss("keys", "revoke", "nope", code=1).err
         assert "is not VERB:PATTERN" in boss("keys", "create", "x", "--allow", "sned:q", code=1).err
     assert "admin" in away("keys", "list", "--store", "rocksdb:data").out
