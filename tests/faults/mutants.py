@@ -13,6 +13,7 @@ from typing import Any
 
 from miniq.broker import Broker
 from miniq.broker.claims import Claims
+from miniq.broker.intake import Intake
 from miniq.message import Claim, Outcome
 from miniq.store.embedded import store as embedded
 from miniq.store.embedded.blocks import Shelf
@@ -73,16 +74,16 @@ def early_expiry() -> None:
 
 def no_dedup() -> None:
     """A call that is repeated is carried out again."""
-    send, send_each = Broker.send, Broker.send_each
+    send, add = Broker.send, Intake.add
 
     async def forgetful(self: Broker, queue: str, drafts: Any, call: str | None = None) -> list[str]:
         return await send(self, queue, drafts, None)
 
-    async def each_forgetful(self: Broker, queue: str, bodies: Any, calls: Any) -> list[list[str]]:
-        return await send_each(self, queue, bodies, [None] * len(calls))
+    def add_forgetful(self: Intake, queue: str, kind: str, body: bytes, call: str | None, *rest: Any) -> bool:
+        return add(self, queue, kind, body, None, *rest)
 
     Broker.send = forgetful  # type: ignore[method-assign]
-    Broker.send_each = each_forgetful  # type: ignore[method-assign]
+    Intake.add = add_forgetful  # type: ignore[method-assign,assignment]
 
 
 def thawed_claims() -> None:

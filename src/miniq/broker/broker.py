@@ -15,7 +15,7 @@ from miniq.broker.catalog import Catalog
 from miniq.broker.claims import Claims
 from miniq.broker.clock import Clock, SystemClock
 from miniq.broker.delivery import Deliveries
-from miniq.broker.gather import Gather, Sent
+from miniq.broker.intake import Intake
 from miniq.broker.keyring import KeyRing
 from miniq.broker.metrics import Metrics
 from miniq.broker.redrive import Redrives
@@ -45,15 +45,13 @@ from miniq.message import (
     Mode,
     Outcome,
     Page,
-    PlainBatch,
-    PlainDrafts,
     QueueInfo,
     RedriveProgress,
     Status,
     Stored,
 )
 from miniq.options import Options
-from miniq.store.contract import ANY, FREE, Edit, Fence, Once, Room, SingleProcessStore, Store
+from miniq.store.contract import ANY, FREE, Edit, Fence, Once, Room, Store
 from miniq.store.transfer import check_complete
 
 
@@ -68,9 +66,9 @@ class Broker:
         self.metrics = Metrics()
         self._limits = self.options.limits
         self.catalog = Catalog(self)
-        self._ids = IdSource()
+        self.ids = IdSource()
         self.waiters = Waiters(self.clock)
-        self._gather = Gather(self)
+        self.intake = Intake(self)
         self.deliveries = Deliveries(self)
         self.claims = Claims(self)
         self.stages = Stages(self)
@@ -86,8 +84,8 @@ class Broker:
         """Whether long polls may wait; no longer when the broker is about to close."""
 
     @property
-    def prompt(self) -> bool:
-        """Whether calls may begin at once (`prompt.py`): not where a store or a tracer looks for their task."""
+    def eager(self) -> bool:
+        """Whether calls may start without a task (`intake.begin`): not where a store or a tracer looks for it."""
         return not self.store.shared and self.tracer is None
 
     async def open(self) -> None:
@@ -100,7 +98,7 @@ class Broker:
         except BaseException:
             await self.store.close()
             raise
-        self._ids = IdSource(await self.store.last_id())
+        self.ids = IdSource(await self.store.last_id())
         await self.keys.load()
         self.is_open = True
         await self.catalog.load()
@@ -117,7 +115,7 @@ class Broker:
         """Refuse new calls, let long polls return, flush and close the store. Harmless to repeat."""
         self.is_open = False
         self.begin_shutdown()
-        await self._gather.stop()
+        await self.intake.stop()
         await self.deliveries.stop()
         await self._redrives.stop()
         await self._upkeep.stop()
@@ -167,7 +165,7 @@ class Broker:
         before, in the last five minutes, adds nothing and gets the same answer."""
         settings = self.catalog.find(queue) or await self.catalog.first_use(queue)
         now = self.clock.now()
-        messages = rules.admit(queue, settings, drafts, self._ids, now, self._limits)
+        messages = rules.admit(queue, settings, drafts, self.ids, now, self._limits)
         room = Room(settings.max_length, settings.max_bytes) if rules.is_limited(settings) else None
         until = now + rules.micros(settings.dedup_window)
         once = None
@@ -182,56 +180,6 @@ class Broker:
             return await self.send(queue, drafts, call)
         self.metrics.messages[queue, "sent"] += len(ids)
         return ids
-
-    async def send_each(self, queue: str, bodies: PlainDrafts, calls: Sequence[str | None]) -> list[list[str]]:
-        """Send messages of which each is a call of its own, with a name or None, and return the answer to each. The
-        names must be right (see `send_coalesced`), and a queue with a limit gets one at a time."""
-        if len(calls) == 1:
-            return [await self.send(queue, bodies, calls[0])]
-        if not any(calls):
-            return [[id] for id in await self.send(queue, bodies)]
-        settings = self.catalog.find(queue) or await self.catalog.first_use(queue)
-        now = self.clock.now()
-        messages = rules.admit(queue, settings, bodies, self._ids, now, self._limits)
-        assert isinstance(self.store, SingleProcessStore)  # noqa: S101  names are taken there only
-        assert isinstance(messages, PlainBatch)  # noqa: S101  no body is too large
-        until = now + rules.CALL_WINDOW
-        try:
-            answers = await self.store.put_each(messages, calls, now=now, until=until, keep=settings.history)
-        except QueueNotFound:
-            self.catalog.forget(queue)  # somebody else just deleted it
-            return await self.send_each(queue, bodies, calls)
-        self.metrics.messages[queue, "sent"] += sum(map(len, answers))
-        return answers
-
-    def send_coalesced(
-        self,
-        queue: str,
-        bodies: PlainDrafts,
-        calls: Sequence[str | None],
-        who: Sequence[Any],
-        sent: Sent,
-        *,
-        at_once: bool = False,
-    ) -> bool:
-        """Send plain messages, each of one of `who` and with the name of its call or None, together with what others
-        send at the same time; `sent` gets the answers once all is on disk. False where that is not possible for each
-        of them: then `send` is the way, which also says what is wrong."""
-        settings, limits = self.catalog.find(queue), self._limits
-        if settings is None or rules.is_limited(settings) or max(map(len, bodies.bodies)) > limits.body_bytes:
-            return False
-        if self.tracer is not None:
-            return False  # each has a trace of its own
-        named = [call for call in calls if call is not None]
-        if named and (self.store.shared or not all(rules.is_simple(call, limits) for call in named)):
-            return False
-        self._gather.add(queue, bodies, calls, who, sent, at_once)
-        return True
-
-    def is_limited(self, queue: str) -> bool:
-        """Whether a queue takes no more than so much."""
-        settings = self.catalog.find(queue)
-        return settings is not None and rules.is_limited(settings)
 
     async def receive(
         self,
@@ -524,7 +472,7 @@ class Broker:
 
     def reserve(self, count: int) -> str:
         """The first of `count` ids for messages that are committed."""
-        return self._ids.reserve(count, self.clock.now())
+        return self.ids.reserve(count, self.clock.now())
 
     async def move(
         self,
