@@ -15,11 +15,11 @@ from miniq.broker import Broker
 from miniq.broker.claims import Claims
 from miniq.broker.intake import Intake
 from miniq.message import Claim, Outcome
-from miniq.store.embedded import store as embedded
+from miniq.store.embedded import messages as embedded
 from miniq.store.embedded.blocks import Shelf
 from miniq.store.embedded.commit import GroupCommit
 from miniq.store.embedded.kv import LevelKV, RocksKV
-from miniq.store.embedded.ledger import Ledger
+from miniq.store.embedded.states import States
 
 
 def no_fsync() -> None:
@@ -56,20 +56,20 @@ def any_receipt() -> None:
 def no_expiry() -> None:
     """A lease never ends."""
 
-    def sleep(self: Ledger, shelf: Shelf, now: int) -> None:
+    def sleep(self: States, shelf: Shelf, now: int) -> None:
         pass
 
-    Ledger.wake = sleep  # type: ignore[method-assign]
+    States.wake = sleep  # type: ignore[method-assign]
 
 
 def early_expiry() -> None:
     """A lease ends before its time."""
-    wake = Ledger.wake
+    wake = States.wake
 
-    def too_soon(self: Ledger, shelf: Shelf, now: int) -> None:
+    def too_soon(self: States, shelf: Shelf, now: int) -> None:
         wake(self, shelf, now + 1_500_000)
 
-    Ledger.wake = too_soon  # type: ignore[method-assign]
+    States.wake = too_soon  # type: ignore[method-assign]
 
 
 def no_dedup() -> None:

@@ -45,6 +45,7 @@ from miniq.message import (
     Mode,
     Outcome,
     Page,
+    PlainBatch,
     QueueInfo,
     RedriveProgress,
     Status,
@@ -73,7 +74,7 @@ class Broker:
         self.claims = Claims(self)
         self.stages = Stages(self)
         self._redrives = Redrives(self)
-        self._upkeep = Upkeep(self)
+        self.sweeper = Upkeep(self)
         self.refresh = Refresh(self)
         self.tracer: Any = None
         """Who writes down spans (`wire/tracing.py`), None if nobody does."""
@@ -102,7 +103,7 @@ class Broker:
         await self.keys.load()
         self.is_open = True
         await self.catalog.load()
-        self._upkeep.start()
+        self.sweeper.start()
         self.refresh.start()
 
     def begin_shutdown(self) -> None:
@@ -118,7 +119,7 @@ class Broker:
         await self.intake.stop()
         await self.deliveries.stop()
         await self._redrives.stop()
-        await self._upkeep.stop()
+        await self.sweeper.stop()
         await self.refresh.stop()
         await self.trends.stop()
         await self.store.close()
@@ -178,6 +179,10 @@ class Broker:
         except QueueNotFound:
             self.catalog.forget(queue)  # somebody else just deleted it
             return await self.send(queue, drafts, call)
+        if not isinstance(messages, PlainBatch):
+            ends = [message.expires_at for message in messages if message.expires_at is not None]
+            if ends:
+                self.sweeper.expect(queue, min(ends))
         self.metrics.messages[queue, "sent"] += len(ids)
         return ids
 
@@ -195,7 +200,6 @@ class Broker:
 
         A queue that does not exist yet is an empty one, unless queues must be made by hand.
         """
-        self.check_open()
         limits = self._limits
         rules.check_count(max, "max", 1, limits.batch)
         if wait:
@@ -207,6 +211,7 @@ class Broker:
         if mode not in ("at-least-once", "at-most-once"):
             raise InvalidRequest(f"mode: {mode!r:.80}; use at-least-once or at-most-once", field="mode")
         if self.catalog.find(queue) is None:
+            self.check_open()
             await self.catalog.possible(queue)
         taken = await self.deliveries.take(queue, max, visibility_timeout, consumer, mode)
         if taken or not wait:
@@ -466,7 +471,7 @@ class Broker:
     async def upkeep(self) -> None:
         """One bounded pass over ttl, retention, dedup records and history; also runs by itself."""
         self.check_open()
-        await self._upkeep.once()
+        await self.sweeper.once()
 
     # Inside
 
@@ -489,9 +494,11 @@ class Broker:
         while True:
             target = await self.catalog.ensure(to)
             try:
-                return await self.store.move(
+                outcomes = await self.store.move(
                     queue, moves, now=now, event=event, reason=reason, keep=settings.history, keep_to=target.history
                 )
+                self.sweeper.expect(to, min(rules.ends_at(message, target) for _, message in moves))
+                return outcomes
             except QueueNotFound:
                 if queue not in await self.store.queues():
                     raise

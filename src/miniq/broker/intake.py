@@ -88,10 +88,10 @@ class Intake:
             return True
         self._waiting[key] = [(body, call, sender)]
         loop = asyncio.get_running_loop()
-        if broker.eager:
-            loop.call_soon(begin, loop, self._run(key))  # after what this turn of the loop reads
-        else:
+        if broker.store.shared:
             begin(loop, self._run(key), eager=False)
+        else:
+            loop.call_soon(begin, loop, self._run(key))  # after what this turn of the loop reads
         return True
 
     async def stop(self) -> None:

@@ -353,6 +353,13 @@ def expired(stored: Stored, settings: QueueSettings, now: int) -> Literal["ttl",
     return reason if reason in ("ttl", "retention") else None
 
 
+def ends_at(message: Message, settings: QueueSettings) -> int:
+    """The moment from which on a message is `expired`."""
+    since = message.sent_at if message.dead is None else message.dead.at
+    end = since + micros(settings.retention)
+    return end if message.expires_at is None else min(end, message.expires_at)
+
+
 def fit(settings: QueueSettings, now: int) -> Fit:
     """What a claim may take: what `verdict` would hand out."""
     return Fit(now - micros(settings.retention), settings.max_receives or 2**62)

@@ -295,6 +295,8 @@ class _FastLane(HttpToolsProtocol):
     def _match(self) -> Head | None:
         """What these headers say if they begin a hot request, None if they begin another."""
         raw, self._raw = self._raw, b""  # those that follow in the same piece have other headers
+        if raw and self._head is not None:
+            return self._head  # the same bytes as before, only that the body comes later
         parser = self.parser
         keep_alive = parser.get_http_version() != "1.0" and parser.should_keep_alive()
         head = read_head(parser.get_method(), self.url, self.headers, keep_alive, self.guard)

@@ -13,7 +13,7 @@ from miniq.api import codec
 from miniq.api.plain import LONE, Lone, SendReader
 from miniq.broker.keyring import KeyRing
 from miniq.errors import WrongMedia
-from miniq.message import PlainDrafts
+from miniq.message import JSON, PlainDrafts
 from miniq.server.http.app import is_arrow, prepare, reply_format, request_format, traced
 from miniq.server.http.guard import Doubt, Guard, given_id
 from miniq.server.operations import OPERATIONS, READERS, Operation, Request, bearer
@@ -89,23 +89,26 @@ def read_head(
         return None
     said = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(headers)}
     kind = said.get("content-type", "")
-    try:
-        format = None if is_arrow(kind) else request_format(kind)
-    except WrongMedia:
-        format = None
+    format: codec.Format | None = "json"
+    if kind not in ("", JSON):
+        try:
+            format = None if is_arrow(kind) else request_format(kind)
+        except WrongMedia:
+            format = None
     length = int(said["content-length"]) if "content-length" in said else -1
+    asked = (format if length else None) or "json"
     return Head(
         operation,
         queue.decode("latin-1"),
         keep_alive,
         kind,
-        bearer(said.get("authorization")),
+        bearer(said["authorization"]) if "authorization" in said else None,
         said.get("idempotency-key"),
-        given_id(said.get("x-request-id")),
+        given_id(said["x-request-id"]) if "x-request-id" in said else None,
         guard.usual(said),
-        traced(said),
+        traced(said) if "traceparent" in said or "tracestate" in said else None,
         length,
         format,
-        reply_format(said.get("accept", ""), (format if length else None) or "json"),
+        reply_format(said["accept"], asked) if "accept" in said else asked,
         LONE[format] if operation.name == "send" and format is not None else None,
     )

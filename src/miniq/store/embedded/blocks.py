@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from miniq.ids import ids_from, run_of
+from miniq.ids import run_of
 from miniq.message import Claim, Message, QueueSettings, StageName, Stored
 from miniq.store.embedded import keys
 
@@ -71,6 +71,7 @@ class Block:
 
     __slots__ = (
         "alive",
+        "alone",
         "arrives",
         "charged",
         "count",
@@ -91,6 +92,8 @@ class Block:
 
     def __init__(self, name: str, key: bytes, owner: str, priority: int, count: int) -> None:
         self.name = name
+        self.alone = len(name) == 37
+        """Whether its record holds one message that is found by an index, not by its run of ids."""
         self.key = key
         self.owner = owner
         self.priority = priority
@@ -115,10 +118,6 @@ class Block:
         """The batch that has to be written before it may be seen, while there is one."""
 
     @property
-    def alone(self) -> bool:
-        return len(self.name) == 37
-
-    @property
     def touched(self) -> bool:
         """Whether it has state that its record on disk does not show."""
         return self.gone != 0 or any(self.runs)
@@ -129,7 +128,11 @@ class Block:
         return self.name[:34] + _TAILS[place + (128 if self.name[34] == "8" else 0)]
 
     def ids_at(self, places: range) -> list[str]:
-        return ids_from(self.id_at(places.start), len(places))
+        name = self.name
+        if self.alone:
+            return [name[:36]]
+        head, first = name[:34], 128 if name[34] == "8" else 0
+        return [head + tail for tail in _TAILS[first + places.start : first + places.stop]]
 
     def is_gone(self, place: int) -> bool:
         return bool(self.gone >> place & 1)
@@ -264,6 +267,8 @@ class Shelf:
         self.number = number
         self.serial = serial
         self.settings = settings
+        self.count_key = keys.count_key(number)
+        self.state_prefix = keys.of_queue(b"s", number)
         self.count = 0
         self.size = 0
         self.leased = 0
