@@ -1,6 +1,6 @@
 """What the embedded store keeps in memory of a queue: blocks, the state of their messages, and lanes.
 
-A **block** is up to 128 messages that lie in one record. A **run** is a lease or a delay that some
+A **block** is up to 128 messages that lie in one record. A **run** (`states.py`) is a lease or a delay that some
 messages of a block share; a message without a run is fresh. A **lane** is the line of one priority for
 one recipient (or for anybody): fresh blocks in order, messages that came back, and a cursor into the
 backlog on disk, which is read only when it is needed.
@@ -12,58 +12,16 @@ import asyncio
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from miniq.ids import run_of
 from miniq.message import Claim, Message, QueueSettings, StageName, Stored
 from miniq.store.embedded import keys
 
+if TYPE_CHECKING:
+    from miniq.store.embedded.states import Run
+
 _TAILS = tuple(f"{place:02x}" for place in range(256))
-
-
-class Run:
-    """One state, shared by some messages of one block. Never changed: a new state is a new run."""
-
-    __slots__ = (
-        "block",
-        "consumer",
-        "due",
-        "key",
-        "live",
-        "places",
-        "receipt",
-        "receives",
-        "taken_at",
-        "visible_at",
-    )
-
-    def __init__(
-        self,
-        block: Block,
-        places: range,
-        visible_at: int,
-        receives: int,
-        receipt: str | None,
-        consumer: str | None,
-        taken_at: int,
-        key: bytes,
-    ) -> None:
-        self.block = block
-        self.places = places
-        self.visible_at = visible_at
-        self.receives = receives
-        self.receipt = receipt
-        self.consumer = consumer
-        self.taken_at = taken_at
-        self.key = key
-        self.live = 0
-        """How many messages are still in this state."""
-        self.due = False
-        """Whether its time has come: its messages are ready again, though the receipt still counts."""
-
-    def held_places(self) -> list[int]:
-        runs = self.block.runs
-        return [place for place in self.places if runs[place] is self]
 
 
 class Block:
@@ -182,7 +140,7 @@ class Block:
         )
 
 
-Back = tuple[str, int, Block, int, Run | None]
+Back = tuple[str, int, Block, int, "Run | None"]
 """A message that is ready out of turn: id, a number that breaks ties, block, place, its run."""
 
 

@@ -19,12 +19,12 @@ from miniq.errors import StoreCorrupt
 from miniq.message import NEVER, Claim, ClaimGroup, EventName, History, Message, PlainBatch, Portion, Stored
 from miniq.store.contract import UNFIT, Claimed, Fit, ReadyHint, check_reader, claim_name, no_claim
 from miniq.store.embedded import keys
-from miniq.store.embedded.blocks import Block, HeldClaim, Readers, Run, Shelf, check_there
+from miniq.store.embedded.blocks import Block, HeldClaim, Readers, Shelf, check_there
 from miniq.store.embedded.commit import GroupCommit
 from miniq.store.embedded.history import tell_left, tell_taken
 from miniq.store.embedded.kv import KV
 from miniq.store.embedded.ledger import Ledger
-from miniq.store.embedded.states import States
+from miniq.store.embedded.states import Run, States
 from miniq.store.embedded.window import Window, sizes_of
 
 STEP_MESSAGES = 10_000

@@ -24,7 +24,7 @@ from miniq.message import (
 )
 from miniq.store import events
 from miniq.store.contract import ANY, FREE, ByName, Edit, Fence, Once, Room, SingleProcessStore, check_room
-from miniq.store.embedded.blocks import Block, Run, Shelf
+from miniq.store.embedded.blocks import Block, Shelf
 from miniq.store.embedded.browse import browse, browse_held
 from miniq.store.embedded.commit import GroupCommit
 from miniq.store.embedded.dedup import DedupRecords
@@ -33,7 +33,7 @@ from miniq.store.embedded.history import event_run, tell_left, tell_taken
 from miniq.store.embedded.keys import EventRun
 from miniq.store.embedded.kv import KV
 from miniq.store.embedded.ledger import Ledger
-from miniq.store.embedded.states import States
+from miniq.store.embedded.states import Run, States
 from miniq.store.embedded.window import Window
 
 

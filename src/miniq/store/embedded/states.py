@@ -1,6 +1,6 @@
 """The states of messages in the embedded store: leases and delays, given, read at start, run out, left.
 
-A state is a run (`blocks.py`): neighbours of one block that share it. It is set in memory and staged in the open
+A state is a run: neighbours of one block that share it. It is set in memory and staged in the open
 batch; nothing here decides whether that is right.
 """
 
@@ -11,9 +11,54 @@ from itertools import count
 
 from miniq.message import NEVER
 from miniq.store.embedded import keys
-from miniq.store.embedded.blocks import Block, Run, Shelf
+from miniq.store.embedded.blocks import Block, Shelf
 from miniq.store.embedded.commit import GroupCommit
 from miniq.store.embedded.window import Window
+
+
+class Run:
+    """One state, shared by some messages of one block. Never changed: a new state is a new run."""
+
+    __slots__ = (
+        "block",
+        "consumer",
+        "due",
+        "key",
+        "live",
+        "places",
+        "receipt",
+        "receives",
+        "taken_at",
+        "visible_at",
+    )
+
+    def __init__(
+        self,
+        block: Block,
+        places: range,
+        visible_at: int,
+        receives: int,
+        receipt: str | None,
+        consumer: str | None,
+        taken_at: int,
+        key: bytes,
+    ) -> None:
+        self.block = block
+        self.places = places
+        self.visible_at = visible_at
+        self.receives = receives
+        self.receipt = receipt
+        self.consumer = consumer
+        self.taken_at = taken_at
+        self.key = key
+        self.live = 0
+        """How many messages are still in this state."""
+        self.due = False
+        """Whether its time has come: its messages are ready again, though the receipt still counts."""
+
+    def held_places(self) -> list[int]:
+        runs = self.block.runs
+        return [place for place in self.places if runs[place] is self]
 
 
 class States:
