@@ -28,10 +28,7 @@ from miniq.broker.waiters import Waiters
 from miniq.errors import (
     Closed,
     InvalidRequest,
-    MessageLeased,
-    MessageNotFound,
     QueueNotFound,
-    StaleReceipt,
 )
 from miniq.ids import IdSource
 from miniq.message import (
@@ -237,7 +234,7 @@ class Broker:
         rules.check_batch(leases, "leases", self._limits)
         outcomes = await self.store.drop(
             queue,
-            _fences(leases),
+            rules.fences(leases),
             now=self.clock.now(),
             event="acked",
             reason=None,
@@ -252,32 +249,8 @@ class Broker:
         settings = await self.catalog.existing(queue)
         rules.check_batch(leases, "leases", self._limits)
         rules.check_seconds(delay, "delay", 0, self._limits.delay)
-        asked = _fences(leases)
-        fences = list(dict.fromkeys(asked))
-        outcomes: dict[Fence, Outcome] = {}
-        if settings.max_receives is not None:
-            worn: list[tuple[Fence, Stored]] = []
-            for fence in fences:
-                stored = await self.store.find(queue, fence[0])
-                if stored is not None and stored.receipt == fence[1] and rules.worn_out(stored, settings):
-                    worn.append((fence, stored))
-            if worn:
-                dead = await self.deliveries.bury(queue, settings, worn, "max_receives", extra=0)
-                outcomes = {fence: outcome for (fence, _), outcome in zip(worn, dead, strict=True)}
-        rest = [fence for fence in fences if fence not in outcomes]
-        if rest:
-            now = self.clock.now()
-            done = await self.store.reschedule(
-                queue,
-                rest,
-                now=now,
-                visible_at=now + rules.micros(delay),
-                release=True,
-                event="released",
-                keep=settings.history,
-            )
-            outcomes.update(zip(rest, done, strict=True))
-            self.metrics.messages[queue, "released"] += done.count("done")
+        asked = rules.fences(leases)
+        outcomes = await self.deliveries.release(queue, settings, list(dict.fromkeys(asked)), delay)
         return [outcomes[fence] for fence in asked]
 
     async def release_by_id(self, queue: str, id: str, delay: float = 0) -> bool:
@@ -288,7 +261,7 @@ class Broker:
         if stored.receipt is None or stored.status(self.clock.now()) != "leased":
             return False
         outcomes = await self.release(queue, [Lease(id, stored.receipt)], delay)
-        _raise_unless_done(queue, id, outcomes[0])
+        rules.check_done(queue, id, outcomes[0])
         return True
 
     async def extend(
@@ -302,7 +275,7 @@ class Broker:
         until = now + rules.micros(seconds)
         outcomes = await self.store.reschedule(
             queue,
-            _fences(leases),
+            rules.fences(leases),
             now=now,
             visible_at=until,
             release=False,
@@ -317,7 +290,7 @@ class Broker:
         settings = await self.catalog.existing(queue)
         stored = await self.store.find(queue, id)
         if stored is None or rules.expired(stored, settings, self.clock.now()):
-            raise _no_message(queue, id)
+            raise rules.no_message(queue, id)
         return stored
 
     async def peek(
@@ -376,22 +349,22 @@ class Broker:
             priority=priority,
             visible_at=None if delay is None else now + rules.micros(delay),
         )
-        fence = (id, FREE if receipt is None else _receipt(receipt))
+        fence = (id, FREE if receipt is None else rules.receipt_of(receipt))
         outcome = await self.store.edit(queue, fence, change, now=now, keep=settings.history)
-        _raise_unless_done(queue, id, outcome)
+        rules.check_done(queue, id, outcome)
         stored = await self.store.find(queue, id)
         if stored is None:
-            raise _no_message(queue, id)
+            raise rules.no_message(queue, id)
         return stored
 
     async def remove(self, queue: str, id: str, receipt: str | None = None) -> None:
         """Delete one message that is not leased, or that the caller holds the receipt of."""
         settings = await self.catalog.existing(queue)
-        fence = (id, FREE if receipt is None else _receipt(receipt))
+        fence = (id, FREE if receipt is None else rules.receipt_of(receipt))
         outcomes = await self.store.drop(
             queue, [fence], now=self.clock.now(), event="purged", reason="removed", keep=settings.history
         )
-        _raise_unless_done(queue, id, outcomes[0])
+        rules.check_done(queue, id, outcomes[0])
 
     async def ack_by_id(self, queue: str, id: str) -> bool:
         """Ack without a receipt: only for the short routes and `MiniQ`, whose users have none."""
@@ -508,28 +481,3 @@ class Broker:
         """Refuse calls of a closed broker."""
         if not self.is_open:
             raise Closed("the broker is closed")
-
-
-def _fences(leases: Sequence[Lease]) -> list[Fence]:
-    """Leases as fences; the marks that would open every door are no receipts."""
-    fences = [(lease.id, lease.receipt) for lease in leases]
-    if {receipt for _, receipt in fences} & {FREE, ANY}:
-        return [(id, _receipt(receipt)) for id, receipt in fences]
-    return fences
-
-
-def _receipt(receipt: str) -> str:
-    return "?" if receipt in (FREE, ANY) else receipt
-
-
-def _no_message(queue: str, id: str) -> MessageNotFound:
-    return MessageNotFound(f"id: there is no message {id!r} in queue {queue!r}", field="id")
-
-
-def _raise_unless_done(queue: str, id: str, outcome: Outcome) -> None:
-    if outcome == "missing":
-        raise _no_message(queue, id)
-    if outcome == "leased":
-        raise MessageLeased(f"id: message {id!r} is with a consumer; give its receipt, or wait", field="receipt")
-    if outcome == "stale":
-        raise StaleReceipt(f"receipt: message {id!r} has been handed out again or given back", field="receipt")
