@@ -345,7 +345,7 @@ class Machine(RuleBasedStateMachine):
             return first[0]
 
         self.both(
-            "commit",
+            "commit_stages",
             queue,
             "job",
             batch,

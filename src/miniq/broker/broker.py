@@ -15,7 +15,7 @@ from miniq.broker.catalog import Catalog
 from miniq.broker.claims import Claims
 from miniq.broker.clock import Clock, SystemClock
 from miniq.broker.delivery import Deliveries
-from miniq.broker.gather import Gather, Sent
+from miniq.broker.intake import Intake
 from miniq.broker.keyring import KeyRing
 from miniq.broker.metrics import Metrics
 from miniq.broker.redrive import Redrives
@@ -28,10 +28,7 @@ from miniq.broker.waiters import Waiters
 from miniq.errors import (
     Closed,
     InvalidRequest,
-    MessageLeased,
-    MessageNotFound,
     QueueNotFound,
-    StaleReceipt,
 )
 from miniq.ids import IdSource
 from miniq.message import (
@@ -46,14 +43,13 @@ from miniq.message import (
     Outcome,
     Page,
     PlainBatch,
-    PlainDrafts,
     QueueInfo,
     RedriveProgress,
     Status,
     Stored,
 )
 from miniq.options import Options
-from miniq.store.contract import ANY, FREE, Edit, Fence, Once, Room, SingleProcessStore, Store
+from miniq.store.contract import ANY, FREE, Edit, Fence, Once, Room, Store
 from miniq.store.transfer import check_complete
 
 
@@ -68,14 +64,14 @@ class Broker:
         self.metrics = Metrics()
         self._limits = self.options.limits
         self.catalog = Catalog(self)
-        self._ids = IdSource()
+        self.ids = IdSource()
         self.waiters = Waiters(self.clock)
-        self._gather = Gather(self)
+        self.intake = Intake(self)
         self.deliveries = Deliveries(self)
         self.claims = Claims(self)
         self.stages = Stages(self)
         self._redrives = Redrives(self)
-        self._upkeep = Upkeep(self)
+        self.sweeper = Upkeep(self)
         self.refresh = Refresh(self)
         self.tracer: Any = None
         """Who writes down spans (`wire/tracing.py`), None if nobody does."""
@@ -86,8 +82,8 @@ class Broker:
         """Whether long polls may wait; no longer when the broker is about to close."""
 
     @property
-    def prompt(self) -> bool:
-        """Whether calls may begin at once (`prompt.py`): not where a store or a tracer looks for their task."""
+    def eager(self) -> bool:
+        """Whether calls may start without a task (`intake.begin`): not where a store or a tracer looks for it."""
         return not self.store.shared and self.tracer is None
 
     async def open(self) -> None:
@@ -100,11 +96,11 @@ class Broker:
         except BaseException:
             await self.store.close()
             raise
-        self._ids = IdSource(await self.store.last_id())
+        self.ids = IdSource(await self.store.last_id())
         await self.keys.load()
         self.is_open = True
         await self.catalog.load()
-        self._upkeep.start()
+        self.sweeper.start()
         self.refresh.start()
 
     def begin_shutdown(self) -> None:
@@ -117,10 +113,10 @@ class Broker:
         """Refuse new calls, let long polls return, flush and close the store. Harmless to repeat."""
         self.is_open = False
         self.begin_shutdown()
-        await self._gather.stop()
+        await self.intake.stop()
         await self.deliveries.stop()
         await self._redrives.stop()
-        await self._upkeep.stop()
+        await self.sweeper.stop()
         await self.refresh.stop()
         await self.trends.stop()
         await self.store.close()
@@ -167,7 +163,7 @@ class Broker:
         before, in the last five minutes, adds nothing and gets the same answer."""
         settings = self.catalog.find(queue) or await self.catalog.first_use(queue)
         now = self.clock.now()
-        messages = rules.admit(queue, settings, drafts, self._ids, now, self._limits)
+        messages = rules.admit(queue, settings, drafts, self.ids, now, self._limits)
         room = Room(settings.max_length, settings.max_bytes) if rules.is_limited(settings) else None
         until = now + rules.micros(settings.dedup_window)
         once = None
@@ -180,58 +176,12 @@ class Broker:
         except QueueNotFound:
             self.catalog.forget(queue)  # somebody else just deleted it
             return await self.send(queue, drafts, call)
+        if not isinstance(messages, PlainBatch):
+            ends = [message.expires_at for message in messages if message.expires_at is not None]
+            if ends:
+                self.sweeper.expect(queue, min(ends))
         self.metrics.messages[queue, "sent"] += len(ids)
         return ids
-
-    async def send_each(self, queue: str, bodies: PlainDrafts, calls: Sequence[str | None]) -> list[list[str]]:
-        """Send messages of which each is a call of its own, with a name or None, and return the answer to each. The
-        names must be right (see `send_coalesced`), and a queue with a limit gets one at a time."""
-        if len(calls) == 1:
-            return [await self.send(queue, bodies, calls[0])]
-        if not any(calls):
-            return [[id] for id in await self.send(queue, bodies)]
-        settings = self.catalog.find(queue) or await self.catalog.first_use(queue)
-        now = self.clock.now()
-        messages = rules.admit(queue, settings, bodies, self._ids, now, self._limits)
-        assert isinstance(self.store, SingleProcessStore)  # noqa: S101  names are taken there only
-        assert isinstance(messages, PlainBatch)  # noqa: S101  no body is too large
-        until = now + rules.CALL_WINDOW
-        try:
-            answers = await self.store.put_each(messages, calls, now=now, until=until, keep=settings.history)
-        except QueueNotFound:
-            self.catalog.forget(queue)  # somebody else just deleted it
-            return await self.send_each(queue, bodies, calls)
-        self.metrics.messages[queue, "sent"] += sum(map(len, answers))
-        return answers
-
-    def send_coalesced(
-        self,
-        queue: str,
-        bodies: PlainDrafts,
-        calls: Sequence[str | None],
-        who: Sequence[Any],
-        sent: Sent,
-        *,
-        at_once: bool = False,
-    ) -> bool:
-        """Send plain messages, each of one of `who` and with the name of its call or None, together with what others
-        send at the same time; `sent` gets the answers once all is on disk. False where that is not possible for each
-        of them: then `send` is the way, which also says what is wrong."""
-        settings, limits = self.catalog.find(queue), self._limits
-        if settings is None or rules.is_limited(settings) or max(map(len, bodies.bodies)) > limits.body_bytes:
-            return False
-        if self.tracer is not None:
-            return False  # each has a trace of its own
-        named = [call for call in calls if call is not None]
-        if named and (self.store.shared or not all(rules.is_simple(call, limits) for call in named)):
-            return False
-        self._gather.add(queue, bodies, calls, who, sent, at_once)
-        return True
-
-    def is_limited(self, queue: str) -> bool:
-        """Whether a queue takes no more than so much."""
-        settings = self.catalog.find(queue)
-        return settings is not None and rules.is_limited(settings)
 
     async def receive(
         self,
@@ -247,7 +197,6 @@ class Broker:
 
         A queue that does not exist yet is an empty one, unless queues must be made by hand.
         """
-        self.check_open()
         limits = self._limits
         rules.check_count(max, "max", 1, limits.batch)
         if wait:
@@ -259,6 +208,7 @@ class Broker:
         if mode not in ("at-least-once", "at-most-once"):
             raise InvalidRequest(f"mode: {mode!r:.80}; use at-least-once or at-most-once", field="mode")
         if self.catalog.find(queue) is None:
+            self.check_open()
             await self.catalog.possible(queue)
         taken = await self.deliveries.take(queue, max, visibility_timeout, consumer, mode)
         if taken or not wait:
@@ -284,7 +234,7 @@ class Broker:
         rules.check_batch(leases, "leases", self._limits)
         outcomes = await self.store.drop(
             queue,
-            _fences(leases),
+            rules.fences(leases),
             now=self.clock.now(),
             event="acked",
             reason=None,
@@ -299,32 +249,8 @@ class Broker:
         settings = await self.catalog.existing(queue)
         rules.check_batch(leases, "leases", self._limits)
         rules.check_seconds(delay, "delay", 0, self._limits.delay)
-        asked = _fences(leases)
-        fences = list(dict.fromkeys(asked))
-        outcomes: dict[Fence, Outcome] = {}
-        if settings.max_receives is not None:
-            worn: list[tuple[Fence, Stored]] = []
-            for fence in fences:
-                stored = await self.store.find(queue, fence[0])
-                if stored is not None and stored.receipt == fence[1] and rules.worn_out(stored, settings):
-                    worn.append((fence, stored))
-            if worn:
-                dead = await self.deliveries.bury(queue, settings, worn, "max_receives", extra=0)
-                outcomes = {fence: outcome for (fence, _), outcome in zip(worn, dead, strict=True)}
-        rest = [fence for fence in fences if fence not in outcomes]
-        if rest:
-            now = self.clock.now()
-            done = await self.store.reschedule(
-                queue,
-                rest,
-                now=now,
-                visible_at=now + rules.micros(delay),
-                release=True,
-                event="released",
-                keep=settings.history,
-            )
-            outcomes.update(zip(rest, done, strict=True))
-            self.metrics.messages[queue, "released"] += done.count("done")
+        asked = rules.fences(leases)
+        outcomes = await self.deliveries.release(queue, settings, list(dict.fromkeys(asked)), delay)
         return [outcomes[fence] for fence in asked]
 
     async def release_by_id(self, queue: str, id: str, delay: float = 0) -> bool:
@@ -335,7 +261,7 @@ class Broker:
         if stored.receipt is None or stored.status(self.clock.now()) != "leased":
             return False
         outcomes = await self.release(queue, [Lease(id, stored.receipt)], delay)
-        _raise_unless_done(queue, id, outcomes[0])
+        rules.check_done(queue, id, outcomes[0])
         return True
 
     async def extend(
@@ -349,7 +275,7 @@ class Broker:
         until = now + rules.micros(seconds)
         outcomes = await self.store.reschedule(
             queue,
-            _fences(leases),
+            rules.fences(leases),
             now=now,
             visible_at=until,
             release=False,
@@ -364,7 +290,7 @@ class Broker:
         settings = await self.catalog.existing(queue)
         stored = await self.store.find(queue, id)
         if stored is None or rules.expired(stored, settings, self.clock.now()):
-            raise _no_message(queue, id)
+            raise rules.no_message(queue, id)
         return stored
 
     async def peek(
@@ -423,22 +349,22 @@ class Broker:
             priority=priority,
             visible_at=None if delay is None else now + rules.micros(delay),
         )
-        fence = (id, FREE if receipt is None else _receipt(receipt))
+        fence = (id, FREE if receipt is None else rules.receipt_of(receipt))
         outcome = await self.store.edit(queue, fence, change, now=now, keep=settings.history)
-        _raise_unless_done(queue, id, outcome)
+        rules.check_done(queue, id, outcome)
         stored = await self.store.find(queue, id)
         if stored is None:
-            raise _no_message(queue, id)
+            raise rules.no_message(queue, id)
         return stored
 
     async def remove(self, queue: str, id: str, receipt: str | None = None) -> None:
         """Delete one message that is not leased, or that the caller holds the receipt of."""
         settings = await self.catalog.existing(queue)
-        fence = (id, FREE if receipt is None else _receipt(receipt))
+        fence = (id, FREE if receipt is None else rules.receipt_of(receipt))
         outcomes = await self.store.drop(
             queue, [fence], now=self.clock.now(), event="purged", reason="removed", keep=settings.history
         )
-        _raise_unless_done(queue, id, outcomes[0])
+        rules.check_done(queue, id, outcomes[0])
 
     async def ack_by_id(self, queue: str, id: str) -> bool:
         """Ack without a receipt: only for the short routes and `MiniQ`, whose users have none."""
@@ -518,13 +444,13 @@ class Broker:
     async def upkeep(self) -> None:
         """One bounded pass over ttl, retention, dedup records and history; also runs by itself."""
         self.check_open()
-        await self._upkeep.once()
+        await self.sweeper.once()
 
     # Inside
 
     def reserve(self, count: int) -> str:
         """The first of `count` ids for messages that are committed."""
-        return self._ids.reserve(count, self.clock.now())
+        return self.ids.reserve(count, self.clock.now())
 
     async def move(
         self,
@@ -541,9 +467,11 @@ class Broker:
         while True:
             target = await self.catalog.ensure(to)
             try:
-                return await self.store.move(
+                outcomes = await self.store.move(
                     queue, moves, now=now, event=event, reason=reason, keep=settings.history, keep_to=target.history
                 )
+                self.sweeper.expect(to, min(rules.ends_at(message, target) for _, message in moves))
+                return outcomes
             except QueueNotFound:
                 if queue not in await self.store.queues():
                     raise
@@ -553,28 +481,3 @@ class Broker:
         """Refuse calls of a closed broker."""
         if not self.is_open:
             raise Closed("the broker is closed")
-
-
-def _fences(leases: Sequence[Lease]) -> list[Fence]:
-    """Leases as fences; the marks that would open every door are no receipts."""
-    fences = [(lease.id, lease.receipt) for lease in leases]
-    if {receipt for _, receipt in fences} & {FREE, ANY}:
-        return [(id, _receipt(receipt)) for id, receipt in fences]
-    return fences
-
-
-def _receipt(receipt: str) -> str:
-    return "?" if receipt in (FREE, ANY) else receipt
-
-
-def _no_message(queue: str, id: str) -> MessageNotFound:
-    return MessageNotFound(f"id: there is no message {id!r} in queue {queue!r}", field="id")
-
-
-def _raise_unless_done(queue: str, id: str, outcome: Outcome) -> None:
-    if outcome == "missing":
-        raise _no_message(queue, id)
-    if outcome == "leased":
-        raise MessageLeased(f"id: message {id!r} is with a consumer; give its receipt, or wait", field="receipt")
-    if outcome == "stale":
-        raise StaleReceipt(f"receipt: message {id!r} has been handed out again or given back", field="receipt")

@@ -87,6 +87,37 @@ class Deliveries:
         broker.metrics.messages[queue, "dead"] += done.count("done")
         return done
 
+    async def release(
+        self, queue: str, settings: QueueSettings, fences: list[Fence], delay: float
+    ) -> dict[Fence, Outcome]:
+        """Give messages back, ready after `delay`; those that have used up their receives are buried."""
+        broker = self._broker
+        outcomes: dict[Fence, Outcome] = {}
+        if settings.max_receives is not None:
+            worn: list[tuple[Fence, Stored]] = []
+            for fence in fences:
+                stored = await broker.store.find(queue, fence[0])
+                if stored is not None and stored.receipt == fence[1] and rules.worn_out(stored, settings):
+                    worn.append((fence, stored))
+            if worn:
+                dead = await self.bury(queue, settings, worn, "max_receives", extra=0)
+                outcomes = {fence: outcome for (fence, _), outcome in zip(worn, dead, strict=True)}
+        rest = [fence for fence in fences if fence not in outcomes]
+        if rest:
+            now = broker.clock.now()
+            done = await broker.store.reschedule(
+                queue,
+                rest,
+                now=now,
+                visible_at=now + rules.micros(delay),
+                release=True,
+                event="released",
+                keep=settings.history,
+            )
+            outcomes.update(zip(rest, done, strict=True))
+            broker.metrics.messages[queue, "released"] += done.count("done")
+        return outcomes
+
     async def _sort_out(self, queue: str, settings: QueueSettings, taken: list[Stored], now: int) -> list[Stored]:
         """Those of `taken` that may be handed out; expired ones are dropped, worn-out ones buried."""
         oldest = now - rules.micros(settings.retention)

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from miniq.errors import BadName, InvalidRequest, TooLarge
+from miniq.errors import BadName, InvalidRequest, MessageLeased, MessageNotFound, StaleReceipt, TooLarge
 from miniq.ids import SHARE, IdSource
 from miniq.message import (
     JSON,
@@ -20,14 +20,16 @@ from miniq.message import (
     DeadLetter,
     Draft,
     History,
+    Lease,
     Message,
+    Outcome,
     PlainBatch,
     PlainDrafts,
     QueueSettings,
     Stored,
 )
 from miniq.options import Limits
-from miniq.store.contract import Fit
+from miniq.store.contract import ANY, FREE, Fence, Fit
 from miniq.store.names import CALL, COMMITTED
 
 NAME_LENGTH = 128
@@ -180,22 +182,40 @@ def admit(
 ) -> Sequence[Message]:
     """The messages that these drafts become, with ids in the order given; refuses all if one is wrong.
 
-    Drafts that are alike share a run of ids (see `ids.py`). Plain bodies, the common case, cost no more per
-    message than they must.
+    Drafts that are alike share a run of ids (see `ids.py`).
     """
+    if isinstance(drafts, PlainDrafts):
+        return admit_plain(queue, settings, drafts.bodies, drafts.content_type, ids, now, limits)
     check_batch(drafts, "messages", limits)
     first = drafts[0]
     check_draft(first, limits)
-    if isinstance(drafts, PlainDrafts):
-        bodies = drafts.bodies
-    elif _alike(drafts, first):
+    if _alike(drafts, first):
         bodies = [draft.body for draft in drafts]
-    else:
-        return _admit_each(queue, settings, drafts, ids, now, limits)
+        if max(map(len, bodies)) <= limits.body_bytes:
+            due = now + micros(settings.delay)
+            return PlainBatch(ids.runs(len(bodies), now), queue, now, due, bodies, first.content_type, first.priority)
+    return _admit_each(queue, settings, drafts, ids, now, limits)
+
+
+def admit_plain(
+    queue: str,
+    settings: QueueSettings,
+    bodies: list[bytes],
+    content_type: str,
+    ids: IdSource,
+    now: int,
+    limits: Limits,
+) -> PlainBatch:
+    """The same for plain bodies, the common case."""
+    count = len(bodies)
+    if not 0 < count <= limits.batch:
+        check_batch(bodies, "messages", limits)
+    if content_type != JSON:
+        check_body(bodies[0], content_type, limits)
     if max(map(len, bodies)) > limits.body_bytes:
-        return _admit_each(queue, settings, drafts, ids, now, limits)
-    due = now + micros(settings.delay)
-    return PlainBatch(ids.runs(len(bodies), now), queue, now, due, bodies, first.content_type, first.priority)
+        _check_each(PlainDrafts(bodies, content_type), limits)
+    due = now + micros(settings.delay) if settings.delay else now
+    return PlainBatch(ids.runs(count, now), queue, now, due, bodies, content_type)
 
 
 def _alike(drafts: Sequence[Draft], first: Draft) -> bool:
@@ -335,6 +355,13 @@ def expired(stored: Stored, settings: QueueSettings, now: int) -> Literal["ttl",
     return reason if reason in ("ttl", "retention") else None
 
 
+def ends_at(message: Message, settings: QueueSettings) -> int:
+    """The moment from which on a message is `expired`."""
+    since = message.sent_at if message.dead is None else message.dead.at
+    end = since + micros(settings.retention)
+    return end if message.expires_at is None else min(end, message.expires_at)
+
+
 def fit(settings: QueueSettings, now: int) -> Fit:
     """What a claim may take: what `verdict` would hand out."""
     return Fit(now - micros(settings.retention), settings.max_receives or 2**62)
@@ -343,6 +370,34 @@ def fit(settings: QueueSettings, now: int) -> Fit:
 def worn_out(stored: Stored, settings: QueueSettings) -> bool:
     """Whether a message that is given back has used up its receives."""
     return settings.max_receives is not None and stored.receives >= settings.max_receives
+
+
+def fences(leases: Sequence[Lease]) -> list[Fence]:
+    """Leases as fences; the marks that would open every door are no receipts."""
+    found = [(lease.id, lease.receipt) for lease in leases]
+    if {receipt for _, receipt in found} & {FREE, ANY}:
+        return [(id, receipt_of(receipt)) for id, receipt in found]
+    return found
+
+
+def receipt_of(receipt: str) -> str:
+    """A receipt as a caller gave it."""
+    return "?" if receipt in (FREE, ANY) else receipt
+
+
+def no_message(queue: str, id: str) -> MessageNotFound:
+    """The refusal of a call about a message that is not there."""
+    return MessageNotFound(f"id: there is no message {id!r} in queue {queue!r}", field="id")
+
+
+def check_done(queue: str, id: str, outcome: Outcome) -> None:
+    """Raise unless the change of one message was made."""
+    if outcome == "missing":
+        raise no_message(queue, id)
+    if outcome == "leased":
+        raise MessageLeased(f"id: message {id!r} is with a consumer; give its receipt, or wait", field="receipt")
+    if outcome == "stale":
+        raise StaleReceipt(f"receipt: message {id!r} has been handed out again or given back", field="receipt")
 
 
 def bury(message: Message, to: str, reason: str, receives: int, now: int) -> Message:

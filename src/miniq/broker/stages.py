@@ -71,6 +71,7 @@ class Stages:
             keep=settings.history,
         )
         if not done.repeated:
+            broker.sweeper.look_again(queue)
             broker.metrics.messages[queue, "sent"] += done.messages
         return done
 
