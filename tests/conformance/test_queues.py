@@ -289,7 +289,7 @@ async def test_upkeep_forgets_dedup_records_that_ran_out(broker: Broker, clock: 
     await broker.send("q", [draft(n, dedup_id=f"d{n}") for n in range(50)])
     assert (await broker.queue("q")).counts.total == 50
     clock.advance(1)
-    assert await broker.store.tidy(now=clock.now(), limit=1000) == 50
+    assert await broker.store.tidy(clock.now(), 1000) == 50
 
 
 async def test_peek_shows_every_message_once_and_changes_nothing(broker: Broker, clock: FrozenClock) -> None:
@@ -340,9 +340,9 @@ async def test_held_finds_all_messages_of_a_receipt(broker: Broker) -> None:
     token = got[0].receipt or ""
     await broker.ack("q", leases(got[5:7]))
     await broker.release("q", leases(got[100:120]))
-    held = await broker.store.held(token)
+    held = await broker.store.messages.held(token)
     assert ids(held) == sorted(ids(got[:5] + got[7:100] + got[120:]))
-    assert await broker.store.held("nobody") == []
+    assert await broker.store.messages.held("nobody") == []
 
 
 async def test_counts_know_bytes_and_the_oldest(broker: Broker, clock: FrozenClock) -> None:

@@ -24,20 +24,8 @@ from miniq.store.embedded import store as embedded
 from miniq.store.embedded.store import EmbeddedStore
 from tests.clock import START
 from tests.kit import bodies, leases, send
-from tests.store.parts import (
-    BIG,
-    FaultyKV,
-    Maker,
-    copy_as_after_kill,
-    drop,
-    in_company,
-    opened,
-    put,
-    seam,
-    store_in,
-    take,
-    take_all,
-)
+from tests.store.calls import BIG, Maker, drop, put, take, take_all
+from tests.store.parts import FaultyKV, copy_as_after_kill, in_company, opened, seam, store_in
 
 
 class Gate:

@@ -20,8 +20,8 @@ from miniq.store.mongodb import MongoStore, queries
 from tests import mongod
 from tests.clock import START
 from tests.serving import free_ports
+from tests.store.calls import Maker, drop, put, take, take_all
 from tests.store.mongodb import opened, two
-from tests.store.parts import Maker, drop, put, take, take_all
 from tests.store.test_races import Crowd
 
 LATER = START + 3600 * SECOND

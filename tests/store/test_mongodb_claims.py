@@ -16,8 +16,8 @@ from miniq.store.contract import Claimed, Fit
 from miniq.store.mongodb import MongoStore, claims
 from tests import mongod
 from tests.clock import START
+from tests.store.calls import BIG, Maker, put, take, take_all
 from tests.store.mongodb import two
-from tests.store.parts import BIG, Maker, put, take, take_all
 
 MANY = 23
 HOUR = 3600 * SECOND

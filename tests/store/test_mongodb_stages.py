@@ -17,8 +17,8 @@ from miniq.store.contract import Fit, Room
 from miniq.store.mongodb import MongoStore, stages
 from tests import mongod
 from tests.clock import START
+from tests.store.calls import Maker, put, take
 from tests.store.mongodb import two
-from tests.store.parts import Maker, put, take
 
 DAY = 86400 * SECOND
 NAME = StageName("j", "1", "0", "0")

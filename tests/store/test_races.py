@@ -15,7 +15,8 @@ from miniq.store.contract import ANY, FREE, Edit
 from miniq.store.embedded import window
 from miniq.store.embedded.store import EmbeddedStore
 from tests.clock import START
-from tests.store.parts import Maker, copy_as_after_kill, drop, put, seam, store_in, take
+from tests.store.calls import Maker, drop, put, take
+from tests.store.parts import copy_as_after_kill, seam, store_in
 from tests.store.test_window import TINY
 
 

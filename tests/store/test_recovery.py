@@ -21,7 +21,8 @@ from miniq.store.embedded.wal import BLOCK
 from tests.clock import START, FrozenClock
 from tests.faults.engine import RECYCLABLE, live_records, start_anew
 from tests.kit import bodies, drain, ids, leases, send, states
-from tests.store.parts import Maker, copy_as_after_kill, drop, in_company, opened, put, seam, store_in, take, take_all
+from tests.store.calls import Maker, drop, put, take, take_all
+from tests.store.parts import copy_as_after_kill, in_company, opened, seam, store_in
 
 
 def log_of(folder: Path) -> Path:

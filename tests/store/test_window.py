@@ -16,7 +16,8 @@ from miniq.store.embedded.store import EmbeddedStore
 from miniq.store.memory import MemoryStore
 from tests.clock import START
 from tests.kit import bodies, leases, send
-from tests.store.parts import BIG, Maker, drop, opened, put, store_in, take, take_all
+from tests.store.calls import BIG, Maker, drop, put, take, take_all
+from tests.store.parts import opened, store_in
 
 TINY = {
     "LANE_MESSAGES": 4,

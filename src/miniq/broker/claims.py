@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 from miniq.broker import rules
 from miniq.message import Claim, ClaimGroup, Portion, QueueSettings, Stored
 from miniq.options import MIB
-from miniq.store.contract import Claimed, claim_name
+from miniq.store.arguments import Change, NextClaim, Places
+from miniq.store.contract import Claimed
+from miniq.store.decisions import claim_name
 
 if TYPE_CHECKING:
     from miniq.broker.broker import Broker
@@ -32,7 +34,7 @@ class Claims:
         """A new reader of a group: from now on earlier ones are refused where they name their epoch."""
         await self._settings(queue)
         rules.check_label(group, "group")
-        return await self._broker.store.open_claims(queue, group)
+        return await self._broker.store.claims.open(queue, group)
 
     async def next(
         self,
@@ -72,7 +74,7 @@ class Claims:
                     return found.claim, found.epoch
                 now = broker.clock.now()
                 if now < deadline and broker.patient:
-                    broker.waiters.expect(queue, await broker.store.next_visible(queue, now=looked))
+                    broker.waiters.expect(queue, await broker.store.messages.next_visible(queue, looked))
                     await waiter.until(deadline)
                 if now >= deadline or not broker.patient:
                     return None, found.epoch
@@ -92,9 +94,8 @@ class Claims:
         settings = await broker.catalog.existing(queue)
         rules.check_label(group, "group")
         _check_epoch(epoch)
-        released = await broker.store.release_claims(
-            queue, group, epoch=epoch, now=broker.clock.now(), keep=settings.history
-        )
+        change = Change(broker.clock.now(), settings.history)
+        released = await broker.store.claims.release(queue, group, epoch, change)
         broker.metrics.messages[queue, "released"] += released
         return released
 
@@ -102,7 +103,7 @@ class Claims:
         """All groups of a queue with the claims that can be read."""
         broker = self._broker
         await broker.catalog.existing(queue)
-        return await broker.store.claim_groups(queue, now=broker.clock.now())
+        return await broker.store.claims.groups(queue, broker.clock.now())
 
     async def find(self, queue: str, group: str, number: int, part: int = 0, parts: int = 1) -> Part:
         """A part of a claim, to be read: parts are disjoint, hold everything, and are the same each time."""
@@ -112,7 +113,7 @@ class Claims:
         rules.check_count(number, "claim", 1, NUMBERS)
         rules.check_count(parts, "parts", 1, broker.options.limits.claim)
         rules.check_count(part, "part", 0, parts - 1)
-        claim = await broker.store.find_claim(queue, group, number, now=broker.clock.now())
+        claim = await broker.store.claims.find(queue, group, number, broker.clock.now())
         start, stop = claim.messages * part // parts, claim.messages * (part + 1) // parts
         return Part(broker, queue, group, claim, start, stop)
 
@@ -154,9 +155,7 @@ class Claims:
     ) -> Claimed:
         broker = self._broker
         now = broker.clock.now()
-        found = await broker.store.claim(
-            queue,
-            group,
+        asked = NextClaim(
             after=after,
             epoch=epoch,
             limit=limit,
@@ -167,6 +166,7 @@ class Claims:
             keep_until=now + rules.micros(settings.claim_retention),
             keep=settings.history,
         )
+        found = await broker.store.claims.next(queue, group, asked)
         broker.metrics.messages[queue, "acked"] += found.acked
         if found.made and found.claim is not None:
             broker.metrics.messages[queue, "received"] += found.claim.messages
@@ -191,15 +191,8 @@ class Part:
         """The messages in order, a few MiB at a time."""
         place = self._start
         while place < self._stop:
-            some = await self._broker.store.claimed(
-                self._queue,
-                self._group,
-                self.claim.number,
-                start=place,
-                stop=self._stop,
-                max_bytes=STEP_BYTES,
-                now=self._broker.clock.now(),
-            )
+            places = Places(start=place, stop=self._stop, max_bytes=STEP_BYTES, now=self._broker.clock.now())
+            some = await self._broker.store.claims.read(self._queue, self._group, self.claim.number, places)
             yield some
             place += sum(map(len, some))
 

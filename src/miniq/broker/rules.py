@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import msgspec
 
@@ -27,7 +27,7 @@ from miniq.message import (
     Stored,
 )
 from miniq.options import Limits
-from miniq.store.contract import Fit
+from miniq.store.arguments import Fit, Once, Put, Refusal, Room
 from miniq.store.names import CALL, COMMITTED
 
 NAME_LENGTH = 128
@@ -40,8 +40,6 @@ MANY = 100_000
 COMMIT_WINDOW = 7 * 86400 * SECOND
 """How long it is remembered that a batch was committed."""
 YEARS_100 = 100 * 366 * 86400.0
-
-Verdict = Literal["deliver", "ttl", "retention", "max_receives"]
 
 
 def check_name(name: object, field: str = "queue") -> str:
@@ -316,28 +314,21 @@ def dead_letter_queue(name: str, settings: QueueSettings) -> str | None:
     return settings.dead_letter_queue or f"{name}.dead"
 
 
-def verdict(stored: Stored, settings: QueueSettings, now: int) -> Verdict:
-    """What to do with a message that was just taken: hand it out, or why not."""
-    message = stored.message
-    if message.expires_at is not None and message.expires_at <= now:
-        return "ttl"
-    since = message.sent_at if message.dead is None else message.dead.at
-    if since + micros(settings.retention) <= now:
-        return "retention"
-    if settings.max_receives is not None and stored.receives > settings.max_receives:
-        return "max_receives"
-    return "deliver"
-
-
-def expired(stored: Stored, settings: QueueSettings, now: int) -> Literal["ttl", "retention"] | None:
-    """Why a message that is met by chance is over, None if it is not."""
-    reason = verdict(stored, settings, now)
-    return reason if reason in ("ttl", "retention") else None
-
-
 def fit(settings: QueueSettings, now: int) -> Fit:
-    """What a claim may take: what `verdict` would hand out."""
+    """Which messages of a queue may be handed out."""
     return Fit(now - micros(settings.retention), settings.max_receives or 2**62)
+
+
+def expired(stored: Stored, settings: QueueSettings, now: int) -> Refusal | None:
+    """Why a message that is met by chance is over, None if it is not."""
+    return fit(settings, now).refusal(stored.message, 0, now)
+
+
+def put(settings: QueueSettings, now: int, call: Once | None = None) -> Put:
+    """How a queue takes messages."""
+    room = Room(settings.max_length, settings.max_bytes) if is_limited(settings) else None
+    dedup_until = now + micros(settings.dedup_window)
+    return Put(now=now, keep=settings.history, dedup_until=dedup_until, room=room, call=call)
 
 
 def worn_out(stored: Stored, settings: QueueSettings) -> bool:

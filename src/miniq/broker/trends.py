@@ -198,14 +198,14 @@ class Trends:
             else:
                 now = broker.clock.now()  # an older one would take what came in since for delayed
                 for name in there:
-                    found[name] = await broker.store.counts(name, now=now)
+                    found[name] = await broker.store.messages.counts(name, now)
                 await asyncio.sleep(0)
         return found
 
     async def _ask(self, queue: str) -> Counts | None:
         """The counts of one queue, None if another broker has removed it."""
         with contextlib.suppress(QueueNotFound):
-            return await self._broker.store.counts(queue, now=self._broker.clock.now())
+            return await self._broker.store.messages.counts(queue, self._broker.clock.now())
         return None
 
     def _expand(self, rows: array[int], series: Sequence[str], points: int, stride: int) -> dict[str, list[float]]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from miniq.broker import background, rules
 from miniq.errors import MiniQError, QueueNotFound
-from miniq.store.contract import FREE, Fence
+from miniq.store.arguments import FREE, Change, Fence, Scan
 
 if TYPE_CHECKING:
     from miniq.broker.broker import Broker
@@ -54,7 +54,7 @@ class Upkeep:
             self._last = queue
             if left <= 0:
                 break
-        await broker.store.tidy(now=broker.clock.now(), limit=broker.options.upkeep_batch * 10)
+        await broker.store.tidy(broker.clock.now(), broker.options.upkeep_batch * 10)
         await self._trim_history()
 
     async def _loop(self) -> None:
@@ -73,21 +73,15 @@ class Upkeep:
         while queue in broker.catalog.names():
             settings = broker.catalog.settings(queue)
             now = broker.clock.now()
-            page = await broker.store.scan(
-                queue,
-                status=None,
-                after=self._cursors.get(queue),
-                limit=most,
-                max_bytes=broker.options.limits.response_bytes,
-                now=now,
-            )
+            size, after = broker.options.limits.response_bytes, self._cursors.get(queue)
+            page = await broker.store.messages.scan(queue, Scan(limit=most, max_bytes=size, now=now, after=after))
             over: dict[str, list[Fence]] = {}
             for stored in page.messages:
                 reason = rules.expired(stored, settings, now)
                 if reason is not None:
                     over.setdefault(reason, []).append((stored.message.id, FREE))
             for why, fences in over.items():
-                await broker.store.drop(queue, fences, now=now, event="expired", reason=why, keep=settings.history)
+                await broker.store.messages.drop(queue, fences, Change(now, settings.history, "expired", why))
             if page.next is None:
                 self._cursors.pop(queue, None)
             else:
@@ -102,14 +96,14 @@ class Upkeep:
         """Forget the oldest tenth when the history is too large, and all that is too old."""
         broker = self._broker
         options = broker.options
-        span = await broker.store.history_span()
+        span = await broker.store.history.span()
         upto = 0
         if span.bytes > options.history_max_bytes:
             upto = span.first + (span.last - span.first) // 10
         cutoff = broker.clock.now() - rules.micros(options.history_retention)
         if span.oldest_at is not None and span.oldest_at <= cutoff:
             after = span.first - 1
-            while records := (await broker.store.history(after=after, limit=1000, queue=None)).records:
+            while records := (await broker.store.history.read(after, 1000)).records:
                 old = [record.offset for record in records if record.event.at <= cutoff]
                 upto = max([upto, *old])
                 if len(old) < len(records):
@@ -117,4 +111,4 @@ class Upkeep:
                 after = records[-1].offset
                 await asyncio.sleep(0)
         if upto:
-            await broker.store.trim_history(upto)
+            await broker.store.history.trim(upto)
