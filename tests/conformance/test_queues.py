@@ -403,18 +403,18 @@ async def test_a_queue_that_is_deleted_meanwhile_stops_no_other_call(
     """Whoever lists, counts or tidies all queues has others beside them who delete theirs."""
     for name in ("a", "b", "c"):
         await broker.configure(name)
-    counts, scan = broker.store.counts, broker.store.scan
+    counts, scan = broker.store.messages.counts, broker.store.messages.scan
 
-    async def counted(queue: str, **asked: Any) -> Any:
+    async def counted(queue: str, now: int) -> Any:
         await broker.store.delete_queue("b")
-        return await counts(queue, **asked)
+        return await counts(queue, now)
 
-    async def scanned(queue: str, **asked: Any) -> Any:
+    async def scanned(queue: str, asked: Any) -> Any:
         await broker.store.delete_queue("c")
-        return await scan(queue, **asked)
+        return await scan(queue, asked)
 
-    monkeypatch.setattr(broker.store, "counts", counted)
-    monkeypatch.setattr(broker.store, "scan", scanned)
+    monkeypatch.setattr(broker.store.messages, "counts", counted)
+    monkeypatch.setattr(broker.store.messages, "scan", scanned)
     assert [info.name for info in await broker.queues()] == ["a", "c", "default"]
     await broker.upkeep()
     monkeypatch.undo()
@@ -444,16 +444,16 @@ async def test_messages_move_to_a_queue_that_is_deleted_meanwhile(
     await broker.configure("q", {"max_receives": 1})
     await send(broker, "q", 1)
     taken = await broker.receive("q")
-    move = broker.store.move
+    move = broker.store.messages.move
     calls = 0
 
-    async def moved(*asked: Any, **more: Any) -> Any:
+    async def moved(*asked: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == 1:
             await broker.store.delete_queue("q.dead")
-        return await move(*asked, **more)
+        return await move(*asked)
 
-    monkeypatch.setattr(broker.store, "move", moved)
+    monkeypatch.setattr(broker.store.messages, "move", moved)
     await broker.release("q", leases(taken))
     assert (calls, bodies(await broker.receive("q.dead"))) == (2, [1])
