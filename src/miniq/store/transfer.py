@@ -17,10 +17,12 @@ import msgspec
 from msgspec import Struct
 
 from miniq.errors import InvalidRequest, StoreError
-from miniq.message import Event, QueueSettings, Stored
+from miniq.message import Event, HistoryPage, HistorySpan, QueueSettings, Stored
 
 PORTION = 500
 PORTION_BYTES = 4 * 1024 * 1024
+EVENTS = 1000
+"""Events in one item."""
 MARK = "migration"
 """The kind of record that a store has while it is being filled."""
 
@@ -94,6 +96,14 @@ class Transferable(Protocol):
     async def records(self, kind: str) -> dict[str, bytes]: ...
 
     async def save_record(self, kind: str, name: str, value: bytes | None) -> None: ...
+
+
+class History(Protocol):
+    """The history of a store, as far as it is read."""
+
+    async def read(self, after: int, limit: int, queue: str | None = None) -> HistoryPage: ...
+
+    async def span(self) -> HistorySpan: ...
 
 
 class Copied(Struct):
@@ -217,6 +227,16 @@ def at_rest(queue: str, staged: bool, readers: Iterable[tuple[Readers, int]]) ->
                 field="from",
             )
         yield reader
+
+
+async def history_of(history: History) -> AsyncIterator[Item]:
+    """All events."""
+    first = (await history.span()).first
+    yield HistoryStart(first)
+    after = first - 1
+    while records := (await history.read(after, EVENTS)).records:
+        yield Events(records[0].offset, [record.event for record in records])
+        after = records[-1].offset
 
 
 def is_fresh(item: Saved) -> bool:
