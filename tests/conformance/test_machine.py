@@ -569,7 +569,7 @@ def test_a_store_in_a_database_answers_as_the_oracle_does(kind: str, monkeypatch
         # What is made in steps takes several.
         monkeypatch.setattr("miniq.store.mongodb.claims.STEP", 3)
         monkeypatch.setattr("miniq.store.mongodb.claims.SMALL_STEP", 1)
-        monkeypatch.setattr("miniq.store.mongodb.stages.CHUNK_MESSAGES", 2)
+        monkeypatch.setattr("miniq.store.mongodb.uploads.CHUNK_MESSAGES", 2)
         monkeypatch.setattr("miniq.store.mongodb.stages.FEW", 2)
         monkeypatch.setattr("miniq.store.mongodb.stages.STEP", 3)
     run_machine(kind, STEPS // 2)

@@ -125,7 +125,7 @@ async def test_message_cannot_be_had_or_seen_before_it_is_written(url: str, monk
         assert await take(store, limit=10) == []
         finds = [asyncio.create_task(store.find("q", message.id)) for message in messages]
         for status in (None, "ready", "delayed"):
-            page = await store.scan("q", status=status, after=None, limit=10, max_bytes=BIG, now=START)
+            page = await store.messages.scan("q", Scan(status=status, limit=10, max_bytes=BIG, now=START))
             assert page.messages == []
         await asyncio.sleep(0.05)
         assert not any(find.done() for find in finds)
@@ -219,19 +219,19 @@ def every_call(store: EmbeddedStore, maker: Maker, id: str, folder: Path) -> dic
         "reschedule": lambda: store.reschedule(
             "q", [(id, ANY)], now=START, visible_at=START, release=True, event=None, keep="off"
         ),
-        "edit": lambda: store.edit("q", (id, FREE), Edit(body=b"1"), now=START, keep="off"),
+        "edit": lambda: store.messages.edit("q", (id, FREE), Edit(body=b"1"), Change(START)),
         "move": lambda: store.move("q", [], now=START, event="dead", reason=None, keep="off", keep_to="off"),
-        "clear": lambda: store.clear("q", now=START, keep="off"),
+        "clear": lambda: store.messages.clear("q", Change(START)),
         "find": lambda: store.find("q", id),
-        "scan": lambda: store.scan("q", status=None, after=None, limit=1, max_bytes=BIG, now=START),
-        "scan leased": lambda: store.scan("q", status="leased", after=None, limit=1, max_bytes=BIG, now=START),
-        "held": lambda: store.held("t"),
-        "counts": lambda: store.counts("q", now=START),
-        "next_visible": lambda: store.next_visible("q", now=START),
-        "history": lambda: store.history(after=0, limit=1, queue=None),
+        "scan": lambda: store.messages.scan("q", Scan(limit=1, max_bytes=BIG, now=START)),
+        "scan leased": lambda: store.messages.scan("q", Scan(status="leased", limit=1, max_bytes=BIG, now=START)),
+        "held": lambda: store.messages.held("t"),
+        "counts": lambda: store.messages.counts("q", START),
+        "next_visible": lambda: store.messages.next_visible("q", START),
+        "history": lambda: store.history.read(0, 1),
         "history_span": store.history_span,
-        "trim_history": lambda: store.trim_history(1),
-        "tidy": lambda: store.tidy(now=START, limit=1),
+        "trim_history": lambda: store.history.trim(1),
+        "tidy": lambda: store.tidy(START, 1),
         "backup": lambda: store.backup(str(folder.with_name("backup"))),
     }
 
@@ -417,12 +417,12 @@ async def test_callers_who_go_on_while_the_store_closes_are_refused_and_not_left
 
     async def trimmer() -> None:
         while True:
-            await store.trim_history(10**6)
+            await store.history.trim(10**6)
             await asyncio.sleep(0)
 
     async def tidier() -> None:
         while True:
-            await store.tidy(now=START, limit=10)
+            await store.tidy(START, 10)
             await asyncio.sleep(0)
 
     async def saver(folder: str) -> None:
@@ -507,7 +507,7 @@ async def test_dedup_record_that_is_renewed_while_old_ones_are_tidied_away_stays
         later = START + 10
         (new,), _ = await asyncio.gather(
             put(store, [maker.one(dedup_id="d")], now=later, dedup_until=later + 300 * SECOND),
-            store.tidy(now=later, limit=100),
+            store.tidy(later, 100),
         )
         assert await put(store, [maker.one(dedup_id="d")], now=later) == [new]
 
@@ -524,15 +524,15 @@ async def test_queue_deleted_and_swept_while_changes_are_under_way_leaves_nothin
             put(store, [maker.one(group="g", delay=100)]),
             take(store, limit=5),
             store.delete_queue("q"),
-            store.tidy(now=START, limit=1000),
+            store.tidy(START, 1000),
             return_exceptions=True,
         )
-        while await store.tidy(now=START, limit=1000):
+        while await store.tidy(START, 1000):
             pass
         assert {key[:1] for key, _ in made[-1].kv.scan(b"", b"\xff")} <= {b"l"}
     for _ in range(2):
         async with store_in(url, "q") as store:
-            assert (await store.counts("q", now=START)).total == 0
+            assert (await store.messages.counts("q", START)).total == 0
 
 
 async def test_queue_deleted_under_a_call_is_an_error_that_has_a_name(url: str) -> None:

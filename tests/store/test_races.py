@@ -167,6 +167,6 @@ async def test_callers_at_once_lose_nothing_and_share_nothing(
                     assert not found & set(ids)
                     found |= set(ids)
                     assert await drop(store, [(id, "t") for id in ids], queue, now=later) == ["done"] * len(ids)
-                counts = await store.counts(queue, now=later)
+                counts = await store.messages.counts(queue, later)
                 assert (counts.total, counts.bytes) == (0, 0)
         assert found == there

@@ -110,7 +110,7 @@ async def test_recipients_and_anybody_are_merged_by_age(url: str, tiny: None) ->
     async with store_in(url, "q") as store:
         for number in range(90):
             await put(store, [maker.one(recipient=[None, "ann", "bob"][number % 3])])
-        page = await store.scan("q", status=None, after=None, limit=1000, max_bytes=BIG, now=START)
+        page = await store.messages.scan("q", Scan(limit=1000, max_bytes=BIG, now=START))
         sent = sorted((stored.message.id, stored.message.recipient) for stored in page.messages)
         bob = await take_all(store, limit=4, consumer="bob")
         assert bob == [id for id, recipient in sent if recipient in (None, "bob")]
@@ -182,7 +182,7 @@ async def test_redrive_of_many_old_messages_comes_in_order_of_age_and_memory_sta
             got += ids_of(some)
             assert in_memory(store) <= 60
         assert got == expected
-        assert (await store.counts("dead", now=START)).total == 0
+        assert (await store.messages.counts("dead", START)).total == 0
 
 
 async def test_edited_message_is_not_lost_when_the_window_is_left_for_the_disk(
@@ -203,7 +203,7 @@ async def test_edited_message_is_not_lost_when_the_window_is_left_for_the_disk(
             await move(store, chance.sample(old[14:], 6), "dead", "q")
             for message in chance.sample(old[14:], 5):
                 edit = Edit(body=b'"edited"')
-                assert await store.edit("q", (message.id, FREE), edit, now=START, keep="off") == "done"
+                assert await store.messages.edit("q", (message.id, FREE), edit, Change(START)) == "done"
             await move(store, chance.sample(old[:14], 14), "dead", "q")
             assert await take_all(store, limit=3, token="u") == [message.id for message in old]
 
@@ -247,7 +247,7 @@ async def test_edited_message_keeps_its_place_while_more_waits_on_disk(url: str,
         sent = [id for _ in range(6) for id in await put(store, maker.run(10))]
         assert ids_of(await take(store, limit=2)) == sent[:2]
         for id in (sent[5], sent[14], sent[33]):
-            assert await store.edit("q", (id, FREE), Edit(body=b'"edited"'), now=START, keep="off") == "done"
+            assert await store.messages.edit("q", (id, FREE), Edit(body=b'"edited"'), Change(START)) == "done"
         assert await take_all(store, limit=3, token="u") == sent[2:]
 
 
@@ -257,7 +257,7 @@ async def test_raised_priority_brings_a_message_forward_from_deep_in_the_backlog
         sent = [id for _ in range(30) for id in await put(store, maker.run(5))]
         await take(store, limit=1)
         for id, priority in ((sent[77], 5), (sent[120], 9), (sent[40], 5)):
-            await store.edit("q", (id, FREE), Edit(priority=priority), now=START, keep="off")
+            await store.messages.edit("q", (id, FREE), Edit(priority=priority), Change(START))
         rest = [id for id in sent[1:] if id not in (sent[77], sent[120], sent[40])]
         assert await take_all(store, limit=4, token="u") == [sent[120], sent[40], sent[77], *rest]
 
@@ -273,7 +273,7 @@ async def test_memory_and_its_accounts_are_empty_when_the_queue_is(url: str, tin
         shelf = store._shelves["q"]
         assert (shelf.count, shelf.size, shelf.leased, shelf.delayed) == (0, 0, 0, 0)
         assert (shelf.blocks, shelf.arriving, shelf.leaving, shelf.tokens, shelf.followers) == ({}, {}, set(), {}, {})
-        await store.counts("q", now=START)
+        await store.messages.counts("q", START)
         assert (store._window._messages, store._window._bytes) == (0, 0)
 
 
@@ -381,7 +381,7 @@ async def test_tiny_window_answers_as_the_oracle_does(url: str, tiny: None, seed
             store = EmbeddedStore(engine, path)
             await store.open()
         for name in known:
-            counted = [await one.counts(name, now=now) for one in (oracle, store)]
+            counted = [await one.messages.counts(name, now) for one in (oracle, store)]
             assert len({(c.ready, c.delayed, c.leased, c.bytes) for c in counted}) == 1
             await both("next_visible", name, now=now)
     now += 3600 * SECOND

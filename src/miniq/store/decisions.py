@@ -34,10 +34,10 @@ class Budget:
 
     __slots__ = ("bytes", "count", "limit", "max_bytes")
 
-    def __init__(self, limit: int, max_bytes: int) -> None:
+    def __init__(self, limit: int, max_bytes: int, count: int = 0, size: int = 0) -> None:
         self.limit = limit
         self.max_bytes = max_bytes
-        self.count = self.bytes = 0
+        self.count, self.bytes = count, size
 
     def admits(self, size: int) -> bool:
         """Count one more message if it fits."""

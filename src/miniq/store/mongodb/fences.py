@@ -7,9 +7,10 @@ from typing import Any
 
 from bson import ObjectId
 
-from miniq.message import NEVER, Event, EventName, Outcome
+from miniq.message import Event, EventName, Outcome
 from miniq.store import events
-from miniq.store.contract import ANY, FREE, Fence
+from miniq.store.arguments import Fence
+from miniq.store.decisions import fence
 from miniq.store.mongodb.connection import Database, Session
 from miniq.store.mongodb.documents import LEASE, Document, place_of
 
@@ -28,13 +29,7 @@ async def fenced(
 
 def check(found: Document | None, receipt: str, now: int) -> Outcome:
     """Whether a fence holds."""
-    if found is None:
-        return "missing"
-    if found["visible_at"] == NEVER:
-        return "leased"  # in a claim
-    if receipt == FREE:
-        return "leased" if found["visible_at"] > now and "receipt" in found else "done"
-    return "done" if receipt in (ANY, found.get("receipt")) else "stale"
+    return "missing" if found is None else fence(found["visible_at"], found.get("receipt"), receipt, now)
 
 
 def state_change(queue: ObjectId, visible_at: int, now: int, behind: bool, **fields: Any) -> dict[str, Any]:

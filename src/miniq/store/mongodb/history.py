@@ -17,6 +17,7 @@ from bson import Timestamp
 from pymongo import UpdateOne
 
 from miniq.message import Event, HistoryPage, HistoryRecord, HistorySpan
+from miniq.store.contract import HistoryStore
 from miniq.store.mongodb import queries
 from miniq.store.mongodb.connection import Database, Link, Session
 
@@ -30,7 +31,9 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[Event]).decode
 
 
-class HistoryLog:
+class HistoryLog(HistoryStore):
+    """See `HistoryStore`."""
+
     def __init__(self, link: Link) -> None:
         self._link = link
         self._numbering = asyncio.Lock()
@@ -57,7 +60,7 @@ class HistoryLog:
         grown = {"$set": {"last": first - 1}, "$inc": {"bytes": sum(record["size"] for record in records)}}
         await db.meta.update_one({"_id": "history"}, grown, session=session)
 
-    async def read(self, after: int, limit: int, queue: str | None) -> HistoryPage:
+    async def read(self, after: int, limit: int, queue: str | None = None) -> HistoryPage:
         await self._number()
         found: list[HistoryRecord] = []
         size = 0
