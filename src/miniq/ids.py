@@ -76,6 +76,15 @@ def ids_from(id: str, count: int) -> list[str]:
     return [head + tail for tail in _PLACES[place : place + count]]
 
 
+def is_run(ids: Sequence[str]) -> bool:
+    """Whether ids follow each other from the start of a run; those in between are taken for granted."""
+    first, last = ids[0], ids[-1]
+    tail = first[34:]
+    if tail != "00" and tail != "80":
+        return False
+    return last[:34] == first[:34] and int(last[34:], 16) - int(tail, 16) == len(ids) - 1
+
+
 def spans(ids: Sequence[str]) -> str:
     """Ids as a short text, in which those that follow each other in a run are told by the first and their number."""
     parts: list[str] = []
@@ -99,11 +108,6 @@ def from_spans(text: str) -> list[str]:
         first, _, number = part.partition("*")
         ids += ids_from(first, int(number)) if number else [first]
     return ids
-
-
-def id_after(id: str, places: int) -> str:
-    """The id so many places further in the same run."""
-    return f"{id[:34]}{int(id[34:], 16) + places:02x}"
 
 
 def id_in_range(first: str, place: int) -> str:

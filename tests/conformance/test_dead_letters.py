@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from miniq.broker import Broker
 from miniq.errors import InvalidRequest, QueueNotFound
-from miniq.message import DeadLetter
+from miniq.message import DeadLetter, Page
 from tests.clock import FrozenClock
 from tests.kit import bodies, draft, drain, ids, leases, send, states
 
@@ -173,6 +174,64 @@ async def test_upkeep_removes_what_nobody_meets(broker: Broker, clock: FrozenClo
         await broker.upkeep()
     assert await states(broker, "q") == (1, 0, 0)
     assert await drain(broker, "q") == ["stays"]
+
+
+async def test_upkeep_leaves_a_queue_alone_in_which_nothing_can_have_ended(
+    broker: Broker, clock: FrozenClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await send(broker, "q", *range(700))
+    if broker.store.shared:
+        for _ in range(3):
+            await broker.upkeep()
+    looked: list[str] = []
+    scan = broker.store.scan
+
+    async def counted(queue: str, **asked: Any) -> Page:
+        looked.append(queue)
+        return await scan(queue, **asked)
+
+    monkeypatch.setattr(broker.store, "scan", counted)
+    await send(broker, "q", *range(10))
+    clock.advance(20)
+    await broker.upkeep()
+    assert looked == []
+    clock.advance(15 * 86400)
+    for _ in range(4):
+        await broker.upkeep()
+    assert "q" in looked
+    assert await states(broker, "q") == (0, 0, 0)
+
+
+async def test_upkeep_notices_what_ends_early_in_a_queue_that_it_has_walked(broker: Broker, clock: FrozenClock) -> None:
+    await broker.configure("q", {"retention": 1000, "max_receives": 1})
+    await send(broker, "q", "redriven")
+    await broker.release("q", leases(await broker.receive("q")))
+    clock.advance(900)
+    await send(broker, "q", "young")
+    await broker.upkeep()
+    await send(broker, "q", "short", ttl=5)
+    clock.advance(5)
+    await broker.upkeep()
+    assert await states(broker, "q") == (1, 0, 0)
+    await broker.redrive("q.dead")
+    assert await states(broker, "q") == (2, 0, 0)
+    clock.advance(95)
+    await broker.upkeep()
+    assert await states(broker, "q") == (1, 0, 0)
+    await broker.configure("q", {"retention": 50})
+    await broker.upkeep()
+    assert await states(broker, "q") == (0, 0, 0)
+
+
+async def test_upkeep_comes_back_for_what_was_leased_when_it_ended(broker: Broker, clock: FrozenClock) -> None:
+    await send(broker, "q", 1, ttl=10)
+    await broker.receive("q", visibility_timeout=30)
+    clock.advance(15)
+    await broker.upkeep()
+    assert await states(broker, "q") == (0, 0, 1)
+    clock.advance(15)
+    await broker.upkeep()
+    assert await states(broker, "q") == (0, 0, 0)
 
 
 async def test_retention_of_a_dead_letter_starts_when_it_dies(broker: Broker, clock: FrozenClock) -> None:

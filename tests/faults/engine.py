@@ -25,6 +25,7 @@ import struct
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from zlib import crc32
 
 from miniq.store.embedded import extent, kv
 from miniq.store.embedded.kv import LevelKV, Op, RocksKV
@@ -161,7 +162,7 @@ def start_anew(data: Path, most: int = 2**62) -> None:
     if path.exists() and len(path.read_bytes()) >= extent._shape.size:
         magic, synced, written, _ = extent._shape.unpack_from(path.read_bytes())
         raw = extent._shape.pack(magic, min(synced, most), written, bytes(16))
-        path.write_bytes(raw + extent._checked.pack(extent._sum(raw)))
+        path.write_bytes(raw + extent._checked.pack(crc32(raw)))
 
 
 TROUBLES: dict[str, Callable[[str], Retryable]] = {

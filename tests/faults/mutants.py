@@ -13,12 +13,13 @@ from typing import Any
 
 from miniq.broker import Broker
 from miniq.broker.claims import Claims
+from miniq.broker.intake import Intake
 from miniq.message import Claim, Outcome
-from miniq.store.embedded import store as embedded
+from miniq.store.embedded import messages as embedded
 from miniq.store.embedded.blocks import Shelf
 from miniq.store.embedded.commit import GroupCommit
 from miniq.store.embedded.kv import LevelKV, RocksKV
-from miniq.store.embedded.ledger import Ledger
+from miniq.store.embedded.states import States
 
 
 def no_fsync() -> None:
@@ -55,34 +56,34 @@ def any_receipt() -> None:
 def no_expiry() -> None:
     """A lease never ends."""
 
-    def sleep(self: Ledger, shelf: Shelf, now: int) -> None:
+    def sleep(self: States, shelf: Shelf, now: int) -> None:
         pass
 
-    Ledger.wake = sleep  # type: ignore[method-assign]
+    States.wake = sleep  # type: ignore[method-assign]
 
 
 def early_expiry() -> None:
     """A lease ends before its time."""
-    wake = Ledger.wake
+    wake = States.wake
 
-    def too_soon(self: Ledger, shelf: Shelf, now: int) -> None:
+    def too_soon(self: States, shelf: Shelf, now: int) -> None:
         wake(self, shelf, now + 1_500_000)
 
-    Ledger.wake = too_soon  # type: ignore[method-assign]
+    States.wake = too_soon  # type: ignore[method-assign]
 
 
 def no_dedup() -> None:
     """A call that is repeated is carried out again."""
-    send, send_each = Broker.send, Broker.send_each
+    send, add = Broker.send, Intake.add
 
     async def forgetful(self: Broker, queue: str, drafts: Any, call: str | None = None) -> list[str]:
         return await send(self, queue, drafts, None)
 
-    async def each_forgetful(self: Broker, queue: str, bodies: Any, calls: Any) -> list[list[str]]:
-        return await send_each(self, queue, bodies, [None] * len(calls))
+    def add_forgetful(self: Intake, queue: str, kind: str, body: bytes, call: str | None, *rest: Any) -> bool:
+        return add(self, queue, kind, body, None, *rest)
 
     Broker.send = forgetful  # type: ignore[method-assign]
-    Broker.send_each = each_forgetful  # type: ignore[method-assign]
+    Intake.add = add_forgetful  # type: ignore[method-assign,assignment]
 
 
 def thawed_claims() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import cast
+from typing import NamedTuple, cast
 
 import msgspec
 from msgspec import Raw, Struct
@@ -18,8 +18,6 @@ from miniq.message import JSON, PlainDrafts
 
 UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 """What is raised by bytes that are not a plain send."""
-TYPES: dict[Format, str] = {"json": JSON, "msgpack": OCTETS}
-"""The content type of plain bodies."""
 
 
 class SendReader(Reader):
@@ -29,6 +27,12 @@ class SendReader(Reader):
         super().__init__(SendBody)
 
     def read(self, raw: bytes, format: Format) -> SendBody | PlainDrafts:
+        lone = LONE[format]
+        body = lone.read(raw)
+        return self.read_other(raw, format) if body is None else PlainDrafts([body], lone.content_type)
+
+    def read_other(self, raw: bytes, format: Format) -> SendBody | PlainDrafts:
+        """The same for what is not a lone plain message."""
         if format == "json":
             if raw.startswith(b'{"messages":'):
                 with contextlib.suppress(*UNREADABLE):
@@ -37,29 +41,37 @@ class SendReader(Reader):
         elif raw.startswith(_MESSAGES):
             with contextlib.suppress(*UNREADABLE):
                 return PlainDrafts([one.data for one in _data_many(raw).messages], OCTETS)
-        body = PLAIN[format](raw)
-        return cast(SendBody, super().read(raw, format)) if body is None else PlainDrafts([body], TYPES[format])
+        return cast(SendBody, super().read(raw, format))
 
 
-def _json_body(raw: bytes) -> bytes | None:
+def _lone_json(raw: bytes) -> bytes | None:
     if raw.startswith(b'{"body":'):
         try:
-            check_text(raw)
+            if not raw.isascii():
+                str(raw, "utf-8")  # see `check_text`
             return bytes(_plain_one(raw).body)
         except UNREADABLE:
             pass
     return None
 
 
-def _data_body(raw: bytes) -> bytes | None:
+def _lone_bytes(raw: bytes) -> bytes | None:
     if raw.startswith(_DATA):
         with contextlib.suppress(*UNREADABLE):
             return _data_one(raw).data
     return None
 
 
-PLAIN: dict[Format, Callable[[bytes], bytes | None]] = {"json": _json_body, "msgpack": _data_body}
-"""The body of the one message that a request sends, if it says nothing else about it; else None."""
+class Lone(NamedTuple):
+    """How a request that sends one plain message is read."""
+
+    content_type: str
+    """Of the body."""
+    read: Callable[[bytes], bytes | None]
+    """Gives the body, None if the request says anything else."""
+
+
+LONE: dict[Format, Lone] = {"json": Lone(JSON, _lone_json), "msgpack": Lone(OCTETS, _lone_bytes)}
 
 
 def check_text(raw: bytes) -> None:

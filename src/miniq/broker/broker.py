@@ -15,7 +15,7 @@ from miniq.broker.catalog import Catalog
 from miniq.broker.claims import Claims
 from miniq.broker.clock import Clock, SystemClock
 from miniq.broker.delivery import Deliveries
-from miniq.broker.gather import Gather, Sent
+from miniq.broker.intake import Intake
 from miniq.broker.keyring import KeyRing
 from miniq.broker.metrics import Metrics
 from miniq.broker.redrive import Redrives
@@ -46,7 +46,6 @@ from miniq.message import (
     Outcome,
     Page,
     PlainBatch,
-    PlainDrafts,
     QueueInfo,
     RedriveProgress,
     Status,
@@ -69,14 +68,14 @@ class Broker:
         self.metrics = Metrics()
         self._limits = self.options.limits
         self.catalog = Catalog(self)
-        self._ids = IdSource()
+        self.ids = IdSource()
         self.waiters = Waiters(self.clock)
-        self._gather = Gather(self)
+        self.intake = Intake(self)
         self.deliveries = Deliveries(self)
         self.claims = Claims(self)
         self.stages = Stages(self)
         self._redrives = Redrives(self)
-        self._upkeep = Upkeep(self)
+        self.sweeper = Upkeep(self)
         self.refresh = Refresh(self)
         self.tracer: Any = None
         """Who writes down spans (`wire/tracing.py`), None if nobody does."""
@@ -87,8 +86,8 @@ class Broker:
         """Whether long polls may wait; no longer when the broker is about to close."""
 
     @property
-    def prompt(self) -> bool:
-        """Whether calls may begin at once (`prompt.py`): not where a store or a tracer looks for their task."""
+    def eager(self) -> bool:
+        """Whether calls may start without a task (`intake.begin`): not where a store or a tracer looks for it."""
         return not self.store.shared and self.tracer is None
 
     async def open(self) -> None:
@@ -101,11 +100,11 @@ class Broker:
         except BaseException:
             await self.store.close()
             raise
-        self._ids = IdSource(await self.store.last_id())
+        self.ids = IdSource(await self.store.last_id())
         await self.keys.load()
         self.is_open = True
         await self.catalog.load()
-        self._upkeep.start()
+        self.sweeper.start()
         self.refresh.start()
 
     def begin_shutdown(self) -> None:
@@ -118,10 +117,10 @@ class Broker:
         """Refuse new calls, let long polls return, flush and close the store. Harmless to repeat."""
         self.is_open = False
         self.begin_shutdown()
-        await self._gather.stop()
+        await self.intake.stop()
         await self.deliveries.stop()
         await self._redrives.stop()
-        await self._upkeep.stop()
+        await self.sweeper.stop()
         await self.refresh.stop()
         await self.trends.stop()
         await self.store.close()
@@ -168,7 +167,7 @@ class Broker:
         before, in the last five minutes, adds nothing and gets the same answer."""
         settings = self.catalog.find(queue) or await self.catalog.first_use(queue)
         now = self.clock.now()
-        messages = rules.admit(queue, settings, drafts, self._ids, now, self._limits)
+        messages = rules.admit(queue, settings, drafts, self.ids, now, self._limits)
         once = None
         if call is not None:
             once = Once(rules.check_call(call, self._limits), now + rules.CALL_WINDOW)
@@ -177,57 +176,12 @@ class Broker:
         except QueueNotFound:
             self.catalog.forget(queue)  # somebody else just deleted it
             return await self.send(queue, drafts, call)
+        if not isinstance(messages, PlainBatch):
+            ends = [message.expires_at for message in messages if message.expires_at is not None]
+            if ends:
+                self.sweeper.expect(queue, min(ends))
         self.metrics.messages[queue, "sent"] += len(ids)
         return ids
-
-    async def send_each(self, queue: str, bodies: PlainDrafts, calls: Sequence[str | None]) -> list[list[str]]:
-        """Send messages of which each is a call of its own, with a name or None, and return the answer to each. The
-        names must be right (see `send_coalesced`), and a queue with a limit gets one at a time."""
-        if len(calls) == 1:
-            return [await self.send(queue, bodies, calls[0])]
-        if not any(calls):
-            return [[id] for id in await self.send(queue, bodies)]
-        settings = self.catalog.find(queue) or await self.catalog.first_use(queue)
-        now = self.clock.now()
-        messages = rules.admit(queue, settings, bodies, self._ids, now, self._limits)
-        assert isinstance(messages, PlainBatch)  # noqa: S101  no body is too large
-        until = now + rules.CALL_WINDOW
-        try:
-            answers = await self.store.messages.put_each(messages, calls, until, Change(now, settings.history))
-        except QueueNotFound:
-            self.catalog.forget(queue)  # somebody else just deleted it
-            return await self.send_each(queue, bodies, calls)
-        self.metrics.messages[queue, "sent"] += sum(map(len, answers))
-        return answers
-
-    def send_coalesced(
-        self,
-        queue: str,
-        bodies: PlainDrafts,
-        calls: Sequence[str | None],
-        who: Sequence[Any],
-        sent: Sent,
-        *,
-        at_once: bool = False,
-    ) -> bool:
-        """Send plain messages, each of one of `who` and with the name of its call or None, together with what others
-        send at the same time; `sent` gets the answers once all is on disk. False where that is not possible for each
-        of them: then `send` is the way, which also says what is wrong."""
-        settings, limits = self.catalog.find(queue), self._limits
-        if settings is None or rules.is_limited(settings) or max(map(len, bodies.bodies)) > limits.body_bytes:
-            return False
-        if self.tracer is not None:
-            return False  # each has a trace of its own
-        named = [call for call in calls if call is not None]
-        if named and (self.store.shared or not all(rules.is_simple(call, limits) for call in named)):
-            return False
-        self._gather.add(queue, bodies, calls, who, sent, at_once)
-        return True
-
-    def is_limited(self, queue: str) -> bool:
-        """Whether a queue takes no more than so much."""
-        settings = self.catalog.find(queue)
-        return settings is not None and rules.is_limited(settings)
 
     async def receive(
         self,
@@ -243,7 +197,6 @@ class Broker:
 
         A queue that does not exist yet is an empty one, unless queues must be made by hand.
         """
-        self.check_open()
         limits = self._limits
         rules.check_count(max, "max", 1, limits.batch)
         if wait:
@@ -255,6 +208,7 @@ class Broker:
         if mode not in ("at-least-once", "at-most-once"):
             raise InvalidRequest(f"mode: {mode!r:.80}; use at-least-once or at-most-once", field="mode")
         if self.catalog.find(queue) is None:
+            self.check_open()
             await self.catalog.possible(queue)
         taken = await self.deliveries.take(queue, max, visibility_timeout, consumer, mode)
         if taken or not wait:
@@ -495,13 +449,13 @@ class Broker:
     async def upkeep(self) -> None:
         """One bounded pass over ttl, retention, dedup records and history; also runs by itself."""
         self.check_open()
-        await self._upkeep.once()
+        await self.sweeper.once()
 
     # Inside
 
     def reserve(self, count: int) -> str:
         """The first of `count` ids for messages that are committed."""
-        return self._ids.reserve(count, self.clock.now())
+        return self.ids.reserve(count, self.clock.now())
 
     async def move(
         self,
@@ -518,7 +472,9 @@ class Broker:
         while True:
             target = await self.catalog.ensure(to)
             try:
-                return await self.store.messages.move(queue, moves, change, target.history)
+                outcomes = await self.store.messages.move(queue, moves, change, target.history)
+                self.sweeper.expect(to, min(rules.ends_at(message, target) for _, message in moves))
+                return outcomes
             except QueueNotFound:
                 if queue not in await self.store.queues():
                     raise

@@ -49,6 +49,10 @@ class Catalog:
         """The names of all queues."""
         return list(self._settings)
 
+    def all(self) -> dict[str, QueueSettings]:
+        """The settings of all queues."""
+        return dict(self._settings)
+
     def known(self, queue: str) -> str:
         """The name of a queue that exists, else "": for counting, where anybody's words must not pile up."""
         return queue if queue in self._settings else ""
@@ -128,6 +132,8 @@ class Catalog:
             return False
         self._settings[queue] = settings
         self.changes += 1
+        if before is None:
+            self._broker.sweeper.created(queue, settings)
         return True
 
 

@@ -66,6 +66,8 @@ class KeyRing:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._keys: dict[str, ApiKey] = {}
+        self.open = True
+        """Whether everybody may do everything."""
         self._known: dict[Secret, ApiKey] = {}
         """Secrets that were checked before, so that a call does not hash."""
         self._allowed: dict[tuple[str, str, str], bool] = {}
@@ -74,13 +76,9 @@ class KeyRing:
         """Read all keys, and forget what was concluded from those before."""
         found = [msgspec.json.decode(value, type=ApiKey) for value in (await self._store.records(KIND)).values()]
         self._keys = {key.id: key for key in found}
+        self.open = not found
         self._known.clear()
         self._allowed.clear()
-
-    @property
-    def open(self) -> bool:
-        """Whether everybody may do everything."""
-        return not self._keys
 
     def list(self) -> list[ApiKey]:
         return sorted(self._keys.values(), key=lambda key: key.created_at)
@@ -134,6 +132,7 @@ class KeyRing:
             raise NotFound(f"id: there is no key {id!r}", field="id")
         await self._store.save_record(KIND, id, None)
         self._keys.pop(id, None)
+        self.open = not self._keys
         self._known = {secret: key for secret, key in self._known.items() if key.id != id}
         self._allowed.clear()
 
@@ -147,7 +146,7 @@ class KeyRing:
 
     def check(self, secret: Secret | None, verb: str, queue: str | None) -> None:
         """Raise unless the holder of `secret` may do `verb` on a queue, or on the broker as a whole."""
-        if not self._keys:
+        if self.open:
             return
         key = self.identify(secret)
         asked = (key.id, verb, queue or "")
@@ -184,6 +183,7 @@ class KeyRing:
     async def _add(self, key: ApiKey) -> None:
         await self._store.save_record(KIND, key.id, msgspec.json.encode(key))
         self._keys[key.id] = key
+        self.open = False
 
     def _identify(self, secret: Secret) -> ApiKey:
         if isinstance(secret, Proven):

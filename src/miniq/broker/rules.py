@@ -178,22 +178,40 @@ def admit(
 ) -> Sequence[Message]:
     """The messages that these drafts become, with ids in the order given; refuses all if one is wrong.
 
-    Drafts that are alike share a run of ids (see `ids.py`). Plain bodies, the common case, cost no more per
-    message than they must.
+    Drafts that are alike share a run of ids (see `ids.py`).
     """
+    if isinstance(drafts, PlainDrafts):
+        return admit_plain(queue, settings, drafts.bodies, drafts.content_type, ids, now, limits)
     check_batch(drafts, "messages", limits)
     first = drafts[0]
     check_draft(first, limits)
-    if isinstance(drafts, PlainDrafts):
-        bodies = drafts.bodies
-    elif _alike(drafts, first):
+    if _alike(drafts, first):
         bodies = [draft.body for draft in drafts]
-    else:
-        return _admit_each(queue, settings, drafts, ids, now, limits)
+        if max(map(len, bodies)) <= limits.body_bytes:
+            due = now + micros(settings.delay)
+            return PlainBatch(ids.runs(len(bodies), now), queue, now, due, bodies, first.content_type, first.priority)
+    return _admit_each(queue, settings, drafts, ids, now, limits)
+
+
+def admit_plain(
+    queue: str,
+    settings: QueueSettings,
+    bodies: list[bytes],
+    content_type: str,
+    ids: IdSource,
+    now: int,
+    limits: Limits,
+) -> PlainBatch:
+    """The same for plain bodies, the common case."""
+    count = len(bodies)
+    if not 0 < count <= limits.batch:
+        check_batch(bodies, "messages", limits)
+    if content_type != JSON:
+        check_body(bodies[0], content_type, limits)
     if max(map(len, bodies)) > limits.body_bytes:
-        return _admit_each(queue, settings, drafts, ids, now, limits)
-    due = now + micros(settings.delay)
-    return PlainBatch(ids.runs(len(bodies), now), queue, now, due, bodies, first.content_type, first.priority)
+        _check_each(PlainDrafts(bodies, content_type), limits)
+    due = now + micros(settings.delay) if settings.delay else now
+    return PlainBatch(ids.runs(count, now), queue, now, due, bodies, content_type)
 
 
 def _alike(drafts: Sequence[Draft], first: Draft) -> bool:
@@ -322,6 +340,13 @@ def fit(settings: QueueSettings, now: int) -> Fit:
 def expired(stored: Stored, settings: QueueSettings, now: int) -> Refusal | None:
     """Why a message that is met by chance is over, None if it is not."""
     return fit(settings, now).refusal(stored.message, 0, now)
+
+
+def ends_at(message: Message, settings: QueueSettings) -> int:
+    """The moment from which on a message is `expired`."""
+    since = message.sent_at if message.dead is None else message.dead.at
+    end = since + micros(settings.retention)
+    return end if message.expires_at is None else min(end, message.expires_at)
 
 
 def put(settings: QueueSettings, now: int, call: Once | None = None) -> Put:

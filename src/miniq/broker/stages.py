@@ -61,6 +61,7 @@ class Stages:
         asked = Batch(job, batch, stages, broker.reserve, put, now + rules.COMMIT_WINDOW)
         done = await broker.store.stages.commit(queue, asked)
         if not done.repeated:
+            broker.sweeper.look_again(queue)
             broker.metrics.messages[queue, "sent"] += done.messages
         return done
 

@@ -2,6 +2,9 @@
 
 Leases and delays need no sweeping. This pass walks each queue a page at a time and drops what its ttl or
 retention has ended, lets the store remove records without meaning, and keeps the history in its limits.
+
+A walk that has come to its end knows when the first of what it met will end. Until then, and as long as nothing with a
+shorter ttl arrives, the queue is left alone. Where other brokers send too, it is walked again after `OTHERS`.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from miniq.broker import background, rules
 from miniq.errors import MiniQError, QueueNotFound
+from miniq.message import SECOND, QueueSettings
 from miniq.store.arguments import FREE, Change, Fence, Scan
 
 if TYPE_CHECKING:
@@ -21,13 +25,30 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("miniq.upkeep")
 
+OTHERS = 60 * SECOND
+"""How long a queue is left alone at most where other brokers, which nobody here hears of, may send to it."""
+
+
+class _Walk:
+    """How far a queue was looked through, and the moment before which nothing of what was met will end."""
+
+    __slots__ = ("cursor", "earliest", "retention")
+
+    def __init__(self, retention: float, earliest: int) -> None:
+        self.retention = retention
+        self.earliest = earliest
+        self.cursor: str | None = None
+
 
 class Upkeep:
     """The background task of a broker."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._cursors: dict[str, str] = {}
+        self._walks: dict[str, _Walk] = {}
+        """Queues that are being looked through."""
+        self._quiet: dict[str, _Walk] = {}
+        """Those of which a walk has come to its end."""
         self._last = ""
         self._task: asyncio.Task[None] | None = None
 
@@ -42,15 +63,41 @@ class Upkeep:
             await background.end(self._task)
             self._task = None
 
+    def created(self, queue: str, settings: QueueSettings) -> None:
+        """A queue was made by this broker: it is empty, so there is nothing to look for."""
+        self._walks.pop(queue, None)
+        self._quiet[queue] = self._walk(settings)
+
+    def expect(self, queue: str, moment: int) -> None:
+        """A message arrived that ends at `moment`, which may be before its queue's retention is over."""
+        for walk in (self._walks.get(queue), self._quiet.get(queue)):
+            if walk is not None and moment < walk.earliest:
+                walk.earliest = moment
+
+    def look_again(self, queue: str) -> None:
+        """Messages arrived of which nothing is known: the queue has to be walked again."""
+        self._quiet.pop(queue, None)
+        walk = self._walks.get(queue)
+        if walk is not None:
+            walk.earliest = 0
+
     async def once(self) -> None:
         """One pass over everything."""
         broker = self._broker
         left = broker.options.upkeep_batch
-        names = sorted(broker.catalog.names())
+        queues = broker.catalog.all()
+        now = broker.clock.now()
+        for known in (self._walks, self._quiet):
+            for gone in known.keys() - queues.keys():
+                del known[gone]
+        names = sorted(queues)
         start = bisect_right(names, self._last)
         for queue in names[start:] + names[:start]:
-            with suppress(QueueNotFound):  # it was deleted meanwhile
-                left -= await self._expire(queue, left)
+            quiet = self._quiet.get(queue)
+            if quiet is None or quiet.earliest <= now or quiet.retention != queues[queue].retention:
+                self._quiet.pop(queue, None)
+                with suppress(QueueNotFound):  # it was deleted meanwhile
+                    left -= await self._expire(queue, left)
             self._last = queue
             if left <= 0:
                 break
@@ -70,27 +117,41 @@ class Upkeep:
         """Look at the next page of a queue, and at more while most of it has ended; say how many were
         looked at in vain."""
         broker = self._broker
-        while queue in broker.catalog.names():
-            settings = broker.catalog.settings(queue)
+        while (settings := broker.catalog.find(queue)) is not None:
             now = broker.clock.now()
-            size, after = broker.options.limits.response_bytes, self._cursors.get(queue)
-            page = await broker.store.messages.scan(queue, Scan(limit=most, max_bytes=size, now=now, after=after))
+            walk = self._walks.get(queue)
+            if walk is None or walk.retention != settings.retention:
+                walk = self._walks[queue] = self._walk(settings)
+            size = broker.options.limits.response_bytes
+            scan = Scan(limit=most, max_bytes=size, now=now, after=walk.cursor)
+            page = await broker.store.messages.scan(queue, scan)
             over: dict[str, list[Fence]] = {}
             for stored in page.messages:
-                reason = rules.expired(stored, settings, now)
-                if reason is not None:
+                end = rules.ends_at(stored.message, settings)
+                if end > now:
+                    walk.earliest = min(walk.earliest, end)
+                elif (reason := rules.expired(stored, settings, now)) is not None:
                     over.setdefault(reason, []).append((stored.message.id, FREE))
             for why, fences in over.items():
-                await broker.store.messages.drop(queue, fences, Change(now, settings.history, "expired", why))
+                change = Change(now, settings.history, "expired", why)
+                done = await broker.store.messages.drop(queue, fences, change)
+                if "leased" in done:
+                    walk.earliest = 0  # to be met again
+            walk.cursor = page.next
             if page.next is None:
-                self._cursors.pop(queue, None)
-            else:
-                self._cursors[queue] = page.next
+                self._quiet[queue] = walk
+                del self._walks[queue]
             ended = sum(map(len, over.values()))
             if page.next is None or ended * 2 < len(page.messages):
                 return len(page.messages) - ended
             await asyncio.sleep(0)
         return 0
+
+    def _walk(self, settings: QueueSettings) -> _Walk:
+        """One that begins now: what arrives from now on lives as long as the queue's retention, unless it has a ttl."""
+        now = self._broker.clock.now()
+        end = now + rules.micros(settings.retention)
+        return _Walk(settings.retention, min(end, now + OTHERS) if self._broker.store.shared else end)
 
     async def _trim_history(self) -> None:
         """Forget the oldest tenth when the history is too large, and all that is too old."""

@@ -71,9 +71,11 @@ async def serve(options: Options, announce: Callable[[str], None]) -> int:
                 address = f"{address} {await doors.open()}"
             server.line = f"miniq ready: {address} store={shown(options.store)} durability={options.durability}"
             server.announce = announce
+            watch = asyncio.create_task(server.end_if_store_fails())
             try:
                 await server.serve(sockets=[listener])
             finally:
+                watch.cancel()
                 if doors is not None:
                     await doors.close(0)
         if broker.tracer is not None:
@@ -161,8 +163,11 @@ class _Server(uvicorn.Server):
             gc.freeze()  # what is there by now stays, and need not be looked at again and again
             self.announce(self.line)
 
-    async def on_tick(self, counter: int) -> bool:
-        return await super().on_tick(counter) or self._broker.store.failure() is not None
+    async def end_if_store_fails(self) -> None:
+        """A store that has failed stays so: the process has to be started again."""
+        while self._broker.store.failure() is None:  # noqa: ASYNC110  stores have no event for it
+            await asyncio.sleep(1)
+        self.should_exit = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to end. uvicorn would raise the signal again when it is through, and that would end the process

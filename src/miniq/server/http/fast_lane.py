@@ -24,14 +24,13 @@ from uvicorn.server import ServerState
 from miniq.api import codec, shapes
 from miniq.api.codec import MSGPACK, PROBLEM
 from miniq.broker import Broker
-from miniq.broker.prompt import begin
+from miniq.broker.intake import begin
 from miniq.errors import BadRequest, MiniQError
-from miniq.message import JSON, Lease, PlainDrafts
+from miniq.message import JSON, Lease
 from miniq.server.busy_poll import BusyPoll
-from miniq.server.http.app import prepare, request_format, too_large
-from miniq.server.http.guard import Guard, log, log_answer, new_id
+from miniq.server.http.app import too_large
+from miniq.server.http.guard import ID, Guard, log, log_answer, new_id, number
 from miniq.server.http.request_head import Head, read_head
-from miniq.server.http.together import Together
 from miniq.server.operations import fault, run
 
 _LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
@@ -59,7 +58,7 @@ class HotCycle:
         self.lane = lane
         self.keep_alive = head.keep_alive
         self.began = perf_counter()
-        self.id = head.id or new_id()
+        self.id = head.id or ID % number()
 
 
 class _Begun:
@@ -86,7 +85,6 @@ HotCycle.message_event = _Nobody()
 def fast_lane(broker: Broker, max_request: int, guard: Guard, busy_poll: BusyPoll) -> type[asyncio.Protocol]:
     """The protocol class for the connections of a broker."""
     known: dict[bytes, Head] = {}
-    together = Together(broker, busy_poll)
 
     class FastLane(_FastLane):
         def __init__(
@@ -101,7 +99,6 @@ def fast_lane(broker: Broker, max_request: int, guard: Guard, busy_poll: BusyPol
             self.max_request = max_request
             self.guard = guard
             self.known = known
-            self.together = together
             self.busy_poll = busy_poll
             self.chatty = log.isEnabledFor(logging.DEBUG)
 
@@ -113,8 +110,6 @@ class _FastLane(HttpToolsProtocol):
     max_request: int
     guard: Guard
     busy_poll: BusyPoll
-    together: Together
-    """Where plain sends of all connections are looked at."""
     known: dict[bytes, Head]
     """What the same bytes said before: most clients repeat themselves, and need no parser then."""
     read_timeout = 120.0
@@ -157,11 +152,7 @@ class _FastLane(HttpToolsProtocol):
             if head is not None and head.length == len(data) - len(self._said):
                 self._rests_since = 0.0
                 self.cycle = hot = HotCycle(head, self)  # type: ignore[assignment]
-                raw = data[len(self._said) :]
-                if head.single:
-                    self.together.add(hot, raw)
-                else:
-                    self.call(hot, raw)
+                self._call(hot, data[len(self._said) :])
                 return
             if data.startswith(_UPDATE):
                 # The parser knows no method UPDATE, which the short routes promise: to them it is PATCH.
@@ -231,11 +222,7 @@ class _FastLane(HttpToolsProtocol):
         hot.more_body = False
         if not hot.response_complete:
             parts, self._parts = self._parts, []
-            raw = parts[0] if len(parts) == 1 else b"".join(parts)
-            if hot.head.single:
-                self.together.add(hot, raw)
-            else:
-                self.call(hot, raw)
+            self._call(hot, parts[0] if len(parts) == 1 else b"".join(parts))
 
     def connection_lost(self, exc: Exception | None) -> None:
         cycle: Any = self.cycle
@@ -277,29 +264,26 @@ class _FastLane(HttpToolsProtocol):
 
     # Inside
 
-    def call(self, hot: HotCycle, raw: bytes) -> None:
-        """Make the call of one request by itself."""
+    def _call(self, hot: HotCycle, raw: bytes) -> None:
+        """Make the call of a request that is there as a whole. A lone plain message is handed to the intake."""
         self.busy_poll.asked(self)
         head, broker = hot.head, self.broker
         try:
-            operation = head.operation
-            request = head.admit(broker)
-            request.format = request_format(head.content_type) if raw else "json"
-            prepare(operation, request, raw, head.content_type)
+            if head.doubt is not None or not broker.keys.open:
+                head.check(broker.keys)
+            lone = head.lone
+            body = None if lone is None else lone.read(raw)
+            if (
+                lone is not None
+                and body is not None
+                and broker.intake.add(head.queue, lone.content_type, body, head.call, hot, _answer_sends)
+            ):
+                return
+            call = run(broker, head.operation, head.request(raw, body))
         except Exception as error:
             self.refuse(hot, error)
             return
-        request.trace = head.trace
-        request.out = head.out
-        sent = request.body
-        if (
-            head.single
-            and type(sent) is PlainDrafts
-            and len(sent.bodies) == 1
-            and broker.send_coalesced(head.queue, sent, [head.call], [hot], self.together.sent)
-        ):
-            return
-        hot.task = begin(self.loop, run(broker, operation, request), partial(self._done, hot), at_once=broker.prompt)
+        hot.task = begin(self.loop, call, partial(self._done, hot), eager=broker.eager)
 
     def _recall(self, data: bytes) -> Head | None:
         """What the beginning of a request said before, on any connection."""
@@ -311,6 +295,8 @@ class _FastLane(HttpToolsProtocol):
     def _match(self) -> Head | None:
         """What these headers say if they begin a hot request, None if they begin another."""
         raw, self._raw = self._raw, b""  # those that follow in the same piece have other headers
+        if raw and self._head is not None:
+            return self._head  # the same bytes as before, only that the body comes later
         parser = self.parser
         keep_alive = parser.get_http_version() != "1.0" and parser.should_keep_alive()
         head = read_head(parser.get_method(), self.url, self.headers, keep_alive, self.guard)
@@ -320,9 +306,11 @@ class _FastLane(HttpToolsProtocol):
         if (
             raw.startswith(b"POST ")
             and len(raw) <= KNOWN_BYTES
-            and head.length <= self.max_request
-            and head.repeats
+            and 0 <= head.length <= self.max_request
             and not self.expect_100_continue
+            # Other requests are likely to begin with the same bytes, and these say all there is to know.
+            and head.keep_alive
+            and (head.call, head.id, head.trace) == (None, None, None)
         ):
             if len(self.known) >= KNOWN:
                 self.known.clear()
@@ -431,6 +419,27 @@ class _FastLane(HttpToolsProtocol):
             self._look_again(min(left, self.timeout_keep_alive))
         else:
             super().timeout_keep_alive_handler()
+
+
+def _answer_sends(hots: list[HotCycle], answers: list[list[str]], error: Exception | None) -> None:
+    """Answer the requests of one put of the intake: its messages are on disk, or could not be sent."""
+    if error is not None:
+        for hot in hots:
+            hot.lane.refuse(hot, error)
+        return
+    lane = hots[0].lane
+    now = perf_counter()
+    latency = lane.broker.metrics.latency("http", "send", hots[0].head.queue)
+    latency.add_all([now - hot.began for hot in hots])
+    format: codec.Format | None = None
+    for hot, ids in zip(hots, answers, strict=True):
+        if hot.head.out != format:
+            format = hot.head.out
+            head = lane.beginning(201, _JSON if format == "json" else _MSGPACK)
+            encode = codec.encode_json if format == "json" else codec.encode_msgpack
+        hot.lane.write(hot, 201, head, encode(shapes.SentReply(ids)))
+    if len(hots) == 1:
+        lane.busy_poll.answered(lane)
 
 
 async def _quietly(broker: Broker, queue: str, leases: list[Lease]) -> None:

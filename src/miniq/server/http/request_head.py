@@ -10,15 +10,18 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from miniq.api import codec
-from miniq.broker import Broker
+from miniq.api.plain import LONE, Lone, SendReader
+from miniq.broker.keyring import KeyRing
 from miniq.errors import WrongMedia
-from miniq.server.http.app import is_arrow, reply_format, request_format, traced
+from miniq.message import JSON, PlainDrafts
+from miniq.server.http.app import is_arrow, prepare, reply_format, request_format, traced
 from miniq.server.http.guard import Doubt, Guard, given_id
-from miniq.server.operations import OPERATIONS, Operation, Request, authorise, bearer
+from miniq.server.operations import OPERATIONS, READERS, Operation, Request, bearer
 
 _HOT = {operation.path.rpartition("/")[2].encode(): operation for operation in OPERATIONS if operation.hot}
 _PREFIX = b"/v1/queues/"
 _NO_QUERY: dict[str, str] = {}
+_SENDS = SendReader()
 
 
 class Head(Struct, frozen=True):
@@ -36,25 +39,42 @@ class Head(Struct, frozen=True):
     trace: dict[str, str] | None
     length: int
     """How many bytes follow; -1 if the headers do not say."""
-    format: codec.Format
-    """In which format it came."""
+    format: codec.Format | None
+    """In which format its body is, None if that has to be looked at: an Arrow stream, or nothing known here."""
     out: codec.Format
     """In which format to answer."""
-    single: bool
-    """Whether it may be a message that can be sent together with those of others."""
+    lone: Lone | None
+    """Of a send, how a lone plain message is read."""
 
-    def admit(self, broker: Broker) -> Request:
-        """The request that these headers begin, without its body; raises unless its caller may make it."""
+    def check(self, keys: KeyRing) -> None:
+        """Raise unless the caller may make this call."""
         if self.doubt is not None:
-            self.doubt.check(broker.keys)
-        request = Request({"queue": self.queue}, _NO_QUERY, None, self.format, self.secret, self.call)
-        authorise(broker, self.operation, request)
-        return request
+            self.doubt.check(keys)
+        keys.check(self.secret, self.operation.verb, self.queue)
 
-    @property
-    def repeats(self) -> bool:
-        """Whether other requests are likely to begin with the same bytes, and these say all there is to know."""
-        return self.length >= 0 and self.keep_alive and self.call is None and self.id is None and self.trace is None
+    def request(self, raw: bytes, lone: bytes | None) -> Request:
+        """The request that these headers begin and `raw` ends; `lone` is the body of the one plain message in it."""
+        format, name = self.format, self.operation.name
+        request = Request(
+            {"queue": self.queue},
+            _NO_QUERY,
+            None,
+            format or "json",
+            secret=self.secret,
+            call=self.call,
+            out=self.out,
+            trace=self.trace,
+        )
+        if not raw or format is None:
+            request.format = request_format(self.content_type) if raw else "json"
+            prepare(self.operation, request, raw, self.content_type)
+        elif self.lone is None:
+            request.body = READERS[name].read(raw, format)
+        elif lone is None:
+            request.body = _SENDS.read_other(raw, format)
+        else:
+            request.body = PlainDrafts([lone], self.lone.content_type)
+        return request
 
 
 def read_head(
@@ -69,28 +89,26 @@ def read_head(
         return None
     said = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(headers)}
     kind = said.get("content-type", "")
-    format = _format(kind)
+    format: codec.Format | None = "json"
+    if kind not in ("", JSON):
+        try:
+            format = None if is_arrow(kind) else request_format(kind)
+        except WrongMedia:
+            format = None
     length = int(said["content-length"]) if "content-length" in said else -1
+    asked = (format if length else None) or "json"
     return Head(
         operation,
         queue.decode("latin-1"),
         keep_alive,
         kind,
-        bearer(said.get("authorization")),
+        bearer(said["authorization"]) if "authorization" in said else None,
         said.get("idempotency-key"),
-        given_id(said.get("x-request-id")),
+        given_id(said["x-request-id"]) if "x-request-id" in said else None,
         guard.usual(said),
-        traced(said),
+        traced(said) if "traceparent" in said or "tracestate" in said else None,
         length,
-        format or "json",
-        reply_format(said.get("accept", ""), (format if length else None) or "json"),
-        operation.name == "send" and format is not None and not is_arrow(kind),
+        format,
+        reply_format(said["accept"], asked) if "accept" in said else asked,
+        LONE[format] if operation.name == "send" and format is not None else None,
     )
-
-
-def _format(content_type: str) -> codec.Format | None:
-    """In which format a request comes, None if that is not spoken here."""
-    try:
-        return request_format(content_type)
-    except WrongMedia:
-        return None

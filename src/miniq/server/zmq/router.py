@@ -21,8 +21,8 @@ from zmq import Again, Frame, MessageTracker, ZMQError
 from miniq.api import codec, shapes
 from miniq.api.codec import Format
 from miniq.broker import Broker
+from miniq.broker.intake import begin
 from miniq.broker.keyring import Secret
-from miniq.broker.prompt import begin
 from miniq.errors import BadRequest, Closed, InvalidRequest, MiniQError, TooLarge
 from miniq.message import Lease, PlainDrafts
 from miniq.server.busy_poll import BusyPoll
@@ -353,7 +353,7 @@ class Router:
         if self._send_beside(asked, ask.request):
             return
         call = self._carry_out(asked, ask.operation, ask.request)
-        task = begin(self._loop, call, at_once=broker.prompt)
+        task = begin(self._loop, call, eager=broker.eager)
         if task is not None:
             asked.task = task
             self._running.add(task)
@@ -364,7 +364,8 @@ class Router:
         body = request.body
         if type(body) is not PlainDrafts or len(body.bodies) != 1:
             return False
-        if not self._broker.send_coalesced(request.path["queue"], body, [request.call], [asked], self._sent):
+        queue = request.path["queue"]
+        if not self._broker.intake.add(queue, body.content_type, body.bodies[0], request.call, asked, self._sent):
             return False
         self._beside += 1
         return True

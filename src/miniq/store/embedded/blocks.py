@@ -1,6 +1,6 @@
 """What the embedded store keeps in memory of a queue: blocks, the state of their messages, and lanes.
 
-A **block** is up to 128 messages that lie in one record. A **run** is a lease or a delay that some
+A **block** is up to 128 messages that lie in one record. A **run** (`states.py`) is a lease or a delay that some
 messages of a block share; a message without a run is fresh. A **lane** is the line of one priority for
 one recipient (or for anybody): fresh blocks in order, messages that came back, and a cursor into the
 backlog on disk, which is read only when it is needed.
@@ -12,58 +12,16 @@ import asyncio
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from miniq.ids import ids_from, run_of
+from miniq.ids import run_of
 from miniq.message import Claim, Message, QueueSettings, StageName, Stored
 from miniq.store.embedded import keys
 
+if TYPE_CHECKING:
+    from miniq.store.embedded.states import Run
+
 _TAILS = tuple(f"{place:02x}" for place in range(256))
-
-
-class Run:
-    """One state, shared by some messages of one block. Never changed: a new state is a new run."""
-
-    __slots__ = (
-        "block",
-        "consumer",
-        "due",
-        "key",
-        "live",
-        "places",
-        "receipt",
-        "receives",
-        "taken_at",
-        "visible_at",
-    )
-
-    def __init__(
-        self,
-        block: Block,
-        places: range,
-        visible_at: int,
-        receives: int,
-        receipt: str | None,
-        consumer: str | None,
-        taken_at: int,
-        key: bytes,
-    ) -> None:
-        self.block = block
-        self.places = places
-        self.visible_at = visible_at
-        self.receives = receives
-        self.receipt = receipt
-        self.consumer = consumer
-        self.taken_at = taken_at
-        self.key = key
-        self.live = 0
-        """How many messages are still in this state."""
-        self.due = False
-        """Whether its time has come: its messages are ready again, though the receipt still counts."""
-
-    def held_places(self) -> list[int]:
-        runs = self.block.runs
-        return [place for place in self.places if runs[place] is self]
 
 
 class Block:
@@ -71,6 +29,7 @@ class Block:
 
     __slots__ = (
         "alive",
+        "alone",
         "arrives",
         "charged",
         "count",
@@ -91,6 +50,8 @@ class Block:
 
     def __init__(self, name: str, key: bytes, owner: str, priority: int, count: int) -> None:
         self.name = name
+        self.alone = len(name) == 37
+        """Whether its record holds one message that is found by an index, not by its run of ids."""
         self.key = key
         self.owner = owner
         self.priority = priority
@@ -115,10 +76,6 @@ class Block:
         """The batch that has to be written before it may be seen, while there is one."""
 
     @property
-    def alone(self) -> bool:
-        return len(self.name) == 37
-
-    @property
     def touched(self) -> bool:
         """Whether it has state that its record on disk does not show."""
         return self.gone != 0 or any(self.runs)
@@ -129,7 +86,11 @@ class Block:
         return self.name[:34] + _TAILS[place + (128 if self.name[34] == "8" else 0)]
 
     def ids_at(self, places: range) -> list[str]:
-        return ids_from(self.id_at(places.start), len(places))
+        name = self.name
+        if self.alone:
+            return [name[:36]]
+        head, first = name[:34], 128 if name[34] == "8" else 0
+        return [head + tail for tail in _TAILS[first + places.start : first + places.stop]]
 
     def is_gone(self, place: int) -> bool:
         return bool(self.gone >> place & 1)
@@ -179,7 +140,7 @@ class Block:
         )
 
 
-Back = tuple[str, int, Block, int, Run | None]
+Back = tuple[str, int, Block, int, "Run | None"]
 """A message that is ready out of turn: id, a number that breaks ties, block, place, its run."""
 
 
@@ -264,6 +225,8 @@ class Shelf:
         self.number = number
         self.serial = serial
         self.settings = settings
+        self.count_key = keys.count_key(number)
+        self.state_prefix = keys.of_queue(b"s", number)
         self.count = 0
         self.size = 0
         self.leased = 0

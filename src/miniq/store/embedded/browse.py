@@ -15,8 +15,9 @@ from operator import itemgetter
 from miniq.errors import InvalidRequest
 from miniq.message import Message, Page, Status, Stored
 from miniq.store.embedded import keys
-from miniq.store.embedded.blocks import Block, Run, Shelf
+from miniq.store.embedded.blocks import Block, Shelf
 from miniq.store.embedded.kv import KV
+from miniq.store.embedded.states import Run
 from miniq.store.embedded.window import Window
 
 

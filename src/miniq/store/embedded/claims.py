@@ -19,11 +19,12 @@ from miniq.errors import StoreCorrupt
 from miniq.message import NEVER, Claim, ClaimGroup, EventName, History, Message, PlainBatch, Portion, Stored
 from miniq.store.contract import UNFIT, Claimed, Fit, ReadyHint, check_reader, claim_name, no_claim
 from miniq.store.embedded import keys
-from miniq.store.embedded.blocks import Block, HeldClaim, Readers, Run, Shelf, check_there
+from miniq.store.embedded.blocks import Block, HeldClaim, Readers, Shelf, check_there
 from miniq.store.embedded.commit import GroupCommit
 from miniq.store.embedded.history import tell_left, tell_taken
 from miniq.store.embedded.kv import KV
 from miniq.store.embedded.ledger import Ledger
+from miniq.store.embedded.states import Run, States
 from miniq.store.embedded.window import Window, sizes_of
 
 STEP_MESSAGES = 10_000
@@ -33,10 +34,13 @@ STEP_BYTES = 4 * 1024 * 1024
 class Claims:
     """Makes, reads, acks and releases the claims of all queues."""
 
-    def __init__(self, kv: KV, window: Window, ledger: Ledger, commit: GroupCommit, hint: ReadyHint) -> None:
+    def __init__(
+        self, kv: KV, window: Window, ledger: Ledger, states: States, commit: GroupCommit, hint: ReadyHint
+    ) -> None:
         self._kv = kv
         self._window = window
         self._ledger = ledger
+        self._states = states
         self._commit = commit
         self._hint = hint
 
@@ -150,7 +154,7 @@ class Claims:
                 for run in held.runs:
                     if keep != "off":
                         self._tell(shelf, run, "released", now)
-                    self._ledger.set_state(shelf, run.block, run.places, now, run.receives, None, None, 0)
+                    self._states.give(shelf, run.block, run.places, now, run.receives, None, None, 0)
                     self._hint(shelf.name, run.block.owner or None, len(run.places))
                 released += held.claim.messages
                 ops.append((keys.claim_key(shelf.number, name, number), None))
@@ -212,7 +216,7 @@ class Claims:
         number = readers.last + 1
         making = _Making(HeldClaim(Claim(number, 0, 0, now), []), claim_name(readers.name, number), max_bytes)
         held = making.held
-        self._ledger.wake(shelf, now)
+        self._states.wake(shelf, now)
         try:
             while True:
                 more = self._gather(shelf, readers.name, making, limit, fit, consumer, now, keep)
@@ -232,7 +236,7 @@ class Claims:
         finally:
             held.freeze()
         if making.unfit:
-            self._ledger.wake(shelf, now)
+            self._states.wake(shelf, now)
         if not held.claim.messages:
             return None, list(making.unfit.values())
         await self._commit.commit(sync=True)
@@ -304,11 +308,9 @@ class Claims:
         making.unfit[message.id] = block.stored(place, message)
         here = range(place, place + 1)
         if old is None:
-            self._ledger.set_state(shelf, block, here, message.due_at, 0, None, None, 0)
+            self._states.give(shelf, block, here, message.due_at, 0, None, None, 0)
         else:
-            self._ledger.set_state(
-                shelf, block, here, old.visible_at, old.receives, old.receipt, old.consumer, old.taken_at
-            )
+            self._states.give(shelf, block, here, old.visible_at, old.receives, old.receipt, old.consumer, old.taken_at)
 
     def _freeze(
         self,
@@ -333,7 +335,7 @@ class Claims:
             total = sum(sizes)
             places = range(places.start, places.start + count)
         receives = 1 if old is None else old.receives + 1
-        run = self._ledger.set_state(shelf, block, places, NEVER, receives, making.receipt, name, now)
+        run = self._states.give(shelf, block, places, NEVER, receives, making.receipt, name, now)
         making.held.runs.append(run)
         if keep != "off":
             message = self._window.load(block)[places.start]

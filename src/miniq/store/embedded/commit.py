@@ -38,15 +38,19 @@ class Batch:
 
 
 class GroupCommit:
-    """Writes batches one after the other. `complete` adds what is due once per batch (counters)."""
+    """Writes batches one after the other."""
 
-    def __init__(self, write: Write, complete: Callable[[Batch], None], durable: bool) -> None:
+    def __init__(self, write: Write, durable: bool) -> None:
         self.batch = Batch()
+        self.complete: Callable[[Batch], None] | None = None
+        """Adds what is due once per batch, such as counters."""
         self.failed: MiniQError | None = None
+        """Why nothing can be written any more."""
+        self.refusal: MiniQError | None = None
+        """Why new calls are refused: it has failed, or is closing."""
         self.writes = 0
         self.syncs = 0
         self._write = write
-        self._complete = complete
         self._durable = durable
         self._busy: Batch | None = None
         self._scheduled = False
@@ -114,13 +118,15 @@ class GroupCommit:
 
     async def close(self) -> None:
         """Write what is staged, end the thread, refuse everything after."""
+        closed = Closed("the store is closed")
+        self.refusal = self.refusal or closed
         try:
             # Those who are woken by one batch may have gone on to stage another.
             while self.failed is None and (self._busy is not None or self.batch.ops or self.batch.waiting):
                 await self.commit(True)
         finally:
             if self.failed is None:
-                self.failed = Closed("the store is closed")
+                self.failed = closed
             while self._beside:
                 await asyncio.wait(self._beside)
             if self._thread.is_alive():
@@ -142,7 +148,8 @@ class GroupCommit:
         if self._busy is not None or self.failed is not None or not batch.waiting:
             return
         self.batch = Batch()
-        self._complete(batch)
+        if self.complete is not None:
+            self.complete(batch)
         sync = batch.sync and self._durable
         self.writes += 1
         self.syncs += sync
@@ -171,7 +178,7 @@ class GroupCommit:
     def _finish(self, batch: Batch, error: StoreError | None) -> None:
         self._busy = None
         if error is not None:
-            self.failed = StoreFailed(
+            self.failed = self.refusal = StoreFailed(
                 f"{error.text}. Nothing after the last confirmation is certain: stop and start again",
                 field="store",
             )

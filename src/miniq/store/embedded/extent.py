@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import struct
 import time
-import zlib
+from zlib import crc32
 
 NAME = "EXTENT"
 _shape = struct.Struct("<8sQQ16s")
@@ -29,7 +29,9 @@ class Extent:
         self._kept = time.monotonic()
         self._file = os.open(os.path.join(folder, NAME), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         raw = os.pread(self._file, _shape.size + _checked.size, 0)
-        if len(raw) == _shape.size + _checked.size and _checked.unpack_from(raw, _shape.size)[0] == _sum(raw):
+        if len(raw) == _shape.size + _checked.size and _checked.unpack_from(raw, _shape.size)[0] == crc32(
+            raw[: _shape.size]
+        ):
             magic, synced, written, boot = _shape.unpack_from(raw)
             if magic == _MAGIC:
                 self._synced = synced
@@ -46,7 +48,7 @@ class Extent:
         if sync:
             self._synced = changes
         raw = _shape.pack(_MAGIC, self._synced, changes, self._boot)
-        os.pwrite(self._file, raw + _checked.pack(_sum(raw)), 0)
+        os.pwrite(self._file, raw + _checked.pack(crc32(raw)), 0)
         if sync and time.monotonic() > self._kept + KEPT:
             self.keep()
 
@@ -57,10 +59,6 @@ class Extent:
 
     def close(self) -> None:
         os.close(self._file)
-
-
-def _sum(raw: bytes) -> int:
-    return zlib.crc32(raw[: _shape.size])
 
 
 def _boot() -> bytes:

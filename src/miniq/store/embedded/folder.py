@@ -11,10 +11,8 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Sequence
 
 from miniq.errors import InvalidRequest, NoSpace, StoreError, StoreFormat, StoreLocked, StoreUnavailable
-from miniq.message import Message, PlainBatch
 from miniq.store.embedded.keys import FORMAT
 
 CHECK_BYTES = 1024 * 1024
@@ -123,10 +121,9 @@ class Space:
         self.min_free = min_free_bytes
         self._unchecked = CHECK_BYTES
 
-    def check(self, messages: Sequence[Message]) -> None:
+    def check(self, size: int, count: int) -> None:
         """Look at the disk about once for every MiB that is sent, and always while it is full."""
-        size = messages.size if isinstance(messages, PlainBatch) else sum([len(message.body) for message in messages])
-        self._unchecked += size + 512 * len(messages)
+        self._unchecked += size + 512 * count
         if self._unchecked < CHECK_BYTES:
             return
         try:

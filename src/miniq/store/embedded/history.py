@@ -14,10 +14,11 @@ from miniq.ids import ids_from
 from miniq.message import Event, EventName, HistoryPage, HistoryRecord, HistorySpan, Message
 from miniq.store import events
 from miniq.store.embedded import keys
-from miniq.store.embedded.blocks import Block, Run, Shelf
+from miniq.store.embedded.blocks import Block, Shelf
 from miniq.store.embedded.commit import Batch
 from miniq.store.embedded.keys import EventRun
 from miniq.store.embedded.kv import KV, Op
+from miniq.store.embedded.states import Run
 from miniq.store.embedded.window import Window
 
 RECORD_BYTES = 1024 * 1024

@@ -335,10 +335,6 @@ def index_key(number: int, id: str) -> bytes:
     return b"i" + _u32(number) + id.encode()
 
 
-def state_key(number: int, block: str, version: int) -> bytes:
-    return b"s" + _u32(number) + block.encode() + _u64.pack(version)
-
-
 def gone_key(number: int, block: str) -> bytes:
     return b"x" + _u32(number) + block.encode()
 

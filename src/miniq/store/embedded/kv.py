@@ -105,21 +105,25 @@ class RocksKV:
             raise _corrupt(_newest_log(self._path) or self._path, text)
 
     def get(self, key: bytes) -> bytes | None:
-        with self._translated():
+        try:
             value: bytes | None = self._db.get(key)
-            return value
+        except Exception as error:
+            raise _translate(error, self._path, False) from error
+        return value
 
     def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         # Not `items()`: that one ends without a word where a table is damaged.
         bounds = self._rd.ReadOptions()
         bounds.set_iterate_upper_bound(end)
-        with self._translated():
+        try:
             pairs = self._db.iter(bounds)
             pairs.seek(start)
             while pairs.valid():
                 yield pairs.key(), pairs.value()
                 pairs.next()
             pairs.status()
+        except Exception as error:
+            raise _translate(error, self._path, False) from error
 
     def last(self, start: bytes, end: bytes) -> bytes | None:
         bounds = self._rd.ReadOptions()
@@ -141,9 +145,11 @@ class RocksKV:
                 delete(key)
             else:
                 put(key, value)
-        with self._translated():
+        try:
             self._db.write(batch, self._sync if sync else self._lazy)
             self._extent.wrote(self._db.latest_sequence_number(), sync)
+        except Exception as error:
+            raise _translate(error, self._path, False) from error
 
     def checkpoint(self, path: str) -> None:
         with self._translated():

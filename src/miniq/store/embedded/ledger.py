@@ -1,4 +1,4 @@
-"""The changes of the embedded store, one message at a time: arrive, change state, leave, advance a group.
+"""The changes of the embedded store, one message at a time: arrive, leave, advance a group.
 
 Each is made in memory and staged in the open batch. Nothing here decides whether a change is right; the
 store has checked its fences before.
@@ -8,36 +8,55 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from heapq import heappop, heappush
-from itertools import count
 
-from miniq.ids import RUN, SHARE, id_after, ids_from, run_of
-from miniq.message import NEVER, Message, PlainBatch
+from miniq.ids import RUN, SHARE, ids_from, is_run, run_of
+from miniq.message import Message, PlainBatch
 from miniq.store.contract import ReadyHint
 from miniq.store.embedded import keys
-from miniq.store.embedded.blocks import Block, Run, Shelf
+from miniq.store.embedded.blocks import Block, Shelf
 from miniq.store.embedded.commit import Batch, GroupCommit
-from miniq.store.embedded.kv import KV, Op
+from miniq.store.embedded.history import HistoryLog
+from miniq.store.embedded.kv import KV
+from miniq.store.embedded.states import Run, States
 from miniq.store.embedded.window import Window
+
+GROUPS_IN_MEMORY = 10_000
 
 
 class Ledger:
     """Stages changes of shelves."""
 
-    def __init__(self, kv: KV, window: Window, commit: GroupCommit, hint: ReadyHint, version: int) -> None:
+    def __init__(
+        self, kv: KV, window: Window, log: HistoryLog, commit: GroupCommit, states: States, hint: ReadyHint
+    ) -> None:
         self._kv = kv
         self._window = window
+        self._log = log
         self._commit = commit
+        commit.complete = self._complete
+        self._states = states
         self._hint = hint
-        self._version = version
-        self._ties = count()
         self.dirty: set[Shelf] = set()
         """Shelves whose counters changed since the last batch."""
         self.last_id = ""
 
-    @property
-    def _ops(self) -> list[Op]:
-        return self._commit.batch.ops
+    def _complete(self, batch: Batch) -> None:
+        """Add what every batch carries besides its changes: counters, the highest id, the history."""
+        ops = batch.ops
+        if self.dirty:
+            for shelf in self.dirty:
+                if shelf.tracks:  # else it was emptied or deleted meanwhile
+                    ops.append((shelf.count_key, keys.encode(keys.CountRecord(shelf.count, shelf.size, shelf.lows()))))
+                    if len(shelf.groups) > GROUPS_IN_MEMORY:
+                        batch.done.append(partial(self._forget_groups, shelf))
+            ops.append((keys.LAST_ID, self.last_id.encode()))
+            self.dirty.clear()
+        if batch.events:
+            self._log.append(batch.events, ops)
+
+    def _forget_groups(self, shelf: Shelf) -> None:
+        if not self._commit.batch.ops:
+            shelf.groups.clear()
 
     # Arriving
 
@@ -45,15 +64,17 @@ class Ledger:
         """New messages: as blocks where ids, lane and due time allow it, else each alone. The blocks are
         in the order of the messages."""
         blocks: list[Block] = []
-        start, end = 0, len(messages)
+        start = 0
         if isinstance(messages, PlainBatch):
+            end = len(messages.ids)
             while start < end:
-                part = messages[start : start + SHARE]
-                name = part.ids[0]
-                if run_of(name)[1] or part.ids[-1] != id_after(name, len(part) - 1):
+                part = messages if end <= SHARE else messages[start : start + SHARE]
+                if not is_run(part.ids):
                     break
-                self._arrive_block(shelf, name, part, now, blocks)
+                self._arrive_block(shelf, part.ids[0], len(part.ids), part, now, blocks)
                 start += SHARE
+        else:
+            end = len(messages)
         while start < end:
             first = messages[start]
             stop = start + 1
@@ -65,7 +86,7 @@ class Ledger:
                     self._arrive_alone(shelf, first, now, blocks)
                 else:
                     stop = _alike(messages, start, end)
-                    self._arrive_block(shelf, name, messages[start:stop], now, blocks)
+                    self._arrive_block(shelf, name, stop - start, messages[start:stop], now, blocks)
             start = stop
         self.announce_all(shelf, blocks)
         last = messages.ids[-1] if isinstance(messages, PlainBatch) else messages[-1].id
@@ -93,16 +114,16 @@ class Ledger:
         """A message that comes from another store, with the state it had there."""
         blocks: list[Block] = []
         self._arrive_alone(shelf, message, now, blocks)
-        self.set_state(shelf, blocks[0], range(1), visible_at, receives, receipt, consumer, taken_at)
+        self._states.give(shelf, blocks[0], range(1), visible_at, receives, receipt, consumer, taken_at)
         self.announce_all(shelf, blocks)
 
     def _arrive_block(
-        self, shelf: Shelf, name: str, messages: Sequence[Message], now: int, blocks: list[Block]
+        self, shelf: Shelf, name: str, count: int, messages: Sequence[Message], now: int, blocks: list[Block]
     ) -> None:
-        priority = messages.priority if isinstance(messages, PlainBatch) else messages[0].priority
-        key = keys.lane_prefix(shelf.number, "", priority) + name.encode()
-        block = Block(name, key, "", priority, len(messages))
-        self._enter(shelf, block, messages, now, blocks)
+        first = messages if isinstance(messages, PlainBatch) else messages[0]
+        key = shelf.tracks[""].lanes[first.priority].prefix + name.encode()
+        block = Block(name, key, "", first.priority, count)
+        self._enter(shelf, block, messages, first.due_at, now, blocks)
 
     def _arrive_alone(self, shelf: Shelf, message: Message, now: int, blocks: list[Block], source: bytes = b"") -> None:
         name = message.id + "m"
@@ -115,9 +136,9 @@ class Ledger:
             if group.count:
                 self._follow(shelf, block, group)
             group.count += 1
-            self._ops.append((keys.group_key(shelf.number, message.group), keys.encode(group)))
-        self._ops.append((keys.index_key(shelf.number, message.id), block.key))
-        self._enter(shelf, block, [message], now, blocks, source)
+            self._commit.batch.ops.append((keys.group_key(shelf.number, message.group), keys.encode(group)))
+        self._commit.batch.ops.append((keys.index_key(shelf.number, message.id), block.key))
+        self._enter(shelf, block, [message], message.due_at, now, blocks, source)
 
     def _follow(self, shelf: Shelf, block: Block, group: keys.GroupRecord) -> None:
         """The group has a head already: wait behind it."""
@@ -137,8 +158,8 @@ class Ledger:
         """A block that is committed from a stage, where it stays, and cannot be taken yet."""
         block = Block(name, keys.lane_prefix(shelf.number, "", priority) + name.encode(), "", priority, len(sizes))
         block.source, block.sizes = source, sizes
-        self._ops.append((block.key, value))
-        self.set_state(shelf, block, range(block.count), due_at, 0, None, None, 0)
+        self._commit.batch.ops.append((block.key, value))
+        self._states.give(shelf, block, range(block.count), due_at, 0, None, None, 0)
         self.expect(shelf, block)
         return block
 
@@ -147,6 +168,7 @@ class Ledger:
         shelf: Shelf,
         block: Block,
         messages: Sequence[Message],
+        due_at: int,
         now: int,
         blocks: list[Block],
         source: bytes = b"",
@@ -154,16 +176,16 @@ class Ledger:
         if source:
             record = keys.StagedBlock(source, messages[0].id, messages[0].sent_at)
             block.source = source
-            self._ops.append((block.key, keys.encode(record)))
+            value = keys.encode(record)
         else:
-            self._ops.append((block.key, keys.encode_block(messages)))
+            value = keys.encode_block(messages)
+        self._commit.batch.ops.append((block.key, value))
         self._window.hold(block, messages)
         shelf.count += block.count
         shelf.size += block.charged
         self.dirty.add(shelf)
-        due_at = messages.due_at if isinstance(messages, PlainBatch) else messages[0].due_at
         if due_at > now:
-            self.set_state(shelf, block, range(block.count), due_at, 0, None, None, 0)
+            self._states.give(shelf, block, range(block.count), due_at, 0, None, None, 0)
         self.expect(shelf, block)
         blocks.append(block)
 
@@ -193,10 +215,10 @@ class Ledger:
                 elif block.waiting:
                     self._unfollow(shelf, block)
                     self._window.forget(block)
-                elif block.fresh_from(0) < block.count:
+                elif None in block.runs and (not block.gone or block.fresh_from(0) < block.count):
                     self._window.admit(shelf, block)
-                elif self._window.full:
-                    self._window.forget(block)
+                else:
+                    self._window.forget_if_full(block)
             if block.alive:
                 self._hint(shelf.name, block.owner or None, block.alive)
 
@@ -215,120 +237,13 @@ class Ledger:
             if not waiting:
                 del shelf.followers[block.group]
 
-    # State
-
-    def set_state(
-        self,
-        shelf: Shelf,
-        block: Block,
-        places: range,
-        visible_at: int,
-        receives: int,
-        receipt: str | None,
-        consumer: str | None,
-        taken_at: int,
-    ) -> Run:
-        """Give some neighbouring messages of a block a new state."""
-        self._version += 1
-        key = keys.state_key(shelf.number, block.name, self._version)
-        run = Run(block, places, visible_at, receives, receipt, consumer, taken_at, key)
-        start, stop = places.start, places.stop
-        if any(block.runs[start:stop]):
-            for place in places:
-                old = block.runs[place]
-                if old is not None:
-                    self._leave_run(shelf, old)
-        block.runs[start:stop] = [run] * (stop - start)
-        run.live = stop - start
-        if receipt is None:
-            shelf.delayed += run.live
-        else:
-            shelf.leased += run.live
-            shelf.tokens.setdefault(receipt, []).append(run)
-        if visible_at != NEVER:
-            heappush(shelf.timers, (visible_at, next(self._ties), run))
-        shelf.blocks[block.name] = block
-        self._ops.append((key, keys.encode(block.state_record(run))))
-        return run
-
-    def restore_state(self, shelf: Shelf, block: Block, record: keys.StateRecord, key: bytes) -> None:
-        """Take up a state that was read from disk; later ones are given later."""
-        places = range(record.start, record.stop)
-        run = Run(
-            block,
-            places,
-            record.visible_at,
-            record.receives,
-            record.receipt,
-            record.consumer,
-            record.taken_at,
-            key,
-        )
-        for place in places:
-            if block.is_gone(place):
-                continue
-            old = block.runs[place]
-            if old is not None:
-                self._leave_run(shelf, old)
-            block.runs[place] = run
-            run.live += 1
-        if not run.live:
-            return
-        if run.receipt is None:
-            shelf.delayed += run.live
-        else:
-            shelf.leased += run.live
-            shelf.tokens.setdefault(run.receipt, []).append(run)
-        if run.visible_at != NEVER:
-            heappush(shelf.timers, (run.visible_at, next(self._ties), run))
-
-    def wake(self, shelf: Shelf, now: int) -> None:
-        """Put back in line all messages whose lease or delay has run out."""
-        timers = shelf.timers
-        while timers and timers[0][0] <= now:
-            _, _, run = heappop(timers)
-            if not run.live or run.due:
-                continue
-            run.due = True
-            if run.receipt is None:
-                shelf.delayed -= run.live
-            else:
-                shelf.leased -= run.live
-            if not run.block.waiting:
-                lane = shelf.lane(run.block)
-                for place in run.held_places():
-                    self._window.push_back(lane, run.block, place, run)
-
-    def next_due(self, shelf: Shelf) -> int | None:
-        """When the next lease or delay runs out; call `wake` first."""
-        timers = shelf.timers
-        while timers and not timers[0][2].live:
-            heappop(timers)
-        return timers[0][0] if timers else None
-
-    def _leave_run(self, shelf: Shelf, run: Run, count: int = 1) -> None:
-        """Some messages of a run have another state now, or are gone."""
-        run.live -= count
-        if not run.due:
-            if run.receipt is None:
-                shelf.delayed -= count
-            else:
-                shelf.leased -= count
-        if not run.live:
-            self._ops.append((run.key, None))
-            if run.receipt is not None:
-                runs = shelf.tokens[run.receipt]
-                runs.remove(run)
-                if not runs:
-                    del shelf.tokens[run.receipt]
-
     # Leaving
 
     def remove(self, shelf: Shelf, block: Block, place: int) -> None:
         """A message is gone. Call `mend` for its block when all removals of a change are made."""
         run = block.runs[place]
         if run is not None:
-            self._leave_run(shelf, run)
+            self._states.leave(shelf, run)
             block.runs[place] = None
         shelf.count -= 1
         shelf.size -= self._window.sizes(block)[place]
@@ -341,10 +256,12 @@ class Ledger:
         himself gives what to take off; they are not looked up then."""
         block, places = run.block, run.places
         count = len(places)
-        self._leave_run(shelf, run, count)
+        self._states.leave(shelf, run, count)
         block.runs[places.start : places.stop] = [None] * count
         shelf.count -= count
-        shelf.size -= sum(self._window.sizes(block)[places.start : places.stop]) if size is None else size
+        if size is None:
+            size = sum((block.sizes or self._window.sizes(block))[places.start : places.stop])
+        shelf.size -= size
         block.gone |= ((1 << count) - 1) << places.start
         block.alive -= count
         self.dirty.add(shelf)
@@ -357,10 +274,11 @@ class Ledger:
                 shelf.blocks[block.name] = block
                 bits = block.gone.to_bytes((block.count + 7) // 8, "little")
                 record = keys.GoneRecord(block.owner, block.priority, block.count, bits)
-                self._ops.append((keys.gone_key(shelf.number, block.name), keys.encode(record)))
+                self._commit.batch.ops.append((keys.gone_key(shelf.number, block.name), keys.encode(record)))
                 continue
-            ops = self._ops
-            self._leave_stage(block)
+            ops = self._commit.batch.ops
+            if block.source != b"":
+                self._leave_stage(block)
             ops.append((block.key, None))
             if block.count > 1:
                 ops.append((keys.gone_key(shelf.number, block.name), None))
@@ -369,7 +287,8 @@ class Ledger:
             shelf.blocks.pop(block.name, None)
             shelf.leaving.add(block.name)
             gone.append(block.name)
-            self._window.forget(block)
+            if block.messages is not None:
+                self._window.forget(block)
             if block.group is not None:
                 self._departed(shelf, block, block.group)
         if gone:
@@ -382,7 +301,7 @@ class Ledger:
             value = self._kv.get(block.key)
             source = None if value is None else keys.source_of(value)
         if source:
-            self._ops.append((source, None))
+            self._commit.batch.ops.append((source, None))
         block.source = b""
 
     def replace(self, shelf: Shelf, block: Block, message: Message) -> Block:
@@ -390,7 +309,7 @@ class Ledger:
         old_size = self._window.sizes(block)[0]
         run = block.runs[0]
         if run is not None:
-            self._leave_run(shelf, run)
+            self._states.leave(shelf, run)
             block.runs[0] = None
         block.gone = 1
         block.alive = 0
@@ -401,9 +320,9 @@ class Ledger:
         new = Block(block.name, block.key if block.waiting else key, block.owner, message.priority, 1)
         new.group, new.waiting = block.group, block.waiting
         if new.key != block.key:
-            self._ops.append((block.key, None))
-            self._ops.append((keys.index_key(shelf.number, message.id), new.key))
-        self._ops.append((new.key, keys.encode_block([message])))
+            self._commit.batch.ops.append((block.key, None))
+            self._commit.batch.ops.append((keys.index_key(shelf.number, message.id), new.key))
+        self._commit.batch.ops.append((new.key, keys.encode_block([message])))
         self._window.hold(new, [message])
         shelf.size += message.size - old_size
         self.dirty.add(shelf)
@@ -416,8 +335,8 @@ class Ledger:
         name = message.id + "m"
         key = keys.lane_prefix(shelf.number, block.owner, message.priority) + name.encode()
         new = Block(name, key, block.owner, message.priority, 1)
-        self._ops.append((keys.index_key(shelf.number, message.id), key))
-        self._ops.append((key, keys.encode_block([message])))
+        self._commit.batch.ops.append((keys.index_key(shelf.number, message.id), key))
+        self._commit.batch.ops.append((key, keys.encode_block([message])))
         self._window.hold(new, [message])
         shelf.count += 1
         shelf.size += message.size
@@ -447,26 +366,26 @@ class Ledger:
             self._unfollow(shelf, block)
         elif group.count:
             self._advance(shelf, name, group)
-        self._ops.append((key, keys.encode(group) if group.count else None))
+        self._commit.batch.ops.append((key, keys.encode(group) if group.count else None))
         if not group.count:
             group.low = ""
 
     def _advance(self, shelf: Shelf, name: str, group: keys.GroupRecord) -> None:
         block, message = self._next_follower(shelf, name, group)
         self._leave_stage(block)
-        self._ops.append((block.key, None))
+        self._commit.batch.ops.append((block.key, None))
         self._unfollow(shelf, block)
         if block.messages is None:
             # Its record lies at another key once this is written; until then only memory has it.
             self._window.hold(block, [message])
         block.waiting = False
         block.key = keys.lane_prefix(shelf.number, block.owner, block.priority) + block.name.encode()
-        self._ops.append((block.key, keys.encode_block([message])))
-        self._ops.append((keys.index_key(shelf.number, message.id), block.key))
+        self._commit.batch.ops.append((block.key, keys.encode_block([message])))
+        self._commit.batch.ops.append((keys.index_key(shelf.number, message.id), block.key))
         group.low = block.name
         run = block.runs[0]
         if run is not None:
-            self._ops.append((run.key, keys.encode(block.state_record(run))))
+            self._commit.batch.ops.append((run.key, keys.encode(block.state_record(run))))
             if run.due:
                 self._window.push_back(shelf.lane(block), block, 0, run)
         self.expect(shelf, block)

@@ -17,9 +17,9 @@ class Garbage:
     def __init__(self, kv: KV, commit: GroupCommit, shelves: Iterable[Shelf]) -> None:
         self._kv = kv
         self._commit = commit
-        self._numbers = [int.from_bytes(key[1:], "big") for key, _ in kv.scan(b"z", keys.after(b"z"))]
+        self.numbers = [int.from_bytes(key[1:], "big") for key, _ in kv.scan(b"z", keys.after(b"z"))]
         used = [number for shelf in shelves for number in (shelf.number, shelf.serial)]
-        self._last = max([0, *used, *self._numbers])
+        self._last = max([0, *used, *self.numbers])
 
     def next_number(self) -> int:
         """A number that no queue has or had."""
@@ -31,13 +31,11 @@ class Garbage:
         batch = self._commit.batch
         batch.ops.append((keys.garbage_key(number), b""))
         # Not before: what was staged earlier under this number is not on disk yet, and would be missed.
-        batch.done.append(partial(self._numbers.append, number))
+        batch.done.append(partial(self.numbers.append, number))
 
     def sweep(self, shelves: Iterable[Shelf], limit: int) -> None:
         """Stage the removal of up to `limit` records of a number that is no longer used."""
-        if not self._numbers:
-            return
-        number = self._numbers[0]
+        number = self.numbers[0]
         ops = self._commit.batch.ops
         kinds = [bytes([kind]) for kind in keys.MESSAGE_KINDS]
         if not any(shelf.serial == number for shelf in shelves):
@@ -59,4 +57,4 @@ class Garbage:
                         left -= 1
         ops.append((keys.count_key(number), None))
         ops.append((keys.garbage_key(number), None))
-        self._numbers.remove(number)
+        self.numbers.remove(number)

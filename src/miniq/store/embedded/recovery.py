@@ -7,7 +7,7 @@ from miniq.store.contract import ByName
 from miniq.store.embedded import keys
 from miniq.store.embedded.blocks import Block, Shelf, Track
 from miniq.store.embedded.kv import KV
-from miniq.store.embedded.ledger import Ledger
+from miniq.store.embedded.states import States
 
 
 def load_shelves(kv: KV) -> ByName[Shelf]:
@@ -29,7 +29,7 @@ def load_shelves(kv: KV) -> ByName[Shelf]:
     return shelves
 
 
-def load_states(kv: KV, shelf: Shelf, ledger: Ledger) -> None:
+def load_states(kv: KV, shelf: Shelf, states: States) -> None:
     """The leases, delays and removals of a queue."""
     number = shelf.number
     prefix = keys.of_queue(b"x", number)
@@ -44,7 +44,7 @@ def load_states(kv: KV, shelf: Shelf, ledger: Ledger) -> None:
         state = keys.decode_state(value)
         name = key[len(prefix) : -8].decode()
         block = _block(shelf, name, state.owner, state.priority, state.count, state.group, state.waiting)
-        ledger.restore_state(shelf, block, state, key)
+        states.restore(shelf, block, state, key)
     if len(shelf.blocks) > shelf.count:
         raise StoreCorrupt(f"store: queue {shelf.name!r} counts fewer messages than it has leases", field="store")
 

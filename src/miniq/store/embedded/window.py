@@ -7,16 +7,20 @@ removed. What is not written yet cannot be read: arriving blocks are skipped and
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from itertools import count
+from typing import TYPE_CHECKING
 
 from miniq.errors import StoreCorrupt
 from miniq.ids import run_of
 from miniq.message import Message, PlainBatch
 from miniq.store.embedded import keys
-from miniq.store.embedded.blocks import Block, Lane, Run, Shelf
+from miniq.store.embedded.blocks import Block, Lane, Shelf
 from miniq.store.embedded.kv import KV
+
+if TYPE_CHECKING:
+    from miniq.store.embedded.states import Run
 
 LANE_MESSAGES = 4096
 TOTAL_MESSAGES = 65536
@@ -71,12 +75,13 @@ class Window:
     def offer(self, block: Block, messages: Sequence[Message]) -> None:
         """Keep the bodies of a block that will soon be wanted, while there is room for them."""
         block.sizes = sizes_of(messages)
-        if not self.full:
+        if self._bytes < CACHE_BYTES:
             self.hold(block, messages)
 
-    @property
-    def full(self) -> bool:
-        return self._bytes >= CACHE_BYTES
+    def forget_if_full(self, block: Block) -> None:
+        """Let go of bodies that are not wanted soon, if there is no room for them."""
+        if self._bytes >= CACHE_BYTES:
+            self.forget(block)
 
     def hold(self, block: Block, messages: Sequence[Message]) -> None:
         """Keep the bodies of a block."""
@@ -109,7 +114,7 @@ class Window:
             self.forget(block)
         else:
             lane.seen = block.name
-            if self.full:
+            if self._bytes >= CACHE_BYTES:
                 self.forget(block)
             self._line_up(shelf, lane, block)
 
@@ -118,26 +123,37 @@ class Window:
         heappush(lane.back, (block.id_at(place), next(self._ties), block, place, run))
 
     def head(self, shelf: Shelf, lane: Lane) -> str | None:
-        """The id of the next message of a lane, which is then `back[0]` or the `next` of `fresh[0]`."""
+        """The id of the next message of a lane."""
+        if not self._find_next(shelf, lane):
+            return None
+        back, fresh = lane.back, lane.fresh
+        if not fresh:
+            return back[0][0]
+        id = fresh[0].id_at(fresh[0].next)
+        return min(id, back[0][0]) if back else id
+
+    def _find_next(self, shelf: Shelf, lane: Lane) -> bool:
+        """Whether a lane has a next message, which is then `back[0]` or the `next` of `fresh[0]`."""
         back, fresh = lane.back, lane.fresh
         while back:
             _, _, block, place, run = back[0]
-            if block.runs[place] is run and not block.is_gone(place):
+            if block.runs[place] is run and not block.gone >> place & 1:
                 break
             heappop(back)
         while True:
             while fresh:
                 block = fresh[0]
-                block.next = block.fresh_from(block.next)
-                if block.next < block.count:
-                    id = block.id_at(block.next)
-                    return min(id, back[0][0]) if back else id
+                place = block.next
+                if place < block.count and (block.runs[place] is not None or block.gone):
+                    place = block.next = block.fresh_from(place)
+                if place < block.count:
+                    return True
                 fresh.popleft()
                 block.windowed = False
                 lane.size -= block.count
                 self._messages -= block.count
             if not lane.more or (back and back[0][0] <= lane.seen):
-                return back[0][0] if back else None
+                return bool(back)
             self._read(shelf, lane)
 
     def _line_up(self, shelf: Shelf, lane: Lane, block: Block) -> None:
@@ -216,54 +232,66 @@ class Window:
             for owner in [owner for owner, track in shelf.tracks.items() if owner and track.idle()]:
                 del shelf.tracks[owner]
 
-    def lanes(self, shelf: Shelf, consumer: str | None) -> Iterator[list[Lane]]:
+    def lanes(self, shelf: Shelf, consumer: str | None) -> list[list[Lane]]:
         """By falling priority, the lanes from which a consumer may take, where there may be something in them."""
         tracks = [shelf.tracks[""]]
         if consumer is not None:
             # Before his own lanes are looked up: they must not be among those that are forgotten.
             self.trim_owners(shelf)
             tracks.append(shelf.track(consumer))
-        for priority in range(9, -1, -1):
-            found = [lane for track in tracks if (lane := track.lanes[priority]).fresh or lane.back or lane.more]
-            if found:
-                yield found
+        found = [
+            [lane for track in tracks if (lane := track.lanes[priority]).fresh or lane.back or lane.more]
+            for priority in range(9, -1, -1)
+        ]
+        return [lanes for lanes in found if lanes]
 
     def pick(
         self, shelf: Shelf, lanes: list[Lane], limit: int, max_bytes: int, first: bool
     ) -> tuple[Block, range, Run | None] | None:
         """The next messages in line: neighbours in one block that have one state. None if there is
         nothing; an empty range if the next one is too large for `max_bytes` and is not the first."""
-        heads = [(id, lane) for lane in lanes if (id := self.head(shelf, lane)) is not None]
-        if not heads:
-            return None
-        id, lane = heads[0] if len(heads) == 1 else min(heads, key=lambda head: head[0])
+        lane = lanes[0]
+        others: list[str] = []
+        """Ids that come first in other lanes."""
+        if len(lanes) == 1:
+            if not self._find_next(shelf, lane):
+                return None
+        else:
+            heads = sorted((id, at) for at, one in enumerate(lanes) if (id := self.head(shelf, one)) is not None)
+            if not heads:
+                return None
+            lane = lanes[heads[0][1]]
+            others = [id for id, _ in heads[1:]]
+        back, fresh = lane.back, lane.fresh
         old: Run | None = None
-        if lane.back and lane.back[0][0] == id:
-            _, _, block, place, old = lane.back[0]
+        is_back = bool(back) and (not fresh or back[0][0] <= fresh[0].id_at(fresh[0].next))
+        if is_back:
+            _, _, block, place, old = back[0]
             stop = place + 1
-            if old is not None and old.receipt is None and len(heads) == 1:
+            if old is not None and old.receipt is None and not others:
                 # Neighbours that were delayed or given back together; of leases each that ran out is told by itself.
                 end = min(block.count, place + limit)
                 while stop < end and block.runs[stop] is old:
                     stop += 1
         else:
-            block = lane.fresh[0]
+            block = fresh[0]
             place = block.next
-            stop = block.fresh_until(place, limit)
-            if lane.back or len(heads) > 1:
+            stop = place + 1
+            if block.count > stop and limit > 1:
+                stop = block.fresh_until(place, limit)
+            if back or others:
                 # Only as far as nothing else comes first.
-                others = [other for other, at in heads if at is not lane]
-                bound = min([*others, lane.back[0][0]] if lane.back else others)
+                bound = min([*others, back[0][0]] if back else others)
                 while stop > place + 1 and block.id_at(stop - 1) > bound:
                     stop -= 1
-        sizes = self.sizes(block)
+        sizes = block.sizes or self.sizes(block)
         if sum(sizes[place:stop]) > max_bytes:
             total, end = 0, place
             while end < stop and total + sizes[end] <= max_bytes:
                 total += sizes[end]
                 end += 1
             stop = max(end, place + 1) if first else end
-        if old is None and stop > place and lane.fresh and block is lane.fresh[0] and place == block.next:
+        if not is_back:
             block.next = stop
         return block, range(place, stop), old
 

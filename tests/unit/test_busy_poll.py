@@ -24,7 +24,7 @@ class Watch:
         self.turns += 1
 
     async def awake(self) -> bool:
-        """Whether the loop is being kept busy_poll."""
+        """Whether the loop is being kept awake."""
         before = self.turns
         for _ in range(5):
             await asyncio.sleep(0)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from miniq.broker import Broker, gather
+from miniq.broker import Broker, intake
 from miniq.errors import InvalidRequest, MiniQError, NoSpace
-from miniq.message import JSON, Message, PlainDrafts
+from miniq.message import JSON, Message
 from miniq.store.arguments import Put
 from tests.clock import FrozenClock
 from tests.kit import draft
@@ -26,9 +26,7 @@ class Senders:
     def send(
         self, number: int, queue: str = "q", body: bytes | None = None, call: str | None = None, kind: str = JSON
     ) -> bool:
-        taken = self.broker.send_coalesced(
-            queue, PlainDrafts([body or str(number).encode()], kind), [call], [number], self.sent
-        )
+        taken = self.broker.intake.add(queue, kind, body or str(number).encode(), call, number, self.sent)
         if taken:
             self._waiting[number] = asyncio.get_running_loop().create_future()
         return taken
@@ -74,8 +72,8 @@ async def test_messages_sent_beside_each_other_come_in_the_order_in_which_they_w
 
 
 async def test_a_crowd_is_served_in_several_puts(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gather, "MESSAGES", 10)
-    monkeypatch.setattr(gather, "BYTES", 100)
+    monkeypatch.setattr(intake, "MESSAGES", 10)
+    monkeypatch.setattr(intake, "BYTES", 100)
     await broker.configure("q")
     sizes: list[int] = []
     put = broker.store.messages.put
