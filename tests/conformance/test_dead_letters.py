@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
 from miniq.broker import Broker
 from miniq.errors import InvalidRequest, QueueNotFound
 from miniq.message import DeadLetter, Page
+from miniq.store.arguments import Scan
 from tests.clock import FrozenClock
 from tests.kit import bodies, draft, drain, ids, leases, send, states
 
@@ -184,13 +184,13 @@ async def test_upkeep_leaves_a_queue_alone_in_which_nothing_can_have_ended(
         for _ in range(3):
             await broker.upkeep()
     looked: list[str] = []
-    scan = broker.store.scan
+    scan = broker.store.messages.scan
 
-    async def counted(queue: str, **asked: Any) -> Page:
+    async def counted(queue: str, asked: Scan) -> Page:
         looked.append(queue)
-        return await scan(queue, **asked)
+        return await scan(queue, asked)
 
-    monkeypatch.setattr(broker.store, "scan", counted)
+    monkeypatch.setattr(broker.store.messages, "scan", counted)
     await send(broker, "q", *range(10))
     clock.advance(20)
     await broker.upkeep()

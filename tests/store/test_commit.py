@@ -19,12 +19,12 @@ from miniq.errors import Closed, MiniQError, StoreFailed
 from miniq.message import SECOND, QueueSettings
 from miniq.options import Options
 from miniq.store import open_store
-from miniq.store.contract import ANY, FREE, Edit
+from miniq.store.arguments import ANY, FREE, Change, Edit, NewTime
 from miniq.store.embedded import store as embedded
 from miniq.store.embedded.store import EmbeddedStore
 from tests.clock import START
 from tests.kit import bodies, leases, send
-from tests.store.calls import BIG, Maker, drop, put, take, take_all
+from tests.store.calls import Maker, drop, find, put, scan, take, take_all
 from tests.store.parts import FaultyKV, copy_as_after_kill, in_company, opened, seam, store_in
 
 
@@ -123,10 +123,9 @@ async def test_message_cannot_be_had_or_seen_before_it_is_written(url: str, monk
         sends = [asyncio.create_task(put(store, [message])) for message in messages]
         await gate.reached()
         assert await take(store, limit=10) == []
-        finds = [asyncio.create_task(store.find("q", message.id)) for message in messages]
+        finds = [asyncio.create_task(find(store, message.id)) for message in messages]
         for status in (None, "ready", "delayed"):
-            page = await store.messages.scan("q", Scan(status=status, limit=10, max_bytes=BIG, now=START))
-            assert page.messages == []
+            assert (await scan(store, status=status)).messages == []
         await asyncio.sleep(0.05)
         assert not any(find.done() for find in finds)
         gate.release()
@@ -216,20 +215,18 @@ def every_call(store: EmbeddedStore, maker: Maker, id: str, folder: Path) -> dic
         "take": lambda: take(store),
         "drop": lambda: drop(store, [(id, ANY)]),
         "drop unknown": lambda: drop(store, [("nothing", ANY)]),
-        "reschedule": lambda: store.reschedule(
-            "q", [(id, ANY)], now=START, visible_at=START, release=True, event=None, keep="off"
-        ),
+        "reschedule": lambda: store.messages.reschedule("q", [(id, ANY)], NewTime(START, release=True), Change(START)),
         "edit": lambda: store.messages.edit("q", (id, FREE), Edit(body=b"1"), Change(START)),
-        "move": lambda: store.move("q", [], now=START, event="dead", reason=None, keep="off", keep_to="off"),
+        "move": lambda: store.messages.move("q", [], Change(START, event="dead"), "off"),
         "clear": lambda: store.messages.clear("q", Change(START)),
-        "find": lambda: store.find("q", id),
-        "scan": lambda: store.messages.scan("q", Scan(limit=1, max_bytes=BIG, now=START)),
-        "scan leased": lambda: store.messages.scan("q", Scan(status="leased", limit=1, max_bytes=BIG, now=START)),
+        "find": lambda: find(store, id),
+        "scan": lambda: scan(store),
+        "scan leased": lambda: scan(store, status="leased"),
         "held": lambda: store.messages.held("t"),
         "counts": lambda: store.messages.counts("q", START),
         "next_visible": lambda: store.messages.next_visible("q", START),
         "history": lambda: store.history.read(0, 1),
-        "history_span": store.history_span,
+        "history_span": store.history.span,
         "trim_history": lambda: store.history.trim(1),
         "tidy": lambda: store.tidy(START, 1),
         "backup": lambda: store.backup(str(folder.with_name("backup"))),
@@ -285,7 +282,7 @@ async def test_nothing_is_confirmed_after_a_failed_write(
             assert await end_of(call()) is StoreFailed, name
     assert isinstance(store.failure(), StoreFailed)
     async with store_in(url) as store:
-        there = {id for id in [*first, *confirmed] if await store.find("q", id) is not None}
+        there = {id for id in [*first, *confirmed] if await find(store, id) is not None}
         assert set(acked) & there == set()
         assert set(first) | set(confirmed) - set(acked) >= there
         lost = (set(first) | set(confirmed)) - set(acked) - there
@@ -492,7 +489,7 @@ async def test_follower_of_a_group_can_be_taken_in_the_tick_in_which_the_head_is
         done, taken, found = await asyncio.gather(
             drop(store, [(head.id, "t")], now=later),
             take(store, token="u", now=later, until=later + 30 * SECOND),
-            store.find("q", follower.id),
+            find(store, follower.id),
         )
         assert done == ["done"]
         assert found is not None

@@ -13,7 +13,7 @@ import pytest
 from miniq.errors import StoreCorrupt, StoreError
 from miniq.message import SECOND, Draft, Message, QueueSettings
 from miniq.store import open_store
-from miniq.store.contract import ANY, FREE, Edit
+from miniq.store.arguments import ANY, FREE, Change, Edit, NewTime
 from miniq.store.embedded import kv, window
 from miniq.store.embedded.extent import NAME as EXTENT
 from miniq.store.embedded.store import EmbeddedStore
@@ -21,7 +21,7 @@ from miniq.store.embedded.wal import BLOCK
 from tests.clock import START, FrozenClock
 from tests.faults.engine import RECYCLABLE, live_records, start_anew
 from tests.kit import bodies, drain, ids, leases, send, states
-from tests.store.calls import Maker, drop, put, take, take_all
+from tests.store.calls import Maker, drop, find, put, take, take_all
 from tests.store.parts import copy_as_after_kill, in_company, opened, seam, store_in
 
 
@@ -569,7 +569,7 @@ async def test_nothing_is_hidden_by_restarts_at_any_moment(
                     await store.messages.edit(queue, (id, ANY), edit, Change(now))
             case 7 | 8:
                 moves = [((id, FREE), await _moved(store, queue, id, other, now)) for id in picked]
-                done = await store.move(queue, moves, now=now, event="redriven", reason=None, keep="off", keep_to="off")
+                done = await store.messages.move(queue, moves, Change(now, event="redriven"), "off")
                 for id, outcome in zip(picked, done, strict=True):
                     if outcome == "done":
                         there[queue].discard(id)
@@ -614,7 +614,7 @@ async def _release(store: EmbeddedStore, queue: str, id: str, now: int, at: int)
 
 
 async def _moved(store: EmbeddedStore, queue: str, id: str, to: str, now: int) -> Message:
-    stored = await store.find(queue, id)
+    stored = await find(store, id, queue)
     assert stored is not None
     old = stored.message
     return Message(

@@ -50,7 +50,7 @@ from msgspec import Struct
 from miniq.errors import StoreCorrupt
 from miniq.ids import ids_from
 from miniq.message import Claim, Event, Message, PlainBatch, QueueSettings, StageName
-from miniq.store.contract import committed
+from miniq.store.decisions import committed
 
 FORMAT = 1
 
