@@ -20,7 +20,7 @@ from miniq.message import SECOND, QueueSettings
 from miniq.options import Options
 from miniq.store import open_store
 from miniq.store.arguments import ANY, FREE, Change, Edit, NewTime
-from miniq.store.embedded import store as embedded
+from miniq.store.embedded import ledger
 from miniq.store.embedded.store import EmbeddedStore
 from tests.clock import START
 from tests.kit import bodies, leases, send
@@ -454,7 +454,7 @@ async def test_at_most_once_receive_that_meets_the_close_hands_out_or_refuses(ur
 
 
 async def test_close_with_many_groups_in_memory_comes_to_an_end(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "GROUPS_IN_MEMORY", 2)
+    monkeypatch.setattr(ledger, "GROUPS_IN_MEMORY", 2)
     maker = Maker()
     store = open_store(url)
     await store.open()

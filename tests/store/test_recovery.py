@@ -419,7 +419,7 @@ async def test_history_offsets_go_on_after_everything_was_trimmed(url: str) -> N
         await broker.store.history.trim(10)
         assert (await broker.history()).records == []
     async with opened(url, clock) as broker:
-        span = await broker.history.span()
+        span = await broker.history_span()
         assert (span.first, span.last, span.bytes) == (4, 3, 0)
         await send(broker, "q", 4)
         assert [record.offset for record in (await broker.history()).records] == [4]
