@@ -248,24 +248,7 @@ def _admit_each(
             run = ids.run(1 if alike is None else SHARE, now)
             run.reverse()
         before = alike
-        delay = settings.delay if draft.delay is None else draft.delay
-        messages.append(
-            Message(
-                run.pop(),
-                queue,
-                now,
-                now + micros(delay),
-                draft.body,
-                draft.content_type,
-                draft.priority,
-                draft.headers or None,
-                None if draft.ttl is None else now + micros(draft.ttl),
-                draft.key,
-                draft.recipient,
-                draft.group,
-                draft.dedup_id,
-            )
-        )
+        messages.append(_message(draft, queue, settings, run.pop(), now))
     return messages
 
 
@@ -283,24 +266,25 @@ def stage(queue: str, settings: QueueSettings, drafts: Sequence[Draft], limits: 
         if max(map(len, bodies)) <= limits.body_bytes:
             return PlainBatch([""] * len(bodies), queue, 0, due, bodies, first.content_type, first.priority)
     _check_each(drafts, limits)
-    return [
-        Message(
-            "",
-            queue,
-            0,
-            due if draft.delay is None else micros(draft.delay),
-            draft.body,
-            draft.content_type,
-            draft.priority,
-            draft.headers or None,
-            None if draft.ttl is None else micros(draft.ttl),
-            draft.key,
-            draft.recipient,
-            draft.group,
-            draft.dedup_id,
-        )
-        for draft in drafts
-    ]
+    return [_message(draft, queue, settings, "", 0) for draft in drafts]
+
+
+def _message(draft: Draft, queue: str, settings: QueueSettings, id: str, now: int) -> Message:
+    return Message(
+        id,
+        queue,
+        now,
+        now + micros(settings.delay if draft.delay is None else draft.delay),
+        draft.body,
+        draft.content_type,
+        draft.priority,
+        draft.headers or None,
+        None if draft.ttl is None else now + micros(draft.ttl),
+        draft.key,
+        draft.recipient,
+        draft.group,
+        draft.dedup_id,
+    )
 
 
 def _check_each(drafts: Sequence[Draft], limits: Limits) -> None:

@@ -18,7 +18,7 @@ from psycopg.adapt import Buffer, Dumper
 from psycopg.pq import Format
 
 from miniq.ids import SHARE, ids_from
-from miniq.message import Event, HistoryRecord, Message, Stored
+from miniq.message import Event, HistoryRecord, Message, Stored, special_of
 
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _ESCAPED = re.compile(r"\\(.)")
@@ -34,7 +34,6 @@ About: type[Any] = msgspec.defstruct(
     "About", [(field.name, field.type, field.default) for field in _FIELDS], frozen=True, omit_defaults=True
 )
 _unusual = attrgetter(*(field.name for field in _FIELDS))
-_rest = attrgetter(*Message.__struct_fields__[Message.__struct_fields__.index("priority") + 1 :])
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(About).decode
 _ORDINARY = About()
@@ -114,7 +113,7 @@ def messages(queue: str, row: Sequence[Any]) -> list[Message]:
     else:
         ends = list(accumulate(sizes, initial=0))
         each = zip(ids_from(id, len(sizes)), map(body.__getitem__, map(slice, ends, ends[1:])), strict=True)
-    kind, priority, rest = a.content_type, -rank, _rest(a)
+    kind, priority, rest = a.content_type, -rank, special_of(a)
     return [Message(id, queue, sent_at, due_at, body, kind, priority, *rest) for id, body in each]
 
 
