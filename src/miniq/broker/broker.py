@@ -28,10 +28,7 @@ from miniq.broker.waiters import Waiters
 from miniq.errors import (
     Closed,
     InvalidRequest,
-    MessageLeased,
-    MessageNotFound,
     QueueNotFound,
-    StaleReceipt,
 )
 from miniq.ids import IdSource
 from miniq.message import (
@@ -233,7 +230,7 @@ class Broker:
         settings = await self.catalog.existing(queue)
         rules.check_batch(leases, "leases", self._limits)
         change = Change(self.clock.now(), settings.history, "acked")
-        outcomes = await self.store.messages.drop(queue, _fences(leases), change)
+        outcomes = await self.store.messages.drop(queue, rules.fences(leases), change)
         self.metrics.messages[queue, "acked"] += outcomes.count("done")
         return outcomes
 
@@ -243,28 +240,8 @@ class Broker:
         settings = await self.catalog.existing(queue)
         rules.check_batch(leases, "leases", self._limits)
         rules.check_seconds(delay, "delay", 0, self._limits.delay)
-        asked = _fences(leases)
-        fences = list(dict.fromkeys(asked))
-        outcomes: dict[Fence, Outcome] = {}
-        if settings.max_receives is not None:
-            found = await self.store.messages.find(queue, [id for id, _ in fences])
-            held = [(fence, found[fence[0]]) for fence in fences if fence[0] in found]
-            worn = [
-                (fence, stored)
-                for fence, stored in held
-                if stored.receipt == fence[1] and rules.worn_out(stored, settings)
-            ]
-            if worn:
-                dead = await self.deliveries.bury(queue, settings, worn, "max_receives", extra=0)
-                outcomes = {fence: outcome for (fence, _), outcome in zip(worn, dead, strict=True)}
-        rest = [fence for fence in fences if fence not in outcomes]
-        if rest:
-            now = self.clock.now()
-            to = NewTime(now + rules.micros(delay), release=True)
-            change = Change(now, settings.history, "released")
-            done = await self.store.messages.reschedule(queue, rest, to, change)
-            outcomes.update(zip(rest, done, strict=True))
-            self.metrics.messages[queue, "released"] += done.count("done")
+        asked = rules.fences(leases)
+        outcomes = await self.deliveries.release(queue, settings, list(dict.fromkeys(asked)), delay)
         return [outcomes[fence] for fence in asked]
 
     async def release_by_id(self, queue: str, id: str, delay: float = 0) -> bool:
@@ -275,7 +252,7 @@ class Broker:
         if stored.receipt is None or stored.status(self.clock.now()) != "leased":
             return False
         outcomes = await self.release(queue, [Lease(id, stored.receipt)], delay)
-        _raise_unless_done(queue, id, outcomes[0])
+        rules.check_done(queue, id, outcomes[0])
         return True
 
     async def extend(
@@ -287,7 +264,8 @@ class Broker:
         seconds = rules.lease_seconds(visibility_timeout, settings, self._limits)
         now = self.clock.now()
         until = now + rules.micros(seconds)
-        outcomes = await self.store.messages.reschedule(queue, _fences(leases), NewTime(until), Change(now))
+        fences = rules.fences(leases)
+        outcomes = await self.store.messages.reschedule(queue, fences, NewTime(until), Change(now))
         self.metrics.messages[queue, "extended"] += outcomes.count("done")
         return until, outcomes
 
@@ -296,7 +274,7 @@ class Broker:
         settings = await self.catalog.existing(queue)
         stored = (await self.store.messages.find(queue, [id])).get(id)
         if stored is None or rules.expired(stored, settings, self.clock.now()):
-            raise _no_message(queue, id)
+            raise rules.no_message(queue, id)
         return stored
 
     async def peek(
@@ -355,21 +333,21 @@ class Broker:
             priority=priority,
             due_at=None if delay is None else now + rules.micros(delay),
         )
-        fence = (id, FREE if receipt is None else _receipt(receipt))
+        fence = (id, FREE if receipt is None else rules.receipt_of(receipt))
         outcome = await self.store.messages.edit(queue, fence, edit, Change(now, settings.history))
-        _raise_unless_done(queue, id, outcome)
+        rules.check_done(queue, id, outcome)
         stored = (await self.store.messages.find(queue, [id])).get(id)
         if stored is None:
-            raise _no_message(queue, id)
+            raise rules.no_message(queue, id)
         return stored
 
     async def remove(self, queue: str, id: str, receipt: str | None = None) -> None:
         """Delete one message that is not leased, or that the caller holds the receipt of."""
         settings = await self.catalog.existing(queue)
-        fence = (id, FREE if receipt is None else _receipt(receipt))
+        fence = (id, FREE if receipt is None else rules.receipt_of(receipt))
         change = Change(self.clock.now(), settings.history, "purged", "removed")
         outcomes = await self.store.messages.drop(queue, [fence], change)
-        _raise_unless_done(queue, id, outcomes[0])
+        rules.check_done(queue, id, outcomes[0])
 
     async def ack_by_id(self, queue: str, id: str) -> bool:
         """Ack without a receipt: only for the short routes and `MiniQ`, whose users have none."""
@@ -484,28 +462,3 @@ class Broker:
         """Refuse calls of a closed broker."""
         if not self.is_open:
             raise Closed("the broker is closed")
-
-
-def _fences(leases: Sequence[Lease]) -> list[Fence]:
-    """Leases as fences; the marks that would open every door are no receipts."""
-    fences = [(lease.id, lease.receipt) for lease in leases]
-    if {receipt for _, receipt in fences} & {FREE, ANY}:
-        return [(id, _receipt(receipt)) for id, receipt in fences]
-    return fences
-
-
-def _receipt(receipt: str) -> str:
-    return "?" if receipt in (FREE, ANY) else receipt
-
-
-def _no_message(queue: str, id: str) -> MessageNotFound:
-    return MessageNotFound(f"id: there is no message {id!r} in queue {queue!r}", field="id")
-
-
-def _raise_unless_done(queue: str, id: str, outcome: Outcome) -> None:
-    if outcome == "missing":
-        raise _no_message(queue, id)
-    if outcome == "leased":
-        raise MessageLeased(f"id: message {id!r} is with a consumer; give its receipt, or wait", field="receipt")
-    if outcome == "stale":
-        raise StaleReceipt(f"receipt: message {id!r} has been handed out again or given back", field="receipt")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from miniq.broker import rules
 from miniq.errors import QueueNotFound, StoreUnavailable
 from miniq.message import Lease, Message, Mode, Outcome, QueueSettings, Stored
-from miniq.store.arguments import FREE, Change, Fence, Take
+from miniq.store.arguments import FREE, Change, Fence, NewTime, Take
 
 if TYPE_CHECKING:
     from miniq.broker.broker import Broker
@@ -86,6 +86,29 @@ class Deliveries:
         done = await broker.move(queue, to, moves, event="dead", reason=reason)
         broker.metrics.messages[queue, "dead"] += done.count("done")
         return done
+
+    async def release(
+        self, queue: str, settings: QueueSettings, fences: list[Fence], delay: float
+    ) -> dict[Fence, Outcome]:
+        """Give messages back, ready after `delay`; those that have used up their receives are buried."""
+        broker = self._broker
+        outcomes: dict[Fence, Outcome] = {}
+        if settings.max_receives is not None:
+            found = await broker.store.messages.find(queue, [id for id, _ in fences])
+            held = [(fence, found[fence[0]]) for fence in fences if fence[0] in found]
+            worn = [(fence, one) for fence, one in held if one.receipt == fence[1] and rules.worn_out(one, settings)]
+            if worn:
+                dead = await self.bury(queue, settings, worn, "max_receives", extra=0)
+                outcomes = {fence: outcome for (fence, _), outcome in zip(worn, dead, strict=True)}
+        rest = [fence for fence in fences if fence not in outcomes]
+        if rest:
+            now = broker.clock.now()
+            to = NewTime(now + rules.micros(delay), release=True)
+            change = Change(now, settings.history, "released")
+            done = await broker.store.messages.reschedule(queue, rest, to, change)
+            outcomes.update(zip(rest, done, strict=True))
+            broker.metrics.messages[queue, "released"] += done.count("done")
+        return outcomes
 
     async def _sort_out(self, queue: str, settings: QueueSettings, taken: list[Stored], now: int) -> list[Stored]:
         """Those of `taken` that may be handed out; expired ones are dropped, worn-out ones buried."""

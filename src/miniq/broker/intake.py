@@ -110,23 +110,22 @@ class Intake:
                 in_vain = len(waiting) < crowd and not await self._wait_for(crowd, waiting)
                 settings = self._broker.catalog.find(queue)
                 limited = settings is None or settings.max_length or settings.max_bytes
-                sends = _cut(waiting, 1 if limited else min(MESSAGES, self._limits.batch))
-                if len(sends) >= CROWD and not in_vain:
-                    self._remember(key, len(sends))
+                bodies, calls, senders = _cut(waiting, 1 if limited else min(MESSAGES, self._limits.batch))
+                if len(bodies) >= CROWD and not in_vain:
+                    self._remember(key, len(bodies))
                 answers: list[list[str]] = []
                 problem: Exception | None = None
                 began = perf_counter()
                 try:
                     if settings is None or limited:  # since it was added
-                        ((body, call, _),) = sends
-                        answers = [await self._broker.send(queue, PlainDrafts([body], content_type), call)]
+                        answers = [await self._broker.send(queue, PlainDrafts(bodies, content_type), calls[0])]
                     else:
-                        answers = await self._put(queue, settings, content_type, sends)
+                        answers = await self._put(queue, settings, content_type, bodies, calls)
                 except Exception as error:
                     problem = error
                 self._put_seconds += (perf_counter() - began - self._put_seconds) / 4
                 try:
-                    reply([sender for _, _, sender in sends], answers, problem)
+                    reply(senders, answers, problem)
                 except Exception:
                     log.exception("not all senders to queue %s could be answered", queue)
         finally:
@@ -134,14 +133,13 @@ class Intake:
             if not self._waiting and self._all_done is not None and not self._all_done.done():
                 self._all_done.set_result(None)
 
-    async def _put(self, queue: str, settings: QueueSettings, content_type: str, sends: list[_Send]) -> list[list[str]]:
+    async def _put(
+        self, queue: str, settings: QueueSettings, content_type: str, bodies: list[bytes], calls: list[str | None]
+    ) -> list[list[str]]:
         """Put messages of which each is a call of its own, and return the ids for each."""
         broker = self._broker
         now = broker.clock.now()
-        batch = rules.admit_plain(
-            queue, settings, [body for body, _, _ in sends], content_type, broker.ids, now, self._limits
-        )
-        calls = [call for _, call, _ in sends]
+        batch = rules.admit_plain(queue, settings, bodies, content_type, broker.ids, now, self._limits)
         try:
             if any(calls):
                 change = Change(now, settings.history)
@@ -152,7 +150,7 @@ class Intake:
         except QueueNotFound:
             broker.catalog.forget(queue)  # it was deleted meanwhile
             settings = await broker.catalog.first_use(queue)
-            return await self._put(queue, settings, content_type, sends)
+            return await self._put(queue, settings, content_type, bodies, calls)
         broker.metrics.messages[queue, "sent"] += len(answers)
         return answers
 
@@ -171,17 +169,15 @@ class Intake:
         self._crowds[key] = crowd
 
 
-def _cut(waiting: list[_Send], most: int) -> list[_Send]:
-    """Take out what the next put carries, in order."""
-    count = size = 0
-    for body, _, _ in waiting:
-        size += len(body)
-        if count == most or (count and size > BYTES):
-            break
-        count += 1
-    sends = waiting[:count]
+def _cut(waiting: list[_Send], most: int) -> tuple[list[bytes], list[str | None], list[Any]]:
+    """Take out what the next put carries, in order: bodies, names of calls and senders."""
+    bodies, calls, senders = map(list, zip(*waiting[:most], strict=True))
+    size = sum(map(len, bodies))
+    while size > BYTES and len(bodies) > 1:
+        size -= len(bodies.pop())
+    count = len(bodies)
     del waiting[:count]
-    return sends
+    return bodies, calls[:count], senders[:count]
 
 
 # Coroutines that start without a task

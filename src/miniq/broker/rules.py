@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from miniq.errors import BadName, InvalidRequest, TooLarge
+from miniq.errors import BadName, InvalidRequest, MessageLeased, MessageNotFound, StaleReceipt, TooLarge
 from miniq.ids import SHARE, IdSource
 from miniq.message import (
     JSON,
@@ -20,14 +20,16 @@ from miniq.message import (
     DeadLetter,
     Draft,
     History,
+    Lease,
     Message,
+    Outcome,
     PlainBatch,
     PlainDrafts,
     QueueSettings,
     Stored,
 )
 from miniq.options import Limits
-from miniq.store.arguments import Fit, Once, Put, Refusal, Room
+from miniq.store.arguments import ANY, FREE, Fence, Fit, Once, Put, Refusal, Room
 from miniq.store.names import CALL, COMMITTED
 
 NAME_LENGTH = 128
@@ -343,6 +345,34 @@ def put(settings: QueueSettings, now: int, call: Once | None = None) -> Put:
 def worn_out(stored: Stored, settings: QueueSettings) -> bool:
     """Whether a message that is given back has used up its receives."""
     return settings.max_receives is not None and stored.receives >= settings.max_receives
+
+
+def fences(leases: Sequence[Lease]) -> list[Fence]:
+    """Leases as fences; the marks that would open every door are no receipts."""
+    found = [(lease.id, lease.receipt) for lease in leases]
+    if {receipt for _, receipt in found} & {FREE, ANY}:
+        return [(id, receipt_of(receipt)) for id, receipt in found]
+    return found
+
+
+def receipt_of(receipt: str) -> str:
+    """A receipt as a caller gave it."""
+    return "?" if receipt in (FREE, ANY) else receipt
+
+
+def no_message(queue: str, id: str) -> MessageNotFound:
+    """The refusal of a call about a message that is not there."""
+    return MessageNotFound(f"id: there is no message {id!r} in queue {queue!r}", field="id")
+
+
+def check_done(queue: str, id: str, outcome: Outcome) -> None:
+    """Raise unless the change of one message was made."""
+    if outcome == "missing":
+        raise no_message(queue, id)
+    if outcome == "leased":
+        raise MessageLeased(f"id: message {id!r} is with a consumer; give its receipt, or wait", field="receipt")
+    if outcome == "stale":
+        raise StaleReceipt(f"receipt: message {id!r} has been handed out again or given back", field="receipt")
 
 
 def bury(message: Message, to: str, reason: str, receives: int, now: int) -> Message:

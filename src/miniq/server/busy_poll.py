@@ -19,8 +19,8 @@ class BusyPoll:
     def __init__(self, longest: float) -> None:
         self._longest = longest
         self._loop = asyncio.get_running_loop()
-        self._last: object = None
-        """Who was answered last, and when."""
+        self.last: object = None
+        """Who was answered last, None if another one has asked since: then `asked` changes nothing."""
         self._answered = 0.0
         self._is_brisk = False
         """Whether the request that is being answered came from the same one, soon after that."""
@@ -28,16 +28,16 @@ class BusyPoll:
         self._turning = False
 
     def asked(self, who: object) -> None:
-        """A request of `who` has come; None if several came at once."""
-        if who is not self._last:
-            self._last = None  # from here on somebody is in between
-        self._is_brisk = who is not None and who is self._last and perf_counter() - self._answered < self._longest
+        """A request of `who` has come."""
+        if who is not self.last:
+            self.last = None  # from here on somebody is in between
+        self._is_brisk = self.last is not None and perf_counter() - self._answered < self._longest
         self._until = 0.0
 
     def answered(self, who: object) -> None:
         """It was answered."""
         now = self._answered = perf_counter()
-        self._last = who
+        self.last = who
         if self._is_brisk:
             self._until = now + self._longest
             if not self._turning:

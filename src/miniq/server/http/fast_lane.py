@@ -266,7 +266,8 @@ class _FastLane(HttpToolsProtocol):
 
     def _call(self, hot: HotCycle, raw: bytes) -> None:
         """Make the call of a request that is there as a whole. A lone plain message is handed to the intake."""
-        self.busy_poll.asked(self)
+        if self.busy_poll.last is not None:
+            self.busy_poll.asked(self)
         head, broker = hot.head, self.broker
         try:
             if head.doubt is not None or not broker.keys.open:

@@ -141,8 +141,8 @@ class Router:
         self._running: set[asyncio.Task[Any]] = set()
         self._held = 0
         """Bytes of the requests that are being answered, but for long polls."""
-        self._beside = 0
-        """Messages that are being sent without a task of their own."""
+        self._coalesced = 0
+        """Requests that wait for a put of the intake; they have no task of their own."""
         self._last_sent: asyncio.Future[None] | None = None
         """Who closes waits for it."""
         self._looking = False
@@ -187,7 +187,7 @@ class Router:
             deadline = self._loop.time() + grace
             if self._running:
                 await asyncio.wait(self._running, timeout=grace)
-            if self._beside:
+            if self._coalesced:
                 self._last_sent = self._loop.create_future()
                 await asyncio.wait({self._last_sent}, timeout=max(0.0, deadline - self._loop.time()))
             for task in self._running:
@@ -350,7 +350,7 @@ class Router:
         client.asked.add(asked)
         if ask.operation.name not in POLLS:
             self._held += asked.size
-        if self._send_beside(asked, ask.request):
+        if self._coalesce(asked, ask.request):
             return
         call = self._carry_out(asked, ask.operation, ask.request)
         task = begin(self._loop, call, eager=broker.eager)
@@ -359,15 +359,15 @@ class Router:
             self._running.add(task)
             task.add_done_callback(self._running.discard)
 
-    def _send_beside(self, asked: _Asked, request: Request) -> bool:
-        """Whether a request is one plain message that may be sent together with those of others; then it is."""
+    def _coalesce(self, asked: _Asked, request: Request) -> bool:
+        """Hand a lone plain message to the intake; False if a request is anything else."""
         body = request.body
         if type(body) is not PlainDrafts or len(body.bodies) != 1:
             return False
         queue = request.path["queue"]
         if not self._broker.intake.add(queue, body.content_type, body.bodies[0], request.call, asked, self._sent):
             return False
-        self._beside += 1
+        self._coalesced += 1
         return True
 
     def _cancel(self, cancel: _Asked) -> int:
@@ -409,7 +409,7 @@ class Router:
                 self._let_go(asked.size)
 
     def _sent(self, all_asked: list[_Asked], answers: list[list[str]], error: Exception | None) -> None:
-        """Messages that were sent beside each other are on disk, or not."""
+        """Answer the requests of one put of the intake: its messages are on disk, or could not be sent."""
         try:
             if error is not None:
                 for asked in all_asked:
@@ -423,8 +423,8 @@ class Router:
             for asked in all_asked:
                 asked.client.asked.discard(asked)
                 self._let_go(asked.size)
-            self._beside -= len(all_asked)
-            if not self._beside and self._last_sent is not None:
+            self._coalesced -= len(all_asked)
+            if not self._coalesced and self._last_sent is not None:
                 self._last_sent.set_result(None)
 
     def _let_go(self, size: int) -> None:
