@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from miniq.broker import rules
 from miniq.message import Claim, ClaimGroup, Portion, QueueSettings, Stored
 from miniq.options import MIB
@@ -61,14 +63,16 @@ class Claims:
         rules.check_seconds(wait, "wait", 0, limits.wait)
         if consumer is not None:
             rules.check_text(consumer, "consumer", limits)
-        deadline = broker.clock.now() + rules.micros(wait)
-        found = await self._claim(queue, group, after, epoch, max_messages, max_bytes, consumer)
+        now = broker.clock.now()
+        deadline = now + rules.micros(wait)
+        asked = NextClaim(after=after, now=now, epoch=epoch, limit=max_messages, max_bytes=max_bytes, consumer=consumer)
+        found = await self._claim(queue, group, asked)
         if found.claim is not None or not wait:
             return found.claim, found.epoch
         with broker.waiters.join(queue, consumer) as waiter:
             while True:
                 looked = broker.clock.now()
-                found = await self._claim(queue, group, after, epoch, max_messages, max_bytes, consumer)
+                found = await self._claim(queue, group, asked)
                 if found.claim is not None:
                     broker.waiters.wake_each(queue)
                     return found.claim, found.epoch
@@ -86,7 +90,7 @@ class Claims:
         rules.check_label(group, "group")
         rules.check_count(upto, "upto", 0, NUMBERS)
         _check_epoch(epoch)
-        await self._ask(queue, settings, group, upto, epoch, 0, 1, None)
+        await self._ask(queue, settings, group, NextClaim(after=upto, now=0, epoch=epoch))
 
     async def release(self, queue: str, group: str, epoch: int | None = None) -> int:
         """Give the messages of all claims that are not acked back, and say how many."""
@@ -123,49 +127,23 @@ class Claims:
         broker = self._broker
         return broker.catalog.find(queue) or await broker.catalog.first_use(queue)
 
-    async def _claim(
-        self,
-        queue: str,
-        group: str,
-        after: int,
-        epoch: int | None,
-        limit: int,
-        max_bytes: int,
-        consumer: str | None,
-    ) -> Claimed:
+    async def _claim(self, queue: str, group: str, asked: NextClaim) -> Claimed:
         """Ask until there is a claim, or nothing to make one from."""
         while True:
             settings = await self._settings(queue)
-            found = await self._ask(queue, settings, group, after, epoch, limit, max_bytes, consumer)
+            found = await self._ask(queue, settings, group, asked)
             if found.unfit:
                 await self._broker.deliveries.discard(queue, settings, found.unfit, self._broker.clock.now())
             if found.claim is not None or not found.unfit:
                 return found
 
-    async def _ask(
-        self,
-        queue: str,
-        settings: QueueSettings,
-        group: str,
-        after: int,
-        epoch: int | None,
-        limit: int,
-        max_bytes: int,
-        consumer: str | None,
-    ) -> Claimed:
+    async def _ask(self, queue: str, settings: QueueSettings, group: str, asked: NextClaim) -> Claimed:
+        """Ask once, by what the queue says now."""
         broker = self._broker
         now = broker.clock.now()
-        asked = NextClaim(
-            after=after,
-            epoch=epoch,
-            limit=limit,
-            max_bytes=max_bytes,
-            fit=rules.fit(settings, now),
-            consumer=consumer,
-            now=now,
-            keep_until=now + rules.micros(settings.claim_retention),
-            keep=settings.history,
-        )
+        keep_until = now + rules.micros(settings.claim_retention)
+        fit = rules.fit(settings, now)
+        asked = replace(asked, now=now, keep_until=keep_until, fit=fit, keep=settings.history)
         found = await broker.store.claims.next(queue, group, asked)
         broker.metrics.messages[queue, "acked"] += found.acked
         if found.made and found.claim is not None:

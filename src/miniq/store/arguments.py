@@ -148,9 +148,9 @@ class NextClaim(Struct, frozen=True, kw_only=True, gc=False):
 
     after: int
     now: int
-    keep_until: int
+    keep_until: int = 0
     """Until when the claims that this call acks can be read."""
-    fit: Fit
+    fit: Fit = Fit(0, 0)
     limit: int = 0
     """0 acks only."""
     max_bytes: int = 0

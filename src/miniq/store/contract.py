@@ -38,6 +38,7 @@ Offsets start at 1, rise by one, have no gaps and are never reused.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol, TypeVar
 
@@ -366,8 +367,8 @@ class Store(Protocol):
         ...
 
 
-class SingleProcessStore:
-    """What a store says of itself that only one broker has open: nobody else changes anything."""
+class SingleProcessStore(ABC):
+    """A store that only one broker has open: nobody else changes anything."""
 
     shared = False
 
@@ -380,3 +381,15 @@ class SingleProcessStore:
 
     async def revision(self) -> int:
         return 0
+
+    @abstractmethod
+    async def queues(self) -> dict[str, QueueSettings]: ...
+
+    @abstractmethod
+    async def save_queue(self, name: str, settings: QueueSettings) -> None: ...
+
+    async def change_queue(self, name: str, was: QueueSettings | None, settings: QueueSettings) -> bool:
+        if (await self.queues()).get(name) != was:
+            return False
+        await self.save_queue(name, settings)
+        return True

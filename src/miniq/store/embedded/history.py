@@ -147,16 +147,9 @@ def tell_taken(
 ) -> None:
     """One message, or the first of several neighbours that are fresh or had one delay, was handed out."""
     if old is not None and old.receipt is not None:
+        held = old.visible_at - old.taken_at
         event = events.left(
-            "expired",
-            message.queue,
-            message.id,
-            message.size,
-            now,
-            receives=old.receives,
-            consumer=old.consumer,
-            held=old.visible_at - old.taken_at,
-            reason="lease",
+            "expired", message.queue, message.id, message.size, now, old.receives, old.consumer, held, "lease"
         )
         batch.events.append(EventRun(event))
     since = message.due_at if old is None else old.visible_at
@@ -176,16 +169,10 @@ def tell_left(
 ) -> None:
     """One message, or the first of several neighbours that share a state, has left."""
     run = block.runs[place]
-    leased = run is not None and run.receipt is not None
-    told = events.left(
-        event,
-        shelf.name,
-        block.id_at(place),
-        window.sizes(block)[place],
-        now,
-        receives=0 if run is None else run.receives,
-        consumer=None if run is None else run.consumer,
-        held=now - run.taken_at if run is not None and leased else None,
-        reason=reason,
-    )
+    receives, consumer, held = 0, None, None
+    if run is not None:
+        receives, consumer = run.receives, run.consumer
+        held = None if run.receipt is None else now - run.taken_at
+    id, size = block.id_at(place), window.sizes(block)[place]
+    told = events.left(event, shelf.name, id, size, now, receives, consumer, held, reason)
     batch.events.append(event_run(told, sizes))

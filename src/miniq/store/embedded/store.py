@@ -108,13 +108,6 @@ class EmbeddedStore(SingleProcessStore):
         self._core.save(shelf)
         await self._commit.commit(sync=True)
 
-    async def change_queue(self, name: str, was: QueueSettings | None, settings: QueueSettings) -> bool:
-        shelf = self._core.shelves.get(name)
-        if (None if shelf is None else shelf.settings) != was:
-            return False
-        await self.save_queue(name, settings)
-        return True
-
     async def delete_queue(self, name: str) -> bool:
         self._commit.check()
         shelf = self._core.shelves.pop(name, None)

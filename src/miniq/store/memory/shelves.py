@@ -53,18 +53,8 @@ class Row:
     def left(self, event: EventName, now: int, reason: str | None = None, until: int | None = None) -> Event:
         """The event of a lease that ends or a message that leaves; the consumer had it until now, or `until`."""
         held = None if self.taken_at is None else (now if until is None else until) - self.taken_at
-        message = self.message
-        return events.left(
-            event,
-            message.queue,
-            message.id,
-            message.size,
-            now,
-            receives=self.receives,
-            consumer=self.consumer,
-            held=held,
-            reason=reason,
-        )
+        about = self.message
+        return events.left(event, about.queue, about.id, about.size, now, self.receives, self.consumer, held, reason)
 
 
 class Readers:

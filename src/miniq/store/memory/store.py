@@ -48,13 +48,6 @@ class MemoryStore(SingleProcessStore):
         else:
             self._shelves[name] = Shelf(settings)
 
-    async def change_queue(self, name: str, was: QueueSettings | None, settings: QueueSettings) -> bool:
-        shelf = self._shelves.get(name)
-        if (None if shelf is None else shelf.settings) != was:
-            return False
-        await self.save_queue(name, settings)
-        return True
-
     async def delete_queue(self, name: str) -> bool:
         return self._shelves.pop(name, None) is not None
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import groupby
@@ -33,10 +33,10 @@ from miniq.store.arguments import Change, NextClaim, Places
 from miniq.store.contract import UNFIT, Claimed, ClaimStore
 from miniq.store.decisions import Budget, check_reader, claim_name, no_claim, plan_claim
 from miniq.store.mongodb import counters, fences, groups, queries, upkeep
-from miniq.store.mongodb.changes import Changes, Named, Numbers, check_number
-from miniq.store.mongodb.connection import Database, Link, Session
+from miniq.store.mongodb.changes import Named, Numbers, check_number
+from miniq.store.mongodb.connection import Database, Session
 from miniq.store.mongodb.documents import LEASE, Document, message_of, stored_of
-from miniq.store.mongodb.history import HistoryLog
+from miniq.store.mongodb.history import Tools
 
 STEP = 5000
 """How many messages one transaction takes or lets go. Others wait for it, and it has to end within a minute."""
@@ -92,17 +92,8 @@ class _Step(Struct):
 class Claims(ClaimStore):
     """See `ClaimStore`."""
 
-    def __init__(
-        self,
-        link: Link,
-        changes: Changes,
-        log: HistoryLog,
-        ready: Callable[[str, Iterable[str | None]], None],
-    ) -> None:
-        self._link = link
-        self._changes = changes
-        self._log = log
-        self._ready = ready
+    def __init__(self, tools: Tools) -> None:
+        self._link, self._changes, self._log, self._ready = tools
         self._turns: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         self._marks: dict[tuple[ObjectId, int], Place] = {}
         """Where reading may go on: claim and place, and what is there."""

@@ -69,14 +69,5 @@ def left(event: EventName, found: Document, now: int, reason: str | None, held: 
     """A lease ended or a message left. Unless `held` is given the consumer had it until now."""
     if held is None and "receipt" in found and "taken_at" in found:
         held = now - found["taken_at"]
-    return events.left(
-        event,
-        found["queue"],
-        found["_id"],
-        found["size"],
-        now,
-        receives=found["receives"],
-        consumer=found.get("consumer"),
-        held=held,
-        reason=reason,
-    )
+    queue, id, size, receives = (found[name] for name in ("queue", "_id", "size", "receives"))
+    return events.left(event, queue, id, size, now, receives, found.get("consumer"), held, reason)

@@ -9,8 +9,8 @@ none, in the order of the stamps. Nobody can tell the difference.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 from bson import Timestamp
@@ -19,6 +19,7 @@ from pymongo import UpdateOne
 from miniq.message import Event, HistoryPage, HistoryRecord, HistorySpan
 from miniq.store.contract import HistoryStore
 from miniq.store.mongodb import queries
+from miniq.store.mongodb.changes import Changes
 from miniq.store.mongodb.connection import Database, Link, Session
 
 RECORD_BYTES = 4 * 1024 * 1024
@@ -131,6 +132,16 @@ class HistoryLog(HistoryStore):
         await db.meta.update_one({"_id": "history"}, grown, session=session)
         await db.events.bulk_write(changes, ordered=False, session=session)
         return len(records)
+
+
+class Tools(NamedTuple):
+    """What the parts of the store work with."""
+
+    link: Link
+    changes: Changes
+    log: HistoryLog
+    ready: Callable[[str, Iterable[str | None]], None]
+    """Tells those who wait, here and at other brokers, of messages for these recipients."""
 
 
 def _portions(events: Sequence[Event]) -> list[Sequence[Event]]:

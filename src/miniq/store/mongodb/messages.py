@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 
 import pymongo
 from bson import ObjectId
@@ -18,11 +18,11 @@ from miniq.store.contract import MessageStore, ReadyHint, no_queue
 from miniq.store.decisions import check_room, sift, size_of
 from miniq.store.mongodb import browse, counters, dedup, groups, queries, upkeep
 from miniq.store.mongodb import fences as fencing
-from miniq.store.mongodb.changes import Changes, Numbers, check_number
-from miniq.store.mongodb.connection import Contended, Link, Session
+from miniq.store.mongodb.changes import Numbers, check_number
+from miniq.store.mongodb.connection import Contended, Session
 from miniq.store.mongodb.documents import LEASE, Document, message_document, message_of, stored_of
 from miniq.store.mongodb.fences import check, fenced, left
-from miniq.store.mongodb.history import HistoryLog
+from miniq.store.mongodb.history import Tools
 from miniq.store.mongodb.takers import Candidate, Takers
 from miniq.store.names import call_record
 
@@ -35,18 +35,8 @@ MOST_CANDIDATES = 20_000
 class Messages(MessageStore):
     """See `MessageStore`."""
 
-    def __init__(
-        self,
-        link: Link,
-        changes: Changes,
-        log: HistoryLog,
-        ready: Callable[[str, Iterable[str | None]], None],
-        hint: ReadyHint,
-    ) -> None:
-        self._link = link
-        self._changes = changes
-        self._log = log
-        self._ready = ready
+    def __init__(self, tools: Tools, hint: ReadyHint) -> None:
+        self._link, self._changes, self._log, self._ready = tools
         self._hint = hint
         """For those who wait here; `ready` is also for those who wait at other brokers."""
         self._takers: dict[str, Takers] = {}

@@ -12,7 +12,7 @@ broker, so nobody sees a part of a commit, and a broker that dies in between lea
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import groupby
@@ -43,12 +43,12 @@ from miniq.store.decisions import (
     stretches,
 )
 from miniq.store.mongodb import counters, dedup, fences, groups, queries, uploads
-from miniq.store.mongodb.changes import Changes, Numbers, check_number
-from miniq.store.mongodb.connection import Database, Link, Session
+from miniq.store.mongodb.changes import Numbers, check_number
+from miniq.store.mongodb.connection import Database, Session
 from miniq.store.mongodb.counters import SlotGone
 from miniq.store.mongodb.documents import Document, group_key, message_document, message_of, place_of
 from miniq.store.mongodb.fences import WITHOUT_CONTENT
-from miniq.store.mongodb.history import HistoryLog
+from miniq.store.mongodb.history import Tools
 from miniq.store.names import call_record
 
 FEW = 5000
@@ -105,19 +105,10 @@ class _Hidden(Struct):
 class Stages(StageStore):
     """See `StageStore`."""
 
-    def __init__(
-        self,
-        link: Link,
-        changes: Changes,
-        log: HistoryLog,
-        ready: Callable[[str, Iterable[str | None]], None],
-    ) -> None:
-        self._link = link
-        self._changes = changes
-        self._log = log
-        self._ready = ready
+    def __init__(self, tools: Tools) -> None:
+        self._link, self._changes, self._log, self._ready = tools
         self._showing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        changes.show = self.show
+        self._changes.show = self.show
 
     async def upload(self, queue: str, upload: Upload, messages: Sequence[Message]) -> tuple[int, int]:
         chunks = uploads.chunks(messages)

@@ -18,7 +18,7 @@ from miniq.store.mongodb.changes import Changes, Numbers
 from miniq.store.mongodb.claims import Claims
 from miniq.store.mongodb.connection import Link, Session
 from miniq.store.mongodb.documents import decode_settings, encode_settings
-from miniq.store.mongodb.history import HistoryLog
+from miniq.store.mongodb.history import HistoryLog, Tools
 from miniq.store.mongodb.messages import Messages
 from miniq.store.mongodb.signals import Signals
 from miniq.store.mongodb.stages import Stages
@@ -39,9 +39,10 @@ class MongoStore:
         self._signals = Signals(self._link)
         self._changes = Changes(self._link)
         self.history = HistoryLog(self._link)
-        self.messages = Messages(self._link, self._changes, self.history, self._ready, self._hint)
-        self.claims = Claims(self._link, self._changes, self.history, self._ready)
-        self.stages = Stages(self._link, self._changes, self.history, self._ready)
+        tools = Tools(self._link, self._changes, self.history, self._ready)
+        self.messages = Messages(tools, self._hint)
+        self.claims = Claims(tools)
+        self.stages = Stages(tools)
 
     async def open(self) -> None:
         await self._link.open()
