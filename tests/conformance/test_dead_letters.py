@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
 from miniq.broker import Broker
 from miniq.errors import InvalidRequest, QueueNotFound
-from miniq.message import DeadLetter, Page
+from miniq.message import DeadLetter, Page, Stored
 from miniq.store.arguments import Scan
 from tests.clock import FrozenClock
 from tests.kit import bodies, draft, drain, ids, leases, send, states
@@ -41,6 +42,24 @@ async def test_good_messages_are_handed_out_beside_dying_ones(broker: Broker, cl
     assert bodies(await broker.receive("q", max=5)) == [2]
     assert bodies(await broker.receive("graveyard", max=5)) == [1]
     assert await states(broker, "q") == (0, 0, 1)
+
+
+async def test_a_release_of_many_asks_the_store_for_all_at_once(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await broker.configure("q", {"max_receives": 2})
+    await send(broker, "q", *range(30))
+    got = await broker.receive("q", max=30)
+    asked: list[int] = []
+    find = broker.store.messages.find
+
+    async def counted(queue: str, ids: Sequence[str]) -> dict[str, Stored]:
+        asked.append(len(ids))
+        return await find(queue, ids)
+
+    monkeypatch.setattr(broker.store.messages, "find", counted)
+    assert await broker.release("q", leases(got)) == ["done"] * 30
+    assert asked == [30]
 
 
 async def test_release_of_a_worn_out_message_buries_it_at_once(broker: Broker) -> None:

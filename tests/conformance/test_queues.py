@@ -457,3 +457,17 @@ async def test_messages_move_to_a_queue_that_is_deleted_meanwhile(
     monkeypatch.setattr(broker.store.messages, "move", moved)
     await broker.release("q", leases(taken))
     assert (calls, bodies(await broker.receive("q.dead"))) == (2, [1])
+
+
+async def test_many_messages_are_found_by_id_and_those_that_are_not_there_are_left_out(broker: Broker) -> None:
+    sent = await send(broker, "q", *range(40))
+    own = await broker.send("q", [draft(40, recipient="ann")])
+    await broker.ack("q", leases(await broker.receive("q", max=3)))
+    unknown = ["", "nothing", "00000000-0000-7000-8000-000000000000"]
+    found = await broker.store.messages.find("q", [*own, *sent, *unknown, sent[9]])
+    assert {id: int(stored.message.body) for id, stored in found.items()} == {
+        id: place for place, id in enumerate([*sent, *own]) if place > 2
+    }
+    assert await broker.store.messages.find("q", []) == {}
+    with pytest.raises(QueueNotFound):
+        await broker.store.messages.find("none", sent)
