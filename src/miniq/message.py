@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import repeat
+from operator import attrgetter
 from typing import Literal, overload
 
 from msgspec import Struct
@@ -156,6 +157,17 @@ class PlainBatch(Sequence[Message]):
             return PlainBatch(ids, self.queue, self.sent_at, self.due_at, bodies, self.content_type, self.priority)
         assert isinstance(ids, str) and isinstance(bodies, bytes)  # noqa: S101, PT018
         return Message(ids, self.queue, self.sent_at, self.due_at, bodies, self.content_type, self.priority)
+
+
+_SPECIAL = Message.__struct_fields__[Message.__struct_fields__.index("priority") + 1 :]
+special_of = attrgetter(*_SPECIAL)
+"""What only some messages have: the fields that a `PlainBatch` has no place for."""
+_NOTHING_SPECIAL = special_of(Message("", "", 0, 0, b""))
+
+
+def is_plain(message: Message) -> bool:
+    """Whether a message has nothing special, and so may lie in a `PlainBatch`."""
+    return bool(special_of(message) == _NOTHING_SPECIAL)
 
 
 class Stored(Struct, frozen=True, gc=False):

@@ -12,7 +12,7 @@ from miniq.errors import BadName, ClaimGone, ClaimUnknown, Fenced, InvalidReques
 from miniq.message import NEVER, Claim, ClaimGroup, Stored
 from miniq.options import Options
 from miniq.store import open_store
-from miniq.store.contract import Fit
+from miniq.store.arguments import Fit, NextClaim
 from tests.clock import FrozenClock
 from tests.conftest import STORES
 from tests.kit import bodies, case, drain, ids, leases, send, states, waiting
@@ -52,8 +52,8 @@ async def test_who_asks_a_store_for_no_messages_gets_no_claim_though_there_is_on
     await send(broker, "q", 1, 2)
     assert await claim(broker, 0) == [1, 2]
     now = broker.clock.now()
-    asked = {"epoch": None, "limit": 0, "max_bytes": 100, "fit": Fit(0, 9), "consumer": None, "keep": "off"}
-    found = await broker.store.claim("q", "g", after=0, now=now, keep_until=now, **asked)  # type: ignore[arg-type]
+    asked = NextClaim(after=0, now=now, keep_until=now, fit=Fit(0, 9))
+    found = await broker.store.claims.next("q", "g", asked)
     assert (found.claim, found.made, found.acked) == (None, False, 0)
 
 

@@ -16,12 +16,13 @@ from miniq.ids import IdSource
 from miniq.message import SECOND, DeadLetter, Message, QueueSettings, StageName
 from miniq.options import Options
 from miniq.store import open_store
-from miniq.store.contract import ANY, FREE, Fit, Once, Store
+from miniq.store.arguments import ANY, FREE, Change, NewTime, Once
+from miniq.store.contract import Store
 from miniq.store.memory import MemoryStore
 from miniq.store.transfer import MARK, Item, copy
 from tests.clock import START, FrozenClock
 from tests.conftest import STORES, store_url
-from tests.store.parts import Maker, drop, put, take
+from tests.store.calls import Maker, claim, commit, drop, put, take, upload
 
 NOW = START + 10 * SECOND
 CALL = Once("call", START + 300 * SECOND)
@@ -64,11 +65,11 @@ class Contents:
         held = await take(store, limit=15, token="held", until=NOW + 60 * SECOND, keep="full")
         await drop(store, [(one.message.id, "held") for one in held[:3]], keep="full")
         back = [(one.message.id, "held") for one in held[3:6]]
-        await store.reschedule("q", back, now=START, visible_at=START, release=True, event="released", keep="full")
+        await store.messages.reschedule("q", back, NewTime(START, release=True), Change(START, "full", "released"))
         await put(store, [self.old, *self.dead])
         # An older message comes into a group that has a head: it waits.
         moves = [((self.old.id, FREE), replace(self.old, queue="q"))]
-        await store.move("dead", moves, now=START, event="redriven", reason=None, keep="off", keep_to="events")
+        await store.messages.move("dead", moves, Change(START, event="redriven"), "events")
 
 
 async def fill(store: Store) -> None:
@@ -125,12 +126,12 @@ async def test_a_copy_is_the_same_and_goes_on_in_the_same_way(
             asked = {"limit": 9, "now": NOW, "until": NOW + SECOND, "consumer": consumer, "keep": "events"}
             assert await take(target, token=token, **asked) == await take(oracle, token=token, **asked)
     done = [
-        await drop(store, [(one.message.id, ANY) for one in await oracle.held("held")], now=NOW, keep="events")
+        await drop(store, [(one.message.id, ANY) for one in await oracle.messages.held("held")], now=NOW, keep="events")
         for store in (target, oracle)
     ]
     assert done[0] == done[1] == ["done"] * 9
     for queue in ("q", "dead", "empty"):
-        counts = [await store.counts(queue, now=NOW) for store in (target, oracle)]
+        counts = [await store.messages.counts(queue, NOW) for store in (target, oracle)]
         assert replace(counts[0], oldest=0) == replace(counts[1], oldest=0)
     again = [Maker().one(dedup_id="d", recipient="ann")]
     assert await put(target, again) == await put(oracle, again)
@@ -141,11 +142,11 @@ async def test_a_copy_is_the_same_and_goes_on_in_the_same_way(
 async def test_a_history_goes_on_at_its_offset(store: Store) -> None:
     source = MemoryStore()
     await fill(source)
-    last = (await source.history_span()).last
-    await source.trim_history(last)
+    last = (await source.history.span()).last
+    await source.history.trim(last)
     await copy(source, store, now=NOW)
     await put(store, Maker().run(2), keep="events")
-    page = await store.history(after=0, limit=10, queue=None)
+    page = await store.history.read(0, 10)
     assert [record.offset for record in page.records] == [last + 1, last + 2]
 
 
@@ -203,8 +204,8 @@ async def test_a_source_that_changes_meanwhile_is_noticed(store: Store) -> None:
 
 async def test_a_copy_that_differs_is_noticed(store: Store) -> None:
     class Lossy(MemoryStore):
-        async def load(self, items: Any, *, now: int) -> None:
-            await super().load(items[:-1], now=now)
+        async def load(self, items: Any, now: int) -> None:
+            await super().load(items[:-1], now)
 
     await fill(store)
     with pytest.raises(StoreError, match=r"the copy is not the same as the source: \d+ instead of"):
@@ -216,20 +217,19 @@ async def test_readers_of_claims_go_on_where_they_were_unless_one_is_held(kind: 
     source = await fresh(kind, "source")
     await source.save_queue("q", QueueSettings())
     await put(source, Maker().run(10))
-    await source.open_claims("q", "readers")
-    asked: dict[str, Any] = {
-        "epoch": None, "limit": 5, "max_bytes": 10**9, "fit": Fit(0, 2**31), "consumer": None, "now": NOW,
-        "keep_until": NOW, "keep": "off",
-    }  # fmt: skip
-    await source.claim("q", "readers", after=0, **asked)
+    await source.claims.open("q", "readers")
+    asked: dict[str, Any] = {"group": "readers", "limit": 5, "now": NOW, "keep_until": NOW}
+    await claim(source, **asked)
     with pytest.raises(InvalidRequest, match="group 'readers' holds 1 claims of queue 'q'"):
         await copy(source, await fresh(kind, "held"), now=NOW)
-    await source.claim("q", "readers", after=1, **asked | {"limit": 0})
+    await claim(source, 1, **asked | {"limit": 0})
     target = await fresh(kind)
     await copy(source, target, now=NOW)
-    opened = await target.open_claims("q", "readers")
+    opened = await target.claims.open("q", "readers")
     assert (opened.epoch, opened.acked, opened.last) == (2, 1, 1)
-    assert (await target.claim("q", "readers", after=1, **asked)).claim.messages == 5
+    following = (await claim(target, 1, **asked)).claim
+    assert following is not None
+    assert following.messages == 5
 
 
 @pytest.mark.parametrize("kind", ["memory", "rocksdb", "mongodb"])
@@ -240,16 +240,13 @@ async def test_what_was_committed_is_copied_and_known_and_what_was_not_is_refuse
     await source.save_queue("q", QueueSettings())
     name = StageName("job", "1", "0", "0")
     staged = [Message("", "q", 0, 0, b"%d" % place) for place in range(200)]
-    await source.stage("q", name, 0, staged, now=NOW, until=NOW + SECOND)
+    await upload(source, name, 0, staged, now=NOW, until=NOW + SECOND)
     with pytest.raises(InvalidRequest, match="has stages that are not committed yet"):
         await copy(source, await fresh(kind, "refused"), now=NOW)
     ids = iter([IdSource().run(1, NOW)[0]])
-    asked: dict[str, Any] = {
-        "now": NOW, "until": NOW + SECOND, "reserve": lambda count: next(ids), "dedup_until": NOW, "room": None,
-        "keep": "events",
-    }  # fmt: skip
-    await source.commit_stages("q", "job", "1", [("0", "0")], **asked)
+    asked: dict[str, Any] = {"now": NOW, "until": NOW + SECOND, "dedup_until": NOW, "keep": "events"}
+    await commit(source, "job", "1", [("0", "0")], lambda count: next(ids), **asked)
     for store in (target, other):
         assert (await copy(source, store, now=NOW)).messages == 200
         assert await items(store) == await items(source)
-    assert (await target.commit_stages("q", "job", "1", [("0", "0")], **asked)).repeated
+    assert (await commit(target, "job", "1", [("0", "0")], lambda count: next(ids), **asked)).repeated

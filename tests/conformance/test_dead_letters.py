@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 
 from miniq.broker import Broker
 from miniq.errors import InvalidRequest, QueueNotFound
-from miniq.message import DeadLetter, Page
+from miniq.message import DeadLetter, Page, Stored
+from miniq.store.arguments import Scan
 from tests.clock import FrozenClock
 from tests.kit import bodies, case, draft, drain, ids, leases, send, states
 
@@ -41,6 +42,24 @@ async def test_good_messages_are_handed_out_beside_dying_ones(broker: Broker, cl
     assert bodies(await broker.receive("q", max=5)) == [2]
     assert bodies(await broker.receive("graveyard", max=5)) == [1]
     assert await states(broker, "q") == (0, 0, 1)
+
+
+async def test_a_release_of_many_asks_the_store_for_all_at_once(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await broker.configure("q", {"max_receives": 2})
+    await send(broker, "q", *range(30))
+    got = await broker.receive("q", max=30)
+    asked: list[int] = []
+    find = broker.store.messages.find
+
+    async def counted(queue: str, ids: Sequence[str]) -> dict[str, Stored]:
+        asked.append(len(ids))
+        return await find(queue, ids)
+
+    monkeypatch.setattr(broker.store.messages, "find", counted)
+    assert await broker.release("q", leases(got)) == ["done"] * 30
+    assert asked == [30]
 
 
 async def test_release_of_a_worn_out_message_buries_it_at_once(broker: Broker) -> None:
@@ -182,13 +201,13 @@ async def test_upkeep_leaves_a_queue_alone_in_which_nothing_can_have_ended(
         for _ in range(3):
             await broker.upkeep()
     looked: list[str] = []
-    scan = broker.store.scan
+    scan = broker.store.messages.scan
 
-    async def counted(queue: str, **asked: Any) -> Page:
+    async def counted(queue: str, asked: Scan) -> Page:
         looked.append(queue)
-        return await scan(queue, **asked)
+        return await scan(queue, asked)
 
-    monkeypatch.setattr(broker.store, "scan", counted)
+    monkeypatch.setattr(broker.store.messages, "scan", counted)
     await send(broker, "q", *range(10))
     clock.advance(20)
     await broker.upkeep()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
 from miniq.broker import Broker, intake
 from miniq.errors import InvalidRequest, MiniQError, NoSpace
-from miniq.message import JSON
+from miniq.message import JSON, Message
+from miniq.store.arguments import Put
 from tests.clock import FrozenClock
 from tests.kit import draft
 
@@ -74,13 +76,13 @@ async def test_a_crowd_is_served_in_several_puts(broker: Broker, monkeypatch: py
     monkeypatch.setattr(intake, "BYTES", 100)
     await broker.configure("q")
     sizes: list[int] = []
-    put = broker.store.put
+    put = broker.store.messages.put
 
-    async def counted(messages: object, **asked: object) -> list[str]:
-        sizes.append(len(messages))  # type: ignore[arg-type]
-        return await put(messages, **asked)  # type: ignore[arg-type]
+    async def counted(messages: Sequence[Message], asked: Put) -> list[str]:
+        sizes.append(len(messages))
+        return await put(messages, asked)
 
-    monkeypatch.setattr(broker.store, "put", counted)
+    monkeypatch.setattr(broker.store.messages, "put", counted)
     senders = Senders(broker)
     for number in range(25):
         senders.send(number, body=b'"%s"' % (b"x" * (200 if number == 20 else 3)))
@@ -103,18 +105,18 @@ async def test_a_put_that_fails_is_told_to_everybody_in_it_and_to_nobody_else(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await broker.configure("q")
-    put = broker.store.put
+    put = broker.store.messages.put
     failing = True
 
-    async def fail_once(messages: object, **asked: object) -> list[str]:
+    async def fail_once(messages: Sequence[Message], asked: Put) -> list[str]:
         nonlocal failing
         await asyncio.sleep(0)
         if failing:
             failing = False
             raise NoSpace("store: full", field="store")
-        return await put(messages, **asked)  # type: ignore[arg-type]
+        return await put(messages, asked)
 
-    monkeypatch.setattr(broker.store, "put", fail_once)
+    monkeypatch.setattr(broker.store.messages, "put", fail_once)
     senders = Senders(broker)
     senders.send(0)
     senders.send(1)

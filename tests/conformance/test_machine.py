@@ -11,6 +11,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Coroutine, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,9 +29,25 @@ from hypothesis.stateful import (
 
 from miniq.errors import ClaimGone, ClaimUnknown, Fenced, InvalidRequest, QueueFull, StageUnknown
 from miniq.ids import IdSource
-from miniq.message import SECOND, ClaimGroup, Message, PlainBatch, QueueSettings, StageName, Stored
+from miniq.message import SECOND, ClaimGroup, EventName, History, Message, PlainBatch, QueueSettings, StageName, Stored
 from miniq.store import open_store
-from miniq.store.contract import ANY, FREE, Claimed, Edit, Fit, Room, Store
+from miniq.store.arguments import (
+    ANY,
+    FREE,
+    Batch,
+    Change,
+    Edit,
+    Fit,
+    NewTime,
+    NextClaim,
+    Places,
+    Put,
+    Room,
+    Scan,
+    Take,
+    Upload,
+)
+from miniq.store.contract import Claimed, Store
 from miniq.store.embedded import claims, window
 from miniq.store.memory import MemoryStore
 from miniq.store.transfer import copy
@@ -79,12 +96,12 @@ class Machine(RuleBasedStateMachine):
         self.run(store.open())
         return store
 
-    def both(self, method: str, *args: Any, **named: Any) -> Any:
+    def both(self, method: str, *args: Any) -> Any:
         """Make a change on both stores and compare what they answer."""
         answers = []
         for store in (self.oracle, self.store):
             try:
-                answers.append(self.run(getattr(store, method)(*args, **named)))
+                answers.append(self.run(attrgetter(method)(store)(*args)))
             except (ClaimGone, ClaimUnknown, Fenced, QueueFull, StageUnknown) as error:
                 answers.append(error.text)
         assert answers[1] == answers[0]
@@ -124,7 +141,7 @@ class Machine(RuleBasedStateMachine):
         keep=keeps,
         room=st.sampled_from([None, None, None, Room(12, 0), Room(0, 300)]),
     )
-    def send(self, queue: str, count: int, priority: int, delay: int, keep: str, room: Room | None) -> None:
+    def send(self, queue: str, count: int, priority: int, delay: int, keep: History, room: Room | None) -> None:
         due = self.now + delay * SECOND
         messages = [
             Message(id, queue, self.now, due, b"%d" % place, priority=priority)
@@ -149,7 +166,7 @@ class Machine(RuleBasedStateMachine):
         recipient: str | None,
         dedup: str | None,
         delay: int,
-        keep: str,
+        keep: History,
     ) -> None:
         due = self.now + delay * SECOND
         messages = [
@@ -169,9 +186,9 @@ class Machine(RuleBasedStateMachine):
         ]
         self.put(queue, messages, keep, None)
 
-    def put(self, queue: str, messages: list[Message], keep: str, room: Room | None) -> None:
+    def put(self, queue: str, messages: list[Message], keep: History, room: Room | None) -> None:
         until = self.now + 30 * SECOND
-        answer = self.both("put", messages, now=self.now, dedup_until=until, room=room, keep=keep)
+        answer = self.both("messages.put", messages, Put(now=self.now, dedup_until=until, room=room, keep=keep))
         if isinstance(answer, list):
             self.known[queue] += [id for id in answer if id not in self.known[queue]]
 
@@ -183,12 +200,10 @@ class Machine(RuleBasedStateMachine):
         most=st.sampled_from([10**6, 10**6, 3]),
         keep=keeps,
     )
-    def take(self, queue: str, limit: int, seconds: int, consumer: str | None, most: int, keep: str) -> None:
+    def take(self, queue: str, limit: int, seconds: int, consumer: str | None, most: int, keep: History) -> None:
         self.tokens += 1
         token = f"t{self.tokens}"
-        taken: list[Stored] = self.both(
-            "take",
-            queue,
+        asked = Take(
             limit=limit,
             max_bytes=most,
             now=self.now,
@@ -197,9 +212,10 @@ class Machine(RuleBasedStateMachine):
             consumer=consumer,
             keep=keep,
         )
+        taken: list[Stored] = self.both("messages.take", queue, asked)
         for stored in taken:
             self.receipts.setdefault(stored.message.id, []).append(token)
-        assert self.both("held", token) == sorted(taken, key=lambda stored: stored.message.id)
+        assert self.both("messages.held", token) == sorted(taken, key=lambda stored: stored.message.id)
 
     @rule(
         queue=queues,
@@ -226,13 +242,10 @@ class Machine(RuleBasedStateMachine):
         receives: int,
         consumer: str | None,
         kept: int,
-        keep: str,
+        keep: History,
     ) -> None:
         state = self.group(queue, group)
-        answer = self.both(
-            "claim",
-            queue,
-            group,
+        asked = NextClaim(
             after=max(0, state.last - back),
             epoch=None if epoch is None else state.epoch + epoch,
             limit=limit,
@@ -243,13 +256,14 @@ class Machine(RuleBasedStateMachine):
             keep_until=self.now + kept * SECOND,
             keep=keep,
         )
+        answer = self.both("claims.next", queue, group, asked)
         if isinstance(answer, Claimed) and answer.made and answer.claim is not None:
             for stored in self.content(self.oracle, queue, group, answer.claim.number, 0, 10**6, 10**9):
                 self.receipts.setdefault(stored.message.id, []).append(stored.receipt or "")
         self.read_claims(queue, group, 1, 5, most)
 
     @rule(queue=queues, group=groups, count=st.integers(1, 30), most=st.sampled_from([10**6, 4]), keep=keeps)
-    def send_and_claim(self, queue: str, group: str, count: int, most: int, keep: str) -> None:
+    def send_and_claim(self, queue: str, group: str, count: int, most: int, keep: History) -> None:
         """What a stream does; the one before is acked, and stays readable."""
         self.send(queue, count, count % 3, 0, keep, None)
         self.claim(queue, group, 0, None, 20, most, 10**6, 10**6, None, 50, keep)
@@ -257,34 +271,35 @@ class Machine(RuleBasedStateMachine):
 
     @rule(queue=queues, group=groups)
     def open_claims(self, queue: str, group: str) -> None:
-        self.both("open_claims", queue, group)
+        self.both("claims.open", queue, group)
 
     @rule(queue=queues, group=groups, epoch=st.sampled_from([None, 0, -1]), keep=keeps)
-    def release_claims(self, queue: str, group: str, epoch: int | None, keep: str) -> None:
+    def release_claims(self, queue: str, group: str, epoch: int | None, keep: History) -> None:
         given = None if epoch is None else self.group(queue, group).epoch + epoch
-        self.both("release_claims", queue, group, epoch=given, now=self.now, keep=keep)
+        self.both("claims.release", queue, group, given, Change(self.now, keep))
 
     @rule(
         queue=queues, group=groups, start=st.integers(0, 8), count=st.integers(0, 9), most=st.sampled_from([2, 10**6])
     )
     def read_claims(self, queue: str, group: str, start: int, count: int, most: int) -> None:
-        self.both("claim_groups", queue, now=self.now)
+        self.both("claims.groups", queue, self.now)
         for number in range(self.group(queue, group).last + 2):
-            self.both("find_claim", queue, group, number, now=self.now)
+            self.both("claims.find", queue, group, number, self.now)
             found = [
                 self.content(s, queue, group, number, start, start + count, most) for s in (self.oracle, self.store)
             ]
             assert found[1] == found[0]
 
     def group(self, queue: str, group: str) -> ClaimGroup:
-        found = self.run(self.oracle.claim_groups(queue, now=self.now))
+        found = self.run(self.oracle.claims.groups(queue, self.now))
         return next((state for state in found if state.group == group), ClaimGroup(group))
 
     def content(
         self, store: Store, queue: str, group: str, number: int, start: int, stop: int, most: int
     ) -> list[Stored]:
         try:
-            some = self.run(store.claimed(queue, group, number, start=start, stop=stop, max_bytes=most, now=self.now))
+            places = Places(start=start, stop=stop, max_bytes=most, now=self.now)
+            some = self.run(store.claims.read(queue, group, number, places))
         except (ClaimGone, ClaimUnknown):
             return []
         return [stored for portion in some for stored in portion.each(f"{group}/{number}", group)]
@@ -320,9 +335,9 @@ class Machine(RuleBasedStateMachine):
                 )
                 for n, body in enumerate(bodies[:5])
             ]
-        name = StageName("job", batch, partition, "0")
-        self.both("stage", queue, name, part, messages, now=self.now, until=self.now + ttl * SECOND)
-        self.both("stages", queue, now=self.now)
+        upload = Upload(StageName("job", batch, partition, "0"), part, self.now, self.now + ttl * SECOND)
+        self.both("stages.upload", queue, upload, messages)
+        self.both("stages.list", queue, self.now)
 
     @rule(
         queue=queues,
@@ -332,8 +347,8 @@ class Machine(RuleBasedStateMachine):
         all=st.booleans(),
         keep=keeps,
     )
-    def commit_stages(self, queue: str, batch: str, room: Room | None, known: int, all: bool, keep: str) -> None:
-        there = self.run(self.oracle.stages(queue, now=self.now))
+    def commit_stages(self, queue: str, batch: str, room: Room | None, known: int, all: bool, keep: History) -> None:
+        there = self.run(self.oracle.stages.list(queue, self.now))
         listed = [(stage.name.partition, "0") for stage in there if stage.name.batch == batch]
         before = self.run(self.oracle.last_id())
         first: list[str] = []
@@ -344,38 +359,28 @@ class Machine(RuleBasedStateMachine):
                 first.append(self.ids.reserve(count, self.now))
             return first[0]
 
-        self.both(
-            "commit_stages",
-            queue,
-            "job",
-            batch,
-            listed if all or not listed else listed[:1],
-            now=self.now,
-            until=self.now + known * SECOND,
-            reserve=reserve,
-            dedup_until=self.now + 30 * SECOND,
-            room=room,
-            keep=keep,
-        )
-        self.both("stages", queue, now=self.now)
-        page = self.run(self.oracle.scan(queue, status=None, after=None, limit=10**6, max_bytes=10**9, now=self.now))
+        put = Put(now=self.now, dedup_until=self.now + 30 * SECOND, room=room, keep=keep)
+        some = listed if all or not listed else listed[:1]
+        self.both("stages.commit", queue, Batch("job", batch, some, reserve, put, self.now + known * SECOND))
+        self.both("stages.list", queue, self.now)
+        page = self.run(self.oracle.messages.scan(queue, Scan(limit=10**6, max_bytes=10**9, now=self.now)))
         fresh = [stored.message.id for stored in page.messages if stored.message.id > before]
         self.known[queue] += [id for id in sorted(fresh) if id not in self.known[queue]]
 
     @rule(queue=queues, batch=batches)
     def discard_stages(self, queue: str, batch: str) -> None:
-        self.both("discard_stages", queue, "job", batch)
+        self.both("stages.discard", queue, "job", batch)
 
     @rule(queue=queues, picked=picks, how=st.sampled_from(["new", "new", "old", "free", "any"]), keep=keeps)
-    def drop(self, queue: str, picked: list[int], how: str, keep: str) -> None:
+    def drop(self, queue: str, picked: list[int], how: str, keep: History) -> None:
         fences = self.fences(queue, picked, how)
-        self.both("drop", queue, fences, now=self.now, event="acked", reason=None, keep=keep)
+        self.both("messages.drop", queue, fences, Change(self.now, keep, "acked"))
 
     @rule(queue=queues, keep=keeps)
-    def drop_all_held(self, queue: str, keep: str) -> None:
-        held = self.run(self.oracle.held(f"t{self.tokens}"))
+    def drop_all_held(self, queue: str, keep: History) -> None:
+        held = self.run(self.oracle.messages.held(f"t{self.tokens}"))
         fences = [(stored.message.id, f"t{self.tokens}") for stored in held]
-        self.both("drop", queue, fences, now=self.now, event="acked", reason=None, keep=keep)
+        self.both("messages.drop", queue, fences, Change(self.now, keep, "acked"))
 
     @rule(
         queue=queues,
@@ -385,11 +390,11 @@ class Machine(RuleBasedStateMachine):
         release=st.booleans(),
         keep=keeps,
     )
-    def reschedule(self, queue: str, picked: list[int], how: str, seconds: int, release: bool, keep: str) -> None:
+    def reschedule(self, queue: str, picked: list[int], how: str, seconds: int, release: bool, keep: History) -> None:
         fences = list(dict.fromkeys(self.fences(queue, picked, how)))
         at = self.now + seconds * SECOND
-        event = "released" if release else None
-        self.both("reschedule", queue, fences, now=self.now, visible_at=at, release=release, event=event, keep=keep)
+        event: EventName | None = "released" if release else None
+        self.both("messages.reschedule", queue, fences, NewTime(at, release), Change(self.now, keep, event))
 
     @rule(
         queue=queues,
@@ -401,12 +406,19 @@ class Machine(RuleBasedStateMachine):
         keep=keeps,
     )
     def edit(
-        self, queue: str, pick: int, how: str, body: bytes | None, priority: int | None, delay: int | None, keep: str
+        self,
+        queue: str,
+        pick: int,
+        how: str,
+        body: bytes | None,
+        priority: int | None,
+        delay: int | None,
+        keep: History,
     ) -> None:
         for fence in self.fences(queue, [pick], how):
             at = None if delay is None else self.now + delay * SECOND
-            edit = Edit(body=body, priority=priority, visible_at=at, headers={"e": "1"} if body else None)
-            self.both("edit", queue, fence, edit, now=self.now, keep=keep)
+            edit = Edit(body=body, priority=priority, due_at=at, headers={"e": "1"} if body else None)
+            self.both("messages.edit", queue, fence, edit, Change(self.now, keep))
 
     @rule(
         queue=queues,
@@ -415,27 +427,27 @@ class Machine(RuleBasedStateMachine):
         delay=st.sampled_from([0, 0, 4]),
         keep=keeps,
     )
-    def move(self, queue: str, picked: list[int], how: str, delay: int, keep: str) -> None:
+    def move(self, queue: str, picked: list[int], how: str, delay: int, keep: History) -> None:
         to = "b" if queue == "a" else "a"
         moves = []
         for id, receipt in dict(self.fences(queue, picked, how)).items():
-            stored = self.run(self.oracle.find(queue, id))
-            if stored is not None:
-                old = stored.message
+            stored = self.run(self.oracle.messages.find(queue, [id]))
+            if stored:
+                old = stored[id].message
                 moved = Message(
                     old.id, to, old.sent_at, self.now + delay * SECOND, old.body, old.content_type, old.priority,
                     old.headers, None, old.key, old.recipient, old.group, old.dedup_id,
                 )  # fmt: skip
                 moves.append(((id, receipt), moved))
-        done = self.both("move", queue, moves, now=self.now, event="redriven", reason=None, keep=keep, keep_to="events")
+        done = self.both("messages.move", queue, moves, Change(self.now, keep, "redriven"), "events")
         for (fence, _), outcome in zip(moves, done, strict=True):
             if outcome == "done" and fence[0] not in self.known[to]:
                 self.known[to].append(fence[0])
 
     @precondition(lambda self: self.now % 5 == 0)
     @rule(queue=queues, keep=keeps)
-    def clear(self, queue: str, keep: str) -> None:
-        self.both("clear", queue, now=self.now, keep=keep)
+    def clear(self, queue: str, keep: History) -> None:
+        self.both("messages.clear", queue, Change(self.now, keep))
 
     @precondition(lambda self: self.now % 7 == 0)
     @rule(queue=queues)
@@ -450,7 +462,7 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def tidy(self) -> None:
         for store in (self.oracle, self.store):
-            self.run(store.tidy(now=self.now, limit=5))
+            self.run(store.tidy(self.now, 5))
 
     @precondition(lambda self: self.kind != "memory")
     @rule()
@@ -499,13 +511,15 @@ class Machine(RuleBasedStateMachine):
     @rule(queue=queues, status=st.sampled_from([None, "ready", "delayed", "leased"]), limit=st.integers(1, 7))
     def browse(self, queue: str, status: Any, limit: int) -> None:
         expected = self.run(
-            self.oracle.scan(queue, status=status, after=None, limit=10**6, max_bytes=10**9, now=self.now)
+            self.oracle.messages.scan(queue, Scan(status=status, limit=10**6, max_bytes=10**9, now=self.now))
         ).messages
         found: list[Stored] = []
         after: str | None = None
         while True:
             page = self.run(
-                self.store.scan(queue, status=status, after=after, limit=limit, max_bytes=10**9, now=self.now)
+                self.store.messages.scan(
+                    queue, Scan(status=status, after=after, limit=limit, max_bytes=10**9, now=self.now)
+                )
             )
             found += page.messages
             after = page.next
@@ -517,26 +531,25 @@ class Machine(RuleBasedStateMachine):
 
     @rule(queue=queues, picked=picks)
     def find(self, queue: str, picked: list[int]) -> None:
-        for id in self.chosen(queue, picked):
-            self.both("find", queue, id)
+        self.both("messages.find", queue, self.chosen(queue, picked))
 
     @rule()
     def read_history(self) -> None:
-        self.both("history", after=0, limit=10**6, queue=None)
-        self.both("history", after=3, limit=10**6, queue="a")
+        self.both("history.read", 0, 10**6)
+        self.both("history.read", 3, 10**6, "a")
 
     @invariant()
     def counts_agree(self) -> None:
         for queue in QUEUES:
             if queue in self.run(self.oracle.queues()):
-                oracle, store = (self.run(s.counts(queue, now=self.now)) for s in (self.oracle, self.store))
+                oracle, store = (self.run(s.messages.counts(queue, self.now)) for s in (self.oracle, self.store))
                 assert (store.ready, store.delayed, store.leased, store.bytes) == (
                     oracle.ready,
                     oracle.delayed,
                     oracle.leased,
                     oracle.bytes,
                 )
-                self.both("next_visible", queue, now=self.now)
+                self.both("messages.next_visible", queue, self.now)
 
 
 def listing(folder: Path) -> dict[str, int]:
@@ -556,7 +569,7 @@ def test_a_store_in_a_database_answers_as_the_oracle_does(kind: str, monkeypatch
         # What is made in steps takes several.
         monkeypatch.setattr("miniq.store.mongodb.claims.STEP", 3)
         monkeypatch.setattr("miniq.store.mongodb.claims.SMALL_STEP", 1)
-        monkeypatch.setattr("miniq.store.mongodb.stages.CHUNK_MESSAGES", 2)
+        monkeypatch.setattr("miniq.store.mongodb.uploads.CHUNK_MESSAGES", 2)
         monkeypatch.setattr("miniq.store.mongodb.stages.FEW", 2)
         monkeypatch.setattr("miniq.store.mongodb.stages.STEP", 3)
     run_machine(kind, STEPS // 2)

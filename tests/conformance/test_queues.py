@@ -297,7 +297,7 @@ async def test_upkeep_forgets_dedup_records_that_ran_out(broker: Broker, clock: 
     await broker.send("q", [draft(n, dedup_id=f"d{n}") for n in range(50)])
     assert (await broker.queue("q")).counts.total == 50
     clock.advance(1)
-    assert await broker.store.tidy(now=clock.now(), limit=1000) == 50
+    assert await broker.store.tidy(clock.now(), 1000) == 50
 
 
 async def test_peek_shows_every_message_once_and_changes_nothing(broker: Broker, clock: FrozenClock) -> None:
@@ -348,9 +348,9 @@ async def test_held_finds_all_messages_of_a_receipt(broker: Broker) -> None:
     token = got[0].receipt or ""
     await broker.ack("q", leases(got[5:7]))
     await broker.release("q", leases(got[100:120]))
-    held = await broker.store.held(token)
+    held = await broker.store.messages.held(token)
     assert ids(held) == sorted(ids(got[:5] + got[7:100] + got[120:]))
-    assert await broker.store.held("nobody") == []
+    assert await broker.store.messages.held("nobody") == []
 
 
 async def test_counts_know_bytes_and_the_oldest(broker: Broker, clock: FrozenClock) -> None:
@@ -434,18 +434,18 @@ async def test_a_queue_that_is_deleted_meanwhile_stops_no_other_call(
     """Whoever lists, counts or tidies all queues has others beside them who delete theirs."""
     for name in ("a", "b", "c"):
         await broker.configure(name)
-    counts, scan = broker.store.counts, broker.store.scan
+    counts, scan = broker.store.messages.counts, broker.store.messages.scan
 
-    async def counted(queue: str, **asked: Any) -> Any:
+    async def counted(queue: str, now: int) -> Any:
         await broker.store.delete_queue("b")
-        return await counts(queue, **asked)
+        return await counts(queue, now)
 
-    async def scanned(queue: str, **asked: Any) -> Any:
+    async def scanned(queue: str, asked: Any) -> Any:
         await broker.store.delete_queue("c")
-        return await scan(queue, **asked)
+        return await scan(queue, asked)
 
-    monkeypatch.setattr(broker.store, "counts", counted)
-    monkeypatch.setattr(broker.store, "scan", scanned)
+    monkeypatch.setattr(broker.store.messages, "counts", counted)
+    monkeypatch.setattr(broker.store.messages, "scan", scanned)
     assert [info.name for info in await broker.queues()] == ["a", "c", "default"]
     await broker.upkeep()
     monkeypatch.undo()
@@ -475,16 +475,30 @@ async def test_messages_move_to_a_queue_that_is_deleted_meanwhile(
     await broker.configure("q", {"max_receives": 1})
     await send(broker, "q", 1)
     taken = await broker.receive("q")
-    move = broker.store.move
+    move = broker.store.messages.move
     calls = 0
 
-    async def moved(*asked: Any, **more: Any) -> Any:
+    async def moved(*asked: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == 1:
             await broker.store.delete_queue("q.dead")
-        return await move(*asked, **more)
+        return await move(*asked)
 
-    monkeypatch.setattr(broker.store, "move", moved)
+    monkeypatch.setattr(broker.store.messages, "move", moved)
     await broker.release("q", leases(taken))
     assert (calls, bodies(await broker.receive("q.dead"))) == (2, [1])
+
+
+async def test_many_messages_are_found_by_id_and_those_that_are_not_there_are_left_out(broker: Broker) -> None:
+    sent = await send(broker, "q", *range(40))
+    own = await broker.send("q", [draft(40, recipient="ann")])
+    await broker.ack("q", leases(await broker.receive("q", max=3)))
+    unknown = ["", "nothing", "00000000-0000-7000-8000-000000000000"]
+    found = await broker.store.messages.find("q", [*own, *sent, *unknown, sent[9]])
+    assert {id: int(stored.message.body) for id, stored in found.items()} == {
+        id: place for place, id in enumerate([*sent, *own]) if place > 2
+    }
+    assert await broker.store.messages.find("q", []) == {}
+    with pytest.raises(QueueNotFound):
+        await broker.store.messages.find("none", sent)

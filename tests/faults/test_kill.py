@@ -21,6 +21,7 @@ from miniq.broker.clock import SystemClock
 from miniq.message import SECOND, Lease, Stored
 from miniq.options import Options
 from miniq.store import open_store
+from miniq.store.arguments import Scan
 from tests.conftest import ENGINES, store_url
 from tests.faults.load import COMMITTED, QUEUE, STREAM
 from tests.serving import serving
@@ -193,7 +194,7 @@ async def contents(broker: Broker, queue: str = QUEUE) -> dict[str, Stored]:
     found: dict[str, Stored] = {}
     after: str | None = None
     while True:
-        page = await broker.store.scan(queue, status=None, after=after, limit=1000, max_bytes=10**9, now=0)
+        page = await broker.store.messages.scan(queue, Scan(after=after, limit=1000, max_bytes=10**9, now=0))
         for stored in page.messages:
             assert stored.message.id not in found
             found[stored.message.id] = stored
@@ -215,7 +216,7 @@ async def check(url: str, facts: Facts, stream: StreamFacts, deep: bool) -> None
         removed: set[str] = set()
         after = (await broker.history_span()).first - 1
         offset = after
-        while records := (await broker.store.history(after=after, limit=1000, queue=None)).records:
+        while records := (await broker.store.history.read(after, 1000)).records:
             for record in records:
                 assert record.offset == offset + 1, "the history has a gap"
                 offset = record.offset

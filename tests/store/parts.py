@@ -12,16 +12,13 @@ import pytest
 
 from miniq.broker import Broker
 from miniq.errors import StoreFailed
-from miniq.ids import IdSource
-from miniq.message import SECOND, Message, QueueSettings, Stored
+from miniq.message import QueueSettings
 from miniq.options import Options
 from miniq.store import open_store
 from miniq.store.embedded import store as embedded
 from miniq.store.embedded.kv import KV, Op
 from miniq.store.embedded.store import EmbeddedStore
-from tests.clock import START, FrozenClock
-
-BIG = 10**9
+from tests.clock import FrozenClock
 
 
 @asynccontextmanager
@@ -58,56 +55,10 @@ def copy_as_after_kill(folder: Path, to: Path) -> None:
     raise AssertionError("the folder does not hold still")
 
 
-class Maker:
-    """Makes messages whose ids rise, as the broker does."""
-
-    def __init__(self, queue: str = "q", now: int = START) -> None:
-        self.queue = queue
-        self.now = now
-        self._ids = IdSource()
-
-    def run(self, count: int, **fields: Any) -> list[Message]:
-        """Up to 128 messages that lie in one record."""
-        due = self.now + fields.pop("delay", 0) * SECOND
-        return [
-            Message(id, self.queue, self.now, due, b'"%d"' % place, **fields)
-            for place, id in enumerate(self._ids.run(count, self.now))
-        ]
-
-    def one(self, **fields: Any) -> Message:
-        return self.run(1, **fields)[0]
-
-
 def in_company(store: EmbeddedStore) -> None:
     """Let the next write go to the thread, as where many write, and not be made at once by a caller who is alone."""
     assert store._commit is not None
     store._commit._alone = False
-
-
-async def put(store: EmbeddedStore, messages: Sequence[Message], **changed: Any) -> list[str]:
-    asked: dict[str, Any] = {"now": START, "dedup_until": START + 300 * SECOND, "room": None, "keep": "off"}
-    return await store.put(messages, **asked | changed)
-
-
-async def take(store: EmbeddedStore, queue: str = "q", **changed: Any) -> list[Stored]:
-    asked: dict[str, Any] = {
-        "limit": 1, "max_bytes": BIG, "now": START, "until": START + 30 * SECOND, "token": "t", "consumer": None,
-        "keep": "off",
-    }  # fmt: skip
-    return await store.take(queue, **asked | changed)
-
-
-async def drop(store: EmbeddedStore, fences: Sequence[tuple[str, str]], queue: str = "q", **changed: Any) -> list[str]:
-    asked: dict[str, Any] = {"now": START, "event": "acked", "reason": None, "keep": "off"}
-    return list(await store.drop(queue, fences, **asked | changed))
-
-
-async def take_all(store: EmbeddedStore, queue: str = "q", limit: int = 1000, **changed: Any) -> list[str]:
-    """Take until there is nothing more and return the ids in the order they came."""
-    found: list[str] = []
-    while got := await take(store, queue, limit=limit, **changed):
-        found += [stored.message.id for stored in got]
-    return found
 
 
 class FaultyKV:

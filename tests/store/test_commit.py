@@ -19,25 +19,13 @@ from miniq.errors import Closed, MiniQError, StoreFailed
 from miniq.message import SECOND, QueueSettings
 from miniq.options import Options
 from miniq.store import open_store
-from miniq.store.contract import ANY, FREE, Edit
-from miniq.store.embedded import store as embedded
+from miniq.store.arguments import ANY, FREE, Change, Edit, NewTime
+from miniq.store.embedded import ledger
 from miniq.store.embedded.store import EmbeddedStore
 from tests.clock import START
 from tests.kit import bodies, leases, send
-from tests.store.parts import (
-    BIG,
-    FaultyKV,
-    Maker,
-    copy_as_after_kill,
-    drop,
-    in_company,
-    opened,
-    put,
-    seam,
-    store_in,
-    take,
-    take_all,
-)
+from tests.store.calls import Maker, drop, find, put, scan, take, take_all
+from tests.store.parts import FaultyKV, copy_as_after_kill, in_company, opened, seam, store_in
 
 
 class Gate:
@@ -135,10 +123,9 @@ async def test_message_cannot_be_had_or_seen_before_it_is_written(url: str, monk
         sends = [asyncio.create_task(put(store, [message])) for message in messages]
         await gate.reached()
         assert await take(store, limit=10) == []
-        finds = [asyncio.create_task(store.find("q", message.id)) for message in messages]
+        finds = [asyncio.create_task(find(store, message.id)) for message in messages]
         for status in (None, "ready", "delayed"):
-            page = await store.scan("q", status=status, after=None, limit=10, max_bytes=BIG, now=START)
-            assert page.messages == []
+            assert (await scan(store, status=status)).messages == []
         await asyncio.sleep(0.05)
         assert not any(find.done() for find in finds)
         gate.release()
@@ -228,22 +215,20 @@ def every_call(store: EmbeddedStore, maker: Maker, id: str, folder: Path) -> dic
         "take": lambda: take(store),
         "drop": lambda: drop(store, [(id, ANY)]),
         "drop unknown": lambda: drop(store, [("nothing", ANY)]),
-        "reschedule": lambda: store.reschedule(
-            "q", [(id, ANY)], now=START, visible_at=START, release=True, event=None, keep="off"
-        ),
-        "edit": lambda: store.edit("q", (id, FREE), Edit(body=b"1"), now=START, keep="off"),
-        "move": lambda: store.move("q", [], now=START, event="dead", reason=None, keep="off", keep_to="off"),
-        "clear": lambda: store.clear("q", now=START, keep="off"),
-        "find": lambda: store.find("q", id),
-        "scan": lambda: store.scan("q", status=None, after=None, limit=1, max_bytes=BIG, now=START),
-        "scan leased": lambda: store.scan("q", status="leased", after=None, limit=1, max_bytes=BIG, now=START),
-        "held": lambda: store.held("t"),
-        "counts": lambda: store.counts("q", now=START),
-        "next_visible": lambda: store.next_visible("q", now=START),
-        "history": lambda: store.history(after=0, limit=1, queue=None),
-        "history_span": store.history_span,
-        "trim_history": lambda: store.trim_history(1),
-        "tidy": lambda: store.tidy(now=START, limit=1),
+        "reschedule": lambda: store.messages.reschedule("q", [(id, ANY)], NewTime(START, release=True), Change(START)),
+        "edit": lambda: store.messages.edit("q", (id, FREE), Edit(body=b"1"), Change(START)),
+        "move": lambda: store.messages.move("q", [], Change(START, event="dead"), "off"),
+        "clear": lambda: store.messages.clear("q", Change(START)),
+        "find": lambda: find(store, id),
+        "scan": lambda: scan(store),
+        "scan leased": lambda: scan(store, status="leased"),
+        "held": lambda: store.messages.held("t"),
+        "counts": lambda: store.messages.counts("q", START),
+        "next_visible": lambda: store.messages.next_visible("q", START),
+        "history": lambda: store.history.read(0, 1),
+        "history_span": store.history.span,
+        "trim_history": lambda: store.history.trim(1),
+        "tidy": lambda: store.tidy(START, 1),
         "backup": lambda: store.backup(str(folder.with_name("backup"))),
     }
 
@@ -297,7 +282,7 @@ async def test_nothing_is_confirmed_after_a_failed_write(
             assert await end_of(call()) is StoreFailed, name
     assert isinstance(store.failure(), StoreFailed)
     async with store_in(url) as store:
-        there = {id for id in [*first, *confirmed] if await store.find("q", id) is not None}
+        there = {id for id in [*first, *confirmed] if await find(store, id) is not None}
         assert set(acked) & there == set()
         assert set(first) | set(confirmed) - set(acked) >= there
         lost = (set(first) | set(confirmed)) - set(acked) - there
@@ -429,12 +414,12 @@ async def test_callers_who_go_on_while_the_store_closes_are_refused_and_not_left
 
     async def trimmer() -> None:
         while True:
-            await store.trim_history(10**6)
+            await store.history.trim(10**6)
             await asyncio.sleep(0)
 
     async def tidier() -> None:
         while True:
-            await store.tidy(now=START, limit=10)
+            await store.tidy(START, 10)
             await asyncio.sleep(0)
 
     async def saver(folder: str) -> None:
@@ -469,7 +454,7 @@ async def test_at_most_once_receive_that_meets_the_close_hands_out_or_refuses(ur
 
 
 async def test_close_with_many_groups_in_memory_comes_to_an_end(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "GROUPS_IN_MEMORY", 2)
+    monkeypatch.setattr(ledger, "GROUPS_IN_MEMORY", 2)
     maker = Maker()
     store = open_store(url)
     await store.open()
@@ -504,7 +489,7 @@ async def test_follower_of_a_group_can_be_taken_in_the_tick_in_which_the_head_is
         done, taken, found = await asyncio.gather(
             drop(store, [(head.id, "t")], now=later),
             take(store, token="u", now=later, until=later + 30 * SECOND),
-            store.find("q", follower.id),
+            find(store, follower.id),
         )
         assert done == ["done"]
         assert found is not None
@@ -519,7 +504,7 @@ async def test_dedup_record_that_is_renewed_while_old_ones_are_tidied_away_stays
         later = START + 10
         (new,), _ = await asyncio.gather(
             put(store, [maker.one(dedup_id="d")], now=later, dedup_until=later + 300 * SECOND),
-            store.tidy(now=later, limit=100),
+            store.tidy(later, 100),
         )
         assert await put(store, [maker.one(dedup_id="d")], now=later) == [new]
 
@@ -536,15 +521,15 @@ async def test_queue_deleted_and_swept_while_changes_are_under_way_leaves_nothin
             put(store, [maker.one(group="g", delay=100)]),
             take(store, limit=5),
             store.delete_queue("q"),
-            store.tidy(now=START, limit=1000),
+            store.tidy(START, 1000),
             return_exceptions=True,
         )
-        while await store.tidy(now=START, limit=1000):
+        while await store.tidy(START, 1000):
             pass
         assert {key[:1] for key, _ in made[-1].kv.scan(b"", b"\xff")} <= {b"l"}
     for _ in range(2):
         async with store_in(url, "q") as store:
-            assert (await store.counts("q", now=START)).total == 0
+            assert (await store.messages.counts("q", START)).total == 0
 
 
 async def test_queue_deleted_under_a_call_is_an_error_that_has_a_name(url: str) -> None:

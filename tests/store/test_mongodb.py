@@ -15,13 +15,13 @@ from pymongo.asynchronous.database import AsyncDatabase
 from miniq.errors import InvalidRequest, QueueFull, QueueNotFound, StoreError, StoreFormat, StoreUnavailable
 from miniq.message import SECOND, QueueSettings
 from miniq.store import open_store
-from miniq.store.contract import ANY, Room
+from miniq.store.arguments import ANY, Change, NewTime, Room
 from miniq.store.mongodb import MongoStore, queries
 from tests import mongod
 from tests.clock import START
 from tests.serving import free_ports
+from tests.store.calls import Maker, drop, find, put, take, take_all
 from tests.store.mongodb import opened, two
-from tests.store.parts import Maker, drop, put, take, take_all
 from tests.store.test_races import Crowd
 
 LATER = START + 3600 * SECOND
@@ -167,13 +167,13 @@ async def test_a_queue_that_was_emptied_elsewhere_is_empty_here(url: str) -> Non
         old = maker.run(3)
         await put(other, old)
         assert len(await take(other)) == 1
-        assert await one.clear("q", now=START, keep="off") == 3
+        assert await one.messages.clear("q", Change(START)) == 3
         assert await take(other) == []
         assert await drop(other, [(old[0].id, ANY)]) == ["missing"]
-        assert await other.find("q", old[0].id) is None
-        assert await other.held("t") == []
+        assert await find(other, old[0].id) is None
+        assert await other.messages.held("t") == []
         await put(other, maker.run(2))
-        assert (await one.counts("q", now=START)).total == 2
+        assert (await one.messages.counts("q", START)).total == 2
         assert len(await take_all(other)) == 2
 
 
@@ -186,15 +186,15 @@ async def test_a_queue_that_was_deleted_elsewhere_is_gone_here(url: str) -> None
             put(other, [maker.one()]),
             take(other),
             drop(other, [("x", ANY)]),
-            other.counts("q", now=START),
-            other.reschedule("q", [("x", ANY)], now=START, visible_at=START, release=True, event=None, keep="off"),
+            other.messages.counts("q", START),
+            other.messages.reschedule("q", [("x", ANY)], NewTime(START, release=True), Change(START)),
         ):
             with pytest.raises(QueueNotFound):
                 await call
         await one.save_queue("q", QueueSettings())
         again = maker.one(dedup_id="d")
         assert await put(other, [again]) == [again.id]
-        assert (await other.counts("q", now=START)).total == 1
+        assert (await other.messages.counts("q", START)).total == 1
 
 
 async def test_senders_at_two_brokers_do_not_overfill_a_queue(url: str) -> None:
@@ -210,10 +210,10 @@ async def test_senders_at_two_brokers_do_not_overfill_a_queue(url: str) -> None:
         # Everybody has sent before: what each has to make once does not keep them apart any more.
         await asyncio.gather(*[put(store, [maker.one()]) for store in stores * 6])
         for room in (20, 30, 40):
-            before = (await stores[0].counts("q", now=START)).total
+            before = (await stores[0].messages.counts("q", START)).total
             sent = await asyncio.gather(*[send(store, room) for store in stores * 6])
             assert sum(sent) == (room - before) // 3 * 3
-            assert (await stores[0].counts("q", now=START)).total == before + sum(sent) <= room
+            assert (await stores[0].messages.counts("q", START)).total == before + sum(sent) <= room
 
 
 async def test_the_same_send_at_two_brokers_is_made_once(url: str) -> None:
@@ -221,7 +221,7 @@ async def test_the_same_send_at_two_brokers_is_made_once(url: str) -> None:
         maker = Maker()
         answers = await asyncio.gather(*[put(store, [maker.one(dedup_id="d")]) for store in stores * 8])
         assert len({id for [id] in answers}) == 1
-        assert (await stores[0].counts("q", now=START)).total == 1
+        assert (await stores[0].messages.counts("q", START)).total == 1
 
 
 class Turns:
@@ -250,7 +250,7 @@ async def test_callers_at_two_brokers_lose_nothing_and_share_nothing(url: str, s
                 found |= set(ids)
                 if ids:
                     assert await drop(stores[1], [(id, "t") for id in ids], queue, now=LATER) == ["done"] * len(ids)
-            counts = await stores[0].counts(queue, now=LATER)
+            counts = await stores[0].messages.counts(queue, LATER)
             assert (counts.total, counts.bytes) == (0, 0)
         assert found == set(crowd.where)
 
@@ -263,10 +263,10 @@ async def test_offsets_have_no_gaps_whichever_broker_writes_and_reads(url: str) 
             await put(store, maker.run(3), keep="events")
             got = await take(store, limit=2, keep="events", token=f"t{random.random()}")
             await drop(store, [(one.message.id, one.receipt or "") for one in got], keep="events")
-            await store.history(after=0, limit=1000, queue=None)
+            await store.history.read(0, 1000)
 
         await asyncio.gather(*[work(store) for store in stores * 8])
-        pages = [await store.history(after=0, limit=1000, queue=None) for store in stores]
+        pages = [await store.history.read(0, 1000) for store in stores]
         assert pages[0] == pages[1]
         records = pages[0].records
         assert [record.offset for record in records] == list(range(1, len(records) + 1))
@@ -291,9 +291,9 @@ async def test_counters_of_processes_that_are_gone_are_added_up(
             [last] = await put(store, [maker.one()])
             assert await database.tallies.count_documents({}) == round + 1
     async with opened(url) as store:
-        await store.tidy(now=START, limit=10)
+        await store.tidy(START, 10)
         assert await database.tallies.count_documents({}) == 1
-        assert (await store.counts("q", now=START)).total == 4
+        assert (await store.messages.counts("q", START)).total == 4
         assert await store.last_id() == last
         await store.delete_queue("q")
         assert await store.last_id() == last
@@ -304,18 +304,18 @@ async def test_what_was_in_an_emptied_queue_is_cleared_away(url: str, database: 
         maker = Maker()
         await put(store, maker.run(20))
         await put(store, [maker.one(group="g"), maker.one(group="g")])
-        await store.clear("q", now=START, keep="off")
+        await store.messages.clear("q", Change(START))
         maker.queue = "r"
         await put(store, maker.run(5))
         removed = 0
         for _ in range(6):
-            done = await store.tidy(now=START, limit=5)
+            done = await store.tidy(START, 5)
             assert done <= 5
             removed += done
         assert removed == 23
         assert await database.messages.count_documents({}) == 5
         assert await database.groups.count_documents({}) == 0
-        assert (await store.counts("r", now=START)).total == 5
+        assert (await store.messages.counts("r", START)).total == 5
 
 
 async def test_many_that_fall_due_at_once_come_in_order(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

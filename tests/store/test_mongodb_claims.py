@@ -12,12 +12,14 @@ from pymongo.asynchronous.database import AsyncDatabase
 
 from miniq.errors import ClaimGone, Fenced
 from miniq.message import SECOND
-from miniq.store.contract import Claimed, Fit
+from miniq.store.arguments import Change
+from miniq.store.contract import Claimed
 from miniq.store.mongodb import MongoStore, claims
 from tests import mongod
 from tests.clock import START
+from tests.store import calls
+from tests.store.calls import BIG, Maker, put, take, take_all
 from tests.store.mongodb import two
-from tests.store.parts import BIG, Maker, put, take, take_all
 
 MANY = 23
 HOUR = 3600 * SECOND
@@ -35,19 +37,16 @@ def steps_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def claim(store: MongoStore, after: int, **changed: Any) -> Claimed:
-    asked: dict[str, Any] = {
-        "epoch": None, "limit": 10, "max_bytes": BIG, "fit": Fit(0, 10**6), "consumer": None, "now": START,
-        "keep_until": START + HOUR, "keep": "events",
-    }  # fmt: skip
-    return await store.claim("q", "g", after=after, **asked | changed)
+    asked: dict[str, Any] = {"keep_until": START + HOUR, "keep": "events"}
+    return await calls.claim(store, after, **asked | changed)
 
 
 async def content(store: MongoStore, number: int) -> list[str]:
     """The ids in a claim, read a few at a time."""
     found: list[str] = []
-    many = (await store.find_claim("q", "g", number, now=START)).messages
+    many = (await store.claims.find("q", "g", number, START)).messages
     while len(found) < many:
-        some = await store.claimed("q", "g", number, start=len(found), stop=many, max_bytes=9, now=START)
+        some = await calls.read_claim(store, number, start=len(found), stop=many, max_bytes=9)
         found += [message.id for portion in some for message in portion.messages]
     return found
 
@@ -83,7 +82,7 @@ async def work(store: MongoStore, told: list[int]) -> None:
         if found.claim is not None:
             told.append(found.claim.messages)
     await claim(store, 2, limit=2)
-    await store.release_claims("q", "g", epoch=None, now=START, keep="events")
+    await store.claims.release("q", "g", None, Change(START, "events"))
 
 
 @pytest.mark.parametrize("commits", range(18))
@@ -103,7 +102,7 @@ async def test_wherever_a_broker_dies_claims_are_whole_and_another_goes_on(
             assert got == sent[(number - 1) * 10 :][:many]
             acked += got
         await claim(other, len(told), limit=0)
-        [group] = await other.claim_groups("q", now=START) or [None]
+        [group] = await other.claims.groups("q", START) or [None]
         last = 0 if group is None else group.last
         for number in range(len(told) + 1, last + 1):
             found = await claim(other, number - 1)
@@ -113,16 +112,16 @@ async def test_wherever_a_broker_dies_claims_are_whole_and_another_goes_on(
             assert got == sent[len(acked) :][: len(got)]
             acked += got
         await claim(other, last, limit=0)
-        counts = await other.counts("q", now=START)
+        counts = await other.messages.counts("q", START)
         rest = sent[len(acked) :]
         assert (counts.ready, counts.leased) == (len(rest), 0)
         assert await take_all(other) == rest
         # The history has told of each message what happened to it, once.
-        records = (await other.history(after=0, limit=1000, queue=None)).records
+        records = (await other.history.read(0, 1000)).records
         assert sorted(r.event.id for r in records if r.event.event == "acked") == sorted(acked)
         # And in the end nothing is left of what was acked.
         for _ in range(3):
-            await other.tidy(now=START + HOUR, limit=1000)
+            await other.tidy(START + HOUR, 1000)
         assert await database.messages.count_documents({}) == len(rest)
         assert await database.claims.count_documents({}) == 0
 
@@ -136,13 +135,13 @@ async def test_the_upkeep_lets_go_what_a_broker_left_in_a_claim(url: str, killed
         call: Any = claim(one, 1, limit=0)
         if how == "released":
             call.close()
-            call = one.release_claims("q", "g", epoch=None, now=START, keep="off")
+            call = one.claims.release("q", "g", None, Change(START))
         with pytest.raises(KilledError):
             await call
-        await other.tidy(now=START + SECOND, limit=1000)
-        assert (await other.counts("q", now=START)).leased == 6, "its broker may still be at it"
-        await other.tidy(now=START + 20 * SECOND, limit=1000)
-        counts = await other.counts("q", now=START)
+        await other.tidy(START + SECOND, 1000)
+        assert (await other.messages.counts("q", START)).leased == 6, "its broker may still be at it"
+        await other.tidy(START + 20 * SECOND, 1000)
+        counts = await other.messages.counts("q", START)
         assert (counts.ready, counts.leased) == (13 if how == "acked" else MANY, 0)
 
 
@@ -164,20 +163,20 @@ async def test_who_wants_a_claim_that_is_being_made_elsewhere_freezes_it(url: st
         assert mine.claim == found[0].claim
         assert mine.claim is not None
         assert await content(one, 1) == await content(other, 1) == sent[:8]
-        assert (await one.counts("q", now=START)).leased == 8
+        assert (await one.messages.counts("q", START)).leased == 8
 
 
 async def test_a_new_reader_stops_an_old_one_in_the_middle_of_a_claim(url: str) -> None:
     async with two(url, "q") as (one, other):
         sent = await put(one, Maker().run(MANY))
-        epoch = (await one.open_claims("q", "g")).epoch
+        epoch = (await one.claims.open("q", "g")).epoch
         real, steps = one._changes.make, 0
 
         async def make(*given: Any) -> Any:
             nonlocal steps
             steps += 1
             if steps == 3:
-                opened = await other.open_claims("q", "g")
+                opened = await other.claims.open("q", "g")
                 assert (opened.epoch, opened.last) == (2, 1)
             return await real(*given)
 
@@ -197,7 +196,7 @@ async def test_a_claim_whose_queue_is_emptied_while_it_is_made_is_gone(url: str)
             nonlocal steps
             steps += 1
             if steps == 4:
-                assert await other.clear("q", now=START, keep="off") == MANY
+                assert await other.messages.clear("q", Change(START)) == MANY
             return await real(*given)
 
         one._changes.make = make  # type: ignore[method-assign, assignment]
@@ -205,7 +204,7 @@ async def test_a_claim_whose_queue_is_emptied_while_it_is_made_is_gone(url: str)
         for store in (one, other):
             with pytest.raises(ClaimGone):
                 await content(store, 1)
-            assert (await store.counts("q", now=START)).total == 0
+            assert (await store.messages.counts("q", START)).total == 0
         fresh = await put(one, maker.run(2))
         assert (await claim(other, 1)).made
         assert await content(one, 2) == fresh
@@ -221,14 +220,9 @@ async def test_readers_and_consumers_at_two_brokers_share_nothing(url: str) -> N
 
         async def read(store: MongoStore, group: str) -> None:
             for after in range(4):
-                asked: dict[str, Any] = {
-                    "epoch": None, "limit": 9, "max_bytes": BIG, "fit": Fit(0, 10**6), "consumer": None, "now": START,
-                    "keep_until": START, "keep": "off",
-                }  # fmt: skip
-                found = await store.claim("q", group, after=after, **asked)
+                found = await calls.claim(store, after, group=group, limit=9)
                 assert found.claim is not None
-                place = {"start": 0, "stop": 9, "max_bytes": BIG, "now": START}
-                portions = await store.claimed("q", group, after + 1, **place)
+                portions = await calls.read_claim(store, after + 1, group=group, stop=9)
                 got.extend(message.id for portion in portions for message in portion.messages)
 
         async def consume(store: MongoStore, name: str) -> None:
@@ -253,10 +247,10 @@ async def test_parts_are_read_from_anywhere_before_and_after_the_ack(url: str) -
             for start in range(13):
                 for stop in range(start, 15):
                     place = {"start": start, "stop": stop, "max_bytes": BIG, "now": START}
-                    portions = await other.claimed("q", "g", 1, **place)
+                    portions = await calls.read_claim(other, 1, **place)
                     found = [message.id for portion in portions for message in portion.messages]
                     assert found == (high + low)[start:stop]
             await claim(one, 1, limit=0)
-        assert (await one.find_claim("q", "g", 1, now=START + HOUR - 1)).acked_at == START
+        assert (await one.claims.find("q", "g", 1, START + HOUR - 1)).acked_at == START
         with pytest.raises(ClaimGone):
-            await one.find_claim("q", "g", 1, now=START + HOUR)
+            await one.claims.find("q", "g", 1, START + HOUR)

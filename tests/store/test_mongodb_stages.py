@@ -13,12 +13,13 @@ from pymongo.asynchronous.database import AsyncDatabase
 from miniq.errors import QueueFull, StageUnknown
 from miniq.ids import IdSource
 from miniq.message import SECOND, Committed, Message, PlainBatch, StageName
-from miniq.store.contract import Fit, Room
-from miniq.store.mongodb import MongoStore, stages
+from miniq.store.arguments import Change, Room, Scan
+from miniq.store.mongodb import MongoStore, stages, uploads
 from tests import mongod
 from tests.clock import START
+from tests.store import calls
+from tests.store.calls import Maker, put, take
 from tests.store.mongodb import two
-from tests.store.parts import Maker, put, take
 
 DAY = 86400 * SECOND
 NAME = StageName("j", "1", "0", "0")
@@ -43,15 +44,12 @@ def staged(number: int, **fields: Any) -> Message:
 
 
 async def upload(store: MongoStore, messages: Sequence[Message], part: int = 0, name: StageName = NAME) -> None:
-    await store.stage("q", name, part, messages, now=START, until=START + DAY)
+    await calls.upload(store, name, part, messages, until=START + DAY)
 
 
 async def commit(store: MongoStore, ids: IdSource, **changed: Any) -> Committed:
-    asked: dict[str, Any] = {
-        "now": START, "until": START + 7 * DAY, "reserve": lambda count: ids.reserve(count, START),
-        "dedup_until": START + SECOND, "room": None, "keep": "off",
-    }  # fmt: skip
-    return await store.commit_stages("q", "j", "1", [("0", "0")], **asked | changed)
+    asked: dict[str, Any] = {"until": START + 7 * DAY, "dedup_until": START + SECOND}
+    return await calls.commit(store, "j", "1", [("0", "0")], lambda count: ids.reserve(count, START), **asked | changed)
 
 
 async def bodies(store: MongoStore) -> list[int]:
@@ -63,7 +61,7 @@ async def bodies(store: MongoStore) -> list[int]:
 async def test_what_is_uploaded_comes_in_order_however_it_is_cut(
     url: str, monkeypatch: pytest.MonkeyPatch, chunk: int, database: AsyncDatabase[dict[str, Any]]
 ) -> None:
-    monkeypatch.setattr(stages, "CHUNK_MESSAGES", chunk)
+    monkeypatch.setattr(uploads, "CHUNK_MESSAGES", chunk)
     async with two(url, "q") as (one, other):
         plain = PlainBatch([""] * 300, "q", 0, 0, [b"%d" % n for n in range(300)])
         await upload(one, plain)
@@ -72,7 +70,7 @@ async def test_what_is_uploaded_comes_in_order_however_it_is_cut(
         assert await database.uploads.count_documents({}) >= 500 // chunk
         ids = IdSource()
         assert await commit(other, ids) == Committed(500)
-        page = await one.scan("q", status=None, after=None, limit=1000, max_bytes=10**9, now=START)
+        page = await one.messages.scan("q", Scan(limit=1000, max_bytes=10**9, now=START))
         assert [int(stored.message.body) for stored in page.messages] == list(range(500))
         # The head of the group alone can be taken.
         assert await bodies(one) == [n for n in range(500) if n not in (350, 400, 450)]
@@ -86,7 +84,7 @@ async def test_bodies_that_do_not_fit_into_one_document_together_are_cut(url: st
         large = [b"%07d" % n * 150_000 for n in range(20)]
         await upload(one, PlainBatch([""] * 20, "q", 0, 0, large))
         assert await commit(other, IdSource()) == Committed(20)
-        found = await one.scan("q", status=None, after=None, limit=30, max_bytes=10**9, now=START)
+        found = await one.messages.scan("q", Scan(limit=30, max_bytes=10**9, now=START))
         assert [stored.message.body for stored in found.messages] == large
 
 
@@ -97,7 +95,7 @@ async def test_commits_at_two_brokers_at_once_are_one(url: str) -> None:
         done = await asyncio.gather(*[commit(store, ids, room=Room(50, 0)) for store in both * 3])
         assert sorted(one.repeated for one in done) == [False, True, True, True, True, True]
         assert {one.messages for one in done} == {40}
-        assert (await both[1].counts("q", now=START)).total == 40
+        assert (await both[1].messages.counts("q", START)).total == 40
         assert await bodies(both[1]) == list(range(40))
 
 
@@ -118,10 +116,10 @@ async def test_a_commit_that_is_refused_leaves_everything_as_it_was(url: str, mo
             await commit(one, ids, room=Room(4, 0))
         with pytest.raises(StageUnknown):
             await commit(one, ids, now=START + DAY)
-        assert (await other.counts("q", now=START)).total == 0
+        assert (await other.messages.counts("q", START)).total == 0
         assert await commit(other, ids, room=Room(5, 0), keep="full") == Committed(5)
         assert await bodies(one) == [0, 1, 2, 9, 10]
-        records = (await one.history(after=0, limit=100, queue="q")).records
+        records = (await one.history.read(0, 100, "q")).records
         assert [record.event.body for record in records] == [b"0", b"1", b"2", b"9", b"10"]
 
 
@@ -130,14 +128,14 @@ async def test_what_ran_out_or_belonged_to_a_deleted_queue_is_cleared_away(
 ) -> None:
     async with two(url, "q") as (one, _):
         await upload(one, [staged(1)])
-        await one.stage("q", NAME, 1, [staged(2)], now=START + SECOND, until=START + SECOND + DAY)
-        await one.tidy(now=START + DAY, limit=100)
+        await calls.upload(one, NAME, 1, [staged(2)], now=START + SECOND, until=START + SECOND + DAY)
+        await one.tidy(START + DAY, 100)
         assert await database.uploads.count_documents({}) == 2, "the last part counts"
-        assert await one.tidy(now=START + DAY + SECOND, limit=100) == 1
+        assert await one.tidy(START + DAY + SECOND, 100) == 1
         assert await database.uploads.count_documents({}) == await database.stages.count_documents({}) == 0
         await upload(one, [staged(1)])
         await one.delete_queue("q")
-        await one.tidy(now=START, limit=100)
+        await one.tidy(START, 100)
         assert await database.uploads.count_documents({}) == await database.stages.count_documents({}) == 0
 
 
@@ -168,16 +166,16 @@ async def test_wherever_a_broker_dies_a_commit_is_made_whole_or_not_at_all(
             with pytest.raises(KilledError):
                 await commit(one, ids, keep="events")
         # Who looks sees all or nothing, in whatever way.
-        page = await other.scan("q", status=None, after=None, limit=1000, max_bytes=10**9, now=START)
+        page = await other.messages.scan("q", Scan(limit=1000, max_bytes=10**9, now=START))
         whole = 29 if commits > 1 else 0
         assert len(page.messages) == whole
-        assert (await other.counts("q", now=START)).total == whole
+        assert (await other.messages.counts("q", START)).total == whole
         assert await commit(other, ids, keep="events") == Committed(29, repeated=whole > 0)
-        assert len((await other.history(after=0, limit=1000, queue=None)).records) == 29
+        assert len((await other.history.read(0, 1000)).records) == 29
         got = await take(other, limit=1000, consumer="ann")
         assert [int(m.message.body) for m in got] == [n for n in range(30) if n not in (5, 7)]
         for _ in range(2):
-            await other.tidy(now=START + DAY, limit=1000)
+            await other.tidy(START + DAY, 1000)
         assert await database.messages.count_documents({}) == 29
         assert await database.commits.count_documents({}) == 0
 
@@ -188,35 +186,32 @@ async def test_what_is_committed_and_not_shown_yet_is_there_for_everybody(
     url: str, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     async with two(url, "q") as (one, other):
-        await other.counts("q", now=START)
+        await other.messages.counts("q", START)
         await upload(one, [staged(n) for n in range(30)])
 
         async def dead(queue: str) -> None:
             raise KilledError
 
         with monkeypatch.context() as patch:
-            patch.setattr(one._stages, "show", dead)
+            patch.setattr(one.stages, "show", dead)
             with pytest.raises(KilledError):
                 await commit(one, IdSource())
         if how == "take":
             assert await bodies(other) == list(range(30))
         elif how == "claim":
-            made = await other.claim(
-                "q", "g", after=0, epoch=None, limit=100, max_bytes=10**9, fit=Fit(0, 10), consumer=None, now=START,
-                keep_until=START, keep="off",
-            )  # fmt: skip
+            made = await calls.claim(other, limit=100)
             assert made.claim is not None
             assert made.claim.messages == 30
         elif how == "purge":
-            assert await other.clear("q", now=START, keep="off") == 30
-            await other.tidy(now=START, limit=1000)
+            assert await other.messages.clear("q", Change(START)) == 30
+            await other.tidy(START, 1000)
             assert await bodies(one) == []
         elif how == "tidy":
-            await other.tidy(now=START, limit=1000)
+            await other.tidy(START, 1000)
             assert await bodies(other) == list(range(30))
         elif how == "delete":
             await other.delete_queue("q")
-            assert await other.tidy(now=START, limit=1000) == 30
+            assert await other.tidy(START, 1000) == 30
         else:
-            page = await other.scan("q", status="ready", after=None, limit=100, max_bytes=10**9, now=START)
+            page = await other.messages.scan("q", Scan(status="ready", limit=100, max_bytes=10**9, now=START))
             assert len(page.messages) == 30

@@ -287,7 +287,7 @@ async def test_commits_of_two_brokers_count_once_and_keep_groups_dedup_ids_and_h
     assert sorted(answer.repeated for answer in answers) == [False, False, True, True]
     total = (await one.queue("q")).counts.total
     assert total == 2 * 1520 + 20
-    events = (await one.store.history(after=0, limit=10_000, queue=None)).records
+    events = (await one.store.history.read(0, 10_000)).records
     assert [record.offset for record in events] == list(range(1, total + 1))
     found = [stored.message for _ in range(4) for stored in await one.receive("q", max=1000)]
     assert sum(message.group is not None for message in found) == 1
@@ -361,5 +361,5 @@ async def test_statements_are_prepared(url: str) -> None:
         await send(broker, "q", *range(5))
         await broker.ack("q", leases(await broker.receive("q", max=5)))
         query = b"SELECT statement FROM pg_prepared_statements"
-        found = await kept._connections.call(lambda connection: execute(connection, query, {}))
+        found = await kept._db.connections.call(lambda connection: execute(connection, query, {}))
     assert sum(b"messages" in statement[0].encode() for statement in found) >= 3

@@ -13,11 +13,12 @@ from miniq.broker import Broker
 from miniq.message import Event, Lease, StageName, Stored
 from miniq.options import Options
 from miniq.store import open_store
-from miniq.store.postgres import PostgresStore, parcels, schema, store
+from miniq.store.postgres import PostgresStore, messages, parcels, schema
 from miniq.store.postgres.address import parse
 from tests import postgresql
-from tests.clock import START, FrozenClock
+from tests.clock import FrozenClock
 from tests.kit import bodies, draft, ids, leases, send
+from tests.store.calls import read_claim, take
 
 
 @pytest.fixture
@@ -94,14 +95,13 @@ async def test_a_take_ends_within_a_parcel_where_its_bytes_do(broker: Broker, ur
     await send(broker, "q", *("x" * 8 for _ in range(12)))  # 10 bytes each
     now = broker.clock.now()
 
-    async def take(limit: int, most: int) -> int:
-        asked = {"now": now, "until": now + 1, "token": "t", "consumer": None, "keep": "off"}
-        return len(await broker.store.take("q", limit=limit, max_bytes=most, **asked))  # type: ignore[arg-type]
+    async def taken(limit: int, most: int) -> int:
+        return len(await take(broker.store, limit=limit, max_bytes=most, now=now, until=now + 1))
 
-    assert await take(100, 49) == 4
-    assert await take(100, 3) == 1
-    assert await take(2, 1000) == 2
-    assert await take(100, 1000) == 5
+    assert await taken(100, 49) == 4
+    assert await taken(100, 3) == 1
+    assert await taken(2, 1000) == 2
+    assert await taken(100, 1000) == 5
 
 
 async def test_some_of_a_parcel_are_acked(broker: Broker, url: str) -> None:
@@ -240,7 +240,7 @@ async def test_a_claim_ends_within_a_parcel_and_is_read_from_within(broker: Brok
 
     async def read(number: int, start: int, stop: int, most: int = 10**6) -> list[int]:
         now = broker.clock.now()
-        found = await broker.store.claimed("q", "g", number, start=start, stop=stop, max_bytes=most, now=now)
+        found = await read_claim(broker.store, number, start=start, stop=stop, max_bytes=most, now=now)
         return [int(message.body) for portion in found for message in portion.messages]
 
     claim, _ = await broker.claims.next("q", "g", 0, max_messages=14)
@@ -271,8 +271,7 @@ async def test_a_claim_is_read_from_within_a_parcel_in_many_steps(
         await send(broker, "q", *range(5))
     await broker.claims.next("q", "g", 0)
     for most in range(1, 25):
-        asked = {"start": 3, "stop": 25, "max_bytes": most, "now": broker.clock.now()}
-        found = await broker.store.claimed("q", "g", 1, **asked)
+        found = await read_claim(broker.store, 1, start=3, stop=25, max_bytes=most, now=broker.clock.now())
         assert sum(len(portion) for portion in found) == min(most, 22)
 
 
@@ -282,7 +281,7 @@ async def test_a_parcel_in_a_claim_is_not_split(broker: Broker, url: str) -> Non
     await broker.claims.next("q", "g", 0)
     kept = broker.store
     assert isinstance(kept, PostgresStore)
-    await kept._connections.call(lambda connection: kept._split(connection, "q", sent[:1], 1))
+    await kept._db.connections.call(lambda connection: kept._db.split(connection, "q", sent[:1], 1))
     assert counts(url) == [10]
     await broker.claims.ack("q", "g", 1)
     assert (await broker.queue("q")).counts.total == 0
@@ -320,7 +319,7 @@ async def test_takers_of_two_brokers_split_parcels_and_get_each_message_once(two
 async def test_a_parcel_that_another_splits_now_is_waited_for(
     two: tuple[Broker, Broker], url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "PAUSES", [0.01] * 500)
+    monkeypatch.setattr(messages, "PAUSES", [0.01] * 500)
     await send(two[0], "q", *range(10))
     with psycopg.connect(parse(url, durable=True).conninfo) as connection:
         connection.execute("SELECT FROM messages FOR UPDATE")
@@ -392,7 +391,7 @@ async def test_rows_of_the_version_before_parcels_are_taken_up(url: str) -> None
     clock = FrozenClock()
     async with Broker(open_store(url), Options(upkeep_interval=0), clock) as broker:
         await broker.configure("q", {"retention": 3e9})
-        (claimed,) = await broker.store.claimed("q", "g", 1, start=0, stop=2, max_bytes=100, now=START)
+        (claimed,) = await read_claim(broker.store, 1, stop=2, max_bytes=100)
         assert [message.body for message in claimed.messages] == [b"0", b"1"]
         got = await broker.receive("q", max=4)
         assert bodies(got) == [2, 3, 4, 5]

@@ -153,6 +153,7 @@ INDEXES = {
     "scan_later-0": {"messages_later"},
     "scan-0": {"messages_pkey"},
     "held-0": {"messages_later"},
+    "find-0": {"messages_pkey"},
     "put-0": {"messages_group"},
     "claim-0": {"messages_line", "messages_pkey"},
     "claim_own-1": {"messages_line", "messages_own", "messages_pkey"},

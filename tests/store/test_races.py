@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from miniq.message import SECOND, Message, Stored
-from miniq.store.contract import ANY, FREE, Edit
+from miniq.store.arguments import ANY, FREE, Change, Edit, NewTime
 from miniq.store.embedded import window
 from miniq.store.embedded.store import EmbeddedStore
 from tests.clock import START
-from tests.store.parts import Maker, copy_as_after_kill, drop, put, seam, store_in, take
+from tests.store.calls import Maker, drop, find, put, take
+from tests.store.parts import copy_as_after_kill, seam, store_in
 from tests.store.test_window import TINY
 
 
@@ -85,9 +86,7 @@ class Crowd:
                 del self.where[id]
                 assert await drop(self.store, fence, queue) == ["done"]
             elif what == 2:
-                await self.store.reschedule(
-                    queue, fence, now=START, visible_at=START, release=True, event=None, keep="off"
-                )
+                await self.store.messages.reschedule(queue, fence, NewTime(START, release=True), Change(START))
             else:
                 self.moving.add(id)
                 await self.move_one(stored.message, queue, "dead" if queue == "q" else "q", token)
@@ -107,14 +106,14 @@ class Crowd:
         known = [id for id, at in self.where.items() if at == queue]
         if known:
             edit = Edit(body=b'"edited"', priority=chance.choice([None, 0, 5]))
-            await self.store.edit(queue, (chance.choice(known), ANY), edit, now=START, keep="off")
+            await self.store.messages.edit(queue, (chance.choice(known), ANY), edit, Change(START))
 
     async def move(self, chance: random.Random, queue: str) -> None:
         known = [id for id, at in self.where.items() if at == queue and id not in self.held | self.moving]
         for id in chance.sample(known, min(3, len(known))):
             if id not in self.moving and self.where.get(id) == queue:
                 self.moving.add(id)
-                stored = await self.store.find(queue, id)
+                stored = await find(self.store, id, queue)
                 if stored is None or self.where.get(id) != queue:
                     self.moving.discard(id)
                 else:
@@ -128,9 +127,8 @@ class Crowd:
         if receipt != FREE:
             self.where.pop(message.id, None)
         met = self.met[message.id]
-        done = await self.store.move(
-            queue, [((message.id, receipt), new)], now=START, event="dead", reason=None, keep="off", keep_to="off"
-        )
+        moves = [((message.id, receipt), new)]
+        done = await self.store.messages.move(queue, moves, Change(START, event="dead"), "off")
         if done == ["done"]:
             # Who received it before we were told knows better: it may be acked by now, or moved on.
             if self.met[message.id] == met:
@@ -166,6 +164,6 @@ async def test_callers_at_once_lose_nothing_and_share_nothing(
                     assert not found & set(ids)
                     found |= set(ids)
                     assert await drop(store, [(id, "t") for id in ids], queue, now=later) == ["done"] * len(ids)
-                counts = await store.counts(queue, now=later)
+                counts = await store.messages.counts(queue, later)
                 assert (counts.total, counts.bytes) == (0, 0)
         assert found == there

@@ -13,7 +13,7 @@ import pytest
 from miniq.errors import StoreCorrupt, StoreError
 from miniq.message import SECOND, Draft, Message, QueueSettings
 from miniq.store import open_store
-from miniq.store.contract import ANY, FREE, Edit
+from miniq.store.arguments import ANY, FREE, Change, Edit, NewTime
 from miniq.store.embedded import kv, window
 from miniq.store.embedded.extent import NAME as EXTENT
 from miniq.store.embedded.store import EmbeddedStore
@@ -21,7 +21,8 @@ from miniq.store.embedded.wal import BLOCK
 from tests.clock import START, FrozenClock
 from tests.faults.engine import RECYCLABLE, live_records, start_anew
 from tests.kit import bodies, drain, ids, leases, send, states
-from tests.store.parts import Maker, copy_as_after_kill, drop, in_company, opened, put, seam, store_in, take, take_all
+from tests.store.calls import Maker, drop, find, put, take, take_all
+from tests.store.parts import copy_as_after_kill, in_company, opened, seam, store_in
 
 
 def log_of(folder: Path) -> Path:
@@ -415,7 +416,7 @@ async def test_history_offsets_go_on_after_everything_was_trimmed(url: str) -> N
     async with opened(url, clock) as broker:
         await broker.configure("q", {"history": "events"})
         await send(broker, "q", 1, 2, 3)
-        await broker.store.trim_history(10)
+        await broker.store.history.trim(10)
         assert (await broker.history()).records == []
     async with opened(url, clock) as broker:
         span = await broker.history_span()
@@ -454,7 +455,7 @@ async def test_start_reads_what_is_leased_and_not_the_backlog(url: str, monkeypa
     async with store_in(url, "q") as store:
         for _ in range(200):
             await put(store, [message for _ in range(8) for message in maker.run(125)])
-        assert (await store.counts("q", now=START)).ready == 200_000
+        assert (await store.messages.counts("q", START)).ready == 200_000
         first = await take(store, limit=1000)
         await drop(store, [(stored.message.id, "t") for stored in first])
         await take(store, limit=3)
@@ -462,7 +463,7 @@ async def test_start_reads_what_is_leased_and_not_the_backlog(url: str, monkeypa
         assert made[-1].reads < 50
         (next_one,) = await take(store, now=START)
         assert next_one.message.id > first[-1].message.id
-        assert (await store.counts("q", now=START)).total == 199_000
+        assert (await store.messages.counts("q", START)).total == 199_000
         assert made[-1].reads < 100
 
 
@@ -565,16 +566,16 @@ async def test_nothing_is_hidden_by_restarts_at_any_moment(
             case 6:
                 for id in picked:
                     edit = Edit(priority=chance.choice([0, 5, 9]), body=b'"edited"')
-                    await store.edit(queue, (id, ANY), edit, now=now, keep="off")
+                    await store.messages.edit(queue, (id, ANY), edit, Change(now))
             case 7 | 8:
                 moves = [((id, FREE), await _moved(store, queue, id, other, now)) for id in picked]
-                done = await store.move(queue, moves, now=now, event="redriven", reason=None, keep="off", keep_to="off")
+                done = await store.messages.move(queue, moves, Change(now, event="redriven"), "off")
                 for id, outcome in zip(picked, done, strict=True):
                     if outcome == "done":
                         there[queue].discard(id)
                         there[other].add(id)
             case 9 if step % 7 == 0:
-                assert await store.clear(queue, now=now, keep="off") == len(there[queue])
+                assert await store.messages.clear(queue, Change(now)) == len(there[queue])
                 there[queue].clear()
             case 10:
                 now += chance.choice([1, 2, 10]) * SECOND
@@ -590,7 +591,7 @@ async def test_nothing_is_hidden_by_restarts_at_any_moment(
                 store = EmbeddedStore(engine, str(generation))
                 await store.open()
     for queue, expected in there.items():
-        assert (await store.counts(queue, now=now)).total == len(expected)
+        assert (await store.messages.counts(queue, now)).total == len(expected)
     await store.close()
     store = EmbeddedStore(engine, str(generation))
     await store.open()
@@ -603,17 +604,17 @@ async def test_nothing_is_hidden_by_restarts_at_any_moment(
             got_ids |= found
             await drop(store, [(id, "end") for id in found], queue, now=now)
         assert got_ids == expected
-        counts = await store.counts(queue, now=now)
+        counts = await store.messages.counts(queue, now)
         assert (counts.total, counts.bytes) == (0, 0)
     await store.close()
 
 
 async def _release(store: EmbeddedStore, queue: str, id: str, now: int, at: int) -> None:
-    await store.reschedule(queue, [(id, ANY)], now=now, visible_at=at, release=True, event="released", keep="off")
+    await store.messages.reschedule(queue, [(id, ANY)], NewTime(at, release=True), Change(now, event="released"))
 
 
 async def _moved(store: EmbeddedStore, queue: str, id: str, to: str, now: int) -> Message:
-    stored = await store.find(queue, id)
+    stored = await find(store, id, queue)
     assert stored is not None
     old = stored.message
     return Message(

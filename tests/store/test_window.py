@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 
 from miniq.message import SECOND, Message, QueueSettings, Stored
-from miniq.store.contract import ANY, FREE, Edit, Store
+from miniq.store.arguments import ANY, FREE, Change, Edit, NewTime, Put, Take
+from miniq.store.contract import Store
 from miniq.store.embedded import window
 from miniq.store.embedded.store import EmbeddedStore
 from miniq.store.memory import MemoryStore
 from tests.clock import START
 from tests.kit import bodies, leases, send
-from tests.store.parts import BIG, Maker, drop, opened, put, store_in, take, take_all
+from tests.store.calls import BIG, Maker, drop, put, scan, take, take_all
+from tests.store.parts import opened, store_in
 
 TINY = {
     "LANE_MESSAGES": 4,
@@ -41,7 +43,7 @@ def ids_of(taken: Sequence[Stored]) -> list[str]:
 
 def in_memory(store: EmbeddedStore, queue: str = "q") -> int:
     """How many messages without a state of their own the store holds in memory for a queue."""
-    shelf = store._shelves[queue]
+    shelf = store._core.shelves[queue]
     fresh = sum(block.count for block in shelf.blocks.values() if not any(block.runs))
     back = sum(len(lane.back) for track in shelf.tracks.values() for lane in track.lanes)
     return max(fresh, back) + sum(block.count for block in shelf.arriving.values())
@@ -55,10 +57,8 @@ def moved(messages: Sequence[Message], to: str) -> list[tuple[tuple[str, str], M
 
 
 async def move(store: EmbeddedStore, messages: Sequence[Message], queue: str, to: str) -> list[str]:
-    outcomes = await store.move(
-        queue, moved(messages, to), now=START, event="redriven", reason=None, keep="off", keep_to="off"
-    )
-    return list(outcomes)
+    change = Change(START, event="redriven")
+    return list(await store.messages.move(queue, moved(messages, to), change, "off"))
 
 
 async def test_order_holds_in_a_backlog_far_larger_than_the_window(url: str, tiny: None) -> None:
@@ -80,9 +80,8 @@ async def test_what_comes_back_keeps_its_place_in_a_large_backlog(url: str, tiny
         first = await take(store, limit=30)
         assert ids_of(first) == sent[:30]
         again = sorted(random.Random(1).sample(sent[:30], 12))
-        await store.reschedule(
-            "q", [(id, "t") for id in again], now=START, visible_at=START, release=True, event=None, keep="off"
-        )
+        fences = [(id, "t") for id in again]
+        await store.messages.reschedule("q", fences, NewTime(START, release=True), Change(START))
         assert ids_of(await take(store, limit=20, token="u")) == again + sent[30:38]
         later = START + 31 * SECOND
         # The leases of the others ran out, those of the second receive too.
@@ -109,7 +108,7 @@ async def test_recipients_and_anybody_are_merged_by_age(url: str, tiny: None) ->
     async with store_in(url, "q") as store:
         for number in range(90):
             await put(store, [maker.one(recipient=[None, "ann", "bob"][number % 3])])
-        page = await store.scan("q", status=None, after=None, limit=1000, max_bytes=BIG, now=START)
+        page = await scan(store)
         sent = sorted((stored.message.id, stored.message.recipient) for stored in page.messages)
         bob = await take_all(store, limit=4, consumer="bob")
         assert bob == [id for id, recipient in sent if recipient in (None, "bob")]
@@ -136,7 +135,7 @@ async def test_many_consumers_who_ask_in_vain_cost_nothing(url: str, tiny: None)
     async with store_in(url, "q") as store:
         for number in range(50):
             assert await take(store, consumer=f"c{number}") == []
-        assert len(store._shelves["q"].tracks) <= TINY["OWNERS"] + 2
+        assert len(store._core.shelves["q"].tracks) <= TINY["OWNERS"] + 2
         sent = await put(store, [maker.one(recipient="c7")])
         assert await take_all(store, consumer="c7") == sent
 
@@ -181,7 +180,7 @@ async def test_redrive_of_many_old_messages_comes_in_order_of_age_and_memory_sta
             got += ids_of(some)
             assert in_memory(store) <= 60
         assert got == expected
-        assert (await store.counts("dead", now=START)).total == 0
+        assert (await store.messages.counts("dead", START)).total == 0
 
 
 async def test_edited_message_is_not_lost_when_the_window_is_left_for_the_disk(
@@ -202,7 +201,7 @@ async def test_edited_message_is_not_lost_when_the_window_is_left_for_the_disk(
             await move(store, chance.sample(old[14:], 6), "dead", "q")
             for message in chance.sample(old[14:], 5):
                 edit = Edit(body=b'"edited"')
-                assert await store.edit("q", (message.id, FREE), edit, now=START, keep="off") == "done"
+                assert await store.messages.edit("q", (message.id, FREE), edit, Change(START)) == "done"
             await move(store, chance.sample(old[:14], 14), "dead", "q")
             assert await take_all(store, limit=3, token="u") == [message.id for message in old]
 
@@ -246,7 +245,7 @@ async def test_edited_message_keeps_its_place_while_more_waits_on_disk(url: str,
         sent = [id for _ in range(6) for id in await put(store, maker.run(10))]
         assert ids_of(await take(store, limit=2)) == sent[:2]
         for id in (sent[5], sent[14], sent[33]):
-            assert await store.edit("q", (id, FREE), Edit(body=b'"edited"'), now=START, keep="off") == "done"
+            assert await store.messages.edit("q", (id, FREE), Edit(body=b'"edited"'), Change(START)) == "done"
         assert await take_all(store, limit=3, token="u") == sent[2:]
 
 
@@ -256,7 +255,7 @@ async def test_raised_priority_brings_a_message_forward_from_deep_in_the_backlog
         sent = [id for _ in range(30) for id in await put(store, maker.run(5))]
         await take(store, limit=1)
         for id, priority in ((sent[77], 5), (sent[120], 9), (sent[40], 5)):
-            await store.edit("q", (id, FREE), Edit(priority=priority), now=START, keep="off")
+            await store.messages.edit("q", (id, FREE), Edit(priority=priority), Change(START))
         rest = [id for id in sent[1:] if id not in (sent[77], sent[120], sent[40])]
         assert await take_all(store, limit=4, token="u") == [sent[120], sent[40], sent[77], *rest]
 
@@ -269,11 +268,11 @@ async def test_memory_and_its_accounts_are_empty_when_the_queue_is(url: str, tin
             await put(store, [maker.one(group="g"), maker.one(recipient="ann")])
         while got := await take(store, limit=5, consumer="ann"):
             assert await drop(store, [(id, "t") for id in ids_of(got)]) == ["done"] * len(got)
-        shelf = store._shelves["q"]
+        shelf = store._core.shelves["q"]
         assert (shelf.count, shelf.size, shelf.leased, shelf.delayed) == (0, 0, 0, 0)
         assert (shelf.blocks, shelf.arriving, shelf.leaving, shelf.tokens, shelf.followers) == ({}, {}, set(), {}, {})
-        await store.counts("q", now=START)
-        assert (store._window._messages, store._window._bytes) == (0, 0)
+        await store.messages.counts("q", START)
+        assert (store._core.window._messages, store._core.window._bytes) == (0, 0)
 
 
 @pytest.mark.parametrize("how", ["purge", "delete"])
@@ -290,7 +289,7 @@ async def test_purged_or_deleted_queue_gives_its_share_of_the_window_back(url: s
                 await broker.purge("q")
             else:
                 await broker.delete_queue("q")
-        assert (store._window._messages, store._window._bytes) == (0, 0)
+        assert (store._core.window._messages, store._core.window._bytes) == (0, 0)
 
 
 async def test_large_backlog_stays_on_disk(url: str) -> None:
@@ -298,7 +297,7 @@ async def test_large_backlog_stays_on_disk(url: str) -> None:
     async with store_in(url, "q") as store:
         for _ in range(60):
             await put(store, [message for _ in range(8) for message in maker.run(125)])
-        shelf = store._shelves["q"]
+        shelf = store._core.shelves["q"]
         assert shelf.count == 60_000
         held = sum(block.count for block in shelf.blocks.values())
         assert held <= window.LANE_MESSAGES + 128
@@ -324,13 +323,14 @@ async def test_tiny_window_answers_as_the_oracle_does(url: str, tiny: None, seed
     store: Store = EmbeddedStore(engine, path)
     await store.open()
 
-    async def both(method: str, *args: Any, **named: Any) -> Any:
-        expected = await getattr(oracle, method)(*args, **named)
-        assert await getattr(store, method)(*args, **named) == expected, method
+    async def both(method: str, *args: Any) -> Any:
+        expected = await getattr(oracle.messages, method)(*args)
+        assert await getattr(store.messages, method)(*args) == expected, method
         return expected
 
     for queue in known:
-        await both("save_queue", queue, QueueSettings())
+        for one in (oracle, store):
+            await one.save_queue(queue, QueueSettings())
     for step in range(250):
         queue = chance.choice(["q", "q", "dead"])
         other = "dead" if queue == "q" else "q"
@@ -345,33 +345,32 @@ async def test_tiny_window_answers_as_the_oracle_does(url: str, tiny: None, seed
                 messages = [maker.one(**fields) for _ in range(chance.randint(1, 3))]
             else:
                 messages = maker.run(chance.randint(1, 25), delay=chance.choice([0, 0, 0, 4]), **fields)
-            known[queue] += await both("put", messages, now=now, dedup_until=now, room=None, keep="events")
+            known[queue] += await both("put", messages, Put(now=now, dedup_until=now, keep="events"))
         elif kind < 8:
             token = f"t{step}"
-            taken = await both(
-                "take", queue, limit=chance.randint(1, 12), max_bytes=chance.choice([BIG, BIG, 20]), now=now,
+            asked = Take(
+                limit=chance.randint(1, 12), max_bytes=chance.choice([BIG, BIG, 20]), now=now,
                 until=now + chance.choice([0, 2, 30]) * SECOND, token=token,
                 consumer=chance.choice([None, "ann", "bob", "cy", "di"]), keep="events",
             )  # fmt: skip
+            taken = await both("take", queue, asked)
             some = [(stored.message.id, token) for stored in taken if chance.random() < 0.6]
-            await both("drop", queue, some, now=now, event="acked", reason=None, keep="events")
+            await both("drop", queue, some, Change(now, "events", "acked"))
         elif kind == 8:
             fences = [(id, ANY) for id in dict.fromkeys(picked)]
             at = now + chance.choice([0, 3]) * SECOND
-            await both("reschedule", queue, fences, now=now, visible_at=at, release=True, event="released", keep="off")
+            await both("reschedule", queue, fences, NewTime(at, release=True), Change(now, event="released"))
         elif kind == 9 and picked:
             edit = Edit(priority=chance.choice([None, 0, 5]), body=chance.choice([None, b'"a longer body"']))
-            await both("edit", queue, (picked[0], chance.choice([FREE, ANY])), edit, now=now, keep="events")
+            await both("edit", queue, (picked[0], chance.choice([FREE, ANY])), edit, Change(now, "events"))
         elif kind < 12:
-            found = [stored for id in dict.fromkeys(picked) if (stored := await oracle.find(queue, id))]
+            found = (await oracle.messages.find(queue, picked)).values()
             moves = [
                 ((s.message.id, FREE), Message(s.message.id, other, s.message.sent_at, now, s.message.body,
                  s.message.content_type, s.message.priority, None, None, None, s.message.recipient, s.message.group))
                 for s in found
             ]  # fmt: skip
-            done = await both(
-                "move", queue, moves, now=now, event="redriven", reason=None, keep="events", keep_to="events"
-            )
+            done = await both("move", queue, moves, Change(now, "events", "redriven"), "events")
             known[other] += [fence[0] for (fence, _), end in zip(moves, done, strict=True) if end == "done"]
         elif kind == 12:
             now += chance.choice([1, 3, 40]) * SECOND
@@ -380,16 +379,15 @@ async def test_tiny_window_answers_as_the_oracle_does(url: str, tiny: None, seed
             store = EmbeddedStore(engine, path)
             await store.open()
         for name in known:
-            counted = [await one.counts(name, now=now) for one in (oracle, store)]
+            counted = [await one.messages.counts(name, now) for one in (oracle, store)]
             assert len({(c.ready, c.delayed, c.leased, c.bytes) for c in counted}) == 1
-            await both("next_visible", name, now=now)
+            await both("next_visible", name, now)
     now += 3600 * SECOND
     for queue in known:
-        while await both(
-            "take", queue, limit=9, max_bytes=BIG, now=now, until=now + SECOND, token="end", consumer="ann", keep="off"
-        ):
+        rest = Take(limit=9, max_bytes=BIG, now=now, until=now + SECOND, token="end", consumer="ann")
+        while await both("take", queue, rest):
             held = [(stored.message.id, "end") for stored in await both("held", "end")]
-            await both("drop", queue, held, now=now, event="acked", reason=None, keep="off")
+            await both("drop", queue, held, Change(now, event="acked"))
     await store.close()
 
 

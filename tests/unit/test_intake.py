@@ -19,7 +19,7 @@ from miniq.server.http.fast_lane import HotCycle, _FastLane
 from miniq.server.http.request_head import Head
 from miniq.server.operations import OPERATIONS, Request
 from miniq.store import open_store
-from miniq.store.contract import SingleProcessStore
+from miniq.store.arguments import Change, Put
 
 SEND = next(operation for operation in OPERATIONS if operation.name == "send")
 
@@ -28,28 +28,30 @@ class Puts:
     """A broker whose puts wait until they are let go. A body from 5 on is the name of its call too."""
 
     def __init__(self, broker: Broker) -> None:
-        assert isinstance(broker.store, SingleProcessStore)
         self.broker = broker
         self.lots: list[list[bytes]] = []
         self.waiting: list[asyncio.Future[None]] = []
         self.answers: list[str] = []
         self._bodies: dict[str, bytes] = {}
-        self._put, self._put_each = broker.store.put, broker.store.put_each
-        broker.store.put, broker.store.put_each = self.put, self.put_each  # type: ignore[method-assign]
+        messages = broker.store.messages
+        self._put, self._put_each = messages.put, messages.put_each
+        messages.put, messages.put_each = self.put, self.put_each  # type: ignore[method-assign]
 
     def add(self, body: bytes, queue: str = "q", reply: Reply | None = None) -> None:
         call = None if body < b"5" else body.decode()
         assert self.broker.intake.add(queue, JSON, body, call, body, reply or self.answer)
 
-    async def put(self, messages: Sequence[Message], **asked: Any) -> list[str]:
+    async def put(self, messages: Sequence[Message], put: Put) -> list[str]:
         if isinstance(messages, PlainBatch):  # else `put_each` of this store does it one by one
             await self._wait(messages)
-        return await self._put(messages, **asked)
+        return await self._put(messages, put)
 
-    async def put_each(self, parcel: PlainBatch, calls: Sequence[str | None], **asked: Any) -> list[list[str]]:
-        assert calls == [None if body < b"5" else body.decode() for body in parcel.bodies]
-        await self._wait(parcel)
-        return await self._put_each(parcel, calls, **asked)
+    async def put_each(
+        self, batch: PlainBatch, calls: Sequence[str | None], until: int, change: Change
+    ) -> list[list[str]]:
+        assert calls == [None if body < b"5" else body.decode() for body in batch.bodies]
+        await self._wait(batch)
+        return await self._put_each(batch, calls, until, change)
 
     async def _wait(self, batch: PlainBatch) -> None:
         self.lots.append(batch.bodies)

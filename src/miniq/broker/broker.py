@@ -49,7 +49,8 @@ from miniq.message import (
     Stored,
 )
 from miniq.options import Options
-from miniq.store.contract import ANY, FREE, Edit, Fence, Once, Room, Store
+from miniq.store.arguments import ANY, FREE, Change, Edit, Fence, NewTime, Once, Scan
+from miniq.store.contract import Store
 from miniq.store.transfer import check_complete
 
 
@@ -143,7 +144,7 @@ class Broker:
     async def queue(self, queue: str) -> QueueInfo:
         """Settings and counts of one queue."""
         settings = await self.catalog.existing(queue)
-        counts = await self.store.counts(queue, now=self.clock.now())
+        counts = await self.store.messages.counts(queue, self.clock.now())
         return QueueInfo(queue, settings, counts, self._redrives.progress(queue))
 
     async def queues(self) -> list[QueueInfo]:
@@ -164,15 +165,11 @@ class Broker:
         settings = self.catalog.find(queue) or await self.catalog.first_use(queue)
         now = self.clock.now()
         messages = rules.admit(queue, settings, drafts, self.ids, now, self._limits)
-        room = Room(settings.max_length, settings.max_bytes) if rules.is_limited(settings) else None
-        until = now + rules.micros(settings.dedup_window)
         once = None
         if call is not None:
             once = Once(rules.check_call(call, self._limits), now + rules.CALL_WINDOW)
         try:
-            ids = await self.store.put(
-                messages, now=now, dedup_until=until, room=room, keep=settings.history, call=once
-            )
+            ids = await self.store.messages.put(messages, rules.put(settings, now, once))
         except QueueNotFound:
             self.catalog.forget(queue)  # somebody else just deleted it
             return await self.send(queue, drafts, call)
@@ -225,21 +222,15 @@ class Broker:
                     return []
                 if self.catalog.find(queue) is not None:
                     # From before the look: what became visible during it may have been passed over.
-                    self.waiters.expect(queue, await self.store.next_visible(queue, now=looked))
+                    self.waiters.expect(queue, await self.store.messages.next_visible(queue, looked))
                 await waiter.until(deadline)
 
     async def ack(self, queue: str, leases: Sequence[Lease]) -> list[Outcome]:
         """Remove messages for good: they were processed."""
         settings = await self.catalog.existing(queue)
         rules.check_batch(leases, "leases", self._limits)
-        outcomes = await self.store.drop(
-            queue,
-            rules.fences(leases),
-            now=self.clock.now(),
-            event="acked",
-            reason=None,
-            keep=settings.history,
-        )
+        change = Change(self.clock.now(), settings.history, "acked")
+        outcomes = await self.store.messages.drop(queue, rules.fences(leases), change)
         self.metrics.messages[queue, "acked"] += outcomes.count("done")
         return outcomes
 
@@ -273,22 +264,15 @@ class Broker:
         seconds = rules.lease_seconds(visibility_timeout, settings, self._limits)
         now = self.clock.now()
         until = now + rules.micros(seconds)
-        outcomes = await self.store.reschedule(
-            queue,
-            rules.fences(leases),
-            now=now,
-            visible_at=until,
-            release=False,
-            event=None,
-            keep=settings.history,
-        )
+        fences = rules.fences(leases)
+        outcomes = await self.store.messages.reschedule(queue, fences, NewTime(until), Change(now))
         self.metrics.messages[queue, "extended"] += outcomes.count("done")
         return until, outcomes
 
     async def get(self, queue: str, id: str) -> Stored:
         """Look at one message without consuming it."""
         settings = await self.catalog.existing(queue)
-        stored = await self.store.find(queue, id)
+        stored = (await self.store.messages.find(queue, [id])).get(id)
         if stored is None or rules.expired(stored, settings, self.clock.now()):
             raise rules.no_message(queue, id)
         return stored
@@ -308,8 +292,8 @@ class Broker:
         if status not in (None, "ready", "delayed", "leased"):
             raise InvalidRequest(f"status: {status!r}; use ready, delayed or leased", field="status")
         now = self.clock.now()
-        size = self._limits.response_bytes
-        page = await self.store.scan(queue, status=status, after=after, limit=limit, max_bytes=size, now=now)
+        scan = Scan(limit=limit, max_bytes=self._limits.response_bytes, now=now, status=status, after=after)
+        page = await self.store.messages.scan(queue, scan)
         live = [stored for stored in page.messages if not rules.expired(stored, settings, now)]
         return page if len(live) == len(page.messages) else Page(live, page.next)
 
@@ -342,17 +326,17 @@ class Broker:
             rules.check_seconds(delay, "delay", 0, self._limits.delay)
             if receipt is not None:
                 raise InvalidRequest("delay: a leased message has none; release it with a delay", field="delay")
-        change = Edit(
+        edit = Edit(
             body=body,
             content_type=content_type,
             headers=headers,
             priority=priority,
-            visible_at=None if delay is None else now + rules.micros(delay),
+            due_at=None if delay is None else now + rules.micros(delay),
         )
         fence = (id, FREE if receipt is None else rules.receipt_of(receipt))
-        outcome = await self.store.edit(queue, fence, change, now=now, keep=settings.history)
+        outcome = await self.store.messages.edit(queue, fence, edit, Change(now, settings.history))
         rules.check_done(queue, id, outcome)
-        stored = await self.store.find(queue, id)
+        stored = (await self.store.messages.find(queue, [id])).get(id)
         if stored is None:
             raise rules.no_message(queue, id)
         return stored
@@ -361,31 +345,30 @@ class Broker:
         """Delete one message that is not leased, or that the caller holds the receipt of."""
         settings = await self.catalog.existing(queue)
         fence = (id, FREE if receipt is None else rules.receipt_of(receipt))
-        outcomes = await self.store.drop(
-            queue, [fence], now=self.clock.now(), event="purged", reason="removed", keep=settings.history
-        )
+        change = Change(self.clock.now(), settings.history, "purged", "removed")
+        outcomes = await self.store.messages.drop(queue, [fence], change)
         rules.check_done(queue, id, outcomes[0])
 
     async def ack_by_id(self, queue: str, id: str) -> bool:
         """Ack without a receipt: only for the short routes and `MiniQ`, whose users have none."""
         settings = await self.catalog.existing(queue)
-        outcomes = await self.store.drop(
-            queue, [(id, ANY)], now=self.clock.now(), event="acked", reason=None, keep=settings.history
-        )
+        change = Change(self.clock.now(), settings.history, "acked")
+        outcomes = await self.store.messages.drop(queue, [(id, ANY)], change)
         return outcomes[0] == "done"
 
     async def edit_by_id(self, queue: str, id: str, body: bytes, content_type: str) -> bool:
         """Change a body without a receipt, leased or not: only for the short routes."""
         settings = await self.catalog.existing(queue)
         rules.check_body(body, content_type, self._limits)
-        change = Edit(body=body, content_type=content_type)
-        outcome = await self.store.edit(queue, (id, ANY), change, now=self.clock.now(), keep=settings.history)
+        edit = Edit(body=body, content_type=content_type)
+        change = Change(self.clock.now(), settings.history)
+        outcome = await self.store.messages.edit(queue, (id, ANY), edit, change)
         return outcome == "done"
 
     async def purge(self, queue: str) -> int:
         """Remove all messages of a queue, leased ones too, and say how many there were."""
         settings = await self.catalog.existing(queue)
-        return await self.store.clear(queue, now=self.clock.now(), keep=settings.history)
+        return await self.store.messages.clear(queue, Change(self.clock.now(), settings.history))
 
     async def redrive(
         self,
@@ -414,13 +397,13 @@ class Broker:
         rules.check_count(limit, "limit", 1, rules.MANY if many else self._limits.batch)
         if queue is not None:
             rules.check_name(queue)
-        span = await self.store.history_span()
+        span = await self.store.history.span()
         records: list[HistoryRecord] = []
         size, step = 0, 16
         while True:
             left = limit - len(records)
             most = min(step, left)
-            page = await self.store.history(after=after, limit=most, queue=queue)
+            page = await self.store.history.read(after, most, queue)
             for record in page.records:
                 records.append(record)
                 size += len(record.event.body or b"")
@@ -434,7 +417,7 @@ class Broker:
     async def history_span(self) -> HistorySpan:
         """How far the history reaches."""
         self.check_open()
-        return await self.store.history_span()
+        return await self.store.history.span()
 
     async def backup(self, path: str) -> None:
         """Write a consistent copy of everything to a new folder, while work goes on."""
@@ -463,13 +446,11 @@ class Broker:
     ) -> list[Outcome]:
         """Move messages to another queue, which is created if need be."""
         settings = self.catalog.settings(queue)
-        now = self.clock.now()
+        change = Change(self.clock.now(), settings.history, event, reason)
         while True:
             target = await self.catalog.ensure(to)
             try:
-                outcomes = await self.store.move(
-                    queue, moves, now=now, event=event, reason=reason, keep=settings.history, keep_to=target.history
-                )
+                outcomes = await self.store.messages.move(queue, moves, change, target.history)
                 self.sweeper.expect(to, min(rules.ends_at(message, target) for _, message in moves))
                 return outcomes
             except QueueNotFound:

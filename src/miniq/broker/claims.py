@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from miniq.broker import rules
 from miniq.message import Claim, ClaimGroup, Portion, QueueSettings, Stored
 from miniq.options import MIB
-from miniq.store.contract import Claimed, claim_name
+from miniq.store.arguments import Change, NextClaim, Places
+from miniq.store.contract import Claimed
+from miniq.store.decisions import claim_name
 
 if TYPE_CHECKING:
     from miniq.broker.broker import Broker
@@ -32,7 +36,7 @@ class Claims:
         """A new reader of a group: from now on earlier ones are refused where they name their epoch."""
         await self._settings(queue)
         rules.check_label(group, "group")
-        return await self._broker.store.open_claims(queue, group)
+        return await self._broker.store.claims.open(queue, group)
 
     async def next(
         self,
@@ -59,20 +63,22 @@ class Claims:
         rules.check_seconds(wait, "wait", 0, limits.wait)
         if consumer is not None:
             rules.check_text(consumer, "consumer", limits)
-        deadline = broker.clock.now() + rules.micros(wait)
-        found = await self._claim(queue, group, after, epoch, max_messages, max_bytes, consumer)
+        now = broker.clock.now()
+        deadline = now + rules.micros(wait)
+        asked = NextClaim(after=after, now=now, epoch=epoch, limit=max_messages, max_bytes=max_bytes, consumer=consumer)
+        found = await self._claim(queue, group, asked)
         if found.claim is not None or not wait:
             return found.claim, found.epoch
         with broker.waiters.join(queue, consumer) as waiter:
             while True:
                 looked = broker.clock.now()
-                found = await self._claim(queue, group, after, epoch, max_messages, max_bytes, consumer)
+                found = await self._claim(queue, group, asked)
                 if found.claim is not None:
                     broker.waiters.wake_each(queue)
                     return found.claim, found.epoch
                 now = broker.clock.now()
                 if now < deadline and broker.patient:
-                    broker.waiters.expect(queue, await broker.store.next_visible(queue, now=looked))
+                    broker.waiters.expect(queue, await broker.store.messages.next_visible(queue, looked))
                     await waiter.until(deadline)
                 if now >= deadline or not broker.patient:
                     return None, found.epoch
@@ -84,7 +90,7 @@ class Claims:
         rules.check_label(group, "group")
         rules.check_count(upto, "upto", 0, NUMBERS)
         _check_epoch(epoch)
-        await self._ask(queue, settings, group, upto, epoch, 0, 1, None)
+        await self._ask(queue, settings, group, NextClaim(after=upto, now=0, epoch=epoch))
 
     async def release(self, queue: str, group: str, epoch: int | None = None) -> int:
         """Give the messages of all claims that are not acked back, and say how many."""
@@ -92,9 +98,8 @@ class Claims:
         settings = await broker.catalog.existing(queue)
         rules.check_label(group, "group")
         _check_epoch(epoch)
-        released = await broker.store.release_claims(
-            queue, group, epoch=epoch, now=broker.clock.now(), keep=settings.history
-        )
+        change = Change(broker.clock.now(), settings.history)
+        released = await broker.store.claims.release(queue, group, epoch, change)
         broker.metrics.messages[queue, "released"] += released
         return released
 
@@ -102,7 +107,7 @@ class Claims:
         """All groups of a queue with the claims that can be read."""
         broker = self._broker
         await broker.catalog.existing(queue)
-        return await broker.store.claim_groups(queue, now=broker.clock.now())
+        return await broker.store.claims.groups(queue, broker.clock.now())
 
     async def find(self, queue: str, group: str, number: int, part: int = 0, parts: int = 1) -> Part:
         """A part of a claim, to be read: parts are disjoint, hold everything, and are the same each time."""
@@ -112,7 +117,7 @@ class Claims:
         rules.check_count(number, "claim", 1, NUMBERS)
         rules.check_count(parts, "parts", 1, broker.options.limits.claim)
         rules.check_count(part, "part", 0, parts - 1)
-        claim = await broker.store.find_claim(queue, group, number, now=broker.clock.now())
+        claim = await broker.store.claims.find(queue, group, number, broker.clock.now())
         start, stop = claim.messages * part // parts, claim.messages * (part + 1) // parts
         return Part(broker, queue, group, claim, start, stop)
 
@@ -122,51 +127,24 @@ class Claims:
         broker = self._broker
         return broker.catalog.find(queue) or await broker.catalog.first_use(queue)
 
-    async def _claim(
-        self,
-        queue: str,
-        group: str,
-        after: int,
-        epoch: int | None,
-        limit: int,
-        max_bytes: int,
-        consumer: str | None,
-    ) -> Claimed:
+    async def _claim(self, queue: str, group: str, asked: NextClaim) -> Claimed:
         """Ask until there is a claim, or nothing to make one from."""
         while True:
             settings = await self._settings(queue)
-            found = await self._ask(queue, settings, group, after, epoch, limit, max_bytes, consumer)
+            found = await self._ask(queue, settings, group, asked)
             if found.unfit:
                 await self._broker.deliveries.discard(queue, settings, found.unfit, self._broker.clock.now())
             if found.claim is not None or not found.unfit:
                 return found
 
-    async def _ask(
-        self,
-        queue: str,
-        settings: QueueSettings,
-        group: str,
-        after: int,
-        epoch: int | None,
-        limit: int,
-        max_bytes: int,
-        consumer: str | None,
-    ) -> Claimed:
+    async def _ask(self, queue: str, settings: QueueSettings, group: str, asked: NextClaim) -> Claimed:
+        """Ask once, by what the queue says now."""
         broker = self._broker
         now = broker.clock.now()
-        found = await broker.store.claim(
-            queue,
-            group,
-            after=after,
-            epoch=epoch,
-            limit=limit,
-            max_bytes=max_bytes,
-            fit=rules.fit(settings, now),
-            consumer=consumer,
-            now=now,
-            keep_until=now + rules.micros(settings.claim_retention),
-            keep=settings.history,
-        )
+        keep_until = now + rules.micros(settings.claim_retention)
+        fit = rules.fit(settings, now)
+        asked = replace(asked, now=now, keep_until=keep_until, fit=fit, keep=settings.history)
+        found = await broker.store.claims.next(queue, group, asked)
         broker.metrics.messages[queue, "acked"] += found.acked
         if found.made and found.claim is not None:
             broker.metrics.messages[queue, "received"] += found.claim.messages
@@ -191,15 +169,8 @@ class Part:
         """The messages in order, a few MiB at a time."""
         place = self._start
         while place < self._stop:
-            some = await self._broker.store.claimed(
-                self._queue,
-                self._group,
-                self.claim.number,
-                start=place,
-                stop=self._stop,
-                max_bytes=STEP_BYTES,
-                now=self._broker.clock.now(),
-            )
+            places = Places(start=place, stop=self._stop, max_bytes=STEP_BYTES, now=self._broker.clock.now())
+            some = await self._broker.store.claims.read(self._queue, self._group, self.claim.number, places)
             yield some
             place += sum(map(len, some))
 

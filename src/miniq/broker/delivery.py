@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from miniq.broker import rules
 from miniq.errors import QueueNotFound, StoreUnavailable
 from miniq.message import Lease, Message, Mode, Outcome, QueueSettings, Stored
-from miniq.store.contract import FREE, Fence
+from miniq.store.arguments import FREE, Change, Fence, NewTime, Take
 
 if TYPE_CHECKING:
     from miniq.broker.broker import Broker
@@ -42,17 +42,17 @@ class Deliveries:
             now = broker.clock.now()
             seconds = settings.visibility_timeout if visibility_timeout is None else visibility_timeout
             token = secrets.token_hex(12)  # no leading dash: people paste it into shells
+            take = Take(
+                limit=limit,
+                max_bytes=broker.options.limits.response_bytes,
+                now=now,
+                until=now + rules.micros(seconds),
+                token=token,
+                consumer=consumer,
+                keep=settings.history,
+            )
             try:
-                taken = await broker.store.take(
-                    queue,
-                    limit=limit,
-                    max_bytes=broker.options.limits.response_bytes,
-                    now=now,
-                    until=now + rules.micros(seconds),
-                    token=token,
-                    consumer=consumer,
-                    keep=settings.history,
-                )
+                taken = await broker.store.messages.take(queue, take)
             except (asyncio.CancelledError, StoreUnavailable):
                 self._give_back(queue, token)
                 raise
@@ -94,75 +94,61 @@ class Deliveries:
         broker = self._broker
         outcomes: dict[Fence, Outcome] = {}
         if settings.max_receives is not None:
-            worn: list[tuple[Fence, Stored]] = []
-            for fence in fences:
-                stored = await broker.store.find(queue, fence[0])
-                if stored is not None and stored.receipt == fence[1] and rules.worn_out(stored, settings):
-                    worn.append((fence, stored))
+            found = await broker.store.messages.find(queue, [id for id, _ in fences])
+            held = [(fence, found[fence[0]]) for fence in fences if fence[0] in found]
+            worn = [(fence, one) for fence, one in held if one.receipt == fence[1] and rules.worn_out(one, settings)]
             if worn:
                 dead = await self.bury(queue, settings, worn, "max_receives", extra=0)
                 outcomes = {fence: outcome for (fence, _), outcome in zip(worn, dead, strict=True)}
         rest = [fence for fence in fences if fence not in outcomes]
         if rest:
             now = broker.clock.now()
-            done = await broker.store.reschedule(
-                queue,
-                rest,
-                now=now,
-                visible_at=now + rules.micros(delay),
-                release=True,
-                event="released",
-                keep=settings.history,
-            )
+            to = NewTime(now + rules.micros(delay), release=True)
+            change = Change(now, settings.history, "released")
+            done = await broker.store.messages.reschedule(queue, rest, to, change)
             outcomes.update(zip(rest, done, strict=True))
             broker.metrics.messages[queue, "released"] += done.count("done")
         return outcomes
 
     async def _sort_out(self, queue: str, settings: QueueSettings, taken: list[Stored], now: int) -> list[Stored]:
         """Those of `taken` that may be handed out; expired ones are dropped, worn-out ones buried."""
-        oldest = now - rules.micros(settings.retention)
-        most = settings.max_receives or 2**62
-        for stored in taken:
-            message = stored.message
-            if message.expires_at is not None or message.sent_at <= oldest or stored.receives > most:
-                break
-        else:
+        if rules.fit(settings, now).allows_taken(taken):
             return taken
-        fit: list[Stored] = []
-        over: dict[str, list[Stored]] = {}
-        for stored in taken:
-            reason = rules.verdict(stored, settings, now)
-            (fit if reason == "deliver" else over.setdefault(reason, [])).append(stored)
-        broker = self._broker
-        for why, some in over.items():
-            fences = _fences(some)
-            if why == "max_receives":
-                await self.bury(queue, settings, list(zip(fences, some, strict=True)), why, extra=1)
-            else:
-                await broker.store.drop(queue, fences, now=now, event="expired", reason=why, keep=settings.history)
-                broker.metrics.messages[queue, "expired"] += len(fences)
-        return fit
+        return await self._discard(queue, settings, taken, now, extra=1)
 
     async def discard(self, queue: str, settings: QueueSettings, unfit: list[Stored], now: int) -> None:
-        """Do with messages that were met but not taken what their verdict says."""
+        """Drop or bury messages that were met but not taken."""
+        await self._discard(queue, settings, unfit, now, extra=0)
+
+    async def _discard(
+        self, queue: str, settings: QueueSettings, met: list[Stored], now: int, extra: int
+    ) -> list[Stored]:
+        """Drop or bury messages that must not be handed out, and give back the others. `extra` receives were counted
+        but not handed out; without any the messages are not leased."""
         broker = self._broker
-        over: dict[str, list[Stored]] = {}
-        for stored in unfit:
-            taken = Stored(stored.message, stored.visible_at, stored.receives + 1)
-            over.setdefault(rules.verdict(taken, settings, now), []).append(stored)
-        for why, some in over.items():
-            fences = [(stored.message.id, FREE) for stored in some]
-            if why == "max_receives":
-                await self.bury(queue, settings, list(zip(fences, some, strict=True)), why, extra=0)
-            elif why != "deliver":
-                await broker.store.drop(queue, fences, now=now, event="expired", reason=why, keep=settings.history)
-                broker.metrics.messages[queue, "expired"] += len(fences)
+        rule = rules.fit(settings, now)
+        fit: list[Stored] = []
+        over: dict[str, list[tuple[Fence, Stored]]] = {}
+        for stored in met:
+            why = rule.refusal(stored.message, stored.receives - extra, now)
+            if why is None:
+                fit.append(stored)
+            else:
+                fence = (stored.message.id, (stored.receipt or FREE) if extra else FREE)
+                over.setdefault(why, []).append((fence, stored))
+        for reason, some in over.items():
+            if reason == "max_receives":
+                await self.bury(queue, settings, some, reason, extra)
+            else:
+                change = Change(now, settings.history, "expired", reason)
+                await broker.store.messages.drop(queue, [fence for fence, _ in some], change)
+                broker.metrics.messages[queue, "expired"] += len(some)
+        return fit
 
     async def _remove(self, queue: str, settings: QueueSettings, fit: list[Stored], now: int) -> list[Stored]:
         """At most once: those that are gone for good, and so may be handed out."""
-        done = await self._broker.store.drop(
-            queue, _fences(fit), now=now, event="acked", reason="at-most-once", keep=settings.history
-        )
+        change = Change(now, settings.history, "acked", "at-most-once")
+        done = await self._broker.store.messages.drop(queue, _fences(fit), change)
         return [stored for stored, outcome in zip(fit, done, strict=True) if outcome == "done"]
 
     def _give_back(self, queue: str, token: str) -> None:
@@ -173,7 +159,7 @@ class Deliveries:
         async def release() -> None:
             for _ in range(GIVE_BACK_TRIES):
                 try:
-                    held = await broker.store.held(token)
+                    held = await broker.store.messages.held(token)
                     if held and broker.catalog.find(queue) is not None:
                         await broker.release(queue, [Lease(stored.message.id, token) for stored in held])
                     return

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from miniq.broker import rules
 from miniq.errors import Closed, QueueNotFound
 from miniq.message import PlainDrafts, QueueSettings
-from miniq.store.contract import SingleProcessStore
+from miniq.store.arguments import Change, Put
 
 if TYPE_CHECKING:
     from miniq.broker.broker import Broker
@@ -139,11 +139,10 @@ class Intake:
         batch = rules.admit_plain(queue, settings, bodies, content_type, broker.ids, now, self._limits)
         try:
             if any(calls):
-                assert isinstance(broker.store, SingleProcessStore)  # noqa: S101  `add` takes no names elsewhere
-                until = now + rules.CALL_WINDOW
-                answers = await broker.store.put_each(batch, calls, now=now, until=until, keep=settings.history)
+                change = Change(now, settings.history)
+                answers = await broker.store.messages.put_each(batch, calls, now + rules.CALL_WINDOW, change)
             else:
-                ids = await broker.store.put(batch, now=now, dedup_until=now, room=None, keep=settings.history)
+                ids = await broker.store.messages.put(batch, Put(now=now, keep=settings.history))
                 answers = [[id] for id in ids]
         except QueueNotFound:
             broker.catalog.forget(queue)  # it was deleted meanwhile

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from miniq.broker import rules
 from miniq.errors import InvalidRequest, MiniQError
 from miniq.message import Message, RedriveProgress, Stored
-from miniq.store.contract import FREE, Fence
+from miniq.store.arguments import FREE, Fence, Scan
 
 if TYPE_CHECKING:
     from miniq.broker.broker import Broker
@@ -89,19 +89,14 @@ class Redrives:
         """The messages to move, by page. Skipped messages stay in the queue, but behind the cursor."""
         broker = self._broker
         if ids is not None:
-            messages = [await broker.store.find(queue, id) for id in ids]
-            yield [stored for stored in messages if stored is not None]
+            messages = await broker.store.messages.find(queue, ids)
+            yield [messages[id] for id in ids if id in messages]
             return
         after: str | None = None
         while True:
-            page = await broker.store.scan(
-                queue,
-                status="ready",
-                after=after,
-                limit=PAGE,
-                max_bytes=broker.options.limits.response_bytes,
-                now=broker.clock.now(),
-            )
+            size, now = broker.options.limits.response_bytes, broker.clock.now()
+            scan = Scan(limit=PAGE, max_bytes=size, now=now, status="ready", after=after)
+            page = await broker.store.messages.scan(queue, scan)
             yield page.messages
             after = page.next
             if after is None:

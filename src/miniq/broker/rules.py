@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import msgspec
 
@@ -29,7 +29,7 @@ from miniq.message import (
     Stored,
 )
 from miniq.options import Limits
-from miniq.store.contract import ANY, FREE, Fence, Fit
+from miniq.store.arguments import ANY, FREE, Fence, Fit, Once, Put, Refusal, Room
 from miniq.store.names import CALL, COMMITTED
 
 NAME_LENGTH = 128
@@ -42,8 +42,6 @@ MANY = 100_000
 COMMIT_WINDOW = 7 * 86400 * SECOND
 """How long it is remembered that a batch was committed."""
 YEARS_100 = 100 * 366 * 86400.0
-
-Verdict = Literal["deliver", "ttl", "retention", "max_receives"]
 
 
 def check_name(name: object, field: str = "queue") -> str:
@@ -252,24 +250,7 @@ def _admit_each(
             run = ids.run(1 if alike is None else SHARE, now)
             run.reverse()
         before = alike
-        delay = settings.delay if draft.delay is None else draft.delay
-        messages.append(
-            Message(
-                run.pop(),
-                queue,
-                now,
-                now + micros(delay),
-                draft.body,
-                draft.content_type,
-                draft.priority,
-                draft.headers or None,
-                None if draft.ttl is None else now + micros(draft.ttl),
-                draft.key,
-                draft.recipient,
-                draft.group,
-                draft.dedup_id,
-            )
-        )
+        messages.append(_message(draft, queue, settings, run.pop(), now))
     return messages
 
 
@@ -287,24 +268,25 @@ def stage(queue: str, settings: QueueSettings, drafts: Sequence[Draft], limits: 
         if max(map(len, bodies)) <= limits.body_bytes:
             return PlainBatch([""] * len(bodies), queue, 0, due, bodies, first.content_type, first.priority)
     _check_each(drafts, limits)
-    return [
-        Message(
-            "",
-            queue,
-            0,
-            due if draft.delay is None else micros(draft.delay),
-            draft.body,
-            draft.content_type,
-            draft.priority,
-            draft.headers or None,
-            None if draft.ttl is None else micros(draft.ttl),
-            draft.key,
-            draft.recipient,
-            draft.group,
-            draft.dedup_id,
-        )
-        for draft in drafts
-    ]
+    return [_message(draft, queue, settings, "", 0) for draft in drafts]
+
+
+def _message(draft: Draft, queue: str, settings: QueueSettings, id: str, now: int) -> Message:
+    return Message(
+        id,
+        queue,
+        now,
+        now + micros(settings.delay if draft.delay is None else draft.delay),
+        draft.body,
+        draft.content_type,
+        draft.priority,
+        draft.headers or None,
+        None if draft.ttl is None else now + micros(draft.ttl),
+        draft.key,
+        draft.recipient,
+        draft.group,
+        draft.dedup_id,
+    )
 
 
 def _check_each(drafts: Sequence[Draft], limits: Limits) -> None:
@@ -336,23 +318,14 @@ def dead_letter_queue(name: str, settings: QueueSettings) -> str | None:
     return settings.dead_letter_queue or f"{name}.dead"
 
 
-def verdict(stored: Stored, settings: QueueSettings, now: int) -> Verdict:
-    """What to do with a message that was just taken: hand it out, or why not."""
-    message = stored.message
-    if message.expires_at is not None and message.expires_at <= now:
-        return "ttl"
-    since = message.sent_at if message.dead is None else message.dead.at
-    if since + micros(settings.retention) <= now:
-        return "retention"
-    if settings.max_receives is not None and stored.receives > settings.max_receives:
-        return "max_receives"
-    return "deliver"
+def fit(settings: QueueSettings, now: int) -> Fit:
+    """Which messages of a queue may be handed out."""
+    return Fit(now - micros(settings.retention), settings.max_receives or 2**62)
 
 
-def expired(stored: Stored, settings: QueueSettings, now: int) -> Literal["ttl", "retention"] | None:
+def expired(stored: Stored, settings: QueueSettings, now: int) -> Refusal | None:
     """Why a message that is met by chance is over, None if it is not."""
-    reason = verdict(stored, settings, now)
-    return reason if reason in ("ttl", "retention") else None
+    return fit(settings, now).refusal(stored.message, 0, now)
 
 
 def ends_at(message: Message, settings: QueueSettings) -> int:
@@ -362,9 +335,11 @@ def ends_at(message: Message, settings: QueueSettings) -> int:
     return end if message.expires_at is None else min(end, message.expires_at)
 
 
-def fit(settings: QueueSettings, now: int) -> Fit:
-    """What a claim may take: what `verdict` would hand out."""
-    return Fit(now - micros(settings.retention), settings.max_receives or 2**62)
+def put(settings: QueueSettings, now: int, call: Once | None = None) -> Put:
+    """How a queue takes messages."""
+    room = Room(settings.max_length, settings.max_bytes) if is_limited(settings) else None
+    dedup_until = now + micros(settings.dedup_window)
+    return Put(now=now, keep=settings.history, dedup_until=dedup_until, room=room, call=call)
 
 
 def worn_out(stored: Stored, settings: QueueSettings) -> bool:

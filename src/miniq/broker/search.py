@@ -120,7 +120,7 @@ class Search:
         low, high = span.first - 1, span.last
         while low < high:
             middle = (low + high) // 2
-            page = await self._broker.store.history(after=middle, limit=1, queue=None)
+            page = await self._broker.store.history.read(middle, 1)
             if page.records and page.records[0].event.at < moment:
                 low = page.records[0].offset
             else:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from miniq.broker import rules
 from miniq.errors import InvalidRequest, TooLarge
 from miniq.message import Committed, Draft, Stage, StageName
-from miniq.store.contract import Room
+from miniq.store.arguments import Batch, Upload
 
 if TYPE_CHECKING:
     from miniq.broker.broker import Broker
@@ -37,7 +37,7 @@ class Stages:
         messages = rules.stage(queue, settings, drafts, broker.options.limits)
         now = broker.clock.now()
         until = now + rules.micros(broker.options.stage_ttl)
-        return await broker.store.stage(queue, name, part, messages, now=now, until=until)
+        return await broker.store.stages.upload(queue, Upload(name, part, now, until), messages)
 
     async def commit(self, queue: str, job: str, batch: str, stages: Sequence[tuple[str, str]]) -> Committed:
         """Make all messages of some stages, (partition, attempt), part of the queue, once per (job, batch)."""
@@ -57,19 +57,9 @@ class Stages:
             seen[partition] = place
         now = broker.clock.now()
         await self._check_alone(queue, job, batch, set(stages), now)
-        room = Room(settings.max_length, settings.max_bytes) if rules.is_limited(settings) else None
-        done = await broker.store.commit_stages(
-            queue,
-            job,
-            batch,
-            stages,
-            now=now,
-            until=now + rules.COMMIT_WINDOW,
-            reserve=broker.reserve,
-            dedup_until=now + rules.micros(settings.dedup_window),
-            room=room,
-            keep=settings.history,
-        )
+        put = rules.put(settings, now)
+        asked = Batch(job, batch, stages, broker.reserve, put, now + rules.COMMIT_WINDOW)
+        done = await broker.store.stages.commit(queue, asked)
         if not done.repeated:
             broker.sweeper.look_again(queue)
             broker.metrics.messages[queue, "sent"] += done.messages
@@ -80,19 +70,19 @@ class Stages:
         broker = self._broker
         await broker.catalog.existing(queue)
         _check_batch(job, batch)
-        return await broker.store.discard_stages(queue, job, batch)
+        return await broker.store.stages.discard(queue, job, batch)
 
     async def list(self, queue: str) -> list[Stage]:
         """All stages of a queue that are not committed."""
         broker = self._broker
         await broker.catalog.existing(queue)
-        return await broker.store.stages(queue, now=broker.clock.now())
+        return await broker.store.stages.list(queue, broker.clock.now())
 
     async def _check_alone(self, queue: str, job: str, batch: str, listed: set[tuple[str, str]], now: int) -> None:
         most = self._broker.options.limits.commit_alone
         alone = sum(
             stage.alone
-            for stage in await self._broker.store.stages(queue, now=now)
+            for stage in await self._broker.store.stages.list(queue, now)
             if (stage.name.job, stage.name.batch) == (job, batch)
             and (stage.name.partition, stage.name.attempt) in listed
         )

@@ -197,14 +197,14 @@ class Trends:
             else:
                 now = broker.clock.now()  # per chunk: with an older one, messages sent since would count as delayed
                 for name in chunk:
-                    counts[name] = await broker.store.counts(name, now=now)
+                    counts[name] = await broker.store.messages.counts(name, now)
                 await asyncio.sleep(0)
         return counts
 
     async def _count_shared(self, queue: str) -> Counts | None:
         """The counts of one queue, None if another broker has deleted it."""
         with contextlib.suppress(QueueNotFound):
-            return await self._broker.store.counts(queue, now=self._broker.clock.now())
+            return await self._broker.store.messages.counts(queue, self._broker.clock.now())
         return None
 
     def _expand(self, rows: array[int], series: Sequence[str], points: int, stride: int) -> dict[str, list[float]]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from miniq.broker import background, rules
 from miniq.errors import MiniQError, QueueNotFound
 from miniq.message import SECOND, QueueSettings
-from miniq.store.contract import FREE, Fence
+from miniq.store.arguments import FREE, Change, Fence, Scan
 
 if TYPE_CHECKING:
     from miniq.broker.broker import Broker
@@ -101,7 +101,7 @@ class Upkeep:
             self._last = queue
             if budget <= 0:
                 break
-        await broker.store.tidy(now=broker.clock.now(), limit=broker.options.upkeep_batch * 10)
+        await broker.store.tidy(broker.clock.now(), broker.options.upkeep_batch * 10)
         await self._trim_history()
 
     async def _loop(self) -> None:
@@ -122,14 +122,9 @@ class Upkeep:
             walk = self._walks.get(queue)
             if walk is None or walk.retention != settings.retention:
                 walk = self._walks[queue] = self._walk(settings)
-            page = await broker.store.scan(
-                queue,
-                status=None,
-                after=walk.cursor,
-                limit=limit,
-                max_bytes=broker.options.limits.response_bytes,
-                now=now,
-            )
+            size = broker.options.limits.response_bytes
+            scan = Scan(limit=limit, max_bytes=size, now=now, after=walk.cursor)
+            page = await broker.store.messages.scan(queue, scan)
             expired: dict[str, list[Fence]] = {}
             for stored in page.messages:
                 end = rules.ends_at(stored.message, settings)
@@ -138,9 +133,8 @@ class Upkeep:
                 elif (reason := rules.expired(stored, settings, now)) is not None:
                     expired.setdefault(reason, []).append((stored.message.id, FREE))
             for why, fences in expired.items():
-                done = await broker.store.drop(
-                    queue, fences, now=now, event="expired", reason=why, keep=settings.history
-                )
+                change = Change(now, settings.history, "expired", why)
+                done = await broker.store.messages.drop(queue, fences, change)
                 if "leased" in done:
                     walk.earliest = 0  # to be met again
             walk.cursor = page.next
@@ -163,14 +157,14 @@ class Upkeep:
         """Remove the oldest tenth of a history that is too large, and all events that are too old."""
         broker = self._broker
         options = broker.options
-        span = await broker.store.history_span()
+        span = await broker.store.history.span()
         upto = 0
         if span.bytes > options.history_max_bytes:
             upto = span.first + (span.last - span.first) // 10
         cutoff = broker.clock.now() - rules.micros(options.history_retention)
         if span.oldest_at is not None and span.oldest_at <= cutoff:
             after = span.first - 1
-            while records := (await broker.store.history(after=after, limit=1000, queue=None)).records:
+            while records := (await broker.store.history.read(after, 1000)).records:
                 old = [record.offset for record in records if record.event.at <= cutoff]
                 upto = max([upto, *old])
                 if len(old) < len(records):
@@ -178,4 +172,4 @@ class Upkeep:
                 after = records[-1].offset
                 await asyncio.sleep(0)
         if upto:
-            await broker.store.trim_history(upto)
+            await broker.store.history.trim(upto)

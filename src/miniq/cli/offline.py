@@ -70,7 +70,7 @@ class Migration:
 
         async def counted() -> int:
             names = await self._source.queues()
-            return sum([(await self._source.counts(name, now=_now())).total for name in names])
+            return sum([(await self._source.messages.counts(name, _now())).total for name in names])
 
         self.messages = self._loop.run(counted())
 

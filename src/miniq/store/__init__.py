@@ -1,4 +1,4 @@
-"""Where messages are kept: one contract (`base.py`), several stores, drivers imported when needed."""
+"""Where messages are kept: one contract (`contract.py`), several stores, drivers imported when needed."""
 
 from __future__ import annotations
 

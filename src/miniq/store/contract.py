@@ -1,5 +1,9 @@
 """The store contract: one atomic, conditional change at a time, and no queue rules.
 
+A store has four parts, `messages`, `claims`, `stages` and `history`; queues, small records, the lifecycle and copying
+are its own. A call names what it is about (a queue, a group, fences, messages) and has one record that says how. What
+all stores decide in the same way stands in `decisions.py`.
+
 A store knows two predicates. A message can be taken when `visible_at <= now`, in queue order. A message
 may be changed only while its fence holds. Everything else (limits, deadlines, ids, tokens, what is dead)
 the broker computes and passes in. `now` is always an argument; no store reads a clock.
@@ -38,17 +42,14 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol, TypeVar
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
-from miniq.errors import ClaimGone, ClaimUnknown, Fenced, QueueFull, QueueNotFound, StageUnknown
-from miniq.ids import RUN
+from miniq.errors import QueueNotFound
 from miniq.message import (
-    NEVER,
     Claim,
     ClaimGroup,
     Committed,
     Counts,
-    EventName,
     History,
     HistoryPage,
     HistorySpan,
@@ -59,18 +60,14 @@ from miniq.message import (
     Portion,
     QueueSettings,
     Stage,
-    StageName,
-    Status,
     Stored,
 )
+from miniq.store.arguments import Batch, Change, Edit, Fence, NewTime, NextClaim, Once, Places, Put, Scan, Take, Upload
 from miniq.store.transfer import Item
 
 T = TypeVar("T")
-FREE = ""
-ANY = "*"
-
-Fence = tuple[str, str]
-"""A message id, and a receipt or `FREE` or `ANY`."""
+UNFIT = 1000
+"""How many messages a claim passes over at most."""
 
 ReadyHint = Callable[[str, str | None, int], None]
 """Called with (queue, recipient or None, how many) when messages came or came back, due now or later."""
@@ -79,109 +76,20 @@ ChangeHint = Callable[[], None]
 """Called when another broker changed queues or records."""
 
 
-Reserve = Callable[[int], str]
-"""Sets so many ids aside that follow all there are, and gives the first (see `ids.id_in_range`). To be called once in a
-commit, when nothing can be refused any more, with the room that all its parts take (see `stretches`)."""
-
-
-class Once(Struct, frozen=True):
-    """The name that a sender gave to one call, so that repeating it adds nothing, and until when it counts."""
-
-    name: str
-    until: int
-
-
 class ByName(dict[str, T]):
     """Queues by name. One that is not there was deleted while a call was under way, or never made."""
 
     def __missing__(self, name: str) -> T:
-        raise QueueNotFound(f"queue: there is no queue {name!r}", field="queue")
+        raise no_queue(name)
 
 
-class Room(Struct, frozen=True):
-    """What a queue may hold in all; 0 is unlimited."""
-
-    messages: int
-    bytes: int
-
-
-def full(room: Room, queue: str, count: int, size: int, more: int, more_bytes: int) -> QueueFull | None:
-    """The refusal if `more` messages do not fit beside `count` messages of `size` bytes, None if they do."""
-    if room.messages and count + more > room.messages:
-        return QueueFull(
-            f"max_length: queue {queue!r} holds {count} of at most {room.messages} messages, no room for {more} more",
-            field="max_length",
-        )
-    if room.bytes and size + more_bytes > room.bytes:
-        return QueueFull(
-            f"max_bytes: queue {queue!r} holds {size} of at most {room.bytes} bytes, no room for {more_bytes} more",
-            field="max_bytes",
-        )
-    return None
-
-
-def check_room(room: Room, count: int, size: int, fresh: Sequence[Message]) -> None:
-    """Raise `QueueFull` if `fresh` does not fit beside `count` messages of `size` bytes."""
-    if fresh:
-        added = sum(message.size for message in fresh)
-        refusal = full(room, fresh[0].queue, count, size, len(fresh), added)
-        if refusal is not None:
-            raise refusal
-
-
-def fence_outcome(stored: Stored | None, receipt: str, now: int) -> Outcome:
-    """What becomes of a change of a message that names this receipt."""
-    if stored is None:
-        return "missing"
-    if stored.visible_at == NEVER:
-        return "leased"  # in a claim
-    if receipt == FREE:
-        return "leased" if stored.status(now) == "leased" else "done"
-    return "done" if receipt in (ANY, stored.receipt) else "stale"
-
-
-class SingleProcessStore(ABC):
-    """What a store says of itself that only one broker has open: nobody else changes anything."""
-
-    shared = False
-
-    def __init__(self) -> None:
-        self.on_ready: ReadyHint = lambda queue, recipient, count: None
-        self.on_change: ChangeHint = lambda: None
-
-    @abstractmethod
-    async def put_each(
-        self, parcel: PlainBatch, calls: Sequence[str | None], *, now: int, until: int, keep: History
-    ) -> list[list[str]]:
-        """Add messages of which each is a call of its own (see `Store.put`), known until `until` by its name if it has
-        one. One that was made before, also in the same parcel, adds nothing; each gets its own answer."""
-
-    async def check(self) -> None:
-        return
-
-    async def revision(self) -> int:
-        return 0
-
-
-class Fit(Struct, frozen=True):
-    """Which messages a claim may take; the broker does with others what its rules say."""
-
-    since: int
-    """It was sent, or died if it is a dead letter, after this moment."""
-    receives: int
-    """It was handed out less often than this."""
-
-    def takes(self, message: Message, receives: int, now: int) -> bool:
-        """Whether a message is fit: its ttl is not over either."""
-        return (
-            (message.expires_at is None or message.expires_at > now)
-            and (message.sent_at if message.dead is None else message.dead.at) > self.since
-            and receives < self.receives
-        )
+def no_queue(name: str) -> QueueNotFound:
+    """There is no queue of this name."""
+    return QueueNotFound(f"queue: there is no queue {name!r}", field="queue")
 
 
 class Claimed(Struct, frozen=True):
-    """What `Store.claim` did."""
+    """What `ClaimStore.next` did."""
 
     claim: Claim | None
     """The claim that follows `after`, None if there was nothing to make it from."""
@@ -194,114 +102,173 @@ class Claimed(Struct, frozen=True):
     """Messages that were passed over, up to `UNFIT` of them."""
 
 
-UNFIT = 1000
+class MessageStore(Protocol):
+    """The messages of all queues."""
+
+    async def put(self, messages: Sequence[Message], put: Put) -> list[str]:
+        """Add messages, all of one existing queue, all or none; ready at their `due_at`.
+
+        A message with a `dedup_id` that stands in the queue's records and has not run out at `now` is
+        not added; the answer has the id that stands. Others with a `dedup_id` are recorded until
+        `dedup_until`. A `call` that stands in the queue's records adds nothing at all and gets the ids it
+        got the first time. Raise `QueueFull` if the queue would then hold more than `room`, `NoSpace` if the
+        disk is nearly full.
+        """
+        ...
+
+    async def put_each(
+        self, batch: PlainBatch, calls: Sequence[str | None], until: int, change: Change
+    ) -> list[list[str]]:
+        """Add messages of which each is a call of its own, known until `until` by its name if it has one. A call that
+        was made before, also in the same batch, adds nothing; each gets its own answer."""
+        answers: list[list[str]] = []
+        for message, name in zip(batch, calls, strict=True):
+            call = None if name is None else Once(name, until)
+            answers.append(await self.put([message], Put(now=change.now, keep=change.keep, call=call)))
+        return answers
+
+    async def take(self, queue: str, take: Take) -> list[Stored]:
+        """Lease up to `limit` messages to `consumer` until `until`, in queue order.
+
+        Each gets `receipt = token`, `visible_at = until`, `receives + 1`. Stops before `max_bytes` is
+        passed, but gives at least one. If one had a lease that ran out, `expired` (reason `lease`)
+        precedes its `received` in the history.
+        """
+        ...
+
+    async def drop(self, queue: str, fences: Sequence[Fence], change: Change) -> list[Outcome]:
+        """Remove messages, each on its own fence."""
+        ...
+
+    async def reschedule(self, queue: str, fences: Sequence[Fence], to: NewTime, change: Change) -> list[Outcome]:
+        """Set `visible_at`; with `release` also forget receipt and consumer. `receives` stays."""
+        ...
+
+    async def edit(self, queue: str, fence: Fence, edit: Edit, change: Change) -> Outcome:
+        """Change one message in place; its lease, if it has one, goes on unless `due_at` is set."""
+        ...
+
+    async def move(
+        self, queue: str, moves: Sequence[tuple[Fence, Message]], change: Change, keep_to: History
+    ) -> list[Outcome]:
+        """Take messages out of `queue` and, in the same change, put each as given (same id) into the
+        existing queue it names, ready at its `due_at`, with `receives` 0 and no receipt. `keep_to` is how much the
+        history keeps of their arrivals."""
+        ...
+
+    async def clear(self, queue: str, change: Change) -> int:
+        """Remove all messages, in whatever state, and say how many there were. Dedup records stay.
+        The history gets one `purged` event with their `count`, if any. Stages stay. All claims are gone: see
+        `decisions.ended`."""
+        ...
+
+    async def find(self, queue: str, ids: Sequence[str]) -> dict[str, Stored]:
+        """Those of some messages that are there, by id."""
+        ...
+
+    async def scan(self, queue: str, scan: Scan) -> Page:
+        """Browse without changing anything. Order and cursor are the store's own; while nothing changes,
+        following `next` gives every message once. A page may be shorter than `limit`."""
+        ...
+
+    async def held(self, token: str) -> list[Stored]:
+        """All messages whose receipt is `token`, in order of id."""
+        ...
+
+    async def counts(self, queue: str, now: int) -> Counts:
+        """How many messages there are in each state."""
+        ...
+
+    async def next_visible(self, queue: str, now: int) -> int | None:
+        """The earliest `visible_at` after `now` of a leased or delayed message; claims have none."""
+        ...
 
 
-def committed(message: Message, id: str, now: int) -> Message:
-    """The message that a staged one becomes."""
-    return structs.replace(
-        message,
-        id=id,
-        sent_at=now,
-        due_at=now + message.due_at,
-        expires_at=None if message.expires_at is None else now + message.expires_at,
-    )
+class ClaimStore(Protocol):
+    """The claims of all queues. `decisions.plan_claim` decides, the store carries out."""
+
+    async def open(self, queue: str, group: str) -> ClaimGroup:
+        """Raise the epoch of a group by one; a group that is not there begins with 0."""
+        ...
+
+    async def next(self, queue: str, group: str, asked: NextClaim) -> Claimed:
+        """Ack all claims up to `after`, then give the next one. Harmless to repeat; a crash may fall between the two.
+
+        Refused, and nothing is changed: see `decisions.check_reader`. Acked messages leave the queue (`acked` in the
+        history) and stay readable until `keep_until`. If claim `after + 1` was made before, it is
+        the answer, acked or not; `ClaimGone` if it can no longer be read. Otherwise it is made, with
+        `made_at = now`, from up to `limit` messages that `consumer` could take and that are `fit`, in queue
+        order (`received` in the history, as with `take`); it stops before `max_bytes` is passed, but has at least
+        one. Those that could be taken but are not fit stay as they are and are answered, up to `UNFIT`; when
+        that many were met the claim may end there. Without any fit message there is no claim, and its number is
+        not used. With `limit` 0 nothing is made or given.
+        """
+        ...
+
+    async def find(self, queue: str, group: str, number: int, now: int) -> Claim:
+        """One claim, held or acked; raise as `decisions.no_claim` says if it cannot be read at `now`."""
+        ...
+
+    async def read(self, queue: str, group: str, number: int, places: Places) -> list[Portion]:
+        """Some messages of a claim, by priority (higher first), then id; always the same, acked or not. Stops before
+        `max_bytes` is passed, but gives at least one. Raises as `find`. Reads no more than it gives."""
+        ...
+
+    async def release(self, queue: str, group: str, epoch: int | None, change: Change) -> int:
+        """Give all messages of claims that are not acked back (`released` in the history), ready at `now`, and
+        say how many. Those claims are gone: see `decisions.ended`. Raises as `decisions.check_reader`."""
+        ...
+
+    async def groups(self, queue: str, now: int) -> list[ClaimGroup]:
+        """All groups by name, with the claims that can be read at `now` by number."""
+        ...
 
 
-def stretches(messages: Sequence[Message]) -> list[range]:
-    """How a part of a stage is cut: neighbours of the same priority and due time together, up to `RUN` of them, those
-    that stand alone each for itself. The message at `place` of stretch n has the id n * RUN + place of the part, which
-    takes RUN ids for each stretch. So a store may keep a stretch as one record."""
-    if isinstance(messages, PlainBatch):
-        return [range(start, min(start + RUN, len(messages))) for start in range(0, len(messages), RUN)]
-    found: list[range] = []
-    start = 0
-    before: tuple[int, int] | None = None
-    for place, message in enumerate(messages):
-        here = None if stands_alone(message) else (message.priority, message.due_at)
-        if place and (here is None or here != before or place - start == RUN):
-            found.append(range(start, place))
-            start = place
-        before = here
-    if messages:
-        found.append(range(start, len(messages)))
-    return found
+class StageStore(Protocol):
+    """What is uploaded and not committed."""
+
+    async def upload(self, queue: str, upload: Upload, messages: Sequence[Message]) -> tuple[int, int]:
+        """Keep messages as a part of a stage, all or none, until the stage is committed, discarded or runs out: how
+        many, and their bytes. A part that is there already stays as it is and is the answer. A stage runs out when
+        `until` of its last part has come. Raise `NoSpace` if the disk is nearly full."""
+        ...
+
+    async def commit(self, queue: str, batch: Batch) -> Committed:
+        """Put all messages of some stages into the queue, in that order and by part, in one change that is made once
+        per (job, batch) until `until`; later ones get its answer, `repeated`.
+
+        Each message gets `sent_at = now`, its times from now, and an id: parts follow each other in the ids that
+        are reserved, and `decisions.stretches` says where each message of a part is. Dedup ids, `room` and history
+        are as in `put`; a message that is not added leaves its id unused. All stages of the (job, batch) are gone
+        then, also those not named. Raise `StageUnknown` if one is not there at `now`, and `QueueFull`; nothing is
+        changed then.
+        """
+        ...
+
+    async def discard(self, queue: str, job: str, batch: str) -> int:
+        """Remove all stages of a (job, batch), and say how many there were."""
+        ...
+
+    async def list(self, queue: str, now: int) -> list[Stage]:
+        """All stages that have not run out at `now`, by name."""
+        ...
 
 
-def stands_alone(message: Message) -> bool:
-    """Whether a message has a recipient, group or dedup id, which a store has to look at one by one."""
-    return message.recipient is not None or message.group is not None or message.dedup_id is not None
+class HistoryStore(Protocol):
+    """The events of all queues, by offset."""
 
+    async def read(self, after: int, limit: int, queue: str | None = None) -> HistoryPage:
+        """Up to `limit` records with offsets above `after`, of one queue if given. A page may be short
+        or empty though more follow; at the end `next` no longer rises."""
+        ...
 
-def no_stage(job: str, batch: str, stage: tuple[str, str]) -> StageUnknown:
-    """A stage that should be committed is not there."""
-    return StageUnknown(
-        f"stages: there is no attempt {stage[1]!r} of partition {stage[0]!r} of batch {batch!r} of job {job!r}; "
-        "upload it again, nothing was committed",
-        field="stages",
-    )
+    async def span(self) -> HistorySpan:
+        """How far it reaches."""
+        ...
 
-
-def claim_name(group: str, number: int) -> str:
-    """What stands as receipt of the messages of a claim."""
-    return f"{group}/{number}"
-
-
-def check_reader(state: ClaimGroup, epoch: int | None, after: int) -> None:
-    """Raise `Fenced` unless `epoch` is the group's (None is always), `ClaimUnknown` if no claim has the number
-    `after` yet."""
-    if epoch is not None and epoch != state.epoch:
-        raise Fenced(
-            f"epoch: {epoch} is not that of the newest reader of group {state.group!r}, which is {state.epoch}; "
-            "open the group again to read on",
-            field="epoch",
-        )
-    if after > state.last:
-        raise ClaimUnknown(
-            f"after: there is no claim {after} of group {state.group!r}; its last is {state.last}", field="after"
-        )
-
-
-def no_claim(state: ClaimGroup, number: int) -> ClaimUnknown | ClaimGone:
-    """Why a claim cannot be read: it was never made, or is over."""
-    if number > state.last or number < 1:
-        return ClaimUnknown(
-            f"claim: there is no claim {number} of group {state.group!r}; its last is {state.last}", field="claim"
-        )
-    return ClaimGone(
-        f"claim: {number} of group {state.group!r} was acked too long ago, released or purged; "
-        f"read on after {state.acked}",
-        field="claim",
-    )
-
-
-class Edit(Struct, frozen=True, kw_only=True):
-    """What to change in a message; None leaves a field as it is."""
-
-    body: bytes | None = None
-    content_type: str | None = None
-    headers: dict[str, str] | None = None
-    priority: int | None = None
-    visible_at: int | None = None
-
-    def apply(self, message: Message) -> Message:
-        """The message with these changes."""
-        return Message(
-            message.id,
-            message.queue,
-            message.sent_at,
-            message.due_at if self.visible_at is None else self.visible_at,
-            message.body if self.body is None else self.body,
-            message.content_type if self.content_type is None else self.content_type,
-            message.priority if self.priority is None else self.priority,
-            message.headers if self.headers is None else self.headers,
-            message.expires_at,
-            message.key,
-            message.recipient,
-            message.group,
-            message.dedup_id,
-            message.dead,
-        )
+    async def trim(self, upto: int) -> None:
+        """Forget records with offsets up to `upto`, or a few less where they are stored together."""
+        ...
 
 
 class Store(Protocol):
@@ -315,6 +282,16 @@ class Store(Protocol):
 
     on_change: ChangeHint
     """A hint that queues or records are no longer what they were, never the truth. The broker sets it."""
+
+    # Read-only here, so that a store may have its own class for each part.
+    @property
+    def messages(self) -> MessageStore: ...
+    @property
+    def claims(self) -> ClaimStore: ...
+    @property
+    def stages(self) -> StageStore: ...
+    @property
+    def history(self) -> HistoryStore: ...
 
     async def open(self) -> None:
         """Make ready for use; raise `StoreLocked`, `StoreCorrupt`, `StoreFormat` or `StoreUnavailable`."""
@@ -367,230 +344,9 @@ class Store(Protocol):
         """An id not below any that was put so far, "" if none was."""
         ...
 
-    # Messages
+    # Upkeep
 
-    async def put(
-        self,
-        messages: Sequence[Message],
-        *,
-        now: int,
-        dedup_until: int,
-        room: Room | None,
-        keep: History,
-        call: Once | None = None,
-    ) -> list[str]:
-        """Add messages, all of one existing queue, all or none; ready at their `due_at`.
-
-        A message with a `dedup_id` that stands in the queue's records and has not run out at `now` is
-        not added; the answer has the id that stands. Others with a `dedup_id` are recorded until
-        `dedup_until`. A `call` that stands in the queue's records adds nothing at all and gets the ids it
-        got the first time. Raise `QueueFull` if the queue would then hold more than `room`, `NoSpace` if the
-        disk is nearly full.
-        """
-        ...
-
-    async def take(
-        self,
-        queue: str,
-        *,
-        limit: int,
-        max_bytes: int,
-        now: int,
-        until: int,
-        token: str,
-        consumer: str | None,
-        keep: History,
-    ) -> list[Stored]:
-        """Lease up to `limit` messages to `consumer` until `until`, in queue order.
-
-        Each gets `receipt = token`, `visible_at = until`, `receives + 1`. Stops before `max_bytes` is
-        passed, but gives at least one. If one had a lease that ran out, `expired` (reason `lease`)
-        precedes its `received` in the history.
-        """
-        ...
-
-    async def drop(
-        self,
-        queue: str,
-        fences: Sequence[Fence],
-        *,
-        now: int,
-        event: EventName,
-        reason: str | None,
-        keep: History,
-    ) -> list[Outcome]:
-        """Remove messages, each on its own fence."""
-        ...
-
-    async def reschedule(
-        self,
-        queue: str,
-        fences: Sequence[Fence],
-        *,
-        now: int,
-        visible_at: int,
-        release: bool,
-        event: EventName | None,
-        keep: History,
-    ) -> list[Outcome]:
-        """Set `visible_at`; with `release` also forget receipt and consumer. `receives` stays."""
-        ...
-
-    async def edit(self, queue: str, fence: Fence, edit: Edit, *, now: int, keep: History) -> Outcome:
-        """Change one message in place; its lease, if it has one, goes on unless `visible_at` is set."""
-        ...
-
-    async def move(
-        self,
-        queue: str,
-        moves: Sequence[tuple[Fence, Message]],
-        *,
-        now: int,
-        event: EventName,
-        reason: str | None,
-        keep: History,
-        keep_to: History,
-    ) -> list[Outcome]:
-        """Take messages out of `queue` and, in the same change, put each as given (same id) into the
-        existing queue it names, ready at its `due_at`, with `receives` 0 and no receipt."""
-        ...
-
-    async def clear(self, queue: str, *, now: int, keep: History) -> int:
-        """Remove all messages, in whatever state, and say how many there were. Dedup records stay.
-        The history gets one `purged` event with their `count`, if any. Stages stay. All claims are gone; each
-        group keeps its epoch and `last`, which is also its `acked` from then on."""
-        ...
-
-    async def find(self, queue: str, id: str) -> Stored | None: ...
-
-    async def scan(
-        self, queue: str, *, status: Status | None, after: str | None, limit: int, max_bytes: int, now: int
-    ) -> Page:
-        """Browse without changing anything. Order and cursor are the store's own; while nothing changes,
-        following `next` gives every message once. A page may be shorter than `limit`."""
-        ...
-
-    async def held(self, token: str) -> list[Stored]:
-        """All messages whose receipt is `token`, in order of id."""
-        ...
-
-    async def counts(self, queue: str, *, now: int) -> Counts: ...
-
-    async def next_visible(self, queue: str, *, now: int) -> int | None:
-        """The earliest `visible_at` after `now` of a leased or delayed message; claims have none."""
-        ...
-
-    # Claims
-
-    async def open_claims(self, queue: str, group: str) -> ClaimGroup:
-        """Raise the epoch of a group by one; a group that is not there begins with 0."""
-        ...
-
-    async def claim(
-        self,
-        queue: str,
-        group: str,
-        *,
-        after: int,
-        epoch: int | None,
-        limit: int,
-        max_bytes: int,
-        fit: Fit,
-        consumer: str | None,
-        now: int,
-        keep_until: int,
-        keep: History,
-    ) -> Claimed:
-        """Ack all claims up to `after`, then give the next one. Harmless to repeat; a crash may fall between the two.
-
-        Refused, and nothing is changed: see `check_reader`. Acked messages leave the queue (`acked` in the
-        history) and stay readable by `claimed` until `keep_until`. If claim `after + 1` was made before, it is
-        the answer, acked or not; `ClaimGone` if it can no longer be read. Otherwise it is made, with
-        `made_at = now`, from up to `limit` messages that `consumer` could take and that are `fit`, in queue
-        order (`received` in the history, as with `take`); it stops before `max_bytes` is passed, but has at least
-        one. Those that could be taken but are not fit stay as they are and are answered, up to `UNFIT`; when
-        that many were met the claim may end there. Without any fit message there is no claim, and its number is
-        not used. With `limit` 0 nothing is made or given.
-        """
-        ...
-
-    async def find_claim(self, queue: str, group: str, number: int, *, now: int) -> Claim:
-        """One claim, held or acked; raise as `no_claim` says if it cannot be read at `now`."""
-        ...
-
-    async def claimed(
-        self, queue: str, group: str, number: int, *, start: int, stop: int, max_bytes: int, now: int
-    ) -> list[Portion]:
-        """The messages of a claim at the places from `start` up to `stop`, by priority (higher first), then id;
-        always the same, acked or not. Stops before `max_bytes` is passed, but gives at least one. Raises as
-        `find_claim`. Reads no more than it gives."""
-        ...
-
-    async def release_claims(self, queue: str, group: str, *, epoch: int | None, now: int, keep: History) -> int:
-        """Give all messages of claims that are not acked back (`released` in the history), ready at `now`, and
-        say how many. Those claims are gone; `last` stays and becomes `acked`. Raises as `check_reader`."""
-        ...
-
-    async def claim_groups(self, queue: str, *, now: int) -> list[ClaimGroup]:
-        """All groups by name, with the claims that can be read at `now` by number."""
-        ...
-
-    # Stages
-
-    async def stage(
-        self, queue: str, name: StageName, part: int, messages: Sequence[Message], *, now: int, until: int
-    ) -> tuple[int, int]:
-        """Keep messages as a part of a stage, all or none, until the stage is committed, discarded or runs out: how
-        many, and their bytes. A part that is there already stays as it is and is the answer. A stage runs out when
-        `until` of its last part has come. Raise `NoSpace` if the disk is nearly full."""
-        ...
-
-    async def commit_stages(
-        self,
-        queue: str,
-        job: str,
-        batch: str,
-        stages: Sequence[tuple[str, str]],
-        *,
-        now: int,
-        until: int,
-        reserve: Reserve,
-        dedup_until: int,
-        room: Room | None,
-        keep: History,
-    ) -> Committed:
-        """Put all messages of some stages, named (partition, attempt), into the queue, in that order and by part, in
-        one change that is made once per (job, batch) until `until`; later ones get its answer, `repeated`.
-
-        Each message gets `sent_at = now`, its times from now, and an id: parts follow each other in the ids that
-        are reserved, and `stretches` says where each message of a part is. Dedup ids, `room` and history are as in
-        `put`; a message that is not added leaves its id unused. All stages of the (job, batch) are gone then, also
-        those not named. Raise `StageUnknown` if one is not there at `now`, and `QueueFull`; nothing is changed then.
-        """
-        ...
-
-    async def discard_stages(self, queue: str, job: str, batch: str) -> int:
-        """Remove all stages of a (job, batch), and say how many there were."""
-        ...
-
-    async def stages(self, queue: str, *, now: int) -> list[Stage]:
-        """All stages that have not run out at `now`, by name."""
-        ...
-
-    # History and upkeep
-
-    async def history(self, *, after: int, limit: int, queue: str | None) -> HistoryPage:
-        """Up to `limit` records with offsets above `after`, of one queue if given. A page may be short
-        or empty though more follow; at the end `next` no longer rises."""
-        ...
-
-    async def history_span(self) -> HistorySpan: ...
-
-    async def trim_history(self, upto: int) -> None:
-        """Forget records with offsets up to `upto`, or a few less where they are stored together."""
-        ...
-
-    async def tidy(self, *, now: int, limit: int) -> int:
+    async def tidy(self, now: int, limit: int) -> int:
         """Remove up to about `limit` records that have no meaning any more (dedup records, stages and acked claims
         that ran out, remains of deleted queues); say how many."""
         ...
@@ -606,6 +362,34 @@ class Store(Protocol):
         could still be read are not among it; raises `InvalidRequest` if a claim is held."""
         ...
 
-    async def load(self, items: Sequence[Item], *, now: int) -> None:
+    async def load(self, items: Sequence[Item], now: int) -> None:
         """Take up a portion that any store dumped. The first portion comes to a store that is empty."""
         ...
+
+
+class SingleProcessStore(ABC):
+    """A store that only one broker has open: nobody else changes anything."""
+
+    shared = False
+
+    def __init__(self) -> None:
+        self.on_ready: ReadyHint = lambda queue, recipient, count: None
+        self.on_change: ChangeHint = lambda: None
+
+    async def check(self) -> None:
+        return
+
+    async def revision(self) -> int:
+        return 0
+
+    @abstractmethod
+    async def queues(self) -> dict[str, QueueSettings]: ...
+
+    @abstractmethod
+    async def save_queue(self, name: str, settings: QueueSettings) -> None: ...
+
+    async def change_queue(self, name: str, was: QueueSettings | None, settings: QueueSettings) -> bool:
+        if (await self.queues()).get(name) != was:
+            return False
+        await self.save_queue(name, settings)
+        return True

@@ -55,7 +55,6 @@ def left(
     id: str,
     size: int,
     now: int,
-    *,
     receives: int,
     consumer: str | None,
     held: int | None,

@@ -17,10 +17,12 @@ import msgspec
 from msgspec import Struct
 
 from miniq.errors import InvalidRequest, StoreError
-from miniq.message import Event, QueueSettings, Stored
+from miniq.message import Event, HistoryPage, HistorySpan, QueueSettings, Stored
 
 PORTION = 500
 PORTION_BYTES = 4 * 1024 * 1024
+EVENTS = 1000
+"""Events in one item."""
 MARK = "migration"
 """The kind of record that a store has while it is being filled."""
 
@@ -89,11 +91,19 @@ class Transferable(Protocol):
 
     def dump(self) -> AsyncIterator[list[Item]]: ...
 
-    async def load(self, items: Sequence[Item], *, now: int) -> None: ...
+    async def load(self, items: Sequence[Item], now: int) -> None: ...
 
     async def records(self, kind: str) -> dict[str, bytes]: ...
 
     async def save_record(self, kind: str, name: str, value: bytes | None) -> None: ...
+
+
+class History(Protocol):
+    """The history of a store, as far as it is read."""
+
+    async def read(self, after: int, limit: int, queue: str | None = None) -> HistoryPage: ...
+
+    async def span(self) -> HistorySpan: ...
 
 
 class Copied(Struct):
@@ -137,7 +147,7 @@ async def copy(
     await target.save_record(MARK, "incomplete", b"")
     copied = Copied(Counter(), Counter())
     async for portion in source.dump():
-        await target.load(portion, now=now)
+        await target.load(portion, now)
         copied.add(portion)
         told(copied)
     there, still = Copied(Counter(), Counter()), Copied(Counter(), Counter())
@@ -201,21 +211,32 @@ async def one_by_one(items: Iterable[Item]) -> AsyncIterator[Item]:
         yield item
 
 
-def no_held_claims(queue: str, group: str, held: int) -> InvalidRequest:
-    """Claims that are held cannot be moved; what a group has read so far can."""
-    return InvalidRequest(
-        f"from: group {group!r} holds {held} claims of queue {queue!r}; let its reader finish, or release them: "
-        f"`miniq claims release {queue} {group}`",
-        field="from",
-    )
+def at_rest(queue: str, staged: bool, readers: Iterable[tuple[Readers, int]]) -> Iterator[Readers]:
+    """The groups that read a queue by claims, given with how many claims each of them holds. Refuses a queue with held
+    claims or `staged` messages: those are not copied."""
+    if staged:
+        raise InvalidRequest(
+            f"from: queue {queue!r} has stages that are not committed yet; let their jobs finish, or discard them",
+            field="from",
+        )
+    for reader, held in readers:
+        if held:
+            raise InvalidRequest(
+                f"from: group {reader.group!r} holds {held} claims of queue {queue!r}; let its reader finish, or "
+                f"release them: `miniq claims release {queue} {reader.group}`",
+                field="from",
+            )
+        yield reader
 
 
-def no_stages(queue: str) -> InvalidRequest:
-    """What was uploaded and not committed is not copied."""
-    return InvalidRequest(
-        f"from: queue {queue!r} has stages that are not committed yet; let their jobs finish, or discard them",
-        field="from",
-    )
+async def history_of(history: History) -> AsyncIterator[Item]:
+    """All events."""
+    first = (await history.span()).first
+    yield HistoryStart(first)
+    after = first - 1
+    while records := (await history.read(after, EVENTS)).records:
+        yield Events(records[0].offset, [record.event for record in records])
+        after = records[-1].offset
 
 
 def is_fresh(item: Saved) -> bool:

@@ -13,7 +13,9 @@ from heapq import merge
 from operator import itemgetter
 
 from miniq.errors import InvalidRequest
-from miniq.message import Message, Page, Status, Stored
+from miniq.message import Message, Page, Stored
+from miniq.store.arguments import Scan
+from miniq.store.decisions import Budget
 from miniq.store.embedded import keys
 from miniq.store.embedded.blocks import Block, Shelf
 from miniq.store.embedded.kv import KV
@@ -21,13 +23,11 @@ from miniq.store.embedded.states import Run
 from miniq.store.embedded.window import Window
 
 
-def browse(
-    kv: KV, shelf: Shelf, status: Status | None, after: str | None, limit: int, max_bytes: int, now: int
-) -> Page:
+def browse(kv: KV, shelf: Shelf, scan: Scan) -> Page:
     """Messages in the order of their keys: in line first, then those that wait in groups."""
-    at, skip = (b"b", -1) if after is None else _open_cursor(after)
+    at, skip = (b"b", -1) if scan.after is None else _open_cursor(scan.after)
     found: list[Stored] = []
-    size = 0
+    budget = Budget(scan.limit, scan.max_bytes)
     cursor = (at, skip)
     for kind in (b"b", b"w"):
         if kind < at[:1]:
@@ -49,39 +49,36 @@ def browse(
                     continue
                 else:
                     stored = block.stored(place, message)
-                if status is not None and stored.status(now) != status:
+                if scan.status is not None and stored.status(scan.now) != scan.status:
                     continue
-                size += message.size
-                if len(found) == limit or (found and size > max_bytes):
+                if not budget.admits(message.size):
                     return Page(found, _cursor(*cursor))
                 found.append(stored)
                 cursor = (here, place)
     return Page(found, None)
 
 
-def browse_held(
-    window: Window, shelf: Shelf, status: Status, after: str | None, limit: int, max_bytes: int, now: int
-) -> Page:
+def browse_held(window: Window, shelf: Shelf, scan: Scan) -> Page:
     """Leased or delayed messages by id; all of them are known in memory. Those that are not written yet
     are not shown yet."""
+    after = scan.after
     runs = [
         _places(run, after)
         for run in shelf.runs()
         if run.block.arrives is None
-        and run.visible_at > now
-        and (run.receipt is None) == (status == "delayed")
+        and run.visible_at > scan.now
+        and (run.receipt is None) == (scan.status == "delayed")
         and (after is None or run.block.id_at(run.places.stop - 1) > after)
     ]
     found: list[Stored] = []
-    size = 0
+    budget = Budget(scan.limit, scan.max_bytes)
     last: Block | None = None
     messages: Sequence[Message] = ()
     for _, block, place in merge(*runs, key=itemgetter(0)):
         if block is not last:
             last, messages = block, window.look(block)
         message = messages[place]
-        size += message.size
-        if len(found) == limit or (found and size > max_bytes):
+        if not budget.admits(message.size):
             return Page(found, found[-1].message.id)
         found.append(block.stored(place, message))
     return Page(found, None)

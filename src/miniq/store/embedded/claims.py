@@ -16,33 +16,31 @@ from itertools import accumulate
 from msgspec.structs import replace
 
 from miniq.errors import StoreCorrupt
-from miniq.message import NEVER, Claim, ClaimGroup, EventName, History, Message, PlainBatch, Portion, Stored
-from miniq.store.contract import UNFIT, Claimed, Fit, ReadyHint, check_reader, claim_name, no_claim
+from miniq.message import NEVER, Claim, ClaimGroup, EventName, Message, PlainBatch, Portion, Stored
+from miniq.store.arguments import Change, NextClaim, Places
+from miniq.store.contract import UNFIT, Claimed, ClaimStore
+from miniq.store.decisions import check_reader, claim_name, ended, no_claim, plan_claim
 from miniq.store.embedded import keys
 from miniq.store.embedded.blocks import Block, HeldClaim, Readers, Shelf, check_there
-from miniq.store.embedded.commit import GroupCommit
+from miniq.store.embedded.core import Core
 from miniq.store.embedded.history import tell_left, tell_taken
-from miniq.store.embedded.kv import KV
-from miniq.store.embedded.ledger import Ledger
-from miniq.store.embedded.states import Run, States
-from miniq.store.embedded.window import Window, sizes_of
+from miniq.store.embedded.states import Run
+from miniq.store.embedded.window import sizes_of
 
 STEP_MESSAGES = 10_000
 STEP_BYTES = 4 * 1024 * 1024
 
 
-class Claims:
-    """Makes, reads, acks and releases the claims of all queues."""
+class Claims(ClaimStore):
+    """See `ClaimStore`."""
 
-    def __init__(
-        self, kv: KV, window: Window, ledger: Ledger, states: States, commit: GroupCommit, hint: ReadyHint
-    ) -> None:
-        self._kv = kv
-        self._window = window
-        self._ledger = ledger
-        self._states = states
-        self._commit = commit
-        self._hint = hint
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._kv = core.kv
+        self._window = core.window
+        self._ledger = core.ledger
+        self._states = core.states
+        self._commit = core.commit
 
     def load(self, shelf: Shelf) -> None:
         """Take up the claims of a queue after a start; its states are known already."""
@@ -68,65 +66,46 @@ class Claims:
 
     # The calls
 
-    async def open(self, shelf: Shelf, name: str) -> ClaimGroup:
-        """See `Store.open_claims`."""
-        readers = shelf.readers.setdefault(name, Readers(name))
+    async def open(self, queue: str, group: str) -> ClaimGroup:
+        shelf = self._core.shelf(queue)
+        readers = shelf.readers.setdefault(group, Readers(group))
         readers.epoch += 1
         self._save(shelf, readers)
-        epoch, acked, last = readers.epoch, readers.acked, readers.last
+        state = _state(readers)
         await self._commit.commit(sync=True)
-        return ClaimGroup(name, epoch, acked, last)
+        return state
 
-    async def claim(
-        self,
-        shelf: Shelf,
-        name: str,
-        after: int,
-        epoch: int | None,
-        limit: int,
-        max_bytes: int,
-        fit: Fit,
-        consumer: str | None,
-        now: int,
-        keep_until: int,
-        keep: History,
-    ) -> Claimed:
-        """See `Store.claim`."""
-        readers = shelf.readers.setdefault(name, Readers(name))
+    async def next(self, queue: str, group: str, asked: NextClaim) -> Claimed:
+        return await self._core.unless_emptied(queue, lambda shelf: self._next(shelf, group, asked))
+
+    async def _next(self, shelf: Shelf, group: str, asked: NextClaim) -> Claimed:
+        readers = shelf.readers.setdefault(group, Readers(group))
         async with readers.lock:
             check_there(shelf)
-            check_reader(_state(readers), epoch, after)
-            number = after + 1
-            made = self.find(shelf, name, number, now) if limit and number <= readers.last else None
-            acked = await self._ack(shelf, readers, after, now, keep_until, keep)
-            if not limit:
-                return Claimed(None, readers.epoch, acked=acked)
-            if made is not None:
+            plan = plan_claim(_state(readers), _readable(readers, asked.number, asked.now), asked)
+            acked = await self._ack(shelf, readers, plan.ack, asked)
+            if plan.give is not None:
                 await self._commit.settle()
-                return Claimed(made, readers.epoch, acked=acked)
-            made, unfit = await self._make(shelf, readers, limit, max_bytes, fit, consumer, now, keep)
+            if not plan.make:
+                return Claimed(plan.give, readers.epoch, acked=acked)
+            made, unfit = await self._make(shelf, readers, asked)
             return Claimed(made, readers.epoch, made is not None, acked, unfit)
 
-    def find(self, shelf: Shelf, name: str, number: int, now: int) -> Claim:
-        """See `Store.find_claim`."""
-        readers = shelf.readers.get(name) or Readers(name)
-        held, kept = readers.held.get(number), readers.kept.get(number)
-        if held is not None and held.ends:
-            return held.claim
-        if kept is not None and kept.until > now:
-            return kept.claim
-        raise no_claim(_state(readers), number)
+    async def find(self, queue: str, group: str, number: int, now: int) -> Claim:
+        readers = self._core.shelf(queue).readers.get(group) or Readers(group)
+        claim = _readable(readers, number, now)
+        if claim is None:
+            raise no_claim(_state(readers), number)
+        return claim
 
-    def read(
-        self, shelf: Shelf, name: str, number: int, start: int, stop: int, max_bytes: int, now: int
-    ) -> list[Portion]:
-        """See `Store.claimed`."""
-        self.find(shelf, name, number, now)
-        held = shelf.readers[name].held.get(number)
+    async def read(self, queue: str, group: str, number: int, places: Places) -> list[Portion]:
+        await self.find(queue, group, number, places.now)
+        shelf, start, stop = self._core.shelf(queue), places.start, places.stop
+        held = shelf.readers[group].held.get(number)
         found: list[Portion] = []
-        left = max_bytes
+        left = places.max_bytes
         for block, first, last, receives in (
-            self._kept_blocks(shelf, name, number, start, stop)
+            self._kept_blocks(shelf, group, number, start, stop)
             if held is None
             else self._held_blocks(held, start, stop)
         ):
@@ -140,9 +119,11 @@ class Claims:
             found.append(Portion(messages, receives))
         return found
 
-    async def release(self, shelf: Shelf, name: str, epoch: int | None, now: int, keep: History) -> int:
-        """See `Store.release_claims`."""
-        readers = shelf.readers.get(name) or Readers(name)
+    async def release(self, queue: str, group: str, epoch: int | None, change: Change) -> int:
+        return await self._core.unless_emptied(queue, lambda shelf: self._release(shelf, group, epoch, change))
+
+    async def _release(self, shelf: Shelf, group: str, epoch: int | None, change: Change) -> int:
+        readers = shelf.readers.get(group) or Readers(group)
         async with readers.lock:
             # What an ack that was cut off has copied has to be on disk, to be found and removed.
             await self._commit.settle()
@@ -152,22 +133,22 @@ class Claims:
             ops = self._commit.batch.ops
             for number, held in list(readers.held.items()):
                 for run in held.runs:
-                    if keep != "off":
-                        self._tell(shelf, run, "released", now)
-                    self._states.give(shelf, run.block, run.places, now, run.receives, None, None, 0)
-                    self._hint(shelf.name, run.block.owner or None, len(run.places))
+                    if change.keep != "off":
+                        self._tell(shelf, run, "released", change.now)
+                    self._states.give(shelf, run.block, run.places, change.now, run.receives, None, None, 0)
+                    self._core.hint(shelf.name, run.block.owner or None, len(run.places))
                 released += held.claim.messages
-                ops.append((keys.claim_key(shelf.number, name, number), None))
-                self._remove_kept(shelf, name, number, 2**31)
+                ops.append((keys.claim_key(shelf.number, group, number), None))
+                self._remove_kept(shelf, group, number, 2**31)
             if readers.held:
                 readers.held.clear()
-                readers.acked = readers.last
+                readers.acked = ended(_state(readers)).acked
                 self._save(shelf, readers)
                 await self._commit.commit(sync=True)
             return released
 
-    def groups(self, shelf: Shelf, now: int) -> list[ClaimGroup]:
-        """See `Store.claim_groups`."""
+    async def groups(self, queue: str, now: int) -> list[ClaimGroup]:
+        shelf = self._core.shelf(queue)
         found = []
         for _, readers in sorted(shelf.readers.items()):
             if _is_real(readers):
@@ -186,7 +167,8 @@ class Claims:
         """A queue is emptied: its claims are gone, and their numbers stay used."""
         for name, readers in old.readers.items():
             if _is_real(readers):
-                kept = fresh.readers[name] = Readers(name, readers.epoch, readers.last, readers.last)
+                state = ended(_state(readers))
+                kept = fresh.readers[name] = Readers(name, state.epoch, state.acked, state.last)
                 self._save(fresh, kept)
 
     def tidy(self, shelves: Iterable[Shelf], now: int, limit: int) -> None:
@@ -202,24 +184,14 @@ class Claims:
 
     # Making
 
-    async def _make(
-        self,
-        shelf: Shelf,
-        readers: Readers,
-        limit: int,
-        max_bytes: int,
-        fit: Fit,
-        consumer: str | None,
-        now: int,
-        keep: History,
-    ) -> tuple[Claim | None, list[Stored]]:
-        number = readers.last + 1
-        making = _Making(HeldClaim(Claim(number, 0, 0, now), []), claim_name(readers.name, number), max_bytes)
+    async def _make(self, shelf: Shelf, readers: Readers, asked: NextClaim) -> tuple[Claim | None, list[Stored]]:
+        number, now = asked.number, asked.now
+        making = _Making(HeldClaim(Claim(number, 0, 0, now), []), claim_name(readers.name, number), asked)
         held = making.held
         self._states.wake(shelf, now)
         try:
             while True:
-                more = self._gather(shelf, readers.name, making, limit, fit, consumer, now, keep)
+                more = self._gather(shelf, readers.name, making)
                 if held.claim.messages:
                     # Whatever is written together with this, the claim is whole: as large as its record says.
                     self._commit.batch.ops.append(
@@ -242,29 +214,19 @@ class Claims:
         await self._commit.commit(sync=True)
         return held.claim, list(making.unfit.values())
 
-    def _gather(
-        self,
-        shelf: Shelf,
-        name: str,
-        making: _Making,
-        limit: int,
-        fit: Fit,
-        consumer: str | None,
-        now: int,
-        keep: History,
-    ) -> bool:
+    def _gather(self, shelf: Shelf, name: str, making: _Making) -> bool:
         """Put the next messages in line into a claim, and say whether there may be more for it."""
-        claim = making.held.claim
+        claim, limit = making.held.claim, making.asked.limit
         before, count, size = claim.messages, claim.messages, claim.bytes
         full = False
-        for lanes in self._window.lanes(shelf, consumer):
+        for lanes in self._window.lanes(shelf, making.asked.consumer):
             while not full and count - before < STEP_MESSAGES:
                 picked = self._window.pick(shelf, lanes, limit - count, NEVER, True)
                 if picked is None:
                     break
                 block, places, old = picked
-                for part in self._fit(shelf, making, block, places, old, fit, now):
-                    taken, bytes = self._freeze(shelf, name, making, block, part, old, size, now, keep)
+                for part in self._fit(shelf, making, block, places, old):
+                    taken, bytes = self._freeze(shelf, name, making, block, part, old, size)
                     count += taken
                     size += bytes
                     if taken < len(part):
@@ -278,20 +240,19 @@ class Claims:
         making.held.claim = replace(claim, messages=count, bytes=size)
         return not full and count - before >= STEP_MESSAGES
 
-    def _fit(
-        self, shelf: Shelf, making: _Making, block: Block, places: range, old: Run | None, fit: Fit, now: int
-    ) -> list[range]:
+    def _fit(self, shelf: Shelf, making: _Making, block: Block, places: range, old: Run | None) -> list[range]:
         """The stretches of a block that a claim may have. The others keep their state, and are put back in line
         when the claim is made."""
         receives = 0 if old is None else old.receives
+        fit, now = making.asked.fit, making.asked.now
         messages = self._window.load(block)
-        if isinstance(messages, PlainBatch) and messages.sent_at > fit.since and receives < fit.receives:
+        if isinstance(messages, PlainBatch) and fit.allows_batch(messages, receives):
             return [places]
         parts: list[range] = []
         start = places.start
         for place in places:
             message = messages[place]
-            if fit.takes(message, receives, now):
+            if fit.refusal(message, receives, now) is None:
                 continue
             if place > start:
                 parts.append(range(start, place))
@@ -321,25 +282,24 @@ class Claims:
         places: range,
         old: Run | None,
         size: int,
-        now: int,
-        keep: History,
     ) -> tuple[int, int]:
         """Put neighbours into a claim that has `size` bytes, as many as fit into it: how many, and their bytes."""
+        asked = making.asked
         sizes = self._window.sizes(block)[places.start : places.stop]
         total = sum(sizes)
-        if size + total > making.max_bytes:
-            count = _fitting(sizes, making.max_bytes - size) or (0 if making.held.runs else 1)
+        if size + total > asked.max_bytes:
+            count = _fitting(sizes, asked.max_bytes - size) or (0 if making.held.runs else 1)
             if not count:
                 return 0, 0
             sizes = sizes[:count]
             total = sum(sizes)
             places = range(places.start, places.start + count)
         receives = 1 if old is None else old.receives + 1
-        run = self._states.give(shelf, block, places, NEVER, receives, making.receipt, name, now)
+        run = self._states.give(shelf, block, places, NEVER, receives, making.receipt, name, asked.now)
         making.held.runs.append(run)
-        if keep != "off":
+        if asked.keep != "off":
             message = self._window.load(block)[places.start]
-            tell_taken(self._commit.batch, message, sizes, old, receives, name, now)
+            tell_taken(self._commit.batch, message, sizes, old, receives, name, asked.now)
         return len(places), total
 
     def _let_go(self, block: Block) -> None:
@@ -376,15 +336,15 @@ class Claims:
 
     # Ending
 
-    async def _ack(self, shelf: Shelf, readers: Readers, upto: int, now: int, keep_until: int, keep: History) -> int:
-        acked = 0
-        for number in range(readers.acked + 1, upto + 1):
+    async def _ack(self, shelf: Shelf, readers: Readers, numbers: range, asked: NextClaim) -> int:
+        acked, now, keep_until = 0, asked.now, asked.keep_until
+        for number in numbers:
             held = readers.held[number]
             if keep_until > now:
                 await self._copy(shelf, readers, number, held)
             touched: dict[Block, None] = {}
             for place, run in enumerate(held.runs):
-                if keep != "off":
+                if asked.keep != "off":
                     self._tell(shelf, run, "acked", now)
                 self._ledger.remove_run(shelf, run, 0 if place else held.claim.bytes)
                 touched[run.block] = None
@@ -447,12 +407,12 @@ class Claims:
 class _Making:
     """A claim that is being made."""
 
-    __slots__ = ("held", "max_bytes", "met_again", "receipt", "unfit")
+    __slots__ = ("asked", "held", "met_again", "receipt", "unfit")
 
-    def __init__(self, held: HeldClaim, receipt: str, max_bytes: int) -> None:
+    def __init__(self, held: HeldClaim, receipt: str, asked: NextClaim) -> None:
         self.held = held
         self.receipt = receipt
-        self.max_bytes = max_bytes
+        self.asked = asked
         self.unfit: dict[str, Stored] = {}
         self.met_again = False
         """Whether a message that was passed over came back in line before the claim was made."""
@@ -460,6 +420,14 @@ class _Making:
 
 def _state(readers: Readers, claims: Sequence[Claim] = ()) -> ClaimGroup:
     return ClaimGroup(readers.name, readers.epoch, readers.acked, readers.last, list(claims))
+
+
+def _readable(readers: Readers, number: int, now: int) -> Claim | None:
+    """A claim that can be read."""
+    held, kept = readers.held.get(number), readers.kept.get(number)
+    if held is not None and held.ends:
+        return held.claim
+    return kept.claim if kept is not None and kept.until > now else None
 
 
 def _is_real(readers: Readers) -> bool:

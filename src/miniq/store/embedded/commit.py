@@ -117,6 +117,11 @@ class GroupCommit:
         if error is not None:
             raise error
 
+    def check(self) -> None:
+        """Raise if new calls are refused."""
+        if self.refusal is not None:
+            raise self.refusal
+
     async def close(self) -> None:
         """Write what is staged, end the thread, refuse everything after."""
         closed = Closed("the store is closed")

@@ -6,7 +6,7 @@ block again, unless they have a state of their own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from itertools import groupby
 
 from miniq.message import Stored
@@ -14,27 +14,31 @@ from miniq.store import transfer
 from miniq.store.contract import ByName
 from miniq.store.embedded import keys
 from miniq.store.embedded.blocks import Shelf
-from miniq.store.embedded.commit import GroupCommit
-from miniq.store.embedded.history import HistoryLog
+from miniq.store.embedded.core import Core
 from miniq.store.embedded.keys import EventRun
 from miniq.store.embedded.kv import KV
 from miniq.store.embedded.ledger import Ledger
 from miniq.store.transfer import Item, Saved
 
-EVENTS = 1000
 
-
-def dump(kv: KV, shelves: ByName[Shelf], log: HistoryLog, last_id: str) -> Iterator[Item]:
+async def dump(core: Core) -> AsyncIterator[Item]:
     """Everything, once nothing is staged."""
+    async for item in transfer.one_by_one(_items(core.kv, core.shelves, core.ledger.last_id)):
+        yield item
+    async for item in transfer.history_of(core.history):
+        yield item
+
+
+def _items(kv: KV, shelves: ByName[Shelf], last_id: str) -> Iterator[Item]:
     for shelf in shelves.values():
         yield transfer.Queue(shelf.name, shelf.settings)
         prefix = keys.stage_prefix(shelf.serial)
-        if any(True for _ in kv.scan(prefix, keys.after(prefix))):
-            raise transfer.no_stages(shelf.name)
-        for name, readers in shelf.readers.items():
-            if readers.held:
-                raise transfer.no_held_claims(shelf.name, name, len(readers.held))
-            yield transfer.Readers(shelf.name, name, readers.epoch, readers.last)
+        staged = any(True for _ in kv.scan(prefix, keys.after(prefix)))
+        readers = [
+            (transfer.Readers(shelf.name, name, one.epoch, one.last), len(one.held))
+            for name, one in shelf.readers.items()
+        ]
+        yield from transfer.at_rest(shelf.name, staged, readers)
     for key, value in kv.scan(b"k", keys.after(b"k")):
         kind, name = keys.read_record_key(key)
         if kind != transfer.MARK:
@@ -46,12 +50,6 @@ def dump(kv: KV, shelves: ByName[Shelf], log: HistoryLog, last_id: str) -> Itera
         for key, value in kv.scan(prefix, keys.after(prefix)):
             record = keys.decode_dedup(value)
             yield transfer.Dedup(shelf.name, key[len(prefix) :].decode(), record.id, record.until)
-    span = log.span()
-    yield transfer.HistoryStart(span.first)
-    after = span.first - 1
-    while records := log.read(after, EVENTS, None).records:
-        yield transfer.Events(records[0].offset, [record.event for record in records])
-        after = records[-1].offset
 
 
 def _messages(kv: KV, shelf: Shelf) -> Iterator[Saved]:
@@ -70,10 +68,9 @@ def _messages(kv: KV, shelf: Shelf) -> Iterator[Saved]:
                     yield Saved(block.stored(place, message), taken_at)
 
 
-def load(
-    items: Sequence[Item], shelves: ByName[Shelf], ledger: Ledger, log: HistoryLog, commit: GroupCommit, now: int
-) -> None:
+def load(items: Sequence[Item], core: Core, now: int) -> None:
     """Stage items; queues and readers are not among them."""
+    commit, shelves, ledger = core.commit, core.shelves, core.ledger
     ops = commit.batch.ops
     for item in items:
         if isinstance(item, transfer.Record):
@@ -82,7 +79,7 @@ def load(
             record = keys.DedupRecord(item.said, item.until)
             ops.append((keys.dedup_key(shelves[item.queue].serial, item.name), keys.encode(record)))
         elif isinstance(item, transfer.HistoryStart):
-            log.begin(item.offset, ops)
+            core.history.begin(item.offset, ops)
         elif isinstance(item, transfer.Events):
             commit.batch.events += [EventRun(event) for event in item.events]
     saved = [item for item in items if isinstance(item, Saved)]

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 from miniq.ids import from_spans, spans
-from miniq.message import Message, PlainBatch
+from miniq.message import PlainBatch
 from miniq.store.embedded import keys
 from miniq.store.embedded.blocks import Shelf
 from miniq.store.embedded.commit import GroupCommit
 from miniq.store.embedded.kv import KV
-from miniq.store.names import call_record, commit_name
+from miniq.store.names import call_record
 
 
 class DedupRecords:
@@ -64,31 +64,6 @@ class DedupRecords:
         fresh = parcel[: len(bodies)]
         fresh.bodies = bodies
         return fresh, answers
-
-    def committed(self, shelf: Shelf, job: str, batch: str, now: int) -> int | None:
-        """How many messages a batch of a job brought when it was committed."""
-        said = self.standing(shelf, call_record(commit_name(job, batch)), now)
-        return None if said is None else int(said)
-
-    def remember_commit(self, shelf: Shelf, job: str, batch: str, count: int, until: int) -> None:
-        self.remember(shelf, {call_record(commit_name(job, batch)): str(count)}, until)
-
-    def sift(
-        self, shelf: Shelf, messages: Sequence[Message], ids: list[str], now: int
-    ) -> tuple[list[Message], dict[str, str]]:
-        """The messages that are new, and the dedup ids they bring; `ids` gets those that stand."""
-        fresh: list[Message] = []
-        brought: dict[str, str] = {}
-        for place, message in enumerate(messages):
-            dedup_id = message.dedup_id
-            if dedup_id is not None:
-                first = brought.get(dedup_id) or self.standing(shelf, dedup_id, now)
-                if first is not None:
-                    ids[place] = first
-                    continue
-                brought[dedup_id] = message.id
-            fresh.append(message)
-        return fresh, brought
 
     def remember(self, shelf: Shelf, dedup: dict[str, str], until: int) -> None:
         """Stage records."""

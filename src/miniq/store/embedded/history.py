@@ -13,9 +13,10 @@ import msgspec
 from miniq.ids import ids_from
 from miniq.message import Event, EventName, HistoryPage, HistoryRecord, HistorySpan, Message
 from miniq.store import events
+from miniq.store.contract import HistoryStore
 from miniq.store.embedded import keys
 from miniq.store.embedded.blocks import Block, Shelf
-from miniq.store.embedded.commit import Batch
+from miniq.store.embedded.commit import Batch, GroupCommit
 from miniq.store.embedded.keys import EventRun
 from miniq.store.embedded.kv import KV, Op
 from miniq.store.embedded.states import Run
@@ -25,9 +26,12 @@ RECORD_BYTES = 1024 * 1024
 EXAMINED = 20_000
 
 
-class HistoryLog:
-    def __init__(self, kv: KV) -> None:
+class HistoryLog(HistoryStore):
+    """See `HistoryStore`."""
+
+    def __init__(self, kv: KV, commit: GroupCommit) -> None:
         self._kv = kv
+        self._commit = commit
         head = kv.get(keys.HISTORY_HEAD)
         last = kv.last(keys.history_key(0), keys.after(b"h"))
         found = keys.HistoryHead(1, 0) if head is None else keys.decode_head(head)
@@ -54,8 +58,9 @@ class HistoryLog:
             self._append(part, ops)
         ops.append((keys.HISTORY_HEAD, keys.encode(keys.HistoryHead(self._first, self._bytes))))
 
-    def read(self, after: int, limit: int, queue: str | None) -> HistoryPage:
-        """See `Store.history`. Looks at a bounded number of events."""
+    async def read(self, after: int, limit: int, queue: str | None = None) -> HistoryPage:
+        """Looks at a bounded number of events."""
+        self._commit.check()
         found: list[HistoryRecord] = []
         looked = 0
         for key, value in self._kv.scan(keys.history_key(max(after + 1, self._first)), keys.after(b"h")):
@@ -80,15 +85,19 @@ class HistoryLog:
                 break
         return HistoryPage(found, after)
 
-    def span(self) -> HistorySpan:
+    async def span(self) -> HistorySpan:
+        self._commit.check()
         oldest = None
         if self._last >= self._first:
-            page = self.read(self._first - 1, 1, None)
+            page = await self.read(self._first - 1, 1)
             oldest = page.records[0].event.at if page.records else None
         return HistorySpan(self._first, self._last, self._bytes, oldest)
 
-    def trim(self, upto: int, ops: list[Op]) -> None:
-        """Stage the removal of whole records up to an offset, a bounded number of them."""
+    async def trim(self, upto: int) -> None:
+        """Removes whole records, a bounded number of them."""
+        self._commit.check()
+        await self._commit.settle()
+        ops = self._commit.batch.ops
         removed = 0
         for key, value in self._kv.scan(keys.history_key(self._first), keys.after(b"h")):
             last = keys.offset_of(key)
@@ -100,6 +109,7 @@ class HistoryLog:
             removed += 1
         if removed:
             ops.append((keys.HISTORY_HEAD, keys.encode(keys.HistoryHead(self._first, self._bytes))))
+        await self._commit.settle()
 
     def _append(self, runs: list[EventRun], ops: list[Op]) -> None:
         value = keys.encode(runs)
@@ -137,16 +147,9 @@ def tell_taken(
 ) -> None:
     """One message, or the first of several neighbours that are fresh or had one delay, was handed out."""
     if old is not None and old.receipt is not None:
+        held = old.visible_at - old.taken_at
         event = events.left(
-            "expired",
-            message.queue,
-            message.id,
-            message.size,
-            now,
-            receives=old.receives,
-            consumer=old.consumer,
-            held=old.visible_at - old.taken_at,
-            reason="lease",
+            "expired", message.queue, message.id, message.size, now, old.receives, old.consumer, held, "lease"
         )
         batch.events.append(EventRun(event))
     since = message.due_at if old is None else old.visible_at
@@ -166,16 +169,10 @@ def tell_left(
 ) -> None:
     """One message, or the first of several neighbours that share a state, has left."""
     run = block.runs[place]
-    leased = run is not None and run.receipt is not None
-    told = events.left(
-        event,
-        shelf.name,
-        block.id_at(place),
-        window.sizes(block)[place],
-        now,
-        receives=0 if run is None else run.receives,
-        consumer=None if run is None else run.consumer,
-        held=now - run.taken_at if run is not None and leased else None,
-        reason=reason,
-    )
+    receives, consumer, held = 0, None, None
+    if run is not None:
+        receives, consumer = run.receives, run.consumer
+        held = None if run.receipt is None else now - run.taken_at
+    id, size = block.id_at(place), window.sizes(block)[place]
+    told = events.left(event, shelf.name, id, size, now, receives, consumer, held, reason)
     batch.events.append(event_run(told, sizes))

@@ -49,8 +49,8 @@ from msgspec import Struct
 
 from miniq.errors import StoreCorrupt
 from miniq.ids import ids_from
-from miniq.message import Claim, Event, Message, PlainBatch, QueueSettings, StageName
-from miniq.store.contract import committed
+from miniq.message import Claim, Event, Message, PlainBatch, QueueSettings, StageName, is_plain
+from miniq.store.decisions import committed
 
 FORMAT = 1
 
@@ -221,17 +221,7 @@ def encode_block(messages: Sequence[Message]) -> bytes:
     first = messages[0]
     kind, sent_at = first.content_type, first.sent_at
     for message in messages:
-        if (
-            message.headers is not None
-            or message.key is not None
-            or message.expires_at is not None
-            or message.dedup_id is not None
-            or message.recipient is not None
-            or message.group is not None
-            or message.dead is not None
-            or message.content_type != kind
-            or message.sent_at != sent_at
-        ):
+        if message.content_type != kind or message.sent_at != sent_at or not is_plain(message):
             return encode(MixedBlock(list(messages)))
     bodies = [message.body for message in messages]
     return encode(PlainBlock(first.id, first.queue, sent_at, first.due_at, kind, first.priority, bodies))

@@ -1,7 +1,7 @@
 """The messages of the embedded store: added, handed out, removed, given another time, edited, moved, looked at.
 
 Each call checks its fences here, lets the ledger change memory and stage what has to be written, and waits for the
-group commit. `EmbeddedStore` in `store.py` is made of this and of what is not about single messages.
+group commit.
 """
 
 from __future__ import annotations
@@ -10,62 +10,36 @@ from collections.abc import Sequence
 from itertools import repeat
 
 from miniq.ids import sent_ms
-from miniq.message import (
-    NEVER,
-    Counts,
-    EventName,
-    History,
-    Message,
-    Outcome,
-    Page,
-    PlainBatch,
-    Status,
-    Stored,
-)
+from miniq.message import NEVER, Counts, History, Message, Outcome, Page, PlainBatch, Stored
 from miniq.store import events
-from miniq.store.contract import ANY, FREE, ByName, Edit, Fence, Once, Room, SingleProcessStore, check_room
+from miniq.store.arguments import Change, Edit, Fence, NewTime, Put, Scan, Take
+from miniq.store.contract import MessageStore
+from miniq.store.decisions import check_room, fence, sift, size_of
 from miniq.store.embedded.blocks import Block, Shelf
 from miniq.store.embedded.browse import browse, browse_held
-from miniq.store.embedded.commit import GroupCommit
-from miniq.store.embedded.dedup import DedupRecords
-from miniq.store.embedded.folder import Space
+from miniq.store.embedded.claims import Claims
+from miniq.store.embedded.core import Core
 from miniq.store.embedded.history import event_run, tell_left, tell_taken
 from miniq.store.embedded.keys import EventRun
-from miniq.store.embedded.kv import KV
-from miniq.store.embedded.ledger import Ledger
-from miniq.store.embedded.states import Run, States
-from miniq.store.embedded.window import Window
+from miniq.store.embedded.states import Run
 
 
-class EmbeddedMessages(SingleProcessStore):
-    """The part of the store's contract that is about messages. The parts that it works on are set by `open`."""
+class Messages(MessageStore):
+    """See `MessageStore`."""
 
-    _kv: KV
-    _commit: GroupCommit
-    _space: Space
-    _shelves: ByName[Shelf]
-    _ledger: Ledger
-    _states: States
-    _window: Window
-    _dedup: DedupRecords
-    _sync_takes: bool
+    def __init__(self, core: Core, claims: Claims, sync_takes: bool) -> None:
+        self._core = core
+        self._shelf = core.shelf
+        self._commit = core.commit
+        self._ledger = core.ledger
+        self._states = core.states
+        self._window = core.window
+        self._dedup = core.dedup
+        self._claims = claims
+        self._sync_takes = sync_takes
 
-    def _shelf(self, queue: str) -> Shelf:
-        """A queue in memory; raises if there is none, or if the store is closed or has failed."""
-        if self._commit.refusal is not None:
-            raise self._commit.refusal
-        return self._shelves[queue]
-
-    async def put(
-        self,
-        messages: Sequence[Message],
-        *,
-        now: int,
-        dedup_until: int,
-        room: Room | None,
-        keep: History,
-        call: Once | None = None,
-    ) -> list[str]:
+    async def put(self, messages: Sequence[Message], put: Put) -> list[str]:
+        now, call = put.now, put.call
         if isinstance(messages, PlainBatch):
             shelf, ids = self._shelf(messages.queue), messages.ids
             size = sum(map(len, messages.bodies))
@@ -74,63 +48,54 @@ class EmbeddedMessages(SingleProcessStore):
             shelf, ids = self._shelf(messages[0].queue), [message.id for message in messages]
             size = sum([len(message.body) for message in messages])
             deduped = any(message.dedup_id for message in messages)
-        self._space.check(size, len(ids))
+        self._core.space.check(size, len(ids))
         fresh = messages
-        dedup: dict[str, str] = {}
+        brought: dict[str, str] = {}
         if call is not None:
             given = self._dedup.ids_of_call(shelf, call.name, now)
             if given is not None:
                 await self._commit.settle()
                 return given
         if deduped:
-            fresh, dedup = self._dedup.sift(shelf, messages, ids, now)
+            sifted = sift(messages, lambda name: self._dedup.standing(shelf, name, now))
+            fresh, ids, brought = sifted.fresh, sifted.ids, sifted.brought
             if not fresh:
                 await self._commit.settle()
                 return ids
-        if room is not None:
-            check_room(room, shelf.count, shelf.size, fresh)
+        if put.room is not None:
+            check_room(put.room, shelf.name, (shelf.count, shelf.size), (len(fresh), size_of(fresh)))
         if call is not None:
             self._dedup.remember_call(shelf, call.name, ids, call.until)
-        if dedup:
-            self._dedup.remember(shelf, dedup, dedup_until)
+        if brought:
+            self._dedup.remember(shelf, brought, put.dedup_until)
         blocks = self._ledger.arrive(shelf, fresh, now)
-        if keep != "off":
-            self._tell_sent(blocks, fresh, now, keep)
+        if put.keep != "off":
+            self._tell_sent(blocks, fresh, now, put.keep)
         await self._commit.commit(sync=True)
         return ids
 
     async def put_each(
-        self, parcel: PlainBatch, calls: Sequence[str | None], *, now: int, until: int, keep: History
+        self, batch: PlainBatch, calls: Sequence[str | None], until: int, change: Change
     ) -> list[list[str]]:
-        shelf = self._shelf(parcel.queue)
-        self._space.check(parcel.size, len(parcel.ids))
-        fresh, answers = self._dedup.sift_calls(shelf, parcel, calls, now, until)
+        shelf = self._shelf(batch.queue)
+        self._core.space.check(batch.size, len(batch.ids))
+        fresh, answers = self._dedup.sift_calls(shelf, batch, calls, change.now, until)
         if not fresh.ids:
             await self._commit.settle()
             return answers
-        blocks = self._ledger.arrive(shelf, fresh, now)
-        if keep != "off":
-            self._tell_sent(blocks, fresh, now, keep)
+        blocks = self._ledger.arrive(shelf, fresh, change.now)
+        if change.keep != "off":
+            self._tell_sent(blocks, fresh, change.now, change.keep)
         await self._commit.commit(sync=True)
         return answers
 
-    async def take(
-        self,
-        queue: str,
-        *,
-        limit: int,
-        max_bytes: int,
-        now: int,
-        until: int,
-        token: str,
-        consumer: str | None,
-        keep: History,
-    ) -> list[Stored]:
+    async def take(self, queue: str, take: Take) -> list[Stored]:
+        now, until, token, consumer = take.now, take.until, take.token, take.consumer
         shelf = self._shelf(queue)
         states, window = self._states, self._window
         states.wake(shelf, now)
         handed: list[tuple[Sequence[Message], int]] = []
-        left, left_bytes = limit, max_bytes
+        left, left_bytes = take.limit, take.max_bytes
         for lanes in window.lanes(shelf, consumer):
             while left and left_bytes >= 0:
                 picked = window.pick(shelf, lanes, left, left_bytes, not handed)
@@ -153,7 +118,7 @@ class EmbeddedMessages(SingleProcessStore):
                 handed.append((messages, receives))
                 left -= count
                 left_bytes -= sum(sizes)
-                if keep != "off":
+                if take.keep != "off":
                     tell_taken(self._commit.batch, messages[0], sizes, old, receives, consumer, now)
         if handed:
             await self._commit.commit(sync=self._sync_takes)
@@ -162,25 +127,17 @@ class EmbeddedMessages(SingleProcessStore):
             taken += map(Stored, messages, repeat(until), repeat(receives), repeat(token), repeat(consumer))
         return taken
 
-    async def drop(
-        self,
-        queue: str,
-        fences: Sequence[Fence],
-        *,
-        now: int,
-        event: EventName,
-        reason: str | None,
-        keep: History,
-    ) -> list[Outcome]:
+    async def drop(self, queue: str, fences: Sequence[Fence], change: Change) -> list[Outcome]:
+        told, now, reason = change.told, change.now, change.reason
         shelf = self._shelf(queue)
         batch = self._commit.batch
         outcomes: list[Outcome] = []
         touched: dict[Block, None] = {}
         for run in _whole_runs(shelf, fences):
             block, places = run.block, run.places
-            if keep != "off":
+            if told is not None:
                 sizes = self._window.sizes(block)[places.start : places.stop]
-                tell_left(batch, self._window, event, shelf, block, places.start, now, reason, sizes)
+                tell_left(batch, self._window, told, shelf, block, places.start, now, reason, sizes)
             self._ledger.remove_run(shelf, run)
             touched[block] = None
             outcomes += ["done"] * len(places)
@@ -190,25 +147,16 @@ class EmbeddedMessages(SingleProcessStore):
             outcomes.append(outcome)
             if found is not None and outcome == "done":
                 block, place = found
-                if keep != "off":
-                    tell_left(batch, self._window, event, shelf, block, place, now, reason)
+                if told is not None:
+                    tell_left(batch, self._window, told, shelf, block, place, now, reason)
                 self._ledger.remove(shelf, block, place)
                 shelf.blocks[block.name] = block
                 touched[block] = None
         await self._finish(shelf, touched)
         return outcomes
 
-    async def reschedule(
-        self,
-        queue: str,
-        fences: Sequence[Fence],
-        *,
-        now: int,
-        visible_at: int,
-        release: bool,
-        event: EventName | None,
-        keep: History,
-    ) -> list[Outcome]:
+    async def reschedule(self, queue: str, fences: Sequence[Fence], to: NewTime, change: Change) -> list[Outcome]:
+        told, now = change.told, change.now
         shelf = self._shelf(queue)
         outcomes: list[Outcome] = []
         changed = False
@@ -225,24 +173,25 @@ class EmbeddedMessages(SingleProcessStore):
                     stretch = (block, stretch[1], place + 1, run)
                 else:
                     if stretch is not None:
-                        self._set_time(shelf, stretch, visible_at, release)
+                        self._set_time(shelf, stretch, to)
                         run = block.runs[place]
                         outcome = _check(found, receipt, now)
                     stretch = (block, place, place + 1, run) if outcome == "done" else None
                 if outcome == "done":
                     changed = True
-                    if event is not None and keep != "off":
-                        tell_left(self._commit.batch, self._window, event, shelf, block, place, now, None)
+                    if told is not None:
+                        tell_left(self._commit.batch, self._window, told, shelf, block, place, now, None)
             outcomes.append(outcome)
         if stretch is not None:
-            self._set_time(shelf, stretch, visible_at, release)
+            self._set_time(shelf, stretch, to)
         if changed:
             await self._commit.commit(sync=True)
         else:
             await self._commit.settle()
         return outcomes
 
-    async def edit(self, queue: str, fence: Fence, edit: Edit, *, now: int, keep: History) -> Outcome:
+    async def edit(self, queue: str, fence: Fence, edit: Edit, change: Change) -> Outcome:
+        now, keep = change.now, change.keep
         shelf = self._shelf(queue)
         found = self._window.locate(shelf, fence[0])
         outcome = _check(found, fence[1], now)
@@ -256,9 +205,9 @@ class EmbeddedMessages(SingleProcessStore):
         else:
             new = self._ledger.detach(shelf, block, place, message)
         receives = 0 if run is None else run.receives
-        if edit.visible_at is not None:
-            if edit.visible_at > now or receives:
-                self._states.give(shelf, new, range(1), edit.visible_at, receives, None, None, 0)
+        if edit.due_at is not None:
+            if edit.due_at > now or receives:
+                self._states.give(shelf, new, range(1), edit.due_at, receives, None, None, 0)
         elif run is not None:
             self._states.give(shelf, new, range(1), run.visible_at, receives, run.receipt, run.consumer, run.taken_at)
         elif message.due_at > now:
@@ -270,18 +219,11 @@ class EmbeddedMessages(SingleProcessStore):
         return outcome
 
     async def move(
-        self,
-        queue: str,
-        moves: Sequence[tuple[Fence, Message]],
-        *,
-        now: int,
-        event: EventName,
-        reason: str | None,
-        keep: History,
-        keep_to: History,
+        self, queue: str, moves: Sequence[tuple[Fence, Message]], change: Change, keep_to: History
     ) -> list[Outcome]:
+        told, now = change.told, change.now
         shelf = self._shelf(queue)
-        targets = [self._shelves[message.queue] for _, message in moves]  # all there, or nothing is changed
+        targets = [self._core.shelves[message.queue] for _, message in moves]  # all there, or nothing is changed
         outcomes: list[Outcome] = []
         touched: dict[Block, None] = {}
         for ((id, receipt), message), target in zip(moves, targets, strict=True):
@@ -291,48 +233,59 @@ class EmbeddedMessages(SingleProcessStore):
             if found is None or outcome != "done":
                 continue
             block, place = found
-            if keep != "off":
-                tell_left(self._commit.batch, self._window, event, shelf, block, place, now, reason)
+            if told is not None:
+                tell_left(self._commit.batch, self._window, told, shelf, block, place, now, change.reason)
             self._ledger.remove(shelf, block, place)
             shelf.blocks[block.name] = block
             touched[block] = None
             self._ledger.arrive_moved(target, message, now)
             if keep_to != "off":
-                self._commit.batch.events.append(EventRun(events.sent(message, now, event, keep_to)))
+                self._commit.batch.events.append(EventRun(events.sent(message, now, change.event, keep_to)))
         await self._finish(shelf, touched)
         return outcomes
 
-    async def find(self, queue: str, id: str) -> Stored | None:
+    async def clear(self, queue: str, change: Change) -> int:
+        core, old = self._core, self._shelf(queue)
+        if not old.count and not old.readers:
+            return 0
+        fresh = core.shelves[queue] = Shelf(queue, core.garbage.next_number(), old.serial, old.settings)
+        fresh.dedup = old.dedup
+        fresh.stages = old.stages
+        core.discard(old, old.number)
+        core.save(fresh)
+        self._claims.carry_over(old, fresh)
+        if change.keep != "off" and old.count:
+            self._commit.batch.events.append(EventRun(events.purged(queue, old.count, old.size, change.now)))
+        await self._commit.commit(sync=True)
+        return old.count
+
+    async def find(self, queue: str, ids: Sequence[str]) -> dict[str, Stored]:
         while True:
-            found = self._window.locate(self._shelf(queue), id)
-            if found is None:
-                return None
-            block, place = found
-            if block.arrives is None:
+            shelf = self._shelf(queue)
+            located = {id: self._window.locate(shelf, id) for id in ids}
+            found = {id: place for id, place in located.items() if place is not None}
+            if all(block.arrives is None for block, _ in found.values()):
                 break
             await self._commit.settle()
-        return block.stored(place, self._window.load(block)[place])
+        return {id: block.stored(place, self._window.load(block)[place]) for id, (block, place) in found.items()}
 
-    async def scan(
-        self, queue: str, *, status: Status | None, after: str | None, limit: int, max_bytes: int, now: int
-    ) -> Page:
+    async def scan(self, queue: str, scan: Scan) -> Page:
         shelf = self._shelf(queue)
-        if status in ("leased", "delayed"):
-            return browse_held(self._window, shelf, status, after, limit, max_bytes, now)
-        return browse(self._kv, shelf, status, after, limit, max_bytes, now)
+        if scan.status in ("leased", "delayed"):
+            return browse_held(self._window, shelf, scan)
+        return browse(self._core.kv, shelf, scan)
 
     async def held(self, token: str) -> list[Stored]:
-        if self._commit.refusal is not None:
-            raise self._commit.refusal
+        self._commit.check()
         found = [
             run.block.stored(place, self._window.load(run.block)[place])
-            for shelf in self._shelves.values()
+            for shelf in self._core.shelves.values()
             for run in shelf.tokens.get(token, ())
             for place in run.held_places()
         ]
         return sorted(found, key=lambda stored: stored.message.id)
 
-    async def counts(self, queue: str, *, now: int) -> Counts:
+    async def counts(self, queue: str, now: int) -> Counts:
         shelf = self._shelf(queue)
         self._states.wake(shelf, now)
         heads = [
@@ -347,32 +300,22 @@ class EmbeddedMessages(SingleProcessStore):
             None if oldest is None else sent_ms(oldest) * 1000,
         )
 
-    async def next_visible(self, queue: str, *, now: int) -> int | None:
+    async def next_visible(self, queue: str, now: int) -> int | None:
         shelf = self._shelf(queue)
         self._states.wake(shelf, now)
         return self._states.next_due(shelf)
 
     # Inside
 
-    def _set_time(
-        self, shelf: Shelf, stretch: tuple[Block, int, int, Run | None], visible_at: int, release: bool
-    ) -> None:
+    def _set_time(self, shelf: Shelf, stretch: tuple[Block, int, int, Run | None], to: NewTime) -> None:
         block, start, stop, run = stretch
-        receives = 0 if run is None else run.receives
-        if release or run is None or run.receipt is None:
-            self._states.give(shelf, block, range(start, stop), visible_at, receives, None, None, 0)
-        else:
-            self._states.give(
-                shelf,
-                block,
-                range(start, stop),
-                visible_at,
-                receives,
-                run.receipt,
-                run.consumer,
-                run.taken_at,
-            )
-        self.on_ready(shelf.name, block.owner or None, stop - start)
+        receives, receipt, consumer, taken_at = 0, None, None, 0
+        if run is not None:
+            receives = run.receives
+            if not to.release and run.receipt is not None:
+                receipt, consumer, taken_at = run.receipt, run.consumer, run.taken_at
+        self._states.give(shelf, block, range(start, stop), to.visible_at, receives, receipt, consumer, taken_at)
+        self._core.hint(shelf.name, block.owner or None, stop - start)
 
     async def _finish(self, shelf: Shelf, touched: dict[Block, None]) -> None:
         """Finish removals; even if there were none, wait for those that others made."""
@@ -399,14 +342,7 @@ def _check(found: tuple[Block, int] | None, receipt: str, now: int) -> Outcome:
     if found is None:
         return "missing"
     run = found[0].runs[found[1]]
-    if run is not None and run.visible_at == NEVER:
-        return "leased"
-    if receipt == FREE:
-        leased = run is not None and run.receipt is not None and run.visible_at > now
-        return "leased" if leased else "done"
-    if receipt == ANY or (run is not None and run.receipt == receipt):
-        return "done"
-    return "stale"
+    return fence(0, None, receipt, now) if run is None else fence(run.visible_at, run.receipt, receipt, now)
 
 
 def _whole_runs(shelf: Shelf, fences: Sequence[Fence]) -> list[Run]:

@@ -11,31 +11,42 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 from miniq.ids import RUN, id_in_range
-from miniq.message import Committed, History, Message, Stage, StageName
+from miniq.message import Committed, Message, Stage, StageName
 from miniq.store import events
-from miniq.store.contract import Reserve, Room, committed, full, no_stage, stands_alone, stretches
+from miniq.store.arguments import Batch, Put, Upload
+from miniq.store.contract import StageStore
+from miniq.store.decisions import (
+    check_listed,
+    check_room,
+    commit_said,
+    committed,
+    committed_before,
+    size_of,
+    stage_of,
+    stands_alone,
+    stretches,
+)
 from miniq.store.embedded import keys
 from miniq.store.embedded.blocks import Block, Part, Shelf, check_there
-from miniq.store.embedded.commit import GroupCommit
-from miniq.store.embedded.dedup import DedupRecords
+from miniq.store.embedded.core import Core
 from miniq.store.embedded.history import event_run
 from miniq.store.embedded.keys import EventRun
-from miniq.store.embedded.kv import KV
-from miniq.store.embedded.ledger import Ledger
 from miniq.store.embedded.window import sizes_of
+from miniq.store.names import call_record
 
 LARGE = 1024 * 1024
 """A batch with so many bytes is written beside the event loop."""
 
 
-class Stages:
-    """The stages of all queues."""
+class Stages(StageStore):
+    """See `StageStore`."""
 
-    def __init__(self, kv: KV, ledger: Ledger, commit: GroupCommit, dedup: DedupRecords) -> None:
-        self._kv = kv
-        self._ledger = ledger
-        self._commit = commit
-        self._dedup = dedup
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._kv = kv = core.kv
+        self._ledger = core.ledger
+        self._commit = core.commit
+        self._dedup = core.dedup
         last = kv.last(b"t", keys.after(b"t"))
         self._upload = 0 if last is None else int.from_bytes(last[1:9], "big")
 
@@ -48,12 +59,12 @@ class Stages:
             shelf.stages.setdefault(name, {})[number] = _part(found)
             self._upload = max(self._upload, found.upload)
 
-    async def stage(
-        self, shelf: Shelf, name: StageName, number: int, messages: Sequence[Message], now: int, until: int
-    ) -> tuple[int, int]:
-        """See `Store.stage`."""
+    async def upload(self, queue: str, upload: Upload, messages: Sequence[Message]) -> tuple[int, int]:
+        shelf = self._core.shelf(queue)
+        self._core.space.check(size_of(messages), len(messages))
+        name, number = upload.stage, upload.part
         parts = shelf.stages.get(name)
-        if parts is not None and _until(parts) <= now:
+        if parts is not None and stage_of(name, parts.values()).until <= upload.now:
             self._remove(shelf, name)
             parts = None
         if parts is not None and number in parts:
@@ -73,59 +84,50 @@ class Stages:
             found.append(keys.StretchRecord(first.priority, first.due_at, sizes_of(some), stands_alone(first)))
         size = sum(sum(stretch.sizes) for stretch in found)
         alone = sum(stretch.alone for stretch in found)
-        record = keys.PartRecord(self._upload, len(messages), size, alone, now, until, found)
+        record = keys.PartRecord(self._upload, len(messages), size, alone, upload.now, upload.until, found)
         batch.ops.append((keys.part_key(shelf.serial, name, number), keys.encode(record)))
         batch.large = batch.large or written > LARGE
         shelf.stages.setdefault(name, {})[number] = _part(record)
         await self._commit.commit(sync=True)
         return record.messages, size
 
-    async def commit(
-        self,
-        shelf: Shelf,
-        job: str,
-        batch: str,
-        stages: Sequence[tuple[str, str]],
-        now: int,
-        until: int,
-        reserve: Reserve,
-        dedup_until: int,
-        room: Room | None,
-        keep: History,
-    ) -> Committed:
-        """See `Store.commit`. Uploads that are still being written were not answered; they are waited for first."""
+    async def commit(self, queue: str, batch: Batch) -> Committed:
+        return await self._core.unless_emptied(queue, lambda shelf: self._make(shelf, batch))
+
+    async def _make(self, shelf: Shelf, batch: Batch) -> Committed:
+        """Uploads that are still being written were not answered; they are waited for first."""
         await self._commit.settle()
         check_there(shelf)
-        before = self._dedup.committed(shelf, job, batch, now)
-        if before is not None:
+        put, record = batch.put, call_record(batch.name)
+        said = self._dedup.standing(shelf, record, put.now)
+        if said is not None:
             await self._commit.settle()
-            return Committed(before, repeated=True)
+            return committed_before(said)
+        stages = [name for name in shelf.stages if (name.job, name.batch) == (batch.job, batch.batch)]
+        there = {(name.partition, name.attempt): stage_of(name, shelf.stages[name].values()) for name in stages}
+        check_listed(batch, {listed: stage.until for listed, stage in there.items()})
         uploads: list[keys.PartRecord] = []
-        for partition, attempt in stages:
-            name = StageName(job, batch, partition, attempt)
-            parts = shelf.stages.get(name)
-            if parts is None or _until(parts) <= now:
-                raise no_stage(job, batch, (partition, attempt))
-            for number in sorted(parts):
+        for partition, attempt in batch.stages:
+            name = StageName(batch.job, batch.batch, partition, attempt)
+            for number in sorted(shelf.stages[name]):
                 value = self._kv.get(keys.part_key(shelf.serial, name, number))
                 assert value is not None  # noqa: S101  everything that was staged is written
                 uploads.append(keys.decode_part(value))
-        making = _Committing(self, shelf, now, dedup_until, keep)
+        making = _Committing(self, shelf, put)
         making.sift(uploads)
-        if room is not None and making.count:
-            refusal = full(room, shelf.name, shelf.count, shelf.size, making.count, making.size)
-            if refusal is not None:
-                raise refusal
+        check_room(put.room, shelf.name, (shelf.count, shelf.size), (making.count, making.size))
         if making.count:
-            making.put(uploads, reserve(making.width))
-        self._dedup.remember_commit(shelf, job, batch, making.count, until)
-        for name in [name for name in shelf.stages if (name.job, name.batch) == (job, batch)]:
+            making.put(uploads, batch.reserve(making.width))
+        self._dedup.remember(shelf, {record: commit_said(making.count)}, batch.until)
+        for name in stages:
             self._remove(shelf, name, making.uploads)
         await self._commit.commit(sync=True)
         return Committed(making.count)
 
-    async def discard(self, shelf: Shelf, job: str, batch: str) -> int:
-        """See `Store.discard_stages`."""
+    async def discard(self, queue: str, job: str, batch: str) -> int:
+        return await self._core.unless_emptied(queue, lambda shelf: self._discard(shelf, job, batch))
+
+    async def _discard(self, shelf: Shelf, job: str, batch: str) -> int:
         await self._commit.settle()
         check_there(shelf)
         gone = [name for name in shelf.stages if (name.job, name.batch) == (job, batch)]
@@ -135,30 +137,12 @@ class Stages:
             await self._commit.commit(sync=True)
         return len(gone)
 
-    def list(self, shelf: Shelf, now: int) -> list[Stage]:
-        """See `Store.stages`."""
-        found = []
-        for name in sorted(shelf.stages, key=lambda name: (name.job, name.batch, name.partition, name.attempt)):
-            parts = shelf.stages[name].values()
-            stage = Stage(
-                name,
-                len(parts),
-                sum(part.messages for part in parts),
-                sum(part.bytes for part in parts),
-                min(part.made_at for part in parts),
-                max(part.until for part in parts),
-                sum(part.alone for part in parts),
-            )
-            if stage.until > now:
-                found.append(stage)
-        return found
-
     def tidy(self, shelves: Iterable[Shelf], now: int, limit: int) -> None:
         """Stage the removal of stages that ran out, until about `limit` records are gone."""
         ops = self._commit.batch.ops
         most = len(ops) + limit
         for shelf in shelves:
-            for name in [name for name, parts in shelf.stages.items() if _until(parts) <= now]:
+            for name in [stage.name for stage in _stages(shelf) if stage.until <= now]:
                 if len(ops) >= most:
                     return
                 self._remove(shelf, name)
@@ -177,18 +161,21 @@ class Stages:
                 prefix = keys.upload_prefix(part.upload)
                 ops += [(key, None) for key, _ in self._kv.scan(prefix, keys.after(prefix))]
 
+    async def list(self, queue: str, now: int) -> list[Stage]:
+        return [stage for stage in _stages(self._core.shelf(queue)) if stage.until > now]
+
 
 class _Committing:
     """One commit on its way."""
 
-    def __init__(self, stages: Stages, shelf: Shelf, now: int, dedup_until: int, keep: History) -> None:
+    def __init__(self, stages: Stages, shelf: Shelf, put: Put) -> None:
         self._stages = stages
         self._ledger = stages._ledger
         self._batch = stages._commit.batch
         self._shelf = shelf
-        self._now = now
-        self._dedup_until = dedup_until
-        self._keep = keep
+        self._now = put.now
+        self._dedup_until = put.dedup_until
+        self._keep = put.keep
         self.count = 0
         self.size = 0
         self.width = 0
@@ -286,5 +273,7 @@ def _part(record: keys.PartRecord) -> Part:
     return Part(record.upload, record.messages, record.bytes, record.alone, record.made_at, record.until)
 
 
-def _until(parts: dict[int, Part]) -> int:
-    return max(part.until for part in parts.values())
+def _stages(shelf: Shelf) -> Sequence[Stage]:
+    """All stages of a queue by name, also those that have run out."""
+    names = sorted(shelf.stages, key=lambda name: (name.job, name.batch, name.partition, name.attempt))
+    return [stage_of(name, shelf.stages[name].values()) for name in names]

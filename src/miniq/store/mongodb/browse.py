@@ -13,6 +13,8 @@ from bson import ObjectId
 
 from miniq.errors import InvalidRequest
 from miniq.message import Page, Status, Stored
+from miniq.store.arguments import Scan
+from miniq.store.decisions import Budget
 from miniq.store.mongodb import queries
 from miniq.store.mongodb.connection import Database, Session
 from miniq.store.mongodb.documents import Document, stored_of
@@ -21,17 +23,14 @@ DUE_LOOKED_AT = 1000
 LEASED: dict[str, Any] = {"$gt": ""}
 
 
-async def browse(
-    db: Database, number: ObjectId, status: Status | None, after: str | None, limit: int, max_bytes: int, now: int
-) -> Page:
+async def browse(db: Database, number: ObjectId, scan: Scan) -> Page:
     """One page."""
-    timed = status in ("leased", "delayed")
-    start = _open_cursor(after)
+    timed = scan.status in ("leased", "delayed")
+    start = _open_cursor(scan.after)
     found: list[Stored] = []
-    size = 0
-    async for one in _timed(db, number, status, start, now) if timed else _in_line(db, number, status, start, now):
-        size += one["size"]
-        if len(found) == limit or (found and size > max_bytes):
+    budget = Budget(scan.limit, scan.max_bytes)
+    async for one in (_timed if timed else _in_line)(db, number, scan.status, start, scan.now):
+        if not budget.admits(one["size"]):
             last = found[-1]
             return Page(found, f"{last.visible_at if timed else last.message.priority}.{last.message.id}")
         found.append(stored_of(one))

@@ -14,7 +14,7 @@ from typing import TypeVar
 from bson import ObjectId
 from msgspec import Struct
 
-from miniq.errors import QueueNotFound
+from miniq.store.contract import no_queue
 from miniq.store.mongodb import counters
 from miniq.store.mongodb.connection import Database, Link, Session
 from miniq.store.mongodb.counters import SlotGone, Slots
@@ -95,7 +95,3 @@ async def check_number(db: Database, session: Session, queue: str, number: Objec
     """Whether a queue still has the number that a change went by, for changes that count nothing."""
     if await db.queues.find_one({"_id": queue, "number": number}, {"_id": 1}, session=session) is None:
         raise SlotGone(queue)
-
-
-def no_queue(queue: str) -> QueueNotFound:
-    return QueueNotFound(f"queue: there is no queue {queue!r}", field="queue")

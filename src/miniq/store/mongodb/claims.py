@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import groupby
@@ -28,13 +28,15 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from miniq.errors import QueueNotFound
-from miniq.message import NEVER, SECOND, Claim, ClaimGroup, Event, History, Portion, Stored
-from miniq.store.contract import UNFIT, Claimed, Fit, check_reader, claim_name, no_claim
+from miniq.message import NEVER, SECOND, Claim, ClaimGroup, Event, Portion, Stored
+from miniq.store.arguments import Change, NextClaim, Places
+from miniq.store.contract import UNFIT, Claimed, ClaimStore
+from miniq.store.decisions import Budget, check_reader, claim_name, no_claim, plan_claim
 from miniq.store.mongodb import counters, fences, groups, queries, upkeep
-from miniq.store.mongodb.changes import Changes, Named, Numbers, check_number
-from miniq.store.mongodb.connection import Database, Link, Session
+from miniq.store.mongodb.changes import Named, Numbers, check_number
+from miniq.store.mongodb.connection import Database, Session
 from miniq.store.mongodb.documents import LEASE, Document, message_of, stored_of
-from miniq.store.mongodb.history import HistoryLog
+from miniq.store.mongodb.history import Tools
 
 STEP = 5000
 """How many messages one transaction takes or lets go. Others wait for it, and it has to end within a minute."""
@@ -49,20 +51,6 @@ SHELVED = dict.fromkeys(("claim", "line", "timed", "group_key", *LEASE), "")
 
 Place = tuple[int, str]
 """Priority and id of a message in a claim."""
-
-
-class Asked(Struct, frozen=True):
-    """What `Store.claim` was asked for."""
-
-    after: int
-    epoch: int | None
-    limit: int
-    max_bytes: int
-    fit: Fit
-    consumer: str | None
-    now: int
-    keep_until: int
-    keep: History
 
 
 class _Reader(Struct):
@@ -101,20 +89,11 @@ class _Step(Struct):
     """Somebody else made the claim, or froze it."""
 
 
-class Claims:
-    """The claims of all queues."""
+class Claims(ClaimStore):
+    """See `ClaimStore`."""
 
-    def __init__(
-        self,
-        link: Link,
-        changes: Changes,
-        log: HistoryLog,
-        ready: Callable[[str, Iterable[str | None]], None],
-    ) -> None:
-        self._link = link
-        self._changes = changes
-        self._log = log
-        self._ready = ready
+    def __init__(self, tools: Tools) -> None:
+        self._link, self._changes, self._log, self._ready = tools
         self._turns: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         self._marks: dict[tuple[ObjectId, int], Place] = {}
         """Where reading may go on: claim and place, and what is there."""
@@ -130,7 +109,7 @@ class Claims:
 
         return await self._changes.make([queue], work)
 
-    async def next(self, queue: str, group: str, asked: Asked) -> Claimed:
+    async def next(self, queue: str, group: str, asked: NextClaim) -> Claimed:
         """Ack, then give or make the next claim."""
         # Others of this process wait, rather than freeze what is being made here.
         async with self._turn(queue, group):
@@ -149,34 +128,31 @@ class Claims:
         async with self._settled(queue, group, number, now) as (_, _, found):
             return _claim_of(found)
 
-    async def read(
-        self, queue: str, group: str, number: int, start: int, stop: int, max_bytes: int, now: int
-    ) -> list[Portion]:
-        """Some messages of a claim. Where the next call will begin is remembered."""
-        async with self._settled(queue, group, number, now) as (db, session, claim):
+    async def read(self, queue: str, group: str, number: int, places: Places) -> list[Portion]:
+        """Where the next call will begin is remembered."""
+        async with self._settled(queue, group, number, places.now) as (db, session, claim):
             field, hint = ("claim", "claim") if claim["acked_at"] is None else ("number", "queue")
-            stop = min(stop, claim["messages"])
+            start, stop, max_bytes = places.start, min(places.stop, claim["messages"]), places.max_bytes
             if start >= stop:
                 return []
             place = await self._place(db, session, field, hint, claim["_id"], start)
             if place is None:  # cleared away, though its time was not over by this broker's clock
                 raise no_claim(ClaimGroup(group, acked=number, last=number), number)
             found: list[Document] = []
-            size = 0
+            budget = Budget(stop - start, max_bytes)
             # About as many as will be given.
             batch = max(2, min(stop - start, max_bytes * claim["messages"] // max(1, claim["bytes"]) + 2))
             for query in queries.inside_from(field, claim["_id"], *place):
                 cursor = db.messages.find(query, sort=queries.IN_LINE, hint=hint, batch_size=batch, session=session)
                 async with cursor:
                     async for one in cursor:
-                        size += one["size"]
-                        if start + len(found) == stop or (found and size > max_bytes):
+                        if not budget.admits(one["size"]):
                             self._mark(claim["_id"], start + len(found), (one["priority"], one["_id"]))
                             return _portions(found)
                         found.append(one)
             return _portions(found)
 
-    async def release(self, queue: str, group: str, epoch: int | None, now: int, keep: History) -> int:
+    async def release(self, queue: str, group: str, epoch: int | None, change: Change) -> int:
         async def work(named: Numbers, slot: str, session: Session) -> int:
             db = self._link.database
             reader = await self._reader(db, session, named[queue], group)
@@ -186,7 +162,7 @@ class Claims:
             if reader.acked == reader.last:
                 await check_number(db, session, queue, named[queue].number)
                 return 0
-            over = {"ends": "released", "ended_at": now, "tell": keep != "off"}
+            over = {"ends": "released", "ended_at": change.now, "tell": change.keep != "off"}
             await db.claims.update_many(held, {"$set": over}, session=session)
             reader.acked = reader.last
             await self._save(session, queue, named[queue], slot, reader)
@@ -255,22 +231,23 @@ class Claims:
         await db.readers.replace_one({"_id": f"{named.serial}:{reader.group}"}, new, upsert=True, session=session)
 
     async def _ack(
-        self, queue: str, group: str, asked: Asked, named: Numbers, slot: str, session: Session
+        self, queue: str, group: str, asked: NextClaim, named: Numbers, slot: str, session: Session
     ) -> tuple[Claim | None, int, int]:
         """Say that claims are acked: the claim that follows if it is there, the epoch, and how many messages."""
         db = self._link.database
         number = named[queue].number
         reader = await self._reader(db, session, named[queue], group)
-        check_reader(reader.state(), asked.epoch, asked.after)
-        following = asked.after + 1
-        found: Document | None = None
-        if asked.limit and following <= reader.last:
-            found = await db.claims.find_one({"number": number, "group": group, "claim": following}, session=session)
+        following: Claim | None = None
+        if asked.limit and asked.number <= reader.last:
+            query = {"number": number, "group": group, "claim": asked.number}
+            found = await db.claims.find_one(query, session=session)
             if found is None or not _readable(found, asked.now):
                 await check_number(db, session, queue, number)
-                raise no_claim(reader.state(), following)
+            else:
+                following = _claim_of(found)
+        plan = plan_claim(reader.state(), following, asked)
         acked = 0
-        if asked.after > reader.acked:
+        if plan.ack:
             over = queries.of_group(number, group, reader.acked)
             over["claim"]["$lte"] = asked.after
             acked = sum([int(one["messages"]) async for one in db.claims.find(over, session=session)])
@@ -278,11 +255,11 @@ class Claims:
             ending = {"ends": "acked", "ended_at": asked.now, "tell": asked.keep != "off"}
             await db.claims.update_many(over, {"$set": state | ending}, session=session)
             reader.acked = asked.after
-        if acked or (found is not None and reader.growing is not None):
+        if acked or (plan.give is not None and reader.growing is not None):
             await self._save(session, queue, named[queue], slot, reader)
         else:
             await check_number(db, session, queue, number)
-        return None if found is None else _claim_of(found), reader.epoch, acked
+        return plan.give, reader.epoch, acked
 
     async def _let_go(self, queue: str, group: str) -> None:
         """Let the messages leave claims that are over."""
@@ -339,7 +316,7 @@ class Claims:
             await db.claims.delete_one({"_id": claim["_id"]}, session=session)
         return more, lanes
 
-    async def _make(self, queue: str, group: str, asked: Asked) -> tuple[Claim | None, list[Stored]]:
+    async def _make(self, queue: str, group: str, asked: NextClaim) -> tuple[Claim | None, list[Stored]]:
         """Make a claim, and say what was passed over. None if there is nothing to make it from, or somebody else has
         made it."""
         with self._link.call() as db:
@@ -359,10 +336,10 @@ class Claims:
             more = step.more
         if not making.messages:
             return None, making.passed
-        return Claim(asked.after + 1, making.messages, making.bytes, asked.now), making.passed
+        return Claim(asked.number, making.messages, making.bytes, asked.now), making.passed
 
     async def _grow(
-        self, queue: str, group: str, asked: Asked, making: _Making, named: Numbers, slot: str, session: Session
+        self, queue: str, group: str, asked: NextClaim, making: _Making, named: Numbers, slot: str, session: Session
     ) -> _Step:
         """One step of making a claim."""
         db = self._link.database
@@ -382,30 +359,30 @@ class Claims:
         found = await cursor.sort(queries.IN_LINE).limit(look).to_list()
         taken: list[Document] = []
         unfit: list[str] = []
-        size = 0
+        budget = Budget(asked.limit, asked.max_bytes, making.messages, making.bytes)
         step = _Step(more=len(found) == look)
         for one in found:
             if one["_id"] in passed:
                 continue
-            if not asked.fit.takes(message_of(one | {"body": b""}), one["receives"], now):
+            if asked.fit.refusal(message_of(one | {"body": b""}), one["receives"], now) is not None:
                 unfit.append(one["_id"])
                 if len(passed) + len(unfit) == UNFIT:
                     step.more = False
                     break
                 continue
-            if making.messages + len(taken) and making.bytes + size + one["size"] > asked.max_bytes:
+            if not budget.admits(one["size"]):
                 step.more = False
                 break
-            size += one["size"]
             taken.append(one)
             if len(taken) == most:
                 step.more = making.messages + most < asked.limit
                 break
+        size = budget.bytes - making.bytes
         if unfit:
             whole = await db.messages.find({"_id": {"$in": unfit}}, session=session).to_list()
             step.unfit = [stored_of(one) for one in whole]
         if taken:
-            name = claim_name(group, asked.after + 1)
+            name = claim_name(group, asked.number)
             change = fences.lease(number, now, NEVER, name, group, making.id)
             await db.messages.update_many({"_id": {"$in": [one["_id"] for one in taken]}}, change, session=session)
             if asked.keep != "off":
@@ -414,13 +391,13 @@ class Claims:
                     told += fences.handed_out(message, now, group)
                 await self._log.append(db, session, told)
         if taken or making.messages:
-            fresh = {"queue": queue, "number": number, "group": group, "claim": asked.after + 1}
+            fresh = {"queue": queue, "number": number, "group": group, "claim": asked.number}
             grown = {
                 "$setOnInsert": fresh | {"made_at": now, "acked_at": None},
                 "$inc": {"messages": len(taken), "bytes": size},
             }
             await db.claims.update_one({"_id": making.id}, grown, upsert=True, session=session)
-            reader.last = asked.after + 1
+            reader.last = asked.number
             await self._save(session, queue, named[queue], slot, reader, making.mark if step.more else None)
         else:
             await check_number(db, session, queue, number)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -23,7 +23,7 @@ async def dump(db: Database, log: HistoryLog) -> AsyncIterator[Item]:
     queues = [one async for one in db.queues.find({}).sort("_id")]
     for queue in queues:
         yield transfer.Queue(queue["_id"], decode_settings(queue["settings"]))
-        async for readers in _readers(db, queue):
+        for readers in await _readers(db, queue):
             yield readers
     async for record in db.records.find({"kind": {"$ne": transfer.MARK}}):
         yield transfer.Record(record["kind"], record["name"], record["value"])
@@ -37,24 +37,21 @@ async def dump(db: Database, log: HistoryLog) -> AsyncIterator[Item]:
     async for record in db.dedup.find({}):
         if record["serial"] in names:
             yield transfer.Dedup(names[record["serial"]], record["name"], record["said"], int(record["until"]))
-    span = await log.span()
-    yield transfer.HistoryStart(span.first)
-    after = span.first - 1
-    while records := (await log.read(after, 1000, None)).records:
-        yield transfer.Events(records[0].offset, [record.event for record in records])
-        after = records[-1].offset
+    async for item in transfer.history_of(log):
+        yield item
 
 
-async def _readers(db: Database, queue: Document) -> AsyncIterator[transfer.Readers]:
+async def _readers(db: Database, queue: Document) -> Iterable[transfer.Readers]:
     """The groups that read a queue by claims."""
-    if await db.stages.find_one({"serial": queue["serial"]}, {"_id": 1}) is not None:
-        raise transfer.no_stages(queue["_id"])
+    name, serial = queue["_id"], queue["serial"]
+    staged = await db.stages.find_one({"serial": serial}, {"_id": 1}) is not None
     held = queries.of_number(queue["number"]) | {"$or": [{"acked_at": None}, {"ends": {"$exists": True}}]}
     many = Counter([one["group"] async for one in db.claims.find(held)])
-    async for one in db.readers.find({"serial": queue["serial"]}).sort("group"):
-        if many[one["group"]]:
-            raise transfer.no_held_claims(queue["_id"], one["group"], many[one["group"]])
-        yield transfer.Readers(queue["_id"], one["group"], int(one["epoch"]), int(one["last"]))
+    readers = [
+        (transfer.Readers(name, one["group"], int(one["epoch"]), int(one["last"])), many[one["group"]])
+        async for one in db.readers.find({"serial": serial}).sort("group")
+    ]
+    return transfer.at_rest(name, staged, readers)
 
 
 async def load_readers(db: Database, session: Session, readers: transfer.Readers, named: Named) -> None:

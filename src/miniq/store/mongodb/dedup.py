@@ -8,7 +8,7 @@ from bson import ObjectId
 from pymongo import ReplaceOne
 
 from miniq.message import Message
-from miniq.store.contract import Once
+from miniq.store.arguments import Once
 from miniq.store.mongodb.connection import Database, Session
 from miniq.store.names import call_record
 
@@ -28,23 +28,6 @@ async def find(db: Database, session: Session, serial: ObjectId, names: Iterable
     query = {"_id": {"$in": [f"{serial}:{name}" for name in names]}}
     found = await db.dedup.find(query, session=session).to_list()
     return {one["name"]: one["said"] for one in found if one["until"] > now}
-
-
-def sift(messages: Sequence[Message], stands: Mapping[str, str]) -> tuple[list[str], list[Message], dict[str, str]]:
-    """The ids that a send is answered with, the messages that are new, and the dedup ids they bring."""
-    ids: list[str] = []
-    fresh: list[Message] = []
-    brought: dict[str, str] = {}
-    for message in messages:
-        if message.dedup_id is not None:
-            first = brought.get(message.dedup_id) or stands.get(message.dedup_id)
-            if first is not None:
-                ids.append(first)
-                continue
-            brought[message.dedup_id] = message.id
-        ids.append(message.id)
-        fresh.append(message)
-    return ids, fresh, brought
 
 
 async def remember(db: Database, session: Session, serial: ObjectId, records: Mapping[str, tuple[str, int]]) -> None:

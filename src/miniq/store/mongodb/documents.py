@@ -44,7 +44,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from bson import ObjectId
+from bson import Int64, ObjectId
 
 from miniq.message import DeadLetter, Message, QueueSettings, Stored
 
@@ -67,38 +67,21 @@ LEASE = ("receipt", "consumer", "taken_at")
 """The fields that a lease brings and a release takes away."""
 
 Document = Mapping[str, Any]
+_FIELDS = [name for name in Message.__struct_fields__ if name != "id"]
 
 
 def message_document(message: Message, number: ObjectId, now: int, waits: bool) -> dict[str, Any]:
     """A message that arrives: ready at its `due_at`, received by nobody."""
-    found: dict[str, Any] = {
-        "_id": message.id,
-        "queue": message.queue,
-        "number": number,
-        "lane": message.recipient or "",
-        "size": message.size,
-        "visible_at": message.due_at,
-        "receives": 0,
-        "sent_at": message.sent_at,
-        "due_at": message.due_at,
-        "body": message.body,
-        "content_type": message.content_type,
-        "priority": message.priority,
-    }
+    fields = ((name, getattr(message, name)) for name in Message.__struct_fields__)
+    found: dict[str, Any] = {name: value for name, value in fields if value is not None}
+    found["_id"] = found.pop("id")
+    found |= {"number": number, "lane": message.recipient or "", "size": message.size}
+    found |= {"visible_at": message.due_at, "receives": 0}
     if message.headers is not None:
         # Pairs, not a document: a name may hold what a field of a document may not.
         found["headers"] = [[name, value] for name, value in message.headers.items()]
-    if message.expires_at is not None:
-        found["expires_at"] = message.expires_at
-    if message.key is not None:
-        found["key"] = message.key
-    if message.recipient is not None:
-        found["recipient"] = message.recipient
     if message.group is not None:
-        found["group"] = message.group
         found["group_key"] = group_key(number, message.group)
-    if message.dedup_id is not None:
-        found["dedup_id"] = message.dedup_id
     if message.dead is not None:
         found["dead"] = msgspec.structs.asdict(message.dead)
     if waits:
@@ -111,23 +94,16 @@ def message_document(message: Message, number: ObjectId, now: int, waits: bool) 
 
 def message_of(found: Document) -> Message:
     """The message that a document holds. Moments are of a type of the driver's, which others cannot write."""
-    headers, dead, expires_at = found.get("headers"), found.get("dead"), found.get("expires_at")
-    return Message(
-        found["_id"],
-        found["queue"],
-        int(found["sent_at"]),
-        int(found["due_at"]),
-        found["body"],
-        found["content_type"],
-        found["priority"],
-        None if headers is None else dict(headers),
-        None if expires_at is None else int(expires_at),
-        found.get("key"),
-        found.get("recipient"),
-        found.get("group"),
-        found.get("dedup_id"),
-        None if dead is None else DeadLetter(dead["origin"], dead["reason"], dead["receives"], int(dead["at"])),
-    )
+    fields = {name: _plain(found[name]) for name in _FIELDS if name in found}
+    if "headers" in fields:
+        fields["headers"] = dict(fields["headers"])
+    if "dead" in fields:
+        fields["dead"] = DeadLetter(**{name: _plain(value) for name, value in fields["dead"].items()})
+    return Message(found["_id"], **fields)
+
+
+def _plain(value: Any) -> Any:
+    return int(value) if isinstance(value, Int64) else value
 
 
 def stored_of(found: Document) -> Stored:

@@ -7,9 +7,10 @@ from typing import Any
 
 from bson import ObjectId
 
-from miniq.message import NEVER, Event, EventName, Outcome
+from miniq.message import Event, EventName, Outcome
 from miniq.store import events
-from miniq.store.contract import ANY, FREE, Fence
+from miniq.store.arguments import Fence
+from miniq.store.decisions import fence
 from miniq.store.mongodb.connection import Database, Session
 from miniq.store.mongodb.documents import LEASE, Document, place_of
 
@@ -28,13 +29,7 @@ async def fenced(
 
 def check(found: Document | None, receipt: str, now: int) -> Outcome:
     """Whether a fence holds."""
-    if found is None:
-        return "missing"
-    if found["visible_at"] == NEVER:
-        return "leased"  # in a claim
-    if receipt == FREE:
-        return "leased" if found["visible_at"] > now and "receipt" in found else "done"
-    return "done" if receipt in (ANY, found.get("receipt")) else "stale"
+    return "missing" if found is None else fence(found["visible_at"], found.get("receipt"), receipt, now)
 
 
 def state_change(queue: ObjectId, visible_at: int, now: int, behind: bool, **fields: Any) -> dict[str, Any]:
@@ -74,14 +69,5 @@ def left(event: EventName, found: Document, now: int, reason: str | None, held: 
     """A lease ended or a message left. Unless `held` is given the consumer had it until now."""
     if held is None and "receipt" in found and "taken_at" in found:
         held = now - found["taken_at"]
-    return events.left(
-        event,
-        found["queue"],
-        found["_id"],
-        found["size"],
-        now,
-        receives=found["receives"],
-        consumer=found.get("consumer"),
-        held=held,
-        reason=reason,
-    )
+    queue, id, size, receives = (found[name] for name in ("queue", "_id", "size", "receives"))
+    return events.left(event, queue, id, size, now, receives, found.get("consumer"), held, reason)

@@ -9,15 +9,17 @@ none, in the order of the stamps. Nobody can tell the difference.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 from bson import Timestamp
 from pymongo import UpdateOne
 
 from miniq.message import Event, HistoryPage, HistoryRecord, HistorySpan
+from miniq.store.contract import HistoryStore
 from miniq.store.mongodb import queries
+from miniq.store.mongodb.changes import Changes
 from miniq.store.mongodb.connection import Database, Link, Session
 
 RECORD_BYTES = 4 * 1024 * 1024
@@ -30,7 +32,9 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[Event]).decode
 
 
-class HistoryLog:
+class HistoryLog(HistoryStore):
+    """See `HistoryStore`."""
+
     def __init__(self, link: Link) -> None:
         self._link = link
         self._numbering = asyncio.Lock()
@@ -57,7 +61,7 @@ class HistoryLog:
         grown = {"$set": {"last": first - 1}, "$inc": {"bytes": sum(record["size"] for record in records)}}
         await db.meta.update_one({"_id": "history"}, grown, session=session)
 
-    async def read(self, after: int, limit: int, queue: str | None) -> HistoryPage:
+    async def read(self, after: int, limit: int, queue: str | None = None) -> HistoryPage:
         await self._number()
         found: list[HistoryRecord] = []
         size = 0
@@ -128,6 +132,16 @@ class HistoryLog:
         await db.meta.update_one({"_id": "history"}, grown, session=session)
         await db.events.bulk_write(changes, ordered=False, session=session)
         return len(records)
+
+
+class Tools(NamedTuple):
+    """What the parts of the store work with."""
+
+    link: Link
+    changes: Changes
+    log: HistoryLog
+    ready: Callable[[str, Iterable[str | None]], None]
+    """Tells those who wait, here and at other brokers, of messages for these recipients."""
 
 
 def _portions(events: Sequence[Event]) -> list[Sequence[Event]]:

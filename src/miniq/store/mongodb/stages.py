@@ -12,7 +12,7 @@ broker, so nobody sees a part of a commit, and a broker that dies in between lea
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import groupby
@@ -22,25 +22,35 @@ from weakref import WeakValueDictionary
 import msgspec
 from bson import ObjectId
 from msgspec import Struct
+from msgspec.structs import replace
 from pymongo import UpdateMany, UpdateOne
 
 from miniq.errors import MiniQError, QueueNotFound
 from miniq.ids import RUN, id_in_range
-from miniq.message import SECOND, Committed, History, Message, PlainBatch, Stage, StageName
+from miniq.message import SECOND, Committed, Message, Stage, StageName
 from miniq.store import events
-from miniq.store.contract import Reserve, Room, committed, full, no_stage, stands_alone, stretches
-from miniq.store.mongodb import counters, dedup, fences, groups, queries
-from miniq.store.mongodb.changes import Changes, Numbers, check_number
-from miniq.store.mongodb.connection import Database, Link, Session
+from miniq.store.arguments import Batch, Upload
+from miniq.store.contract import StageStore
+from miniq.store.decisions import (
+    check_listed,
+    check_room,
+    commit_said,
+    committed,
+    committed_before,
+    size_of,
+    stage_of,
+    stands_alone,
+    stretches,
+)
+from miniq.store.mongodb import counters, dedup, fences, groups, queries, uploads
+from miniq.store.mongodb.changes import Numbers, check_number
+from miniq.store.mongodb.connection import Database, Session
 from miniq.store.mongodb.counters import SlotGone
 from miniq.store.mongodb.documents import Document, group_key, message_document, message_of, place_of
 from miniq.store.mongodb.fences import WITHOUT_CONTENT
-from miniq.store.mongodb.history import HistoryLog
-from miniq.store.names import call_record, commit_name
+from miniq.store.mongodb.history import Tools
+from miniq.store.names import call_record
 
-CHUNK_BYTES = 1024 * 1024
-"""A chunk ends when it has so many bytes. What is written at once in a commit, too."""
-CHUNK_MESSAGES = 5000
 FEW = 5000
 FEW_BYTES = 8 * 1024 * 1024
 """What is committed in one transaction. The server's cache has to hold all that it writes."""
@@ -53,41 +63,14 @@ LOOKUP = 1000
 NAME = ("job", "batch", "partition", "attempt")
 
 
-class _Run(Struct, array_like=True, gc=False):
-    """Neighbours in an upload. If there are `bodies`, the one message is what they have in common."""
+class _Part(Struct, frozen=True, gc=False):
+    """See `StagePart`."""
 
-    at: int
-    """The place of the first among the ids of the part: see `stretches`."""
-    messages: list[Message]
-    bodies: list[bytes] | None = None
-
-    def each(self) -> Iterator[tuple[int, Message]]:
-        """Every message with its place."""
-        if self.bodies is None:
-            return enumerate(self.messages, self.at)
-        [like] = self.messages
-        alike = PlainBatch(
-            [""] * len(self.bodies), like.queue, 0, like.due_at, self.bodies, like.content_type, like.priority
-        )
-        return enumerate(alike, self.at)
-
-
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(list[_Run]).decode
-
-
-class _Commit(Struct, frozen=True):
-    """What `Store.commit` was asked for."""
-
-    job: str
-    batch: str
-    stages: Sequence[tuple[str, str]]
-    now: int
+    messages: int
+    bytes: int
+    alone: int
+    made_at: int
     until: int
-    reserve: Reserve
-    dedup_until: int
-    room: Room | None
-    keep: History
 
 
 class _Plan(Struct):
@@ -119,49 +102,37 @@ class _Hidden(Struct):
         return group_key(self.number, "")
 
 
-class Stages:
-    """The stages of all queues."""
+class Stages(StageStore):
+    """See `StageStore`."""
 
-    def __init__(
-        self,
-        link: Link,
-        changes: Changes,
-        log: HistoryLog,
-        ready: Callable[[str, Iterable[str | None]], None],
-    ) -> None:
-        self._link = link
-        self._changes = changes
-        self._log = log
-        self._ready = ready
+    def __init__(self, tools: Tools) -> None:
+        self._link, self._changes, self._log, self._ready = tools
         self._showing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        changes.show = self.show
+        self._changes.show = self.show
 
-    async def upload(
-        self, queue: str, name: StageName, part: int, messages: Sequence[Message], now: int, until: int
-    ) -> tuple[int, int]:
-        """Keep a part, unless it is there."""
-        chunks = [_encode(chunk) for chunk in _chunks(messages)]
+    async def upload(self, queue: str, upload: Upload, messages: Sequence[Message]) -> tuple[int, int]:
+        chunks = uploads.chunks(messages)
         fresh = {
-            "part": part,
+            "part": upload.part,
             "messages": len(messages),
-            "bytes": sum(message.size for message in messages),
+            "bytes": size_of(messages),
             "alone": sum(map(stands_alone, messages)),
             "runs": len(stretches(messages)),
-            "made_at": now,
-            "until": until,
+            "made_at": upload.now,
+            "until": upload.until,
         }
 
         async def work(named: Numbers, slot: str, session: Session) -> tuple[int, int]:
             db = self._link.database
             serial = named[queue].serial
-            stage = {"serial": serial} | msgspec.structs.asdict(name)
+            stage = {"serial": serial} | msgspec.structs.asdict(upload.stage)
             parts = await db.stages.find(stage, session=session).to_list()
             await check_number(db, session, queue, named[queue].number)
-            if parts and max(one["until"] for one in parts) <= now:
+            if parts and _stage_of(parts).until <= upload.now:
                 await _remove(db, parts, session)
                 parts = []
             for one in parts:
-                if one["part"] == part:
+                if one["part"] == upload.part:
                     return int(one["messages"]), int(one["bytes"])
             id = ObjectId()
             if chunks:
@@ -174,28 +145,16 @@ class Stages:
 
         return await self._changes.make([queue], work)
 
-    async def commit(
-        self,
-        queue: str,
-        job: str,
-        batch: str,
-        stages: Sequence[tuple[str, str]],
-        now: int,
-        until: int,
-        reserve: Reserve,
-        dedup_until: int,
-        room: Room | None,
-        keep: History,
-    ) -> Committed:
+    async def commit(self, queue: str, batch: Batch) -> Committed:
         # The transaction may have to be made again; ids are set aside once.
         given: list[str] = []
 
         def once(width: int) -> str:
             if not given:
-                given.append(reserve(width))
+                given.append(batch.reserve(width))
             return given[0]
 
-        asked = _Commit(job, batch, stages, now, until, once, dedup_until, room, keep)
+        asked = replace(batch, reserve=once)
         while True:
             plan = await self._changes.make([queue], partial(self._plan, queue, asked))
             if isinstance(plan, Committed):
@@ -235,27 +194,6 @@ class Stages:
 
         return await self._changes.make([queue], work)
 
-    async def all(self, queue: str, now: int) -> list[Stage]:
-        with self._link.call() as db:
-            serial = (await self._changes.ask(db, queue)).serial
-            order = [(field, 1) for field in NAME]
-            parts = await db.stages.find({"serial": serial}).sort(order).to_list()
-        found: list[Stage] = []
-        for name, some in groupby(parts, key=_name_of):
-            of = list(some)
-            stage = Stage(
-                name,
-                len(of),
-                sum(int(one["messages"]) for one in of),
-                sum(int(one["bytes"]) for one in of),
-                min(int(one["made_at"]) for one in of),
-                max(int(one["until"]) for one in of),
-                sum(int(one["alone"]) for one in of),
-            )
-            if stage.until > now:
-                found.append(stage)
-        return found
-
     async def tidy(self, now: int, limit: int) -> int:
         """Remove stages that ran out, by looking at up to `limit` parts; say how many."""
         with self._link.call() as db:
@@ -271,40 +209,38 @@ class Stages:
         """Remove a stage if the last of its parts ran out."""
         db = self._link.database
         parts = await db.stages.find({"serial": serial} | msgspec.structs.asdict(name), session=session).to_list()
-        if not parts or max(one["until"] for one in parts) > now:
+        if not parts or _stage_of(parts).until > now:
             return 0
         await _remove(db, parts, session)
         return 1
 
-    async def _plan(self, queue: str, asked: _Commit, named: Numbers, slot: str, session: Session) -> Committed | _Plan:
+    async def _plan(self, queue: str, asked: Batch, named: Numbers, slot: str, session: Session) -> Committed | _Plan:
         """What there is to commit; raise if it cannot be."""
         db = self._link.database
-        number, serial, now = named[queue].number, named[queue].serial, asked.now
+        number, serial, now = named[queue].number, named[queue].serial, asked.put.now
         await check_number(db, session, queue, number)
-        record = call_record(commit_name(asked.job, asked.batch))
+        record = call_record(asked.name)
         before = await dedup.find(db, session, serial, [record], now)
         if record in before:
-            return Committed(int(before[record]), repeated=True)
+            return committed_before(before[record])
         query = {"serial": serial, "job": asked.job, "batch": asked.batch}
         parts = await db.stages.find(query, session=session).to_list()
         listed = _listed(asked, parts)
         known = await self._known(db, session, serial, listed, now)
         count = sum(int(one["messages"]) for one in listed) - len(known)
         size = sum(int(one["bytes"]) for one in listed) - sum(known.values())
-        if asked.room is not None and count:
-            refusal = full(asked.room, queue, *await counters.total(db, session, number), count, size)
-            if refusal is not None:
-                raise refusal
+        if asked.put.room is not None:
+            check_room(asked.put.room, queue, await counters.total(db, session, number), (count, size))
         return _Plan(parts, listed, known, count, size)
 
-    async def _few(self, queue: str, asked: _Commit, plan: _Plan) -> Committed | None:
+    async def _few(self, queue: str, asked: Batch, plan: _Plan) -> Committed | None:
         found = await self._changes.make([queue], partial(self._commit_few, queue, asked))
         if found is None:
             return None
         self._ready(queue, found[1])
         return found[0]
 
-    async def _many(self, queue: str, asked: _Commit, plan: _Plan) -> Committed | None:
+    async def _many(self, queue: str, asked: Batch, plan: _Plan) -> Committed | None:
         hidden = _Hidden(ObjectId())
         try:
             await self._write(queue, asked, plan, hidden)
@@ -317,20 +253,20 @@ class Stages:
         return done
 
     async def _finish(
-        self, queue: str, asked: _Commit, plan: _Plan, last: str, named: Numbers, slot: str, session: Session
+        self, queue: str, asked: Batch, plan: _Plan, last: str, named: Numbers, slot: str, session: Session
     ) -> None:
         """Count, remember, and remove the stages: what belongs to every commit."""
         db = self._link.database
         number = named[queue].number
-        if asked.room is not None and plan.count:
+        if asked.put.room is not None and plan.count:
             await counters.take_turn(db, session, queue, number)
         await counters.add(db, session, queue, number, slot, plan.count, plan.size, last)
-        record = call_record(commit_name(asked.job, asked.batch))
-        await dedup.remember(db, session, named[queue].serial, {record: (str(plan.count), asked.until)})
+        record = call_record(asked.name)
+        await dedup.remember(db, session, named[queue].serial, {record: (commit_said(plan.count), asked.until)})
         await _remove(db, plan.parts, session)
 
     async def _commit_few(
-        self, queue: str, asked: _Commit, named: Numbers, slot: str, session: Session
+        self, queue: str, asked: Batch, named: Numbers, slot: str, session: Session
     ) -> tuple[Committed, Sequence[str | None]] | None:
         """The whole change, and the recipients of what was added; None if it is more than was planned."""
         db = self._link.database
@@ -344,25 +280,25 @@ class Stages:
         async for fresh in self._messages(db, session, asked, plan):
             waiting = await groups.join(db, session, named[queue].number, fresh)
             number = named[queue].number
-            documents = [message_document(one, number, asked.now, one.id in waiting) for one in fresh]
+            documents = [message_document(one, number, asked.put.now, one.id in waiting) for one in fresh]
             await db.messages.insert_many(documents, session=session)
             await dedup.remember(db, session, named[queue].serial, _dedup_ids(asked, fresh))
-            if asked.keep != "off":
-                told = [events.sent(one, asked.now, None, asked.keep) for one in fresh]
+            if asked.put.keep != "off":
+                told = [events.sent(one, asked.put.now, None, asked.put.keep) for one in fresh]
                 await self._log.append(db, session, told)
             last = fresh[-1].id
             recipients += [message.recipient for message in fresh]
         await self._finish(queue, asked, plan, last, named, slot, session)
         return Committed(plan.count), recipients
 
-    async def _write(self, queue: str, asked: _Commit, plan: _Plan, hidden: _Hidden) -> None:
+    async def _write(self, queue: str, asked: Batch, plan: _Plan, hidden: _Hidden) -> None:
         """Write messages where nobody sees them."""
         serial = (await self._changes.know(queue)).serial
         with self._link.call() as db:
             # What has its number is garbage as soon as this is gone.
-            await db.publishes.insert_one({"_id": hidden.number, "serial": serial, "until": asked.now + PATIENCE})
+            await db.publishes.insert_one({"_id": hidden.number, "serial": serial, "until": asked.put.now + PATIENCE})
             async for fresh in self._messages(db, None, asked, plan):
-                documents = [message_document(one, hidden.number, asked.now, True) for one in fresh]
+                documents = [message_document(one, hidden.number, asked.put.now, True) for one in fresh]
                 for one in documents:
                     one.pop("timed", None)
                     one.pop("waits")
@@ -373,7 +309,7 @@ class Stages:
                 hidden.last = fresh[-1].id
 
     async def _commit_many(
-        self, queue: str, asked: _Commit, plan: _Plan, hidden: _Hidden, named: Numbers, slot: str, session: Session
+        self, queue: str, asked: Batch, plan: _Plan, hidden: _Hidden, named: Numbers, slot: str, session: Session
     ) -> Committed | None:
         """Commit what was written before; None if something has changed since, and it has to be written anew."""
         db = self._link.database
@@ -384,7 +320,7 @@ class Stages:
         same = [one["_id"] for one in now.listed] == [one["_id"] for one in plan.listed] and now.known == plan.known
         if not ours.deleted_count or not same or hidden.count != plan.count:
             return None
-        note = {"number": hidden.number, "now": asked.now, "keep": asked.keep}
+        note = {"number": hidden.number, "now": asked.put.now, "keep": asked.put.keep}
         queues = {"_id": queue, "number": named[queue].number}
         if not (await db.queues.update_one(queues, {"$push": {"showing": note}}, session=session)).matched_count:
             raise SlotGone(queue)
@@ -443,15 +379,15 @@ class Stages:
         return more, [message.recipient for message in messages]
 
     async def _messages(
-        self, db: Database, session: Session | None, asked: _Commit, plan: _Plan
+        self, db: Database, session: Session | None, asked: Batch, plan: _Plan
     ) -> AsyncIterator[list[Message]]:
         """What is committed, with ids, chunk by chunk."""
         if not plan.count:
             return
         first = asked.reserve(RUN * sum(int(one["runs"]) for one in plan.listed))
-        async for at, run in _runs(db, session, plan.listed):
+        async for at, run in uploads.read(db, session, plan.listed):
             fresh = [
-                committed(message, id_in_range(first, at + place), asked.now)
+                committed(message, id_in_range(first, at + place), asked.put.now)
                 for place, message in run
                 if at + place not in plan.known
             ]
@@ -466,7 +402,7 @@ class Stages:
             return {}
         seen: set[str] = set()
         found: dict[int, int] = {}
-        async for at, run in _runs(db, session, parts):
+        async for at, run in uploads.read(db, session, parts):
             named = [(at + place, message) for place, message in run if message.dedup_id is not None]
             for start in range(0, len(named), LOOKUP):
                 some = named[start : start + LOOKUP]
@@ -477,30 +413,21 @@ class Stages:
                     seen.add(message.dedup_id or "")
         return found
 
+    async def list(self, queue: str, now: int) -> list[Stage]:
+        with self._link.call() as db:
+            serial = (await self._changes.ask(db, queue)).serial
+            parts = await db.stages.find({"serial": serial}).sort([(field, 1) for field in NAME]).to_list()
+        found = [_stage_of([*some]) for _, some in groupby(parts, key=_name_of)]
+        return [stage for stage in found if stage.until > now]
 
-def _listed(asked: _Commit, parts: Sequence[Document]) -> list[Document]:
+
+def _listed(asked: Batch, parts: Sequence[Document]) -> Sequence[Document]:
     """The parts of the stages that are to be committed, in order."""
     by_stage: dict[tuple[str, str], list[Document]] = {}
     for one in parts:
         by_stage.setdefault((one["partition"], one["attempt"]), []).append(one)
-    found: list[Document] = []
-    for stage in asked.stages:
-        of = by_stage.get(stage, [])
-        if not of or max(one["until"] for one in of) <= asked.now:
-            raise no_stage(asked.job, asked.batch, stage)
-        found += sorted(of, key=lambda one: int(one["part"]))
-    return found
-
-
-async def _runs(
-    db: Database, session: Session | None, parts: Sequence[Document]
-) -> AsyncIterator[tuple[int, list[tuple[int, Message]]]]:
-    """The messages of parts, chunk by chunk, with their places: those of a part count from the first number."""
-    at = 0
-    for part in parts:
-        async for chunk in db.uploads.find(queries.chunks(part["_id"]), session=session).sort("place").batch_size(4):
-            yield at, [one for run in _decode(chunk["runs"]) for one in run.each()]
-        at += RUN * int(part["runs"])
+    check_listed(asked, {stage: _stage_of(some).until for stage, some in by_stage.items()})
+    return [one for stage in asked.stages for one in sorted(by_stage[stage], key=lambda one: int(one["part"]))]
 
 
 async def _remove(db: Database, parts: Sequence[Document], session: Session) -> None:
@@ -511,35 +438,14 @@ async def _remove(db: Database, parts: Sequence[Document], session: Session) -> 
         await db.stages.delete_many({"_id": {"$in": ids}}, session=session)
 
 
-def _dedup_ids(asked: _Commit, fresh: Sequence[Message]) -> dict[str, tuple[str, int]]:
-    return {one.dedup_id: (one.id, asked.dedup_until) for one in fresh if one.dedup_id is not None}
-
-
-def _chunks(messages: Sequence[Message]) -> Iterator[list[_Run]]:
-    """Messages in chunks that each fit into a document."""
-    chunk: list[_Run] = []
-    size = count = 0
-    for place, stretch in enumerate(stretches(messages)):
-        start = stretch.start
-        for here in stretch:
-            size += 200 + messages[here].size
-            count += 1
-            if size >= CHUNK_BYTES or count >= CHUNK_MESSAGES:
-                chunk.append(_run(place * RUN + start - stretch.start, messages[start : here + 1]))
-                yield chunk
-                chunk, size, count, start = [], 0, 0, here + 1
-        if start < stretch.stop:
-            chunk.append(_run(place * RUN + start - stretch.start, messages[start : stretch.stop]))
-    if chunk:
-        yield chunk
-
-
-def _run(at: int, some: Sequence[Message]) -> _Run:
-    if isinstance(some, PlainBatch):
-        like = Message("", some.queue, 0, some.due_at, b"", some.content_type, some.priority)
-        return _Run(at, [like], some.bodies)
-    return _Run(at, list(some))
+def _dedup_ids(asked: Batch, fresh: Sequence[Message]) -> dict[str, tuple[str, int]]:
+    return {one.dedup_id: (one.id, asked.put.dedup_until) for one in fresh if one.dedup_id is not None}
 
 
 def _name_of(found: Document) -> StageName:
     return StageName(*(found[field] for field in NAME))
+
+
+def _stage_of(parts: Sequence[Document]) -> Stage:
+    fields = _Part.__struct_fields__
+    return stage_of(_name_of(parts[0]), [_Part(*(int(one[field]) for field in fields)) for one in parts])

@@ -9,6 +9,9 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
+
+from miniq.store.decisions import Budget
 
 Candidate = tuple[str, int]
 """An id, and the bytes it counts for."""
@@ -58,11 +61,5 @@ class Takers:
         free = [one for one in candidates if one[0] not in self._wanted and one[0] not in gone]
         if spread and len(free) > limit:
             free = free[random.randrange(len(free) - limit + 1) :]  # noqa: S311
-        chosen: list[str] = []
-        size = 0
-        for id, bytes in free[:limit]:
-            size += bytes
-            if chosen and size > max_bytes:
-                break
-            chosen.append(id)
-        return chosen
+        budget = Budget(limit, max_bytes)
+        return [id for id, _ in takewhile(lambda one: budget.admits(one[1]), free)]

@@ -10,10 +10,10 @@ import psycopg
 from psycopg import AsyncConnection
 from psycopg.adapt import AdaptersMap
 
-from miniq.errors import QueueNotFound
 from miniq.message import History
-from miniq.store.contract import ChangeHint, ReadyHint
-from miniq.store.postgres import address, queries, rows
+from miniq.store.contract import ChangeHint, ReadyHint, no_queue
+from miniq.store.postgres import queries, rows
+from miniq.store.postgres.address import Address
 from miniq.store.postgres.connections import Connection, Connections
 from miniq.store.postgres.listener import Listener
 from miniq.store.postgres.rows import Blobs, BlobsDumper
@@ -31,52 +31,54 @@ Step = tuple[bytes, dict[str, Any]]
 class Access:
     """A schema in a database, and how its tables are reached."""
 
-    def __init__(self, url: str, *, durable: bool = True, connections: int = 8, timeout: float = 10.0) -> None:
-        self.on_ready: ReadyHint = lambda queue, recipient, count: None
-        self.on_change: ChangeHint = lambda: None
-        self._address = address.parse(url, durable=durable)
-        self._durable = durable
+    def __init__(
+        self, place: Address, connections: int, timeout: float, on_ready: ReadyHint, on_change: ChangeHint
+    ) -> None:
+        self.address = place
+        self.queries = queries.load()
+        self.connections = Connections(self._connect, connections, timeout)
+        self.listener = Listener(self._connect, self.connections, place.channel, on_ready, on_change)
+        self._on_ready = on_ready
         self._adapters = AdaptersMap(psycopg.adapters)
         self._adapters.register_dumper(Blobs, BlobsDumper)
-        self._queries = queries.load()
-        self._connections = Connections(self._connect, connections, timeout)
-        self._listener = Listener(
-            self._connect,
-            self._connections,
-            self._address.channel,
-            lambda queue, recipient, count: self.on_ready(queue, recipient, count),
-            lambda: self.on_change(),
-        )
 
     async def _connect(self) -> Connection:
-        return await AsyncConnection.connect(self._address.conninfo, autocommit=True, context=_Context(self._adapters))
+        return await AsyncConnection.connect(self.address.conninfo, autocommit=True, context=_Context(self._adapters))
 
-    def _step(self, name: str, params: dict[str, Any], keep: History = "off") -> Step:
-        return self._queries[name].pick(*tags(keep)), params
+    def step(self, name: str, params: dict[str, Any], keep: History = "off") -> Step:
+        return self.queries[name].pick(*tags(keep)), params
 
-    async def _all(self, name: str, params: dict[str, Any], seconds: float | None = None) -> list[Row]:
-        query = self._queries[name].pick()
-        return await self._connections.call(lambda connection: execute(connection, query, params), seconds)
+    async def all(self, name: str, params: dict[str, Any]) -> list[Row]:
+        """The rows of one query."""
+        query = self.queries[name].pick()
+        return await self.connections.call(lambda connection: execute(connection, query, params))
 
-    async def _one(self, name: str, params: dict[str, Any], queue: str, keep: History = "off") -> Row:
-        """The one row of a query that gives none only where there is no such queue."""
-        query = self._queries[name].pick(*tags(keep))
-        found = await self._connections.call(lambda connection: execute(connection, query, params))
+    async def some(self, name: str, params: dict[str, Any]) -> list[Row]:
+        """The rows of a query about a queue, which gives none only where there is no such queue."""
+        found = await self.all(name, params)
         if not found:
-            raise no_queue(queue)
-        return found[0]
+            raise no_queue(params["queue"])
+        return found
 
-    async def _split(self, connection: Connection, queue: str, ids: Sequence[str], step: int) -> None:
+    async def one(self, name: str, params: dict[str, Any]) -> Row:
+        """The one row of such a query."""
+        return (await self.some(name, params))[0]
+
+    async def change(self, steps: Sequence[Step], seconds: float | None = None) -> list[Row]:
+        """Statements in one transaction; the rows of the last."""
+        return await self.connections.call(lambda connection: transaction(connection, steps), seconds)
+
+    async def split(self, connection: Connection, queue: str, ids: Sequence[str], step: int) -> None:
         """Let parcels become rows of `step` messages each."""
-        await execute(connection, *self._step("split", {"queue": queue, "ids": rows.array(ids), "step": step}))
+        await execute(connection, *self.step("split", {"queue": queue, "ids": rows.array(ids), "step": step}))
 
-    def _ready(self, queue: str, recipient: str | None, count: int) -> None:
-        self.on_ready(queue, recipient, count)
-        self._listener.arrived(queue, recipient, count)
+    def ready(self, queue: str, recipient: str | None, count: int) -> None:
+        self._on_ready(queue, recipient, count)
+        self.listener.arrived(queue, recipient, count)
 
-    def _arrived(self, queue: str, recipients: Iterable[str | None]) -> None:
+    def arrived(self, queue: str, recipients: Iterable[str | None]) -> None:
         for recipient, count in Counter(recipients).items():
-            self._ready(queue, rows.unescape(recipient), count)
+            self.ready(queue, rows.unescape(recipient), count)
 
 
 class _Context:
@@ -116,8 +118,3 @@ async def transaction(connection: Connection, steps: Sequence[Step]) -> list[Row
 def tags(keep: History) -> tuple[str, ...]:
     """The variant of a query: whether it tells the history."""
     return () if keep == "off" else ("history",)
-
-
-def no_queue(name: str) -> QueueNotFound:
-    """What a query that found no queue means."""
-    return QueueNotFound(f"queue: there is no queue {name!r}", field="queue")

@@ -2,43 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
 from miniq.ids import from_spans, spans
 from miniq.message import Event
 from miniq.store import transfer
+from miniq.store.contract import Store
 from miniq.store.names import CALL, is_call
 from miniq.store.postgres import rows
+from miniq.store.postgres.access import FIRST_ID, Access, Row
 from miniq.store.postgres.rows import escape, unescape
 from miniq.store.transfer import Item, Saved
 
 Step = tuple[str, dict[str, Any]]
+DUMPED = 200
+"""Messages read in one statement."""
 
 
-def saved(queue: str, row: Sequence[Any]) -> list[Saved]:
-    """The messages in a row of `dump_messages`."""
-    return [Saved(stored, row[11] if row[9] is not None else None) for stored in rows.stored(queue, row)]
+async def dump(store: Store, db: Access) -> AsyncIterator[Item]:
+    """Everything."""
+    queues = await store.queues()
+    for name, settings in queues.items():
+        yield transfer.Queue(name, settings)
+        readers = [
+            (transfer.Readers(name, unescape(group) or "", epoch, last), last - acked)
+            for group, epoch, acked, last in await db.all("dump_readers", {"queue": name})
+        ]
+        for reader in transfer.at_rest(name, bool(await store.stages.list(name, 0)), readers):
+            yield reader
+    for kind, name, value in await db.all("all_records", {}):
+        if kind != transfer.MARK:
+            yield transfer.Record(kind, unescape(name) or "", value)
+    yield transfer.LastId(await store.last_id())
+    for queue in queues:
+        for blocked in (False, True):
+            after = FIRST_ID
+            while found := await db.all(
+                "dump_messages", {"queue": queue, "after": after, "blocked": blocked, "limit": DUMPED}
+            ):
+                for row in found:
+                    for stored in rows.stored(queue, row):
+                        yield Saved(stored, row[11] if row[9] is not None else None)
+                after = found[-1][0]
+        for row in await db.all("dump_dedup", {"queue": queue}):
+            yield _dedup(queue, row)
+    async for item in transfer.history_of(store.history):
+        yield item
 
 
-def dedup(queue: str, row: Sequence[Any]) -> transfer.Dedup:
+def _dedup(queue: str, row: Row) -> transfer.Dedup:
     """A row of `dump_dedup`."""
     call, name, ids, until = row
     name = (CALL if call else "") + (unescape(name) or "")
     return transfer.Dedup(queue, name, spans(rows.unpack_ids(ids)) if is_call(name) else ids, until)
 
 
-def steps(items: Sequence[Item], columns: Any) -> Iterator[Step]:
-    """The queries, with their parameters, that take up items other than queues and records. `columns` are those of
-    messages."""
+def steps(items: Sequence[Item]) -> Iterator[Step]:
+    """The queries, with their parameters, that take up items other than queues and records."""
     messages = [item for item in items if isinstance(item, Saved)]
     for queue, some in groupby(messages, lambda one: one.stored.message.queue):
         found = list(some)
         states = [one.stored for one in found]
         yield (
             "load_messages",
-            columns([state.message for state in states])
+            rows.columns([state.message for state in states])
             | {
                 "queue": queue,
                 "visible": rows.array([state.visible_at for state in states]),

@@ -14,7 +14,7 @@ import msgspec
 
 from miniq.ids import RUN, ids_from, run_of
 from miniq.message import JSON, Message, PlainBatch
-from miniq.store.contract import Fence
+from miniq.store.arguments import Fence
 from miniq.store.postgres import rows
 from miniq.store.postgres.rows import Blobs, escape
 

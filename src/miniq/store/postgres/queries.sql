@@ -629,15 +629,20 @@ SELECT total.messages FROM shelf, total;
 -- Looking
 
 -- name: find
-SELECT m.id::text, m.sent_at, m.due_at, m.rank, m.receives, m.about, m.body, null, m.visible_at, m.receipt, m.consumer
-FROM queues q LEFT JOIN LATERAL (
+WITH shelf AS (
+    SELECT id FROM queues WHERE name = %(queue)s
+), asked AS MATERIALIZED (
+    SELECT shelf.id AS queue, a.* FROM shelf CROSS JOIN unnest(%(floors)s::uuid[], %(ids)s::uuid[]) AS a (floor, id)
+), found AS (
     SELECT u.id, m.sent_at, m.due_at, m.rank, m.receives, m.about, substring(m.body FROM u.start FOR u.size) AS body,
         m.visible_at, m.receipt, m.consumer
-    FROM messages m CROSS JOIN LATERAL unpacked(m.id, m.size, m.sizes) u
-    WHERE m.queue = q.id AND m.id BETWEEN %(floor)s::uuid AND %(id)s::uuid AND coalesce(m.last, m.id) >= %(id)s::uuid
-        AND u.id = %(id)s::uuid
-) m ON true
-WHERE q.name = %(queue)s;
+    FROM asked a JOIN messages m
+        ON m.queue = a.queue AND m.id BETWEEN a.floor AND a.id AND coalesce(m.last, m.id) >= a.id
+    CROSS JOIN LATERAL unpacked(m.id, m.size, m.sizes) u
+    WHERE u.id = a.id
+)
+SELECT f.id::text, f.sent_at, f.due_at, f.rank, f.receives, f.about, f.body, null, f.visible_at, f.receipt, f.consumer
+FROM shelf LEFT JOIN found f ON true;
 
 -- name: held
 SELECT m.id::text, m.sent_at, m.due_at, m.rank, m.receives, m.about, m.body, m.sizes, m.visible_at, m.receipt,

@@ -10,35 +10,30 @@ import re
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
+from operator import attrgetter
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 from psycopg.adapt import Buffer, Dumper
 from psycopg.pq import Format
 
 from miniq.ids import SHARE, ids_from
-from miniq.message import JSON, DeadLetter, Event, HistoryRecord, Message, Stored
+from miniq.message import Event, HistoryRecord, Message, Stored, special_of
 
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _ESCAPED = re.compile(r"\\(.)")
 _SIZE = struct.Struct(">i").pack
 BYTEA, BYTEA_ARRAY = 17, 1001
 
-
-class About(Struct, frozen=True, omit_defaults=True):
-    """What a message has beside its body, age and priority."""
-
-    content_type: str = JSON
-    headers: dict[str, str] | None = None
-    expires_at: int | None = None
-    key: str | None = None
-    recipient: str | None = None
-    group: str | None = None
-    dedup_id: str | None = None
-    dead: DeadLetter | None = None
-
-
+OWN = ("id", "queue", "sent_at", "due_at", "body", "priority")
+"""Fields of a message that have columns of their own."""
+_FIELDS = [field for field in msgspec.structs.fields(Message) if field.name not in OWN]
+_FIELDS.sort(key=lambda field: field.name == "dead")
+"""The others; `dead` is the last, where the function `is_fit` looks for it."""
+About: type[Any] = msgspec.defstruct(
+    "About", [(field.name, field.type, field.default) for field in _FIELDS], frozen=True, omit_defaults=True
+)
+_unusual = attrgetter(*(field.name for field in _FIELDS))
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(About).decode
 _ORDINARY = About()
@@ -89,18 +84,24 @@ def unpack_ids(text: str) -> list[str]:
 
 def about(message: Message) -> str | None:
     """What is unusual about a message, None if nothing is."""
-    made = About(
-        message.content_type,
-        message.headers,
-        message.expires_at,
-        message.key,
-        message.recipient,
-        message.group,
-        message.dedup_id,
-        message.dead,
-    )
-    text = _encode(made)
+    text = _encode(About(*_unusual(message)))
     return None if text == b"{}" else text.decode()
+
+
+def columns(messages: Sequence[Message]) -> dict[str, Any]:
+    """Messages that have a row each, as parameters."""
+    return {
+        "ids": array([message.id for message in messages]),
+        "sent": array([message.sent_at for message in messages]),
+        "due": array([message.due_at for message in messages]),
+        "sizes": array([message.size for message in messages]),
+        "ranks": array([-message.priority for message in messages]),
+        "recipients": [escape(message.recipient) for message in messages],
+        "groups": [escape(message.group) for message in messages],
+        "abouts": [about(message) for message in messages],
+        "content_types": [message.content_type for message in messages],
+        "bodies": Blobs([message.body for message in messages]),
+    }
 
 
 def messages(queue: str, row: Sequence[Any]) -> list[Message]:
@@ -112,13 +113,8 @@ def messages(queue: str, row: Sequence[Any]) -> list[Message]:
     else:
         ends = list(accumulate(sizes, initial=0))
         each = zip(ids_from(id, len(sizes)), map(body.__getitem__, map(slice, ends, ends[1:])), strict=True)
-    return [
-        Message(
-            id, queue, sent_at, due_at, body, a.content_type, -rank, a.headers, a.expires_at, a.key, a.recipient,
-            a.group, a.dedup_id, a.dead,
-        )
-        for id, body in each
-    ]  # fmt: skip
+    kind, priority, rest = a.content_type, -rank, special_of(a)
+    return [Message(id, queue, sent_at, due_at, body, kind, priority, *rest) for id, body in each]
 
 
 def stored(queue: str, row: Sequence[Any]) -> list[Stored]:

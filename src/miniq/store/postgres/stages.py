@@ -13,11 +13,20 @@ from msgspec import structs
 
 from miniq.errors import StoreUnavailable
 from miniq.ids import RUN
-from miniq.message import JSON, Committed, History, Message, PlainBatch, Stage, StageName
-from miniq.store.contract import Reserve, Room, full, no_stage, stands_alone, stretches
-from miniq.store.names import commit_name
+from miniq.message import JSON, Committed, Message, PlainBatch, Stage, StageName
+from miniq.store.arguments import Batch, Upload
+from miniq.store.contract import StageStore, no_queue
+from miniq.store.decisions import (
+    check_listed,
+    check_room,
+    commit_said,
+    committed_before,
+    size_of,
+    stands_alone,
+    stretches,
+)
 from miniq.store.postgres import parcels, rows
-from miniq.store.postgres.access import LONG, Access, Row, execute, no_queue, pipeline
+from miniq.store.postgres.access import LONG, Access, Row, execute, pipeline
 from miniq.store.postgres.connections import Connection
 from miniq.store.postgres.rows import Blobs, escape, unescape
 
@@ -42,31 +51,33 @@ COPY = f"COPY staged ({', '.join(COLUMNS)}) FROM STDIN (FORMAT BINARY)".encode()
 TRIES = 3
 
 
-class Stages(Access):
-    """The part of the store that keeps stages."""
+class Stages(StageStore):
+    """See `StageStore`."""
 
-    async def stage(
-        self, queue: str, name: StageName, part: int, messages: Sequence[Message], *, now: int, until: int
-    ) -> tuple[int, int]:
+    def __init__(self, db: Access) -> None:
+        self._db = db
+
+    async def upload(self, queue: str, upload: Upload, messages: Sequence[Message]) -> tuple[int, int]:
+        name = upload.stage
         params = _batch(queue, name.job, name.batch) | {
             "partition": escape(name.partition),
             "attempt": escape(name.attempt),
-            "part": part,
-            "now": now,
-            "until": until,
+            "part": upload.part,
+            "now": upload.now,
+            "until": upload.until,
         }
-        size = messages.size if isinstance(messages, PlainBatch) else sum(message.size for message in messages)
+        size = size_of(messages)
         cut = stretches(messages)
 
         async def work(connection: Connection) -> tuple[int, int]:
             async with connection.transaction():
-                stage, there = await self._stage(connection, params, queue)
+                stage, there = await self._stage(connection, params)
                 if there is not None:
                     return there
                 async with connection.cursor() as cursor, cursor.copy(COPY) as copy:
                     copy.set_types(list(COLUMNS.values()))
                     for row in _stretches(messages, cut):
-                        await copy.write_row((stage, part, *row))
+                        await copy.write_row((stage, upload.part, *row))
                 told = {
                     "stage": stage,
                     "messages": len(messages),
@@ -74,31 +85,19 @@ class Stages(Access):
                     "alone": 0 if isinstance(messages, PlainBatch) else sum(map(stands_alone, messages)),
                     "stretches": len(cut),
                 }
-                await execute(connection, *self._step("add_part", params | told))
+                await execute(connection, *self._db.step("add_part", params | told))
                 return len(messages), size
 
-        return await self._connections.call(work, LONG)
+        return await self._db.connections.call(work, LONG)
 
-    async def commit_stages(
-        self,
-        queue: str,
-        job: str,
-        batch: str,
-        stages: Sequence[tuple[str, str]],
-        *,
-        now: int,
-        until: int,
-        reserve: Reserve,
-        dedup_until: int,
-        room: Room | None,
-        keep: History,
-    ) -> Committed:
-        params = _batch(queue, job, batch) | {
-            "call": escape(commit_name(job, batch)),
-            "now": now,
-            "until": until,
-            "dedup_until": dedup_until,
-            "full": keep == "full",
+    async def commit(self, queue: str, batch: Batch) -> Committed:
+        put = batch.put
+        params = _batch(queue, batch.job, batch.batch) | {
+            "call": escape(batch.name),
+            "now": put.now,
+            "until": batch.until,
+            "dedup_until": put.dedup_until,
+            "full": put.keep == "full",
             "least": parcels.LEAST,
             "largest": parcels.BYTES,
         }
@@ -106,90 +105,73 @@ class Stages(Access):
         async def work(connection: Connection) -> tuple[Committed, list[str]]:
             async with connection.transaction():
                 # In the order of a put: the queue if there is a limit, the call, dedup ids, groups.
-                steps = [self._step("lock_queue", params)] if room is not None else []
-                entered = await pipeline(connection, [*steps, self._step("claim_commit", params)])
+                steps = [self._db.step("lock_queue", params)] if put.room is not None else []
+                entered = await pipeline(connection, [*steps, self._db.step("claim_commit", params)])
                 if not entered:
-                    said = await execute(connection, *self._step("call_ids", params))
+                    said = await execute(connection, *self._db.step("call_ids", params))
                     if not said:
                         raise no_queue(queue)
-                    return Committed(int(said[0][0]), repeated=True), []
+                    return committed_before(said[0][0]), []
                 known = params | {"shelf": entered[0][0]}
-                known["stages"] = await self._listed(connection, known, job, batch, stages, now)
-                parts = await execute(connection, *self._step("stage_parts", known))
-                steps = [self._step("weigh_stages", known)]
+                known["stages"] = await self._listed(connection, known, batch)
+                parts = await execute(connection, *self._db.step("stage_parts", known))
+                names = ["weigh_stages"]
                 if any(alone for _, _, _, alone in parts):
-                    steps = [self._step("claim_staged_dedup", known), self._step("lock_staged_groups", known), *steps]
-                (weighed,) = await pipeline(connection, steps)
+                    names = ["claim_staged_dedup", "lock_staged_groups", *names]
+                (weighed,) = await pipeline(connection, [self._db.step(name, known) for name in names])
                 held, held_bytes, more, more_bytes, recipients = weighed
-                refusal = full(room, queue, held, held_bytes, more, more_bytes) if room is not None and more else None
-                if refusal is not None:
-                    raise refusal
+                check_room(put.room, queue, (held, held_bytes), (more, more_bytes))
                 steps = []
                 if more:
-                    head, place = _split(reserve(RUN * sum(row[2] for row in parts)))
+                    head, place = _split(batch.reserve(RUN * sum(row[2] for row in parts)))
                     for stage, part, cuts, _ in parts:
                         where = {"stage": stage, "part": part, "head": head, "first": place}
-                        steps.append(self._step("commit_part", known | where, keep))
+                        steps.append(self._db.step("commit_part", known | where, put.keep))
                         place += RUN * cuts
-                steps.append(self._step("finish_commit", known | {"answer": str(more)}))
+                steps.append(self._db.step("finish_commit", known | {"answer": commit_said(more)}))
                 await pipeline(connection, steps)
                 return Committed(more), recipients
 
-        done, recipients = await self._connections.call(work, LONG)
+        done, recipients = await self._db.connections.call(work, LONG)
         if not done.repeated:
-            self._arrived(queue, recipients)
+            self._db.arrived(queue, recipients)
             if done.messages > len(recipients):
-                self._ready(queue, None, done.messages - len(recipients))
+                self._db.ready(queue, None, done.messages - len(recipients))
         return done
 
-    async def discard_stages(self, queue: str, job: str, batch: str) -> int:
-        return int((await self._one("discard_stages", _batch(queue, job, batch), queue))[0])
-
-    async def stages(self, queue: str, *, now: int) -> list[Stage]:
-        found = await self._all("stages", {"queue": queue, "now": now})
-        if not found:
-            raise no_queue(queue)
-        return [
-            Stage(StageName(*(unescape(word) or "" for word in row[:4])), *row[4:])
-            for row in found
-            if row[0] is not None
-        ]
+    async def discard(self, queue: str, job: str, batch: str) -> int:
+        return int((await self._db.one("discard_stages", _batch(queue, job, batch)))[0])
 
     # Inside
 
-    async def _stage(
-        self, connection: Connection, params: dict[str, Any], queue: str
-    ) -> tuple[int, tuple[int, int] | None]:
+    async def _stage(self, connection: Connection, params: dict[str, Any]) -> tuple[int, tuple[int, int] | None]:
         """The id of a stage, which is locked, and how much is in the part if it is there already."""
-        steps = [self._step(name, params) for name in ("add_stage", "lock_stage", "find_part")]
+        steps = [self._db.step(name, params) for name in ("add_stage", "lock_stage", "find_part")]
         for _ in range(TRIES):
             found = await pipeline(connection, steps)
             if not found:
-                raise no_queue(queue)
+                raise no_queue(params["queue"])
             _, stage, until, messages, size = found[0]
             if stage is None:
                 continue  # somebody discarded it just now
             if until > params["now"] or until == params["until"]:
                 return stage, None if messages is None else (messages, size)
-            await execute(connection, *self._step("drop_stage", {"stage": stage}))  # it has run out
+            await execute(connection, *self._db.step("drop_stage", {"stage": stage}))  # it has run out
         raise StoreUnavailable("store: the stage was discarded while it was uploaded; try again")
 
-    async def _listed(
-        self,
-        connection: Connection,
-        params: dict[str, Any],
-        job: str,
-        batch: str,
-        stages: Sequence[tuple[str, str]],
-        now: int,
-    ) -> list[int]:
+    async def _listed(self, connection: Connection, params: dict[str, Any], batch: Batch) -> list[int]:
         """The ids of stages in the order of the list; all of the batch are locked."""
-        found = await execute(connection, *self._step("lock_stages", params))
-        there = {(unescape(row[1]), unescape(row[2])): row[0] for row in found if row[3] > now}
-        for stage in stages:
-            if stage not in there:
-                raise no_stage(job, batch, stage)
-        return [there[stage] for stage in stages]
+        found = await execute(connection, *self._db.step("lock_stages", params))
+        ids = {(unescape(row[1]) or "", unescape(row[2]) or ""): row[0] for row in found}
+        check_listed(batch, dict(zip(ids, (row[3] for row in found), strict=True)))
+        return [ids[stage] for stage in batch.stages]
+
+    async def list(self, queue: str, now: int) -> list[Stage]:
+        return [
+            Stage(StageName(*(unescape(word) or "" for word in row[:4])), *row[4:])
+            for row in await self._db.some("stages", {"queue": queue, "now": now})
+            if row[0] is not None
+        ]
 
 
 def _batch(queue: str, job: str, batch: str) -> dict[str, Any]:

@@ -1,0 +1,153 @@
+"""The messages of the memory store."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from miniq.errors import InvalidRequest
+from miniq.message import NEVER, Counts, History, Message, Outcome, Page, Status, Stored
+from miniq.store import events
+from miniq.store.arguments import Change, Edit, Fence, NewTime, Put, Scan, Take
+from miniq.store.contract import MessageStore
+from miniq.store.decisions import Budget, check_room, ended, sift, size_of
+from miniq.store.memory.shelves import Readers, Shelf, Shelves
+from miniq.store.names import call_record
+
+
+class Messages(MessageStore):
+    """See `MessageStore`."""
+
+    def __init__(self, shelves: Shelves) -> None:
+        self._shelves = shelves
+
+    async def put(self, messages: Sequence[Message], put: Put) -> list[str]:
+        queue = messages[0].queue
+        shelf = self._shelves[queue]
+        if put.call is not None:
+            given = shelf.standing(call_record(put.call.name), put.now)
+            if given is not None:
+                return given.split(",")
+        sifted = sift(messages, lambda name: shelf.standing(name, put.now))
+        fresh = sifted.fresh
+        check_room(put.room, queue, (len(shelf.rows), shelf.bytes), (len(fresh), size_of(fresh)))
+        self._shelves.arrive(shelf, fresh, put)
+        if put.call is not None:
+            shelf.dedup[call_record(put.call.name)] = (",".join(sifted.ids), put.call.until)
+        return sifted.ids
+
+    async def take(self, queue: str, take: Take) -> list[Stored]:
+        taken: list[Stored] = []
+        budget = Budget(take.limit, take.max_bytes)
+        for row in self._shelves[queue].line(take.consumer, take.now):
+            if not budget.admits(row.message.size):
+                break
+            change = Change(take.now, take.keep)
+            taken.append(self._shelves.lease(row, take.until, take.token, take.consumer, change))
+        return taken
+
+    async def drop(self, queue: str, fences: Sequence[Fence], change: Change) -> list[Outcome]:
+        shelf = self._shelves[queue]
+        outcomes: list[Outcome] = []
+        for fence in fences:
+            row, outcome = shelf.check(fence, change.now)
+            if row is not None:
+                self._shelves.leave(shelf, row, change)
+            outcomes.append(outcome)
+        return outcomes
+
+    async def reschedule(self, queue: str, fences: Sequence[Fence], to: NewTime, change: Change) -> list[Outcome]:
+        shelf = self._shelves[queue]
+        outcomes: list[Outcome] = []
+        for fence in fences:
+            row, outcome = shelf.check(fence, change.now)
+            if row is not None:
+                if change.event is not None:
+                    self._shelves.tell(change.keep, row.left(change.event, change.now))
+                if to.release:
+                    row.release()
+                row.visible_at = to.visible_at
+                self._shelves.on_ready(queue, row.message.recipient, 1)
+            outcomes.append(outcome)
+        return outcomes
+
+    async def edit(self, queue: str, fence: Fence, edit: Edit, change: Change) -> Outcome:
+        shelf = self._shelves[queue]
+        old, outcome = shelf.check(fence, change.now)
+        if old is not None:
+            shelf.remove(fence[0])
+            row = shelf.add(edit.apply(old.message))
+            row.restore(old.stored(), old.taken_at)
+            if edit.due_at is not None:
+                self._shelves.come_back(row, edit.due_at)
+            self._shelves.tell(change.keep, events.edited(row.message, change.now, row.receives, change.keep))
+        return outcome
+
+    async def move(
+        self, queue: str, moves: Sequence[tuple[Fence, Message]], change: Change, keep_to: History
+    ) -> list[Outcome]:
+        shelf = self._shelves[queue]
+        targets = [self._shelves[message.queue] for _, message in moves]  # all there, or nothing is changed
+        outcomes: list[Outcome] = []
+        for (fence, message), target in zip(moves, targets, strict=True):
+            row, outcome = shelf.check(fence, change.now)
+            if row is not None:
+                self._shelves.leave(shelf, row, change)
+                target.add(message)
+                self._shelves.tell(keep_to, events.sent(message, change.now, change.event, keep_to))
+                self._shelves.on_ready(message.queue, message.recipient, 1)
+            outcomes.append(outcome)
+        return outcomes
+
+    async def clear(self, queue: str, change: Change) -> int:
+        old = self._shelves[queue]
+        fresh = self._shelves[queue] = Shelf(old.settings)
+        fresh.dedup, fresh.stages = old.dedup, old.stages
+        for group, readers in old.readers.items():
+            fresh.readers[group] = Readers(ended(readers.state(change.now)))
+        if old.rows:
+            self._shelves.tell(change.keep, events.purged(queue, len(old.rows), old.bytes, change.now))
+        return len(old.rows)
+
+    async def find(self, queue: str, ids: Sequence[str]) -> dict[str, Stored]:
+        rows = self._shelves[queue].rows
+        return {id: rows[id].stored() for id in ids if id in rows}
+
+    async def scan(self, queue: str, scan: Scan) -> Page:
+        shelf = self._shelves[queue]
+        start = 0
+        if scan.after is not None:
+            priority, dot, id = scan.after.partition(".")
+            if not dot or not priority.isdigit():
+                raise InvalidRequest(f"after: {scan.after!r} is not a cursor given as `next`", field="after")
+            start = bisect_left(shelf.order, (-int(priority), id + "\0"))
+        found: list[Stored] = []
+        budget = Budget(scan.limit, scan.max_bytes)
+        for key in shelf.order[start:]:
+            stored = shelf.rows[key[1]].stored()
+            if scan.status is not None and stored.status(scan.now) != scan.status:
+                continue
+            if not budget.admits(stored.message.size):
+                last = found[-1].message
+                return Page(found, f"{last.priority}.{last.id}")
+            found.append(stored)
+        return Page(found, None)
+
+    async def held(self, token: str) -> list[Stored]:
+        rows = [row for shelf in self._shelves.values() for row in shelf.rows.values() if row.receipt == token]
+        return sorted((row.stored() for row in rows), key=lambda stored: stored.message.id)
+
+    async def counts(self, queue: str, now: int) -> Counts:
+        shelf = self._shelves[queue]
+        tally: dict[Status, int] = {"ready": 0, "delayed": 0, "leased": 0}
+        for row in shelf.rows.values():
+            tally[row.stored().status(now)] += 1
+        # Of a group only the head can be taken next.
+        ready = (row.message for row in shelf.rows.values() if row.visible_at <= now and row.message.recipient is None)
+        heads = (m for m in ready if m.group is None or shelf.heads[m.group] == m.id)
+        oldest = min((message.sent_at // 1000 * 1000 for message in heads), default=None)
+        return Counts(tally["ready"], tally["delayed"], tally["leased"], shelf.bytes, oldest)
+
+    async def next_visible(self, queue: str, now: int) -> int | None:
+        rows = self._shelves[queue].rows.values()
+        return min((row.visible_at for row in rows if now < row.visible_at < NEVER), default=None)

@@ -1,0 +1,166 @@
+"""The memory store: everything in dicts. Its parts read like the contract."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+
+from miniq.errors import InvalidRequest
+from miniq.ids import from_spans, spans
+from miniq.message import ClaimGroup, HistoryPage, HistoryRecord, HistorySpan, QueueSettings
+from miniq.store import transfer
+from miniq.store.contract import HistoryStore, SingleProcessStore
+from miniq.store.memory.claims import Claims
+from miniq.store.memory.messages import Messages
+from miniq.store.memory.shelves import Readers, Shelf, Shelves
+from miniq.store.memory.stages import Stages, all_stages
+from miniq.store.names import is_call
+from miniq.store.transfer import Item, one_by_one, portions
+
+
+class MemoryStore(SingleProcessStore):
+    """See `Store`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._shelves = Shelves()
+        self._shelves.on_ready = lambda queue, recipient, count: self.on_ready(queue, recipient, count)
+        self._records: dict[str, dict[str, bytes]] = {}
+        self.messages = Messages(self._shelves)
+        self.claims = Claims(self._shelves)
+        self.stages = Stages(self._shelves)
+        self.history = Events(self._shelves)
+
+    async def open(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+    def failure(self) -> Exception | None:
+        return None
+
+    async def queues(self) -> dict[str, QueueSettings]:
+        return {name: shelf.settings for name, shelf in self._shelves.items()}
+
+    async def save_queue(self, name: str, settings: QueueSettings) -> None:
+        if name in self._shelves:
+            self._shelves[name].settings = settings
+        else:
+            self._shelves[name] = Shelf(settings)
+
+    async def delete_queue(self, name: str) -> bool:
+        return self._shelves.pop(name, None) is not None
+
+    async def records(self, kind: str) -> dict[str, bytes]:
+        return dict(self._records.get(kind, {}))
+
+    async def save_record(self, kind: str, name: str, value: bytes | None) -> None:
+        records = self._records.setdefault(kind, {})
+        if value is None:
+            records.pop(name, None)
+        else:
+            records[name] = value
+
+    async def last_id(self) -> str:
+        return self._shelves.last_id
+
+    async def tidy(self, now: int, limit: int) -> int:
+        removed = 0
+        for shelf in self._shelves.values():
+            gone = [dedup_id for dedup_id, (_, until) in shelf.dedup.items() if until <= now][: limit - removed]
+            for dedup_id in gone:
+                del shelf.dedup[dedup_id]
+            removed += len(gone)
+            for stage in all_stages(shelf):
+                if stage.until <= now:
+                    del shelf.stages[stage.name]
+                    removed += 1
+            for readers in shelf.readers.values():
+                for number in [number for number, until in readers.kept.items() if until <= now]:
+                    readers.forget(number)
+                    removed += 1
+        return removed
+
+    async def backup(self, path: str) -> None:
+        raise InvalidRequest("store: a memory store has nothing on disk to back up", field="store")
+
+    async def dump(self) -> AsyncIterator[list[Item]]:
+        async for portion in portions(one_by_one(self._items())):
+            yield portion
+
+    def _items(self) -> Iterator[Item]:
+        for name, shelf in self._shelves.items():
+            yield transfer.Queue(name, shelf.settings)
+            readers = [
+                (transfer.Readers(name, one.group, one.epoch, one.last), len(one.claims.keys() - one.kept.keys()))
+                for one in shelf.readers.values()
+            ]
+            yield from transfer.at_rest(name, bool(shelf.stages), readers)
+        for kind, records in self._records.items():
+            if kind != transfer.MARK:
+                for name, value in records.items():
+                    yield transfer.Record(kind, name, value)
+        yield transfer.LastId(self._shelves.last_id)
+        for name, shelf in self._shelves.items():
+            heads = set(shelf.heads.values())
+            for row in sorted(shelf.rows.values(), key=lambda row: row.message.id not in heads):
+                yield transfer.Saved(row.stored(), row.taken_at)
+            for dedup_id, (said, until) in shelf.dedup.items():
+                said = spans(said.split(",")) if is_call(dedup_id) else said
+                yield transfer.Dedup(name, dedup_id, said, until)
+        first, told = self._shelves.first, self._shelves.events
+        yield transfer.HistoryStart(first)
+        for start in range(0, len(told), 1000):
+            yield transfer.Events(first + start, told[start : start + 1000])
+
+    async def load(self, items: Sequence[Item], now: int) -> None:
+        shelves = self._shelves
+        for item in items:
+            if isinstance(item, transfer.Queue):
+                await self.save_queue(item.name, item.settings)
+            elif isinstance(item, transfer.Record):
+                await self.save_record(item.kind, item.name, item.value)
+            elif isinstance(item, transfer.Readers):
+                state = ClaimGroup(item.group, item.epoch, item.last, item.last)
+                shelves[item.queue].readers[item.group] = Readers(state)
+            elif isinstance(item, transfer.Saved):
+                message = item.stored.message
+                shelves[message.queue].add(message).restore(item.stored, item.taken_at)
+            elif isinstance(item, transfer.Dedup):
+                said = ",".join(from_spans(item.said)) if is_call(item.name) else item.said
+                shelves[item.queue].dedup[item.name] = (said, item.until)
+            elif isinstance(item, transfer.LastId):
+                shelves.last_id = max(shelves.last_id, item.id)
+            elif isinstance(item, transfer.HistoryStart):
+                shelves.first = item.offset
+            else:
+                shelves.events += item.events
+
+
+class Events(HistoryStore):
+    """See `HistoryStore`."""
+
+    def __init__(self, shelves: Shelves) -> None:
+        self._shelves = shelves
+
+    async def read(self, after: int, limit: int, queue: str | None = None) -> HistoryPage:
+        found: list[HistoryRecord] = []
+        first = self._shelves.first
+        start = max(0, after + 1 - first)
+        for offset, event in enumerate(self._shelves.events[start:], first + start):
+            if len(found) == limit:
+                break
+            after = offset
+            if queue is None or event.queue == queue:
+                found.append(HistoryRecord(offset, event))
+        return HistoryPage(found, after)
+
+    async def span(self) -> HistorySpan:
+        first, told = self._shelves.first, self._shelves.events
+        size = sum(64 + len(event.body or b"") for event in told)
+        return HistorySpan(first, first + len(told) - 1, size, told[0].at if told else None)
+
+    async def trim(self, upto: int) -> None:
+        count = min(len(self._shelves.events), max(0, upto + 1 - self._shelves.first))
+        del self._shelves.events[:count]
+        self._shelves.first += count

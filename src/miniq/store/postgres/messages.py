@@ -1,0 +1,415 @@
+"""Messages in PostgreSQL: one statement per call, or a few in one transaction that go out together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+import psycopg
+
+from miniq.errors import InvalidRequest, StoreUnavailable
+from miniq.message import Counts, History, Message, Outcome, Page, PlainBatch, Stored
+from miniq.store import decisions
+from miniq.store.arguments import FREE, Change, Edit, Fence, NewTime, Put, Scan, Take
+from miniq.store.contract import MessageStore, no_queue
+from miniq.store.decisions import check_room
+from miniq.store.postgres import parcels, rows
+from miniq.store.postgres.access import (
+    FIRST_ID,
+    LONG,
+    RETURNED,
+    Access,
+    Row,
+    Step,
+    execute,
+    pipeline,
+    tags,
+    transaction,
+)
+from miniq.store.postgres.connections import Connection
+from miniq.store.postgres.parcels import Cut
+from miniq.store.postgres.rows import Blobs, escape
+
+T = TypeVar("T")
+FULL = "MQ001"
+"""What the function `refuse_full` raises."""
+FOREVER = 2**63 - 1
+PAUSES = (0.002, 0.005, 0.01)
+"""Seconds between looks at a line in which there is nothing but parcels that others have just now, perhaps to split
+them."""
+
+
+class Messages(MessageStore):
+    """See `MessageStore`."""
+
+    def __init__(self, db: Access) -> None:
+        self._db = db
+
+    async def put(self, messages: Sequence[Message], put: Put) -> list[str]:
+        parcel = messages if isinstance(messages, PlainBatch) else parcels.parcel_of(messages)
+        if parcel is not None and put.room is None:
+            return await self._put_parcel(parcel, put)
+        return await self._put_unlike(messages, put)
+
+    async def _put_parcel(self, parcel: PlainBatch, put: Put) -> list[str]:
+        """Messages that are alike but for id and body, and ask for nothing special."""
+        queue, ids, call = parcel.queue, parcel.ids, put.call
+        params = parcels.columns(parcel) | {
+            "queue": queue,
+            "each_body": Blobs(parcel.bodies) if put.keep == "full" else None,
+            "sent_at": parcel.sent_at,
+            "due_at": parcel.due_at,
+            "rank": -parcel.priority,
+            "count": len(ids),
+            "bytes": parcel.size,
+            "last_id": max(ids),
+            "now": put.now,
+            "full": put.keep == "full",
+            "content_type": parcel.content_type,
+        }
+        wanted = tags(put.keep)
+        if call is not None:
+            params |= {"call": escape(call.name), "given": rows.pack_ids(ids), "call_until": call.until}
+            wanted = (*wanted, "call")
+        query = self._db.queries["put_plain"].pick(*wanted)
+        found = await self._db.connections.call(lambda connection: execute(connection, query, params))
+        if not found:
+            raise no_queue(queue)
+        if not found[0][1]:  # the call stands already
+            given = await self._db.all("call_ids", params)
+            if not given:
+                raise StoreUnavailable("store: the queue was deleted just now; try again")
+            return rows.unpack_ids(given[0][0])
+        self._db.ready(queue, None, len(ids))
+        return list(ids)
+
+    async def _put_unlike(self, messages: Sequence[Message], put: Put) -> list[str]:
+        """Messages that are not alike, or that may be refused or known already."""
+        queue, room, call = messages[0].queue, put.room, put.call
+        names: dict[str, str] = {}
+        for message in messages:
+            if message.dedup_id is not None:
+                names.setdefault(message.dedup_id, message.id)
+        groups = sorted({message.group for message in messages if message.group is not None})
+        params = rows.columns(messages) | {
+            "queue": queue,
+            "now": put.now,
+            "full": put.keep == "full",
+            "dedups": [escape(message.dedup_id) for message in messages],
+            "call": None if call is None else escape(call.name),
+            "given": rows.pack_ids([message.id for message in messages]),
+            "max_length": 0 if room is None else room.messages,
+            "max_bytes": 0 if room is None else room.bytes,
+        }
+        steps: list[Step] = []
+        if room is not None:
+            steps.append(self._db.step("lock_queue", {"queue": queue}))
+        if call is not None:
+            steps.append(self._db.step("claim_call", params | {"call_until": call.until}))
+        if names:
+            claim = {"names": [escape(name) for name in names], "firsts": list(names.values())}
+            steps.append(self._db.step("claim_dedup", params | claim | {"dedup_until": put.dedup_until}))
+        if groups:
+            steps.append(self._db.step("lock_groups", {"queue": queue, "groups": [escape(group) for group in groups]}))
+        steps.append(self._db.step("put", params, put.keep))
+
+        async def work(connection: Connection) -> list[Row]:
+            if call is None or not names:
+                return await transaction(connection, steps)
+            async with connection.transaction():
+                found = await pipeline(connection, steps)
+                if found and rows.unpack_ids(found[0][0]) != [message.id for message in messages]:
+                    await execute(connection, *self._db.step("record_call", params | {"answer": found[0][0]}))
+                return found
+
+        try:
+            found = await self._db.connections.call(work)
+        except psycopg.DatabaseError as error:
+            if error.sqlstate != FULL or room is None:
+                raise
+            held, size, more, more_bytes = map(int, (error.diag.message_primary or "").split())
+            check_room(room, queue, (held, size), (more, more_bytes))
+            raise
+        if not found:
+            raise no_queue(queue)
+        answer, arrived = found[0]
+        self._db.arrived(queue, arrived)
+        return rows.unpack_ids(answer)
+
+    async def take(self, queue: str, take: Take) -> list[Stored]:
+        params = {
+            "queue": queue,
+            "limit": take.limit,
+            "max_bytes": take.max_bytes,
+            "now": take.now,
+            "until": take.until,
+            "token": take.token,
+            "consumer": escape(take.consumer),
+        }
+        query = self._db.queries["take" if take.consumer is None else "take_own"].pick(*tags(take.keep))
+
+        async def work(connection: Connection) -> list[Row]:
+            look, pauses = True, iter(PAUSES)
+            while True:
+                found = await execute(connection, query, params | {"look": look})
+                said = found[0][8] if found else None
+                if said == "expired":
+                    back = {"queue": queue, "now": take.now, "limit": RETURNED}
+                    look = (await execute(connection, *self._db.step("return_expired", back)))[0][0] == RETURNED
+                elif said == "locked" and (pause := next(pauses, None)) is not None:
+                    await asyncio.sleep(pause)
+                elif said is not None and said.startswith("cut"):
+                    _, id, step = said.split()
+                    await self._db.split(connection, queue, [id], int(step))
+                else:
+                    return found
+
+        found = await self._db.connections.call(work)
+        if not found:
+            raise no_queue(queue)
+        if found[0][0] is None:
+            return []
+        return [
+            Stored(message, take.until, row[4], take.token, take.consumer)
+            for row in found
+            for message in rows.messages(queue, row)
+        ]
+
+    async def drop(self, queue: str, fences: Sequence[Fence], change: Change) -> list[Outcome]:
+        return await self._change("drop", queue, fences, change, {"reason": change.reason})
+
+    async def reschedule(self, queue: str, fences: Sequence[Fence], to: NewTime, change: Change) -> list[Outcome]:
+        params = {"visible_at": to.visible_at, "release": to.release}
+        return await self._change("reschedule", queue, fences, change, params)
+
+    async def edit(self, queue: str, fence: Fence, edit: Edit, change: Change) -> Outcome:
+        id, receipt = fence
+        if not rows.is_id(id):
+            await self.find(queue, [])
+            return "missing"
+
+        async def work(connection: Connection) -> tuple[Outcome, list[Row]]:
+            async with connection.transaction():
+                asked = {"queue": queue, "id": id, "floor": parcels.floor(id)}
+                found = await execute(connection, *self._db.step("lock_message", asked))
+                if not found:
+                    raise no_queue(queue)
+                shelf, count, *row = found[0]
+                if row[0] is None:
+                    return "missing", []
+                old = rows.stored(queue, row)[0]
+                outcome = decisions.fence(old.visible_at, old.receipt, receipt, change.now)
+                if outcome != "done":
+                    return outcome, []
+                if count == 1:
+                    new = edit.apply(old.message)
+                    params = {
+                        "shelf": shelf,
+                        "queue": queue,
+                        "id": id,
+                        "now": change.now,
+                        "full": change.keep == "full",
+                        "due_at": new.due_at,
+                        "rank": -new.priority,
+                        "size": new.size,
+                        "old_size": old.message.size,
+                        "about": rows.about(new),
+                        "body": new.body,
+                        "content_type": new.content_type,
+                        "reset": edit.due_at is not None,
+                    }
+                    return outcome, await execute(connection, *self._db.step("edit", params, change.keep))
+            raise Cut([old.message.id])
+
+        outcome, found = await self._splitting(queue, work)
+        if found and edit.due_at is not None:
+            self._db.arrived(queue, found[0])
+        return outcome
+
+    async def move(
+        self, queue: str, moves: Sequence[tuple[Fence, Message]], change: Change, keep_to: History
+    ) -> list[Outcome]:
+        fences = [fence for fence, _ in moves]
+        params = {"queue": queue, "now": change.now, "event": change.event, "reason": change.reason}
+        params |= {"keep": change.keep, "keep_to": keep_to}
+        told: History = change.keep if change.keep != "off" else keep_to
+        rounds = _rounds(fences, [message.queue for _, message in moves])
+        done: set[int] = set()
+        arrived: list[tuple[str, list[str | None]]] = []
+
+        async def work(connection: Connection) -> None:
+            done.clear()
+            arrived.clear()
+            async with connection.transaction():
+                for places in rounds:
+                    messages = [moves[place][1] for place in places]
+                    to = messages[0].queue
+                    asked = {
+                        "to": to,
+                        "receipts": [escape(fences[place][1]) for place in places],
+                        "floors": parcels.floors([message.id for message in messages]),
+                    }
+                    groups = sorted({message.group for message in messages if message.group is not None})
+                    steps = []
+                    if groups:
+                        names = [escape(group) for group in groups]
+                        steps.append(self._db.step("lock_groups", {"queue": to, "groups": names}))
+                    steps.append(self._db.step("move", params | asked | rows.columns(messages), told))
+                    found = await pipeline(connection, steps)
+                    if not found:
+                        raise no_queue(queue)
+                    moved, recipients, heads, target, cut = found[0]
+                    if target is None:
+                        raise no_queue(to)
+                    if cut:
+                        raise Cut(cut)
+                    done.update(places[place - 1] for place in moved or ())
+                    arrived.extend(((to, recipients or []), (queue, heads or [])))
+
+        if rounds:
+            await self._splitting(queue, work)
+        for name, recipients in arrived:
+            self._db.arrived(name, recipients)
+        return await self._outcomes(queue, fences, done)
+
+    async def clear(self, queue: str, change: Change) -> int:
+        params = {"queue": queue, "now": change.now}
+        steps = [self._db.step("lock_whole_queue", params), self._db.step("clear", params, change.keep)]
+        found = await self._db.change(steps, LONG)
+        if not found:
+            raise no_queue(queue)
+        return int(found[0][0])
+
+    async def find(self, queue: str, ids: Sequence[str]) -> dict[str, Stored]:
+        possible = [id for id in ids if rows.is_id(id)]
+        asked = {"queue": queue, "ids": rows.array(possible), "floors": parcels.floors(possible)}
+        found = await self._db.some("find", asked)
+        return {row[0]: rows.stored(queue, row)[0] for row in found if row[0] is not None}
+
+    async def scan(self, queue: str, scan: Scan) -> Page:
+        later = scan.status in ("leased", "delayed")
+        moment, id = _cursor(scan.after, later)
+        params = {
+            "queue": queue,
+            "after_moment": moment,
+            "after_id": id,
+            "floor": parcels.floor(id),
+            "limit": scan.limit,
+            "max_bytes": scan.max_bytes,
+            "now": scan.now,
+            "upto": scan.now if scan.status == "ready" else FOREVER,
+            "leased": scan.status == "leased",
+        }
+        found = await self._db.some("scan_later" if later else "scan", params)
+        page = [stored for row in found if row[6] is not None for stored in rows.stored(queue, row)]
+        if len(page) == len(found) or not page:
+            return Page(page, None)
+        last = page[-1]
+        return Page(page, f"{last.visible_at}.{last.message.id}" if later else last.message.id)
+
+    async def held(self, token: str) -> list[Stored]:
+        found = await self._db.all("held", {"token": escape(token)})
+        return [stored for row in found for stored in rows.stored(row[11], row)]
+
+    async def counts(self, queue: str, now: int) -> Counts:
+        ready, delayed, leased, size, oldest = await self._db.one("counts", {"queue": queue, "now": now})
+        return Counts(ready, delayed, leased, size, None if oldest is None else oldest // 1000 * 1000)
+
+    async def next_visible(self, queue: str, now: int) -> int | None:
+        moment: int | None = (await self._db.one("next_visible", {"queue": queue, "now": now}))[0]
+        return moment
+
+    # Inside
+
+    async def _change(
+        self, name: str, queue: str, fences: Sequence[Fence], change: Change, more: dict[str, Any]
+    ) -> list[Outcome]:
+        """Change messages, each on its fence, and let those look again for whom there may be something now."""
+        query = self._db.queries[name].pick(*tags("off" if change.told is None else change.keep))
+        params = {"queue": queue, "now": change.now, "event": change.event} | more
+        rounds = _rounds(fences)
+        done: set[int] = set()
+        woken: list[str | None] = []
+
+        async def change_some(connection: Connection, places: list[int]) -> None:
+            asked = parcels.asked([fences[place] for place in places])
+            found = await execute(connection, query, params | asked)
+            if not found:
+                raise no_queue(queue)
+            whole, cut, count, changed, recipients = found[0]
+            if not whole:
+                raise Cut(cut)
+            if count == len(places):
+                done.update(places)
+            elif count:
+                by_id = {fences[place][0]: place for place in places}
+                done.update(by_id[id] for id in rows.unpack_ids(changed))
+            woken.extend(recipients or ())
+
+        async def change_all(connection: Connection) -> None:
+            done.clear()
+            woken.clear()
+            if len(rounds) == 1:
+                await change_some(connection, rounds[0])
+                return
+            async with connection.transaction():
+                for places in rounds:
+                    await change_some(connection, places)
+
+        if rounds:
+            await self._splitting(queue, change_all)
+        self._db.arrived(queue, woken)
+        return await self._outcomes(queue, fences, done)
+
+    async def _splitting(self, queue: str, change: Callable[[Connection], Awaitable[T]]) -> T:
+        """Do a change, after parcels of which it needs only some messages are split."""
+
+        async def work(connection: Connection) -> T:
+            while True:
+                try:
+                    return await change(connection)
+                except Cut as cut:
+                    if cut.ids:
+                        await self._db.split(connection, queue, cut.ids, 1)
+
+        return await self._db.connections.call(work)
+
+    async def _outcomes(self, queue: str, fences: Sequence[Fence], done: set[int]) -> list[Outcome]:
+        """What became of each: those that were not changed are looked up."""
+        if len(done) == len(fences):
+            return ["done"] * len(fences)
+        ids = sorted({id for place, (id, _) in enumerate(fences) if place not in done and rows.is_id(id)})
+        found = await self._db.all("present", {"queue": queue, "ids": rows.array(ids), "floors": parcels.floors(ids)})
+        present: dict[str, bool] = {row[0]: row[1] for row in found}
+        outcomes: list[Outcome] = []
+        for place, (id, receipt) in enumerate(fences):
+            if place in done:
+                outcomes.append("done")
+            elif id not in present:
+                outcomes.append("missing")
+            else:
+                outcomes.append("leased" if receipt == FREE or present[id] else "stale")
+        return outcomes
+
+
+def _rounds(fences: Sequence[Fence], targets: Sequence[str] | None = None) -> list[list[int]]:
+    """The places of fences, in rounds that name no message twice and have one target; what cannot be an id is left
+    out."""
+    rounds: list[tuple[str, dict[str, int]]] = []
+    for place, (id, _) in enumerate(fences):
+        if rows.is_id(id):
+            target = "" if targets is None else targets[place]
+            if not rounds or rounds[-1][0] != target or id in rounds[-1][1]:
+                rounds.append((target, {}))
+            rounds[-1][1][id] = place
+    return [list(found.values()) for _, found in rounds]
+
+
+def _cursor(after: str | None, later: bool) -> tuple[int, str]:
+    if after is None:
+        return -1, FIRST_ID
+    moment, dot, id = after.partition(".") if later else ("0", ".", after)
+    if not dot or not moment.isdigit() or int(moment) > FOREVER or not rows.is_id(id):
+        raise InvalidRequest(f"after: {after!r} is not a cursor given as `next`", field="after")
+    return int(moment), id

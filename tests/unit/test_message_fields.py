@@ -1,0 +1,91 @@
+"""A field of a message is carried everywhere: lists of fields that are written by hand, or derived, lack none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from bson import ObjectId
+from msgspec.structs import replace
+
+from miniq.broker import rules
+from miniq.ids import IdSource
+from miniq.message import DeadLetter, Draft, Message, QueueSettings, is_plain
+from miniq.options import Limits
+from miniq.store.arguments import Edit
+from miniq.store.embedded import keys
+from miniq.store.mongodb.documents import message_document, message_of
+from miniq.store.postgres import parcels, rows
+
+ID = "00000000-0000-7000-8000-000000000000"
+PLAIN = Message(ID, "q", 1, 2, b"3")
+SAMPLES: dict[type, Any] = {
+    str: "text/x", int: 5, float: 5.0, bool: True, bytes: b"4", DeadLetter: DeadLetter("o", "r", 1, 2**40)
+}  # fmt: skip
+
+
+def sample(kind: Any) -> Any:
+    """A value of a field that is not its default."""
+    for type, value in SAMPLES.items():
+        if type in (kind, *getattr(kind, "__args__", ())):
+            return value
+    assert "dict" in str(kind), f"what is a value of {kind}?"
+    return {"name.$": "value"}
+
+
+OPTIONAL = [field for field in msgspec.structs.fields(Message) if not field.required]
+GIVEN = [field for field in msgspec.structs.fields(Draft) if field.name not in ("delay", "ttl")]
+each_field = pytest.mark.parametrize("field", OPTIONAL, ids=lambda field: field.name)
+
+
+def with_field(field: Any) -> Message:
+    return replace(PLAIN, **{field.name: sample(field.type)})
+
+
+@each_field
+def test_a_message_with_it_is_written_to_a_block_and_read_again(field: Any) -> None:
+    message = with_field(field)
+    assert list(keys.decode_block(keys.encode_block([message]), lambda key: None)) == [message]
+    assert is_plain(message) == (field.name in ("content_type", "priority"))
+
+
+@each_field
+def test_a_message_with_it_becomes_a_row_and_a_message_again(field: Any) -> None:
+    message = with_field(field)
+    row = (ID, 1, 2, -message.priority, 0, rows.about(message), b"3", None)
+    assert rows.messages("q", row) == [message]
+    assert (parcels.parcel_of([message]) is None) == (not is_plain(message))
+
+
+def test_the_moment_of_death_is_at_the_end_where_the_database_looks_for_it() -> None:
+    message = PLAIN
+    for field in OPTIONAL:
+        message = replace(message, **{field.name: sample(field.type)})
+    assert (rows.about(message) or "").endswith(f",{2**40}]}}")
+
+
+@each_field
+def test_a_message_with_it_becomes_a_document_and_a_message_again(field: Any) -> None:
+    message = with_field(field)
+    assert message_of(message_document(message, ObjectId(), 5, False)) == message
+
+
+@pytest.mark.parametrize("field", GIVEN, ids=lambda field: field.name)
+def test_what_a_sender_gives_is_in_the_message(field: Any) -> None:
+    value = sample(field.type)
+    draft = replace(Draft(b"1"), **{field.name: value})
+    staged = rules.stage("q", QueueSettings(), [draft], Limits())
+    for (message,) in (staged, rules.admit("q", QueueSettings(), [draft], IdSource(), 1, Limits())):
+        assert getattr(message, field.name) == value
+
+
+@pytest.mark.parametrize("field", msgspec.structs.fields(Draft), ids=lambda field: field.name)
+def test_drafts_are_alike_only_where_they_differ_in_nothing_but_their_bodies(field: Any) -> None:
+    draft = Draft(b"1")
+    other = replace(draft, **{field.name: sample(field.type)})
+    assert rules._alike([draft, other], draft) == (field.name == "body")
+
+
+def test_an_edit_names_fields_of_the_message() -> None:
+    assert set(Edit.__struct_fields__) < set(Message.__struct_fields__)
