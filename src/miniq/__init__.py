@@ -1,7 +1,15 @@
 """MiniQ, a message broker: `connect` to one, or keep one in a folder."""
 
-from miniq.client._async.client import AsyncClaims, AsyncClient, AsyncMessage, AsyncQueue, AsyncStaging
-from miniq.client._sync.client import Claims, Client, Message, Queue, Staging
+from miniq.client._async.claims import AsyncClaims
+from miniq.client._async.client import AsyncClient
+from miniq.client._async.message import AsyncMessage
+from miniq.client._async.queue import AsyncQueue
+from miniq.client._async.stages import AsyncStaging
+from miniq.client._sync.claims import Claims
+from miniq.client._sync.client import Client
+from miniq.client._sync.message import Message
+from miniq.client._sync.queue import Queue
+from miniq.client._sync.stages import Staging
 from miniq.client.bodies import draft
 from miniq.client.connection import connect, connect_async
 from miniq.client.delivery import Dead

@@ -177,7 +177,7 @@ def test_programs_get_json_and_pipes_get_tables(shell: Shell) -> None:
 
 
 def test_what_is_wrong_is_said(shell: Shell, tmp_path: Path) -> None:
-    assert "not a broker's HTTP address" in shell("top", "--url", str(tmp_path / "folder"), code=1).err
+    assert "not a broker's address" in shell("top", "--url", str(tmp_path / "folder"), code=1).err
     assert "cannot reach the broker" in shell("top", "--once", "--url", "http://127.0.0.1:9", code=1).err
     assert "interval: 0.01 s is too short" in shell("top", "--interval", "10ms", code=1).err
     with terminal(shell.url, rows=3, columns=12) as tiny:

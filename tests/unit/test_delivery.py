@@ -6,10 +6,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from miniq.client.calls import Extended, check_held
-from miniq.client.delivery import Delivery, moment
+from miniq.client.delivery import Delivery, check_held, moment
 from miniq.errors import MessageNotFound, StaleReceipt
-from miniq.message import NEVER, Message, Stored
+from miniq.message import NEVER, Extended, Message, Stored
 
 
 def delivery(body: bytes = b'{"a": 1}') -> Delivery[None]:

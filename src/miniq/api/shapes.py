@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from miniq.message import Lease
+from miniq.message import QueueSettings, RedriveProgress
 
 # What comes in
 
@@ -38,30 +38,6 @@ class SendBody(WireDraft):
     messages: list[WireDraft] | UnsetType = UNSET
 
 
-class ReceiveBody(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    max: int = 1
-    visibility_timeout: float | None = None
-    wait: float = 0
-    consumer: str | None = None
-    mode: str = "at-least-once"
-
-
-class LeasesBody(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    leases: list[Lease]
-
-
-class ReleaseBody(LeasesBody):
-    delay: float = 0
-
-
-class ReleaseOneBody(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    delay: float = 0
-
-
-class ExtendBody(LeasesBody):
-    visibility_timeout: float | None = None
-
-
 class EditBody(Struct, forbid_unknown_fields=True, omit_defaults=True):
     """What to change; what is not named stays."""
 
@@ -72,32 +48,6 @@ class EditBody(Struct, forbid_unknown_fields=True, omit_defaults=True):
     priority: int | None = None
     delay: float | None = None
     receipt: str | None = None
-
-
-class RedriveBody(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    ids: list[str] | None = None
-    to: str | None = None
-    rate: float | None = None
-
-
-class ClaimBody(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """Ack all claims of a group up to `after`, and give the next one."""
-
-    group: str
-    after: int
-    epoch: int | None = None
-    max_messages: int = 10_000
-    max_bytes: int = 64 * 1024 * 1024
-    wait: float = 0
-    consumer: str | None = None
-
-
-class OpenClaimsBody(Struct, forbid_unknown_fields=True):
-    """Nothing yet."""
-
-
-class ReleaseClaimsBody(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    epoch: int | None = None
 
 
 class UploadBody(Struct, forbid_unknown_fields=True):
@@ -111,19 +61,6 @@ class StageId(Struct, forbid_unknown_fields=True):
 
     partition: int | str
     attempt: int | str
-
-
-class CommitStagesBody(Struct, forbid_unknown_fields=True):
-    stages: list[StageId]
-
-
-class KeyBody(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A key to make: a name for people, and what it allows, such as `send:orders.*`. With `public`, the public half
-    of a CURVE key of 40 characters, it is one for ZeroMQ."""
-
-    name: str
-    allow: list[str]
-    public: str | None = None
 
 
 class Command(Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -198,19 +135,6 @@ class ExtendReply(Struct):
     lease_until: datetime
 
 
-class WireSettings(Struct):
-    visibility_timeout: float
-    max_receives: int | None
-    dead_letter_queue: str | None
-    retention: float
-    delay: float
-    dedup_window: float
-    max_length: int
-    max_bytes: int
-    history: str
-    claim_retention: float
-
-
 class WireCounts(Struct):
     ready: int
     delayed: int
@@ -220,17 +144,11 @@ class WireCounts(Struct):
     oldest: datetime | None
 
 
-class RedriveReply(Struct):
-    moved: int
-    skipped: int
-    running: bool
-
-
 class QueueReply(Struct):
     name: str
-    settings: WireSettings
+    settings: QueueSettings
     counts: WireCounts
-    redrive: RedriveReply | None = None
+    redrive: RedriveProgress | None = None
 
 
 class QueuesReply(Struct):

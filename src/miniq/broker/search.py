@@ -11,7 +11,6 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, get_args
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from miniq.broker import rules
@@ -29,13 +28,6 @@ LOOK_EVENTS = 20_000
 _PAGE = 200
 
 
-class Found(Struct, frozen=True):
-    """What a search came upon: messages, where it goes on (None at the end), and how many it looked at."""
-
-    page: Page
-    looked: int
-
-
 class Search:
     """Searches in the queues and the history of a broker."""
 
@@ -44,7 +36,7 @@ class Search:
 
     async def messages(
         self, queue: str, text: str, *, status: Status | None = None, after: str | None = None, limit: int = 100
-    ) -> Found:
+    ) -> Page:
         """Messages whose id, key, headers or body have `text` in them, whatever its case."""
         if not text or len(text) > 1000:
             raise InvalidRequest(f"find: a text of {len(text)} characters; use 1 to 1000", field="find")
@@ -64,7 +56,7 @@ class Search:
             found += [stored for stored in page.messages if matches(stored.message)]
             after = page.next
             if after is None or len(found) == limit or looked >= LOOK or size >= LOOK_BYTES:
-                return Found(Page(found, after), looked)
+                return Page(found, after, looked)
             await asyncio.sleep(0)
 
     async def events(

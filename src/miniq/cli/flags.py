@@ -12,7 +12,6 @@ import click
 from msgspec import Struct
 
 from miniq.client._sync.client import Client
-from miniq.client.calls import Call
 from miniq.client.connection import connect
 
 R = TypeVar("R")
@@ -38,7 +37,7 @@ class Target(Struct, frozen=True):
         """Whether a broker runs elsewhere; otherwise the URL is that of a store, opened in this process."""
         return re.match(r"(https?|tcp)://", self.url) is not None
 
-    def open(self, patience: float = SOON) -> Client:
+    def open(self, patience: float = SOON, timeout: float | None = None) -> Client:
         """A client, to be closed by the caller. Should the broker go away, calls are repeated for `patience`
         seconds; that it was never there people want to know at once."""
         if not self.is_remote:
@@ -49,12 +48,9 @@ class Target(Struct, frozen=True):
         options: dict[str, Any] = {"retry": patience, "api_key": self.api_key}
         if self.curve_key is not None:
             options["curve_key"] = self.curve_key
+        if timeout is not None:
+            options["timeout"] = timeout
         return connect(self.url, **options)
-
-    def perform(self, call: Call[R]) -> R:
-        """One call that a client has no method for, because programs do not make it."""
-        with self.open() as client:
-            return client._transport.perform(call)
 
     def environment(self) -> dict[str, str]:
         """The environment of a process that is to talk to the same broker. Secrets do not belong on a command

@@ -137,12 +137,12 @@ class _Screen:
         found = self._fetcher.found
         view = self._view
         if found is None:
-            self._line(0, f"miniq {view.at.url}: {self._fetcher.problem or 'asking ...'}", width)
+            self._line(0, f"miniq {view.url}: {self._fetcher.problem or 'asking ...'}", width)
             self._window.refresh()
             return
         queues = found.queues
         state = "paused" if self._fetcher.paused else time.strftime("%H:%M:%S")
-        self._line(0, f"miniq {view.at.url}   {len(queues)} queues   {state}", width, curses.A_BOLD)
+        self._line(0, f"miniq {view.url}   {len(queues)} queues   {state}", width, curses.A_BOLD)
         ready, leased = sum(one.ready for one in queues), sum(one.leased for one in queues)
         sent, acked = sum(one.rates.sent for one in queues), sum(one.rates.acked for one in queues)
         dead = sum(one.dead for one in queues)

@@ -10,9 +10,9 @@ from typing import Any
 import click
 
 from miniq.api import codec, shapes
-from miniq.cli.ask import ask
 from miniq.cli.flags import SECONDS, Target, as_json, target
 from miniq.cli.output import duration, json_line, size, table
+from miniq.client._sync.client import Client
 from miniq.errors import InvalidRequest
 
 COLUMNS = ("queue", "ready", "leased", "delayed", "dead", "bytes", "oldest", "in/s", "out/s")
@@ -39,13 +39,16 @@ def top(at: Target, once: bool, interval: float, sort: str, wanted: str, as_json
       miniq top --once --sort oldest
       miniq top --once --json | jq -c '.queues[] | select(.dead > 0)'
     """
-    if not at.is_remote or at.url.startswith("tcp:"):
-        raise InvalidRequest(
-            f"url: {at.url} is not a broker's HTTP address; use http://HOST:PORT of a running broker", field="url"
-        )
+    if not at.is_remote:
+        text = f"url: {at.url} is not a broker's address; use http://HOST:PORT or tcp://HOST:PORT of a running one"
+        raise InvalidRequest(text, field="url")
     if interval < 0.1:
         raise InvalidRequest(f"interval: {interval:g} s is too short; use at least 0.1", field="interval")
-    view = View(at, sort, wanted)
+    with at.open(timeout=PATIENCE) as client:
+        _show(View(at.url, client, sort, wanted), once, interval, as_json)
+
+
+def _show(view: View, once: bool, interval: float, as_json: bool) -> None:
     if not once and not as_json and sys.stdout.isatty() and sys.stdin.isatty():
         from miniq.cli import screen
 
@@ -62,15 +65,16 @@ def top(at: Target, once: bool, interval: float, sort: str, wanted: str, as_json
 class View:
     """What is looked at, and in which order."""
 
-    def __init__(self, at: Target, sort: str = "queue", wanted: str = "") -> None:
-        self.at = at
+    def __init__(self, url: str, client: Client, sort: str = "queue", wanted: str = "") -> None:
+        self.url = url
+        self._client = client
         self.sort = sort
         self.down = sort != "queue"
         self.wanted = wanted
 
     def fetch(self) -> shapes.StatsReply:
         """The numbers as they are now."""
-        return ask(self.at, "GET", "/v1/stats", shapes.StatsReply, timeout=PATIENCE)
+        return self._client.stats()
 
     def chosen(self, found: shapes.StatsReply) -> list[shapes.StatsEntry]:
         """The queues to show, in their order."""

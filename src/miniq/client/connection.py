@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from miniq.client._async.client import AsyncClient
 from miniq.client._sync.client import Client
-from miniq.client.calls import AsyncTransport, Transport
+from miniq.client.transport import AsyncTransport, Transport
 from miniq.errors import InvalidRequest
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
@@ -54,7 +54,7 @@ def connect(url: str | os.PathLike[str], **options: Any) -> Client:
     provider = options.pop("tracing", False)
     transport = door.open(address, options)
     if provider is not False:
-        from miniq.client.tracing import TracedTransport
+        from miniq.client._sync.tracing import TracedTransport
 
         transport = TracedTransport(transport, provider)
     return Client(transport)
@@ -90,7 +90,7 @@ class Connecting:
         provider = options.pop("tracing", False)
         transport = await door.open_async(address, options)
         if provider is not False:
-            from miniq.client.tracing import TracedAsyncTransport
+            from miniq.client._async.tracing import TracedAsyncTransport
 
             transport = TracedAsyncTransport(transport, provider)
         return AsyncClient(transport)

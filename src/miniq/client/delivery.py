@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from miniq.api.operations import Ack, Extend, Release
 from miniq.client.bodies import decode
-from miniq.client.calls import Ack, Extend, Extended, Release, check_held
 from miniq.errors import InvalidRequest, MessageNotFound, MiniQError, StaleReceipt
-from miniq.message import Lease, Outcome, Status, Stored
+from miniq.message import Extended, Lease, Outcome, Status, Stored
 
 HELD, SETTLED, SEEN = "held", "settled", "seen"
 """With this reader; acked, released or lost; only looked at."""
@@ -231,3 +231,11 @@ def moment(micros: int) -> datetime:
         return _EPOCH + timedelta(microseconds=micros)
     except OverflowError:
         return _LAST
+
+
+def check_held(outcome: Outcome, queue: str, id: str) -> None:
+    """Raise what an outcome means to a caller that counted on still having the message."""
+    if outcome == "missing":
+        raise MessageNotFound(f"id: there is no message {id!r} in queue {queue!r} any more", field="id")
+    if outcome != "done":
+        raise StaleReceipt(f"receipt: message {id!r} has been handed out again or given back", field="receipt")

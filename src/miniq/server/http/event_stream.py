@@ -11,10 +11,12 @@ from collections.abc import AsyncIterator
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import StreamingResponse
 
+from miniq import dispatch
 from miniq.api import codec, shapes
+from miniq.api.operations import Stats
 from miniq.broker import Broker, rules
+from miniq.dispatch import Caller
 from miniq.errors import InvalidRequest, MiniQError
-from miniq.server.monitoring import stats_of
 from miniq.server.operations import BY_NAME, Request, authorise, bearer
 from miniq.server.query import number
 
@@ -64,7 +66,8 @@ async def _events(
 
 
 async def _look(broker: Broker, request: Request) -> dict[str, shapes.StatsEntry]:
-    return {entry.name: entry for entry in await stats_of(broker, request)}
+    reply = await dispatch.perform(broker, Stats(request.query.get("queue")), Caller(request.secret))
+    return {entry.name: entry for entry in reply.queues}
 
 
 def _seconds(text: str) -> float:

@@ -1,0 +1,34 @@
+"""What carries the calls of a client to a broker: HTTP, ZeroMQ, or a broker in the same process."""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeVar
+
+from miniq.api.operation import Call
+from miniq.errors import InvalidRequest
+
+T = TypeVar("T")
+
+
+class AsyncTransport(Protocol):
+    """Carries calls to a broker from within an event loop."""
+
+    async def perform(self, call: Call[T]) -> T:
+        """The reply, or the broker's error raised again."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of everything; calls that wait come back soon. Harmless to repeat."""
+        ...
+
+
+class Transport(Protocol):
+    """The same for callers that block. May be used by many threads at once."""
+
+    def perform(self, call: Call[T]) -> T: ...
+
+    def close(self) -> None: ...
+
+
+def foreign_loop() -> InvalidRequest:
+    return InvalidRequest("client: it belongs to another event loop; connect in this one", field="client")
