@@ -109,20 +109,19 @@ class Operation(Generic[T]):
         self.body = body or (_derived(request, [infos[name] for name in in_body]) if method in _BODIES else None)
         self.optional = not any(infos[name].required for name in in_body) if optional is None else optional
         """Whether the body may be left out."""
-        self._in_path = [(name, str in _members(kind)) for name, kind in self.in_path.items()]
+        self.path_values = _values(named)
+        """Reads what a call has in its path."""
+        self._texts_in_path = [name if str in _members(kind) else None for name, kind in self.in_path.items()]
         self._checks = [(name, check) for name in in_query if (check := _check(infos[name])) is not None]
 
     def __repr__(self) -> str:
         return f"<Operation {self.name}>"
 
-    def path_of(self, call: Any) -> dict[str, Any]:
-        """What a call has in its path, checked."""
-        found = {}
-        for name, is_text in self._in_path:
-            found[name] = value = getattr(call, name)
-            if is_text:
+    def check_path(self, values: Sequence[Any]) -> None:
+        """Refuse what cannot be in a path."""
+        for value, name in zip(values, self._texts_in_path, strict=True):
+            if name is not None:
                 checks.check_name(value, name)
-        return found
 
     def query_of(self, call: Any) -> dict[str, Any]:
         """What a call has in its query and does not go without saying, checked."""
@@ -187,12 +186,18 @@ def _derived(request: type[Struct], infos: Sequence[FieldInfo]) -> Body:
         omit_defaults=True,
     )
     values = _values([info.name for info in infos])
-    checked = [(place, info.name, check) for place, info in enumerate(infos) if (check := _check(info)) is not None]
+    checked = [
+        (place, int if check is checks.check_number else str, info.name, check)
+        for place, info in enumerate(infos)
+        if (check := _check(info)) is not None
+    ]
 
     def pack(call: Any) -> Any:
         found = values(call)
-        for place, name, check in checked:
-            check(found[place], name)
+        for place, usual, name, check in checked:
+            value = found[place]
+            if value is not None and type(value) is not usual:  # most need no closer look
+                check(value, name)
         return shape(*found)
 
     return Body(shape, pack, lambda body, format: values(body))

@@ -34,9 +34,9 @@ class Exchange(ABC):
 
     def __init__(self, call: Call[Any], timeout: float) -> None:
         self._timeout = timeout
-        self.is_table = isinstance(call, AsTable)
+        self.is_table = type(call) is AsTable
         """Whether it is to be answered in Arrow."""
-        self.call = call.call if isinstance(call, AsTable) else call
+        self.call: Any = call.call if isinstance(call, AsTable) else call
         operation = BY_REQUEST.get(type(self.call))
         if operation is None:
             raise InvalidRequest("id: a message is acked with its receipt; receive it first", field="id")
@@ -55,7 +55,7 @@ class Exchange(ABC):
         self.patience = self._timeout
         """Seconds to wait for the answer."""
         if self.operation.long_poll:
-            wait: Any = self.call.wait  # type: ignore[attr-defined]
+            wait = self.call.wait
             if isinstance(wait, int | float) and wait > 0:
                 self.patience = self._timeout + min(wait, PATIENT)
         elif self.operation.repeat == "once":

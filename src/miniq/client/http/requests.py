@@ -7,7 +7,7 @@ from typing import Any, Literal
 from urllib.parse import quote, urlencode
 
 from miniq.api.messages import best_format
-from miniq.api.operation import Call
+from miniq.api.operation import Call, Operation
 from miniq.client.exchange import Exchange, encoded
 from miniq.client.http.target import Target
 
@@ -30,10 +30,15 @@ class HttpExchange(Exchange):
 
     def write(self) -> None:
         target, operation, call = self._target, self.operation, self.call
-        path = _path(operation.path, *operation.path_of(call).values())
+        names = operation.path_values(call)
+        try:
+            line = _line(operation, target.prefix, *names)
+        except TypeError:  # what cannot be remembered is no name
+            operation.check_path(names)
+            raise
         if operation.in_query and (query := operation.query_of(call)):
-            path = f"{path}?{urlencode(query, errors='replace')}"
-        head = b"%b %b HTTP/1.1\r\n%b" % (operation.method.encode(), (target.prefix + path).encode(), target.headers)
+            line = b"%b?%b" % (line, urlencode(query, errors="replace").encode())
+        head = b"%b HTTP/1.1\r\n%b" % (line, target.headers)
         if target.lines is not None:
             head += target.lines()
         if self.name is not None:
@@ -53,9 +58,10 @@ class HttpExchange(Exchange):
 
 
 @lru_cache(1024)
-def _path(template: str, *names: object) -> str:
-    """A path with names in it."""
-    first, *parts = template.split("{")
-    for name, part in zip(names, parts, strict=True):
-        first += quote(str(name), safe="", errors="replace") + part.partition("}")[2]
-    return first
+def _line(operation: Operation[Any], prefix: str, *values: Any) -> bytes:
+    """How a request begins: method and path."""
+    operation.check_path(values)
+    path, *parts = operation.path.split("{")
+    for value, part in zip(values, parts, strict=True):
+        path += quote(str(value), safe="", errors="replace") + part.partition("}")[2]
+    return f"{operation.method} {prefix}{path}".encode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -9,7 +10,7 @@ from msgspec import NODEFAULT, Raw, Struct
 
 from miniq.api import codec, shapes
 from miniq.api.messages import best_format
-from miniq.api.operation import Call
+from miniq.api.operation import Call, Operation
 from miniq.api.tables import only_over_http
 from miniq.client.exchange import Exchange, encoded
 from miniq.client.zmq.target import Target
@@ -31,20 +32,23 @@ class ZmqExchange(Exchange):
 
     def write(self) -> None:
         operation, call = self.operation, self.call
-        payload = operation.path_of(call)
-        if operation.in_query:
-            payload |= operation.query_of(call)
-        self.format: codec.Format = "json"
-        if operation.body is not None:
-            packed = operation.body.pack(call)
-            if isinstance(packed, bytes):
-                raise only_over_http()
-            self.format = best_format(packed)
-            payload |= packed if isinstance(packed, dict) else _fields(packed)
-        if self.is_table:
+        packed: Any = None if operation.body is None else operation.body.pack(call)
+        if self.is_table or isinstance(packed, bytes):
             raise only_over_http()
-        raw = Raw(encoded(payload, self.format))
-        self.body = codec.encode(shapes.Command(operation.command, raw, self._target.api_key, self.name), self.format)
+        names = operation.path_values(call)
+        try:
+            path = _path(operation, *names)
+        except TypeError:  # what cannot be remembered is no name
+            operation.check_path(names)
+            raise
+        self.format: codec.Format = best_format(packed)
+        if self.format == "msgpack":
+            payload = encoded(dict(zip(operation.in_path, names, strict=True)) | _fields(packed), "msgpack")
+        else:
+            query = encoded(operation.query_of(call)) if operation.in_query else b""
+            payload = _joined(path, query, b"" if packed is None else encoded(packed))
+        command = shapes.Command(operation.command, Raw(payload), self._target.api_key, self.name)
+        self.body = codec.encode(command, self.format)
 
     def cancel(self) -> bytes:
         """The request that takes this one back."""
@@ -83,6 +87,18 @@ def judge(exchange: ZmqExchange, body: bytes, target: Target) -> Any:
 def _json_of(data: bytes) -> bytes:
     """What came in MessagePack, as it would be in JSON: replies to sends, which are ids."""
     return codec.encode_json(msgspec.msgpack.decode(data))
+
+
+@lru_cache(1024)
+def _path(operation: Operation[Any], *values: Any) -> bytes:
+    """What HTTP has in its path, as an object."""
+    operation.check_path(values)
+    return encoded(dict(zip(operation.in_path, values, strict=True)))
+
+
+def _joined(*objects: bytes) -> bytes:
+    """One object in JSON with the names of several."""
+    return b"{%b}" % b",".join([one[1:-1] for one in objects if len(one) > 2])
 
 
 def _fields(record: Struct) -> dict[str, Any]:
