@@ -111,6 +111,7 @@ class _Outcomes(Struct):
     lease_until: str = ""
 
 
+_sent = msgspec.json.Decoder(shapes.SentReply).decode
 _messages = msgspec.json.Decoder(_Messages).decode
 _page = msgspec.json.Decoder(_Page).decode
 _message = msgspec.json.Decoder(Received).decode
@@ -166,7 +167,11 @@ def _read_extended(body: bytes) -> Extended:
     return Extended([_OUTCOMES[result.outcome] for result in reply.results], micros(reply.lease_until))
 
 
-IDS: Reply[list[str]] = _single(shapes.SentReply)
+IDS: Reply[list[str]] = Reply(
+    shapes.SentReply,
+    lambda ids, call, format, now: shapes.SentReply(ids),
+    lambda body: _sent(body).ids,
+)
 RECEIVED: Reply[list[Stored]] = Reply(
     shapes.MessagesReply,
     lambda taken, call, format, now: shapes.MessagesReply(wire_messages(taken, format)),

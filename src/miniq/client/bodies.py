@@ -55,9 +55,9 @@ def drafts(items: Iterable[Any]) -> Sequence[Draft]:
     if kinds and not any(issubclass(kind, Draft | bytes | bytearray | memoryview) for kind in kinds):
         with contextlib.suppress(TypeError, ValueError, OverflowError, RecursionError):
             bodies = list(map(_to_json, items))
-            for number, data in enumerate(bodies):
-                if b"null" in data:
-                    _check_numbers(items[number], f"messages[{number}].body")
+            if b"null" in b" ".join(bodies):
+                for number, item in enumerate(items):
+                    _check_numbers(item, f"messages[{number}].body")
             return PlainDrafts(bodies)
     made: list[Draft] = []
     add = made.append

@@ -90,11 +90,12 @@ def run(broker: Broker, operation: Operation, request: Request) -> Coroutine[Any
 async def perform(broker: Broker, operation: Operation, request: Request) -> Any:
     """Make the call of a request; the record of its reply."""
     call = read_call(operation, request)
-    if request.arrow and operation.name in streams.ARROW:
-        return await streams.ARROW[operation.name](broker, call)
-    if operation.name == "read_claim":
-        return await streams.claim(broker, call, request.out)
-    result = await dispatch.perform(broker, call, Caller(request.secret, request.call))
+    if not operation.hot:
+        if request.arrow and operation.name in streams.ARROW:
+            return await streams.ARROW[operation.name](broker, call)
+        if operation.name == "read_claim":
+            return await streams.claim(broker, call, request.out)
+    result = await dispatch.CALLS[operation.request](broker, call, Caller(request.secret, request.call))
     return operation.reply.write(result, call, request.out, broker.clock.now)
 
 
@@ -103,14 +104,16 @@ async def perform(broker: Broker, operation: Operation, request: Request) -> Any
 
 def read_call(operation: Operation, request: Request) -> Any:
     """The call that a request makes."""
-    path, asked = request.path, request.query
+    path, asked, body = request.path, request.query, operation.body
+    if operation.hot and body is not None and not request.carried:  # the same, in fewer steps
+        return operation.request(path["queue"], *body.unpack(request.body, request.format))
     values: list[Any] = [
         query.number(path, name, 0) if kind is int else path[name] for name, kind in operation.in_path.items()
     ]
     if operation.in_query:
         values += [_read(asked, name, info) for name, info in operation.in_query.items()]
-    if operation.body is not None:
-        values += operation.body.unpack(request.body, request.format)
+    if body is not None:
+        values += body.unpack(request.body, request.format)
     if request.carried:
         return ops.Send(values[0], [_with_trace(draft, request.carried) for draft in dispatch.drafts_of(values[1])])
     return operation.request(*values)
