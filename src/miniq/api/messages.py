@@ -7,8 +7,10 @@ broker may say more.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from operator import attrgetter
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
@@ -17,7 +19,7 @@ from miniq.api import codec
 from miniq.api.checks import check_headers, check_number, check_text
 from miniq.api.codec import Format, moment
 from miniq.api.shapes import WireDead, WireDraft, WireMessage
-from miniq.message import JSON, NEVER, SECOND, DeadLetter, Draft, Status, Stored
+from miniq.message import JSON, NEVER, SECOND, DeadLetter, Draft, PlainDrafts, Status, Stored
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -25,38 +27,23 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # Drafts
 
 
+_beside = attrgetter(*Draft.__struct_fields__[2:])
+"""What a draft says beside its body, in the same names and order on the wire."""
+_NOTHING = _beside(Draft(b""))
+_CHECKS: dict[Any, Callable[..., Any]] = {str | None: check_text, float | None: check_number}
+_CHECKED = [(info.name, _CHECKS[info.type]) for info in msgspec.structs.fields(WireDraft) if info.type in _CHECKS]
+
+
 def draft_of(wire: WireDraft, format: Format, place: str = "") -> Draft:
     """The draft that a message on the wire stands for."""
     body, content_type = codec.body_of(wire.body, wire.data, wire.content_type, format, place)
-    return Draft(
-        body,
-        content_type,
-        wire.headers,
-        wire.priority,
-        wire.delay,
-        wire.ttl,
-        wire.key,
-        wire.recipient,
-        wire.group,
-        wire.dedup_id,
-    )
+    return Draft(body, content_type, *_beside(wire))
 
 
 def drafts_of(wires: Sequence[WireDraft], format: Format) -> list[Draft]:
     """The drafts of many messages; most are JSON without a word on their type, which is quickly done."""
     return [
-        Draft(
-            bytes(wire.body),
-            JSON,
-            wire.headers,
-            wire.priority,
-            wire.delay,
-            wire.ttl,
-            wire.key,
-            wire.recipient,
-            wire.group,
-            wire.dedup_id,
-        )
+        Draft(bytes(wire.body), JSON, *_beside(wire))
         if format == "json" and wire.content_type is None and wire.data is UNSET and wire.body is not UNSET
         else draft_of(wire, format, f"messages[{place}].")
         for place, wire in enumerate(wires)
@@ -65,47 +52,24 @@ def drafts_of(wires: Sequence[WireDraft], format: Format) -> list[Draft]:
 
 def wire_drafts(drafts: Sequence[Draft]) -> list[WireDraft]:
     """Drafts as they travel; JSON text goes as it is."""
-    made: list[WireDraft] = []
+    if isinstance(drafts, PlainDrafts):
+        if drafts.content_type == JSON:
+            return [WireDraft(Raw(body)) for body in drafts.bodies]
+        if drafts.content_type == codec.OCTETS:
+            return [WireDraft(UNSET, body) for body in drafts.bodies]
     alone = len(drafts) == 1
-    for place, draft in enumerate(drafts):
-        kind = draft.content_type
-        if (
-            (kind != JSON and kind != codec.OCTETS)
-            or draft.headers is not None
-            or draft.delay is not None
-            or draft.ttl is not None
-            or draft.key is not None
-            or draft.recipient is not None
-            or draft.group is not None
-            or draft.dedup_id is not None
-        ):
-            made.append(_wire_draft(draft, None if alone else place))
-        elif kind == JSON:
-            made.append(WireDraft(Raw(draft.body), UNSET, None, None, draft.priority))
-        else:
-            made.append(WireDraft(UNSET, draft.body, None, None, draft.priority))
-    return made
+    return [_wire_draft(draft, None if alone else place) for place, draft in enumerate(drafts)]
 
 
 def _wire_draft(draft: Draft, place: int | None) -> WireDraft:
-    for field in ("content_type", "key", "recipient", "group", "dedup_id"):
-        check_text(getattr(draft, field), field, place)
-    for field in ("delay", "ttl"):
-        check_number(getattr(draft, field), field, place)
-    body, data = codec.wire_body(draft.body, draft.content_type, "json")
-    return WireDraft(
-        body,
-        data,
-        None if draft.content_type == JSON else draft.content_type,
-        check_headers(draft.headers, place),
-        draft.priority,
-        draft.delay,
-        draft.ttl,
-        draft.key,
-        draft.recipient,
-        draft.group,
-        draft.dedup_id,
-    )
+    kind, beside = draft.content_type, _beside(draft)
+    if kind == JSON and beside == _NOTHING:
+        return WireDraft(Raw(draft.body))
+    for field, check in _CHECKED:
+        check(getattr(draft, field), field, place)
+    check_headers(draft.headers, place)
+    body, data = codec.wire_body(draft.body, kind, "json")
+    return WireDraft(body, data, None if kind == JSON else kind, *beside)
 
 
 def best_format(packed: object) -> Format:
