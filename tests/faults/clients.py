@@ -17,8 +17,8 @@ from collections.abc import Awaitable
 from typing import Any, TypeVar
 
 from miniq.client import calls
+from miniq.client._async.transport import AsyncTransport
 from miniq.client.connection import _find
-from miniq.client.transport import AsyncTransport
 from miniq.errors import (
     BadRequest,
     Conflict,

@@ -8,8 +8,9 @@ from collections.abc import Generator
 from typing import Any, Protocol
 
 from miniq.client._async.client import AsyncClient
+from miniq.client._async.transport import AsyncTransport
 from miniq.client._sync.client import Client
-from miniq.client.transport import AsyncTransport, Transport
+from miniq.client._sync.transport import Transport
 from miniq.errors import InvalidRequest
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")

@@ -18,7 +18,7 @@ import msgspec
 from miniq.api.operation import Call
 from miniq.api.operations import BY_REQUEST, Receive, Release
 from miniq.broker import Broker
-from miniq.client.transport import foreign_loop
+from miniq.client._async.transport import foreign_loop
 from miniq.dispatch import perform
 from miniq.errors import Closed, InvalidRequest
 from miniq.message import Lease

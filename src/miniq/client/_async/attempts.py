@@ -8,10 +8,10 @@ from time import monotonic
 from typing import Any, TypeVar, cast
 
 from miniq.api.operation import Call
+from miniq.client._async.transport import foreign_loop  # async only
 from miniq.client.exchange import Exchange, Retryable
 from miniq.client.pauses import async_pause
 from miniq.client.retries import Retries
-from miniq.client.transport import foreign_loop  # async only
 from miniq.errors import Closed
 
 T = TypeVar("T")

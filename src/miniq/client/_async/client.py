@@ -12,7 +12,7 @@ from miniq.api.operation import AsTable, Call
 from miniq.api.shapes import KeyReply, StatsReply, TrendsReply, WhoReply
 from miniq.api.tables import TablePage
 from miniq.client._async.queue import AsyncQueue
-from miniq.client.transport import AsyncTransport
+from miniq.client._async.transport import AsyncTransport
 from miniq.message import HistoryPage, QueueInfo
 
 T = TypeVar("T")

@@ -6,8 +6,9 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from miniq.client.delivery import HELD, Delivery
-from miniq.errors import MiniQError
+from miniq.api.operations import Ack, Extend, Release
+from miniq.client.delivery import HELD, SETTLED, Delivery, check_held, moment
+from miniq.errors import MessageNotFound, MiniQError, StaleReceipt
 
 if TYPE_CHECKING:
     from miniq.client._async.queue import AsyncQueue  # noqa: F401  named in a text below
@@ -23,15 +24,24 @@ class AsyncMessage(Delivery["AsyncQueue"]):
 
     async def ack(self) -> bool:
         """It was processed: remove it. False if it was gone already; `StaleReceipt` if somebody else has it."""
-        return self._acked(await self._from._perform(self._ack()))
+        [outcome] = await self._from._perform(Ack(self.queue, [self._lease()]))
+        self._state = SETTLED
+        if outcome != "missing":
+            check_held(outcome, self.queue, self.id)
+        return outcome == "done"
 
     async def release(self, delay: float = 0) -> None:
         """Give it back, ready again at once or after `delay` seconds."""
-        self._released(await self._from._perform(self._release(delay)))
+        [outcome] = await self._from._perform(Release(self.queue, [self._lease()], delay))
+        self._state = SETTLED
+        check_held(outcome, self.queue, self.id)
 
     async def extend(self, seconds: float | None = None) -> datetime:
         """Let the lease end so many seconds from now (the queue's visibility timeout), and say when that is."""
-        return self._extended(await self._from._perform(self._extend(seconds)))
+        reply = await self._from._perform(Extend(self.queue, [self._lease()], seconds))
+        self._renewed(reply.outcomes[0], reply.until)
+        check_held(reply.outcomes[0], self.queue, self.id)
+        return moment(reply.until)
 
     async def __aenter__(self) -> AsyncMessage:
         return self
@@ -46,5 +56,7 @@ class AsyncMessage(Delivery["AsyncQueue"]):
             return
         try:
             await self.release()
-        except MiniQError as problem:
-            self._not_released(error, problem)
+        except (StaleReceipt, MessageNotFound):
+            pass
+        except MiniQError as problem:  # told beside the exception that led to it, which matters more
+            error.add_note(f"message {self.id} could not be released: {problem}")

@@ -15,8 +15,8 @@ from miniq.client import bodies
 from miniq.client._async.claims import AsyncClaims
 from miniq.client._async.message import AsyncMessage
 from miniq.client._async.stages import AsyncStaging
+from miniq.client._async.transport import AsyncTransport
 from miniq.client.delivery import HELD, SEEN, SETTLED, MessagePage, leases, renew, settle
-from miniq.client.transport import AsyncTransport
 from miniq.errors import BadName
 from miniq.message import (
     ClaimGroup,

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from miniq.api.operation import Call
 from miniq.api.operations import Ack, Receive, Send
+from miniq.client._async.transport import AsyncTransport
 from miniq.client.tracing import Spans
-from miniq.client.transport import AsyncTransport
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider

@@ -13,7 +13,7 @@ from miniq.api.operation import AsTable, Call
 from miniq.api.shapes import KeyReply, StatsReply, TrendsReply, WhoReply
 from miniq.api.tables import TablePage
 from miniq.client._sync.queue import Queue
-from miniq.client.transport import Transport
+from miniq.client._sync.transport import Transport
 from miniq.message import HistoryPage, QueueInfo
 
 T = TypeVar("T")

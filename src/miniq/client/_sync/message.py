@@ -7,8 +7,9 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from miniq.client.delivery import HELD, Delivery
-from miniq.errors import MiniQError
+from miniq.api.operations import Ack, Extend, Release
+from miniq.client.delivery import HELD, SETTLED, Delivery, check_held, moment
+from miniq.errors import MessageNotFound, MiniQError, StaleReceipt
 
 if TYPE_CHECKING:
     from miniq.client._sync.queue import Queue  # noqa: F401  named in a text below
@@ -24,15 +25,24 @@ class Message(Delivery["Queue"]):
 
     def ack(self) -> bool:
         """It was processed: remove it. False if it was gone already; `StaleReceipt` if somebody else has it."""
-        return self._acked(self._from._perform(self._ack()))
+        [outcome] = self._from._perform(Ack(self.queue, [self._lease()]))
+        self._state = SETTLED
+        if outcome != "missing":
+            check_held(outcome, self.queue, self.id)
+        return outcome == "done"
 
     def release(self, delay: float = 0) -> None:
         """Give it back, ready again at once or after `delay` seconds."""
-        self._released(self._from._perform(self._release(delay)))
+        [outcome] = self._from._perform(Release(self.queue, [self._lease()], delay))
+        self._state = SETTLED
+        check_held(outcome, self.queue, self.id)
 
     def extend(self, seconds: float | None = None) -> datetime:
         """Let the lease end so many seconds from now (the queue's visibility timeout), and say when that is."""
-        return self._extended(self._from._perform(self._extend(seconds)))
+        reply = self._from._perform(Extend(self.queue, [self._lease()], seconds))
+        self._renewed(reply.outcomes[0], reply.until)
+        check_held(reply.outcomes[0], self.queue, self.id)
+        return moment(reply.until)
 
     def __enter__(self) -> Message:
         return self
@@ -45,5 +55,7 @@ class Message(Delivery["Queue"]):
             return
         try:
             self.release()
-        except MiniQError as problem:
-            self._not_released(error, problem)
+        except (StaleReceipt, MessageNotFound):
+            pass
+        except MiniQError as problem:  # told beside the exception that led to it, which matters more
+            error.add_note(f"message {self.id} could not be released: {problem}")

@@ -16,8 +16,8 @@ from miniq.client import bodies
 from miniq.client._sync.claims import Claims
 from miniq.client._sync.message import Message
 from miniq.client._sync.stages import Staging
+from miniq.client._sync.transport import Transport
 from miniq.client.delivery import HELD, SEEN, SETTLED, MessagePage, leases, renew, settle
-from miniq.client.transport import Transport
 from miniq.errors import BadName
 from miniq.message import (
     ClaimGroup,

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from miniq.api.operation import Call
 from miniq.api.operations import Ack, Receive, Send
+from miniq.client._sync.transport import Transport
 from miniq.client.tracing import Spans
-from miniq.client.transport import Transport
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Protocol, TypeVar
 
 from miniq.api.operation import Call
-from miniq.errors import InvalidRequest
+from miniq.errors import InvalidRequest  # async only
 
 T = TypeVar("T")
 
 
 class AsyncTransport(Protocol):
-    """Carries calls to a broker from within an event loop."""
+    """Carries calls to a broker: of many threads at once, or of one event loop."""
 
     async def perform(self, call: Call[T]) -> T:
         """The reply, or the broker's error raised again."""
@@ -22,13 +22,5 @@ class AsyncTransport(Protocol):
         ...
 
 
-class Transport(Protocol):
-    """The same for callers that block. May be used by many threads at once."""
-
-    def perform(self, call: Call[T]) -> T: ...
-
-    def close(self) -> None: ...
-
-
-def foreign_loop() -> InvalidRequest:
-    return InvalidRequest("client: it belongs to another event loop; connect in this one", field="client")
+def foreign_loop() -> InvalidRequest:  # async only
+    return InvalidRequest("client: it belongs to another event loop; connect in this one", field="client")  # async only
