@@ -15,6 +15,7 @@ from typing import Any
 from miniq.api import operation as bodies
 from miniq.api import replies, shapes, tables
 from miniq.api.operation import Call, Operation
+from miniq.api.replies import same, single
 from miniq.message import (
     Claim,
     ClaimGroup,
@@ -342,7 +343,7 @@ OPERATIONS: tuple[Operation[Any], ...] = (
     ),
     Operation(
         ReleaseClaims, "release_claims", "POST", f"{CLAIMS}/{{group}}/release", "receive",
-        "Give the messages of claims that are not acked back", replies.CLAIMS_RELEASED,
+        "Give the messages of claims that are not acked back", single(shapes.ClaimsReleasedReply),
     ),
     Operation(ListClaims, "list_claims", "GET", CLAIMS, "read", "All groups with their claims", replies.CLAIM_GROUPS),
     Operation(
@@ -356,7 +357,7 @@ OPERATIONS: tuple[Operation[Any], ...] = (
     ),
     Operation(
         DiscardStages, "discard_stages", "DELETE", f"{STAGES}/{{job}}/{{batch}}", "send",
-        "Remove the stages of a batch that are not committed", replies.DISCARDED,
+        "Remove the stages of a batch that are not committed", single(shapes.DiscardReply),
     ),
     Operation(ListStages, "list_stages", "GET", STAGES, "read", "All stages that are not committed", replies.STAGES),
     Operation(
@@ -371,10 +372,12 @@ OPERATIONS: tuple[Operation[Any], ...] = (
         DeleteQueue, "delete_queue", "DELETE", QUEUE, "manage", "Remove a queue with its messages",
         replies.NONE, status=204, done=["queue_not_found"],
     ),
-    Operation(Purge, "purge", "POST", f"{QUEUE}/purge", "manage", "Remove all messages of a queue", replies.PURGED),
+    Operation(
+        Purge, "purge", "POST", f"{QUEUE}/purge", "manage", "Remove all messages of a queue", single(shapes.PurgeReply)
+    ),
     Operation(
         Redrive, "redrive", "POST", f"{QUEUE}/redrive", "manage", "Move dead letters back where they came from",
-        replies.REDRIVE,
+        same(RedriveProgress),
     ),
     Operation(
         History, "history", "GET", "/v1/history", "read", "What happened, by rising offset",
@@ -382,18 +385,23 @@ OPERATIONS: tuple[Operation[Any], ...] = (
     ),
     Operation(
         Stats, "stats", "GET", "/v1/stats", "read", "All queues, or one: counts, rates, dead letters",
-        replies.STATS, own=True,
+        same(shapes.StatsReply), own=True,
     ),
-    Operation(Trends, "trends", "GET", "/v1/trends", "read", "Numbers of the last hour", replies.TRENDS, own=True),
+    Operation(
+        Trends, "trends", "GET", "/v1/trends", "read", "Numbers of the last hour", same(shapes.TrendsReply), own=True
+    ),
     Operation(
         WhoAmI, "whoami", "GET", "/v1/whoami", "read", "Who the caller is, and which rights it has",
-        replies.WHO, own=True,
+        same(shapes.WhoReply), own=True,
     ),
     Operation(
         CreateKey, "create_key", "POST", "/v1/keys", "admin", "Make an API key; its secret is shown once",
-        replies.KEY, status=201, repeat="once",
+        same(shapes.KeyReply), status=201, repeat="once",
     ),
-    Operation(ListKeys, "list_keys", "GET", "/v1/keys", "admin", "All API keys, without their secrets", replies.KEYS),
+    Operation(
+        ListKeys, "list_keys", "GET", "/v1/keys", "admin", "All API keys, without their secrets",
+        single(shapes.KeysReply),
+    ),
     Operation(
         RevokeKey, "revoke_key", "DELETE", "/v1/keys/{id}", "admin", "Make an API key useless",
         replies.NONE, status=204, done=["not_found"],

@@ -29,7 +29,6 @@ from miniq.message import (
     Outcome,
     Page,
     QueueInfo,
-    RedriveProgress,
     Stage,
     StageName,
     Stored,
@@ -62,12 +61,12 @@ def _pair(shape: type[S], write: Callable[[T], S], read: Callable[[S], T]) -> Re
     return Reply(shape, lambda result, call, format, now: write(result), lambda body: read(decode(body)))
 
 
-def _same(shape: type[S]) -> Reply[S]:
+def same(shape: type[S]) -> Reply[S]:
     """The result is the record."""
     return _pair(shape, lambda result: result, lambda reply: reply)
 
 
-def _single(shape: Any) -> Reply[Any]:
+def single(shape: Any) -> Reply[Any]:
     """The result is the record's only field."""
     (field,) = shape.__struct_fields__
     return _pair(shape, shape, lambda reply: getattr(reply, field))
@@ -272,7 +271,6 @@ CLAIMS_OPENED: Reply[ClaimGroup] = _pair(shapes.ClaimsOpenedReply, *_alike(shape
 CLAIMS_ACKED: Reply[None] = Reply(
     shapes.ClaimsAckedReply, lambda result, call, format, now: shapes.ClaimsAckedReply(call.upto), lambda body: None
 )
-CLAIMS_RELEASED: Reply[int] = _single(shapes.ClaimsReleasedReply)
 CLAIM_GROUPS: Reply[list[ClaimGroup]] = _pair(
     shapes.ClaimGroupsReply,
     lambda groups: shapes.ClaimGroupsReply([_write_group(group) for group in groups]),
@@ -282,7 +280,6 @@ UPLOADED: Reply[tuple[int, int]] = _pair(
     shapes.UploadReply, lambda result: shapes.UploadReply(*result), lambda reply: (reply.messages, reply.bytes)
 )
 COMMITTED: Reply[Committed] = _pair(shapes.CommitStagesReply, *_alike(shapes.CommitStagesReply, Committed))
-DISCARDED: Reply[int] = _single(shapes.DiscardReply)
 STAGES: Reply[list[Stage]] = _pair(
     shapes.StagesReply,
     lambda stages: shapes.StagesReply([_write_stage(stage) for stage in stages]),
@@ -355,11 +352,4 @@ QUEUES: Reply[list[QueueInfo]] = _pair(
     lambda infos: shapes.QueuesReply([queue_reply(info) for info in infos]),
     lambda reply: [_read_queue(queue) for queue in reply.queues],
 )
-PURGED: Reply[int] = _single(shapes.PurgeReply)
-REDRIVE = _same(RedriveProgress)
 HISTORY: Reply[HistoryPage] = Reply(shapes.HistoryReply, _write_history, _read_history)
-STATS = _same(shapes.StatsReply)
-TRENDS = _same(shapes.TrendsReply)
-WHO = _same(shapes.WhoReply)
-KEY = _same(shapes.KeyReply)
-KEYS: Reply[list[shapes.KeyReply]] = _single(shapes.KeysReply)
