@@ -21,12 +21,12 @@ from miniq.api.tables import ArrowStream, TablePage
 from miniq.broker import Broker
 from miniq.broker.keyring import VERBS, ApiKey, Secret
 from miniq.errors import InvalidRequest
-from miniq.message import Claim, Draft, Extended, HistoryPage, Page, QueueInfo, StageName, Stored
+from miniq.message import Claim, Draft, Extended, HistoryPage, Page, PlainDrafts, QueueInfo, StageName, Stored
 
 T = TypeVar("T")
 
 
-class Caller(Struct, frozen=True):
+class Caller(Struct, frozen=True, gc=False):
     """Who makes a call: a client of a server, with the key that it shows, or else the process that has the broker."""
 
     secret: Secret | None = None
@@ -57,6 +57,8 @@ def send(broker: Broker, call: ops.Send, caller: Caller) -> Coroutine[Any, Any, 
 
 def drafts_of(drafts: Any) -> Sequence[Draft]:
     """Drafts, which may have come as an Arrow stream or as a table."""
+    if type(drafts) is PlainDrafts or type(drafts) is list:
+        return drafts
     if isinstance(drafts, ArrowStream):
         return drafts.drafts()
     if tables.is_table(drafts):

@@ -21,7 +21,7 @@ from miniq.api import checks, codec, messages, shapes, tables
 from miniq.api.codec import Format
 from miniq.api.replies import Reply
 from miniq.errors import InvalidRequest
-from miniq.message import JSON
+from miniq.message import JSON, PlainDrafts
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ Repeat = Literal["freely", "named", "once"]
 idempotency key; not repeat it."""
 
 
-class Call(Struct, Generic[T], frozen=True):
+class Call(Struct, Generic[T], frozen=True, gc=False):
     """What an operation is asked for; `T` is what it is answered with."""
 
 
@@ -184,6 +184,7 @@ def _derived(request: type[Struct], infos: Sequence[FieldInfo]) -> Body:
         namespace={"__doc__": request.__doc__},
         forbid_unknown_fields=True,
         omit_defaults=True,
+        gc=False,
     )
     values = _values([info.name for info in infos])
     checked = [
@@ -224,7 +225,7 @@ def _pack_send(call: Any) -> Any:
 
 
 def _unpack_send(body: Any, format: Format) -> Sequence[Any]:
-    if not isinstance(body, shapes.SendBody):  # plain drafts, or an Arrow stream
+    if type(body) is PlainDrafts or not isinstance(body, shapes.SendBody):  # plain, or an Arrow stream
         return (body,)
     if body.messages is UNSET:
         return ([messages.draft_of(body, format)],)

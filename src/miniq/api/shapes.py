@@ -16,7 +16,7 @@ from miniq.message import QueueSettings, RedriveProgress
 # What comes in
 
 
-class WireDraft(Struct, forbid_unknown_fields=True, omit_defaults=True):
+class WireDraft(Struct, forbid_unknown_fields=True, omit_defaults=True, gc=False):
     """A message to send: `body` for JSON and text, `data` for other bytes."""
 
     body: Raw | UnsetType = UNSET
@@ -75,18 +75,18 @@ class Command(Struct, forbid_unknown_fields=True, omit_defaults=True):
 # What goes out
 
 
-class SentReply(Struct):
+class SentReply(Struct, gc=False):
     ids: list[str]
 
 
-class WireDead(Struct):
+class WireDead(Struct, gc=False):
     origin: str
     reason: str
     receives: int
     at: datetime
 
 
-class WireMessage(Struct, omit_defaults=True):
+class WireMessage(Struct, omit_defaults=True, gc=False):
     id: str
     queue: str
     sent_at: datetime
@@ -110,7 +110,7 @@ class WireMessage(Struct, omit_defaults=True):
     dead: WireDead | None = None
 
 
-class MessagesReply(Struct):
+class MessagesReply(Struct, gc=False):
     messages: list[WireMessage]
 
 
@@ -121,16 +121,16 @@ class PageReply(Struct, omit_defaults=True):
     """How many messages a search with `find` looked at."""
 
 
-class OutcomeReply(Struct):
+class OutcomeReply(Struct, gc=False):
     id: str
     outcome: str
 
 
-class OutcomesReply(Struct):
+class OutcomesReply(Struct, gc=False):
     results: list[OutcomeReply]
 
 
-class ExtendReply(Struct):
+class ExtendReply(Struct, gc=False):
     results: list[OutcomeReply]
     lease_until: datetime
 

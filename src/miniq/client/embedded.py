@@ -19,7 +19,7 @@ from miniq.api.operation import Call
 from miniq.api.operations import BY_REQUEST, Receive, Release
 from miniq.broker import Broker
 from miniq.client._async.transport import foreign_loop
-from miniq.dispatch import perform
+from miniq.dispatch import CALLS, OWNER
 from miniq.errors import Closed, InvalidRequest
 from miniq.message import Lease
 from miniq.options import Options
@@ -65,7 +65,8 @@ class AsyncEmbedded:
     async def perform(self, call: Call[T]) -> T:
         if asyncio.get_running_loop() is not self._loop:
             raise foreign_loop()
-        return await perform(self._broker, call)
+        reply: T = await CALLS[type(call)](self._broker, call, OWNER)
+        return reply
 
     async def close(self) -> None:
         await self._broker.close()
@@ -198,7 +199,7 @@ class _Core:
     async def _answer(self, ticket: _Ticket) -> None:
         call = ticket.call
         try:
-            ticket.reply = await perform(self._broker, call)
+            ticket.reply = await CALLS[type(call)](self._broker, call, OWNER)
         except BaseException as error:
             ticket.error = error
         self._tickets.discard(ticket)
