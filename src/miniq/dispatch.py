@@ -120,9 +120,11 @@ async def list_queues(broker: Broker, call: ops.ListQueues, caller: Caller) -> l
     return [info for info in await broker.queues() if caller.may(broker, "read", info.name)]
 
 
-def history(broker: Broker, call: ops.History, caller: Caller) -> Coroutine[Any, Any, HistoryPage]:
+async def history(broker: Broker, call: ops.History, caller: Caller) -> HistoryPage:
+    if call.since is not None and call.since.tzinfo is None:
+        raise InvalidRequest(f"since: {call.since} has no offset from UTC; give one", field="since")
     since = None if call.since is None else micros(call.since)
-    return broker.search.events(**_fields(call) | {"since": since, "before": call.before or None})
+    return await broker.search.events(**_fields(call) | {"since": since, "before": call.before or None})
 
 
 async def stats(broker: Broker, call: ops.Stats, caller: Caller) -> shapes.StatsReply:

@@ -203,7 +203,7 @@ def _create(at: Target, store: str | None, name: str, allow: Iterable[str], publ
 
 def _listed(at: Target, store: str | None) -> list[KeyReply]:
     with _open(at, store) as client:
-        return client.keys()
+        return client.list_keys()
 
 
 def _show(found: list[KeyReply], as_json: bool) -> None:

@@ -77,7 +77,7 @@ class AsyncClient:
         has what it may do, such as `send:orders.*`."""
         return await self._transport.perform(ops.CreateKey(name, list(allow), public))
 
-    async def keys(self) -> list[KeyReply]:
+    async def list_keys(self) -> list[KeyReply]:
         """All keys, without their secrets."""
         return await self._transport.perform(ops.ListKeys())
 

@@ -78,7 +78,7 @@ class Client:
         has what it may do, such as `send:orders.*`."""
         return self._transport.perform(ops.CreateKey(name, list(allow), public))
 
-    def keys(self) -> list[KeyReply]:
+    def list_keys(self) -> list[KeyReply]:
         """All keys, without their secrets."""
         return self._transport.perform(ops.ListKeys())
 
