@@ -52,7 +52,10 @@ class Body(Struct, frozen=True):
 
 
 class Operation(Generic[T]):
-    """One call of the API."""
+    """One call of the API: a row of the table, and what follows from it.
+
+    `query` names fields that are in the query of a method with a body; `body` is for bodies that are not just fields.
+    """
 
     def __init__(
         self,
@@ -104,6 +107,10 @@ class Operation(Generic[T]):
         named = re.findall(r"{(\w+)}", path)
         in_query = [name for name in infos if name not in named and (method in ("GET", "DELETE") or name in query)]
         in_body = [name for name in infos if name not in named and name not in in_query]
+        if [*named, *in_query, *in_body] != [*infos]:
+            raise TypeError(
+                f"{request.__name__}: its fields are to be those of the path, the query and the body, in order"
+            )
         self.in_path = {name: _wire_type(infos[name].type) for name in named}
         self.in_query = {name: infos[name] for name in in_query}
         self.body = body or (_derived(request, [infos[name] for name in in_body]) if method in _BODIES else None)
