@@ -1,5 +1,6 @@
 """MiniQ, a message broker: `connect` to one, or keep one in a folder."""
 
+from miniq.api.shapes import ApiKey, Identity, QueueStats, QueueTrend, Rates, Stats, Trends
 from miniq.client._async.claims import AsyncClaims
 from miniq.client._async.client import AsyncClient
 from miniq.client._async.message import AsyncMessage
@@ -58,6 +59,7 @@ from miniq.message import (
     Event,
     HistoryPage,
     HistoryRecord,
+    QueueChanges,
     QueueInfo,
     QueueSettings,
     RedriveProgress,
@@ -68,6 +70,7 @@ from miniq.message import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "ApiKey",
     "AsyncClaims",
     "AsyncClient",
     "AsyncMessage",
@@ -94,6 +97,7 @@ __all__ = [
     "Forbidden",
     "HistoryPage",
     "HistoryRecord",
+    "Identity",
     "InvalidRequest",
     "Message",
     "MessageLeased",
@@ -105,17 +109,22 @@ __all__ = [
     "NoSpace",
     "NotFound",
     "Queue",
+    "QueueChanges",
     "QueueFull",
     "QueueInfo",
     "QueueNotFound",
     "QueueProtected",
     "QueueSettings",
+    "QueueStats",
+    "QueueTrend",
+    "Rates",
     "RedriveProgress",
     "Stage",
     "StageName",
     "StageUnknown",
     "Staging",
     "StaleReceipt",
+    "Stats",
     "StoreCorrupt",
     "StoreError",
     "StoreFailed",
@@ -123,6 +132,7 @@ __all__ = [
     "StoreLocked",
     "StoreUnavailable",
     "TooLarge",
+    "Trends",
     "Unauthorized",
     "WrongMedia",
     "WrongMethod",

@@ -127,10 +127,10 @@ async def history(broker: Broker, call: ops.History, caller: Caller) -> HistoryP
     return await broker.search.events(**_fields(call) | {"since": since, "before": call.before or None})
 
 
-async def stats(broker: Broker, call: ops.Stats, caller: Caller) -> shapes.StatsReply:
+async def stats(broker: Broker, call: ops.Stats, caller: Caller) -> shapes.Stats:
     found = await broker.trends.stats(_visible(broker, call.queue, caller))
     entries = [
-        shapes.StatsEntry(
+        shapes.QueueStats(
             one.name,
             one.counts.ready,
             one.counts.delayed,
@@ -138,19 +138,19 @@ async def stats(broker: Broker, call: ops.Stats, caller: Caller) -> shapes.Stats
             one.counts.total,
             one.counts.bytes,
             None if one.counts.oldest is None else moment(one.counts.oldest),
-            shapes.WireRates(**one.rates),
+            shapes.Rates(**one.rates),
             one.dead_letter_queue,
             one.dead,
         )
         for one in found
     ]
-    return shapes.StatsReply(moment(broker.clock.now()), entries)
+    return shapes.Stats(moment(broker.clock.now()), entries)
 
 
-async def trends(broker: Broker, call: ops.Trends, caller: Caller) -> shapes.TrendsReply:
+async def trends(broker: Broker, call: ops.Trends, caller: Caller) -> shapes.Trends:
     found = broker.trends.last_hour(_visible(broker, call.queue, caller), call.series.split(","), call.points)
-    entries = [shapes.TrendEntry(one.name, one.series) for one in found]
-    return shapes.TrendsReply(moment(broker.trends.last), 3600 / call.points, entries)
+    entries = [shapes.QueueTrend(one.name, one.series) for one in found]
+    return shapes.Trends(moment(broker.trends.last), 3600 / call.points, entries)
 
 
 def _visible(broker: Broker, queue: str | None, caller: Caller) -> list[str]:
@@ -161,17 +161,17 @@ def _visible(broker: Broker, queue: str | None, caller: Caller) -> list[str]:
     return [name for name in sorted(broker.catalog.names()) if caller.may(broker, "read", name)]
 
 
-async def whoami(broker: Broker, call: ops.WhoAmI, caller: Caller) -> shapes.WhoReply:
+async def whoami(broker: Broker, call: ops.WhoAmI, caller: Caller) -> shapes.Identity:
     keys = broker.keys
     verbs = [verb for verb in VERBS if caller.may(broker, verb, call.queue)]
     report = broker.options.report is not None
     if keys.open or caller.is_owner:
-        return shapes.WhoReply(keys.open, None, None, ["*"], verbs, report, version("miniq"))
+        return shapes.Identity(keys.open, None, None, ["*"], verbs, report, version("miniq"))
     key = keys.identify(caller.secret)
-    return shapes.WhoReply(False, key.name, key.id, key.allow, verbs, report, version("miniq"))
+    return shapes.Identity(False, key.name, key.id, key.allow, verbs, report, version("miniq"))
 
 
-async def create_key(broker: Broker, call: ops.CreateKey, caller: Caller) -> shapes.KeyReply:
+async def create_key(broker: Broker, call: ops.CreateKey, caller: Caller) -> shapes.ApiKey:
     keys, now = broker.keys, broker.clock.now()
     if call.public is not None:
         listed = await keys.admit(call.name, call.allow, call.public, now)
@@ -180,12 +180,12 @@ async def create_key(broker: Broker, call: ops.CreateKey, caller: Caller) -> sha
     return _key(key, secret)
 
 
-async def list_keys(broker: Broker, call: ops.ListKeys, caller: Caller) -> list[shapes.KeyReply]:
+async def list_keys(broker: Broker, call: ops.ListKeys, caller: Caller) -> list[shapes.ApiKey]:
     return [_key(key) for key in broker.keys.list()]
 
 
-def _key(key: ApiKey, secret: str | None = None, server: str | None = None) -> shapes.KeyReply:
-    return shapes.KeyReply(key.id, key.name, key.allow, moment(key.created_at), secret, key.public, server)
+def _key(key: ApiKey, secret: str | None = None, server: str | None = None) -> shapes.ApiKey:
+    return shapes.ApiKey(key.id, key.name, key.allow, moment(key.created_at), secret, key.public, server)
 
 
 # Tables

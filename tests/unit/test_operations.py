@@ -126,7 +126,7 @@ def same(found: Any, call: Any) -> bool:
 
 MESSAGE = Message("i", "q", 1, 1, b'{"a":1}', priority=2, headers={"a": "b"}, key="k", group="g")
 EVENT = Event(5, "sent", "q", "i", 1, 9, "me", 1.5, None, "x", b"1", "text/x")
-RATES = shapes.WireRates(1, 2, 3, 4, 5, 6)
+RATES = shapes.Rates(1, 2, 3, 4, 5, 6)
 RESULTS: dict[str, Any] = {
     "send": ["i", "j"],
     "ack": ["done", "stale"],
@@ -152,13 +152,11 @@ RESULTS: dict[str, Any] = {
     "history": HistoryPage(
         [HistoryRecord(4, Event(5, "sent", "q", "i", 1, 9, "me", 1.5, None, "x", b"1", "text/x"))], 4, 1, 9
     ),
-    "stats": shapes.StatsReply(
-        AT, [shapes.StatsEntry("q", 1, 2, 3, 6, 9, AT, shapes.WireRates(1, 2, 3, 4, 5, 6), None, 0)]
-    ),
-    "trends": shapes.TrendsReply(AT, 60.0, [shapes.TrendEntry("q", {"total": [1.0]})]),
-    "whoami": shapes.WhoReply(False, "n", "i", ["*"], ["send"], True, "1"),
-    "create_key": shapes.KeyReply("i", "n", ["send"], AT, "secret"),
-    "list_keys": [shapes.KeyReply("i", "n", ["send"], AT)],
+    "stats": shapes.Stats(AT, [shapes.QueueStats("q", 1, 2, 3, 6, 9, AT, shapes.Rates(1, 2, 3, 4, 5, 6), None, 0)]),
+    "trends": shapes.Trends(AT, 60.0, [shapes.QueueTrend("q", {"total": [1.0]})]),
+    "whoami": shapes.Identity(False, "n", "i", ["*"], ["send"], True, "1"),
+    "create_key": shapes.ApiKey("i", "n", ["send"], AT, "secret"),
+    "list_keys": [shapes.ApiKey("i", "n", ["send"], AT)],
     "revoke_key": None,
     "backup": None,
 }

@@ -241,11 +241,11 @@ class History(Call[HistoryPage], frozen=True):
     before: int = 0
 
 
-class Stats(Call[shapes.StatsReply], frozen=True):
+class Stats(Call[shapes.Stats], frozen=True):
     queue: str | None = None
 
 
-class Trends(Call[shapes.TrendsReply], frozen=True):
+class Trends(Call[shapes.Trends], frozen=True):
     """`series` are names with commas between them."""
 
     queue: str | None = None
@@ -253,11 +253,11 @@ class Trends(Call[shapes.TrendsReply], frozen=True):
     points: int = 60
 
 
-class WhoAmI(Call[shapes.WhoReply], frozen=True):
+class WhoAmI(Call[shapes.Identity], frozen=True):
     queue: str | None = None
 
 
-class CreateKey(Call[shapes.KeyReply], frozen=True):
+class CreateKey(Call[shapes.ApiKey], frozen=True):
     """A key to make: a name for people, and what it allows, such as `send:orders.*`. With `public`, the public half
     of a CURVE key of 40 characters, it is one for ZeroMQ."""
 
@@ -266,7 +266,7 @@ class CreateKey(Call[shapes.KeyReply], frozen=True):
     public: str | None = None
 
 
-class ListKeys(Call[list[shapes.KeyReply]], frozen=True):
+class ListKeys(Call[list[shapes.ApiKey]], frozen=True):
     pass
 
 
@@ -385,18 +385,18 @@ OPERATIONS: tuple[Operation[Any], ...] = (
     ),
     Operation(
         Stats, "stats", "GET", "/v1/stats", "read", "All queues, or one: counts, rates, dead letters",
-        same(shapes.StatsReply), own=True,
+        same(shapes.Stats), own=True,
     ),
     Operation(
-        Trends, "trends", "GET", "/v1/trends", "read", "Numbers of the last hour", same(shapes.TrendsReply), own=True
+        Trends, "trends", "GET", "/v1/trends", "read", "Numbers of the last hour", same(shapes.Trends), own=True
     ),
     Operation(
         WhoAmI, "whoami", "GET", "/v1/whoami", "read", "Who the caller is, and which rights it has",
-        same(shapes.WhoReply), own=True,
+        same(shapes.Identity), own=True,
     ),
     Operation(
         CreateKey, "create_key", "POST", "/v1/keys", "admin", "Make an API key; its secret is shown once",
-        same(shapes.KeyReply), status=201, repeat="once",
+        same(shapes.ApiKey), status=201, repeat="once",
     ),
     Operation(
         ListKeys, "list_keys", "GET", "/v1/keys", "admin", "All API keys, without their secrets",

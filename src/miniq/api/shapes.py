@@ -155,7 +155,7 @@ class QueuesReply(Struct):
     queues: list[QueueReply]
 
 
-class WireRates(Struct):
+class Rates(Struct):
     """Messages a second, over the last five seconds."""
 
     sent: float
@@ -166,7 +166,7 @@ class WireRates(Struct):
     dead: float
 
 
-class StatsEntry(Struct):
+class QueueStats(Struct):
     """A queue now. `dead` counts what lies in its dead-letter queue."""
 
     name: str
@@ -176,38 +176,38 @@ class StatsEntry(Struct):
     total: int
     bytes: int
     oldest: datetime | None
-    rates: WireRates
+    rates: Rates
     dead_letter_queue: str | None
     dead: int
 
 
-class StatsReply(Struct):
+class Stats(Struct):
     at: datetime
-    queues: list[StatsEntry]
+    queues: list[QueueStats]
 
 
-class StatsEvent(StatsReply):
+class StatsEvent(Stats):
     """What `GET /v1/events` sends: queues that changed since the event before, and those that are gone."""
 
     gone: list[str]
 
 
-class TrendEntry(Struct):
+class QueueTrend(Struct):
     """Series of a queue, oldest value first; a queue that is younger than the first moment has fewer values."""
 
     name: str
     series: dict[str, list[float]]
 
 
-class TrendsReply(Struct):
+class Trends(Struct):
     """`at` is the moment of the last values, `step` the seconds between two."""
 
     at: datetime
     step: float
-    queues: list[TrendEntry]
+    queues: list[QueueTrend]
 
 
-class WhoReply(Struct):
+class Identity(Struct):
     """Who the caller is to the broker, and which rights it has: on a queue, or on the broker as a whole."""
 
     open: bool
@@ -327,7 +327,7 @@ class HistoryReply(Struct):
     last: int
 
 
-class KeyReply(Struct, omit_defaults=True):
+class ApiKey(Struct, omit_defaults=True):
     id: str
     name: str
     allow: list[str]
@@ -341,7 +341,7 @@ class KeyReply(Struct, omit_defaults=True):
 
 
 class KeysReply(Struct):
-    keys: list[KeyReply]
+    keys: list[ApiKey]
 
 
 class HealthReply(Struct, omit_defaults=True):

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import click
 
-from miniq.api.shapes import KeyReply
+from miniq.api.shapes import ApiKey
 from miniq.cli.flags import Target, as_json, target
 from miniq.cli.output import json_line, table
 from miniq.cli.root import say
@@ -167,7 +167,7 @@ def revoke_curve(at: Target, id: str, store: str | None) -> None:
     _revoke(at, store, id)
 
 
-def _create_pair(at: Target, store: str | None, name: str, allow: list[str], path: str) -> KeyReply:
+def _create_pair(at: Target, store: str | None, name: str, allow: list[str], path: str) -> ApiKey:
     """A new pair: its public half goes to the broker, both to the file, which must be new."""
     import zmq
 
@@ -196,17 +196,17 @@ def _open(at: Target, store: str | None) -> Client:
     return at.open() if store is None else connect(store)
 
 
-def _create(at: Target, store: str | None, name: str, allow: Iterable[str], public: str | None = None) -> KeyReply:
+def _create(at: Target, store: str | None, name: str, allow: Iterable[str], public: str | None = None) -> ApiKey:
     with _open(at, store) as client:
         return client.create_key(name, allow, public)
 
 
-def _listed(at: Target, store: str | None) -> list[KeyReply]:
+def _listed(at: Target, store: str | None) -> list[ApiKey]:
     with _open(at, store) as client:
         return client.list_keys()
 
 
-def _show(found: list[KeyReply], as_json: bool) -> None:
+def _show(found: list[ApiKey], as_json: bool) -> None:
     if as_json:
         for key in found:
             json_line(key)

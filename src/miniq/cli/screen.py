@@ -30,7 +30,7 @@ class Fetcher(threading.Thread):
         self._view = view
         self._interval = interval
         self._stop = threading.Event()
-        self.found: shapes.StatsReply | None = None
+        self.found: shapes.Stats | None = None
         self.problem = ""
         self.paused = False
         self.changed = threading.Event()

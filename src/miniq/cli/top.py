@@ -72,11 +72,11 @@ class View:
         self.down = sort != "queue"
         self.wanted = wanted
 
-    def fetch(self) -> shapes.StatsReply:
+    def fetch(self) -> shapes.Stats:
         """The numbers as they are now."""
         return self._client.stats()
 
-    def chosen(self, found: shapes.StatsReply) -> list[shapes.StatsEntry]:
+    def chosen(self, found: shapes.Stats) -> list[shapes.QueueStats]:
         """The queues to show, in their order."""
         shown = [entry for entry in found.queues if self.wanted.lower() in entry.name.lower()]
         shown.sort(key=lambda entry: entry.name)
@@ -89,7 +89,7 @@ class View:
         self.down = self.sort != "queue"
 
 
-def _value(entry: shapes.StatsEntry, column: str, found: shapes.StatsReply) -> Any:
+def _value(entry: shapes.QueueStats, column: str, found: shapes.Stats) -> Any:
     if column == "queue":
         return entry.name
     if column == "oldest":
@@ -99,7 +99,7 @@ def _value(entry: shapes.StatsEntry, column: str, found: shapes.StatsReply) -> A
     return entry.rates.acked if column == "out/s" else getattr(entry, column)
 
 
-def cells(entry: shapes.StatsEntry, found: shapes.StatsReply) -> tuple[str, ...]:
+def cells(entry: shapes.QueueStats, found: shapes.Stats) -> tuple[str, ...]:
     """A queue as texts, one for each column."""
     oldest = "-" if entry.oldest is None else duration((found.at - entry.oldest).total_seconds())
     counts = [str(getattr(entry, name)) for name in ("ready", "leased", "delayed", "dead")]
@@ -109,7 +109,7 @@ def cells(entry: shapes.StatsEntry, found: shapes.StatsReply) -> tuple[str, ...]
 def _print(view: View, as_json: bool) -> None:
     found = view.fetch()
     if as_json:
-        json_line(shapes.StatsReply(found.at, view.chosen(found)))
+        json_line(shapes.Stats(found.at, view.chosen(found)))
     else:
         table([name.upper() for name in COLUMNS], [cells(entry, found) for entry in view.chosen(found)], range(1, 9))
         click.echo(f"{codec.moment(codec.micros(found.at)):%H:%M:%S} UTC, {len(found.queues)} queues\n")

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from miniq.api import operations as ops
 from miniq.api.operation import AsTable, Call
-from miniq.api.shapes import KeyReply, StatsReply, TrendsReply, WhoReply
+from miniq.api.shapes import ApiKey, Identity, Stats, Trends
 from miniq.api.tables import TablePage
 from miniq.client._async.queue import AsyncQueue
 from miniq.client._async.transport import AsyncTransport
@@ -58,26 +58,26 @@ class AsyncClient:
         call: AsTable[TablePage] = AsTable(ops.History(after, limit, queue))
         return await self._transport.perform(call)
 
-    async def stats(self, queue: str | None = None) -> StatsReply:
+    async def stats(self, queue: str | None = None) -> Stats:
         """All queues, or one, as they are now: counts, messages per second, dead letters."""
         return await self._transport.perform(ops.Stats(queue))
 
     async def trends(
         self, queue: str | None = None, series: Iterable[str] = ("total", "sent", "acked"), points: int = 60
-    ) -> TrendsReply:
+    ) -> Trends:
         """The last hour of all queues, or of one, at so many points in time."""
         return await self._transport.perform(ops.Trends(queue, ",".join(series), points))
 
-    async def whoami(self, queue: str | None = None) -> WhoReply:
+    async def whoami(self, queue: str | None = None) -> Identity:
         """Who this client is to the broker, and which rights it has: on a queue, or on the broker as a whole."""
         return await self._transport.perform(ops.WhoAmI(queue))
 
-    async def create_key(self, name: str, allow: Iterable[str], public: str | None = None) -> KeyReply:
+    async def create_key(self, name: str, allow: Iterable[str], public: str | None = None) -> ApiKey:
         """Make an API key, whose secret is shown only now, or, with the public half of one, list a CURVE key. `allow`
         has what it may do, such as `send:orders.*`."""
         return await self._transport.perform(ops.CreateKey(name, list(allow), public))
 
-    async def list_keys(self) -> list[KeyReply]:
+    async def list_keys(self) -> list[ApiKey]:
         """All keys, without their secrets."""
         return await self._transport.perform(ops.ListKeys())
 

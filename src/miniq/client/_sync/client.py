@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from miniq.api import operations as ops
 from miniq.api.operation import AsTable, Call
-from miniq.api.shapes import KeyReply, StatsReply, TrendsReply, WhoReply
+from miniq.api.shapes import ApiKey, Identity, Stats, Trends
 from miniq.api.tables import TablePage
 from miniq.client._sync.queue import Queue
 from miniq.client._sync.transport import Transport
@@ -59,26 +59,26 @@ class Client:
         call: AsTable[TablePage] = AsTable(ops.History(after, limit, queue))
         return self._transport.perform(call)
 
-    def stats(self, queue: str | None = None) -> StatsReply:
+    def stats(self, queue: str | None = None) -> Stats:
         """All queues, or one, as they are now: counts, messages per second, dead letters."""
         return self._transport.perform(ops.Stats(queue))
 
     def trends(
         self, queue: str | None = None, series: Iterable[str] = ("total", "sent", "acked"), points: int = 60
-    ) -> TrendsReply:
+    ) -> Trends:
         """The last hour of all queues, or of one, at so many points in time."""
         return self._transport.perform(ops.Trends(queue, ",".join(series), points))
 
-    def whoami(self, queue: str | None = None) -> WhoReply:
+    def whoami(self, queue: str | None = None) -> Identity:
         """Who this client is to the broker, and which rights it has: on a queue, or on the broker as a whole."""
         return self._transport.perform(ops.WhoAmI(queue))
 
-    def create_key(self, name: str, allow: Iterable[str], public: str | None = None) -> KeyReply:
+    def create_key(self, name: str, allow: Iterable[str], public: str | None = None) -> ApiKey:
         """Make an API key, whose secret is shown only now, or, with the public half of one, list a CURVE key. `allow`
         has what it may do, such as `send:orders.*`."""
         return self._transport.perform(ops.CreateKey(name, list(allow), public))
 
-    def list_keys(self) -> list[KeyReply]:
+    def list_keys(self) -> list[ApiKey]:
         """All keys, without their secrets."""
         return self._transport.perform(ops.ListKeys())
 

@@ -45,7 +45,7 @@ async def listen(broker: Broker, http: HTTPRequest) -> StreamingResponse:
 
 
 async def _events(
-    broker: Broker, request: Request, seen: dict[str, shapes.StatsEntry], interval: float, count: int
+    broker: Broker, request: Request, seen: dict[str, shapes.QueueStats], interval: float, count: int
 ) -> AsyncIterator[bytes]:
     changed, gone = list(seen.values()), list[str]()
     while True:
@@ -65,7 +65,7 @@ async def _events(
         seen = found
 
 
-async def _look(broker: Broker, request: Request) -> dict[str, shapes.StatsEntry]:
+async def _look(broker: Broker, request: Request) -> dict[str, shapes.QueueStats]:
     reply = await dispatch.perform(broker, Stats(request.query.get("queue")), Caller(request.secret))
     return {entry.name: entry for entry in reply.queues}
 
