@@ -21,7 +21,7 @@ from miniq.api.tables import ArrowStream, TablePage
 from miniq.broker import Broker
 from miniq.broker.keyring import VERBS, ApiKey, Secret
 from miniq.errors import InvalidRequest
-from miniq.message import Claim, Draft, Extended, HistoryPage, Page, PlainDrafts, QueueInfo, StageName, Stored
+from miniq.message import Draft, Extended, HistoryPage, Page, PlainDrafts, QueueInfo, StageName, Stored
 
 T = TypeVar("T")
 
@@ -89,10 +89,6 @@ async def peek(broker: Broker, call: ops.Peek, caller: Caller) -> Page:
 
 
 # Claims and stages
-
-
-def claim(broker: Broker, call: ops.NextClaim, caller: Caller) -> Coroutine[Any, Any, tuple[Claim | None, int]]:
-    return broker.claims.next(**_fields(call))
 
 
 async def read_claim(broker: Broker, call: ops.ReadClaim, caller: Caller) -> list[Stored]:
@@ -250,7 +246,7 @@ CALLS: dict[type[Call[Any]], Carry] = {operation.request: _named(operation.name)
     ops.Extend: extend,
     ops.Peek: peek,
     ops.OpenClaims: _direct(lambda broker: broker.claims.open),
-    ops.NextClaim: claim,
+    ops.NextClaim: _direct(lambda broker: broker.claims.next),
     ops.ReadClaim: read_claim,
     ops.AckClaims: _direct(lambda broker: broker.claims.ack),
     ops.ReleaseClaims: _direct(lambda broker: broker.claims.release),
