@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve browser pictures quick test check fmt bench bench-postgres bench-http bench-zmq bench-backlog bench-peers bench-peers-backlog
+.PHONY: help setup serve browser pictures quick test check generate fmt bench bench-postgres bench-http bench-zmq bench-backlog bench-peers bench-peers-backlog
 .PHONY: bench-spark bench-console copy-large faults faults-spark fuzz demo clean
 
 help: ## this list
@@ -48,11 +48,15 @@ quick: setup ## unit tests, the broker's rules on the store in memory, and the w
 test: setup browser ## set up and run all tests
 	CI=$${CI:-true} $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
-check: setup ## format, lint, types, import rules
+generate: setup ## write the blocking client from the one for event loops
+	$(BIN)/python scripts/generate_sync.py
+
+check: setup ## format, lint, types, import rules, and whether what is generated is up to date
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python scripts/generate_sync.py --check
 
 fmt: setup ## format and fix what can be fixed
 	$(BIN)/ruff format .

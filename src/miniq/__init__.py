@@ -1,7 +1,16 @@
 """MiniQ, a message broker: `connect` to a server, or open a folder as an embedded broker."""
 
-from miniq.client._async.client import AsyncClaims, AsyncClient, AsyncMessage, AsyncQueue, AsyncStaging
-from miniq.client._sync.client import Claims, Client, Message, Queue, Staging
+from miniq.api.shapes import ApiKey, Identity, QueueStats, QueueTrend, Rates, Stats, Trends
+from miniq.client._async.claims import AsyncClaims
+from miniq.client._async.client import AsyncClient
+from miniq.client._async.message import AsyncMessage
+from miniq.client._async.queue import AsyncQueue
+from miniq.client._async.stages import AsyncStaging
+from miniq.client._sync.claims import Claims
+from miniq.client._sync.client import Client
+from miniq.client._sync.message import Message
+from miniq.client._sync.queue import Queue
+from miniq.client._sync.stages import Staging
 from miniq.client.bodies import draft
 from miniq.client.connection import connect, connect_async
 from miniq.client.delivery import Dead
@@ -50,6 +59,7 @@ from miniq.message import (
     Event,
     HistoryPage,
     HistoryRecord,
+    QueueChanges,
     QueueInfo,
     QueueSettings,
     RedriveProgress,
@@ -60,6 +70,7 @@ from miniq.message import (
 __version__ = "0.2.0"
 
 __all__ = [
+    "ApiKey",
     "AsyncClaims",
     "AsyncClient",
     "AsyncMessage",
@@ -86,6 +97,7 @@ __all__ = [
     "Forbidden",
     "HistoryPage",
     "HistoryRecord",
+    "Identity",
     "InvalidRequest",
     "Message",
     "MessageLeased",
@@ -97,17 +109,22 @@ __all__ = [
     "NoSpace",
     "NotFound",
     "Queue",
+    "QueueChanges",
     "QueueFull",
     "QueueInfo",
     "QueueNotFound",
     "QueueProtected",
     "QueueSettings",
+    "QueueStats",
+    "QueueTrend",
+    "Rates",
     "RedriveProgress",
     "Stage",
     "StageName",
     "StageUnknown",
     "Staging",
     "StaleReceipt",
+    "Stats",
     "StoreCorrupt",
     "StoreError",
     "StoreFailed",
@@ -115,6 +132,7 @@ __all__ = [
     "StoreLocked",
     "StoreUnavailable",
     "TooLarge",
+    "Trends",
     "Unauthorized",
     "WrongMedia",
     "WrongMethod",

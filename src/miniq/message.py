@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import repeat
 from operator import attrgetter
-from typing import Literal, overload
+from typing import Literal, TypedDict, overload
 
 from msgspec import Struct
 
@@ -191,6 +191,8 @@ class Page(Struct, frozen=True):
 
     messages: list[Stored]
     next: str | None
+    looked: int | None = None
+    """How many messages a search looked at."""
 
 
 class QueueSettings(Struct, frozen=True, kw_only=True):
@@ -206,6 +208,21 @@ class QueueSettings(Struct, frozen=True, kw_only=True):
     max_bytes: int = 0
     history: History = "off"
     claim_retention: float = 3600.0
+
+
+class QueueChanges(TypedDict, total=False):
+    """Settings of a queue to change; those that are not named stay. The fields are those of `QueueSettings`."""
+
+    visibility_timeout: float
+    max_receives: int | None
+    dead_letter_queue: str | None
+    retention: float
+    delay: float
+    dedup_window: float
+    max_length: int
+    max_bytes: int
+    history: History
+    claim_retention: float
 
 
 class Counts(Struct, frozen=True):
@@ -245,6 +262,13 @@ class Lease(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
 
     id: str
     receipt: str
+
+
+class Extended(Struct, frozen=True):
+    """What became of each lease, and the moment until which those that were extended run."""
+
+    outcomes: list[Outcome]
+    until: int
 
 
 class Claim(Struct, frozen=True, gc=False):

@@ -386,7 +386,7 @@ WRONG: list[tuple[Callable[[Any], Any], str, str, str]] = [
     (lambda q: q.consume(print, concurrency=0), "invalid", "concurrency", "at least 1"),
     (lambda q: q.consume(print, visibility_timeout=0), "invalid", "visibility_timeout", "above 0"),
     (lambda q: q.consume(print, stop=1), "invalid", "stop", "neither an Event nor a function"),
-    (lambda q: q.consume(print, give="all"), "invalid", "give", "use body or message"),
+    (lambda q: q.consume(print, pass_message="all"), "invalid", "pass_message", "use True or False"),
 ]
 
 

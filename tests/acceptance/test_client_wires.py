@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 
 import miniq
-from miniq.client import calls, pool
+from miniq.api.operations import AckById
+from miniq.client import pool
 from tests.acceptance.client_wires import HTTP, Proxy, Wire
 from tests.acceptance.faces import Opener
 from tests.kit import case, wait_for
@@ -195,7 +196,7 @@ def test_a_request_that_is_too_large_is_refused_as_such(opener: Opener, server_u
 
 def test_an_ack_without_a_receipt_is_for_the_embedded_form_alone(server_url: str) -> None:
     with miniq.connect(server_url) as mq, pytest.raises(miniq.InvalidRequest, match="receipt"):
-        mq._transport.perform(calls.AckById("jobs", "x"))
+        mq.perform(AckById("jobs", "x"))
 
 
 def test_a_backup_is_written_on_the_server(opener: Opener, server_url: str, tmp_path: Path) -> None:

@@ -22,7 +22,8 @@ from typing import Any
 import pytest
 
 import miniq
-from miniq.client.calls import Ack, Call, Extend, Receive
+from miniq.api.operation import Call
+from miniq.api.operations import Ack, Extend, Receive
 from tests.acceptance.faces import Opener
 from tests.acceptance.shell import complaints
 
@@ -131,7 +132,7 @@ def test_the_handler_gets_the_message_itself_on_request(opener: Opener) -> None:
     q = opener("memory:").queue("jobs")
     q.send(1, headers={"a": "b"})
     enough = Enough(1)
-    q.consume(lambda m: enough.seen.append((m.body, m.headers, m.receives)), give="message", stop=enough, wait=0.1)
+    q.consume(lambda m: enough.seen.append((m.body, m.headers, m.receives)), pass_message=True, stop=enough, wait=0.1)
     assert enough.seen == [(1, {"a": "b"}, 1)]
 
 
@@ -145,7 +146,7 @@ def test_a_lease_is_extended_while_its_handler_runs(opener: Opener, url: str) ->
         time.sleep(2.4)
         enough.seen.append((m.body, m.receives))
 
-    q.consume(handler, concurrency=2, visibility_timeout=1.2, give="message", stop=enough, wait=0.1)
+    q.consume(handler, concurrency=2, visibility_timeout=1.2, pass_message=True, stop=enough, wait=0.1)
     assert enough.seen == [("long", 1)]
     assert q.info().counts.total == 0
 
@@ -177,7 +178,7 @@ def test_an_extension_that_fails_once_is_tried_again(opener: Opener, error: Exce
     q.consume(
         lambda m: (time.sleep(2), enough.seen.append(m.receives)),
         visibility_timeout=1.5,
-        give="message",
+        pass_message=True,
         stop=enough,
         wait=0.1,
     )
@@ -278,7 +279,7 @@ def test_a_message_that_its_handler_settled_is_left_alone(opener: Opener, caplog
         enough.seen.append(m)
 
     handler: Callable[[Any], Any] = release if opener.kind == "async" else release_now
-    q.consume(handler, give="message", stop=enough, wait=0.1)
+    q.consume(handler, pass_message=True, stop=enough, wait=0.1)
     assert q.info().counts.delayed == 1
     assert caplog.text == ""
 

@@ -112,7 +112,7 @@ async def test_messages_are_found_by_id_key_header_and_text(broker: Broker) -> N
         ("nowhere", []),
     ):
         found = await broker.search.messages("q", text)
-        assert (ids(found.page.messages), found.page.next, found.looked) == (expected, None, 54), text
+        assert (ids(found.messages), found.next, found.looked) == (expected, None, 54), text
     with pytest.raises(InvalidRequest, match="find: 0 characters"):
         await broker.search.messages("q", "")
 
@@ -127,10 +127,10 @@ async def test_a_search_looks_at_so_many_and_goes_on_from_there(
     while True:
         page = await broker.search.messages("q", "every", after=after, limit=3)
         assert page.looked <= 400
-        assert len(page.page.messages) <= 3
-        found += bodies(page.page.messages)
+        assert len(page.messages) <= 3
+        found += bodies(page.messages)
         calls += 1
-        after = page.page.next
+        after = page.next
         if after is None:
             break
     assert found == [f"every {n}" for n in range(0, 1000, 100)]

@@ -12,6 +12,7 @@ import msgspec
 import zmq
 
 from miniq.api.codec import STATUS
+from miniq.api.operation import plain_type
 from miniq.server.operations import OPERATIONS, Operation
 from miniq.server.zmq.commands import NAMES
 from tests.serving import Served
@@ -260,7 +261,8 @@ def _route(method: str, path: str) -> tuple[Operation, dict[str, Any]]:
         if found is not None and operation.method == method:
             fields: dict[str, Any] = {name: unquote(value) for name, value in found.groupdict().items()}
             for name, value in parse_qsl(query, keep_blank_values=True):
-                is_number = operation.query.get(name) is int and re.fullmatch(r"-?\d+", value)
+                info = operation.in_query.get(name)
+                is_number = info is not None and plain_type(info) is int and re.fullmatch(r"-?\d+", value)
                 fields[name] = int(value) if is_number else value
             return operation, fields
     raise LookupError(f"{method} {path}")

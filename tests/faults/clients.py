@@ -17,7 +17,7 @@ from collections.abc import Awaitable
 from typing import Any, TypeVar
 
 from miniq.client import calls
-from miniq.client.calls import AsyncTransport
+from miniq.client._async.transport import AsyncTransport
 from miniq.client.connection import _find
 from miniq.errors import (
     BadRequest,

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from miniq.client import calls, embedded, http, zmq
-from miniq.client.calls import AsyncTransport
+from miniq.client._async.transport import AsyncTransport
 from miniq.errors import MiniQError
 from miniq.message import Committed, Draft, Lease, Mode, PlainDrafts, StageName
 from miniq.store.embedded import store as store

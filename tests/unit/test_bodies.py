@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import enum
 import json
+import math
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, time, timedelta, timezone
+from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from miniq.client.bodies import BYTES, decode, draft, drafts, encode, is_json
+from miniq.api.codec import OCTETS, is_json
+from miniq.client.bodies import decode, draft, drafts, encode
 from miniq.errors import InvalidRequest
 from miniq.message import JSON, Draft
 
@@ -32,8 +37,8 @@ def test_a_json_value_comes_back_as_it_was(value: Any) -> None:
 
 @given(st.binary())
 def test_bytes_come_back_as_they_were(data: bytes) -> None:
-    assert encode(data, None) == (data, BYTES)
-    assert decode(data, BYTES) == data
+    assert encode(data, None) == (data, OCTETS)
+    assert decode(data, OCTETS) == data
 
 
 @given(st.text())
@@ -41,10 +46,68 @@ def test_text_comes_back_as_it_was(text: str) -> None:
     assert decode(*encode(text, "text/plain")) == text
 
 
+@dataclass
+class Price:
+    amount: float
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (math.nan, "body"),
+        (-math.inf, "body"),
+        ([1, None, math.inf], "body[2]"),
+        ({"a": None, "b": {"c": (0.5, math.nan)}}, "body.b.c[1]"),
+        (Price(math.nan), "body.amount"),
+        ({"prices": [Price(1), Price(math.inf)]}, "body.prices[1].amount"),
+    ],
+)
+def test_numbers_that_json_lacks_are_refused_and_named(body: Any, field: str) -> None:
+    for call in (lambda: encode(body, None), lambda: draft(body), lambda: encode(body, "application/x+json")):
+        with pytest.raises(InvalidRequest, match="NaN and infinity") as caught:
+            call()
+        assert caught.value.field == field
+    with pytest.raises(InvalidRequest) as caught:
+        drafts([None, {"a": None}, body])
+    assert caught.value.field == f"messages[2].{field}"
+
+
+def test_null_is_a_value_like_any_other() -> None:
+    assert encode({"a": [None, "null", 1.5]}, None)[0] == b'{"a":[null,"null",1.5]}'
+    assert [one.body for one in drafts([None, {"a": None}])] == [b"null", b'{"a":null}']
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC), "2026-01-02T03:04:05.000006Z"),
+        (datetime(2026, 1, 2, tzinfo=timezone(timedelta(hours=2))), "2026-01-02T00:00:00+02:00"),
+        (datetime(2026, 1, 2), "2026-01-02T00:00:00"),
+        (date(2026, 1, 2), "2026-01-02"),
+        (time(3, 4), "03:04:00"),
+        (timedelta(days=1, seconds=2.5), "P1DT2.5S"),
+        (Decimal("12.50"), "12.50"),
+        (UUID(int=5), "00000000-0000-0000-0000-000000000005"),
+        (Colour.RED, "red"),
+        (b"\xff", "/w=="),
+        (Price(1.5), {"amount": 1.5}),
+        ((1, 2), [1, 2]),
+        ({7}, [7]),
+        ({1: 2}, {"1": 2}),
+    ],
+)
+def test_values_that_json_has_no_word_for_are_written_as_documented(value: Any, written: Any) -> None:
+    assert json.loads(encode([value], None)[0]) == [written]
+
+
 @pytest.mark.parametrize("body", [bytearray(b"ab"), memoryview(b"ab")])
 def test_other_kinds_of_bytes_are_bytes(body: Any) -> None:
-    assert encode(body, None) == (b"ab", BYTES)
-    assert drafts([body]) == [Draft(b"ab", BYTES)]
+    assert encode(body, None) == (b"ab", OCTETS)
+    assert drafts([body]) == [Draft(b"ab", OCTETS)]
 
 
 def test_dataclasses_and_dates_are_written_as_json() -> None:
@@ -106,7 +169,7 @@ def test_a_value_that_is_nested_too_deep_is_refused() -> None:
 def test_a_draft_takes_what_send_takes() -> None:
     made = draft([1], headers={"a": "b"}, priority=1, delay=2, ttl=3, key="k", recipient="r", group="g", dedup_id="d")
     assert made == Draft(b"[1]", JSON, {"a": "b"}, 1, 2, 3, "k", "r", "g", "d")
-    assert drafts([made, b"x", "x"]) == [made, Draft(b"x", BYTES), Draft(b'"x"')]
+    assert drafts([made, b"x", "x"]) == [made, Draft(b"x", OCTETS), Draft(b'"x"')]
 
 
 def test_a_draft_that_says_json_must_be_json() -> None:

@@ -7,9 +7,8 @@ import pytest
 from msgspec import UNSET, Raw
 from msgspec.msgpack import Ext
 
-from miniq.api import codec, shapes
+from miniq.api import codec, messages, replies, shapes
 from miniq.api.plain import SendReader
-from miniq.client import records
 from miniq.errors import InvalidRequest
 from miniq.message import JSON, Draft, Message, PlainDrafts, Stored
 
@@ -42,7 +41,7 @@ def test_json_may_come_as_bytes() -> None:
 @pytest.mark.parametrize("body", [b"1000000000000000000000000000000", b'{"a": [-9999999999999999999999]}'])
 def test_a_number_that_messagepack_lacks_goes_out_as_its_json_text(body: bytes) -> None:
     stored = Stored(Message("id", "jobs", 0, 0, body), 1, 1, "receipt")
-    [wire] = codec.wire_messages([stored], "msgpack")
+    [wire] = messages.wire_messages([stored], "msgpack")
     assert (wire.body, wire.data, wire.content_type) == (UNSET, body, JSON)
     assert codec.body_of(wire.body, wire.data, wire.content_type, "msgpack") == (body, JSON)
 
@@ -61,14 +60,14 @@ def test_a_number_that_messagepack_lacks_goes_out_as_its_json_text(body: bytes) 
     ],
 )
 def test_a_body_goes_there_and_back_to_the_byte(body: bytes, content_type: str) -> None:
-    [sent] = records.wire_drafts([Draft(body, content_type)])
-    for format in ("json", "msgpack") if records.all_data([sent]) else ("json",):
+    [sent] = messages.wire_drafts([Draft(body, content_type)])
+    for format in ("json", "msgpack") if messages.best_format(sent) == "msgpack" else ("json",):
         read = codec.Reader(shapes.SendBody).read(codec.encode(sent, format), format)  # type: ignore[arg-type]
-        draft = codec.draft_of(read, format)  # type: ignore[arg-type]
+        draft = messages.draft_of(read, format)  # type: ignore[arg-type]
         assert draft == Draft(body, content_type)
     stored = Stored(Message("id", "jobs", 1, 1, body, content_type), 2, 1, "receipt")
-    reply = codec.encode(shapes.MessagesReply(codec.wire_messages([stored], "json")), "json")
-    [back] = records.read_received(reply)
+    reply = codec.encode(shapes.MessagesReply(messages.wire_messages([stored], "json")), "json")
+    [back] = replies.RECEIVED.read(reply)
     assert (back.message.body, back.message.content_type) == (body, content_type)
     assert (back.message.sent_at, back.visible_at, back.receipt) == (1, 2, "receipt")
 
@@ -76,7 +75,7 @@ def test_a_body_goes_there_and_back_to_the_byte(body: bytes, content_type: str) 
 def test_fields_of_a_newer_broker_are_passed_over() -> None:
     reply = b'{"messages": [{"id": "i", "queue": "q", "sent_at": "2026-01-02T03:04:05Z", "colour": [1],'
     reply += b' "visible_at": "2026-01-02T03:04:05.000006Z", "body": 1}], "more": {}}'
-    [stored] = records.read_received(reply)
+    [stored] = replies.RECEIVED.read(reply)
     assert (stored.message.body, stored.visible_at - stored.message.sent_at) == (b"1", 6)
 
 

@@ -7,7 +7,8 @@ import json
 import pyarrow as pa
 import pytest
 
-from miniq.client import calls
+from miniq.api import operations as ops
+from miniq.api.operation import Call
 from miniq.client.exchange import Retryable
 from miniq.client.http.requests import HttpExchange
 from miniq.client.http.target import read_target
@@ -16,7 +17,7 @@ from miniq.errors import StoreUnavailable
 from miniq.message import Draft
 
 TARGET = read_target("http://127.0.0.1:5000", {})
-SEND = calls.Send("jobs", [Draft(b"1")])
+SEND = ops.Send("jobs", [Draft(b"1")])
 
 
 def trouble(**why: bool) -> Retryable:
@@ -50,15 +51,15 @@ def test_a_stale_connection_costs_no_time() -> None:
 def test_what_is_final_or_must_not_be_heard_twice_is_not_repeated() -> None:
     with pytest.raises(StoreUnavailable):
         Retries(HttpExchange(TARGET, SEND), 10, began=0).pause(trouble(final=True), 0)
-    backup = HttpExchange(TARGET, calls.Backup("x"))
+    backup = HttpExchange(TARGET, ops.Backup("x"))
     assert Retries(backup, 10, began=0).pause(trouble(), 0) > 0
     with pytest.raises(StoreUnavailable):
         Retries(backup, 10, began=0).pause(trouble(heard=True), 0)
 
 
-@pytest.mark.parametrize("call", [SEND, calls.SendTable("jobs", pa.table({"body": ["1"]}))], ids=["send", "table"])
+@pytest.mark.parametrize("call", [SEND, ops.Send("jobs", pa.table({"body": ["1"]}))], ids=["send", "table"])
 def test_what_the_broker_remembers_is_counted_from_the_attempt_that_may_have_been_made(
-    call: calls.Call[object],
+    call: Call[object],
 ) -> None:
     """Its answer may have been long in coming."""
     retries = Retries(HttpExchange(TARGET, call), 3600, began=0)
@@ -76,7 +77,7 @@ def test_a_send_is_not_repeated_for_longer_than_the_broker_remembers_it() -> Non
     assert retries.pause(trouble(), REMEMBERED + 1) > 0
     with pytest.raises(StoreUnavailable):
         retries.pause(trouble(heard=True), REMEMBERED + 2)
-    acks = Retries(HttpExchange(TARGET, calls.Purge("jobs")), 3600, began=0)
+    acks = Retries(HttpExchange(TARGET, ops.Purge("jobs")), 3600, began=0)
     acks.pause(trouble(heard=True), 0)
     assert acks.pause(trouble(heard=True), REMEMBERED + 1) > 0
 
@@ -90,7 +91,7 @@ def test_a_repeated_send_is_the_same_to_the_byte_and_another_is_not() -> None:
 
 
 def test_a_receive_waits_for_the_rest_of_its_time() -> None:
-    exchange = HttpExchange(TARGET, calls.Receive("jobs", wait=20))
+    exchange = HttpExchange(TARGET, ops.Receive("jobs", wait=20))
     assert exchange.patience == 50
     retries = Retries(exchange, 10, began=100)
     retries.again(105)

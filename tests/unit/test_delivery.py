@@ -6,10 +6,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from miniq.client.calls import Extended, check_held
-from miniq.client.delivery import Delivery, moment
+from miniq.client.delivery import Delivery, check_held, moment, renew
 from miniq.errors import MessageNotFound, StaleReceipt
-from miniq.message import NEVER, Message, Stored
+from miniq.message import NEVER, Extended, Message, Stored
 
 
 def delivery(body: bytes = b'{"a": 1}') -> Delivery[None]:
@@ -37,9 +36,9 @@ def test_a_message_cannot_be_written_to(name: str) -> None:
 
 def test_an_extension_moves_the_end_of_the_lease_only_if_it_was_made() -> None:
     m = delivery()
-    assert m._extended(Extended(["done"], 9_000_000)) == moment(9_000_000) == m.lease_until
-    with pytest.raises(StaleReceipt):
-        m._extended(Extended(["stale"], 99_000_000))
+    renew([m], Extended(["done"], 9_000_000))
+    assert m.lease_until == moment(9_000_000)
+    renew([m], Extended(["stale"], 99_000_000))
     assert m.lease_until == datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=9)
 
 

@@ -21,7 +21,7 @@ def plan(**changes: Any) -> Plan:
         "visibility_timeout": None,
         "consumer": None,
         "retry_delay": 0,
-        "give": "body",
+        "pass_message": False,
         "stop": None,
     }
     return Plan(**fields | changes)

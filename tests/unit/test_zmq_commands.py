@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from miniq.api.operations import Extend, Receive, Send
 from miniq.client import bodies
-from miniq.client.calls import Extend, Receive, Send
 from miniq.client.zmq.requests import ZmqExchange
 from miniq.client.zmq.target import Target, read_target
 from miniq.errors import BadRequest, InvalidRequest

@@ -7,45 +7,15 @@ come in, and handed on as they are. Moments are RFC 3339 in UTC.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from miniq.api.shapes import (
-    ClaimReply,
-    OutcomeReply,
-    Problem,
-    QueueReply,
-    RedriveReply,
-    WireClaim,
-    WireClaimGroup,
-    WireCounts,
-    WireDead,
-    WireDraft,
-    WireEvent,
-    WireMessage,
-    WireSettings,
-    WireStage,
-)
+from miniq.api.shapes import Problem
 from miniq.errors import BY_CODE, InvalidRequest, MiniQError, TooLarge
-from miniq.message import (
-    JSON,
-    NEVER,
-    Claim,
-    ClaimGroup,
-    Counts,
-    Draft,
-    Event,
-    HistoryRecord,
-    Lease,
-    Outcome,
-    QueueInfo,
-    Stage,
-    Stored,
-)
+from miniq.message import JSON
 
 MSGPACK = "application/msgpack"
 PROBLEM = "application/problem+json"
@@ -165,7 +135,7 @@ def _unreadable(raw: bytes, format: Format) -> str:
     return "request"
 
 
-# Messages
+# Bodies
 
 
 def is_json(content_type: str) -> bool:
@@ -174,44 +144,6 @@ def is_json(content_type: str) -> bool:
         return True
     kind = content_type.partition(";")[0].strip().lower()
     return kind == JSON or kind.endswith("+json")
-
-
-def draft_of(wire: WireDraft, format: Format, place: str = "") -> Draft:
-    """The draft that a message on the wire stands for."""
-    body, content_type = body_of(wire.body, wire.data, wire.content_type, format, place)
-    return Draft(
-        body,
-        content_type,
-        wire.headers,
-        wire.priority,
-        wire.delay,
-        wire.ttl,
-        wire.key,
-        wire.recipient,
-        wire.group,
-        wire.dedup_id,
-    )
-
-
-def drafts_of(wires: Sequence[WireDraft], format: Format) -> list[Draft]:
-    """The drafts of many messages; most are JSON without a word on their type, which is quickly done."""
-    return [
-        Draft(
-            bytes(wire.body),
-            JSON,
-            wire.headers,
-            wire.priority,
-            wire.delay,
-            wire.ttl,
-            wire.key,
-            wire.recipient,
-            wire.group,
-            wire.dedup_id,
-        )
-        if format == "json" and wire.content_type is None and wire.data is UNSET and wire.body is not UNSET
-        else draft_of(wire, format, f"messages[{place}].")
-        for place, wire in enumerate(wires)
-    ]
 
 
 def body_of(
@@ -280,159 +212,6 @@ def wire_body(body: bytes, content_type: str, format: Format) -> tuple[Raw | Uns
             return UNSET, body
         return Raw(_json.encode(text) if format == "json" else _msgpack.encode(text)), UNSET
     return UNSET, body
-
-
-def wire_messages(taken: Sequence[Stored], format: Format) -> list[WireMessage]:
-    """Messages that were handed out."""
-    moments: dict[int, datetime | None] = {NEVER: None}
-    found: list[WireMessage] = []
-    for stored in taken:
-        message = stored.message
-        sent_at = moments.get(message.sent_at)
-        if sent_at is None:
-            sent_at = moments[message.sent_at] = moment(message.sent_at)
-        visible_at = stored.visible_at
-        if visible_at not in moments:
-            moments[visible_at] = moment(visible_at)
-        until = moments[visible_at]
-        if message.content_type == JSON and format == "json":
-            body: Raw | UnsetType = Raw(message.body)
-            data: bytes | UnsetType = UNSET
-        else:
-            body, data = wire_body(message.body, message.content_type, format)
-        dead = message.dead
-        found.append(
-            WireMessage(
-                message.id,
-                message.queue,
-                sent_at,
-                stored.receives,
-                until,
-                message.priority,
-                message.content_type,
-                body,
-                data,
-                UNSET,
-                stored.receipt,
-                until if stored.receipt is not None else None,
-                stored.consumer,
-                message.headers,
-                None if message.expires_at is None else moment(message.expires_at),
-                message.key,
-                message.recipient,
-                message.group,
-                message.dedup_id,
-                None if dead is None else WireDead(dead.origin, dead.reason, dead.receives, moment(dead.at)),
-            )
-        )
-    return found
-
-
-def shown_messages(seen: Sequence[Stored], now: int, format: Format) -> list[WireMessage]:
-    """Messages that were looked at: with their state, and without receipts, which are their holders' own."""
-    found = wire_messages(seen, format)
-    for wire, stored in zip(found, seen, strict=True):
-        wire.status = stored.status(now)
-        wire.receipt = None
-        if wire.status != "leased":
-            wire.lease_until = wire.consumer = None
-    return found
-
-
-def claimed_messages(claimed: Sequence[Stored], format: Format) -> list[WireMessage]:
-    """Messages of a claim. They are acked with it, so they need no receipts."""
-    found = wire_messages(claimed, format)
-    for wire in found:
-        wire.receipt = None
-    return found
-
-
-def claim_reply(group: str, claim: Claim | None, epoch: int) -> ClaimReply:
-    if claim is None:
-        return ClaimReply(group, None, 0, 0, None, epoch)
-    return ClaimReply(group, claim.number, claim.messages, claim.bytes, moment(claim.made_at), epoch)
-
-
-def claim_group(group: ClaimGroup) -> WireClaimGroup:
-    claims = [
-        WireClaim(
-            claim.number,
-            "held" if claim.acked_at is None else "acked",
-            claim.messages,
-            claim.bytes,
-            moment(claim.made_at),
-            None if claim.acked_at is None else moment(claim.acked_at),
-        )
-        for claim in group.claims
-    ]
-    return WireClaimGroup(group.group, group.epoch, group.acked, group.last, claims)
-
-
-def stage_reply(stage: Stage) -> WireStage:
-    name = stage.name
-    return WireStage(
-        name.job,
-        name.batch,
-        name.partition,
-        name.attempt,
-        stage.parts,
-        stage.messages,
-        stage.bytes,
-        moment(stage.made_at),
-        moment(stage.until),
-    )
-
-
-def outcomes_reply(leases: Sequence[Lease], outcomes: Sequence[Outcome], done: str) -> list[OutcomeReply]:
-    """What became of each lease; `done` is the word for success."""
-    return [
-        OutcomeReply(lease.id, done if outcome == "done" else "stale" if outcome == "leased" else outcome)
-        for lease, outcome in zip(leases, outcomes, strict=True)
-    ]
-
-
-def queue_reply(info: QueueInfo) -> QueueReply:
-    counts: Counts = info.counts
-    settings = WireSettings(**{name: getattr(info.settings, name) for name in WireSettings.__struct_fields__})
-    redrive = info.redrive
-    return QueueReply(
-        info.name,
-        settings,
-        WireCounts(
-            counts.ready,
-            counts.delayed,
-            counts.leased,
-            counts.total,
-            counts.bytes,
-            None if counts.oldest is None else moment(counts.oldest),
-        ),
-        None if redrive is None else RedriveReply(redrive.moved, redrive.skipped, redrive.running),
-    )
-
-
-def wire_event(record: HistoryRecord, format: Format) -> WireEvent:
-    event: Event = record.event
-    body: Raw | UnsetType = UNSET
-    data: bytes | UnsetType = UNSET
-    if event.body is not None:
-        body, data = wire_body(event.body, event.content_type or JSON, format)
-    return WireEvent(
-        record.offset,
-        moment(event.at),
-        event.event,
-        event.queue,
-        event.id,
-        event.receives,
-        event.size,
-        event.consumer,
-        event.wait_ms,
-        event.held_ms,
-        event.reason,
-        body,
-        data,
-        event.content_type,
-        event.count,
-    )
 
 
 # Errors

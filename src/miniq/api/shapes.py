@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from miniq.message import Lease
+from miniq.message import QueueSettings, RedriveProgress
 
 # What comes in
 
 
-class WireDraft(Struct, forbid_unknown_fields=True, omit_defaults=True):
+class WireDraft(Struct, forbid_unknown_fields=True, omit_defaults=True, gc=False):
     """A message to send: `body` for JSON and text, `data` for other bytes."""
 
     body: Raw | UnsetType = UNSET
@@ -38,30 +38,6 @@ class SendBody(WireDraft):
     messages: list[WireDraft] | UnsetType = UNSET
 
 
-class ReceiveBody(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    max: int = 1
-    visibility_timeout: float | None = None
-    wait: float = 0
-    consumer: str | None = None
-    mode: str = "at-least-once"
-
-
-class LeasesBody(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    leases: list[Lease]
-
-
-class ReleaseBody(LeasesBody):
-    delay: float = 0
-
-
-class ReleaseOneBody(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    delay: float = 0
-
-
-class ExtendBody(LeasesBody):
-    visibility_timeout: float | None = None
-
-
 class EditBody(Struct, forbid_unknown_fields=True, omit_defaults=True):
     """What to change; what is not named stays."""
 
@@ -72,32 +48,6 @@ class EditBody(Struct, forbid_unknown_fields=True, omit_defaults=True):
     priority: int | None = None
     delay: float | None = None
     receipt: str | None = None
-
-
-class RedriveBody(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    ids: list[str] | None = None
-    to: str | None = None
-    rate: float | None = None
-
-
-class ClaimBody(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """Ack all claims of a group up to `after`, and give the next one."""
-
-    group: str
-    after: int
-    epoch: int | None = None
-    max_messages: int = 10_000
-    max_bytes: int = 64 * 1024 * 1024
-    wait: float = 0
-    consumer: str | None = None
-
-
-class OpenClaimsBody(Struct, forbid_unknown_fields=True):
-    """Nothing yet."""
-
-
-class ReleaseClaimsBody(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    epoch: int | None = None
 
 
 class UploadBody(Struct, forbid_unknown_fields=True):
@@ -113,19 +63,6 @@ class StageId(Struct, forbid_unknown_fields=True):
     attempt: int | str
 
 
-class CommitStagesBody(Struct, forbid_unknown_fields=True):
-    stages: list[StageId]
-
-
-class KeyBody(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A key to make: a name for people, and what it allows, such as `send:orders.*`. With `public`, the public half
-    of a CURVE key of 40 characters, it is one for ZeroMQ."""
-
-    name: str
-    allow: list[str]
-    public: str | None = None
-
-
 class Command(Struct, forbid_unknown_fields=True, omit_defaults=True):
     """A request over ZeroMQ. `payload` has the names of the HTTP call: those of its path, query and body."""
 
@@ -138,18 +75,18 @@ class Command(Struct, forbid_unknown_fields=True, omit_defaults=True):
 # What goes out
 
 
-class SentReply(Struct):
+class SentReply(Struct, gc=False):
     ids: list[str]
 
 
-class WireDead(Struct):
+class WireDead(Struct, gc=False):
     origin: str
     reason: str
     receives: int
     at: datetime
 
 
-class WireMessage(Struct, omit_defaults=True):
+class WireMessage(Struct, omit_defaults=True, gc=False):
     id: str
     queue: str
     sent_at: datetime
@@ -173,7 +110,7 @@ class WireMessage(Struct, omit_defaults=True):
     dead: WireDead | None = None
 
 
-class MessagesReply(Struct):
+class MessagesReply(Struct, gc=False):
     messages: list[WireMessage]
 
 
@@ -184,31 +121,18 @@ class PageReply(Struct, omit_defaults=True):
     """How many messages a search with `find` looked at."""
 
 
-class OutcomeReply(Struct):
+class OutcomeReply(Struct, gc=False):
     id: str
     outcome: str
 
 
-class OutcomesReply(Struct):
+class OutcomesReply(Struct, gc=False):
     results: list[OutcomeReply]
 
 
-class ExtendReply(Struct):
+class ExtendReply(Struct, gc=False):
     results: list[OutcomeReply]
     lease_until: datetime
-
-
-class WireSettings(Struct):
-    visibility_timeout: float
-    max_receives: int | None
-    dead_letter_queue: str | None
-    retention: float
-    delay: float
-    dedup_window: float
-    max_length: int
-    max_bytes: int
-    history: str
-    claim_retention: float
 
 
 class WireCounts(Struct):
@@ -220,24 +144,18 @@ class WireCounts(Struct):
     oldest: datetime | None
 
 
-class RedriveReply(Struct):
-    moved: int
-    skipped: int
-    running: bool
-
-
 class QueueReply(Struct):
     name: str
-    settings: WireSettings
+    settings: QueueSettings
     counts: WireCounts
-    redrive: RedriveReply | None = None
+    redrive: RedriveProgress | None = None
 
 
 class QueuesReply(Struct):
     queues: list[QueueReply]
 
 
-class WireRates(Struct):
+class Rates(Struct):
     """Messages a second, over the last five seconds."""
 
     sent: float
@@ -248,7 +166,7 @@ class WireRates(Struct):
     dead: float
 
 
-class StatsEntry(Struct):
+class QueueStats(Struct):
     """A queue now. `dead` counts what lies in its dead-letter queue."""
 
     name: str
@@ -258,38 +176,38 @@ class StatsEntry(Struct):
     total: int
     bytes: int
     oldest: datetime | None
-    rates: WireRates
+    rates: Rates
     dead_letter_queue: str | None
     dead: int
 
 
-class StatsReply(Struct):
+class Stats(Struct):
     at: datetime
-    queues: list[StatsEntry]
+    queues: list[QueueStats]
 
 
-class StatsEvent(StatsReply):
+class StatsEvent(Stats):
     """What `GET /v1/events` sends: queues that changed since the event before, and those that are gone."""
 
     gone: list[str]
 
 
-class TrendEntry(Struct):
+class QueueTrend(Struct):
     """Series of a queue, oldest value first; a queue that is younger than the first moment has fewer values."""
 
     name: str
     series: dict[str, list[float]]
 
 
-class TrendsReply(Struct):
+class Trends(Struct):
     """`at` is the moment of the last values, `step` the seconds between two."""
 
     at: datetime
     step: float
-    queues: list[TrendEntry]
+    queues: list[QueueTrend]
 
 
-class WhoReply(Struct):
+class Identity(Struct):
     """Who the caller is to the broker, and which rights it has: on a queue, or on the broker as a whole."""
 
     open: bool
@@ -409,7 +327,7 @@ class HistoryReply(Struct):
     last: int
 
 
-class KeyReply(Struct, omit_defaults=True):
+class ApiKey(Struct, omit_defaults=True):
     id: str
     name: str
     allow: list[str]
@@ -423,7 +341,7 @@ class KeyReply(Struct, omit_defaults=True):
 
 
 class KeysReply(Struct):
-    keys: list[KeyReply]
+    keys: list[ApiKey]
 
 
 class HealthReply(Struct, omit_defaults=True):

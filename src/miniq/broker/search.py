@@ -11,7 +11,6 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, get_args
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from miniq.broker import rules
@@ -30,13 +29,6 @@ MAX_EVENTS = 20_000
 _PAGE = 200
 
 
-class Found(Struct, frozen=True):
-    """A page of matching messages with the cursor for the rest, and how many messages were examined."""
-
-    page: Page
-    looked: int
-
-
 class Search:
     """Search in the queues and the history of a broker."""
 
@@ -45,7 +37,7 @@ class Search:
 
     async def messages(
         self, queue: str, text: str, *, status: Status | None = None, after: str | None = None, limit: int = 100
-    ) -> Found:
+    ) -> Page:
         """Messages whose id, key, headers or body contain `text`, ignoring case."""
         if not text or len(text) > 1000:
             raise InvalidRequest(f"find: {len(text)} characters; use 1 to 1000", field="find")
@@ -65,7 +57,7 @@ class Search:
             matching += [stored for stored in page.messages if matches(stored.message)]
             after = page.next
             if after is None or len(matching) == limit or examined >= MAX_MESSAGES or size >= MAX_BYTES:
-                return Found(Page(matching, after), examined)
+                return Page(matching, after, examined)
             await asyncio.sleep(0)
 
     async def events(

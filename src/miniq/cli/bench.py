@@ -10,11 +10,11 @@ from contextlib import suppress
 import click
 from msgspec import Struct
 
+from miniq.api.codec import OCTETS
 from miniq.cli.flags import SECONDS, SIZE, Target, as_json, target
 from miniq.cli.output import json_line, table
 from miniq.cli.root import say
-from miniq.client._sync.client import Queue
-from miniq.client.bodies import BYTES
+from miniq.client._sync.queue import Queue
 from miniq.errors import MiniQError
 from miniq.message import Draft
 
@@ -79,7 +79,7 @@ def bench(at: Target, seconds: float, size: int, as_json: bool) -> None:
 def measure(queue: Queue, batch: int, size: int, seconds: float) -> list[Result]:
     """Send for a while, then receive and ack what was sent."""
     body = secrets.token_bytes(size)
-    drafts = [Draft(body, BYTES)] * batch
+    drafts = [Draft(body, OCTETS)] * batch
 
     def send() -> int:
         return len(queue.send_many(drafts))

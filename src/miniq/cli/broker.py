@@ -8,6 +8,7 @@ import time
 import click
 
 from miniq.api import codec
+from miniq.api.replies import wire_event
 from miniq.cli.flags import Target, as_json, require_store, target
 from miniq.cli.output import json_line
 from miniq.client.connection import connect
@@ -56,7 +57,7 @@ def history(at: Target, queue: str | None, after: int, most: int, follow: bool, 
 def show_event(record: HistoryRecord, as_json: bool) -> None:
     """One line of history."""
     if as_json:
-        json_line(codec.wire_event(record, "json"))
+        json_line(wire_event(record, "json"))
         return
     event = record.event
     at = codec.moment(event.at).isoformat(timespec="milliseconds").replace("+00:00", "Z")

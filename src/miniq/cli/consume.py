@@ -14,7 +14,9 @@ from miniq.cli.flags import SECONDS, Target, as_json, target
 from miniq.cli.output import body_text, json_line, plural
 from miniq.cli.processes import Stop, reachable
 from miniq.cli.root import say
-from miniq.client._sync.client import Client, Message, Queue
+from miniq.client._sync.client import Client
+from miniq.client._sync.message import Message
+from miniq.client._sync.queue import Queue
 from miniq.errors import QueueNotFound, StoreUnavailable
 
 PATIENCE = 2.0

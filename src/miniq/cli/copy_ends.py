@@ -16,11 +16,13 @@ from typing import BinaryIO
 import click
 from msgspec import Struct, json
 
+from miniq.api.codec import OCTETS
 from miniq.cli.copy import PATIENCE
 from miniq.cli.flags import Target, target
 from miniq.cli.processes import parent
-from miniq.client._sync.client import Message, Queue
-from miniq.client.bodies import BYTES, draft
+from miniq.client._sync.message import Message
+from miniq.client._sync.queue import Queue
+from miniq.client.bodies import draft
 from miniq.errors import MiniQError, QueueFull, TooLarge
 from miniq.message import Draft
 
@@ -96,7 +98,7 @@ class Writer:
 
     def _send_pieces(self, pieces: list[bytes]) -> None:
         try:
-            self._deliver([Draft(piece, BYTES, key=str(self._number + at)) for at, piece in enumerate(pieces)])
+            self._deliver([Draft(piece, OCTETS, key=str(self._number + at)) for at, piece in enumerate(pieces)])
         except TooLarge:
             if self._piece <= SMALLEST and self._batch == 1:
                 raise

@@ -17,7 +17,8 @@ from miniq.cli.flags import Target, quiet_json, target
 from miniq.cli.formats import Format
 from miniq.cli.messages import BATCH, batched
 from miniq.cli.output import json_line, plural
-from miniq.client._sync.client import Message, Queue
+from miniq.client._sync.message import Message
+from miniq.client._sync.queue import Queue
 from miniq.errors import InvalidRequest, MiniQError
 from miniq.message import Draft, Status
 

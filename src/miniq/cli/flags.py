@@ -12,7 +12,6 @@ import click
 from msgspec import Struct
 
 from miniq.client._sync.client import Client
-from miniq.client.calls import Call
 from miniq.client.connection import connect
 from miniq.client.url import REMOTE, folder_of, locate
 from miniq.errors import InvalidRequest
@@ -40,7 +39,7 @@ class Target(Struct, frozen=True):
         """Whether the URL is that of a running broker; otherwise it is a store, opened in this process."""
         return locate(self.url)[0] in REMOTE
 
-    def open(self, patience: float = SOON) -> Client:
+    def open(self, patience: float = SOON, timeout: float | None = None) -> Client:
         """A client, to be closed by the caller. Calls are repeated for `patience` seconds while the broker is
         unreachable; one that is unreachable from the start is reported at once."""
         if not self.is_remote:
@@ -51,12 +50,9 @@ class Target(Struct, frozen=True):
         options: dict[str, Any] = {"retry": patience, "api_key": self.api_key}
         if self.curve_key is not None:
             options["curve_key"] = self.curve_key
+        if timeout is not None:
+            options["timeout"] = timeout
         return connect(self.url, **options)
-
-    def perform(self, call: Call[R]) -> R:
-        """One call that the client has no method for."""
-        with self.open() as client:
-            return client._transport.perform(call)
 
     def environment(self) -> dict[str, str]:
         """The environment of a process that talks to the same broker. Secrets do not belong on a command line, which

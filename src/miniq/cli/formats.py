@@ -16,7 +16,7 @@ from typing import IO, Any, BinaryIO, Literal, cast
 import msgspec
 
 from miniq.cli.records import COLUMNS, Row, bare_draft, bare_line, full_draft, full_line, table_draft, table_row
-from miniq.client._sync.client import Message
+from miniq.client._sync.message import Message
 from miniq.errors import InvalidRequest, MissingExtra
 from miniq.message import Draft
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 
 import click
 
-from miniq.api import shapes
-from miniq.cli import offline
+from miniq.api.shapes import ApiKey
 from miniq.cli.flags import Target, as_json, target
 from miniq.cli.output import json_line, table
 from miniq.cli.root import say
-from miniq.client.keys import CreateKey, ListKeys, RevokeKey
+from miniq.client._sync.client import Client
+from miniq.client.connection import connect
+from miniq.errors import InvalidRequest
 
 store = click.option("--store", metavar="URL", help="Store that no broker has open, such as rocksdb:DIR.")
 
@@ -46,7 +48,7 @@ def create(at: Target, name: str, allow: tuple[str, ...], store: str | None, as_
     Example:
       miniq keys create shop --allow 'send:orders.*'
     """
-    made = _create(at, store, shapes.KeyBody(name, list(allow)))
+    made = _create(at, store, name, allow)
     if as_json:
         json_line(made)
         return
@@ -129,7 +131,7 @@ def create_curve(
             raise click.UsageError(
                 "--out is for a key pair that is created here; with --public there is no file to write."
             )
-        made = _create(at, store, shapes.KeyBody(name, list(allow), public))
+        made = _create(at, store, name, allow, public)
     else:
         path = out or f"{name}.key"
         made = _create_pair(at, store, name, list(allow), path)
@@ -169,14 +171,14 @@ def revoke_curve(at: Target, id: str, store: str | None) -> None:
     _revoke(at, store, id)
 
 
-def _create_pair(at: Target, store: str | None, name: str, allow: list[str], path: str) -> shapes.KeyReply:
+def _create_pair(at: Target, store: str | None, name: str, allow: list[str], path: str) -> ApiKey:
     """A new pair: the public key is registered with the broker, both are written to the file, which must be new."""
     import zmq
 
     public, secret = (half.decode() for half in zmq.curve_keypair())
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        made = _create(at, store, shapes.KeyBody(name, allow, public))
+        made = _create(at, store, name, allow, public)
         text = f"# A CURVE key of MiniQ, {made.id}: whoever has this file can do what the key allows. Keep it secret.\n"
         text += f'public = "{public}"\nsecret = "{secret}"\nserver = "{made.server}"\n'
         os.write(file, text.encode())
@@ -191,19 +193,24 @@ def _create_pair(at: Target, store: str | None, name: str, allow: list[str], pat
 # The broker, or its store
 
 
-def _create(at: Target, store: str | None, body: shapes.KeyBody) -> shapes.KeyReply:
-    if store is not None or not at.is_remote:
-        return offline.create_key(store or at.url, body)
-    return at.perform(CreateKey(body.name, body.allow, body.public))
+def _open(at: Target, store: str | None) -> Client:
+    """A client of the broker, or of a store that no broker has open: the first key must come from somewhere."""
+    if (store or at.url).startswith("memory"):
+        raise InvalidRequest("store: a key in memory: would be gone at once; name a folder", field="store")
+    return at.open() if store is None else connect(store)
 
 
-def _listed(at: Target, store: str | None) -> list[shapes.KeyReply]:
-    if store is not None or not at.is_remote:
-        return offline.list_keys(store or at.url)
-    return at.perform(ListKeys())
+def _create(at: Target, store: str | None, name: str, allow: Iterable[str], public: str | None = None) -> ApiKey:
+    with _open(at, store) as client:
+        return client.create_key(name, allow, public)
 
 
-def _show(found: list[shapes.KeyReply], as_json: bool) -> None:
+def _listed(at: Target, store: str | None) -> list[ApiKey]:
+    with _open(at, store) as client:
+        return client.list_keys()
+
+
+def _show(found: list[ApiKey], as_json: bool) -> None:
     if as_json:
         for key in found:
             json_line(key)
@@ -216,8 +223,6 @@ def _show(found: list[shapes.KeyReply], as_json: bool) -> None:
 
 
 def _revoke(at: Target, store: str | None, id: str) -> None:
-    if store is not None or not at.is_remote:
-        offline.revoke_key(store or at.url, id)
-    else:
-        at.perform(RevokeKey(id))
+    with _open(at, store) as client:
+        client.revoke_key(id)
     click.echo(f"revoked {id}")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
+from miniq.api.operations import Ack, Extend, Release
 from miniq.cli.flags import SECONDS, Target, as_json, target
 from miniq.cli.output import json_line
-from miniq.client import calls
-from miniq.client.delivery import moment
+from miniq.client.delivery import check_held, moment
 from miniq.message import Lease
 
 
@@ -28,9 +28,9 @@ def ack(at: Target, queue: str, id: str, receipt: str, as_json: bool) -> None:
       miniq ack emails ID RECEIPT
     """
     with at.open() as client:
-        outcome = client._transport.perform(calls.Ack(queue, [Lease(id, receipt)]))[0]
+        outcome = client.perform(Ack(queue, [Lease(id, receipt)]))[0]
     if outcome != "missing":
-        calls.check_held(outcome, queue, id)
+        check_held(outcome, queue, id)
     told = "acked" if outcome == "done" else "missing"
     json_line({"id": id, "outcome": told}) if as_json else click.echo(told)
 
@@ -50,8 +50,8 @@ def release(at: Target, queue: str, id: str, receipt: str, delay: float, as_json
       miniq release emails ID RECEIPT --delay 1m
     """
     with at.open() as client:
-        outcome = client._transport.perform(calls.Release(queue, [Lease(id, receipt)], delay))[0]
-    calls.check_held(outcome, queue, id)
+        outcome = client.perform(Release(queue, [Lease(id, receipt)], delay))[0]
+    check_held(outcome, queue, id)
     json_line({"id": id, "outcome": "released"}) if as_json else click.echo("released")
 
 
@@ -70,7 +70,7 @@ def extend(at: Target, queue: str, id: str, receipt: str, visibility_timeout: fl
       miniq extend emails ID RECEIPT --visibility-timeout 10m
     """
     with at.open() as client:
-        reply = client._transport.perform(calls.Extend(queue, [Lease(id, receipt)], visibility_timeout))
-    calls.check_held(reply.outcomes[0], queue, id)
+        reply = client.perform(Extend(queue, [Lease(id, receipt)], visibility_timeout))
+    check_held(reply.outcomes[0], queue, id)
     until = moment(reply.until).isoformat().replace("+00:00", "Z")
     json_line({"id": id, "outcome": "extended", "lease_until": until}) if as_json else click.echo(until)

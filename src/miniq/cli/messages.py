@@ -14,7 +14,8 @@ import msgspec
 from miniq.cli.flags import SECONDS, Target, as_json, target
 from miniq.cli.output import body_bytes, body_text, duration, json_line, message_record, raw, table
 from miniq.cli.root import say
-from miniq.client._sync.client import Message, Queue
+from miniq.client._sync.message import Message
+from miniq.client._sync.queue import Queue
 from miniq.client.bodies import draft
 from miniq.errors import MiniQError
 from miniq.message import JSON, Draft, Status

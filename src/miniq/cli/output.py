@@ -12,8 +12,9 @@ import click
 import msgspec
 
 from miniq.api import codec, shapes
-from miniq.client._sync.client import Message
-from miniq.client.bodies import is_json
+from miniq.api.codec import is_json
+from miniq.api.messages import shown_messages, wire_messages
+from miniq.client._sync.message import Message
 from miniq.message import JSON
 
 
@@ -26,8 +27,8 @@ def message_record(message: Message) -> shapes.WireMessage:
     """A message in the shape of the HTTP API."""
     now = time.time_ns() // 1000
     if message.receipt is None:
-        return codec.shown_messages([message._stored], now, "json")[0]
-    return codec.wire_messages([message._stored], "json")[0]
+        return shown_messages([message._stored], now, "json")[0]
+    return wire_messages([message._stored], "json")[0]
 
 
 def body_text(message: Message) -> str:

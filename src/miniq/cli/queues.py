@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 
 import click
 
-from miniq.api import codec
+from miniq.api.replies import queue_reply
 from miniq.cli.flags import RATE, SECONDS, SIZE, Target, as_json, target
 from miniq.cli.output import duration, json_line, plural, size, table
 from miniq.cli.root import say
-from miniq.client._sync.client import Queue
+from miniq.client._sync.queue import Queue
 from miniq.errors import QueueNotFound
 from miniq.message import QueueInfo, RedriveProgress
 
@@ -45,7 +45,7 @@ def queues(ctx: click.Context, at: Target, as_json: bool) -> None:
         infos = client.queues()
     if as_json:
         for info in infos:
-            json_line(codec.queue_reply(info))
+            json_line(queue_reply(info))
         return
     now = time.time()
     table(
@@ -266,7 +266,7 @@ def confirm(question: str, yes: bool) -> None:
 def show_queue(info: QueueInfo, as_json: bool) -> None:
     """A queue with its settings."""
     if as_json:
-        json_line(codec.queue_reply(info))
+        json_line(queue_reply(info))
         return
     click.echo(f"queue               {info.name}")
     for name in info.settings.__struct_fields__:

@@ -11,10 +11,12 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from miniq.api import codec, shapes
+from miniq.api import shapes
+from miniq.api.codec import is_json
+from miniq.api.messages import draft_of
 from miniq.cli.output import message_record
-from miniq.client._sync.client import Message
-from miniq.client.bodies import draft, is_json
+from miniq.client._sync.message import Message
+from miniq.client.bodies import draft
 from miniq.errors import InvalidRequest, MiniQError
 from miniq.message import JSON, Draft
 
@@ -95,7 +97,7 @@ def bare_draft(line: bytes, place: str) -> Draft:
 def full_draft(line: bytes, place: str) -> Draft:
     """The message that a full line of JSON stands for."""
     try:
-        return codec.draft_of(_read_full(line), "json", f"{place}: ")
+        return draft_of(_read_full(line), "json", f"{place}: ")
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidRequest(f"{place}: not a message with all its fields: {error}") from None
 
@@ -123,4 +125,4 @@ def table_draft(row: Row, full: bool, place: str) -> Draft:
             made.data = msgspec.convert(row.get("data") or "", bytes)
     except (msgspec.DecodeError, RecursionError, TypeError) as error:
         raise InvalidRequest(f"{place}: not a message with all its fields: {error}") from None
-    return codec.draft_of(made, "json", f"{place}: ")
+    return draft_of(made, "json", f"{place}: ")

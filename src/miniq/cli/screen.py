@@ -32,7 +32,7 @@ class Fetcher(threading.Thread):
         self._view = view
         self._interval = interval
         self._stop = threading.Event()
-        self.found: shapes.StatsReply | None = None
+        self.found: shapes.Stats | None = None
         self.problem = ""
         self.paused = False
         self.changed = threading.Event()
@@ -155,12 +155,12 @@ class _Screen:
         found = self._fetcher.found
         view = self._view
         if found is None:
-            self._line(0, f"miniq {view.at.url}: {self._fetcher.problem or 'connecting ...'}", width)
+            self._line(0, f"miniq {view.url}: {self._fetcher.problem or 'connecting ...'}", width)
             self._window.refresh()
             return
         queues = found.queues
         state = "paused" if self._fetcher.paused else time.strftime("%H:%M:%S")
-        self._line(0, f"miniq {view.at.url}   {plural(len(queues), 'queue')}   {state}", width, curses.A_BOLD)
+        self._line(0, f"miniq {view.url}   {plural(len(queues), 'queue')}   {state}", width, curses.A_BOLD)
         ready, leased = sum(entry.ready for entry in queues), sum(entry.leased for entry in queues)
         sent, acked = sum(entry.rates.sent for entry in queues), sum(entry.rates.acked for entry in queues)
         dead = sum(entry.dead for entry in queues)

@@ -12,9 +12,9 @@ from typing import Any
 import click
 
 from miniq.api import codec, shapes
-from miniq.cli.ask import ask
 from miniq.cli.flags import SECONDS, Target, as_json, target
 from miniq.cli.output import duration, json_line, plural, size
+from miniq.client._sync.client import Client
 from miniq.errors import InvalidRequest
 
 COLUMNS = ("queue", "ready", "leased", "delayed", "dead", "bytes", "oldest", "sent/s", "acked/s")
@@ -47,13 +47,16 @@ def top(at: Target, once: bool, interval: float, sort: str, wanted: str, as_json
       miniq top --once --sort oldest
       miniq top --once --json | jq -c '.queues[] | select(.dead > 0)'
     """
-    if not at.is_remote or at.url.startswith("tcp:"):
-        raise InvalidRequest(
-            f"url: {at.url} is not a broker's HTTP address; use http://HOST:PORT of a running broker", field="url"
-        )
+    if not at.is_remote:
+        text = f"url: {at.url} is not a broker's address; use http://HOST:PORT or tcp://HOST:PORT of a running one"
+        raise InvalidRequest(text, field="url")
     if interval < 0.1:
         raise InvalidRequest(f"interval: {interval:g} s is too short; use at least 0.1", field="interval")
-    view = View(at, sort, wanted)
+    with at.open(timeout=PATIENCE) as client:
+        _show(View(at.url, client, sort, wanted), once, interval, as_json)
+
+
+def _show(view: View, once: bool, interval: float, as_json: bool) -> None:
     if not once and not as_json and sys.stdout.isatty() and sys.stdin.isatty():
         from miniq.cli import screen
 
@@ -70,17 +73,18 @@ def top(at: Target, once: bool, interval: float, sort: str, wanted: str, as_json
 class View:
     """What is looked at, and in which order."""
 
-    def __init__(self, at: Target, sort: str = "queue", wanted: str = "") -> None:
-        self.at = at
+    def __init__(self, url: str, client: Client, sort: str = "queue", wanted: str = "") -> None:
+        self.url = url
+        self._client = client
         self.sort = sort
         self.down = sort != "queue"
         self.wanted = wanted
 
-    def fetch(self) -> shapes.StatsReply:
+    def fetch(self) -> shapes.Stats:
         """The numbers as they are now."""
-        return ask(self.at, "GET", "/v1/stats", shapes.StatsReply, timeout=PATIENCE)
+        return self._client.stats()
 
-    def chosen(self, found: shapes.StatsReply) -> list[shapes.StatsEntry]:
+    def chosen(self, found: shapes.Stats) -> list[shapes.QueueStats]:
         """The queues to show, in their order."""
         shown = [entry for entry in found.queues if self.wanted.lower() in entry.name.lower()]
         shown.sort(key=lambda entry: entry.name)
@@ -93,7 +97,7 @@ class View:
         self.down = self.sort != "queue"
 
 
-def _value(entry: shapes.StatsEntry, column: str, found: shapes.StatsReply) -> Any:
+def _value(entry: shapes.QueueStats, column: str, found: shapes.Stats) -> Any:
     if column == "queue":
         return entry.name
     if column == "oldest":
@@ -103,7 +107,7 @@ def _value(entry: shapes.StatsEntry, column: str, found: shapes.StatsReply) -> A
     return entry.rates.acked if column == "acked/s" else getattr(entry, column)
 
 
-def cells(entry: shapes.StatsEntry, found: shapes.StatsReply) -> tuple[str, ...]:
+def cells(entry: shapes.QueueStats, found: shapes.Stats) -> tuple[str, ...]:
     """A queue as texts, one for each column."""
     oldest = "-" if entry.oldest is None else duration((found.at - entry.oldest).total_seconds())
     counts = [str(getattr(entry, name)) for name in ("ready", "leased", "delayed", "dead")]
@@ -137,7 +141,7 @@ def layout(
 def _print(view: View, as_json: bool) -> None:
     found = view.fetch()
     if as_json:
-        json_line(shapes.StatsReply(found.at, view.chosen(found)))
+        json_line(shapes.Stats(found.at, view.chosen(found)))
     else:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
         rows = [cells(entry, found) for entry in view.chosen(found)]

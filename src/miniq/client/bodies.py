@@ -1,22 +1,25 @@
 """Bodies: Python values to bytes with a content type, and back.
 
-`bytes` are sent as they are. Text with a content type that is not JSON is sent as text. Everything else is
-JSON, encoded once; NaN and infinities, which JSON does not have, become null.
+`bytes` are sent as they are. Text with a content type that is not JSON is sent as text. Everything else is JSON,
+encoded once: dataclasses, `attrs` classes and `msgspec` records as objects, tuples and sets as arrays, `datetime`,
+`date`, `time` and `timedelta` in ISO 8601, `Decimal` and `UUID` as text, enum members as their values, bytes within a
+value in base64. NaN and infinities, which JSON does not have, are refused.
 """
 
 from __future__ import annotations
 
 import codecs
 import contextlib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from miniq.api.codec import OCTETS, is_json
 from miniq.errors import InvalidRequest
 from miniq.message import JSON, Draft, PlainDrafts
 
-BYTES = "application/octet-stream"
 _to_json = msgspec.json.Encoder().encode
 _from_json: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 
@@ -48,16 +51,20 @@ def drafts(items: Iterable[Any]) -> Sequence[Draft]:
     items = list(items)
     kinds = set(map(type, items))
     if kinds == {bytes}:
-        return PlainDrafts(items, BYTES)
+        return PlainDrafts(items, OCTETS)
     if kinds and not any(issubclass(kind, Draft | bytes | bytearray | memoryview) for kind in kinds):
         with contextlib.suppress(TypeError, ValueError, OverflowError, RecursionError):
-            return PlainDrafts(list(map(_to_json, items)))
+            bodies = list(map(_to_json, items))
+            if b"null" in b" ".join(bodies):
+                for number, item in enumerate(items):
+                    _check_numbers(item, f"messages[{number}].body")
+            return PlainDrafts(bodies)
     made: list[Draft] = []
     add = made.append
     for item in items:
         kind = type(item)
         if kind is bytes:
-            add(Draft(item, BYTES))
+            add(Draft(item, OCTETS))
         elif kind is Draft:
             if isinstance(item.body, bytes) and isinstance(item.content_type, str) and is_json(item.content_type):
                 _read_json(item.body, "not JSON text, as the draft's content_type says")
@@ -73,7 +80,7 @@ def encode(body: Any, content_type: str | None) -> tuple[bytes, str]:
     if isinstance(body, bytes | bytearray | memoryview):
         data = bytes(body)
         if content_type is None:
-            return data, BYTES
+            return data, OCTETS
         if isinstance(content_type, str) and is_json(content_type):
             _read_json(data, "not given as JSON text; use another content_type, or give the value itself")
         return data, content_type
@@ -88,9 +95,39 @@ def encode(body: Any, content_type: str | None) -> tuple[bytes, str]:
             f"body: a {type(body).__name__} cannot be sent as {content_type!r}; give bytes or str", field="body"
         )
     try:
-        return _to_json(body), content_type
+        data = _to_json(body)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidRequest(f"body: not a JSON value: {error}", field="body") from None
+    if b"null" in data:  # as which NaN and infinities are written
+        _check_numbers(body, "body")
+    return data, content_type
+
+
+def _check_numbers(body: Any, field: str) -> None:
+    """Refuse a body with a number that JSON lacks."""
+    where = _lost_number(body)
+    if where is not None:
+        field += where
+        raise InvalidRequest(f"{field}: NaN and infinity are not JSON values; send null or text", field=field)
+
+
+def _lost_number(value: Any) -> str | None:
+    """Where in a value there is a number that JSON lacks, such as `.items[2].price`; None if nowhere."""
+    if value is None or isinstance(value, str | int):
+        return None
+    if isinstance(value, float):
+        return None if math.isfinite(value) else ""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            if (where := _lost_number(inner)) is not None:
+                return f".{name}{where}"
+    elif isinstance(value, list | tuple | set | frozenset):
+        for place, inner in enumerate(value):
+            if (where := _lost_number(inner)) is not None:
+                return f"[{place}]{where}"
+    elif isinstance(builtin := msgspec.to_builtins(value), dict | list | float):
+        return _lost_number(builtin)
+    return None
 
 
 def decode(data: bytes, content_type: str) -> Any:
@@ -103,14 +140,6 @@ def decode(data: bytes, content_type: str) -> Any:
         except (UnicodeDecodeError, LookupError) as error:
             raise InvalidRequest(f"body: not text ({error}); read `data`", field="body") from None
     return data
-
-
-def is_json(content_type: str) -> bool:
-    """Whether a media type is JSON: `application/json`, or one that ends in `+json`."""
-    if content_type == JSON:
-        return True
-    kind = content_type.partition(";")[0].strip().lower()
-    return kind == JSON or kind.endswith("+json")
 
 
 def _read_json(data: bytes, problem: str) -> Any:

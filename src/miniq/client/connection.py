@@ -7,8 +7,9 @@ from collections.abc import Generator
 from typing import Any, Protocol
 
 from miniq.client._async.client import AsyncClient
+from miniq.client._async.transport import AsyncTransport
 from miniq.client._sync.client import Client
-from miniq.client.calls import AsyncTransport, Transport
+from miniq.client._sync.transport import Transport
 from miniq.client.url import STORES, ZMQ, locate
 
 
@@ -48,7 +49,7 @@ def connect(url: str | os.PathLike[str], **options: Any) -> Client:
     provider = options.pop("tracing", False)
     transport = door.open(address, options)
     if provider is not False:
-        from miniq.client.tracing import TracedTransport
+        from miniq.client._sync.tracing import TracedTransport
 
         transport = TracedTransport(transport, provider)
     return Client(transport)
@@ -84,7 +85,7 @@ class Connecting:
         provider = options.pop("tracing", False)
         transport = await door.open_async(address, options)
         if provider is not False:
-            from miniq.client.tracing import TracedAsyncTransport
+            from miniq.client._async.tracing import TracedAsyncTransport
 
             transport = TracedAsyncTransport(transport, provider)
         return AsyncClient(transport)

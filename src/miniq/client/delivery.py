@@ -8,9 +8,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from miniq.client.bodies import decode
-from miniq.client.calls import Ack, Extend, Extended, Release, check_held
-from miniq.errors import InvalidRequest, MessageNotFound, MiniQError, StaleReceipt
-from miniq.message import Lease, Outcome, Status, Stored
+from miniq.errors import InvalidRequest, MessageNotFound, StaleReceipt
+from miniq.message import Extended, Lease, Outcome, Status, Stored
 
 HELD, SETTLED, SEEN = "held", "settled", "seen"
 """With this reader; acked, released or lost; only looked at."""
@@ -141,8 +140,6 @@ class Delivery(Generic[Q]):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} of {self.queue!r}, {self._state}, receives {self.receives}>"
 
-    # Calls about it, and what their replies mean
-
     def _lease(self) -> Lease:
         receipt = self._stored.receipt
         if self._state is SEEN or receipt is None:
@@ -152,42 +149,12 @@ class Delivery(Generic[Q]):
             )
         return Lease(self.id, receipt)
 
-    def _ack(self) -> Ack:
-        return Ack(self.queue, [self._lease()])
-
-    def _acked(self, outcomes: list[Outcome]) -> bool:
-        """Whether it was there to be acked; that it was acked before is no error."""
-        self._state = SETTLED
-        if outcomes[0] != "missing":
-            check_held(outcomes[0], self.queue, self.id)
-        return outcomes[0] == "done"
-
-    def _release(self, delay: float) -> Release:
-        return Release(self.queue, [self._lease()], delay)
-
-    def _released(self, outcomes: list[Outcome]) -> None:
-        self._state = SETTLED
-        check_held(outcomes[0], self.queue, self.id)
-
-    def _extend(self, seconds: float | None) -> Extend:
-        return Extend(self.queue, [self._lease()], seconds)
-
-    def _extended(self, reply: Extended) -> datetime:
-        self._renewed(reply.outcomes[0], reply.until)
-        check_held(reply.outcomes[0], self.queue, self.id)
-        return moment(reply.until)
-
     def _renewed(self, outcome: Outcome, until: int) -> None:
         if outcome == "done":
             now = self._stored
             self._stored = Stored(now.message, until, now.receives, now.receipt, now.consumer)
         else:
             self._state = SETTLED
-
-    def _not_released(self, error: BaseException, problem: MiniQError) -> None:
-        """Tell of a failed release beside the exception that led to it, which matters more."""
-        if not isinstance(problem, StaleReceipt | MessageNotFound):
-            error.add_note(f"message {self.id} could not be released: {problem}")
 
 
 D = TypeVar("D", bound=Delivery[Any])
@@ -231,3 +198,11 @@ def moment(micros: int) -> datetime:
         return _EPOCH + timedelta(microseconds=micros)
     except OverflowError:
         return _LAST
+
+
+def check_held(outcome: Outcome, queue: str, id: str) -> None:
+    """Raise what an outcome means to a caller that counted on still having the message."""
+    if outcome == "missing":
+        raise MessageNotFound(f"id: there is no message {id!r} in queue {queue!r} any more", field="id")
+    if outcome != "done":
+        raise StaleReceipt(f"receipt: message {id!r} has been handed out again or given back", field="receipt")

@@ -1,7 +1,7 @@
 """The in-process transport: a broker in this process, for programs that need no server.
 
 Async: the broker runs in the caller's event loop. Sync: it runs in a loop of its own in a daemon thread, and
-callers of any thread hand it their calls. Both answer from one table, `_OPERATIONS`.
+callers of any thread hand it their calls. Both carry calls out as a server does (`dispatch.py`).
 """
 
 from __future__ import annotations
@@ -10,124 +10,22 @@ import asyncio
 import os
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import msgspec
 
-from miniq.api import arrow
+from miniq.api.operation import Call
+from miniq.api.operations import BY_REQUEST, Receive, Release
 from miniq.broker import Broker
-from miniq.client import calls
-from miniq.client.calls import Call
-from miniq.client.tables import TablePage, is_table, to_table
+from miniq.client._async.transport import foreign_loop
+from miniq.dispatch import CALLS, OWNER
 from miniq.errors import Closed, InvalidRequest
-from miniq.message import Claim, Lease, Stored
+from miniq.message import Lease
 from miniq.options import Options
 from miniq.store import open_store
 
 T = TypeVar("T")
-
-
-async def _extend(broker: Broker, call: calls.Extend) -> calls.Extended:
-    until, outcomes = await broker.extend(call.queue, call.leases, call.seconds)
-    return calls.Extended(outcomes, until)
-
-
-async def _next_claim(broker: Broker, call: calls.NextClaim) -> Claim | None:
-    claim, _ = await broker.claims.next(
-        call.queue,
-        call.group,
-        call.after,
-        epoch=call.epoch,
-        max_messages=call.max_messages,
-        max_bytes=call.max_bytes,
-        wait=call.wait,
-        consumer=call.consumer,
-    )
-    return claim
-
-
-async def _read_claim(broker: Broker, call: calls.ReadClaim) -> list[Stored]:
-    part = await broker.claims.find(call.queue, call.group, call.claim, call.part, call.parts)
-    return [stored async for some in part.each() for stored in some]
-
-
-async def _claim_table(broker: Broker, call: calls.ClaimTable) -> Any:
-    part = await broker.claims.find(call.queue, call.group, call.claim, call.part, call.parts)
-    batches = [arrow.portions(some) async for some in part.read()]
-    return arrow.arrow().Table.from_batches(batches, arrow.messages_schema())
-
-
-async def _peek_table(broker: Broker, call: calls.PeekTable) -> TablePage:
-    page = await broker.peek(call.queue, status=call.status, after=call.after, limit=call.limit, many=True)
-    return TablePage(arrow.arrow().Table.from_batches([arrow.stored(page.messages)]), page.next)
-
-
-async def _history_table(broker: Broker, call: calls.HistoryTable) -> TablePage:
-    page = await broker.history(after=call.after, limit=call.limit, queue=call.queue, many=True)
-    table = arrow.arrow().Table.from_batches([arrow.history(page.records)])
-    return TablePage(table, page.next, page.first, page.last)
-
-
-async def _upload(broker: Broker, call: calls.Upload) -> tuple[int, int]:
-    drafts = arrow.drafts_of_table(to_table(call.messages)) if is_table(call.messages) else call.messages
-    return await broker.stages.upload(call.queue, call.stage, call.part, drafts)
-
-
-async def _send_table(broker: Broker, call: calls.SendTable) -> list[str]:
-    return await broker.send(call.queue, arrow.drafts_of_table(to_table(call.table)))
-
-
-_OPERATIONS: dict[type[Call[Any]], Callable[[Broker, Any], Coroutine[Any, Any, Any]]] = {
-    calls.Send: lambda broker, call: broker.send(call.queue, call.drafts),
-    calls.SendTable: _send_table,
-    calls.Receive: lambda broker, call: broker.receive(
-        call.queue,
-        max=call.max,
-        visibility_timeout=call.visibility_timeout,
-        wait=call.wait,
-        consumer=call.consumer,
-        mode=call.mode,
-    ),
-    calls.Ack: lambda broker, call: broker.ack(call.queue, call.leases),
-    calls.AckById: lambda broker, call: broker.ack_by_id(call.queue, call.id),
-    calls.Release: lambda broker, call: broker.release(call.queue, call.leases, call.delay),
-    calls.Extend: _extend,
-    calls.Get: lambda broker, call: broker.get(call.queue, call.id),
-    calls.Peek: lambda broker, call: broker.peek(call.queue, status=call.status, after=call.after, limit=call.limit),
-    calls.Edit: lambda broker, call: broker.edit(
-        call.queue,
-        call.id,
-        body=call.body,
-        content_type=call.content_type,
-        headers=call.headers,
-        priority=call.priority,
-        delay=call.delay,
-        receipt=call.receipt,
-    ),
-    calls.Remove: lambda broker, call: broker.remove(call.queue, call.id, call.receipt),
-    calls.OpenClaims: lambda broker, call: broker.claims.open(call.queue, call.group),
-    calls.NextClaim: _next_claim,
-    calls.ReadClaim: _read_claim,
-    calls.ClaimTable: _claim_table,
-    calls.PeekTable: _peek_table,
-    calls.HistoryTable: _history_table,
-    calls.AckClaims: lambda broker, call: broker.claims.ack(call.queue, call.group, call.upto, call.epoch),
-    calls.ReleaseClaims: lambda broker, call: broker.claims.release(call.queue, call.group, call.epoch),
-    calls.ListClaims: lambda broker, call: broker.claims.list(call.queue),
-    calls.Upload: _upload,
-    calls.CommitStages: lambda broker, call: broker.stages.commit(call.queue, call.job, call.batch, call.stages),
-    calls.DiscardStages: lambda broker, call: broker.stages.discard(call.queue, call.job, call.batch),
-    calls.ListStages: lambda broker, call: broker.stages.list(call.queue),
-    calls.Purge: lambda broker, call: broker.purge(call.queue),
-    calls.Redrive: lambda broker, call: broker.redrive(call.queue, ids=call.ids, to=call.to, rate=call.rate),
-    calls.Configure: lambda broker, call: broker.configure(call.queue, call.changes),
-    calls.GetQueue: lambda broker, call: broker.queue(call.queue),
-    calls.ListQueues: lambda broker, call: broker.queues(),
-    calls.DeleteQueue: lambda broker, call: broker.delete_queue(call.queue),
-    calls.History: lambda broker, call: broker.history(after=call.after, limit=call.limit, queue=call.queue),
-    calls.Backup: lambda broker, call: broker.backup(call.path),
-}
 
 
 def open(url: str, options: dict[str, Any]) -> Embedded:
@@ -166,8 +64,8 @@ class AsyncEmbedded:
 
     async def perform(self, call: Call[T]) -> T:
         if asyncio.get_running_loop() is not self._loop:
-            raise InvalidRequest("client: it belongs to another event loop; connect in this one", field="client")
-        reply: T = await _OPERATIONS[type(call)](self._broker, call)
+            raise foreign_loop()
+        reply: T = await CALLS[type(call)](self._broker, call, OWNER)
         return reply
 
     async def close(self) -> None:
@@ -287,7 +185,7 @@ class _Core:
             opened.done.release()
         await self._ending.wait()
         # Whatever is under way comes first, except long polls, which end with the broker.
-        await _settled(ticket for ticket in self._tickets if not calls.may_wait(ticket.call))
+        await _settled(ticket for ticket in self._tickets if not _is_poll(ticket.call))
         try:
             await self._broker.close()
         except BaseException as error:
@@ -301,7 +199,7 @@ class _Core:
     async def _answer(self, ticket: _Ticket) -> None:
         call = ticket.call
         try:
-            ticket.reply = await _OPERATIONS[type(call)](self._broker, call)
+            ticket.reply = await CALLS[type(call)](self._broker, call, OWNER)
         except BaseException as error:
             ticket.error = error
         self._tickets.discard(ticket)
@@ -316,13 +214,13 @@ class _Core:
 
     def _give_back(self, ticket: _Ticket) -> None:
         call = ticket.call
-        if not isinstance(call, calls.Receive):
+        if not isinstance(call, Receive):
             return
         if ticket.task is not None:
             ticket.task.cancel()
         elif ticket.reply and call.mode == "at-least-once":
             leases = [Lease(stored.message.id, stored.receipt or "") for stored in ticket.reply]
-            self._begin(_Ticket(calls.Release(call.queue, leases)))
+            self._begin(_Ticket(Release(call.queue, leases)))
 
 
 async def _settled(tickets: Iterable[_Ticket]) -> None:
@@ -330,3 +228,8 @@ async def _settled(tickets: Iterable[_Ticket]) -> None:
     tasks = [ticket.task for ticket in tickets if ticket.task is not None]
     if tasks:
         await asyncio.wait(tasks)
+
+
+def _is_poll(call: Call[Any]) -> bool:
+    operation = BY_REQUEST.get(type(call))
+    return operation is not None and operation.long_poll

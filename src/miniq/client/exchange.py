@@ -9,42 +9,39 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from copy import copy
+from typing import Any
 
+import msgspec
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from miniq.api import codec, shapes
-from miniq.client import calls, records, tables
-from miniq.client.calls import Call
-from miniq.client.keys import CreateKey, ListKeys, RevokeKey
-from miniq.errors import Closed, MiniQError, StoreUnavailable
+from miniq.api.codec import Format
+from miniq.api.operation import AsTable, Call, Operation
+from miniq.api.operations import BY_REQUEST
+from miniq.errors import Closed, InvalidRequest, MiniQError, StoreUnavailable
 from miniq.message import Outcome
 
 PATIENT = 3600.0
 """Seconds that a call may take which copies everything there is."""
 
 
-class Kind(NamedTuple):
-    """One kind of call: how its answer is read, and what it means to ask again."""
-
-    read: Callable[[bytes], Any]
-    gone: tuple[str, ...] = ()
-    """Codes and outcomes that mean success to one whose first answer was lost: it had been done by then."""
-    once: bool = False
-    """It is not asked again if it may have been heard."""
-
-
 class Exchange(ABC):
     """One call on its way; a wire's own writes the bytes to send."""
 
-    __slots__ = ("_timeout", "call", "doubtful", "kind", "name", "patience")
+    __slots__ = ("_timeout", "call", "doubtful", "is_table", "name", "operation", "patience")
 
     def __init__(self, call: Call[Any], timeout: float) -> None:
         self._timeout = timeout
-        self.call = call
-        self.kind = KINDS[type(call)]
-        self.name = os.urandom(16).hex() if type(call) in (calls.Send, calls.SendTable) else None
+        self.is_table = type(call) is AsTable
+        """Whether it is to be answered in Arrow."""
+        self.call: Any = call.call if isinstance(call, AsTable) else call
+        operation = BY_REQUEST.get(type(self.call))
+        if operation is None:
+            raise InvalidRequest("id: a message is acked with its receipt; receive it first", field="id")
+        self.operation: Operation[Any] = operation
+        self.name = os.urandom(16).hex() if operation.repeat == "named" else None
         """By which the broker knows a send again."""
         self.doubtful = False
         """Whether an earlier attempt may have been carried out without its answer having arrived."""
@@ -55,34 +52,41 @@ class Exchange(ABC):
         """Write the call down, as the wire has it."""
 
     def _prepare(self) -> None:
-        call = self.call
         self.patience = self._timeout
         """Seconds to wait for the answer."""
-        if isinstance(call, calls.Receive | calls.NextClaim):
-            if isinstance(call.wait, int | float) and call.wait > 0:
-                self.patience = self._timeout + min(call.wait, PATIENT)
-        elif self.kind.once:
+        if self.operation.long_poll:
+            wait = self.call.wait
+            if isinstance(wait, int | float) and wait > 0:
+                self.patience = self._timeout + min(wait, PATIENT)
+        elif self.operation.repeat == "once":
             self.patience = max(self._timeout, PATIENT)
         self.write()
 
-    def shorten(self, call: Call[Any], seconds: float) -> None:
+    def shorten(self, call: Any, seconds: float) -> None:
         """It is `seconds` since `call` was first sent: a long poll need not wait for those again."""
-        if isinstance(call, calls.Receive | calls.NextClaim) and isinstance(call.wait, int | float) and call.wait:
+        if self.operation.long_poll and isinstance(call.wait, int | float) and call.wait:
             self.call = replace(call, wait=max(0.0, call.wait - seconds))
             self._prepare()
 
+    @property
+    def nothing(self) -> Any:
+        """The result of a long poll that ends without an answer."""
+        return copy(self.operation.reply.nothing)
+
     def result(self, body: bytes) -> Any:
         """What an answer says; raises `ValueError` or its kin if it cannot be read."""
-        kind = self.kind
-        found = kind.read(body)
-        if self.doubtful and kind.gone and isinstance(found, list):
+        operation = self.operation
+        if self.is_table and operation.table is not None:
+            return operation.table(body)
+        found = operation.reply.read(body)
+        if self.doubtful and operation.done and isinstance(found, list):
             done: Outcome = "done"
-            return [done if outcome in kind.gone else outcome for outcome in found]
+            return [done if outcome in operation.done else outcome for outcome in found]
         return found
 
     def refused(self, problem: shapes.Problem, url: str) -> None:
         """Raise the broker's error; return if it says that this had been done by then."""
-        if self.doubtful and problem.code in self.kind.gone:
+        if self.doubtful and problem.code in self.operation.done:
             return
         told = codec.raised(problem)
         if isinstance(told, Closed):  # the broker, not this client
@@ -127,44 +131,31 @@ def unanswered(url: str, exchange: Exchange) -> Retryable:
     return Retryable(error, heard=True, final=True)
 
 
-def nothing(body: bytes) -> None:
-    """There is nothing to read."""
+# Bytes
 
 
-KINDS: dict[type[Call[Any]], Kind] = {
-    calls.Send: Kind(records.read_ids),
-    calls.SendTable: Kind(records.read_ids),
-    calls.Receive: Kind(records.read_received),
-    calls.Ack: Kind(records.read_outcomes, ("missing",)),
-    calls.AckById: Kind(nothing),
-    calls.Release: Kind(records.read_outcomes, ("stale", "missing")),
-    calls.Extend: Kind(records.read_extended),
-    calls.Get: Kind(records.read_message),
-    calls.Peek: Kind(records.read_page),
-    calls.PeekTable: Kind(tables.read_messages_page),
-    calls.Edit: Kind(records.read_message),
-    calls.Remove: Kind(nothing, ("message_not_found",)),
-    calls.OpenClaims: Kind(records.read_opened),
-    calls.NextClaim: Kind(records.read_claim),
-    calls.ReadClaim: Kind(records.read_claimed),
-    calls.ClaimTable: Kind(tables.read_table),
-    calls.AckClaims: Kind(nothing),
-    calls.ReleaseClaims: Kind(records.read_released),
-    calls.ListClaims: Kind(records.read_groups),
-    calls.Upload: Kind(records.read_uploaded),
-    calls.CommitStages: Kind(records.read_committed),
-    calls.DiscardStages: Kind(records.read_discarded),
-    calls.ListStages: Kind(records.read_stages),
-    calls.Purge: Kind(records.read_purged),
-    calls.Redrive: Kind(records.read_redrive),
-    calls.Configure: Kind(records.read_queue),
-    calls.GetQueue: Kind(records.read_queue),
-    calls.ListQueues: Kind(records.read_queues),
-    calls.DeleteQueue: Kind(nothing, ("queue_not_found",)),
-    calls.History: Kind(records.read_history),
-    calls.HistoryTable: Kind(tables.read_history_page),
-    calls.Backup: Kind(nothing, once=True),
-    CreateKey: Kind(records.read_key, once=True),
-    ListKeys: Kind(records.read_keys),
-    RevokeKey: Kind(nothing, ("not_found",)),
-}
+def encoded(record: Any, format: Format = "json") -> bytes:
+    """A record as bytes; what cannot be one is named."""
+    try:
+        return codec.encode(record, format)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise _unspeakable(record, format, "", error) from None
+
+
+def _unspeakable(record: Any, format: Format, place: str, error: Exception) -> InvalidRequest:
+    """The first field of a record that cannot be written."""
+    fields = record if isinstance(record, dict) else msgspec.structs.asdict(record)
+    for field, value in fields.items():
+        if value is UNSET:
+            continue
+        if field == "messages":
+            for number, draft in enumerate(value):
+                try:
+                    codec.encode(draft, format)
+                except Exception as problem:
+                    return _unspeakable(draft, format, f"messages[{number}].", problem)
+        try:
+            codec.encode(value, format)
+        except Exception as problem:
+            return InvalidRequest(f"{place}{field}: {value!r:.80} cannot be sent: {problem}", field=place + field)
+    return InvalidRequest(f"request: cannot be sent: {error}", field="request")

@@ -9,8 +9,8 @@ import os
 from datetime import datetime
 from typing import Any
 
-from miniq.client._sync.client import Message
-from miniq.client.calls import AckById
+from miniq.api.operations import AckById
+from miniq.client._sync.message import Message
 from miniq.client.connection import connect
 from miniq.errors import InvalidRequest, NoSpace, QueueFull
 
@@ -62,7 +62,7 @@ class MiniQ:
         """The message was processed: `{"success": True}`, or False if there is no such message."""
         if not isinstance(id, str):
             return {"success": False}
-        return {"success": self._client._transport.perform(AckById(QUEUE, id))}
+        return {"success": self._client.perform(AckById(QUEUE, id))}
 
     def close(self) -> None:
         """Close the broker. Harmless to repeat."""

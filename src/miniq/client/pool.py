@@ -14,8 +14,8 @@ from collections import deque
 from time import monotonic
 from typing import Any, Protocol
 
-from miniq.client.attempts import Attempts
-from miniq.client.calls import Receive, Release, may_wait
+from miniq.api.operations import Receive, Release
+from miniq.client._sync.attempts import Attempts
 from miniq.client.exchange import Exchange
 from miniq.message import Lease, Stored
 
@@ -79,11 +79,11 @@ class Pool(Attempts):
         """Send a call on a kept or a new connection, and read its answer."""
         if self._process != os.getpid():
             self._begin_again()
-        connection = None if exchange.kind.once else self._kept(now)
+        connection = None if exchange.operation.repeat == "once" else self._kept(now)
         reused = connection is not None
         if connection is None:
             connection = self._connect()
-        polling = may_wait(exchange.call)
+        polling = exchange.operation.long_poll
         if polling:
             self._polling.add(connection)
             if self._closed.is_set():

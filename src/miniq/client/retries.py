@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from miniq.client.calls import Call, Send, SendTable
+from miniq.api.operation import Call
 from miniq.client.exchange import Exchange, Retryable
 
 FIRST = 0.05
@@ -34,14 +34,14 @@ class Retries:
         exchange.doubtful = exchange.doubtful or trouble.heard
         if trouble.heard and self._doubtful is None:
             self._doubtful = self._attempt
-        if trouble.final or (trouble.heard and exchange.kind.once):
+        if trouble.final or (trouble.heard and exchange.operation.repeat == "once"):
             raise trouble.error from trouble.__cause__
         if trouble.stale:
             return 0
         if self._first is None:
             self._first = now
         left = self._first + self._seconds - now
-        if self._doubtful is not None and isinstance(self._call, Send | SendTable):
+        if self._doubtful is not None and exchange.operation.repeat == "named":
             left = min(left, self._doubtful + REMEMBERED - now)
         if left <= 0:
             raise trouble.error from trouble.__cause__

@@ -1,20 +1,20 @@
-"""A transport around another one that writes down spans of send, receive and ack, for callers and for event loops."""
+"""Spans of send, receive and ack, as a client writes them down."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
 from miniq import tracing
-from miniq.client.calls import Ack, AsyncTransport, Call, Receive, Send, Transport
+from miniq.api.operation import Call
+from miniq.api.operations import Ack, Receive, Send
+from miniq.api.tables import is_table
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, TracerProvider
-
-T = TypeVar("T")
 
 
 class Spans:
@@ -48,7 +48,7 @@ class Spans:
 
     def prepared(self, call: Call[Any]) -> Call[Any]:
         """The call as it goes out: messages carry the context, unless they carry one of their own."""
-        if not isinstance(call, Send):
+        if not isinstance(call, Send) or is_table(call.drafts):
             return call
         carried = tracing.carried()
         if not carried:
@@ -67,44 +67,6 @@ class Spans:
             span.set_attribute("messaging.batch.message_count", len(reply))
             for link in tracing.links(stored.message.headers for stored in reply):
                 span.add_link(link.context, link.attributes)
-
-
-class TracedTransport:
-    """Carries calls by another transport."""
-
-    def __init__(self, inner: Transport, provider: TracerProvider | bool) -> None:
-        self._inner = inner
-        self._spans = Spans(inner, provider)
-
-    def perform(self, call: Call[T]) -> T:
-        if not isinstance(call, Send | Receive | Ack):
-            return self._inner.perform(call)
-        with self._spans.around(call) as span:
-            reply = self._inner.perform(self._spans.prepared(call))
-            self._spans.told(span, call, reply)
-            return cast(T, reply)
-
-    def close(self) -> None:
-        self._inner.close()
-
-
-class TracedAsyncTransport:
-    """The same within an event loop."""
-
-    def __init__(self, inner: AsyncTransport, provider: TracerProvider | bool) -> None:
-        self._inner = inner
-        self._spans = Spans(inner, provider)
-
-    async def perform(self, call: Call[T]) -> T:
-        if not isinstance(call, Send | Receive | Ack):
-            return await self._inner.perform(call)
-        with self._spans.around(call) as span:
-            reply = await self._inner.perform(self._spans.prepared(call))
-            self._spans.told(span, call, reply)
-            return cast(T, reply)
-
-    async def close(self) -> None:
-        await self._inner.close()
 
 
 def _with(draft: Any, carried: dict[str, str]) -> dict[str, str]:

@@ -20,15 +20,14 @@ def number(query: Mapping[str, str], name: str, default: int) -> int:
         raise InvalidRequest(f"{name}: {text[:80]!r} is not a whole number", field=name) from None
 
 
-def moment(query: Mapping[str, str], name: str) -> int | None:
-    """A moment from a query, None if it is not there."""
-    text = query.get(name)
-    if text is None:
-        return None
+def moment(query: Mapping[str, str], name: str) -> datetime:
+    """A moment from a query."""
+    text = query[name]
     try:
         at = datetime.fromisoformat(text)
         if at.tzinfo is not None:
-            return codec.micros(at)
+            codec.micros(at)
+            return at
     except (ValueError, OverflowError):
         pass
     raise InvalidRequest(f"{name}: {text[:80]!r} is not a moment such as 2026-11-15T08:00:00Z", field=name)

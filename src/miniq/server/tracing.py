@@ -7,15 +7,13 @@ carries no context gets that of the server's span, so that its receiver can go o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from miniq import tracing
 from miniq.api import shapes
 from miniq.broker import Broker
 from miniq.message import PlainDrafts
-
-if TYPE_CHECKING:
-    from miniq.server.operations import Operation, Request
+from miniq.server.operations import Operation, Request, perform
 
 NAMES = frozenset({"send", "receive", "ack"})
 
@@ -34,7 +32,7 @@ class ServerTracer:
     async def run(self, operation: Operation, broker: Broker, request: Request) -> Any:
         """Run an operation within its span."""
         if operation.name not in NAMES:
-            return await operation.run(broker, request)
+            return await perform(broker, operation, request)
         from opentelemetry.trace import SpanKind
 
         queue = request.path["queue"]
@@ -49,7 +47,7 @@ class ServerTracer:
             if operation.name == "send":
                 request.carried = tracing.carried()
             try:
-                reply = await operation.run(broker, request)
+                reply = await perform(broker, operation, request)
             except BaseException as error:
                 tracing.failed(span, error)
                 raise
@@ -74,4 +72,4 @@ def _count(body: Any) -> int | None:
         return len(body.bodies)
     if isinstance(body, shapes.SendBody):
         return len(body.messages) if isinstance(body.messages, list) else 1
-    return len(body.leases) if isinstance(body, shapes.LeasesBody) else None
+    return len(body.leases) if hasattr(body, "leases") else None

@@ -22,7 +22,7 @@ from miniq.spark.schema import arrow_schema, fit
 from miniq.spark.snapshot import Range, read_range, span_of, split
 
 if TYPE_CHECKING:
-    from miniq.client._sync.client import Claims
+    from miniq.client._sync.claims import Claims
     from miniq.message import Claim
 
 PART = 25_000

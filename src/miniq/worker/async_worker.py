@@ -27,7 +27,8 @@ from miniq.worker.plan import (
 )
 
 if TYPE_CHECKING:
-    from miniq.client._async.client import AsyncMessage, AsyncQueue
+    from miniq.client._async.message import AsyncMessage
+    from miniq.client._async.queue import AsyncQueue
 
 
 class TaskWorker:

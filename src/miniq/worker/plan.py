@@ -12,7 +12,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, Generic, Literal, Protocol
+from typing import Any, Generic, Protocol
 
 from msgspec import Struct
 
@@ -29,8 +29,6 @@ LOOK = 0.1
 SLOWEST_RETRY = 5.0
 BULK = 500
 """Most leases in one call."""
-
-Give = Literal["body", "message"]
 
 
 class Event(Protocol):
@@ -51,7 +49,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     visibility_timeout: float | None
     consumer: str | None
     retry_delay: float
-    give: Give
+    pass_message: bool
+    """Whether the handler is called with the message, and not with its body."""
     stop: Stop
 
     def __post_init__(self) -> None:
@@ -62,8 +61,8 @@ class Plan(Struct, frozen=True, kw_only=True):
                 raise InvalidRequest(f"{field}: {count!r} is not a whole number of at least 1", field=field)
         if self.visibility_timeout is not None:
             check_lease(self.visibility_timeout)
-        if self.give not in ("body", "message"):
-            raise InvalidRequest(f"give: {self.give!r}; use body or message", field="give")
+        if not isinstance(self.pass_message, bool):
+            raise InvalidRequest(f"pass_message: {self.pass_message!r}; use True or False", field="pass_message")
         if not (self.stop is None or hasattr(self.stop, "is_set") or callable(self.stop)):
             raise InvalidRequest(f"stop: {self.stop!r} is neither an Event nor a function", field="stop")
 
@@ -82,7 +81,7 @@ class Plan(Struct, frozen=True, kw_only=True):
 
     def argument(self, message: Delivery[Any]) -> Any:
         """What the handler is called with."""
-        return message.body if self.give == "body" else message
+        return message if self.pass_message else message.body
 
 
 class Shift(Generic[D]):

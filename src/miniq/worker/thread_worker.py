@@ -26,7 +26,8 @@ from miniq.worker.plan import (
 )
 
 if TYPE_CHECKING:
-    from miniq.client._sync.client import Message, Queue
+    from miniq.client._sync.message import Message
+    from miniq.client._sync.queue import Queue
 
 
 class ThreadWorker:

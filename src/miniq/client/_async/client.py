@@ -1,370 +1,33 @@
-"""The client for event loops: `AsyncClient`, `AsyncQueue`, `AsyncMessage`; the twins of those in `sync.py`."""
+"""A connection to a broker: its queues, its history, its keys. Methods build calls and have them carried out."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from datetime import datetime
-from types import TracebackType
-from typing import Any
+from typing import TypeVar
 
-from msgspec import UNSET, UnsetType
+from miniq.api import operations as ops
+from miniq.api.operation import AsTable, Call
+from miniq.api.shapes import ApiKey, Identity, Stats, Trends
+from miniq.api.tables import TablePage
+from miniq.client._async.queue import AsyncQueue
+from miniq.client._async.transport import AsyncTransport
+from miniq.message import HistoryPage, QueueInfo
 
-from miniq.client import bodies, calls
-from miniq.client.calls import AsyncTransport
-from miniq.client.delivery import HELD, SEEN, SETTLED, Delivery, MessagePage, leases, renew, settle
-from miniq.client.tables import TablePage, is_table
-from miniq.errors import BadName, MiniQError
-from miniq.message import (
-    Claim,
-    ClaimGroup,
-    Committed,
-    HistoryPage,
-    Mode,
-    Outcome,
-    QueueInfo,
-    RedriveProgress,
-    Stage,
-    StageName,
-    Status,
-    Stored,
-)
-from miniq.worker.async_worker import TaskWorker
-from miniq.worker.plan import Give, Plan, Stop
-
-
-class AsyncMessage(Delivery["AsyncQueue"]):
-    """A message that was received, or looked at.
-
-    `async with message:` acks it on success and releases it on an exception, unless that was done by hand.
-    """
-
-    __slots__ = ()
-
-    async def ack(self) -> bool:
-        """It was processed: remove it. False if it was gone already; `StaleReceipt` if somebody else has it."""
-        return self._acked(await self._from._perform(self._ack()))
-
-    async def release(self, delay: float = 0) -> None:
-        """Give it back, ready again at once or after `delay` seconds."""
-        self._released(await self._from._perform(self._release(delay)))
-
-    async def extend(self, seconds: float | None = None) -> datetime:
-        """Let the lease end so many seconds from now (the queue's visibility timeout), and say when that is."""
-        return self._extended(await self._from._perform(self._extend(seconds)))
-
-    async def __aenter__(self) -> AsyncMessage:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
-        if self._state is not HELD:
-            return
-        if error is None:
-            await self.ack()
-            return
-        try:
-            await self.release()
-        except MiniQError as problem:
-            self._not_released(error, problem)
-
-
-class AsyncQueue:
-    """One queue of a broker, by name; it need not exist yet."""
-
-    __slots__ = ("_perform", "_transport", "name")
-
-    def __init__(self, transport: AsyncTransport, name: str) -> None:
-        if not isinstance(name, str):
-            raise BadName(f"queue: {name!r} is not a queue name; use 1 to 128 of A-Z a-z 0-9 . _ -", field="queue")
-        self.name = name
-        self._transport = transport
-        self._perform = transport.perform
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.name!r}>"
-
-    # Messages
-
-    async def send(
-        self,
-        body: Any,
-        *,
-        headers: Mapping[str, str] | None = None,
-        priority: int = 0,
-        delay: float | None = None,
-        ttl: float | None = None,
-        key: str | None = None,
-        recipient: str | None = None,
-        group: str | None = None,
-        dedup_id: str | None = None,
-        content_type: str | None = None,
-    ) -> str:
-        """Send one message (see `bodies.py` for what a body may be) and return its id once it is safe."""
-        draft = bodies.draft(
-            body,
-            headers=headers,
-            priority=priority,
-            delay=delay,
-            ttl=ttl,
-            key=key,
-            recipient=recipient,
-            group=group,
-            dedup_id=dedup_id,
-            content_type=content_type,
-        )
-        return (await self._perform(calls.Send(self.name, [draft])))[0]
-
-    async def send_many(self, messages: Iterable[Any]) -> list[str]:
-        """Send plain bodies or drafts (`miniq.draft`), all or none, and return their ids in order."""
-        drafts = bodies.drafts(messages)
-        return await self._perform(calls.Send(self.name, drafts)) if drafts else []
-
-    async def receive(
-        self,
-        max: int = 1,
-        wait: float = 0,
-        visibility_timeout: float | None = None,
-        consumer: str | None = None,
-        mode: Mode | None = None,
-    ) -> list[AsyncMessage]:
-        """Lease up to `max` messages; with `wait`, wait that long for the first one."""
-        call = calls.Receive(self.name, max, wait, visibility_timeout, consumer, mode or "at-least-once")
-        state = SETTLED if mode == "at-most-once" else HELD
-        return [AsyncMessage(self, stored, state) for stored in await self._perform(call)]
-
-    async def consume(
-        self,
-        handler: Callable[[Any], object],
-        *,
-        concurrency: int = 1,
-        batch: int | None = None,
-        wait: float = 1,
-        visibility_timeout: float | None = None,
-        consumer: str | None = None,
-        retry_delay: float = 0,
-        give: Give = "body",
-        stop: Stop = None,
-    ) -> None:
-        """Call `handler` with the body of each message (`give="message"`: with the message itself), up to
-        `concurrency` at a time, until `stop` says so or it is cancelled, as Ctrl-C does.
-
-        The handler may be a coroutine function, which runs as a task, or a plain one, which runs in a
-        thread. The rest is as in `Queue.consume`.
-        """
-        plan = Plan(
-            handler=handler,
-            concurrency=concurrency,
-            batch=batch,
-            wait=wait,
-            visibility_timeout=visibility_timeout,
-            consumer=consumer,
-            retry_delay=retry_delay,
-            give=give,
-            stop=stop,
-        )
-        await TaskWorker(self, plan).run()
-
-    async def ack(self, messages: Iterable[AsyncMessage]) -> list[Outcome]:
-        """Ack many at once: for each `done`, `stale` or `missing`."""
-        messages = list(messages)
-        outcomes = await self._perform(calls.Ack(self.name, leases(self.name, messages))) if messages else []
-        settle(messages)
-        return outcomes
-
-    async def release(self, messages: Iterable[AsyncMessage], delay: float = 0) -> list[Outcome]:
-        """Release many at once: for each `done`, `stale` or `missing`."""
-        messages = list(messages)
-        outcomes = await self._perform(calls.Release(self.name, leases(self.name, messages), delay)) if messages else []
-        settle(messages)
-        return outcomes
-
-    async def extend(self, messages: Iterable[AsyncMessage], seconds: float | None = None) -> list[Outcome]:
-        """Extend many leases at once: for each `done`, `stale` or `missing`."""
-        messages = list(messages)
-        if not messages:
-            return []
-        reply = await self._perform(calls.Extend(self.name, leases(self.name, messages), seconds))
-        renew(messages, reply)
-        return reply.outcomes
-
-    async def peek(
-        self, status: Status | None = None, after: str | None = None, limit: int = 100
-    ) -> MessagePage[AsyncMessage]:
-        """Browse without consuming; give the page's `next` as `after` for more."""
-        page = await self._perform(calls.Peek(self.name, status, after, limit))
-        return MessagePage([self._seen(stored) for stored in page.messages], page.next)
-
-    async def peek_table(
-        self, status: Status | None = None, after: str | None = None, limit: int = 10_000
-    ) -> TablePage:
-        """Browse without consuming, up to 100,000 messages at a time as a `pyarrow.Table`."""
-        return await self._perform(calls.PeekTable(self.name, status, after, limit))
-
-    async def get(self, id: str) -> AsyncMessage:
-        """Look at one message without consuming it."""
-        return self._seen(await self._perform(calls.Get(self.name, id)))
-
-    async def edit(
-        self,
-        id: str,
-        *,
-        body: Any | UnsetType = UNSET,
-        content_type: str | None = None,
-        headers: dict[str, str] | None = None,
-        priority: int | None = None,
-        delay: float | None = None,
-        receipt: str | None = None,
-    ) -> AsyncMessage:
-        """Change a message that is not leased, or whose receipt you hold; what is not named stays."""
-        call = calls.edit(self.name, id, body, content_type, headers, priority, delay, receipt)
-        return self._seen(await self._perform(call))
-
-    async def remove(self, id: str, receipt: str | None = None) -> None:
-        """Delete one message that is not leased, or whose receipt you hold."""
-        await self._perform(calls.Remove(self.name, id, receipt))
-
-    async def send_table(self, table: Any) -> list[str]:
-        """Send the rows of a `pyarrow.Table` (or record batches), all or none, and return their ids in order. Its
-        columns are `body` (JSON text) or `data`, and others named as in `draft`."""
-        return await self._perform(calls.SendTable(self.name, table))
-
-    def stage(self, job: str, batch: int | str, partition: int | str, attempt: int | str) -> AsyncStaging:
-        """A place for the messages of one try of one task of a job, unseen until they are committed; asks nothing
-        yet."""
-        return AsyncStaging(self, StageName(job, str(batch), str(partition), str(attempt)))
-
-    async def commit_stages(
-        self, job: str, batch: int | str, stages: Iterable[tuple[int | str, int | str]]
-    ) -> Committed:
-        """Make the messages of some stages, (partition, attempt), part of the queue, all at once, and once per job and
-        batch: repeated, it adds nothing. Other stages of the batch are removed."""
-        listed = [(str(partition), str(attempt)) for partition, attempt in stages]
-        return await self._perform(calls.CommitStages(self.name, job, str(batch), listed))
-
-    async def discard_stages(self, job: str, batch: int | str) -> int:
-        """Remove the stages of a batch that are not committed, and say how many there were."""
-        return await self._perform(calls.DiscardStages(self.name, job, str(batch)))
-
-    async def stages(self) -> list[Stage]:
-        """All stages that are not committed."""
-        return await self._perform(calls.ListStages(self.name))
-
-    def claims(self, group: str) -> AsyncClaims:
-        """The claims of a group of readers: frozen batches that can be read again; asks nothing yet."""
-        return AsyncClaims(self, group)
-
-    async def claim_groups(self) -> list[ClaimGroup]:
-        """All groups of readers, with the claims that can be read."""
-        return await self._perform(calls.ListClaims(self.name))
-
-    # The queue itself
-
-    async def purge(self) -> int:
-        """Remove all messages, leased ones too, and say how many there were."""
-        return await self._perform(calls.Purge(self.name))
-
-    async def redrive(
-        self, ids: Iterable[str] | None = None, to: str | None = None, rate: float | None = None
-    ) -> RedriveProgress:
-        """Move dead letters back where they came from or `to` another queue: all, or some `ids`; with
-        `rate`, in the background at so many a second."""
-        return await self._perform(calls.Redrive(self.name, None if ids is None else list(ids), to, rate))
-
-    async def configure(self, **settings: Any) -> QueueInfo:
-        """Create the queue or change some of its settings (see `QueueSettings`)."""
-        return await self._perform(calls.Configure(self.name, settings))
-
-    async def info(self) -> QueueInfo:
-        """Settings and counts."""
-        return await self._perform(calls.GetQueue(self.name))
-
-    async def delete(self) -> None:
-        """Remove the queue with everything in it."""
-        await self._perform(calls.DeleteQueue(self.name))
-
-    def _seen(self, stored: Stored) -> AsyncMessage:
-        return AsyncMessage(self, stored, SEEN)
-
-
-class AsyncClaims:
-    """The claims of one group of readers: batches numbered 1, 2, 3 that stay as they are until they are acked.
-
-    `open` makes this the group's newest reader, and fences earlier ones. `next(after=n)` acks all claims up to n and
-    gives claim n + 1; asked again it gives the same. The messages of a claim are acked with it, not one by one.
-    """
-
-    def __init__(self, queue: AsyncQueue, group: str) -> None:
-        self.queue = queue
-        self.group = group
-        self.epoch: int | None = None
-        """Set by `open`; then a call of a reader that was overtaken raises `Fenced`."""
-
-    async def open(self) -> ClaimGroup:
-        """Begin to read; says which claim was acked last, and which is the last one made."""
-        found = await self.queue._perform(calls.OpenClaims(self.queue.name, self.group))
-        self.epoch = found.epoch
-        return found
-
-    async def next(
-        self,
-        after: int,
-        *,
-        max_messages: int = 10_000,
-        max_bytes: int = 64 * 1024 * 1024,
-        wait: float = 0,
-        consumer: str | None = None,
-    ) -> Claim | None:
-        """Ack all claims up to `after` and give the next one, made now if need be; None if nothing is ready within
-        `wait` seconds."""
-        return await self.queue._perform(
-            calls.NextClaim(self.queue.name, self.group, after, self.epoch, max_messages, max_bytes, wait, consumer)
-        )
-
-    async def fetch(self, claim: int, part: int = 0, parts: int = 1) -> list[AsyncMessage]:
-        """The messages of a claim, or one part of several; always the same."""
-        call = calls.ReadClaim(self.queue.name, self.group, claim, part, parts)
-        return [AsyncMessage(self.queue, stored, SEEN) for stored in await self.queue._perform(call)]
-
-    async def table(self, claim: int, part: int = 0, parts: int = 1) -> Any:
-        """The same as a `pyarrow.Table`, without an object for each message."""
-        call = calls.ClaimTable(self.queue.name, self.group, claim, part, parts)
-        return await self.queue._perform(call)
-
-    async def ack(self, upto: int) -> None:
-        """Ack all claims up to a number. Harmless to repeat."""
-        await self.queue._perform(calls.AckClaims(self.queue.name, self.group, upto, self.epoch))
-
-    async def release(self) -> int:
-        """Give the messages of claims that are not acked back, and say how many."""
-        return await self.queue._perform(calls.ReleaseClaims(self.queue.name, self.group, self.epoch))
-
-
-class AsyncStaging:
-    """The messages of one try of one task, uploaded in as many parts as it likes."""
-
-    def __init__(self, queue: AsyncQueue, name: StageName) -> None:
-        self.queue = queue
-        self.name = name
-        self.parts = 0
-        """How many parts were uploaded through this object."""
-
-    async def upload(self, messages: Any, part: int | None = None) -> int:
-        """Keep messages (drafts, plain bodies or a `pyarrow.Table`) as the next part, or as `part`, and say how many
-        they were. A part that is there already stays as it is, so that an upload can be repeated."""
-        drafts = messages if is_table(messages) else bodies.drafts(messages)
-        number = self.parts if part is None else part
-        count, _ = await self.queue._perform(calls.Upload(self.queue.name, self.name, number, drafts))
-        self.parts = max(self.parts, number + 1)
-        return count
+T = TypeVar("T")
 
 
 class AsyncClient:
-    """A connection to a broker, made by `miniq.connect_async`, for the event loop it was made in."""
+    """A connection to a broker, made by `miniq.connect_async`. A blocking one may be used by many threads at once, one
+    for an event loop only in the loop that it was made in."""
 
     def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
+
+    async def perform(self, call: Call[T]) -> T:
+        """Make a call by its record (see `api/operations.py`); the other methods do so, too."""
+        return await self._transport.perform(call)
 
     def queue(self, name: str) -> AsyncQueue:
         """A queue by name; asks nothing yet."""
@@ -372,19 +35,59 @@ class AsyncClient:
 
     async def queues(self) -> list[QueueInfo]:
         """All queues by name, with settings and counts."""
-        return await self._transport.perform(calls.ListQueues())
+        return await self._transport.perform(ops.ListQueues())
 
-    async def history(self, after: int = 0, limit: int = 100, queue: str | None = None) -> HistoryPage:
-        """What happened, by rising offset; give the page's `next` as `after` for more."""
-        return await self._transport.perform(calls.History(after, limit, queue))
+    async def history(
+        self,
+        after: int = 0,
+        limit: int = 100,
+        queue: str | None = None,
+        *,
+        id: str | None = None,
+        event: str | None = None,
+        consumer: str | None = None,
+        since: datetime | None = None,
+        before: int = 0,
+    ) -> HistoryPage:
+        """What happened, by rising offset; give the page's `next` as `after` for more. Of one message, of one kind of
+        event or of one consumer if they are named, and only from a moment on or below an offset."""
+        return await self._transport.perform(ops.History(after, limit, queue, id, event, consumer, since, before))
 
     async def history_table(self, after: int = 0, limit: int = 10_000, queue: str | None = None) -> TablePage:
         """What happened, up to 100,000 records at a time as a `pyarrow.Table`."""
-        return await self._transport.perform(calls.HistoryTable(after, limit, queue))
+        call: AsTable[TablePage] = AsTable(ops.History(after, limit, queue))
+        return await self._transport.perform(call)
+
+    async def stats(self, queue: str | None = None) -> Stats:
+        """All queues, or one, as they are now: counts, messages per second, dead letters."""
+        return await self._transport.perform(ops.Stats(queue))
+
+    async def trends(
+        self, queue: str | None = None, series: Iterable[str] = ("total", "sent", "acked"), points: int = 60
+    ) -> Trends:
+        """The last hour of all queues, or of one, at so many points in time."""
+        return await self._transport.perform(ops.Trends(queue, ",".join(series), points))
+
+    async def whoami(self, queue: str | None = None) -> Identity:
+        """Who this client is to the broker, and which rights it has: on a queue, or on the broker as a whole."""
+        return await self._transport.perform(ops.WhoAmI(queue))
+
+    async def create_key(self, name: str, allow: Iterable[str], public: str | None = None) -> ApiKey:
+        """Make an API key, whose secret is shown only now, or, with the public half of one, list a CURVE key. `allow`
+        has what it may do, such as `send:orders.*`."""
+        return await self._transport.perform(ops.CreateKey(name, list(allow), public))
+
+    async def list_keys(self) -> list[ApiKey]:
+        """All keys, without their secrets."""
+        return await self._transport.perform(ops.ListKeys())
+
+    async def revoke_key(self, id: str) -> None:
+        """A key is no longer good from now on."""
+        await self._transport.perform(ops.RevokeKey(id))
 
     async def backup(self, path: str | os.PathLike[str]) -> None:
         """Write a consistent copy of everything to a new folder, while work goes on."""
-        await self._transport.perform(calls.Backup(os.fspath(path)))
+        await self._transport.perform(ops.Backup(os.fspath(path)))
 
     async def close(self) -> None:
         """End the connection; receives that wait come back at once. Harmless to repeat."""

@@ -12,8 +12,9 @@ from typing import Any, cast
 
 from msgspec.structs import replace
 
-from miniq.client.attempts import AsyncAttempts
-from miniq.client.calls import Call, Receive, Release, may_wait, unanswered_poll
+from miniq.api.operation import Call
+from miniq.api.operations import Receive, Release
+from miniq.client._async.attempts import AsyncAttempts
 from miniq.client.exchange import lost, unanswered, unreachable
 from miniq.client.http.answers import Answer, garbled, judge, untrusted
 from miniq.client.http.requests import HttpExchange
@@ -56,13 +57,13 @@ class AsyncHttp(AsyncAttempts):
 
     async def _attempt(self, exchange: HttpExchange, now: float) -> object:
         """Send a call on a kept or a new connection, and read its answer."""
-        connection = None if exchange.kind.once else self._kept(now)
+        connection = None if exchange.operation.repeat == "once" else self._kept(now)
         reused = connection is not None
         if connection is None:
             connection = await self._connect()
-            if self._closed.is_set() and may_wait(exchange.call):
+            if self._closed.is_set() and exchange.operation.long_poll:
                 connection.drop()
-                return unanswered_poll(exchange.call)
+                return exchange.nothing
         try:
             answer = await connection.exchange(exchange, self._target, reused)
         except asyncio.CancelledError:
@@ -154,7 +155,7 @@ class _Connection(asyncio.Protocol):
         """Send a call and wait for its answer."""
         answer, transport = self.answer, self._transport
         answer.begin()
-        self._polling = may_wait(exchange.call)
+        self._polling = exchange.operation.long_poll
         waiter = self._waiter = self._loop.create_future()
         self._watch(exchange.patience)
         if len(exchange.body) <= SMALL:

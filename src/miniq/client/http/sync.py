@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from miniq.client.calls import Call
+from miniq.api.operation import Call
 from miniq.client.exchange import Retryable, lost, unanswered, unreachable
 from miniq.client.http.answers import Answer, garbled, judge, untrusted
 from miniq.client.http.requests import HttpExchange

@@ -11,8 +11,9 @@ from typing import Any
 
 import zmq
 
-from miniq.client.attempts import AsyncAttempts
-from miniq.client.calls import Call, Receive, Release, may_wait, unanswered_poll
+from miniq.api.operation import Call
+from miniq.api.operations import Receive, Release
+from miniq.client._async.attempts import AsyncAttempts
 from miniq.client.exchange import Retryable, lost, unanswered, unreachable
 from miniq.client.pool import LAST_WORDS
 from miniq.client.zmq.line import HUNG_UP, HungUp, Line, is_address
@@ -54,9 +55,9 @@ class AsyncZmq(AsyncAttempts):
         reused = line is not None and line.usable
         if line is None or not reused:
             line = await self._ready()
-        is_poll = may_wait(exchange.call)
+        is_poll = exchange.operation.long_poll
         if self._closed.is_set() and is_poll:
-            return unanswered_poll(exchange.call)
+            return exchange.nothing
         asked = line.ask(exchange.body, is_poll, reused)
         try:
             body = await line.answer(asked, exchange, reused)

@@ -1,28 +1,24 @@
-"""How each call becomes a ZeroMQ request, and what its reply means. No I/O."""
+"""How a call becomes a ZeroMQ request, by its row in the table of operations, and what its reply means. No I/O."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import msgspec
 from msgspec import NODEFAULT, Raw, Struct
 
 from miniq.api import codec, shapes
-from miniq.client import calls, records
-from miniq.client.calls import Call
-from miniq.client.exchange import Exchange
-from miniq.client.keys import CreateKey, ListKeys, RevokeKey
-from miniq.client.tables import is_table, only_over_http
+from miniq.api.messages import best_format
+from miniq.api.operation import Call, Operation
+from miniq.api.tables import only_over_http
+from miniq.client.exchange import Exchange, encoded
 from miniq.client.zmq.target import Target
-from miniq.errors import BadName, InvalidRequest, MessageNotFound, MiniQError
+from miniq.errors import MiniQError
 
 CANCEL = codec.encode(shapes.Command("CANCEL"), "json")
 _GOOD = b'{"ok":true,"data":'
 """How a broker begins a reply; what follows is read as it is."""
-
-Ask = tuple[str, dict[str, Any], codec.Format]
-"""The type of a command, its payload, and the format."""
 
 
 class ZmqExchange(Exchange):
@@ -35,9 +31,24 @@ class ZmqExchange(Exchange):
         super().__init__(call, target.timeout)
 
     def write(self) -> None:
-        type_, payload, self.format = _ASK[type(self.call)](self.call)
-        raw = Raw(records.encoded(payload, self.format))
-        self.body = codec.encode(shapes.Command(type_, raw, self._target.api_key, self.name), self.format)
+        operation, call = self.operation, self.call
+        packed: Any = None if operation.body is None else operation.body.pack(call)
+        if self.is_table or isinstance(packed, bytes):
+            raise only_over_http()
+        names = operation.path_values(call)
+        try:
+            path = _path(operation, *names)
+        except TypeError:  # what cannot be remembered is no name
+            operation.check_path(names)
+            raise
+        self.format: codec.Format = best_format(packed)
+        if self.format == "msgpack":
+            payload = encoded(dict(zip(operation.in_path, names, strict=True)) | _fields(packed), "msgpack")
+        else:
+            query = encoded(operation.query_of(call)) if operation.in_query else b""
+            payload = _joined(path, query, b"" if packed is None else encoded(packed))
+        command = shapes.Command(operation.command, Raw(payload), self._target.api_key, self.name)
+        self.body = codec.encode(command, self.format)
 
     def cancel(self) -> bytes:
         """The request that takes this one back."""
@@ -78,6 +89,18 @@ def _json_of(data: bytes) -> bytes:
     return codec.encode_json(msgspec.msgpack.decode(data))
 
 
+@lru_cache(1024)
+def _path(operation: Operation[Any], *values: Any) -> bytes:
+    """What HTTP has in its path, as an object."""
+    operation.check_path(values)
+    return encoded(dict(zip(operation.in_path, values, strict=True)))
+
+
+def _joined(*objects: bytes) -> bytes:
+    """One object in JSON with the names of several."""
+    return b"{%b}" % b",".join([one[1:-1] for one in objects if len(one) > 2])
+
+
 def _fields(record: Struct) -> dict[str, Any]:
     """The fields of a record that say something else than is said by leaving them out."""
     names, defaults = record.__struct_fields__, record.__struct_defaults__
@@ -88,176 +111,3 @@ def _fields(record: Struct) -> dict[str, Any]:
         if value is not other and (type(value) is not type(other) or value != other):
             found[name] = value
     return found
-
-
-def _queue(call: Any) -> dict[str, Any]:
-    records.check_text(call.queue, "queue")
-    return {"queue": call.queue}
-
-
-def _message(call: Any) -> dict[str, Any]:
-    if not isinstance(call.id, str):
-        raise MessageNotFound(f"id: there is no message {call.id!r} in queue {call.queue!r}", field="id")
-    return _queue(call) | {"id": call.id}
-
-
-def _send(call: calls.Send) -> Ask:
-    record, format = records.send_body(call)
-    return "SEND", _queue(call) | _fields(record), format
-
-
-def _on_queue(type: str, body: Callable[[Any], Any] | None = None) -> Callable[[Any], Ask]:
-    """A call on a queue, with a body if it has one."""
-
-    def ask(call: Any) -> Ask:
-        payload = _queue(call)
-        if body is not None:
-            record = body(call)
-            payload |= record if isinstance(record, dict) else _fields(record)
-        return type, payload, "json"
-
-    return ask
-
-
-def _get(call: calls.Get) -> Ask:
-    return "GET", _message(call), "json"
-
-
-def _peek(call: calls.Peek) -> Ask:
-    payload = _queue(call) | {"limit": call.limit}
-    for field in ("status", "after"):
-        value = getattr(call, field)
-        records.check_text(value, field)
-        if value is not None:
-            payload[field] = value
-    return "PEEK", payload, "json"
-
-
-def _edit(call: calls.Edit) -> Ask:
-    return "EDIT", _message(call) | _fields(records.wire_edit(call)), "json"
-
-
-def _remove(call: calls.Remove) -> Ask:
-    records.check_text(call.receipt, "receipt")
-    payload = _message(call)
-    return "REMOVE", payload if call.receipt is None else payload | {"receipt": call.receipt}, "json"
-
-
-def _group(call: Any) -> dict[str, Any]:
-    if not isinstance(call.group, str) or not call.group:
-        raise BadName(f"group: {call.group!r:.80} is not a name; use 1 to 128 of A-Z a-z 0-9 . _ -", field="group")
-    return _queue(call) | {"group": call.group}
-
-
-def _open_claims(call: calls.OpenClaims) -> Ask:
-    return "OPEN_CLAIMS", _group(call), "json"
-
-
-def _read_claim(call: calls.ReadClaim) -> Ask:
-    return "READ_CLAIM", _group(call) | {"claim": call.claim, "part": call.part, "parts": call.parts}, "json"
-
-
-def _upload(call: calls.Upload) -> Ask:
-    if is_table(call.messages):
-        raise only_over_http()
-    name = call.stage
-    path = {"job": name.job, "batch": name.batch, "partition": name.partition, "attempt": name.attempt}
-    messages = records.wire_drafts(call.messages)
-    return "UPLOAD", {"queue": call.queue, **path, "part": call.part, "messages": messages}, "json"
-
-
-def _commit(call: calls.CommitStages) -> Ask:
-    stages = [shapes.StageId(partition, attempt) for partition, attempt in call.stages]
-    return "COMMIT_STAGES", {"queue": call.queue, "job": call.job, "batch": call.batch, "stages": stages}, "json"
-
-
-def _discard_stages(call: calls.DiscardStages) -> Ask:
-    return "DISCARD_STAGES", {"queue": call.queue, "job": call.job, "batch": call.batch}, "json"
-
-
-def _list_stages(call: calls.ListStages) -> Ask:
-    return "LIST_STAGES", {"queue": call.queue}, "json"
-
-
-def _no_table(call: Call[Any]) -> Ask:
-    raise only_over_http()
-
-
-def _ack_claims(call: calls.AckClaims) -> Ask:
-    return "ACK_CLAIMS", _group(call) | {"upto": call.upto} | _epoch(call), "json"
-
-
-def _release_claims(call: calls.ReleaseClaims) -> Ask:
-    return "RELEASE_CLAIMS", _group(call) | _epoch(call), "json"
-
-
-def _epoch(call: Any) -> dict[str, Any]:
-    return {} if call.epoch is None else {"epoch": call.epoch}
-
-
-def _list_queues(call: calls.ListQueues) -> Ask:
-    return "LIST_QUEUES", {}, "json"
-
-
-def _history(call: calls.History) -> Ask:
-    payload = {"after": call.after, "limit": call.limit}
-    return "HISTORY", payload if call.queue is None else payload | _queue(call), "json"
-
-
-def _backup(call: calls.Backup) -> Ask:
-    return "BACKUP", records.backup_body(call), "json"
-
-
-def _create_key(call: CreateKey) -> Ask:
-    return "CREATE_KEY", _fields(records.key_body(call)), "json"
-
-
-def _list_keys(call: ListKeys) -> Ask:
-    return "LIST_KEYS", {}, "json"
-
-
-def _revoke_key(call: RevokeKey) -> Ask:
-    return "REVOKE_KEY", {"id": call.id}, "json"
-
-
-def _ack_by_id(call: calls.AckById) -> Ask:
-    raise InvalidRequest("id: a message is acked with its receipt; receive it first", field="id")
-
-
-_ASK: dict[type[Call[Any]], Callable[[Any], Ask]] = {
-    calls.Send: _send,
-    calls.Receive: _on_queue("RECEIVE", records.receive_body),
-    calls.Ack: _on_queue("ACK", records.ack_body),
-    calls.AckById: _ack_by_id,
-    calls.Release: _on_queue("RELEASE", records.release_body),
-    calls.Extend: _on_queue("EXTEND", records.extend_body),
-    calls.Get: _get,
-    calls.Peek: _peek,
-    calls.Edit: _edit,
-    calls.Remove: _remove,
-    calls.OpenClaims: _open_claims,
-    calls.NextClaim: _on_queue("CLAIM", records.claim_body),
-    calls.ReadClaim: _read_claim,
-    calls.SendTable: _no_table,
-    calls.Upload: _upload,
-    calls.CommitStages: _commit,
-    calls.DiscardStages: _discard_stages,
-    calls.ListStages: _list_stages,
-    calls.ClaimTable: _no_table,
-    calls.PeekTable: _no_table,
-    calls.HistoryTable: _no_table,
-    calls.AckClaims: _ack_claims,
-    calls.ReleaseClaims: _release_claims,
-    calls.ListClaims: _on_queue("LIST_CLAIMS"),
-    calls.Purge: _on_queue("PURGE"),
-    calls.Redrive: _on_queue("REDRIVE", records.redrive_body),
-    calls.Configure: _on_queue("CONFIGURE", records.configure_body),
-    calls.GetQueue: _on_queue("GET_QUEUE"),
-    calls.ListQueues: _list_queues,
-    calls.DeleteQueue: _on_queue("DELETE_QUEUE"),
-    calls.History: _history,
-    calls.Backup: _backup,
-    CreateKey: _create_key,
-    ListKeys: _list_keys,
-    RevokeKey: _revoke_key,
-}

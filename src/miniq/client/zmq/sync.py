@@ -11,7 +11,7 @@ from typing import Any
 import zmq
 from zmq.backend import zmq_poll
 
-from miniq.client.calls import Call
+from miniq.api.operation import Call
 from miniq.client.exchange import Retryable, lost, unanswered, unreachable
 from miniq.client.pool import LAST_WORDS, Connection, Pool
 from miniq.client.zmq.line import HUNG_UP, HungUp, Line, is_address

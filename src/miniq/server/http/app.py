@@ -19,12 +19,13 @@ from starlette.routing import BaseRoute, Route
 
 from miniq.api import arrow, codec, shapes
 from miniq.api.codec import MSGPACK, PROBLEM, Format
+from miniq.api.tables import ArrowStream
 from miniq.broker import Broker
 from miniq.errors import InvalidRequest, MiniQError, NoRoute, StoreUnavailable, TooLarge, WrongMedia, WrongMethod
 from miniq.message import JSON
 from miniq.server.http import console, event_stream, openapi, prometheus, report, short_routes
 from miniq.server.http.guard import Edge, Guard
-from miniq.server.operations import OPERATIONS, READERS, ArrowBody, Operation, Request, authorise, bearer, fault, run
+from miniq.server.operations import OPERATIONS, READERS, Operation, Request, authorise, bearer, fault, run
 from miniq.server.streams import Streamed
 
 
@@ -36,7 +37,7 @@ def prepare(operation: Operation, request: Request, raw: bytes, content_type: st
     if raw and is_arrow(content_type):
         if not operation.arrow:
             raise WrongMedia(f"content-type: {arrow.MEDIA} is for messages; use {JSON}", field="content-type")
-        request.body = ArrowBody(raw)
+        request.body = ArrowStream(raw)
         return
     if not raw:
         if not operation.optional:
@@ -148,7 +149,7 @@ class HttpApp:
             reply = await _while_connected(http, operation, run(self._broker, operation, request))
             queue = self._broker.catalog.known(request.path.get("queue", ""))
             self._broker.metrics.call("http", operation.name, queue, perf_counter() - began)
-            if operation.reply is None:
+            if operation.reply.shape is None:
                 return Response(status_code=operation.status)
             if isinstance(reply, Streamed):
                 return StreamingResponse(reply.pieces, operation.status, reply.headers, reply.media)
@@ -224,7 +225,7 @@ def authorise_read(broker: Broker, request: HTTPRequest) -> None:
 
 async def _while_connected(http: HTTPRequest, operation: Operation, call: Any) -> Any:
     """Wait for a call; a receive whose client goes away is taken back, and nothing more is claimed for one."""
-    if operation.name not in ("receive", "claim"):
+    if not operation.long_poll:
         return await call
     task = asyncio.ensure_future(call)
     gone = asyncio.ensure_future(_disconnected(http))
@@ -247,8 +248,8 @@ async def _disconnected(http: HTTPRequest) -> None:
 
 def _query(operation: Operation, found: Mapping[str, str]) -> Mapping[str, str]:
     for name in found:
-        if name not in operation.query:
-            known = ", ".join(operation.query) or "none"
+        if name not in operation.in_query:
+            known = ", ".join(operation.in_query) or "none"
             raise InvalidRequest(f"{name[:80]}: there is no such parameter; there are: {known}", field=name[:80])
     return found
 

@@ -12,10 +12,12 @@ from collections.abc import AsyncIterator
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import StreamingResponse
 
+from miniq import dispatch
 from miniq.api import codec, shapes
+from miniq.api.operations import Stats
 from miniq.broker import Broker, rules
+from miniq.dispatch import Caller
 from miniq.errors import InvalidRequest, MiniQError
-from miniq.server.monitoring import stats_of
 from miniq.server.operations import BY_NAME, Request, authorise, bearer
 from miniq.server.query import number
 
@@ -42,7 +44,7 @@ async def listen(broker: Broker, http: HTTPRequest) -> StreamingResponse:
 
 
 async def _events(
-    broker: Broker, request: Request, previous: dict[str, shapes.StatsEntry], interval: float, count: int
+    broker: Broker, request: Request, previous: dict[str, shapes.QueueStats], interval: float, count: int
 ) -> AsyncIterator[bytes]:
     changed, deleted = list(previous.values()), list[str]()
     while True:
@@ -62,8 +64,9 @@ async def _events(
         previous = current
 
 
-async def _stats_by_queue(broker: Broker, request: Request) -> dict[str, shapes.StatsEntry]:
-    return {entry.name: entry for entry in await stats_of(broker, request)}
+async def _stats_by_queue(broker: Broker, request: Request) -> dict[str, shapes.QueueStats]:
+    reply = await dispatch.perform(broker, Stats(request.query.get("queue")), Caller(request.secret))
+    return {entry.name: entry for entry in reply.queues}
 
 
 def _seconds(text: str) -> float:

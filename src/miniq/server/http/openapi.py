@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from functools import cache
 from importlib import metadata, resources
@@ -14,9 +13,10 @@ from starlette.responses import Response
 
 from miniq.api import shapes
 from miniq.api.codec import MSGPACK, PROBLEM
-from miniq.message import JSON
+from miniq.api.operation import plain_type
+from miniq.message import JSON, QueueSettings
 from miniq.server.http import event_stream, report
-from miniq.server.operations import OPERATIONS, SETTINGS, Operation
+from miniq.server.operations import OPERATIONS, Operation
 
 _ERRORS = {
     "400": "A field is invalid; `field` names it",
@@ -56,7 +56,7 @@ _DESCRIPTION = (
 def build() -> bytes:
     """The document as JSON."""
     kinds = [kind for operation in OPERATIONS for kind in _kinds(operation)]
-    unique = list(dict.fromkeys([*kinds, SETTINGS, shapes.Problem, shapes.HealthReply, shapes.StatsEvent]))
+    unique = list(dict.fromkeys([*kinds, QueueSettings, shapes.Problem, shapes.HealthReply, shapes.StatsEvent]))
     _, components = msgspec.json.schema_components(unique, ref_template="#/components/schemas/{name}")
     for name in ("SendBody", "WireDraft", "EditBody", "WireMessage", "WireEvent"):
         # msgspec already gives `Raw` the schema of any JSON value; add a description.
@@ -121,34 +121,30 @@ def build() -> bytes:
 
 
 def _kinds(operation: Operation) -> list[Any]:
-    return [
-        kind
-        for kind in (operation.body, operation.reply)
-        if isinstance(kind, type) and hasattr(kind, "__struct_fields__")
-    ]
+    body = None if operation.body is None else operation.body.shape
+    return [kind for kind in (body, operation.reply.shape) if hasattr(kind, "__struct_fields__")]
 
 
 def _describe(operation: Operation) -> dict[str, Any]:
     parameters: list[dict[str, Any]] = [
-        {"name": name, "in": "path", "required": True, "schema": _path_schema(name)}
-        for name in re.findall(r"{(\w+)}", operation.path)
+        {"name": name, "in": "path", "required": True, "schema": _path_schema(name)} for name in operation.in_path
     ]
-    parameters += _query(operation.query)
+    parameters += _query({name: plain_type(info) for name, info in operation.in_query.items()})
     description: dict[str, Any] = {
         "operationId": operation.name,
         "summary": operation.summary,
-        "description": f"Requires the permission `{operation.verb}`.",
+        "description": f"Requires the permission `{operation.right}`.",
         "tags": [_tag(operation)],
         "parameters": parameters,
         "responses": {
             str(operation.status): {"description": "Success"}
-            if operation.reply is None
-            else _content(operation.reply, "Success"),
+            if operation.reply.shape is None
+            else _content(operation.reply.shape, "Success"),
             **{code: _content(shapes.Problem, text, PROBLEM) for code, text in _ERRORS.items()},
         },
     }
     if operation.body is not None:
-        kind = SETTINGS if operation.name == "configure" else operation.body
+        kind = QueueSettings if operation.name == "configure" else operation.body.shape
         description["requestBody"] = {
             "required": not operation.optional,
             "content": {media: {"schema": _ref(kind)} for media in (JSON, MSGPACK)},

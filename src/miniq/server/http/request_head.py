@@ -50,7 +50,7 @@ class Head(Struct, frozen=True):
         """Raise unless the caller may make this call."""
         if self.doubt is not None:
             self.doubt.check(keys)
-        keys.check(self.secret, self.operation.verb, self.queue)
+        keys.check(self.secret, self.operation.right, self.queue)
 
     def request(self, raw: bytes, lone: bytes | None) -> Request:
         """The request that these headers begin and `raw` ends; `lone` is the body of the one plain message in it."""

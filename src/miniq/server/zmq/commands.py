@@ -12,13 +12,15 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec.structs import FieldInfo
 
 from miniq.api import codec, shapes
 from miniq.api.codec import Format, Reader
+from miniq.api.operation import plain_type
 from miniq.api.plain import UNREADABLE, DataOne, PlainOne, check_text
 from miniq.errors import BadRequest, InvalidRequest
 from miniq.message import Lease, PlainDrafts
-from miniq.server.operations import OPERATIONS, Operation, Request
+from miniq.server.operations import BY_NAME, OPERATIONS, Operation, Request
 
 NAMES = {
     "CREATE_QUEUE": "configure",
@@ -48,19 +50,19 @@ class Payload:
 
     def __init__(self, operation: Operation) -> None:
         self.operation = operation
-        self._path = re.findall(r"{(\w+)}", operation.path)
-        self._is_map = operation.body is not None and not isinstance(operation.body, type)
-        self._leases = isinstance(operation.body, type) and issubclass(operation.body, shapes.LeasesBody)
+        self._body = None if operation.body is None else operation.body.shape
+        self._there = getattr(self._body, "__struct_fields__", ())
+        self._is_map = self._body is not None and not isinstance(self._body, type)
+        self._leases = "leases" in self._there
         self._reader = Reader(dict[str, Any] if self._is_map else self._kind())
 
     def _kind(self) -> type[Struct]:
-        operation = self.operation
-        bases = () if operation.body is None else (operation.body,)
-        there = () if operation.body is None else operation.body.__struct_fields__
+        operation, there = self.operation, self._there
+        bases = () if self._body is None else (self._body,)
         fields: list[Any] = [
-            (name, str if name in ("queue", "id") else str | int) for name in self._path if name not in there
+            (name, str if name in ("queue", "id") else str | int) for name in operation.in_path if name not in there
         ]
-        fields += [(name, kind | None, None) for name, kind in operation.query.items() if name not in there]
+        fields += [(name, _queried(info), info.default) for name, info in operation.in_query.items()]
         if self._leases:  # one lease may be given by itself
             fields += [("leases", list[Lease] | UnsetType, UNSET), ("id", str | None, None)]
             fields += [("receipt", str | None, None)]
@@ -70,17 +72,23 @@ class Payload:
         """The request that a payload makes."""
         found = self._reader.read(bytes(raw) or _EMPTY[format], format)
         if self._is_map:
-            path = {name: _text(found, name) for name in self._path}
+            path = {name: _text(found, name) for name in self.operation.in_path}
             return Request(path, {}, found, format, out=format)
         if self._leases:
             _gather(found)
-        path = {name: str(getattr(found, name)) for name in self._path}
+        path = {name: str(getattr(found, name)) for name in self.operation.in_path}
         query = {}
-        for name in self.operation.query:
+        for name in self.operation.in_query:
             value = getattr(found, name)
             if value is not None:
                 query[name] = str(value)
-        return Request(path, query, None if self.operation.body is None else found, format, out=format)
+        return Request(path, query, None if self._body is None else found, format, out=format)
+
+
+def _queried(info: FieldInfo) -> Any:
+    """The type of a field that HTTP has in a query; moments are texts."""
+    kind = plain_type(info)
+    return kind | None if kind is int else str | None
 
 
 class SendPayload(Payload):
@@ -192,12 +200,11 @@ class Ask(NamedTuple):
     opens: str | None = None
 
 
-_BY_NAME = {operation.name: operation for operation in OPERATIONS}
 _PAYLOADS = {
     operation.name: SendPayload(operation) if operation.name == "send" else Payload(operation)
     for operation in OPERATIONS
 }
-COMMANDS: dict[str, str] = {operation.name.upper(): operation.name for operation in OPERATIONS} | NAMES
+COMMANDS: dict[str, str] = {operation.command: operation.name for operation in OPERATIONS} | NAMES
 """Every command, and the operation it is."""
 
 _SHAPES: dict[str, Callable[[Any], Any]] = {"QUEUE_SIZE": lambda reply: shapes.SizeReply(reply.counts.total)}
@@ -252,12 +259,12 @@ def understand(command: shapes.Command | PlainSend, format: Format, only: frozen
     if isinstance(command, PlainSend):
         request: Request = command.payload.request()
         request.call = command.idempotency_key
-        return Ask(_BY_NAME[name], request)
+        return Ask(BY_NAME[name], request)
     raw = b"" if command.payload is UNSET else command.payload
     if only is None and type in OPENS and _names.read(bytes(raw) or _EMPTY[format], format).keys() <= {"queue"}:
         return Ask(None, Request({}, {}, None, format, out=format), opens=OPENS[type])
     request = _PAYLOADS[name].read(raw, format)
-    operation = _BY_NAME[name]
+    operation = BY_NAME[name]
     if request.body is not None and getattr(request.body, "leases", None) is UNSET:
         operation = _alone(type, request)
     request.call = command.idempotency_key
@@ -270,7 +277,7 @@ def _alone(type: str, request: Request) -> Operation:
         raise InvalidRequest("receipt: is required", field="receipt")
     request.path = {**request.path, "id": request.body.id}
     request.body = None
-    return _BY_NAME["remove"]
+    return BY_NAME["remove"]
 
 
 def refusal(error: Any, format: Format) -> bytes:

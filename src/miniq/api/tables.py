@@ -1,15 +1,19 @@
-"""Replies in Arrow: tables of many messages or records, without a Python object for each.
+"""Tables of many messages or records, without a Python object for each: as they are given, sent and read.
 
 The columns are those of the protocol's page on Arrow. `pyarrow` is an extra, imported when a table is asked for.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec import Struct
 
-from miniq.errors import InvalidRequest, MissingExtra
+from miniq.api import arrow as columns
+from miniq.api.arrow import arrow as pyarrow
+from miniq.errors import InvalidRequest, MissingExtra, WrongMedia
+from miniq.message import Draft
 
 
 class TablePage(Struct, frozen=True):
@@ -22,13 +26,17 @@ class TablePage(Struct, frozen=True):
     last: int = 0
 
 
-def pyarrow() -> Any:
-    """`pyarrow`, or an error that names the pip command."""
-    try:
-        import pyarrow
-    except ImportError:
-        raise MissingExtra("Arrow needs pyarrow: pip install 'miniq[arrow]'") from None
-    return pyarrow
+class ArrowStream(Struct, frozen=True):
+    """Messages that came as an Arrow stream, and are not read yet."""
+
+    raw: bytes
+
+    def drafts(self) -> Sequence[Draft]:
+        """The messages in it."""
+        try:
+            return columns.drafts_of(self.raw)
+        except MissingExtra as error:
+            raise WrongMedia(error.text, field="content-type") from None
 
 
 def to_stream(table: Any) -> bytes:

@@ -1,0 +1,286 @@
+"""What a row of the table of operations says, and what follows from it: which fields of a request go where.
+
+A request is a record. Its fields that the path names are in the path; the others are in the query of a GET or DELETE,
+and in the body of all other methods.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from operator import attrgetter
+from types import NoneType, UnionType
+from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec.structs import FieldInfo
+
+from miniq.api import checks, codec, messages, shapes, tables
+from miniq.api.codec import Format
+from miniq.api.replies import Reply
+from miniq.errors import InvalidRequest
+from miniq.message import JSON, PlainDrafts
+
+T = TypeVar("T")
+
+Repeat = Literal["freely", "named", "once"]
+"""What a client does whose call may have been carried out without an answer: repeat it; repeat it under the same
+idempotency key; not repeat it."""
+
+
+class Call(Struct, Generic[T], frozen=True, gc=False):
+    """What an operation is asked for; `T` is what it is answered with."""
+
+
+class AsTable(Call[T], frozen=True):
+    """The same call, answered with a `pyarrow.Table`."""
+
+    call: Call[Any]
+
+
+class Body(Struct, frozen=True):
+    """How the fields of a request travel that are in its body."""
+
+    shape: Any
+    """The record of the body, or `dict[str, Any]`."""
+    pack: Callable[[Any], Any]
+    """The body of a call, checked; an Arrow stream is `bytes`."""
+    unpack: Callable[[Any, Format], Sequence[Any]]
+    """The values of the fields that a body of some format has."""
+
+
+class Operation(Generic[T]):
+    """One call of the API: a row of the table, and what follows from it.
+
+    `query` names fields that are in the query of a method with a body; `body` is for bodies that are not just fields.
+    """
+
+    def __init__(
+        self,
+        request: type[Call[T]],
+        name: str,
+        method: str,
+        path: str,
+        right: str,
+        summary: str,
+        reply: Reply[T],
+        *,
+        status: int = 200,
+        hot: bool = False,
+        body: Body | None = None,
+        optional: bool | None = None,
+        query: Sequence[str] = (),
+        arrow: bool = False,
+        table: Callable[[bytes], Any] | None = None,
+        long_poll: bool = False,
+        own: bool = False,
+        repeat: Repeat = "freely",
+        done: Sequence[str] = (),
+    ) -> None:
+        self.request = request
+        self.name = name
+        self.method = method
+        self.path = path
+        self.right = right
+        """The right that it needs (see `keyring.py`)."""
+        self.summary = summary
+        self.reply = reply
+        self.status = status
+        self.hot = hot
+        """Whether HTTP answers it in the fast lane."""
+        self.arrow = arrow
+        """Whether its body may be an Arrow stream."""
+        self.table = table
+        """Reads the reply to `AsTable`, where there is one."""
+        self.long_poll = long_poll
+        """Whether it may wait, and is for nobody but its caller."""
+        self.own = own
+        """Whether it shows each key its own part, so that every key may ask."""
+        self.repeat = repeat
+        self.done = frozenset(done)
+        """Codes and outcomes that mean success to a client whose first answer was lost: it had been done by then."""
+        self.command = name.upper()
+        """Its name over ZeroMQ."""
+        infos = {info.name: info for info in msgspec.structs.fields(request)}
+        named = re.findall(r"{(\w+)}", path)
+        in_query = [name for name in infos if name not in named and (method in ("GET", "DELETE") or name in query)]
+        in_body = [name for name in infos if name not in named and name not in in_query]
+        if [*named, *in_query, *in_body] != [*infos]:
+            raise TypeError(
+                f"{request.__name__}: its fields are to be those of the path, the query and the body, in order"
+            )
+        self.in_path = {name: _wire_type(infos[name].type) for name in named}
+        self.in_query = {name: infos[name] for name in in_query}
+        self.body = body or (_derived(request, [infos[name] for name in in_body]) if method in _BODIES else None)
+        self.optional = not any(infos[name].required for name in in_body) if optional is None else optional
+        """Whether the body may be left out."""
+        self.path_values = _values(named)
+        """Reads what a call has in its path."""
+        self._texts_in_path = [name if str in _members(kind) else None for name, kind in self.in_path.items()]
+        self._checks = [(name, check) for name in in_query if (check := _check(infos[name])) is not None]
+
+    def __repr__(self) -> str:
+        return f"<Operation {self.name}>"
+
+    def check_path(self, values: Sequence[Any]) -> None:
+        """Refuse what cannot be in a path."""
+        for value, name in zip(values, self._texts_in_path, strict=True):
+            if name is not None:
+                checks.check_name(value, name)
+
+    def query_of(self, call: Any) -> dict[str, Any]:
+        """What a call has in its query and does not go without saying, checked."""
+        for name, check in self._checks:
+            check(getattr(call, name), name)
+        found = {}
+        for name, info in self.in_query.items():
+            value = getattr(call, name)
+            if value is not None and (info.required or value != info.default):
+                found[name] = value.isoformat() if isinstance(value, datetime) else value
+        return found
+
+
+_BODIES = ("POST", "PUT", "PATCH")
+
+
+# What follows from the types of fields
+
+
+def _wire_type(kind: Any) -> Any:
+    """The type of a field on the wire: the broker says which words there are, and lists come as lists."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return str
+    if origin in (Union, UnionType):
+        return Union[tuple(_wire_type(one) for one in inner)]  # noqa: UP007  not written out
+    if origin is not None and origin is not dict and issubclass(origin, Sequence):
+        return list[inner]  # type: ignore[valid-type]
+    return kind
+
+
+def plain_type(info: FieldInfo) -> type:
+    """The type of a field in a query."""
+    kind: type = next(kind for kind in _members(_wire_type(info.type)) if kind is not NoneType)
+    return kind
+
+
+def _members(kind: Any) -> tuple[Any, ...]:
+    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+
+
+def _check(info: FieldInfo) -> Callable[[Any, str], None] | None:
+    kinds = _members(info.type)
+    if str in kinds or any(get_origin(kind) is Literal for kind in kinds):
+        return checks.check_text
+    if float in kinds:
+        return checks.check_number
+    return checks.check_texts if any(get_args(kind) == (str,) for kind in kinds) else None
+
+
+def _derived(request: type[Struct], infos: Sequence[FieldInfo]) -> Body:
+    """The body of most operations: a record of some fields of the request."""
+    fields: list[Any] = [
+        (info.name, _wire_type(info.type)) if info.required else (info.name, _wire_type(info.type), info.default)
+        for info in infos
+    ]
+    shape = msgspec.defstruct(
+        f"{request.__name__}Body",
+        fields,
+        namespace={"__doc__": request.__doc__},
+        forbid_unknown_fields=True,
+        omit_defaults=True,
+        gc=False,
+    )
+    values = _values([info.name for info in infos])
+    checked = [
+        (place, int if check is checks.check_number else str, info.name, check)
+        for place, info in enumerate(infos)
+        if (check := _check(info)) is not None
+    ]
+
+    def pack(call: Any) -> Any:
+        found = values(call)
+        for place, usual, name, check in checked:
+            value = found[place]
+            if value is not None and type(value) is not usual:  # most need no closer look
+                check(value, name)
+        return shape(*found)
+
+    return Body(shape, pack, lambda body, format: values(body))
+
+
+def _values(names: Sequence[str]) -> Callable[[Any], Sequence[Any]]:
+    """Reads some attributes."""
+    if len(names) > 1:
+        return attrgetter(*names)
+    if not names:
+        return lambda record: ()
+    get = attrgetter(*names)
+    return lambda record: (get(record),)
+
+
+# Bodies that are not just fields
+
+
+def _pack_send(call: Any) -> Any:
+    if tables.is_table(call.drafts):
+        return tables.to_stream(call.drafts)
+    drafts = messages.wire_drafts(call.drafts)
+    return drafts[0] if len(drafts) == 1 else shapes.SendBody(messages=drafts)
+
+
+def _unpack_send(body: Any, format: Format) -> Sequence[Any]:
+    if type(body) is PlainDrafts or not isinstance(body, shapes.SendBody):  # plain, or an Arrow stream
+        return (body,)
+    if body.messages is UNSET:
+        return ([messages.draft_of(body, format)],)
+    if body.body is not UNSET or body.data is not UNSET:
+        raise InvalidRequest("messages: given beside body; send one message or many", field="messages")
+    return (messages.drafts_of(body.messages, format),)
+
+
+def _pack_upload(call: Any) -> Any:
+    if tables.is_table(call.drafts):
+        return tables.to_stream(call.drafts)
+    return shapes.UploadBody(messages.wire_drafts(call.drafts))
+
+
+def _unpack_upload(body: Any, format: Format) -> Sequence[Any]:
+    return (messages.drafts_of(body.messages, format) if isinstance(body, shapes.UploadBody) else body,)
+
+
+_edited = attrgetter("headers", "priority", "delay", "receipt")
+
+
+def _pack_edit(call: Any) -> shapes.EditBody:
+    for field in ("content_type", "receipt"):
+        checks.check_text(getattr(call, field), field)
+    checks.check_number(call.delay, "delay")
+    checks.check_headers(call.headers)
+    body: Raw | UnsetType = UNSET
+    data: bytes | UnsetType = UNSET
+    if call.body is not None:
+        body, data = codec.wire_body(call.body, call.content_type or JSON, "json")
+    return shapes.EditBody(body, data, call.content_type, *_edited(call))
+
+
+def _unpack_edit(edit: Any, format: Format) -> Sequence[Any]:
+    body, content_type = None, edit.content_type
+    if edit.body is not UNSET or edit.data is not UNSET:
+        body, content_type = codec.body_of(edit.body, edit.data, content_type, format)
+    elif content_type is not None:
+        raise InvalidRequest("content_type: comes only with a new body", field="content_type")
+    return (body, content_type, *_edited(edit))
+
+
+def _pack_changes(call: Any) -> Any:
+    checks.check_map(call.changes, "changes")
+    return call.changes
+
+
+SEND = Body(shapes.SendBody, _pack_send, _unpack_send)
+UPLOAD = Body(shapes.UploadBody, _pack_upload, _unpack_upload)
+EDIT = Body(shapes.EditBody, _pack_edit, _unpack_edit)
+CHANGES = Body(dict[str, Any], _pack_changes, lambda changes, format: (changes,))

@@ -1,0 +1,416 @@
+"""Every call of the API, once, for both ends: its request as a record, and a row of the table.
+
+The server derives HTTP routes, ZeroMQ commands and the OpenAPI document from the table, the clients their requests, the
+way replies are read, and what is repeated. `dispatch.py` says which method of the broker carries a call out. A new
+call is a record and a row here, a shape of its reply if there is none yet, a method of the broker, and a method of the
+async client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from miniq.api import operation as bodies
+from miniq.api import replies, shapes, tables
+from miniq.api.operation import Call, Operation
+from miniq.api.replies import same, single
+from miniq.message import (
+    Claim,
+    ClaimGroup,
+    Committed,
+    Extended,
+    HistoryPage,
+    Lease,
+    Mode,
+    Outcome,
+    Page,
+    QueueInfo,
+    RedriveProgress,
+    Stage,
+    Status,
+    Stored,
+)
+
+# Messages
+
+
+class Send(Call[list[str]], frozen=True):
+    """`drafts` may be a `pyarrow.Table`."""
+
+    queue: str
+    drafts: Any
+
+
+class Receive(Call[list[Stored]], frozen=True):
+    queue: str
+    max: int = 1
+    wait: float = 0
+    visibility_timeout: float | None = None
+    consumer: str | None = None
+    mode: Mode = "at-least-once"
+
+
+class Ack(Call[list[Outcome]], frozen=True):
+    queue: str
+    leases: Sequence[Lease]
+
+
+class AckById(Call[bool], frozen=True):
+    """Ack without a receipt: only for `MiniQ`, whose users have none. No wire carries it."""
+
+    queue: str
+    id: str
+
+
+class Release(Call[list[Outcome]], frozen=True):
+    queue: str
+    leases: Sequence[Lease]
+    delay: float = 0
+
+
+class Extend(Call[Extended], frozen=True):
+    """Without a `visibility_timeout`, it is the queue's."""
+
+    queue: str
+    leases: Sequence[Lease]
+    visibility_timeout: float | None = None
+
+
+class Peek(Call[Page], frozen=True):
+    queue: str
+    status: Status | None = None
+    after: str | None = None
+    limit: int = 100
+    find: str | None = None
+
+
+class Get(Call[Stored], frozen=True):
+    queue: str
+    id: str
+
+
+class ReleaseOne(Call[bool], frozen=True):
+    queue: str
+    id: str
+    delay: float = 0
+
+
+class Edit(Call[Stored], frozen=True):
+    """What is None stays as it is."""
+
+    queue: str
+    id: str
+    body: bytes | None = None
+    content_type: str | None = None
+    headers: dict[str, str] | None = None
+    priority: int | None = None
+    delay: float | None = None
+    receipt: str | None = None
+
+
+class Remove(Call[None], frozen=True):
+    queue: str
+    id: str
+    receipt: str | None = None
+
+
+# Claims
+
+
+class OpenClaims(Call[ClaimGroup], frozen=True):
+    """Nothing is in its body yet."""
+
+    queue: str
+    group: str
+
+
+class NextClaim(Call[tuple[Claim | None, int]], frozen=True):
+    """Ack all claims of a group up to `after`, and give the next one. Answered with the group's epoch, too."""
+
+    queue: str
+    group: str
+    after: int
+    epoch: int | None = None
+    max_messages: int = 10_000
+    max_bytes: int = 64 * 1024 * 1024
+    wait: float = 0
+    consumer: str | None = None
+
+
+class ReadClaim(Call[list[Stored]], frozen=True):
+    queue: str
+    group: str
+    claim: int
+    part: int = 0
+    parts: int = 1
+
+
+class AckClaims(Call[None], frozen=True):
+    queue: str
+    group: str
+    upto: int
+    epoch: int | None = None
+
+
+class ReleaseClaims(Call[int], frozen=True):
+    queue: str
+    group: str
+    epoch: int | None = None
+
+
+class ListClaims(Call[list[ClaimGroup]], frozen=True):
+    queue: str
+
+
+# Stages
+
+
+class Upload(Call[tuple[int, int]], frozen=True):
+    """Answered with how many messages they were, and their bytes. `drafts` may be a `pyarrow.Table`."""
+
+    queue: str
+    job: str
+    batch: str
+    partition: str
+    attempt: str
+    part: int = 0
+    drafts: Any = ()
+
+
+class CommitStages(Call[Committed], frozen=True):
+    queue: str
+    job: str
+    batch: str
+    stages: Sequence[shapes.StageId]
+
+
+class DiscardStages(Call[int], frozen=True):
+    queue: str
+    job: str
+    batch: str
+
+
+class ListStages(Call[list[Stage]], frozen=True):
+    queue: str
+
+
+# Queues
+
+
+class ListQueues(Call[list[QueueInfo]], frozen=True):
+    pass
+
+
+class Configure(Call[QueueInfo], frozen=True):
+    queue: str
+    changes: dict[str, Any]
+
+
+class GetQueue(Call[QueueInfo], frozen=True):
+    queue: str
+
+
+class DeleteQueue(Call[None], frozen=True):
+    queue: str
+
+
+class Purge(Call[int], frozen=True):
+    queue: str
+
+
+class Redrive(Call[RedriveProgress], frozen=True):
+    queue: str
+    ids: Sequence[str] | None = None
+    to: str | None = None
+    rate: float | None = None
+
+
+# The broker as a whole
+
+
+class History(Call[HistoryPage], frozen=True):
+    after: int = 0
+    limit: int = 100
+    queue: str | None = None
+    id: str | None = None
+    event: str | None = None
+    consumer: str | None = None
+    since: datetime | None = None
+    before: int = 0
+
+
+class Stats(Call[shapes.Stats], frozen=True):
+    queue: str | None = None
+
+
+class Trends(Call[shapes.Trends], frozen=True):
+    """`series` are names with commas between them."""
+
+    queue: str | None = None
+    series: str = "total,sent,acked"
+    points: int = 60
+
+
+class WhoAmI(Call[shapes.Identity], frozen=True):
+    queue: str | None = None
+
+
+class CreateKey(Call[shapes.ApiKey], frozen=True):
+    """A key to make: a name for people, and what it allows, such as `send:orders.*`. With `public`, the public half
+    of a CURVE key of 40 characters, it is one for ZeroMQ."""
+
+    name: str
+    allow: Sequence[str]
+    public: str | None = None
+
+
+class ListKeys(Call[list[shapes.ApiKey]], frozen=True):
+    pass
+
+
+class RevokeKey(Call[None], frozen=True):
+    id: str
+
+
+class Backup(Call[None], frozen=True):
+    """A folder on the server that does not exist yet."""
+
+    path: str
+
+
+QUEUE = "/v1/queues/{queue}"
+CLAIMS = f"{QUEUE}/claims"
+STAGES = f"{QUEUE}/stages"
+
+OPERATIONS: tuple[Operation[Any], ...] = (
+    Operation(
+        Send, "send", "POST", f"{QUEUE}/messages", "send", "Send one message or many, all or nothing",
+        replies.IDS, status=201, hot=True, body=bodies.SEND, optional=False, arrow=True, repeat="named",
+    ),
+    Operation(
+        Receive, "receive", "POST", f"{QUEUE}/receive", "receive", "Lease messages; with `wait`, wait for the first",
+        replies.RECEIVED, hot=True, long_poll=True,
+    ),
+    Operation(
+        Ack, "ack", "POST", f"{QUEUE}/ack", "receive", "Remove messages that were processed",
+        replies.ACKED, hot=True, done=["missing"],
+    ),
+    Operation(
+        Release, "release", "POST", f"{QUEUE}/release", "receive", "Give messages back, now or after `delay`",
+        replies.RELEASED, hot=True, done=["stale", "missing"],
+    ),
+    Operation(
+        Extend, "extend", "POST", f"{QUEUE}/extend", "receive", "Let leases end `visibility_timeout` from now",
+        replies.EXTENDED, hot=True,
+    ),
+    Operation(
+        Peek, "peek", "GET", f"{QUEUE}/messages", "read", "Browse messages without consuming",
+        replies.PAGE, table=tables.read_messages_page,
+    ),
+    Operation(Get, "get", "GET", f"{QUEUE}/messages/{{id}}", "read", "Look at one message", replies.MESSAGE),
+    Operation(
+        ReleaseOne, "release_one", "POST", f"{QUEUE}/messages/{{id}}/release", "manage",
+        "Take a message from whoever holds it", replies.RELEASED_ONE,
+    ),
+    Operation(
+        Edit, "edit", "PATCH", f"{QUEUE}/messages/{{id}}", "manage",
+        "Change a message that is not leased, or with its receipt",
+        replies.MESSAGE, body=bodies.EDIT, optional=False,
+    ),
+    Operation(
+        Remove, "remove", "DELETE", f"{QUEUE}/messages/{{id}}", "manage",
+        "Remove a message that is not leased, or with its receipt",
+        replies.NONE, status=204, done=["message_not_found"],
+    ),
+    Operation(
+        OpenClaims, "open_claims", "POST", f"{CLAIMS}/{{group}}/open", "receive",
+        "Begin to read the claims of a group; earlier readers are fenced", replies.CLAIMS_OPENED,
+    ),
+    Operation(
+        NextClaim, "claim", "POST", CLAIMS, "receive", "Ack claims up to `after` and give the next one; safe to repeat",
+        replies.CLAIM, long_poll=True,
+    ),
+    Operation(
+        ReadClaim, "read_claim", "GET", f"{CLAIMS}/{{group}}/{{claim}}", "receive",
+        "The messages of a claim, or part `part` of `parts`; always the same",
+        replies.CLAIMED, table=tables.read_table,
+    ),
+    Operation(
+        AckClaims, "ack_claims", "DELETE", f"{CLAIMS}/{{group}}", "receive", "Ack all claims up to `upto`",
+        replies.CLAIMS_ACKED,
+    ),
+    Operation(
+        ReleaseClaims, "release_claims", "POST", f"{CLAIMS}/{{group}}/release", "receive",
+        "Give the messages of claims that are not acked back", single(shapes.ClaimsReleasedReply),
+    ),
+    Operation(ListClaims, "list_claims", "GET", CLAIMS, "read", "All groups with their claims", replies.CLAIM_GROUPS),
+    Operation(
+        CommitStages, "commit_stages", "POST", f"{STAGES}/{{job}}/{{batch}}/commit", "send",
+        "Make the messages of some stages part of the queue, once per job and batch", replies.COMMITTED,
+    ),
+    Operation(
+        Upload, "upload", "POST", f"{STAGES}/{{job}}/{{batch}}/{{partition}}/{{attempt}}", "send",
+        "Keep messages as part `part` of a stage, unseen until they are committed",
+        replies.UPLOADED, status=201, body=bodies.UPLOAD, optional=False, query=["part"], arrow=True,
+    ),
+    Operation(
+        DiscardStages, "discard_stages", "DELETE", f"{STAGES}/{{job}}/{{batch}}", "send",
+        "Remove the stages of a batch that are not committed", single(shapes.DiscardReply),
+    ),
+    Operation(ListStages, "list_stages", "GET", STAGES, "read", "All stages that are not committed", replies.STAGES),
+    Operation(
+        ListQueues, "list_queues", "GET", "/v1/queues", "read", "All queues with their counts", replies.QUEUES, own=True
+    ),
+    Operation(
+        Configure, "configure", "PUT", QUEUE, "manage", "Create a queue, or change some of its settings",
+        replies.QUEUE, body=bodies.CHANGES, optional=True,
+    ),
+    Operation(GetQueue, "get_queue", "GET", QUEUE, "read", "Settings and counts of a queue", replies.QUEUE),
+    Operation(
+        DeleteQueue, "delete_queue", "DELETE", QUEUE, "manage", "Remove a queue with its messages",
+        replies.NONE, status=204, done=["queue_not_found"],
+    ),
+    Operation(
+        Purge, "purge", "POST", f"{QUEUE}/purge", "manage", "Remove all messages of a queue", single(shapes.PurgeReply)
+    ),
+    Operation(
+        Redrive, "redrive", "POST", f"{QUEUE}/redrive", "manage", "Move dead letters back where they came from",
+        same(RedriveProgress),
+    ),
+    Operation(
+        History, "history", "GET", "/v1/history", "read", "What happened, by rising offset",
+        replies.HISTORY, table=tables.read_history_page,
+    ),
+    Operation(
+        Stats, "stats", "GET", "/v1/stats", "read", "All queues, or one: counts, rates, dead letters",
+        same(shapes.Stats), own=True,
+    ),
+    Operation(
+        Trends, "trends", "GET", "/v1/trends", "read", "Numbers of the last hour", same(shapes.Trends), own=True
+    ),
+    Operation(
+        WhoAmI, "whoami", "GET", "/v1/whoami", "read", "Who the caller is, and which rights it has",
+        same(shapes.Identity), own=True,
+    ),
+    Operation(
+        CreateKey, "create_key", "POST", "/v1/keys", "admin", "Make an API key; its secret is shown once",
+        same(shapes.ApiKey), status=201, repeat="once",
+    ),
+    Operation(
+        ListKeys, "list_keys", "GET", "/v1/keys", "admin", "All API keys, without their secrets",
+        single(shapes.KeysReply),
+    ),
+    Operation(
+        RevokeKey, "revoke_key", "DELETE", "/v1/keys/{id}", "admin", "Make an API key useless",
+        replies.NONE, status=204, done=["not_found"],
+    ),
+    Operation(
+        Backup, "backup", "POST", "/v1/backup", "admin", "Write a copy of everything to a folder on the server",
+        replies.NONE, status=204, repeat="once",
+    ),
+)  # fmt: skip
+
+BY_NAME = {operation.name: operation for operation in OPERATIONS}
+BY_REQUEST = {operation.request: operation for operation in OPERATIONS}

@@ -1,0 +1,62 @@
+"""A message in the hands of its reader: ack, release, extend."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from miniq.api.operations import Ack, Extend, Release
+from miniq.client.delivery import HELD, SETTLED, Delivery, check_held, moment
+from miniq.errors import MessageNotFound, MiniQError, StaleReceipt
+
+if TYPE_CHECKING:
+    from miniq.client._async.queue import AsyncQueue  # noqa: F401  named in a text below
+
+
+class AsyncMessage(Delivery["AsyncQueue"]):
+    """A message that was received, or looked at.
+
+    `async with message:` acks it on success and releases it on an exception, unless that was done by hand.
+    """
+
+    __slots__ = ()
+
+    async def ack(self) -> bool:
+        """It was processed: remove it. False if it was gone already; `StaleReceipt` if somebody else has it."""
+        [outcome] = await self._from._perform(Ack(self.queue, [self._lease()]))
+        self._state = SETTLED
+        if outcome != "missing":
+            check_held(outcome, self.queue, self.id)
+        return outcome == "done"
+
+    async def release(self, delay: float = 0) -> None:
+        """Give it back, ready again at once or after `delay` seconds."""
+        [outcome] = await self._from._perform(Release(self.queue, [self._lease()], delay))
+        self._state = SETTLED
+        check_held(outcome, self.queue, self.id)
+
+    async def extend(self, seconds: float | None = None) -> datetime:
+        """Let the lease end so many seconds from now (the queue's visibility timeout), and say when that is."""
+        reply = await self._from._perform(Extend(self.queue, [self._lease()], seconds))
+        self._renewed(reply.outcomes[0], reply.until)
+        check_held(reply.outcomes[0], self.queue, self.id)
+        return moment(reply.until)
+
+    async def __aenter__(self) -> AsyncMessage:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        if self._state is not HELD:
+            return
+        if error is None:
+            await self.ack()
+            return
+        try:
+            await self.release()
+        except (StaleReceipt, MessageNotFound):
+            pass
+        except MiniQError as problem:  # told beside the exception that led to it, which matters more
+            error.add_note(f"message {self.id} could not be released: {problem}")

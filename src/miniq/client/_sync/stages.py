@@ -1,0 +1,35 @@
+# Generated from ../_async/stages.py by `make generate`: change that file.
+"""Stages: messages that a task uploads, unseen until they are committed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from miniq.api import operations as ops
+from miniq.api.tables import is_table
+from miniq.client import bodies
+from miniq.message import StageName
+
+if TYPE_CHECKING:
+    from miniq.client._sync.queue import Queue
+
+
+class Staging:
+    """The messages of one try of one task, uploaded in as many parts as it likes."""
+
+    def __init__(self, queue: Queue, name: StageName) -> None:
+        self.queue = queue
+        self.name = name
+        self.parts = 0
+        """How many parts were uploaded through this object."""
+
+    def upload(self, messages: Any, part: int | None = None) -> int:
+        """Keep messages (drafts, plain bodies or a `pyarrow.Table`) as the next part, or as `part`, and say how many
+        they were. A part that is there already stays as it is, so that an upload can be repeated."""
+        drafts = messages if is_table(messages) else bodies.drafts(messages)
+        number = self.parts if part is None else part
+        name = self.name
+        call = ops.Upload(self.queue.name, name.job, name.batch, name.partition, name.attempt, number, drafts)
+        count, _ = self.queue._perform(call)
+        self.parts = max(self.parts, number + 1)
+        return count

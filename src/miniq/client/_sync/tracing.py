@@ -1,0 +1,35 @@
+# Generated from ../_async/tracing.py by `make generate`: change that file.
+"""A transport around another one that writes down spans of send, receive and ack."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar, cast
+
+from miniq.api.operation import Call
+from miniq.api.operations import Ack, Receive, Send
+from miniq.client._sync.transport import Transport
+from miniq.client.tracing import Spans
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
+
+T = TypeVar("T")
+
+
+class TracedTransport:
+    """Carries calls by another transport."""
+
+    def __init__(self, inner: Transport, provider: TracerProvider | bool) -> None:
+        self._inner = inner
+        self._spans = Spans(inner, provider)
+
+    def perform(self, call: Call[T]) -> T:
+        if not isinstance(call, Send | Receive | Ack):
+            return self._inner.perform(call)
+        with self._spans.around(call) as span:
+            reply = self._inner.perform(self._spans.prepared(call))
+            self._spans.told(span, call, reply)
+            return cast(T, reply)
+
+    def close(self) -> None:
+        self._inner.close()
