@@ -552,3 +552,11 @@ async def test_queue_deleted_under_a_call_is_an_error_that_has_a_name(url: str) 
             )
             strange = [end for end in ends if isinstance(end, BaseException) and not isinstance(end, MiniQError)]
             assert strange == []
+
+
+async def test_closing_again_is_harmless_while_the_commit_thread_ends(url: str) -> None:
+    for _ in range(20):
+        store = open_store(url)
+        await store.open()
+        await store.close()
+        await asyncio.wait_for(store.close(), 5)

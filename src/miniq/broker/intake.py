@@ -71,14 +71,8 @@ class Intake:
         """Send one message with the next put of its queue. False if it cannot go this way: use `Broker.send` then,
         which also says what is wrong with it."""
         broker = self._broker
-        settings = broker.catalog.find(queue)
-        if (
-            settings is None
-            or settings.max_length
-            or settings.max_bytes
-            or len(body) > self._limits.body_bytes
-            or broker.tracer is not None  # each has a trace of its own
-            or (call is not None and (broker.store.shared or not rules.is_simple(call, self._limits)))
+        if len(body) > self._limits.body_bytes or (
+            call is not None and (broker.store.shared or not rules.is_simple(call, self._limits))
         ):
             return False
         key = (queue, content_type, reply)
@@ -86,6 +80,9 @@ class Intake:
         if waiting is not None:
             waiting.append((body, call, sender))
             return True
+        settings = broker.catalog.find(queue)
+        if settings is None or settings.max_length or settings.max_bytes or broker.tracer is not None:
+            return False  # with a tracer, each message has a trace of its own
         self._waiting[key] = [(body, call, sender)]
         loop = asyncio.get_running_loop()
         if broker.store.shared:

@@ -63,8 +63,9 @@ class GroupCommit:
         self._beside: set[asyncio.Future[BaseException | None]] = set()
         self._loop = asyncio.get_running_loop()
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="miniq-commit", daemon=True)
-        self._thread.start()
+        self._ended = False
+        """Whether the thread was told to end."""
+        threading.Thread(target=self._run, name="miniq-commit", daemon=True).start()
 
     async def commit(self, sync: bool) -> None:
         """Wait until everything staged so far is written, and on disk if `sync`."""
@@ -134,7 +135,8 @@ class GroupCommit:
                 self.failed = closed
             while self._beside:
                 await asyncio.wait(self._beside)
-            if self._thread.is_alive():
+            if not self._ended:
+                self._ended = True  # a thread that is about to end still counts as alive
                 ended = self._loop.create_future()
 
                 def end() -> None:
