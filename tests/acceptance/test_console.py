@@ -76,6 +76,10 @@ def test_columns_sort_and_the_keyboard_walks(browser: Browser, broker: miniq.Cli
     page.keyboard.press("k")
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", level=1)).to_have_text("b")
+    page.keyboard.press("s")
+    assert page.locator("dialog textarea").first.input_value().endswith("}")  # the letter itself is not typed
+    page.keyboard.press("Escape")
+    expect(page.locator("dialog")).to_have_count(0)
     for key, title in (("d", "Dead letters"), ("c", "Claims"), ("h", "History"), ("k", "Keys"), ("q", "Queues")):
         page.keyboard.press("g")
         page.keyboard.press(key)

@@ -130,7 +130,7 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "g") prefixedAt = Date.now();
   else if (event.key === "?") help();
   else if (event.key === "/") { const search = main.querySelector("input.search"); if (search) { search.focus(); event.preventDefault(); } }
-  else if (event.key === "s") main.querySelector("[data-key=send]")?.click();
+  else if (event.key === "s") { main.querySelector("[data-key=send]")?.click(); event.preventDefault(); } // else the dialog gets the letter
   else if (event.key === "j" || event.key === "k") moveSelection(event.key === "j" ? 1 : -1);
   else if (event.key === "Enter" && event.target === document.body) main.querySelector("tr.at a")?.click();
 });
