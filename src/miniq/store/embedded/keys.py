@@ -258,11 +258,6 @@ def _committed(block: StagedBlock, value: bytes | None) -> Sequence[Message]:
     raise StoreCorrupt(f"store: the record of message {block.first} is missing", field="store")
 
 
-def whole_block(value: bytes, get: Get) -> bytes:
-    """The record of a block as it would be if it had not been staged."""
-    return value if source_of(value) is None else encode_block(decode_block(value, get))
-
-
 def source_of(value: bytes) -> bytes | None:
     """The key at which the messages of a block lie, if they were committed from a stage."""
     if value[1:2] != b"\x02":  # the tag stands first

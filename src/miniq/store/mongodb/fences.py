@@ -61,7 +61,7 @@ def handed_out(found: Document, now: int, consumer: str | None) -> list[Event]:
     if "receipt" in found and "taken_at" in found:
         told.append(left("expired", found, now, "lease", found["visible_at"] - found["taken_at"]))
     receives, since = found["receives"] + 1, found["visible_at"]
-    told.append(events.received_as(found["queue"], found["_id"], found["size"], now, receives, since, consumer))
+    told.append(events.received(found["queue"], found["_id"], found["size"], now, receives, since, consumer))
     return told
 
 

@@ -125,8 +125,8 @@ class Messages(MessageStore):
                 heads = await groups.leave(db, session, number, gone)
             size = sum(one["size"] for one in gone)
             await counters.add(db, session, queue, number, slot, -len(gone), -size)
-            if change.told is not None:
-                told = [left(change.told, one, change.now, change.reason) for one in gone]
+            if change.recorded is not None:
+                told = [left(change.recorded, one, change.now, change.reason) for one in gone]
                 await self._log.append(db, session, told)
             return outcomes, heads
 
@@ -150,8 +150,8 @@ class Messages(MessageStore):
                 outcome = check(one, receipt, now)
                 outcomes.append(outcome)
                 if one is not None and outcome == "done":
-                    if change.told is not None:
-                        told.append(left(change.told, one, now, None))
+                    if change.recorded is not None:
+                        told.append(left(change.recorded, one, now, None))
                     state = {"visible_at": visible_at}
                     found[id] = changed[id] = {
                         name: value for name, value in one.items() if not release or name not in LEASE
@@ -219,8 +219,8 @@ class Messages(MessageStore):
                 if outcome == "done":
                     gone.append(found.pop(id))
                     come.setdefault(message.queue, []).append(message)
-                    if change.told is not None:
-                        told.append(left(change.told, gone[-1], now, change.reason))
+                    if change.recorded is not None:
+                        told.append(left(change.recorded, gone[-1], now, change.reason))
                     if keep_to != "off":
                         told.append(events.sent(message, now, change.event, keep_to))
             heads: list[str | None] = []

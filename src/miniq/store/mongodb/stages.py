@@ -32,11 +32,11 @@ from miniq.store import events
 from miniq.store.arguments import Batch, Upload
 from miniq.store.contract import StageStore
 from miniq.store.decisions import (
+    StagePart,
     check_listed,
     check_room,
-    commit_said,
     committed,
-    committed_before,
+    repeated_commit,
     size_of,
     stage_of,
     stands_alone,
@@ -61,16 +61,6 @@ PATIENCE = 3600 * SECOND
 LOOKUP = 1000
 
 NAME = ("job", "batch", "partition", "attempt")
-
-
-class _Part(Struct, frozen=True, gc=False):
-    """See `StagePart`."""
-
-    messages: int
-    bytes: int
-    alone: int
-    made_at: int
-    until: int
 
 
 class _Plan(Struct):
@@ -222,7 +212,7 @@ class Stages(StageStore):
         record = call_record(asked.name)
         before = await dedup.find(db, session, serial, [record], now)
         if record in before:
-            return committed_before(before[record])
+            return repeated_commit(before[record])
         query = {"serial": serial, "job": asked.job, "batch": asked.batch}
         parts = await db.stages.find(query, session=session).to_list()
         listed = _listed(asked, parts)
@@ -262,7 +252,7 @@ class Stages(StageStore):
             await counters.take_turn(db, session, queue, number)
         await counters.add(db, session, queue, number, slot, plan.count, plan.size, last)
         record = call_record(asked.name)
-        await dedup.remember(db, session, named[queue].serial, {record: (commit_said(plan.count), asked.until)})
+        await dedup.remember(db, session, named[queue].serial, {record: (str(plan.count), asked.until)})
         await _remove(db, plan.parts, session)
 
     async def _commit_few(
@@ -447,5 +437,5 @@ def _name_of(found: Document) -> StageName:
 
 
 def _stage_of(parts: Sequence[Document]) -> Stage:
-    fields = _Part.__struct_fields__
-    return stage_of(_name_of(parts[0]), [_Part(*(int(one[field]) for field in fields)) for one in parts])
+    fields = StagePart.__struct_fields__
+    return stage_of(_name_of(parts[0]), [StagePart(*(int(part[field]) for field in fields)) for part in parts])

@@ -149,11 +149,7 @@ class MongoStore:
                 yield portion
 
     async def load(self, items: Sequence[Item], now: int) -> None:
-        for item in items:
-            if isinstance(item, transfer.Queue):
-                await self.save_queue(item.name, item.settings)
-            elif isinstance(item, transfer.Record):
-                await self.save_record(item.kind, item.name, item.value)
+        await transfer.load_settings(self, items)
         saved = [item for item in items if isinstance(item, transfer.Saved)]
         records = [item for item in items if isinstance(item, transfer.Dedup)]
         readers = [item for item in items if isinstance(item, transfer.Readers)]
