@@ -12,11 +12,15 @@ import asyncio
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 from miniq.ids import run_of
 from miniq.message import Claim, Message, QueueSettings, StageName, Stored
 from miniq.store.decisions import StagePart
 from miniq.store.embedded import keys
+
+if TYPE_CHECKING:
+    from miniq.store.embedded.states import Run
 
 _TAILS = tuple(f"{place:02x}" for place in range(256))
 
@@ -116,42 +120,7 @@ class Block:
         return Stored(message, run.visible_at, run.receives, run.receipt, run.consumer)
 
 
-class Run:
-    """One state, shared by neighbouring messages of a block. It never changes: a new state is a new run."""
-
-    __slots__ = (
-        "block",
-        "consumer",
-        "due",
-        "key",
-        "live",
-        "places",
-        "receipt",
-        "receives",
-        "taken_at",
-        "visible_at",
-    )
-
-    def __init__(self, block: Block, places: range, key: bytes, state: keys.StateRecord) -> None:
-        self.block = block
-        self.places = places
-        self.key = key
-        self.visible_at = state.visible_at
-        self.receives = state.receives
-        self.receipt = state.receipt
-        self.consumer = state.consumer
-        self.taken_at = state.taken_at
-        self.live = 0
-        """How many messages are still in this state."""
-        self.due = False
-        """Whether `visible_at` has passed: its messages are ready again, though the receipt is still valid."""
-
-    def held_places(self) -> list[int]:
-        runs = self.block.runs
-        return [place for place in self.places if runs[place] is self]
-
-
-Back = tuple[str, int, Block, int, Run | None]
+Back = tuple[str, int, Block, int, "Run | None"]
 """A message that is ready out of turn: id, a tie breaker, block, place, its run."""
 
 

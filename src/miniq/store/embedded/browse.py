@@ -17,8 +17,9 @@ from miniq.message import Message, Page, Stored
 from miniq.store.arguments import Scan
 from miniq.store.decisions import Budget
 from miniq.store.embedded import keys
-from miniq.store.embedded.blocks import Block, Run, Shelf
+from miniq.store.embedded.blocks import Block, Shelf
 from miniq.store.embedded.kv import KV
+from miniq.store.embedded.states import Run
 from miniq.store.embedded.window import Window
 
 

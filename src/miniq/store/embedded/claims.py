@@ -22,9 +22,10 @@ from miniq.store.arguments import Change, NextClaim, Places
 from miniq.store.contract import UNFIT, Claimed, ClaimStore
 from miniq.store.decisions import check_reader, claim_name, ended, no_claim, plan_claim
 from miniq.store.embedded import keys
-from miniq.store.embedded.blocks import Block, HeldClaim, Readers, Run, Shelf, check_there
+from miniq.store.embedded.blocks import Block, HeldClaim, Readers, Shelf, check_there
 from miniq.store.embedded.core import Core
 from miniq.store.embedded.history import record_left, record_taken
+from miniq.store.embedded.states import Run
 from miniq.store.embedded.window import sizes_of
 
 STEP_MESSAGES = 10_000

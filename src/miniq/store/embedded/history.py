@@ -15,10 +15,11 @@ from miniq.message import Event, EventName, HistoryPage, HistoryRecord, HistoryS
 from miniq.store import events
 from miniq.store.contract import HistoryStore
 from miniq.store.embedded import keys
-from miniq.store.embedded.blocks import Block, Run, Shelf
+from miniq.store.embedded.blocks import Block, Shelf
 from miniq.store.embedded.commit import Batch, GroupCommit
 from miniq.store.embedded.keys import EventRun
 from miniq.store.embedded.kv import KV, Op
+from miniq.store.embedded.states import Run
 
 RECORD_BYTES = 1024 * 1024
 EXAMINED = 20_000

@@ -12,11 +12,11 @@ from miniq.ids import RUN, SHARE, ids_from, is_run, run_of
 from miniq.message import Message, PlainBatch
 from miniq.store.contract import ReadyHint
 from miniq.store.embedded import keys
-from miniq.store.embedded.blocks import Block, Run, Shelf
+from miniq.store.embedded.blocks import Block, Shelf
 from miniq.store.embedded.commit import Batch, GroupCommit
 from miniq.store.embedded.history import HistoryLog
 from miniq.store.embedded.kv import KV
-from miniq.store.embedded.states import States
+from miniq.store.embedded.states import Run, States
 from miniq.store.embedded.window import Window
 from miniq.store.transfer import Saved
 

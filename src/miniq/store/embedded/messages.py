@@ -14,12 +14,13 @@ from miniq.store import events
 from miniq.store.arguments import Change, Edit, Fence, NewTime, Put, Scan, Take
 from miniq.store.contract import MessageStore
 from miniq.store.decisions import check_room, fence, sift, size_of
-from miniq.store.embedded.blocks import Block, Run, Shelf
+from miniq.store.embedded.blocks import Block, Shelf
 from miniq.store.embedded.browse import browse, browse_held
 from miniq.store.embedded.claims import Claims
 from miniq.store.embedded.core import Core
 from miniq.store.embedded.history import event_run, record_left, record_taken
 from miniq.store.embedded.keys import EventRun
+from miniq.store.embedded.states import Run
 from miniq.store.names import call_record
 
 

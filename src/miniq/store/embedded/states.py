@@ -12,10 +12,45 @@ from itertools import count
 from miniq.errors import StoreCorrupt
 from miniq.message import NEVER
 from miniq.store.embedded import keys
-from miniq.store.embedded.blocks import Block, Run, Shelf
+from miniq.store.embedded.blocks import Block, Shelf
 from miniq.store.embedded.commit import GroupCommit
 from miniq.store.embedded.kv import KV
 from miniq.store.embedded.window import Window
+
+
+class Run:
+    """One state, shared by neighbouring messages of a block. It never changes: a new state is a new run."""
+
+    __slots__ = (
+        "block",
+        "consumer",
+        "due",
+        "key",
+        "live",
+        "places",
+        "receipt",
+        "receives",
+        "taken_at",
+        "visible_at",
+    )
+
+    def __init__(self, block: Block, places: range, key: bytes, state: keys.StateRecord) -> None:
+        self.block = block
+        self.places = places
+        self.key = key
+        self.visible_at = state.visible_at
+        self.receives = state.receives
+        self.receipt = state.receipt
+        self.consumer = state.consumer
+        self.taken_at = state.taken_at
+        self.live = 0
+        """How many messages are still in this state."""
+        self.due = False
+        """Whether `visible_at` has passed: its messages are ready again, though the receipt is still valid."""
+
+    def held_places(self) -> list[int]:
+        runs = self.block.runs
+        return [place for place in self.places if runs[place] is self]
 
 
 class States:
@@ -56,8 +91,15 @@ class States:
                     self.leave(shelf, old)
                 block.runs[place] = run
                 run.live += 1
-        if run.live:
-            self._track(shelf, run)
+        if not run.live:
+            return
+        if run.receipt is None:
+            shelf.delayed += run.live
+        else:
+            shelf.leased += run.live
+            shelf.tokens.setdefault(run.receipt, []).append(run)
+        if run.visible_at != NEVER:
+            heappush(shelf.timers, (run.visible_at, next(self._ties), run))
 
     def give(
         self,
@@ -96,7 +138,13 @@ class States:
                     self.leave(shelf, old)
         block.runs[start:stop] = [run] * (stop - start)
         run.live = stop - start
-        self._track(shelf, run)
+        if receipt is None:
+            shelf.delayed += run.live
+        else:
+            shelf.leased += run.live
+            shelf.tokens.setdefault(receipt, []).append(run)
+        if visible_at != NEVER:
+            heappush(shelf.timers, (visible_at, next(self._ties), run))
         shelf.blocks[block.name] = block
         self._commit.batch.ops.append((key, keys.encode(record)))
         return run
@@ -105,16 +153,6 @@ class States:
         """Give a message the state of a run that it had before."""
         places = range(place, place + 1)
         self.give(shelf, block, places, run.visible_at, run.receives, run.receipt, run.consumer, run.taken_at)
-
-    def _track(self, shelf: Shelf, run: Run) -> None:
-        """Count a new run, and find it by its receipt and expiry."""
-        if run.receipt is None:
-            shelf.delayed += run.live
-        else:
-            shelf.leased += run.live
-            shelf.tokens.setdefault(run.receipt, []).append(run)
-        if run.visible_at != NEVER:
-            heappush(shelf.timers, (run.visible_at, next(self._ties), run))
 
     def wake(self, shelf: Shelf, now: int) -> None:
         """Put all messages whose lease or delay has expired back in line."""

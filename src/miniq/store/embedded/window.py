@@ -10,13 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from itertools import count
+from typing import TYPE_CHECKING
 
 from miniq.errors import StoreCorrupt
 from miniq.ids import run_of
 from miniq.message import Message, PlainBatch
 from miniq.store.embedded import keys
-from miniq.store.embedded.blocks import Block, Lane, Run, Shelf
+from miniq.store.embedded.blocks import Block, Lane, Shelf
 from miniq.store.embedded.kv import KV
+
+if TYPE_CHECKING:
+    from miniq.store.embedded.states import Run
 
 LANE_MESSAGES = 4096
 TOTAL_MESSAGES = 65536
