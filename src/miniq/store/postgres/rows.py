@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, repeat
 from operator import attrgetter
 from typing import Any
 
@@ -101,26 +101,13 @@ def stored(queue: str, row: Sequence[Any]) -> list[Stored]:
 
 def records(row: Sequence[Any]) -> Iterator[HistoryRecord]:
     """The events in a history row."""
-    first, at, names, queues, ids, receives, sizes, *optional, count = row
-    consumers, waits, helds, reasons, bodies, kinds = (column or [None] * len(ids) for column in optional)
-    for place, id in enumerate(ids):
-        wait, held = waits[place], helds[place]
-        event = Event(
-            at,
-            names[place],
-            queues[place],
-            id,
-            receives[place],
-            sizes[place],
-            unescape(consumers[place]),
-            None if wait is None else wait / 1000,
-            None if held is None else held / 1000,
-            reasons[place],
-            bodies[place],
-            kinds[place],
-            1 if count is None else count,
-        )
-        yield HistoryRecord(first + place, event)
+    first, at, *required, consumers, waits, helds, reasons, bodies, kinds, count = row
+    optional = [column or repeat(None) for column in (consumers, waits, helds, reasons, bodies, kinds)]
+    for offset, columns in enumerate(zip(*required, *optional, strict=False), first):
+        name, queue, id, receives, size, consumer, wait, held, reason, body, kind = columns
+        wait_ms, held_ms = (None if micros is None else micros / 1000 for micros in (wait, held))
+        state = (receives, size, unescape(consumer), wait_ms, held_ms)
+        yield HistoryRecord(offset, Event(at, name, queue, id, *state, reason, body, kind, count or 1))
 
 
 def array(items: Sequence[object]) -> str:
