@@ -56,10 +56,7 @@ class Access:
 
     async def some(self, name: str, params: dict[str, Any]) -> list[Row]:
         """The rows of a query that returns none only if the queue does not exist."""
-        rows = await self.all(name, params)
-        if not rows:
-            raise no_queue(params["queue"])
-        return rows
+        return existing(params["queue"], await self.all(name, params))
 
     async def one(self, name: str, params: dict[str, Any]) -> Row:
         """The single row of such a query."""
@@ -89,6 +86,13 @@ class _Context:
     def __init__(self, adapters: AdaptersMap) -> None:
         self.adapters = adapters
         self.connection = None
+
+
+def existing(queue: str, result: list[Row]) -> list[Row]:
+    """The result of a statement that returns rows only if the queue exists; raises if it does not."""
+    if not result:
+        raise no_queue(queue)
+    return result
 
 
 async def execute(connection: Connection, query: bytes, params: dict[str, Any]) -> list[Row]:

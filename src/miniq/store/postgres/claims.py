@@ -12,10 +12,10 @@ from typing import Any
 
 from miniq.message import Claim, ClaimGroup, Message, Portion, Stored
 from miniq.store.arguments import Change, NextClaim, Places
-from miniq.store.contract import UNFIT, Claimed, ClaimStore, no_queue
+from miniq.store.contract import UNFIT, Claimed, ClaimStore
 from miniq.store.decisions import Budget, check_reader, claim_name, no_claim, plan_claim
 from miniq.store.postgres import parcels, rows
-from miniq.store.postgres.access import FIRST_ID, LONG, RETURNED, Access, Row, execute, pipeline
+from miniq.store.postgres.access import FIRST_ID, LONG, RETURNED, Access, Row, execute, existing, pipeline
 from miniq.store.postgres.connections import Connection
 from miniq.store.postgres.rows import escape, unescape
 
@@ -129,9 +129,7 @@ class Claims(ClaimStore):
         result = await pipeline(connection, steps)
         if add and result and result[0][1] is None:
             result = await pipeline(connection, [self._db.step("add_readers", params), *steps])
-        if not result:
-            raise no_queue(params["queue"])
-        return _parse(group, result[0])
+        return _parse(group, existing(params["queue"], result)[0])
 
     async def _make(
         self, connection: Connection, params: dict[str, Any], asked: NextClaim

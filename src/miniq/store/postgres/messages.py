@@ -17,7 +17,7 @@ from miniq.store.arguments import FREE, Change, Edit, Fence, NewTime, Put, Scan,
 from miniq.store.contract import MessageStore, no_queue
 from miniq.store.decisions import check_room
 from miniq.store.postgres import parcels, rows
-from miniq.store.postgres.access import FIRST_ID, LONG, RETURNED, Access, Row, Step, execute, pipeline, tags
+from miniq.store.postgres.access import FIRST_ID, LONG, RETURNED, Access, Row, Step, execute, existing, pipeline, tags
 from miniq.store.postgres.connections import Connection
 from miniq.store.postgres.parcels import Cut
 from miniq.store.postgres.rows import Blobs, escape
@@ -63,9 +63,7 @@ class Messages(MessageStore):
             params |= {"call": escape(call.name), "given": spans(ids), "call_until": call.until}
             wanted = (*wanted, "call")
         query = self._db.queries["put_plain"].pick(*wanted)
-        result = await self._db.connections.call(lambda connection: execute(connection, query, params))
-        if not result:
-            raise no_queue(queue)
+        result = existing(queue, await self._db.connections.call(lambda connection: execute(connection, query, params)))
         if not result[0][1]:  # a repeated call
             answer = await self._db.all("call_ids", params)
             if not answer:
@@ -121,9 +119,7 @@ class Messages(MessageStore):
             held, size, more, more_bytes = map(int, (error.diag.message_primary or "").split())
             check_room(room, queue, (held, size), (more, more_bytes))
             raise
-        if not result:
-            raise no_queue(queue)
-        answer, recipients = result[0]
+        answer, recipients = existing(queue, result)[0]
         self._db.arrived(queue, recipients)
         return from_spans(answer)
 
@@ -147,9 +143,7 @@ class Messages(MessageStore):
                 else:
                     return taken
 
-        taken = await self._db.connections.call(work)
-        if not taken:
-            raise no_queue(queue)
+        taken = existing(queue, await self._db.connections.call(work))
         if taken[0][0] is None:
             return []
         return [
@@ -174,9 +168,7 @@ class Messages(MessageStore):
         async def work(connection: Connection) -> tuple[Outcome, list[Row]]:
             async with connection.transaction():
                 key = {"queue": queue, "id": id, "floor": parcels.floor(id)}
-                locked = await execute(connection, *self._db.step("lock_message", key))
-                if not locked:
-                    raise no_queue(queue)
+                locked = existing(queue, await execute(connection, *self._db.step("lock_message", key)))
                 shelf, count, *row = locked[0]
                 if row[0] is None:
                     return "missing", []
@@ -238,9 +230,7 @@ class Messages(MessageStore):
                         names = [escape(group) for group in groups]
                         steps.append(self._db.step("lock_groups", {"queue": to, "groups": names}))
                     steps.append(self._db.step("move", params | targets | rows.columns(messages), keep))
-                    result = await pipeline(connection, steps)
-                    if not result:
-                        raise no_queue(queue)
+                    result = existing(queue, await pipeline(connection, steps))
                     moved, recipients, heads, target, cut = result[0]
                     if target is None:
                         raise no_queue(to)
@@ -258,9 +248,7 @@ class Messages(MessageStore):
     async def clear(self, queue: str, change: Change) -> int:
         params = {"queue": queue, "now": change.now}
         steps = [self._db.step("lock_whole_queue", params), self._db.step("clear", params, change.keep)]
-        result = await self._db.change(steps, LONG)
-        if not result:
-            raise no_queue(queue)
+        result = existing(queue, await self._db.change(steps, LONG))
         return int(result[0][0])
 
     async def find(self, queue: str, ids: Sequence[str]) -> dict[str, Stored]:
@@ -315,9 +303,7 @@ class Messages(MessageStore):
 
         async def change_some(connection: Connection, places: list[int]) -> None:
             ranges = parcels.ranges([fences[place] for place in places])
-            result = await execute(connection, query, params | ranges)
-            if not result:
-                raise no_queue(queue)
+            result = existing(queue, await execute(connection, query, params | ranges))
             whole, cut, count, changed, recipients = result[0]
             if not whole:
                 raise Cut(cut)

@@ -15,7 +15,7 @@ from miniq.errors import StoreUnavailable
 from miniq.ids import RUN
 from miniq.message import JSON, Committed, Message, PlainBatch, Stage, StageName
 from miniq.store.arguments import Batch, Upload
-from miniq.store.contract import StageStore, no_queue
+from miniq.store.contract import StageStore
 from miniq.store.decisions import (
     check_listed,
     check_room,
@@ -25,7 +25,7 @@ from miniq.store.decisions import (
     stretches,
 )
 from miniq.store.postgres import parcels, rows
-from miniq.store.postgres.access import LONG, Access, Row, execute, pipeline
+from miniq.store.postgres.access import LONG, Access, Row, execute, existing, pipeline
 from miniq.store.postgres.connections import Connection
 from miniq.store.postgres.rows import Blobs, escape, unescape
 
@@ -107,9 +107,7 @@ class Stages(StageStore):
                 steps = [self._db.step("lock_queue", params)] if put.room is not None else []
                 entered = await pipeline(connection, [*steps, self._db.step("claim_commit", params)])
                 if not entered:
-                    answer = await execute(connection, *self._db.step("call_ids", params))
-                    if not answer:
-                        raise no_queue(queue)
+                    answer = existing(queue, await execute(connection, *self._db.step("call_ids", params)))
                     return repeated_commit(answer[0][0]), []
                 known = params | {"shelf": entered[0][0]}
                 known["stages"] = await self._listed(connection, known, batch)
@@ -147,9 +145,7 @@ class Stages(StageStore):
         """Lock a stage, creating it if needed: its id, and the messages and bytes of the part if it exists already."""
         steps = [self._db.step(name, params) for name in ("add_stage", "lock_stage", "find_part")]
         for _ in range(TRIES):
-            result = await pipeline(connection, steps)
-            if not result:
-                raise no_queue(params["queue"])
+            result = existing(params["queue"], await pipeline(connection, steps))
             _, stage, until, messages, size = result[0]
             if stage is None:
                 continue  # another call discarded it just now
