@@ -98,6 +98,6 @@ def test_ctrl_c_leaves_a_target_that_is_refused(tmp_path: Path) -> None:
     ]
     for refused in (run("queues", "--url", target), run("migrate", source, target)):
         assert refused.returncode == 1
-        assert "is the remains of a `miniq migrate` that did not finish" in refused.stderr
+        assert "was left incomplete by a `miniq migrate` that did not finish" in refused.stderr
     with miniq.connect(source) as mq:
         assert mq.queue("jobs").info().counts.ready == 40_000

@@ -180,10 +180,10 @@ async def test_a_copy_that_was_cut_off_is_refused_by_brokers_and_by_migrate(
     await target.open()
     with pytest.raises(KeyboardInterrupt):
         await copy(source, target, now=NOW)
-    with pytest.raises(StoreError, match="to: this store is the remains of a `miniq migrate`"):
+    with pytest.raises(StoreError, match="to: this store was left incomplete by a `miniq migrate`"):
         await copy(source, target, now=NOW)
     await target.close()
-    with pytest.raises(StoreError, match="store: this store is the remains"):
+    with pytest.raises(StoreError, match="store: this store was left incomplete"):
         async with Broker(open_store(url), Options(upkeep_interval=0), clock):
             pass
 

@@ -96,4 +96,4 @@ async def test_a_folder_that_was_removed_under_a_broker_is_told_to_those_who_sen
                 await broker.send("q", [draft("x" * 2000)] * 1000)
             except StoreUnavailable as error:
                 told = error.text
-    assert "is not there" in told
+    assert "is unreachable" in told

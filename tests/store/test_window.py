@@ -45,7 +45,7 @@ def in_memory(store: EmbeddedStore, queue: str = "q") -> int:
     """How many messages without a state of their own the store holds in memory for a queue."""
     shelf = store._core.shelves[queue]
     fresh = sum(block.count for block in shelf.blocks.values() if not any(block.runs))
-    back = sum(len(lane.back) for track in shelf.tracks.values() for lane in track.lanes)
+    back = sum(len(lane.back) for lanes in shelf.tracks.values() for lane in lanes)
     return max(fresh, back) + sum(block.count for block in shelf.arriving.values())
 
 

@@ -10,6 +10,7 @@ from miniq.store.arguments import ANY, FREE, Batch, Change, Edit, Fit, NextClaim
 from miniq.store.decisions import (
     Budget,
     ClaimPlan,
+    StagePart,
     check_listed,
     check_room,
     ended,
@@ -19,7 +20,6 @@ from miniq.store.decisions import (
     stage_of,
     stretches,
 )
-from miniq.store.memory.shelves import Part
 
 FIT = Fit(0, 3)
 
@@ -121,7 +121,7 @@ def test_dedup_ids_count_from_the_records_and_from_the_same_call() -> None:
 
 
 def test_a_stage_is_the_sum_of_its_parts_and_lasts_as_long_as_the_last() -> None:
-    stage = stage_of(StageName("j", "b", "0", "0"), [Part([message("", "d")] * 2, 5, 50), Part([message("")], 3, 30)])
+    stage = stage_of(StageName("j", "b", "0", "0"), [StagePart(2, 4, 2, 5, 50), StagePart(1, 2, 0, 3, 30)])
     assert (stage.parts, stage.messages, stage.bytes, stage.alone) == (2, 3, 6, 2)
     assert (stage.made_at, stage.until) == (3, 50)
 
@@ -150,6 +150,6 @@ def test_an_edit_changes_what_it_names_and_keeps_everything_else() -> None:
 
 
 def test_nothing_is_told_where_history_is_off_or_nothing_happens() -> None:
-    assert Change(1, "events", "acked").told == "acked"
-    assert Change(1, "off", "acked").told is None
-    assert Change(1, "full").told is None
+    assert Change(1, "events", "acked").recorded == "acked"
+    assert Change(1, "off", "acked").recorded is None
+    assert Change(1, "full").recorded is None

@@ -1,8 +1,9 @@
-"""Where messages are kept: one contract (`contract.py`), several stores, drivers imported when needed."""
+"""Stores for messages: one contract (`contract.py`), several implementations; drivers are imported on demand."""
 
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from miniq.errors import InvalidRequest, MissingExtra
 from miniq.options import Options
@@ -13,9 +14,10 @@ _PASSWORD_PARAMETER = re.compile(r"(?<=[?&]password=)[^&]*")
 
 
 def open_store(url: str, options: Options | None = None) -> Store:
-    """The store that a URL names, not yet opened."""
+    """Create the store that a URL names; the caller opens it."""
     options = options or Options()
     scheme, colon, rest = url.partition(":")
+    durable = options.durability == "fsync"
     if url in ("memory", "memory:"):
         from miniq.store.memory import MemoryStore
 
@@ -23,36 +25,26 @@ def open_store(url: str, options: Options | None = None) -> Store:
     if colon and scheme in ("rocksdb", "leveldb") and rest:
         from miniq.store.embedded.store import EmbeddedStore
 
-        return EmbeddedStore(
-            scheme,
-            rest,
-            durable=options.durability == "fsync",
-            min_free_bytes=options.min_free_bytes,
-        )
-    if colon and scheme in ("mongodb", "mongodb+srv") and rest.startswith("//"):
+        return EmbeddedStore(scheme, rest, durable=durable, min_free_bytes=options.min_free_bytes)
+    if rest.startswith("//"):
+        settings: dict[str, Any] = {
+            "durable": durable,
+            "connections": options.database_connections,
+            "timeout": options.database_timeout,
+        }
         try:
-            from miniq.store.mongodb import MongoStore
+            if scheme in ("mongodb", "mongodb+srv"):
+                from miniq.store.mongodb import MongoStore
+
+                return MongoStore(url, **settings)
+            if scheme in ("postgresql", "postgres"):
+                from miniq.store.postgres import PostgresStore
+
+                return PostgresStore(url, **settings)
         except ImportError:
-            raise MissingExtra("store: mongodb:// needs PyMongo: pip install 'miniq[mongodb]'", field="store") from None
-        return MongoStore(
-            url,
-            durable=options.durability == "fsync",
-            connections=options.database_connections,
-            timeout=options.database_timeout,
-        )
-    if colon and scheme in ("postgresql", "postgres") and rest.startswith("//"):
-        try:
-            from miniq.store.postgres import PostgresStore
-        except ImportError:
-            raise MissingExtra(
-                "store: postgresql:// needs psycopg: pip install 'miniq[postgresql]'", field="store"
-            ) from None
-        return PostgresStore(
-            url,
-            durable=options.durability == "fsync",
-            connections=options.database_connections,
-            timeout=options.database_timeout,
-        )
+            name, driver = ("mongodb", "PyMongo") if scheme.startswith("mongodb") else ("postgresql", "psycopg")
+            text = f"store: {name}:// needs {driver}: pip install 'miniq[{name}]'"
+            raise MissingExtra(text, field="store") from None
     raise InvalidRequest(
         f"store: {shown(url)!r} is not a store; use rocksdb:DIR, leveldb:DIR, postgresql://USER@HOST/DATABASE, "
         "mongodb://HOST/NAME or memory:",
@@ -61,7 +53,7 @@ def open_store(url: str, options: Options | None = None) -> Store:
 
 
 def shown(url: str) -> str:
-    """A store's URL as it may be shown: without the password."""
+    """A store URL without its password, for logs and error texts."""
     return _PASSWORD_PARAMETER.sub("***", _PASSWORD.sub(r"\1:***@", url))
 
 

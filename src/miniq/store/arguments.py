@@ -1,8 +1,5 @@
-"""The arguments of the store's calls: a call that needs more than what it is about has one record of these.
-
-The broker builds the record and the store reads it, so a new field changes the record, the broker and those stores that
-need it, but no signature.
-"""
+"""Argument records of the store calls: the broker builds a record and the store reads it, so that a new field changes
+the record and the code that uses it, but no signature."""
 
 from __future__ import annotations
 
@@ -21,37 +18,37 @@ Fence = tuple[str, str]
 """A message id, and a receipt or `FREE` or `ANY`."""
 
 Reserve = Callable[[int], str]
-"""Sets so many ids aside that follow all there are, and gives the first (see `ids.id_in_range`). To be called once in a
-commit, when nothing can be refused any more, with the room that all its parts take (see `decisions.stretches`)."""
+"""Reserves a number of ids above all existing ones and returns the first (see `ids.id_in_range`). A commit calls it
+once, after all checks, with the width of all its parts (see `decisions.stretches`)."""
 
 Refusal = Literal["ttl", "retention", "max_receives"]
-"""Why a message must not be handed out."""
+"""Why a message must not be delivered."""
 
 
 class Change(Struct, frozen=True, gc=False):
-    """When a change is made, and what the history says of it."""
+    """The time of a change and what the history records of it."""
 
     now: int
     keep: History = "off"
     event: EventName | None = None
-    """What happens to the messages of a `drop`, `reschedule` or `move`; None is not told."""
+    """The event of a `drop`, `reschedule` or `move`; None records nothing."""
     reason: str | None = None
 
     @property
-    def told(self) -> EventName | None:
-        """The event that the history gets, None if it gets none."""
+    def recorded(self) -> EventName | None:
+        """The event to write to the history, None if there is none."""
         return None if self.keep == "off" else self.event
 
 
 class Once(Struct, frozen=True, gc=False):
-    """The name that a sender gave to one call, so that repeating it adds nothing, and until when it counts."""
+    """A named call: repeating it before `until` adds nothing."""
 
     name: str
     until: int
 
 
 class Room(Struct, frozen=True, gc=False):
-    """What a queue may hold in all; 0 is unlimited."""
+    """The limits of a queue; 0 is unlimited."""
 
     messages: int
     bytes: int
@@ -63,7 +60,7 @@ class Put(Struct, frozen=True, kw_only=True, gc=False):
     now: int
     keep: History = "off"
     dedup_until: int = 0
-    """Until when the dedup ids of these messages are remembered."""
+    """When the dedup ids of these messages expire."""
     room: Room | None = None
     call: Once | None = None
 
@@ -81,7 +78,7 @@ class Take(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class NewTime(Struct, frozen=True, gc=False):
-    """When messages become visible, and whether their lease ends."""
+    """When messages become visible, and whether their lease ends now."""
 
     visible_at: int
     release: bool = False
@@ -95,7 +92,7 @@ class Edit(Struct, frozen=True, kw_only=True):
     headers: dict[str, str] | None = None
     priority: int | None = None
     due_at: int | None = None
-    """It is ready then; a lease ends."""
+    """When the message becomes ready; ends a lease."""
 
     def apply(self, message: Message) -> Message:
         """The message with these changes."""
@@ -104,7 +101,7 @@ class Edit(Struct, frozen=True, kw_only=True):
 
 
 class Scan(Struct, frozen=True, kw_only=True, gc=False):
-    """Which page of a queue is wanted."""
+    """Which page of a queue to read."""
 
     limit: int
     max_bytes: int
@@ -114,15 +111,15 @@ class Scan(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Fit(Struct, frozen=True, gc=False):
-    """Which messages may be handed out; the broker does with others what its rules say."""
+    """Which messages may be delivered; the broker handles the others by its rules."""
 
     since: int
-    """The message was sent, or died if it is a dead letter, after this moment."""
+    """Only messages sent, or dead-lettered, after this time."""
     receives: int
-    """The message was handed out less often than this before."""
+    """Only messages delivered fewer times than this."""
 
     def refusal(self, message: Message, receives: int, now: int) -> Refusal | None:
-        """Why a message that was handed out `receives` times must not be handed out again, None if it may be."""
+        """Why a message delivered `receives` times must not be delivered again, None if it may be."""
         if message.expires_at is not None and message.expires_at <= now:
             return "ttl"
         if (message.sent_at if message.dead is None else message.dead.at) <= self.since:
@@ -130,29 +127,29 @@ class Fit(Struct, frozen=True, gc=False):
         return "max_receives" if receives >= self.receives else None
 
     def allows_batch(self, batch: PlainBatch, receives: int) -> bool:
-        """Whether all messages of a batch may be handed out: they have no ttl and are no dead letters."""
+        """Whether all messages of a batch, which have no ttl and are not dead letters, may be delivered."""
         return batch.sent_at > self.since and receives < self.receives
 
     def allows_taken(self, taken: Iterable[Stored]) -> bool:
-        """Whether all messages that were just taken may be handed out, as can be said without a closer look."""
-        since, most = self.since, self.receives
+        """A quick check that all taken messages may be delivered; False means that each must be checked."""
+        since, max_receives = self.since, self.receives
         for stored in taken:
             message = stored.message
-            if message.expires_at is not None or message.sent_at <= since or stored.receives > most:
+            if message.expires_at is not None or message.sent_at <= since or stored.receives > max_receives:
                 return False
         return True
 
 
 class NextClaim(Struct, frozen=True, kw_only=True, gc=False):
-    """Which claim a reader asks for; all claims up to `after` are acked first."""
+    """A reader's request: ack all claims up to `after`, then return the next."""
 
     after: int
     now: int
     keep_until: int = 0
-    """Until when the claims that this call acks can be read."""
+    """Until when the claims acked by this call stay readable."""
     fit: Fit = Fit(0, 0)
     limit: int = 0
-    """0 acks only."""
+    """0: only ack."""
     max_bytes: int = 0
     epoch: int | None = None
     consumer: str | None = None
@@ -160,12 +157,12 @@ class NextClaim(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def number(self) -> int:
-        """The number of the claim."""
+        """The number of the requested claim."""
         return self.after + 1
 
 
 class Places(Struct, frozen=True, kw_only=True, gc=False):
-    """Which messages of a claim are wanted: those at the places from `start` up to `stop`."""
+    """Which messages of a claim to read: positions `start` to `stop`, exclusive."""
 
     start: int
     stop: int
@@ -174,7 +171,7 @@ class Places(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Upload(Struct, frozen=True, gc=False):
-    """Which part of a stage is uploaded, and until when the stage is kept."""
+    """Which part of a stage is uploaded, and when the stage expires."""
 
     stage: StageName
     part: int
@@ -183,18 +180,18 @@ class Upload(Struct, frozen=True, gc=False):
 
 
 class Batch(Struct, frozen=True):
-    """The stages of one (job, batch) that are committed together."""
+    """The stages of one (job, batch) to commit together."""
 
     job: str
     batch: str
     stages: Sequence[tuple[str, str]]
-    """(partition, attempt), in the order in which their messages stand in the queue."""
+    """(partition, attempt), in the order of their messages in the queue."""
     reserve: Reserve
     put: Put
     until: int
-    """Until when it is remembered that the batch was committed."""
+    """Until when the commit is remembered."""
 
     @property
     def name(self) -> str:
-        """The name of the call that commits it."""
+        """The call name of the commit."""
         return commit_name(self.job, self.batch)

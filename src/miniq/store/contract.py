@@ -1,39 +1,38 @@
 """The store contract: one atomic, conditional change at a time, and no queue rules.
 
 A store has four parts, `messages`, `claims`, `stages` and `history`; queues, small records, the lifecycle and copying
-are its own. A call names what it is about (a queue, a group, fences, messages) and has one record that says how. What
-all stores decide in the same way stands in `decisions.py`.
+belong to the store itself. A call names its subject (a queue, a group, fences, messages) and passes one record with the
+details. Decisions that all stores make alike are in `decisions.py`.
 
-A store knows two predicates. A message can be taken when `visible_at <= now`, in queue order. A message
-may be changed only while its fence holds. Everything else (limits, deadlines, ids, tokens, what is dead)
-the broker computes and passes in. `now` is always an argument; no store reads a clock.
+A store knows two predicates. A message can be taken when `visible_at <= now`, in queue order. A message may be changed
+only while its fence holds. Everything else (limits, deadlines, ids, tokens, dead-lettering) is computed by the broker
+and passed in. `now` is always an argument; no store reads a clock.
 
-**Queue order** is higher priority first, then lower id. A message for a recipient is seen only by that
-consumer. Of a group only the head can be taken: the first to arrive becomes the head and stays it until
-it leaves the queue; then the lowest id left becomes the head.
+**Queue order** is higher priority first, then lower id. A message with a recipient is visible only to that consumer.
+Only the head of a group can be taken: the first message to arrive is the head until it leaves the queue; then the
+lowest remaining id becomes the head.
 
-**Fences.** A change names `(id, receipt)`. A receipt matches while it is the one of the last take, even
-after that lease ran out. `FREE` matches when the message is not leased at `now`; `ANY` always matches.
+**Fences.** A change names `(id, receipt)`. A receipt matches while it is the one of the last take, even after that
+lease expired. `FREE` matches when the message is not leased at `now`; `ANY` always matches.
 Outcomes: `done`; `stale` (receipt differs); `leased` (wanted `FREE`); `missing` (no such message).
 
-**Claims.** A claim is a lease that does not end: `visible_at = NEVER`, `receipt` its name (`claim_name`), `consumer`
-its group. It is numbered from 1 within (queue, group), and frozen: no fence matches a message that is in a claim, not
-even `ANY`; the outcome is `leased`. So its messages leave it all at once, when the claim is acked or released, or
-with the queue. Numbers are never used twice while the queue exists.
+**Claims.** A claim is a lease that does not expire: `visible_at = NEVER`, `receipt` its name (`claim_name`), `consumer`
+its group. It is numbered from 1 within (queue, group), and frozen: no fence matches a message in a claim, not even
+`ANY`; the outcome is `leased`. Its messages leave it all at once, when the claim is acked or released, or with the
+queue. Numbers are never reused while the queue exists.
 
-**Stages.** Messages can be uploaded part by part into stages, which nobody sees, and many stages of one (job, batch)
-be committed in one change, once. A staged message has no id; its `sent_at` is 0, its `due_at` and `expires_at` count
-from the commit, which makes it a message like any other.
+**Stages.** Messages can be uploaded part by part into invisible stages, and many stages of one (job, batch) be
+committed in one change, once. A staged message has no id; its `sent_at` is 0, its `due_at` and `expires_at` count from
+the commit, which makes it a message like any other.
 
-**Durability.** When a call returns, its change survives `kill -9`. Unless it is a `take`, it also survives power
-loss. A crash leaves a claim whole or not at all. A message can be taken, found and scanned only once its `put` is
-durable.
+**Durability.** When a call returns, its change survives `kill -9`. Unless it is a `take`, it also survives power loss.
+A crash leaves a claim whole or not at all. A message can be taken, found and scanned only once its `put` is durable.
 
-**Sharing.** With `shared`, several brokers may work on the same data at once. What a broker remembers of queues
-and records is then a copy; `revision` and `on_change` tell when to read it again.
+**Sharing.** With `shared`, several brokers may work on the same data. What a broker caches of queues and records may
+then be stale; `revision` and `on_change` tell when to read it again.
 
-**History.** With `keep` other than `off` the events of a change are written in the same atomic change.
-Offsets start at 1, rise by one, have no gaps and are never reused.
+**History.** With `keep` other than `off`, the events of a change are written in the same atomic change. Offsets start
+at 1, rise by one, have no gaps and are never reused.
 """
 
 from __future__ import annotations
@@ -67,60 +66,55 @@ from miniq.store.transfer import Item
 
 T = TypeVar("T")
 UNFIT = 1000
-"""How many messages a claim passes over at most."""
-
+"""How many unfit messages a claim skips at most."""
 ReadyHint = Callable[[str, str | None, int], None]
-"""Called with (queue, recipient or None, how many) when messages came or came back, due now or later."""
-
+"""Called with (queue, recipient or None, count) when messages arrived or were given back, due now or later."""
 ChangeHint = Callable[[], None]
 """Called when another broker changed queues or records."""
 
 
 class ByName(dict[str, T]):
-    """Queues by name. One that is not there was deleted while a call was under way, or never made."""
+    """Queues by name. A missing one was never created, or was deleted during a call."""
 
     def __missing__(self, name: str) -> T:
         raise no_queue(name)
 
 
 def no_queue(name: str) -> QueueNotFound:
-    """There is no queue of this name."""
+    """The error for a queue that does not exist."""
     return QueueNotFound(f"queue: there is no queue {name!r}", field="queue")
 
 
 class Claimed(Struct, frozen=True):
-    """What `ClaimStore.next` did."""
+    """The result of `ClaimStore.next`."""
 
     claim: Claim | None
-    """The claim that follows `after`, None if there was nothing to make it from."""
+    """The claim after `after`, None if there were no messages for it."""
     epoch: int
     made: bool = False
     """Whether this call made it."""
     acked: int = 0
     """How many messages this call acked."""
     unfit: list[Stored] = []
-    """Messages that were passed over, up to `UNFIT` of them."""
+    """Messages that were skipped, up to `UNFIT`."""
 
 
 class MessageStore(Protocol):
     """The messages of all queues."""
 
     async def put(self, messages: Sequence[Message], put: Put) -> list[str]:
-        """Add messages, all of one existing queue, all or none; ready at their `due_at`.
+        """Add messages of one existing queue, all or none; each is ready at its `due_at`.
 
-        A message with a `dedup_id` that stands in the queue's records and has not run out at `now` is
-        not added; the answer has the id that stands. Others with a `dedup_id` are recorded until
-        `dedup_until`. A `call` that stands in the queue's records adds nothing at all and gets the ids it
-        got the first time. Raise `QueueFull` if the queue would then hold more than `room`, `NoSpace` if the
-        disk is nearly full.
+        A message whose `dedup_id` is on record and has not expired at `now` is not added; the answer has the recorded
+        id. Other dedup ids are recorded until `dedup_until`. A `call` on record adds nothing and gets the ids of the
+        first time. Raises `QueueFull` if the queue would exceed `room`, `NoSpace` if the disk is nearly full.
         """
-        ...
 
     async def put_each(
         self, batch: PlainBatch, calls: Sequence[str | None], until: int, change: Change
     ) -> list[list[str]]:
-        """Add messages of which each is a call of its own, known until `until` by its name if it has one. A call that
-        was made before, also in the same batch, adds nothing; each gets its own answer."""
+        """Add messages each of which is a call of its own, remembered until `until` if it is named. A repeated call,
+        also within the batch, adds nothing; each call gets its own answer."""
         answers: list[list[str]] = []
         for message, name in zip(batch, calls, strict=True):
             call = None if name is None else Once(name, until)
@@ -130,145 +124,119 @@ class MessageStore(Protocol):
     async def take(self, queue: str, take: Take) -> list[Stored]:
         """Lease up to `limit` messages to `consumer` until `until`, in queue order.
 
-        Each gets `receipt = token`, `visible_at = until`, `receives + 1`. Stops before `max_bytes` is
-        passed, but gives at least one. If one had a lease that ran out, `expired` (reason `lease`)
-        precedes its `received` in the history.
+        Each gets `receipt = token`, `visible_at = until`, `receives + 1`. Stops before `max_bytes` is exceeded, but
+        returns at least one message. If an earlier lease of a message expired, `expired` (reason `lease`) precedes its
+        `received` in the history.
         """
-        ...
 
     async def drop(self, queue: str, fences: Sequence[Fence], change: Change) -> list[Outcome]:
-        """Remove messages, each on its own fence."""
-        ...
+        """Remove messages, each under its own fence."""
 
     async def reschedule(self, queue: str, fences: Sequence[Fence], to: NewTime, change: Change) -> list[Outcome]:
-        """Set `visible_at`; with `release` also forget receipt and consumer. `receives` stays."""
-        ...
+        """Set `visible_at`; with `release` also clear receipt and consumer. `receives` stays."""
 
     async def edit(self, queue: str, fence: Fence, edit: Edit, change: Change) -> Outcome:
-        """Change one message in place; its lease, if it has one, goes on unless `due_at` is set."""
-        ...
+        """Change one message in place; its lease continues unless `due_at` is set."""
 
     async def move(
         self, queue: str, moves: Sequence[tuple[Fence, Message]], change: Change, keep_to: History
     ) -> list[Outcome]:
-        """Take messages out of `queue` and, in the same change, put each as given (same id) into the
-        existing queue it names, ready at its `due_at`, with `receives` 0 and no receipt. `keep_to` is how much the
-        history keeps of their arrivals."""
-        ...
+        """Remove messages from `queue` and, in the same change, put each as given (same id) into the existing queue it
+        names, ready at its `due_at`, with `receives` 0 and no receipt. `keep_to` is the history setting for their
+        arrivals."""
 
     async def clear(self, queue: str, change: Change) -> int:
-        """Remove all messages, in whatever state, and say how many there were. Dedup records stay.
-        The history gets one `purged` event with their `count`, if any. Stages stay. All claims are gone: see
-        `decisions.ended`."""
-        ...
+        """Remove all messages in any state and return how many there were. The history gets one `purged` event with
+        their `count`, if any. Dedup records and stages stay. All claims end: see `decisions.ended`."""
 
     async def find(self, queue: str, ids: Sequence[str]) -> dict[str, Stored]:
-        """Those of some messages that are there, by id."""
-        ...
+        """The messages with these ids that exist, by id."""
 
     async def scan(self, queue: str, scan: Scan) -> Page:
-        """Browse without changing anything. Order and cursor are the store's own; while nothing changes,
-        following `next` gives every message once. A page may be shorter than `limit`."""
-        ...
+        """Browse without changing anything. Order and cursor are the store's own; while nothing changes, following
+        `next` returns every message once. A page may be shorter than `limit`."""
 
     async def held(self, token: str) -> list[Stored]:
         """All messages whose receipt is `token`, in order of id."""
-        ...
 
     async def counts(self, queue: str, now: int) -> Counts:
-        """How many messages there are in each state."""
-        ...
+        """How many messages are in each state."""
 
     async def next_visible(self, queue: str, now: int) -> int | None:
         """The earliest `visible_at` after `now` of a leased or delayed message; claims have none."""
-        ...
 
 
 class ClaimStore(Protocol):
     """The claims of all queues. `decisions.plan_claim` decides, the store carries out."""
 
     async def open(self, queue: str, group: str) -> ClaimGroup:
-        """Raise the epoch of a group by one; a group that is not there begins with 0."""
-        ...
+        """Raise the epoch of a group by one; a new group starts at 0."""
 
     async def next(self, queue: str, group: str, asked: NextClaim) -> Claimed:
-        """Ack all claims up to `after`, then give the next one. Harmless to repeat; a crash may fall between the two.
+        """Ack all claims up to `after`, then return the next one. Idempotent; a crash may fall between the two.
 
-        Refused, and nothing is changed: see `decisions.check_reader`. Acked messages leave the queue (`acked` in the
-        history) and stay readable until `keep_until`. If claim `after + 1` was made before, it is
-        the answer, acked or not; `ClaimGone` if it can no longer be read. Otherwise it is made, with
-        `made_at = now`, from up to `limit` messages that `consumer` could take and that are `fit`, in queue
-        order (`received` in the history, as with `take`); it stops before `max_bytes` is passed, but has at least
-        one. Those that could be taken but are not fit stay as they are and are answered, up to `UNFIT`; when
-        that many were met the claim may end there. Without any fit message there is no claim, and its number is
-        not used. With `limit` 0 nothing is made or given.
+        Raises as `decisions.check_reader`, with nothing changed. Acked messages leave the queue (`acked` in the
+        history) and stay readable until `keep_until`. If claim `after + 1` exists, it is returned, acked or not;
+        `ClaimGone` if it is no longer readable. Otherwise it is made, with `made_at = now`, from up to `limit` messages
+        that `consumer` could take and that are `fit`, in queue order (`received` in the history, as with `take`); it
+        stops before `max_bytes` is exceeded, but has at least one message. Takeable messages that are not fit stay as
+        they are and are returned, up to `UNFIT`; after that many the claim may end. Without any fit message no claim is
+        made and its number stays unused. With `limit` 0 nothing is made or returned.
         """
-        ...
 
     async def find(self, queue: str, group: str, number: int, now: int) -> Claim:
-        """One claim, held or acked; raise as `decisions.no_claim` says if it cannot be read at `now`."""
-        ...
+        """One claim, held or acked; raises `decisions.no_claim` if it is not readable at `now`."""
 
     async def read(self, queue: str, group: str, number: int, places: Places) -> list[Portion]:
         """Some messages of a claim, by priority (higher first), then id; always the same, acked or not. Stops before
-        `max_bytes` is passed, but gives at least one. Raises as `find`. Reads no more than it gives."""
-        ...
+        `max_bytes` is exceeded, but returns at least one. Raises as `find`. Reads no more than it returns."""
 
     async def release(self, queue: str, group: str, epoch: int | None, change: Change) -> int:
-        """Give all messages of claims that are not acked back (`released` in the history), ready at `now`, and
-        say how many. Those claims are gone: see `decisions.ended`. Raises as `decisions.check_reader`."""
-        ...
+        """Give back all messages of unacked claims (`released` in the history), ready at `now`, and return how many.
+        Those claims end: see `decisions.ended`. Raises as `decisions.check_reader`."""
 
     async def groups(self, queue: str, now: int) -> list[ClaimGroup]:
-        """All groups by name, with the claims that can be read at `now` by number."""
-        ...
+        """All groups by name, with their claims that are readable at `now` by number."""
 
 
 class StageStore(Protocol):
-    """What is uploaded and not committed."""
+    """Uploaded messages that are not committed yet."""
 
     async def upload(self, queue: str, upload: Upload, messages: Sequence[Message]) -> tuple[int, int]:
-        """Keep messages as a part of a stage, all or none, until the stage is committed, discarded or runs out: how
-        many, and their bytes. A part that is there already stays as it is and is the answer. A stage runs out when
-        `until` of its last part has come. Raise `NoSpace` if the disk is nearly full."""
-        ...
+        """Keep messages as a part of a stage, all or none, until the stage is committed, discarded or expires. Returns
+        the number of messages and bytes of the part; an existing part stays as it is. A stage expires with the last
+        `until` of its parts. Raises `NoSpace` if the disk is nearly full."""
 
     async def commit(self, queue: str, batch: Batch) -> Committed:
         """Put all messages of some stages into the queue, in that order and by part, in one change that is made once
-        per (job, batch) until `until`; later ones get its answer, `repeated`.
+        per (job, batch) until `until`; repetitions get the first answer, `repeated`.
 
-        Each message gets `sent_at = now`, its times from now, and an id: parts follow each other in the ids that
-        are reserved, and `decisions.stretches` says where each message of a part is. Dedup ids, `room` and history
-        are as in `put`; a message that is not added leaves its id unused. All stages of the (job, batch) are gone
-        then, also those not named. Raise `StageUnknown` if one is not there at `now`, and `QueueFull`; nothing is
-        changed then.
+        Each message gets `sent_at = now`, its times relative to now, and an id: the parts follow each other in the
+        reserved ids, and `decisions.stretches` gives the position of each message in a part. Dedup ids, `room` and
+        history are as in `put`; a message that is not added leaves its id unused. All stages of the (job, batch) are
+        removed, also those not named. Raises `StageUnknown` if one does not exist at `now`, and `QueueFull`, with
+        nothing changed.
         """
-        ...
 
     async def discard(self, queue: str, job: str, batch: str) -> int:
-        """Remove all stages of a (job, batch), and say how many there were."""
-        ...
+        """Remove all stages of a (job, batch) and return how many there were."""
 
     async def list(self, queue: str, now: int) -> list[Stage]:
-        """All stages that have not run out at `now`, by name."""
-        ...
+        """All stages that have not expired at `now`, by name."""
 
 
 class HistoryStore(Protocol):
     """The events of all queues, by offset."""
 
     async def read(self, after: int, limit: int, queue: str | None = None) -> HistoryPage:
-        """Up to `limit` records with offsets above `after`, of one queue if given. A page may be short
-        or empty though more follow; at the end `next` no longer rises."""
-        ...
+        """Up to `limit` records with offsets above `after`, of one queue if given. A page may be short or empty though
+        more follow; at the end `next` no longer rises."""
 
     async def span(self) -> HistorySpan:
-        """How far it reaches."""
-        ...
+        """The first and last offset, and the size."""
 
     async def trim(self, upto: int) -> None:
-        """Forget records with offsets up to `upto`, or a few less where they are stored together."""
-        ...
+        """Remove records with offsets up to `upto`, or slightly fewer where they are stored together."""
 
 
 class Store(Protocol):
@@ -276,12 +244,10 @@ class Store(Protocol):
 
     shared: bool
     """Whether other brokers may work on the same data."""
-
     on_ready: ReadyHint
-    """A hint for long polls, never the truth. The broker sets it."""
-
+    """A hint for long polls that may be wrong or missing. The broker sets it."""
     on_change: ChangeHint
-    """A hint that queues or records are no longer what they were, never the truth. The broker sets it."""
+    """A hint that queues or records may have changed. The broker sets it."""
 
     # Read-only here, so that a store may have its own class for each part.
     @property
@@ -294,81 +260,65 @@ class Store(Protocol):
     def history(self) -> HistoryStore: ...
 
     async def open(self) -> None:
-        """Make ready for use; raise `StoreLocked`, `StoreCorrupt`, `StoreFormat` or `StoreUnavailable`."""
-        ...
+        """Prepare for use; raises `StoreLocked`, `StoreCorrupt`, `StoreFormat` or `StoreUnavailable`."""
 
     async def close(self) -> None:
-        """Write out what was staged, then let go of everything. Harmless to repeat."""
-        ...
+        """Write pending changes and release all resources. Idempotent."""
 
     def failure(self) -> Exception | None:
-        """What made this store unusable for good, None while it works."""
-        ...
+        """The error that made this store permanently unusable, None while it works."""
 
     async def check(self) -> None:
-        """Raise `StoreUnavailable` if the store cannot be reached now."""
-        ...
+        """Raise `StoreUnavailable` if the store is unreachable."""
 
     # Queues
 
     async def queues(self) -> dict[str, QueueSettings]:
         """All queues with their settings."""
-        ...
 
     async def save_queue(self, name: str, settings: QueueSettings) -> None:
         """Create a queue or replace its settings."""
-        ...
 
     async def change_queue(self, name: str, was: QueueSettings | None, settings: QueueSettings) -> bool:
-        """Create a queue that is not there (`was` None), or replace settings that are still `was`; False if they
-        are not."""
-        ...
+        """Create a queue that does not exist (`was` None), or replace settings that still equal `was`; False if they do
+        not."""
 
     async def delete_queue(self, name: str) -> bool:
-        """Remove a queue with all its messages, stages and dedup records; False if there is none."""
-        ...
+        """Remove a queue with all its messages, stages and dedup records; False if it does not exist."""
 
     async def records(self, kind: str) -> dict[str, bytes]:
         """Small records that the broker keeps beside the messages, such as API keys, by name."""
-        ...
 
     async def save_record(self, kind: str, name: str, value: bytes | None) -> None:
         """Write a small record, or remove it."""
-        ...
 
     async def revision(self) -> int:
-        """A number that changes whenever queues or records do, whoever changes them."""
-        ...
+        """A number that changes with every change of queues or records, by any broker."""
 
     async def last_id(self) -> str:
-        """An id not below any that was put so far, "" if none was."""
-        ...
+        """An id not below any message id so far, "" if there was none."""
 
     # Upkeep
 
     async def tidy(self, now: int, limit: int) -> int:
-        """Remove up to about `limit` records that have no meaning any more (dedup records, stages and acked claims
-        that ran out, remains of deleted queues); say how many."""
-        ...
+        """Remove up to about `limit` obsolete records (expired dedup records, stages and acked claims, remains of
+        deleted queues) and return how many."""
 
     async def backup(self, path: str) -> None:
         """Write a consistent copy to the new folder `path` while work goes on."""
-        ...
 
     # Copying to another store
 
     def dump(self) -> AsyncIterator[list[Item]]:
-        """Everything the store holds, in portions, while nobody changes it: see `transfer.py`. Acked claims that
-        could still be read are not among it; raises `InvalidRequest` if a claim is held."""
-        ...
+        """Everything the store holds, in portions, while nothing changes it: see `transfer.py`. Acked claims are left
+        out; raises `InvalidRequest` if a claim is held."""
 
     async def load(self, items: Sequence[Item], now: int) -> None:
-        """Take up a portion that any store dumped. The first portion comes to a store that is empty."""
-        ...
+        """Add a portion dumped by any store. The first portion goes to an empty store."""
 
 
 class SingleProcessStore(ABC):
-    """A store that only one broker has open: nobody else changes anything."""
+    """Base of stores that only one broker can open."""
 
     shared = False
 

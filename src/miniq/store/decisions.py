@@ -1,16 +1,16 @@
-"""What all stores decide in the same way: pure functions over what each of them has read.
+"""Decisions that all stores make alike, as pure functions over what a store has read.
 
-A store asks where nobody else can change what it has read, such as under the lock of a row, and again whenever it
-begins anew. PostgreSQL decides fences and which messages are fit within its queries: `queries.sql`, `schema.sql`.
+A store calls them where nothing else can change what it has read, such as under a row lock, and again after a retry.
+PostgreSQL checks fences and fitness inside its queries: `queries.sql`, `schema.sql`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import TypeVar
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from miniq.errors import ClaimGone, ClaimUnknown, Fenced, QueueFull, StageUnknown
 from miniq.ids import RUN
@@ -21,7 +21,7 @@ from miniq.store.arguments import ANY, FREE, Batch, NextClaim, Room
 
 
 def fence(visible_at: int, held_by: str | None, receipt: str, now: int) -> Outcome:
-    """What becomes of a change that names `receipt`, of a message that is there with this `visible_at` and receipt."""
+    """The outcome of a change that names `receipt`, for a message with this `visible_at` and current receipt."""
     if visible_at == NEVER:
         return "leased"  # in a claim
     if receipt == FREE:
@@ -30,7 +30,7 @@ def fence(visible_at: int, held_by: str | None, receipt: str, now: int) -> Outco
 
 
 class Budget:
-    """How many messages an answer may have, and how many bytes; the first message always fits."""
+    """The limits of an answer in messages and bytes; the first message always fits."""
 
     __slots__ = ("bytes", "count", "limit", "max_bytes")
 
@@ -49,7 +49,7 @@ class Budget:
 
 
 def check_room(room: Room | None, queue: str, held: tuple[int, int], more: tuple[int, int]) -> None:
-    """Raise `QueueFull` if a queue that holds so many messages and bytes has no room for so many more."""
+    """Raise `QueueFull` if a queue that holds `held` (messages, bytes) has no room for `more`."""
     (count, size), (added, added_bytes) = held, more
     if room is None or not added:
         return
@@ -66,22 +66,22 @@ def check_room(room: Room | None, queue: str, held: tuple[int, int], more: tuple
 
 
 def size_of(messages: Sequence[Message]) -> int:
-    """The bytes that messages count for."""
+    """The total size of messages."""
     return messages.size if isinstance(messages, PlainBatch) else sum(message.size for message in messages)
 
 
 class Sifted(Struct):
-    """What a call adds once dedup ids are considered."""
+    """What a send adds after deduplication."""
 
     fresh: list[Message]
     ids: list[str]
-    """The answer: one id for each message that was given."""
+    """The answer: one id per message of the call."""
     brought: dict[str, str]
     """Dedup ids to remember, with the ids of their messages."""
 
 
 def sift(messages: Iterable[Message], standing: Callable[[str], str | None]) -> Sifted:
-    """Leave out messages whose dedup id stands in the records, or came before in the same call."""
+    """Leave out messages whose dedup id is on record (`standing`) or appeared earlier in the same call."""
     sifted = Sifted([], [], {})
     for message in messages:
         name = message.dedup_id
@@ -102,13 +102,12 @@ def sift(messages: Iterable[Message], standing: Callable[[str], str | None]) -> 
 
 
 def claim_name(group: str, number: int) -> str:
-    """What stands as receipt of the messages of a claim."""
+    """The receipt of the messages of a claim."""
     return f"{group}/{number}"
 
 
 def check_reader(state: ClaimGroup, epoch: int | None, after: int) -> None:
-    """Raise `Fenced` unless `epoch` is the group's (None is always), `ClaimUnknown` if no claim has the number
-    `after` yet."""
+    """Raise `Fenced` if `epoch` is given and not the group's, `ClaimUnknown` if there is no claim `after` yet."""
     if epoch is not None and epoch != state.epoch:
         raise Fenced(
             f"epoch: {epoch} is not that of the newest reader of group {state.group!r}, which is {state.epoch}; "
@@ -135,19 +134,19 @@ def no_claim(state: ClaimGroup, number: int) -> ClaimUnknown | ClaimGone:
 
 
 class ClaimPlan(Struct, frozen=True, gc=False):
-    """What a call for the next claim does, in this order."""
+    """The steps of a call for the next claim, in order."""
 
     ack: range
-    """The claims that are acked."""
+    """The claims to ack."""
     give: Claim | None
-    """The claim that is the answer because it exists."""
+    """The existing claim to return."""
     make: bool
-    """Whether a claim is to be made, with the number that was asked for."""
+    """Whether to make the requested claim."""
 
 
 def plan_claim(state: ClaimGroup, following: Claim | None, asked: NextClaim) -> ClaimPlan:
-    """What to do for a reader. `following` is the claim that is asked for, if it can be read. Raises `Fenced`,
-    `ClaimUnknown` or `ClaimGone`; then nothing is changed."""
+    """Plan a call for the next claim. `following` is the requested claim if it exists and is readable. Raises `Fenced`,
+    `ClaimUnknown` or `ClaimGone` before anything is changed."""
     check_reader(state, asked.epoch, asked.after)
     if asked.limit and following is None and asked.number <= state.last:
         raise no_claim(state, asked.number)
@@ -158,45 +157,53 @@ def plan_claim(state: ClaimGroup, following: Claim | None, asked: NextClaim) -> 
 
 
 def ended(state: ClaimGroup) -> ClaimGroup:
-    """A group after a release or a purge: its claims are over, and their numbers stay used."""
+    """A group after a release or purge: its claims are gone, and their numbers are not used again."""
     return replace(state, acked=state.last, claims=[])
 
 
 # Stages
 
 
-class StagePart(Protocol):
-    """What is known of a part of a stage without its messages."""
+class StagePart(Struct, frozen=True, gc=False):
+    """A part of a stage, without its messages. `alone` counts those for which `stands_alone` is true."""
 
-    @property
-    def messages(self) -> int: ...
-    @property
-    def bytes(self) -> int: ...
-    @property
-    def alone(self) -> int: ...
-    @property
-    def made_at(self) -> int: ...
-    @property
-    def until(self) -> int: ...
+    messages: int
+    bytes: int
+    alone: int
+    made_at: int
+    until: int
+
+
+Part = TypeVar("Part", bound=StagePart)
 
 
 def stage_of(name: StageName, parts: Iterable[StagePart]) -> Stage:
-    """A stage as the sum of its parts. It runs out when the last of them does."""
-    some = list(parts)
+    """A stage as the sum of its parts. It expires with the last of them."""
+    parts = list(parts)
     return Stage(
         name,
-        len(some),
-        sum(part.messages for part in some),
-        sum(part.bytes for part in some),
-        min(part.made_at for part in some),
-        max(part.until for part in some),
-        sum(part.alone for part in some),
+        len(parts),
+        sum(part.messages for part in parts),
+        sum(part.bytes for part in parts),
+        min(part.made_at for part in parts),
+        max(part.until for part in parts),
+        sum(part.alone for part in parts),
     )
 
 
+def stages_of(stages: Mapping[StageName, Mapping[int, Part]]) -> list[Stage]:
+    """All stages in order of their names, expired ones too."""
+    return [stage_of(name, stages[name].values()) for name in sorted(stages, key=astuple)]
+
+
+def stages_of_batch(stages: Iterable[StageName], job: str, batch: str) -> list[StageName]:
+    """The stages of a (job, batch)."""
+    return [name for name in stages if (name.job, name.batch) == (job, batch)]
+
+
 def check_listed(batch: Batch, until: Mapping[tuple[str, str], int]) -> None:
-    """Raise `StageUnknown` unless all stages that are to be committed are there, and until when is still to come. Those
-    that are there are given by (partition, attempt)."""
+    """Raise `StageUnknown` unless all stages to commit exist and have not expired. `until` has the expiry of the
+    existing ones by (partition, attempt)."""
     for partition, attempt in batch.stages:
         if until.get((partition, attempt), 0) <= batch.put.now:
             raise StageUnknown(
@@ -206,18 +213,21 @@ def check_listed(batch: Batch, until: Mapping[tuple[str, str], int]) -> None:
             )
 
 
-def commit_said(count: int) -> str:
-    """What is remembered of a commit: how many messages it added."""
-    return str(count)
+def parts_to_commit(batch: Batch, stages: Mapping[StageName, Mapping[int, Part]]) -> list[tuple[StageName, int, Part]]:
+    """The parts of the stages to commit, in order, with the stage and number of each; raises as `check_listed`."""
+    found = [stage_of(name, stages[name].values()) for name in stages_of_batch(stages, batch.job, batch.batch)]
+    check_listed(batch, {(stage.name.partition, stage.name.attempt): stage.until for stage in found})
+    names = [StageName(batch.job, batch.batch, partition, attempt) for partition, attempt in batch.stages]
+    return [(name, number, part) for name in names for number, part in sorted(stages[name].items())]
 
 
-def committed_before(said: str) -> Committed:
-    """The answer to a commit that was made before, from what is remembered of it."""
-    return Committed(int(said), repeated=True)
+def repeated_commit(answer: str) -> Committed:
+    """The answer to a repeated commit, from the record of the first: its number of messages."""
+    return Committed(int(answer), repeated=True)
 
 
 def committed(message: Message, id: str, now: int) -> Message:
-    """The message that a staged one becomes."""
+    """The message that a staged message becomes."""
     return replace(
         message,
         id=id,
@@ -228,25 +238,25 @@ def committed(message: Message, id: str, now: int) -> Message:
 
 
 def stands_alone(message: Message) -> bool:
-    """Whether a message has a recipient, group or dedup id, which a store has to look at one by one."""
+    """Whether a message has a recipient, group or dedup id, and so must be handled individually."""
     return message.recipient is not None or message.group is not None or message.dedup_id is not None
 
 
 def stretches(messages: Sequence[Message]) -> list[range]:
-    """How a part of a stage is cut: neighbours of the same priority and due time together, up to `RUN` of them, those
-    that stand alone each for itself. The message at `place` of stretch n has the id n * RUN + place of the part, which
-    takes RUN ids for each stretch. So a store may keep a stretch as one record."""
+    """The positions of a stage part, cut into stretches that a store may keep as one record: up to `RUN` neighbours
+    with the same priority and due time, or one message that stands alone. Each stretch takes `RUN` ids: position p of
+    stretch n has id n * RUN + p of the part."""
     if isinstance(messages, PlainBatch):
         return [range(start, min(start + RUN, len(messages))) for start in range(0, len(messages), RUN)]
-    found: list[range] = []
+    cut: list[range] = []
     start = 0
-    before: tuple[int, int] | None = None
-    for place, message in enumerate(messages):
-        here = None if stands_alone(message) else (message.priority, message.due_at)
-        if place and (here is None or here != before or place - start == RUN):
-            found.append(range(start, place))
-            start = place
-        before = here
+    previous: tuple[int, int] | None = None
+    for position, message in enumerate(messages):
+        kind = None if stands_alone(message) else (message.priority, message.due_at)
+        if position and (kind is None or kind != previous or position - start == RUN):
+            cut.append(range(start, position))
+            start = position
+        previous = kind
     if messages:
-        found.append(range(start, len(messages)))
-    return found
+        cut.append(range(start, len(messages)))
+    return cut

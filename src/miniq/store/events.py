@@ -1,4 +1,4 @@
-"""How each change looks in the history: written once, used by every store."""
+"""The history events of each kind of change, shared by all stores."""
 
 from __future__ import annotations
 
@@ -7,45 +7,38 @@ from miniq.message import Event, EventName, History, Message
 
 def sent(message: Message, now: int, reason: str | None, keep: History) -> Event:
     """A message arrived in a queue."""
-    return Event(
-        now,
-        "sent",
-        message.queue,
-        message.id,
-        0,
-        message.size,
-        reason=reason,
-        body=message.body if keep == "full" else None,
-        content_type=message.content_type if keep == "full" else None,
-    )
+    return _with_content(message, "sent", 0, now, keep, reason)
 
 
 def sent_as(queue: str, id: str, size: int, now: int) -> Event:
-    """The same, where no more is known of a message, and no more wanted."""
+    """A message arrived; for callers that have not read the message and do not keep bodies."""
     return Event(now, "sent", queue, id, 0, size)
 
 
 def edited(message: Message, now: int, receives: int, keep: History) -> Event:
-    """A message was changed by hand."""
+    """A message was edited."""
+    return _with_content(message, "edited", receives, now, keep, None)
+
+
+def _with_content(
+    message: Message, event: EventName, receives: int, now: int, keep: History, reason: str | None
+) -> Event:
+    body, content_type = (message.body, message.content_type) if keep == "full" else (None, None)
     return Event(
         now,
-        "edited",
+        event,
         message.queue,
         message.id,
         receives,
         message.size,
-        body=message.body if keep == "full" else None,
-        content_type=message.content_type if keep == "full" else None,
+        reason=reason,
+        body=body,
+        content_type=content_type,
     )
 
 
-def received(message: Message, now: int, receives: int, since: int, consumer: str | None) -> Event:
-    """A message was handed out; `since` is when it could last become ready."""
-    return received_as(message.queue, message.id, message.size, now, receives, since, consumer)
-
-
-def received_as(queue: str, id: str, size: int, now: int, receives: int, since: int, consumer: str | None) -> Event:
-    """The same, where the rest of the message was not read."""
+def received(queue: str, id: str, size: int, now: int, receives: int, since: int, consumer: str | None) -> Event:
+    """A message was handed out; `since` is when it became ready."""
     return Event(now, "received", queue, id, receives, size, consumer, max(0, now - since) / 1000)
 
 
@@ -60,11 +53,11 @@ def left(
     held: int | None,
     reason: str | None = None,
 ) -> Event:
-    """A lease ended or a message left; `held` is how long the consumer had it, in microseconds."""
+    """A lease ended or a message left its queue; `held` is how long the consumer had it, in microseconds."""
     held_ms = None if held is None else max(0, held) / 1000
     return Event(now, event, queue, id, receives, size, consumer, None, held_ms, reason)
 
 
 def purged(queue: str, count: int, size: int, now: int) -> Event:
-    """A queue was emptied."""
+    """A queue was purged."""
     return Event(now, "purged", queue, "", 0, size, count=count)

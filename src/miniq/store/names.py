@@ -1,12 +1,11 @@
-"""The names under which stores remember calls that were made and batches that were committed."""
+"""The names under which stores remember named calls and committed batches."""
 
 from __future__ import annotations
 
 COMMITTED = "publish\0"
-"""How the names of calls begin that committed a batch; no sender may give such a name."""
-
+"""Prefix of the call names of commits. Rejected in names that senders choose."""
 CALL = "\0"
-"""Before the name of a call where dedup ids are remembered too: no sender may give one that begins so."""
+"""Prefix of call names where they share a table with dedup ids. Rejected in dedup ids."""
 
 
 def commit_name(job: str, batch: str) -> str:
@@ -15,10 +14,10 @@ def commit_name(job: str, batch: str) -> str:
 
 
 def call_record(name: str) -> str:
-    """The dedup record of a call."""
+    """The key of a call in the table of dedup records."""
     return CALL + name
 
 
 def is_call(record: str) -> bool:
-    """Whether a dedup record is that of a call, and says its ids as `ids.spans`; that of a commit says a number."""
+    """Whether a dedup record holds the ids of a call (as `ids.spans`); the record of a commit holds a count."""
     return record.startswith(CALL) and not record.startswith(COMMITTED, len(CALL))

@@ -1,8 +1,8 @@
-"""Everything a store holds, as items that any other store takes up: how `miniq migrate` copies.
+"""The contents of a store as items that any other store can load: how `miniq migrate` copies.
 
-`Store.dump` gives items in portions, `Store.load` takes them, in this order: queues and records first; of a group its
-head before those that wait. What is dumped from one store and loaded into another is dumped there as the same items.
-So a copy is verified by dumping it again: same counts, same sums.
+`Store.dump` yields items in portions, `Store.load` takes them, in this order: queues and records first; the head of a
+group before its followers. A store dumps the same items that were loaded into it, so a copy is verified by dumping it
+again and comparing counts and checksums.
 """
 
 from __future__ import annotations
@@ -10,21 +10,24 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from typing import Protocol
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Struct
 
 from miniq.errors import InvalidRequest, StoreError
-from miniq.message import Event, HistoryPage, HistorySpan, QueueSettings, Stored
+from miniq.message import Event, QueueSettings, Stored
+
+if TYPE_CHECKING:
+    from miniq.store.contract import HistoryStore, Store
 
 PORTION = 500
 PORTION_BYTES = 4 * 1024 * 1024
 EVENTS = 1000
-"""Events in one item."""
+"""Events per item."""
 MARK = "migration"
-"""The kind of record that a store has while it is being filled."""
+"""The kind of the record that marks a store while it is being filled."""
 
 
 class Queue(Struct, frozen=True, tag=True):
@@ -41,7 +44,7 @@ class Record(Struct, frozen=True, tag=True):
 
 
 class Readers(Struct, frozen=True, tag=True):
-    """A group that reads a queue by claims, none of which is held."""
+    """A claim group without held claims."""
 
     queue: str
     group: str
@@ -50,11 +53,11 @@ class Readers(Struct, frozen=True, tag=True):
 
 
 class Dedup(Struct, frozen=True, tag=True):
-    """A dedup record, or that of a call (see `names.is_call`) or of a batch that was committed."""
+    """The record of a dedup id, of a named call (see `names.is_call`) or of a commit."""
 
     queue: str
     name: str
-    said: str
+    answer: str
     until: int
 
 
@@ -63,7 +66,13 @@ class Saved(Struct, frozen=True, tag=True):
 
     stored: Stored
     taken_at: int | None = None
-    """Since when its consumer has it, if it has a receipt."""
+    """When its consumer received it, if it has a receipt."""
+
+    @property
+    def fresh(self) -> bool:
+        """Whether the message is in the state in which it arrived."""
+        stored = self.stored
+        return stored.receives == 0 and stored.receipt is None and stored.visible_at == stored.message.due_at
 
 
 class LastId(Struct, frozen=True, tag=True):
@@ -71,13 +80,13 @@ class LastId(Struct, frozen=True, tag=True):
 
 
 class HistoryStart(Struct, frozen=True, tag=True):
-    """The offset of the first event that is there, or that would be."""
+    """The offset of the first event, or of the next one if there is none."""
 
     offset: int
 
 
 class Events(Struct, frozen=True, tag=True):
-    """Events that follow each other, from an offset on."""
+    """Consecutive events, starting at an offset."""
 
     offset: int
     events: list[Event]
@@ -86,28 +95,8 @@ class Events(Struct, frozen=True, tag=True):
 Item = Queue | Record | Readers | Dedup | Saved | LastId | HistoryStart | Events
 
 
-class Transferable(Protocol):
-    """The part of the store contract that copying needs."""
-
-    def dump(self) -> AsyncIterator[list[Item]]: ...
-
-    async def load(self, items: Sequence[Item], now: int) -> None: ...
-
-    async def records(self, kind: str) -> dict[str, bytes]: ...
-
-    async def save_record(self, kind: str, name: str, value: bytes | None) -> None: ...
-
-
-class History(Protocol):
-    """The history of a store, as far as it is read."""
-
-    async def read(self, after: int, limit: int, queue: str | None = None) -> HistoryPage: ...
-
-    async def span(self) -> HistorySpan: ...
-
-
 class Copied(Struct):
-    """How much there is of each kind, and a sum over all of it that does not depend on the order."""
+    """The number of items of each kind and a checksum over them that does not depend on their order."""
 
     counts: Counter[str]
     sums: Counter[str]
@@ -125,7 +114,7 @@ class Copied(Struct):
 
 
 def _parts(item: Item) -> Iterator[tuple[str, object]]:
-    """What is compared: events one by one, since stores keep them together in different ways."""
+    """The units of comparison: single events, since stores group them differently."""
     if isinstance(item, Events):
         for offset, event in enumerate(item.events, item.offset):
             yield "Events", (offset, event)
@@ -137,11 +126,11 @@ def _parts(item: Item) -> Iterator[tuple[str, object]]:
 
 
 async def copy(
-    source: Transferable, target: Transferable, *, now: int, told: Callable[[Copied], None] = lambda copied: None
+    source: Store, target: Store, *, now: int, told: Callable[[Copied], None] = lambda copied: None
 ) -> Copied:
-    """Fill an empty store with everything another one holds, and verify it.
+    """Fill an empty store with the contents of another and verify it; `told` is called with the progress.
 
-    Until it is verified the target has a mark, and brokers refuse it. Nobody may change the source meanwhile.
+    Until it is verified the target has a mark, and brokers refuse it. The source must not change meanwhile.
     """
     await check_empty(target)
     await target.save_record(MARK, "incomplete", b"")
@@ -150,70 +139,83 @@ async def copy(
         await target.load(portion, now)
         copied.add(portion)
         told(copied)
-    there, still = Copied(Counter(), Counter()), Copied(Counter(), Counter())
-    async for portion in target.dump():
-        there.add(portion)
-    if there != copied:
-        raise StoreError(f"migrate: the copy is not the same as the source: {_difference(copied, there)}", field="to")
-    async for portion in source.dump():
-        still.add(portion)
-    if still != copied:
+    if (target_after := await _summary(target)) != copied:
+        difference = _difference(copied, target_after)
+        raise StoreError(f"migrate: the copy is not the same as the source: {difference}", field="to")
+    if (source_after := await _summary(source)) != copied:
         raise StoreError(
-            f"migrate: the source was changed meanwhile ({_difference(copied, still)}); stop its brokers, empty the "
-            "target and try again",
+            f"migrate: the source was changed meanwhile ({_difference(copied, source_after)}); stop its brokers, empty "
+            "the target and try again",
             field="from",
         )
     await target.save_record(MARK, "incomplete", None)
     return copied
 
 
-async def check_empty(target: Transferable) -> None:
-    """Refuse a store that holds anything but the queue that every broker makes."""
+async def _summary(store: Store) -> Copied:
+    summary = Copied(Counter(), Counter())
+    async for portion in store.dump():
+        summary.add(portion)
+    return summary
+
+
+async def check_empty(target: Store) -> None:
+    """Refuse a store that holds anything but the queue that every broker creates."""
     await check_complete(target, "to")
     async for portion in target.dump():
         for item in portion:
-            fresh = Queue("default", QueueSettings()), LastId(""), HistoryStart(1)
-            if item not in fresh:
+            if item not in (Queue("default", QueueSettings()), LastId(""), HistoryStart(1)):
                 raise InvalidRequest(
-                    f"to: the target is not empty: it holds {_words(item)}; name a new one", field="to"
+                    f"to: the target is not empty: it holds {_description(item)}; name a new one", field="to"
                 )
 
 
-async def check_complete(store: Transferable, field: str = "store") -> None:
-    """Refuse a store whose filling was not finished."""
+async def check_complete(store: Store, field: str = "store") -> None:
+    """Refuse a store that was not filled completely."""
     if await store.records(MARK):
         raise StoreError(
-            f"{field}: this store is the remains of a `miniq migrate` that did not finish; remove it (the folder, or "
-            "the database), and run `miniq migrate` again into a new one",
+            f"{field}: this store was left incomplete by a `miniq migrate` that did not finish; remove it (the folder, "
+            "or the database), and run `miniq migrate` again into a new one",
             field=field,
         )
 
 
+async def load_settings(store: Store, items: Iterable[Item]) -> None:
+    """Save the queues and small records among items."""
+    for item in items:
+        if isinstance(item, Queue):
+            await store.save_queue(item.name, item.settings)
+        elif isinstance(item, Record):
+            await store.save_record(item.kind, item.name, item.value)
+
+
 async def portions(items: AsyncIterator[Item]) -> AsyncIterator[list[Item]]:
-    """Items in portions that are neither many nor large."""
-    some: list[Item] = []
+    """Items in portions of bounded number and size."""
+    portion: list[Item] = []
     size = 0
     async for item in items:
-        some.append(item)
+        portion.append(item)
         size += _size(item)
-        if len(some) == PORTION or size > PORTION_BYTES:
-            yield some
-            some, size = [], 0
-    if some:
-        yield some
+        if len(portion) == PORTION or size > PORTION_BYTES:
+            yield portion
+            portion, size = [], 0
+    if portion:
+        yield portion
 
 
-async def one_by_one(items: Iterable[Item]) -> AsyncIterator[Item]:
-    """Items of a store that need not be waited for; others come to their turn now and then."""
-    for place, item in enumerate(items):
-        if place % PORTION == 0:
+async def with_history(items: Iterable[Item], history: HistoryStore) -> AsyncIterator[Item]:
+    """Items that are read without waiting, yielding to the event loop now and then, followed by the history."""
+    for position, item in enumerate(items):
+        if position % PORTION == 0:
             await asyncio.sleep(0)
+        yield item
+    async for item in history_of(history):
         yield item
 
 
 def at_rest(queue: str, staged: bool, readers: Iterable[tuple[Readers, int]]) -> Iterator[Readers]:
-    """The groups that read a queue by claims, given with how many claims each of them holds. Refuses a queue with held
-    claims or `staged` messages: those are not copied."""
+    """The claim groups of a queue, given with their number of held claims. Refuses a queue with held claims or `staged`
+    messages, which cannot be copied."""
     if staged:
         raise InvalidRequest(
             f"from: queue {queue!r} has stages that are not committed yet; let their jobs finish, or discard them",
@@ -229,20 +231,14 @@ def at_rest(queue: str, staged: bool, readers: Iterable[tuple[Readers, int]]) ->
         yield reader
 
 
-async def history_of(history: History) -> AsyncIterator[Item]:
-    """All events."""
+async def history_of(history: HistoryStore) -> AsyncIterator[Item]:
+    """The whole history."""
     first = (await history.span()).first
     yield HistoryStart(first)
     after = first - 1
     while records := (await history.read(after, EVENTS)).records:
         yield Events(records[0].offset, [record.event for record in records])
         after = records[-1].offset
-
-
-def is_fresh(item: Saved) -> bool:
-    """Whether a message is as it was when it arrived."""
-    stored = item.stored
-    return stored.receives == 0 and stored.receipt is None and stored.visible_at == stored.message.due_at
 
 
 def _size(item: Item) -> int:
@@ -253,7 +249,7 @@ def _size(item: Item) -> int:
     return 0
 
 
-def _words(item: Item) -> str:
+def _description(item: Item) -> str:
     if isinstance(item, Queue):
         return f"a queue {item.name!r}" if item.name != "default" else "settings of the queue 'default'"
     if isinstance(item, Saved):
@@ -263,10 +259,10 @@ def _words(item: Item) -> str:
     )
 
 
-def _difference(wanted: Copied, found: Copied) -> str:
-    for kind in sorted(wanted.counts.keys() | found.counts.keys()):
-        if wanted.counts[kind] != found.counts[kind]:
-            return f"{found.counts[kind]} instead of {wanted.counts[kind]} of kind {kind}"
-        if wanted.sums[kind] != found.sums[kind]:
-            return f"{found.counts[kind]} of kind {kind}, but not with the same content"
+def _difference(expected: Copied, actual: Copied) -> str:
+    for kind in sorted(expected.counts.keys() | actual.counts.keys()):
+        if expected.counts[kind] != actual.counts[kind]:
+            return f"{actual.counts[kind]} instead of {expected.counts[kind]} of kind {kind}"
+        if expected.sums[kind] != actual.sums[kind]:
+            return f"{actual.counts[kind]} of kind {kind}, but not with the same content"
     return "no difference"

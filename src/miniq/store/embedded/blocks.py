@@ -1,9 +1,9 @@
 """What the embedded store keeps in memory of a queue: blocks, the state of their messages, and lanes.
 
-A **block** is up to 128 messages that lie in one record. A **run** (`states.py`) is a lease or a delay that some
-messages of a block share; a message without a run is fresh. A **lane** is the line of one priority for
-one recipient (or for anybody): fresh blocks in order, messages that came back, and a cursor into the
-backlog on disk, which is read only when it is needed.
+A **block** is up to 128 messages in one record. A **run** is a lease or delay shared by neighbouring messages of a
+block; a message without a run is fresh. A **lane** is the line of one priority for one recipient (or for all
+consumers): fresh blocks in order, messages that were given back, and a cursor into the backlog on disk, which is read
+only on demand.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import asyncio
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from miniq.ids import run_of
 from miniq.message import Claim, Message, QueueSettings, StageName, Stored
+from miniq.store.decisions import StagePart
 from miniq.store.embedded import keys
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ _TAILS = tuple(f"{place:02x}" for place in range(256))
 
 
 class Block:
-    """Messages of one record. `runs[place]` is None for a fresh or gone message; `gone` is a bitmap."""
+    """Messages of one record. `runs[place]` is None for a fresh or removed message; `gone` is a bitmap."""
 
     __slots__ = (
         "alive",
@@ -60,10 +61,10 @@ class Block:
         self.gone = 0
         self.alive = count
         self.next = 0
-        """All fresh messages have this place or a higher one."""
+        """No fresh message has a lower place."""
         self.messages: Sequence[Message] | None = None
         self.charged = 0
-        """What `messages` counts for in the memory of the window."""
+        """The size of `messages` in the memory accounting of the window."""
         self.sizes: list[int] | None = None
         self.group: str | None = None
         self.waiting = False
@@ -71,14 +72,9 @@ class Block:
         self.windowed = False
         """Its fresh messages are in a lane."""
         self.source: bytes | None = b""
-        """Where its messages lie, if they were committed from a stage; None if that is not known."""
+        """The key of its messages if they were committed from a stage; None if unknown."""
         self.arrives: object = None
-        """The batch that has to be written before it may be seen, while there is one."""
-
-    @property
-    def touched(self) -> bool:
-        """Whether it has state that its record on disk does not show."""
-        return self.gone != 0 or any(self.runs)
+        """The unwritten batch that adds it; until that is written it is invisible."""
 
     def id_at(self, place: int) -> str:
         if self.alone:
@@ -106,7 +102,7 @@ class Block:
         return place
 
     def fresh_until(self, place: int, most: int) -> int:
-        """The end of the unbroken stretch of fresh places from a fresh one, at most `most` long."""
+        """The end of the stretch of fresh places that starts at a fresh place, at most `most` long."""
         end = min(self.count, place + most)
         if self.gone == 0 and self.alive == self.count and self.runs[end - 1] is None and place == self.next:
             runs = self.runs
@@ -123,25 +119,9 @@ class Block:
             return Stored(message, message.due_at)
         return Stored(message, run.visible_at, run.receives, run.receipt, run.consumer)
 
-    def state_record(self, run: Run) -> keys.StateRecord:
-        return keys.StateRecord(
-            self.owner,
-            self.priority,
-            self.count,
-            run.places.start,
-            run.places.stop,
-            run.visible_at,
-            run.receives,
-            run.receipt,
-            run.consumer,
-            run.taken_at,
-            self.group,
-            self.waiting,
-        )
-
 
 Back = tuple[str, int, Block, int, "Run | None"]
-"""A message that is ready out of turn: id, a number that breaks ties, block, place, its run."""
+"""A message that is ready out of turn: id, a tie breaker, block, place, its run."""
 
 
 class Lane:
@@ -149,32 +129,25 @@ class Lane:
 
     __slots__ = ("back", "fresh", "more", "prefix", "seen", "size")
 
-    def __init__(self, prefix: bytes, seen: str = "", more: bool = True) -> None:
+    def __init__(self, prefix: bytes, more: bool) -> None:
         self.prefix = prefix
         self.fresh: deque[Block] = deque()
         self.back: list[Back] = []
         """A heap."""
-        self.seen = seen
+        self.seen = ""
         """Blocks on disk up to this name are in memory or finished."""
         self.more = more
-        """There may be blocks on disk after `seen` that are not in memory."""
+        """Whether there may be blocks on disk after `seen` that are not in memory."""
         self.size = 0
 
 
-class Track:
-    """The lanes of one owner by priority. `more` says whether there may be something on disk."""
-
-    __slots__ = ("lanes",)
-
-    def __init__(self, number: int, owner: str, more: bool) -> None:
-        self.lanes = [Lane(keys.lane_prefix(number, owner, priority), more=more) for priority in range(10)]
-
-    def idle(self) -> bool:
-        return not any(lane.fresh or lane.back for lane in self.lanes)
+def new_lanes(number: int, owner: str, more: bool) -> list[Lane]:
+    """The lanes of one owner by priority; `more` if there may be blocks on disk."""
+    return [Lane(keys.lane_prefix(number, owner, priority), more) for priority in range(10)]
 
 
 class HeldClaim:
-    """A claim that is not acked: its runs in order. While it is being made it has no `ends` yet."""
+    """A claim that is not acked, with its runs in order. It has no `ends` while it is being made."""
 
     __slots__ = ("claim", "ends", "runs")
 
@@ -182,16 +155,16 @@ class HeldClaim:
         self.claim = claim
         self.runs = runs
         self.ends: list[int] = []
-        """For each run, how many messages there are up to its end."""
+        """For each run, the number of messages up to its end."""
 
     def freeze(self) -> None:
-        """It is complete: by priority, then id."""
+        """Sort the complete claim by priority, then id."""
         self.runs.sort(key=lambda run: (-run.block.priority, run.block.id_at(run.places.start)))
         self.ends = list(accumulate(len(run.places) for run in self.runs))
 
 
 class Readers:
-    """The claims of one group of readers."""
+    """The claims of one group."""
 
     def __init__(self, name: str, epoch: int = 0, acked: int = 0, last: int = 0) -> None:
         self.name = name
@@ -200,21 +173,15 @@ class Readers:
         self.last = last
         self.held: dict[int, HeldClaim] = {}
         self.kept: dict[int, keys.ClaimRecord] = {}
-        """Acked, and perhaps still to be read."""
+        """Acked claims that may still be readable."""
         self.lock = asyncio.Lock()
-        """Held while claims are acked, made or released, which takes more than one step."""
+        """Held while claims are acked, made or released, which takes several steps."""
 
 
-class Part(NamedTuple):
-    """A part of a stage: which upload, how many messages, their bytes, how many of them stand alone, since when and
-    until when."""
+class Part(StagePart, frozen=True, gc=False):
+    """A part of a stage."""
 
     upload: int
-    messages: int
-    bytes: int
-    alone: int
-    made_at: int
-    until: int
 
 
 class Shelf:
@@ -231,10 +198,11 @@ class Shelf:
         self.size = 0
         self.leased = 0
         self.delayed = 0
-        """Of `count`, those that are leased or delayed as of the last look at the timers."""
-        self.tracks: dict[str, Track] = {"": Track(number, "", more=False)}
+        """How many of `count` are leased or delayed, as of the last `States.wake`."""
+        self.tracks: dict[str, list[Lane]] = {"": new_lanes(number, "", more=False)}
+        """The lanes of each owner by priority; no owners at all once the queue was purged or deleted."""
         self.blocks: dict[str, Block] = {}
-        """Every block that is in memory, by name."""
+        """Every block in memory, by name."""
         self.arriving: dict[str, Block] = {}
         """Blocks whose record is not written yet."""
         self.leaving: set[str] = set()
@@ -242,9 +210,9 @@ class Shelf:
         self.timers: list[tuple[int, int, Run]] = []
         """A heap of runs that are not due yet."""
         self.tokens: dict[str, list[Run]] = {}
-        """Runs by receipt; some may be over."""
+        """Runs by receipt; some may have expired."""
         self.groups: dict[str, keys.GroupRecord] = {}
-        """Groups as they will be once all is written."""
+        """Groups as they will be once everything staged is written."""
         self.followers: dict[str, dict[str, Block]] = {}
         """By group, waiting messages whose record is not written yet."""
         self.dedup: dict[str, keys.DedupRecord] = {}
@@ -253,22 +221,22 @@ class Shelf:
         self.stages: dict[StageName, dict[int, Part]] = {}
         """The parts of each stage that is not committed."""
 
-    def track(self, owner: str) -> Track:
-        track = self.tracks.get(owner)
-        if track is None:
-            track = self.tracks[owner] = Track(self.number, owner, more=True)
-        return track
+    def lanes(self, owner: str) -> list[Lane]:
+        lanes = self.tracks.get(owner)
+        if lanes is None:
+            lanes = self.tracks[owner] = new_lanes(self.number, owner, more=True)
+        return lanes
 
     def lane(self, block: Block) -> Lane:
-        return self.track(block.owner).lanes[block.priority]
+        return self.lanes(block.owner)[block.priority]
 
     def lows(self) -> dict[int, str]:
-        """For each priority, a name below which the lane for anybody holds nothing that is not in memory
-        for its state: where reading has to begin after a restart."""
+        """For each priority, where reading of the common lane has to start after a restart: no block below this name
+        is only on disk."""
         lows = {}
-        for priority, lane in enumerate(self.tracks[""].lanes):
+        for priority, lane in enumerate(self.tracks[""]):
             low = lane.fresh[0].name if lane.fresh else lane.seen
-            # What came back may be part of a block, whose name is the lowest id of its run.
+            # What was given back may be part of a block, whose name is the lowest id of its run.
             lows[priority] = min(low, run_of(lane.back[0][0])[0]) if lane.back else low
         for block in self.arriving.values():
             if not block.owner and not block.waiting:
@@ -282,10 +250,10 @@ class Shelf:
 
 
 class Emptied(Exception):
-    """A queue was emptied or deleted while a call about it was under way, which has to begin again."""
+    """The queue was purged or deleted during a call, which has to start again."""
 
 
 def check_there(shelf: Shelf) -> None:
-    """Raise `Emptied` if it was."""
+    """Raise `Emptied` if the queue was purged or deleted."""
     if not shelf.tracks:
         raise Emptied

@@ -1,7 +1,7 @@
-"""Looking through a queue of the embedded store without changing anything.
+"""Reading through a queue of the embedded store without changing anything.
 
-The cursor is where the walk stands: the part of a key that follows the queue's number and the place in its
-block, or the last id where only memory is walked.
+The cursor is the position of the last message: the part of its key after the queue's number, and its place in the
+block; or its id where only memory is read.
 """
 
 from __future__ import annotations
@@ -23,68 +23,71 @@ from miniq.store.embedded.states import Run
 from miniq.store.embedded.window import Window
 
 
-def browse(kv: KV, shelf: Shelf, scan: Scan) -> Page:
-    """Messages in the order of their keys: in line first, then those that wait in groups."""
-    at, skip = (b"b", -1) if scan.after is None else _open_cursor(scan.after)
-    found: list[Stored] = []
-    budget = Budget(scan.limit, scan.max_bytes)
-    cursor = (at, skip)
+def written(kv: KV, shelf: Shelf, at: bytes = b"b") -> Iterator[tuple[bytes, int, Stored, Run | None]]:
+    """The written messages of a queue in order of their keys, from a position on: messages in line first, then those
+    that wait in groups. Each with its position (kind and rest of its key), place in its block, and run."""
     for kind in (b"b", b"w"):
         if kind < at[:1]:
             continue
         prefix = keys.of_queue(kind, shelf.number)
         start = prefix + at[1:] if kind == at[:1] else prefix
         for key, value in kv.scan(start, keys.after(prefix)):
-            name = key[-37:] if key[-1:] == b"m" else key[-36:]
-            block = shelf.blocks.get(name.decode())
-            if block is None and (name.decode() in shelf.arriving or name.decode() in shelf.leaving):
+            name = (key[-37:] if key[-1:] == b"m" else key[-36:]).decode()
+            block = shelf.blocks.get(name)
+            if block is None and (name in shelf.arriving or name in shelf.leaving):
                 continue
-            here = kind + key[len(prefix) :]
+            position = kind + key[len(prefix) :]
             for place, message in enumerate(keys.decode_block(value, kv.get)):
-                if here == at and place <= skip:
-                    continue
                 if block is None:
-                    stored = Stored(message, message.due_at)
-                elif block.is_gone(place) or block.key != key:
-                    continue
-                else:
-                    stored = block.stored(place, message)
-                if scan.status is not None and stored.status(scan.now) != scan.status:
-                    continue
-                if not budget.admits(message.size):
-                    return Page(found, _cursor(*cursor))
-                found.append(stored)
-                cursor = (here, place)
-    return Page(found, None)
+                    yield position, place, Stored(message, message.due_at), None
+                elif not block.is_gone(place) and block.key == key:
+                    yield position, place, block.stored(place, message), block.runs[place]
+
+
+def browse(kv: KV, shelf: Shelf, scan: Scan) -> Page:
+    """A page of messages in order of their keys."""
+    after = (b"b", -1) if scan.after is None else _parse_cursor(scan.after)
+    page: list[Stored] = []
+    budget = Budget(scan.limit, scan.max_bytes)
+    last = after
+    for position, place, stored, _ in written(kv, shelf, after[0]):
+        if position == after[0] and place <= after[1]:
+            continue
+        if scan.status is not None and stored.status(scan.now) != scan.status:
+            continue
+        if not budget.admits(stored.message.size):
+            return Page(page, _cursor(*last))
+        page.append(stored)
+        last = (position, place)
+    return Page(page, None)
 
 
 def browse_held(window: Window, shelf: Shelf, scan: Scan) -> Page:
-    """Leased or delayed messages by id; all of them are known in memory. Those that are not written yet
-    are not shown yet."""
+    """A page of leased or delayed messages by id, from memory. Messages that are not written yet are left out."""
     after = scan.after
     runs = [
-        _places(run, after)
+        _held_after(run, after)
         for run in shelf.runs()
         if run.block.arrives is None
         and run.visible_at > scan.now
         and (run.receipt is None) == (scan.status == "delayed")
         and (after is None or run.block.id_at(run.places.stop - 1) > after)
     ]
-    found: list[Stored] = []
+    page: list[Stored] = []
     budget = Budget(scan.limit, scan.max_bytes)
     last: Block | None = None
     messages: Sequence[Message] = ()
     for _, block, place in merge(*runs, key=itemgetter(0)):
         if block is not last:
-            last, messages = block, window.look(block)
+            last, messages = block, window.peek(block)
         message = messages[place]
         if not budget.admits(message.size):
-            return Page(found, found[-1].message.id)
-        found.append(block.stored(place, message))
-    return Page(found, None)
+            return Page(page, page[-1].message.id)
+        page.append(block.stored(place, message))
+    return Page(page, None)
 
 
-def _places(run: Run, after: str | None) -> Iterator[tuple[str, Block, int]]:
+def _held_after(run: Run, after: str | None) -> Iterator[tuple[str, Block, int]]:
     """The messages of a run by id, from the one that follows `after`."""
     block = run.block
     for place in run.held_places():
@@ -97,7 +100,7 @@ def _cursor(key: bytes, place: int) -> str:
     return base64.urlsafe_b64encode(bytes([place]) + key).decode().rstrip("=")
 
 
-def _open_cursor(text: str) -> tuple[bytes, int]:
+def _parse_cursor(text: str) -> tuple[bytes, int]:
     try:
         raw = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
     except (binascii.Error, ValueError):

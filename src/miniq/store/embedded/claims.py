@@ -1,9 +1,9 @@
-"""Claims of the embedded store: batches that readers take, read as often as they like, and ack as a whole.
+"""Claims of the embedded store: batches that readers take, read repeatedly, and ack as a whole.
 
-A claim costs per block, not per message: each run of neighbours in a block has one state, as with any lease. Its own
-record says how much is in it. A long claim is made, and its bodies are copied, in several steps between which others
-go on; every step leaves it whole. When it is acked, its messages leave the queue as acked ones do, and the records of
-their blocks are copied beside it for as long as it stays readable.
+A claim costs per block, not per message: neighbours in a block share one state, as with any lease. The claim's own
+record has its size. A long claim is made and copied in several steps, so that other calls can go on; it is consistent
+after every step. When it is acked, its messages leave the queue, and the records of their blocks are copied beside the
+claim for as long as it is readable.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from miniq.errors import StoreCorrupt
-from miniq.message import NEVER, Claim, ClaimGroup, EventName, Message, PlainBatch, Portion, Stored
+from miniq.message import NEVER, Claim, ClaimGroup, PlainBatch, Portion, Stored
 from miniq.store.arguments import Change, NextClaim, Places
 from miniq.store.contract import UNFIT, Claimed, ClaimStore
 from miniq.store.decisions import check_reader, claim_name, ended, no_claim, plan_claim
 from miniq.store.embedded import keys
 from miniq.store.embedded.blocks import Block, HeldClaim, Readers, Shelf, check_there
 from miniq.store.embedded.core import Core
-from miniq.store.embedded.history import tell_left, tell_taken
+from miniq.store.embedded.history import record_left, record_taken
 from miniq.store.embedded.states import Run
 from miniq.store.embedded.window import sizes_of
 
@@ -43,12 +44,12 @@ class Claims(ClaimStore):
         self._commit = core.commit
 
     def load(self, shelf: Shelf) -> None:
-        """Take up the claims of a queue after a start; its states are known already."""
+        """Read the claims of a queue at start, after its states."""
         prefix = keys.of_queue(b"p", shelf.serial)
         for key, value in self._kv.scan(prefix, keys.after(prefix)):
             name = key[len(prefix) :].decode()
-            found = keys.decode_readers(value)
-            shelf.readers[name] = Readers(name, found.epoch, found.acked, found.last)
+            state = keys.decode_readers(value)
+            shelf.readers[name] = Readers(name, state.epoch, state.acked, state.last)
         prefix = keys.of_queue(b"n", shelf.number)
         for key, value in self._kv.scan(prefix, keys.after(prefix)):
             name, number = keys.read_claim_key(key)
@@ -102,7 +103,7 @@ class Claims(ClaimStore):
         await self.find(queue, group, number, places.now)
         shelf, start, stop = self._core.shelf(queue), places.start, places.stop
         held = shelf.readers[group].held.get(number)
-        found: list[Portion] = []
+        portions: list[Portion] = []
         left = places.max_bytes
         for block, first, last, receives in (
             self._kept_blocks(shelf, group, number, start, stop)
@@ -113,11 +114,11 @@ class Claims(ClaimStore):
             sizes = sizes_of(messages)
             size = sum(sizes)
             if size > left:
-                count = _fitting(sizes, left) or (0 if found else 1)
-                return [*found, Portion(messages[:count], receives)] if count else found
+                count = _fitting(sizes, left) or (0 if portions else 1)
+                return [*portions, Portion(messages[:count], receives)] if count else portions
             left -= size
-            found.append(Portion(messages, receives))
-        return found
+            portions.append(Portion(messages, receives))
+        return portions
 
     async def release(self, queue: str, group: str, epoch: int | None, change: Change) -> int:
         return await self._core.unless_emptied(queue, lambda shelf: self._release(shelf, group, epoch, change))
@@ -125,7 +126,7 @@ class Claims(ClaimStore):
     async def _release(self, shelf: Shelf, group: str, epoch: int | None, change: Change) -> int:
         readers = shelf.readers.get(group) or Readers(group)
         async with readers.lock:
-            # What an ack that was cut off has copied has to be on disk, to be found and removed.
+            # Copies left by an interrupted ack must be on disk to be found and removed.
             await self._commit.settle()
             check_there(shelf)
             check_reader(_state(readers), epoch, 0)
@@ -134,8 +135,9 @@ class Claims(ClaimStore):
             for number, held in list(readers.held.items()):
                 for run in held.runs:
                     if change.keep != "off":
-                        self._tell(shelf, run, "released", change.now)
-                    self._states.give(shelf, run.block, run.places, change.now, run.receives, None, None, 0)
+                        sizes = self._window.sizes(run.block)
+                        record_left(self._commit.batch, "released", shelf, run.block, run.places, sizes, change.now)
+                    self._states.give(shelf, run.block, run.places, change.now, run.receives)
                     self._core.hint(shelf.name, run.block.owner or None, len(run.places))
                 released += held.claim.messages
                 ops.append((keys.claim_key(shelf.number, group, number), None))
@@ -149,22 +151,22 @@ class Claims(ClaimStore):
 
     async def groups(self, queue: str, now: int) -> list[ClaimGroup]:
         shelf = self._core.shelf(queue)
-        found = []
+        groups = []
         for _, readers in sorted(shelf.readers.items()):
             if _is_real(readers):
                 claims = [record.claim for record in readers.kept.values() if record.until > now]
                 claims += [held.claim for held in readers.held.values() if held.ends]
                 claims.sort(key=lambda claim: claim.number)
-                found.append(_state(readers, claims))
-        return found
+                groups.append(_state(readers, claims))
+        return groups
 
     def restore(self, shelf: Shelf, name: str, epoch: int, last: int) -> None:
-        """A group comes from another store, where it held nothing."""
+        """Add a group from another store, where it held no claims."""
         readers = shelf.readers[name] = Readers(name, epoch, last, last)
         self._save(shelf, readers)
 
     def carry_over(self, old: Shelf, fresh: Shelf) -> None:
-        """A queue is emptied: its claims are gone, and their numbers stay used."""
+        """Carry the groups over when a queue is purged: their claims end, and numbers are not used again."""
         for name, readers in old.readers.items():
             if _is_real(readers):
                 state = ended(_state(readers))
@@ -172,7 +174,7 @@ class Claims(ClaimStore):
                 self._save(fresh, kept)
 
     def tidy(self, shelves: Iterable[Shelf], now: int, limit: int) -> None:
-        """Stage the removal of up to about `limit` records of acked claims whose time is over."""
+        """Stage the removal of up to about `limit` records of expired acked claims."""
         for shelf in shelves:
             for name, readers in shelf.readers.items():
                 for number in [number for number, record in readers.kept.items() if record.until <= now]:
@@ -193,7 +195,7 @@ class Claims(ClaimStore):
             while True:
                 more = self._gather(shelf, readers.name, making)
                 if held.claim.messages:
-                    # Whatever is written together with this, the claim is whole: as large as its record says.
+                    # In the same batch as the states of its messages, so the claim is consistent after a crash.
                     self._commit.batch.ops.append(
                         (keys.claim_key(shelf.number, readers.name, number), keys.encode(keys.ClaimRecord(held.claim)))
                     )
@@ -215,7 +217,7 @@ class Claims(ClaimStore):
         return held.claim, list(making.unfit.values())
 
     def _gather(self, shelf: Shelf, name: str, making: _Making) -> bool:
-        """Put the next messages in line into a claim, and say whether there may be more for it."""
+        """Put the next messages in line into a claim; whether there may be more for it."""
         claim, limit = making.held.claim, making.asked.limit
         before, count, size = claim.messages, claim.messages, claim.bytes
         full = False
@@ -233,7 +235,7 @@ class Claims(ClaimStore):
                         block.next = min(block.next, part.start + taken)
                         full = True
                         break
-                self._let_go(block)
+                self._release_memory(block)
                 full = full or count == limit or len(making.unfit) >= UNFIT or making.met_again
             if full or count - before >= STEP_MESSAGES:
                 break
@@ -241,8 +243,7 @@ class Claims(ClaimStore):
         return not full and count - before >= STEP_MESSAGES
 
     def _fit(self, shelf: Shelf, making: _Making, block: Block, places: range, old: Run | None) -> list[range]:
-        """The stretches of a block that a claim may have. The others keep their state, and are put back in line
-        when the claim is made."""
+        """The stretches of fit messages. The others keep their state and go back in line after the claim is made."""
         receives = 0 if old is None else old.receives
         fit, now = making.asked.fit, making.asked.now
         messages = self._window.load(block)
@@ -257,33 +258,20 @@ class Claims(ClaimStore):
             if place > start:
                 parts.append(range(start, place))
             start = place + 1
-            self._pass_over(shelf, making, block, place, message, old)
+            making.met_again = making.met_again or message.id in making.unfit
+            making.unfit[message.id] = block.stored(place, message)
+            if old is None:
+                self._states.give(shelf, block, range(place, place + 1), message.due_at)
+            else:
+                self._states.give_again(shelf, block, place, old)
         if start < places.stop:
             parts.append(range(start, places.stop))
         return parts
 
-    def _pass_over(
-        self, shelf: Shelf, making: _Making, block: Block, place: int, message: Message, old: Run | None
-    ) -> None:
-        making.met_again = making.met_again or message.id in making.unfit
-        making.unfit[message.id] = block.stored(place, message)
-        here = range(place, place + 1)
-        if old is None:
-            self._states.give(shelf, block, here, message.due_at, 0, None, None, 0)
-        else:
-            self._states.give(shelf, block, here, old.visible_at, old.receives, old.receipt, old.consumer, old.taken_at)
-
     def _freeze(
-        self,
-        shelf: Shelf,
-        name: str,
-        making: _Making,
-        block: Block,
-        places: range,
-        old: Run | None,
-        size: int,
+        self, shelf: Shelf, name: str, making: _Making, block: Block, places: range, old: Run | None, size: int
     ) -> tuple[int, int]:
-        """Put neighbours into a claim that has `size` bytes, as many as fit into it: how many, and their bytes."""
+        """Put as many neighbours as fit into a claim that has `size` bytes: their number and bytes."""
         asked = making.asked
         sizes = self._window.sizes(block)[places.start : places.stop]
         total = sum(sizes)
@@ -299,11 +287,11 @@ class Claims(ClaimStore):
         making.held.runs.append(run)
         if asked.keep != "off":
             message = self._window.load(block)[places.start]
-            tell_taken(self._commit.batch, message, sizes, old, receives, name, asked.now)
+            record_taken(self._commit.batch, message, sizes, old, receives, name, asked.now)
         return len(places), total
 
-    def _let_go(self, block: Block) -> None:
-        """Nothing of a block is in line any more: what is in it can be read again when it is wanted."""
+    def _release_memory(self, block: Block) -> None:
+        """Release the messages of a block of which none is in line any more."""
         if block.fresh_from(block.next) == block.count and not any(run is not None and run.due for run in block.runs):
             self._window.forget(block)
             if block.arrives is None:
@@ -312,7 +300,7 @@ class Claims(ClaimStore):
     # Reading
 
     def _held_blocks(self, held: HeldClaim, start: int, stop: int) -> Iterable[tuple[bytes, int, int, int]]:
-        """The records of blocks, and which of their messages are at some places of a claim."""
+        """The block records for some positions of a held claim: record, first and last place, receives."""
         for index in range(bisect_right(held.ends, start), len(held.runs)):
             run = held.runs[index]
             begin = held.ends[index] - len(run.places)
@@ -324,7 +312,7 @@ class Claims(ClaimStore):
     def _kept_blocks(
         self, shelf: Shelf, name: str, number: int, start: int, stop: int
     ) -> Iterable[tuple[bytes, int, int, int]]:
-        """The same for a claim that is acked."""
+        """The same for an acked claim."""
         prefix = keys.kept_prefix(shelf.number, name, number)
         first = self._kv.last(prefix, keys.kept_key(shelf.number, name, number, start + 1))
         for key, value in self._kv.scan(first or prefix, keys.kept_key(shelf.number, name, number, stop)):
@@ -345,7 +333,8 @@ class Claims(ClaimStore):
             touched: dict[Block, None] = {}
             for place, run in enumerate(held.runs):
                 if asked.keep != "off":
-                    self._tell(shelf, run, "acked", now)
+                    sizes = self._window.sizes(run.block)
+                    record_left(self._commit.batch, "acked", shelf, run.block, run.places, sizes, now)
                 self._ledger.remove_run(shelf, run, 0 if place else held.claim.bytes)
                 touched[run.block] = None
             self._ledger.mend(shelf, touched)
@@ -366,8 +355,8 @@ class Claims(ClaimStore):
         return acked
 
     async def _copy(self, shelf: Shelf, readers: Readers, number: int, held: HeldClaim) -> None:
-        """Write what a claim holds beside it. It means nothing until the claim is acked, and is written over if that
-        has to begin again."""
+        """Copy the messages of a claim beside it. The copies have no effect until the claim is acked, and are
+        overwritten if the ack has to start again."""
         batch = self._commit.batch
         size = 0
         for run, end in zip(held.runs, held.ends, strict=True):
@@ -383,7 +372,7 @@ class Claims(ClaimStore):
             size += len(value)
 
     def _remove_kept(self, shelf: Shelf, name: str, number: int, limit: int) -> int:
-        """Stage the removal of up to `limit` records of a claim's messages, and say how many there were."""
+        """Stage the removal of up to `limit` copied records of a claim; returns how many."""
         removed = 0
         prefix = keys.kept_prefix(shelf.number, name, number)
         for key, _ in self._kv.scan(prefix, keys.after(prefix)):
@@ -393,29 +382,20 @@ class Claims(ClaimStore):
             removed += 1
         return removed
 
-    # Inside
-
-    def _tell(self, shelf: Shelf, run: Run, event: EventName, now: int) -> None:
-        sizes = self._window.sizes(run.block)[run.places.start : run.places.stop]
-        tell_left(self._commit.batch, self._window, event, shelf, run.block, run.places.start, now, None, sizes)
-
     def _save(self, shelf: Shelf, readers: Readers) -> None:
         record = keys.ReadersRecord(readers.epoch, readers.acked, readers.last)
         self._commit.batch.ops.append((keys.readers_key(shelf.serial, readers.name), keys.encode(record)))
 
 
-class _Making:
+class _Making(Struct):
     """A claim that is being made."""
 
-    __slots__ = ("asked", "held", "met_again", "receipt", "unfit")
-
-    def __init__(self, held: HeldClaim, receipt: str, asked: NextClaim) -> None:
-        self.held = held
-        self.receipt = receipt
-        self.asked = asked
-        self.unfit: dict[str, Stored] = {}
-        self.met_again = False
-        """Whether a message that was passed over came back in line before the claim was made."""
+    held: HeldClaim
+    receipt: str
+    asked: NextClaim
+    unfit: dict[str, Stored] = {}
+    met_again: bool = False
+    """Whether a skipped message came back in line before the claim was complete."""
 
 
 def _state(readers: Readers, claims: Sequence[Claim] = ()) -> ClaimGroup:
@@ -423,7 +403,7 @@ def _state(readers: Readers, claims: Sequence[Claim] = ()) -> ClaimGroup:
 
 
 def _readable(readers: Readers, number: int, now: int) -> Claim | None:
-    """A claim that can be read."""
+    """The claim with this number if it is readable."""
     held, kept = readers.held.get(number), readers.kept.get(number)
     if held is not None and held.ends:
         return held.claim
@@ -431,10 +411,10 @@ def _readable(readers: Readers, number: int, now: int) -> Claim | None:
 
 
 def _is_real(readers: Readers) -> bool:
-    """Whether there is a record of them; a call that was refused leaves none."""
+    """Whether the group has a record; a rejected call creates none."""
     return bool(readers.epoch or readers.last)
 
 
 def _fitting(sizes: Sequence[int], left: int) -> int:
-    """How many of the first messages have no more than `left` bytes in all."""
+    """How many of the first messages fit into `left` bytes."""
     return bisect_right(list(accumulate(sizes)), left)

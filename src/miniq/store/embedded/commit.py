@@ -1,9 +1,9 @@
-"""Group commit: what arrives while one write runs goes into the next; one fsync serves all.
+"""Group commit: changes that arrive during a write go into the next one; one fsync serves all.
 
-Changes are staged in the event loop's thread, in order. A batch is handed to one commit thread, because
-the write releases the interpreter lock. A batch that waits for no fsync is written in the thread of the event loop,
-and so is that of a caller who is alone, which saves two thread switches; such a caller does not even wait for the
-others of its turn of the loop. A failed write is final: nothing is confirmed after it, and nothing is tried again.
+Changes are staged in the event loop's thread, in order. A batch is written by one commit thread, since the write
+releases the interpreter lock. A batch without fsync is written in the event loop's thread, and so is that of a single
+caller, which saves two thread switches; a single caller does not even wait for the end of the loop's turn. A failed
+write is final: nothing is confirmed or tried again after it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Write = Callable[[Sequence[Op], bool], None]
 
 
 class Batch:
-    """Changes that will be written together, and who waits for them."""
+    """Changes that will be written together, and the calls that wait for them."""
 
     __slots__ = ("done", "events", "large", "ops", "sync", "waiting")
 
@@ -30,11 +30,11 @@ class Batch:
         self.ops: list[Op] = []
         self.events: list[EventRun] = []
         self.done: list[Callable[[], None]] = []
-        """Called in order once the batch is written, before anybody who waits goes on."""
+        """Called in order once the batch is written, before the waiting calls go on."""
         self.waiting: list[asyncio.Future[None]] = []
         self.sync = False
         self.large = False
-        """Whether writing it takes so long that it must not hold up the event loop."""
+        """Whether it takes too long to write in the event loop's thread."""
 
 
 class GroupCommit:
@@ -43,11 +43,11 @@ class GroupCommit:
     def __init__(self, write: Write, durable: bool) -> None:
         self.batch = Batch()
         self.complete: Callable[[Batch], None] | None = None
-        """Adds what is due once per batch, such as counters."""
+        """Adds records that are written once per batch, such as counters."""
         self.failed: MiniQError | None = None
-        """Why nothing can be written any more."""
+        """The error that ended all writing."""
         self.refusal: MiniQError | None = None
-        """Why new calls are refused: it has failed, or is closing."""
+        """The error for new calls after a failure or while closing."""
         self.writes = 0
         self.syncs = 0
         self._write = write
@@ -57,14 +57,14 @@ class GroupCommit:
         self._alone = True
         """Whether the last batch had a single caller."""
         self._wrote = False
-        """Whether a batch was written at once in this turn of the loop."""
+        """Whether a batch was already written in this turn of the loop."""
         self._followed = False
-        """Whether the first caller of the next batch came after that in the same turn: then it is not alone."""
-        self._beside: set[asyncio.Future[BaseException | None]] = set()
+        """Whether the next batch was started in the same turn: then its first caller is not alone."""
+        self._beside: set[asyncio.Future[None]] = set()
         self._loop = asyncio.get_running_loop()
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._ended = False
-        """Whether the thread was told to end."""
+        """Whether the thread was asked to stop."""
         threading.Thread(target=self._run, name="miniq-commit", daemon=True).start()
 
     async def commit(self, sync: bool) -> None:
@@ -88,34 +88,19 @@ class GroupCommit:
         await future
 
     async def settle(self) -> None:
-        """Wait until nothing that was staged is unwritten."""
+        """Wait until everything staged is written."""
         if self._busy is not None or self.batch.ops:
             await self.commit(True)
 
     async def beside(self, job: Callable[[], None]) -> None:
-        """Run something long in a thread of its own while batches go on; `close` waits for it."""
+        """Run a long job in another thread while batches go on; `close` waits for it."""
         if self.failed is not None:
             raise self.failed
-        ended: asyncio.Future[BaseException | None] = self._loop.create_future()
-
-        def end(error: BaseException | None) -> None:
-            self._beside.discard(ended)
-            ended.set_result(error)
-
-        def work() -> None:
-            error: BaseException | None = None
-            try:
-                job()
-            except BaseException as raised:
-                error = raised
-            self._loop.call_soon_threadsafe(end, error)
-
-        self._beside.add(ended)
-        threading.Thread(target=work, name="miniq-beside", daemon=True).start()
-        # Shielded: the thread goes on though its caller was cancelled, and closing has to wait for it.
-        error = await asyncio.shield(ended)
-        if error is not None:
-            raise error
+        future = self._loop.run_in_executor(None, job)
+        self._beside.add(future)
+        future.add_done_callback(self._beside.discard)
+        # Shielded: if the caller is cancelled the thread goes on, and `close` has to wait for it.
+        await asyncio.shield(future)
 
     def check(self) -> None:
         """Raise if new calls are refused."""
@@ -127,7 +112,7 @@ class GroupCommit:
         closed = Closed("the store is closed")
         self.refusal = self.refusal or closed
         try:
-            # Those who are woken by one batch may have gone on to stage another.
+            # Calls that return after one batch may have staged another.
             while self.failed is None and (self._busy is not None or self.batch.ops or self.batch.waiting):
                 await self.commit(True)
         finally:
@@ -136,7 +121,7 @@ class GroupCommit:
             while self._beside:
                 await asyncio.wait(self._beside)
             if not self._ended:
-                self._ended = True  # a thread that is about to end still counts as alive
+                self._ended = True
                 ended = self._loop.create_future()
 
                 def end() -> None:

@@ -1,13 +1,13 @@
-"""What the parts of an open embedded store work on: the database, what memory holds of it, and the group commit."""
+"""The shared state of the parts of an open embedded store: the database, its queues in memory, and the group commit."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from miniq.store.contract import ReadyHint
-from miniq.store.embedded import keys, recovery
-from miniq.store.embedded.blocks import Emptied, Shelf
+from miniq.store.contract import ByName, ReadyHint
+from miniq.store.embedded import keys
+from miniq.store.embedded.blocks import Emptied, Shelf, new_lanes
 from miniq.store.embedded.commit import GroupCommit
 from miniq.store.embedded.dedup import DedupRecords
 from miniq.store.embedded.folder import Space
@@ -22,19 +22,19 @@ T = TypeVar("T")
 
 
 class Core:
-    """All queues of a store by name, and how they change."""
+    """All queues of a store by name, and how they change. Reads queues, leases and delays at start, not the backlog."""
 
     def __init__(self, kv: KV, commit: GroupCommit, space: Space, hint: ReadyHint) -> None:
         self.kv = kv
         self.commit = commit
         self.space = space
         self.hint = hint
-        self.shelves = recovery.load_shelves(kv)
+        self.shelves = _load_shelves(kv)
         self.window = Window(kv)
         self.history = HistoryLog(kv, commit)
         self.garbage = Garbage(kv, commit, self.shelves.values())
         self.dedup = DedupRecords(kv, commit)
-        self.states = States(self.window, commit, recovery.newest_version(kv))
+        self.states = States(kv, self.window, commit)
         self.ledger = Ledger(kv, self.window, self.history, commit, self.states, hint)
         self.ledger.last_id = (kv.get(keys.LAST_ID) or b"").decode()
 
@@ -45,7 +45,7 @@ class Core:
         return self.shelves[queue]
 
     async def unless_emptied(self, queue: str, work: Callable[[Shelf], Awaitable[T]]) -> T:
-        """Do something with a queue that takes several steps; again, if it is emptied meanwhile."""
+        """Run a call of several steps; start again if the queue is purged meanwhile."""
         while True:
             try:
                 return await work(self.shelf(queue))
@@ -58,7 +58,26 @@ class Core:
         self.commit.batch.ops.append((keys.queue_key(shelf.name), keys.encode(record)))
 
     def discard(self, shelf: Shelf, number: int) -> None:
-        """Nothing of a queue under this number counts any more."""
+        """Discard everything of a queue under this number."""
         self.ledger.dirty.discard(shelf)
         self.window.abandon(shelf)
         self.garbage.discard(number)
+
+
+def _load_shelves(kv: KV) -> ByName[Shelf]:
+    """All queues with their counters."""
+    shelves: ByName[Shelf] = ByName()
+    for key, value in kv.scan(b"q", keys.after(b"q")):
+        record = keys.decode_queue(value)
+        name = key[1:].decode()
+        shelf = shelves[name] = Shelf(name, record.number, record.serial, record.settings)
+        counted = kv.get(keys.count_key(record.number))
+        if counted is None:
+            continue
+        counts = keys.decode_count(counted)
+        shelf.count, shelf.size = counts.count, counts.size
+        if shelf.count:
+            lanes = shelf.tracks[""] = new_lanes(record.number, "", more=True)
+            for priority, low in counts.lows.items():
+                lanes[priority].seen = low[:-1]
+    return shelves

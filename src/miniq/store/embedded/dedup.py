@@ -1,7 +1,7 @@
 """Dedup records of the embedded store: which sends were made before.
 
-A record lives on disk; until it is written it is found in memory. The name of a whole call, and of a batch that was
-committed, is kept as a record too, under a name that no message has.
+Records are on disk; until they are written they are found in memory. Named calls and commits have records too, under
+names that no dedup id can have.
 """
 
 from __future__ import annotations
@@ -24,61 +24,53 @@ class DedupRecords:
         self._commit = commit
         self._tidy_from = b"d"
 
-    def standing(self, shelf: Shelf, dedup_id: str, now: int) -> str | None:
-        """What a record that has not run out says, whether it is written yet or not."""
-        record = shelf.dedup.get(dedup_id)
+    def standing(self, shelf: Shelf, name: str, now: int) -> str | None:
+        """The answer in a record that has not expired, written or not."""
+        record = shelf.dedup.get(name)
         if record is None:
-            value = self._kv.get(keys.dedup_key(shelf.serial, dedup_id))
+            value = self._kv.get(keys.dedup_key(shelf.serial, name))
             record = None if value is None else keys.decode_dedup(value)
         return record.id if record is not None and record.until > now else None
 
-    def ids_of_call(self, shelf: Shelf, name: str, now: int) -> list[str] | None:
-        """The ids that a call got the first time it was made."""
-        given = self.standing(shelf, call_record(name), now)
-        return None if given is None else from_spans(given)
-
-    def remember_call(self, shelf: Shelf, name: str, ids: Sequence[str], until: int) -> None:
-        self.remember(shelf, {call_record(name): spans(ids)}, until)
-
     def sift_calls(
-        self, shelf: Shelf, parcel: PlainBatch, calls: Sequence[str | None], now: int, until: int
+        self, shelf: Shelf, batch: PlainBatch, calls: Sequence[str | None], now: int, until: int
     ) -> tuple[PlainBatch, list[list[str]]]:
-        """The messages of which the call is new, and the answer to each; stages the records of these calls."""
-        ids = iter(parcel.ids)  # those that are new get the first ones, without a gap: they can lie in one block
+        """The messages of new calls, and the answer to each call; stages the records of the new calls."""
+        ids = iter(batch.ids)  # new messages get the first ids, without gaps, so that they can share a block
         bodies: list[bytes] = []
         answers: list[list[str]] = []
         brought: dict[str, str] = {}
-        for body, name in zip(parcel.bodies, calls, strict=True):
-            if name is not None:
-                known = call_record(name)
-                said = brought.get(known) or self.standing(shelf, known, now)
-                if said is not None:
-                    answers.append(from_spans(said))
+        for body, call in zip(batch.bodies, calls, strict=True):
+            if call is not None:
+                name = call_record(call)
+                answer = brought.get(name) or self.standing(shelf, name, now)
+                if answer is not None:
+                    answers.append(from_spans(answer))
                     continue
             bodies.append(body)
             answers.append([next(ids)])
-            if name is not None:
-                brought[known] = spans(answers[-1])
+            if call is not None:
+                brought[name] = spans(answers[-1])
         if brought:
             self.remember(shelf, brought, until)
-        fresh = parcel[: len(bodies)]
+        fresh = batch[: len(bodies)]
         fresh.bodies = bodies
         return fresh, answers
 
-    def remember(self, shelf: Shelf, dedup: dict[str, str], until: int) -> None:
-        """Stage records."""
+    def remember(self, shelf: Shelf, answers: dict[str, str], until: int) -> None:
+        """Stage records by name."""
         batch = self._commit.batch
-        for dedup_id, said in dedup.items():
-            record = shelf.dedup[dedup_id] = keys.DedupRecord(said, until)
-            batch.ops.append((keys.dedup_key(shelf.serial, dedup_id), keys.encode(record)))
-        batch.done.append(partial(_written, shelf, dedup))
+        for name, answer in answers.items():
+            record = shelf.dedup[name] = keys.DedupRecord(answer, until)
+            batch.ops.append((keys.dedup_key(shelf.serial, name), keys.encode(record)))
+        batch.done.append(partial(_written, shelf, answers))
 
     def tidy(self, shelves: Iterable[Shelf], now: int, limit: int) -> None:
-        """Look at the next `limit` records and stage the removal of those that ran out."""
-        renewed = {keys.dedup_key(shelf.serial, dedup_id) for shelf in shelves for dedup_id in shelf.dedup}
+        """Examine the next `limit` records and stage the removal of expired ones."""
+        renewed = {keys.dedup_key(shelf.serial, name) for shelf in shelves for name in shelf.dedup}
         ops = self._commit.batch.ops
-        for looked, (key, value) in enumerate(self._kv.scan(self._tidy_from, keys.after(b"d"))):
-            if looked == limit:
+        for examined, (key, value) in enumerate(self._kv.scan(self._tidy_from, keys.after(b"d"))):
+            if examined == limit:
                 self._tidy_from = key
                 return
             if keys.decode_dedup(value).until <= now and key not in renewed:
@@ -86,8 +78,8 @@ class DedupRecords:
         self._tidy_from = b"d"
 
 
-def _written(shelf: Shelf, dedup: dict[str, str]) -> None:
-    for dedup_id, id in dedup.items():
-        record = shelf.dedup.get(dedup_id)
-        if record is not None and record.id == id:
-            del shelf.dedup[dedup_id]
+def _written(shelf: Shelf, answers: dict[str, str]) -> None:
+    for name, answer in answers.items():
+        record = shelf.dedup.get(name)
+        if record is not None and record.id == answer:
+            del shelf.dedup[name]

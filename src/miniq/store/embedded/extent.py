@@ -1,9 +1,8 @@
-"""How far a log goes that does not say so itself.
+"""The number of changes that RocksDB's log must contain.
 
-RocksDB writes over old logs instead of beginning new ones: that spares the file system the growing of a file, which
-is a good part of an fsync. What is left of the old log then stands behind the last record, so that a damaged record
-and the end of the log look alike. This file beside the log says how many changes must be found in it: all that were
-synced, and, unless the machine was started anew since, all that were written.
+RocksDB recycles log files, which makes an fsync much cheaper because the file does not grow. Remains of the old log
+then follow the last record, so that a damaged record and the end of the log look alike. This file beside the log holds
+how many changes the log must contain: all synced ones and, unless the machine was rebooted, all written ones.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _checked = struct.Struct("<I")
 _MAGIC = b"MINIQLOG"
 _BOOT = "/proc/sys/kernel/random/boot_id"
 KEPT = 5.0
-"""Seconds after which a synced write brings it to disk too. What a power loss leaves of it is no older than that."""
+"""Seconds after which a synced write syncs this file too; a power loss leaves a version no older than that."""
 
 
 class Extent:
@@ -39,11 +38,11 @@ class Extent:
 
     @property
     def needed(self) -> int:
-        """How many changes the log must hold at least."""
+        """How many changes the log must contain at least."""
         return self._written
 
     def wrote(self, changes: int, sync: bool) -> None:
-        """So many changes are in the log by now, and on disk if `sync`."""
+        """Record the number of changes in the log, on disk if `sync`."""
         self._written = changes
         if sync:
             self._synced = changes
@@ -53,7 +52,7 @@ class Extent:
             self.keep()
 
     def keep(self) -> None:
-        """Bring to disk what it says."""
+        """Sync the file."""
         os.fdatasync(self._file)
         self._kept = time.monotonic()
 
@@ -62,7 +61,7 @@ class Extent:
 
 
 def _boot() -> bytes:
-    """What is the same until the machine is started anew; other systems than Linux do not say."""
+    """An id that changes with every boot; random on systems other than Linux."""
     try:
         with open(_BOOT, "rb") as file:
             return bytes.fromhex(file.read().decode().strip().replace("-", ""))

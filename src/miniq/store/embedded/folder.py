@@ -1,7 +1,7 @@
-"""The folder of an embedded store: who has it open, what format it is in, and how it is restored.
+"""The folder of an embedded store: its lock, its format, backup and restore.
 
-MINIQ       one line of JSON: format and engine; checked before anything is touched
-LOCK        locked by the process that has the folder open, whose number it holds
+MINIQ       one line of JSON: format and engine; checked before anything is changed
+LOCK        locked by the process that has the folder open; holds its process id
 data/       the database
 """
 
@@ -16,11 +16,10 @@ from miniq.errors import InvalidRequest, NoSpace, StoreError, StoreFormat, Store
 from miniq.store.embedded.keys import FORMAT
 
 CHECK_BYTES = 1024 * 1024
-
 ENGINES = ("rocksdb", "leveldb")
 MARKER = "MINIQ"
 NEW = ".new"
-"""What a marker is called until it is whole."""
+"""Suffix of a marker that is being written."""
 
 
 class Folder:
@@ -33,7 +32,7 @@ class Folder:
         self._lock: int | None = None
 
     def open(self) -> None:
-        """Lock the folder, or refuse at once; make it if it is not there. What is not ours stays as it is."""
+        """Create the folder if needed and lock it, or fail at once. Never changes a folder that is not a store."""
         self._check_format()
         try:
             _make_folder(self.path)
@@ -53,7 +52,7 @@ class Folder:
         os.write(lock, f"{os.getpid()}\n".encode())
         self._lock = lock
         try:
-            # Again, now that nobody else can be making it.
+            # Again under the lock: another process may have created it.
             if not self._check_format():
                 _write_marker(self.path, self.engine)
             _make_folder(self.data)
@@ -62,20 +61,15 @@ class Folder:
             raise
 
     def close(self) -> None:
-        """Let others have the folder. Harmless to repeat."""
+        """Unlock the folder. Idempotent."""
         if self._lock is not None:
-            # A forked child has the same lock open: closing alone would leave it locked.
+            # A forked child shares the open file: closing alone would leave the folder locked.
             fcntl.flock(self._lock, fcntl.LOCK_UN)
             os.close(self._lock)
             self._lock = None
 
-    def free_bytes(self) -> int:
-        """What an ordinary user may still write to the disk."""
-        disk = os.statvfs(self.path)
-        return disk.f_bavail * disk.f_frsize
-
     def _check_format(self) -> bool:
-        """Whether the folder is a store of ours; False if it can become one, else refuse."""
+        """True if the folder is a store, False if it can become one; raises otherwise."""
         if not os.path.isdir(self.path):
             return False
         if not os.path.lexists(os.path.join(self.path, MARKER)):
@@ -94,12 +88,12 @@ class Folder:
 
 
 def read_marker(folder: str, field: str) -> str:
-    """The engine that a folder names, if it is in the format that this version knows."""
+    """The engine in the marker of a folder; raises if this version does not know the format."""
     marker = os.path.join(folder, MARKER)
     try:
         with open(marker, encoding="utf-8") as file:
-            found = json.load(file)
-        version, engine = found["format"], found["engine"]
+            marker_fields = json.load(file)
+        version, engine = marker_fields["format"], marker_fields["engine"]
         if type(version) is not int or engine not in ENGINES:
             raise ValueError
     except (OSError, ValueError, KeyError, TypeError):
@@ -114,7 +108,7 @@ def read_marker(folder: str, field: str) -> str:
 
 
 class Space:
-    """Refuses sends while the disk is nearly full, so that receive and ack can go on."""
+    """Rejects sends while the disk is nearly full, so that receive and ack can go on."""
 
     def __init__(self, folder: Folder, min_free_bytes: int) -> None:
         self._folder = folder
@@ -122,15 +116,16 @@ class Space:
         self._unchecked = CHECK_BYTES
 
     def check(self, size: int, count: int) -> None:
-        """Look at the disk about once for every MiB that is sent, and always while it is full."""
+        """Check the free space about once per MiB sent, and every time while the disk is full."""
         self._unchecked += size + 512 * count
         if self._unchecked < CHECK_BYTES:
             return
         try:
-            free = self._folder.free_bytes()
+            disk = os.statvfs(self._folder.path)
         except OSError as error:
             path = self._folder.path
-            raise StoreUnavailable(f"store: {path} is not there: {error.strerror}", field="store") from None
+            raise StoreUnavailable(f"store: {path} is unreachable: {error.strerror}", field="store") from None
+        free = disk.f_bavail * disk.f_frsize
         if free < self.min_free:
             raise NoSpace(
                 f"store: {free} bytes free on the disk of {self._folder.path}, {self.min_free} are kept for "
@@ -140,8 +135,8 @@ class Space:
         self._unchecked = 0
 
 
-def begin_backup(path: str, engine: str) -> str:
-    """Make the folder of a backup and say where its database goes. The marker comes last."""
+def begin_backup(path: str) -> str:
+    """Create the folder of a backup and return the path for its database. The marker is written last."""
     if os.path.exists(path):
         raise InvalidRequest(f"path: {path} exists; name a folder that does not", field="path")
     try:
@@ -152,7 +147,7 @@ def begin_backup(path: str, engine: str) -> str:
 
 
 def end_backup(path: str, engine: str) -> None:
-    """Mark a backup as whole, once all of it is on disk."""
+    """Sync a backup to disk, then mark it as complete."""
     try:
         _sync_tree(path)
         _write_marker(path, engine)
@@ -177,7 +172,7 @@ def restore(backup: str, folder: str) -> str:
 
 
 def _write_marker(folder: str, engine: str) -> None:
-    """Written aside and renamed: a start that is cut off leaves no half of it."""
+    """Write the marker to a temporary file and rename it, so that it is complete or absent."""
     path = os.path.join(folder, MARKER)
     with open(path + NEW, "w", encoding="utf-8") as file:
         file.write(json.dumps({"format": FORMAT, "engine": engine}) + "\n")
@@ -188,7 +183,7 @@ def _write_marker(folder: str, engine: str) -> None:
 
 
 def _make_folder(path: str) -> None:
-    """Make a folder that survives power loss: its name is on disk before anything in it matters."""
+    """Create a folder so that it survives power loss: its entry is synced before anything is written into it."""
     if not os.path.isdir(path):
         _make_folder(os.path.dirname(path))
         os.makedirs(path, exist_ok=True)
@@ -204,7 +199,7 @@ def _sync_tree(folder: str) -> None:
 
 
 def sync_folder(path: str) -> None:
-    """Bring to disk which files are in a folder, and under which names."""
+    """Sync the directory entries of a folder."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

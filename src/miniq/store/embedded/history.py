@@ -1,7 +1,7 @@
-"""The history of the embedded store: the events of one batch lie in one record, keyed by the last offset,
-and messages that shared a record and a fate share an event.
+"""The history of the embedded store: the events of a batch share a record, whose key has the last offset, and
+neighbouring messages with the same fate share an event.
 
-So a batch costs one record however many messages it moves, and offsets are given when it is written.
+So a batch costs one record however many messages it changes. Offsets are assigned when the batch is written.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from miniq.store.embedded.commit import Batch, GroupCommit
 from miniq.store.embedded.keys import EventRun
 from miniq.store.embedded.kv import KV, Op
 from miniq.store.embedded.states import Run
-from miniq.store.embedded.window import Window
 
 RECORD_BYTES = 1024 * 1024
 EXAMINED = 20_000
@@ -34,17 +33,17 @@ class HistoryLog(HistoryStore):
         self._commit = commit
         head = kv.get(keys.HISTORY_HEAD)
         last = kv.last(keys.history_key(0), keys.after(b"h"))
-        found = keys.HistoryHead(1, 0) if head is None else keys.decode_head(head)
-        self._first, self._bytes = found.first, found.bytes
-        self._last = found.first - 1 if last is None else keys.offset_of(last)
+        record = keys.HistoryHead(1, 0) if head is None else keys.decode_head(head)
+        self._first, self._bytes = record.first, record.bytes
+        self._last = record.first - 1 if last is None else keys.offset_of(last)
 
     def begin(self, first: int, ops: list[Op]) -> None:
-        """Let an empty history begin at an offset."""
+        """Start an empty history at an offset."""
         self._first, self._last, self._bytes = first, first - 1, 0
         ops.append((keys.HISTORY_HEAD, keys.encode(keys.HistoryHead(first, 0))))
 
     def append(self, runs: list[EventRun], ops: list[Op]) -> None:
-        """Give events the next offsets and stage their record."""
+        """Assign the next offsets to events and stage their records."""
         part: list[EventRun] = []
         size = 0
         for run in runs:
@@ -59,10 +58,10 @@ class HistoryLog(HistoryStore):
         ops.append((keys.HISTORY_HEAD, keys.encode(keys.HistoryHead(self._first, self._bytes))))
 
     async def read(self, after: int, limit: int, queue: str | None = None) -> HistoryPage:
-        """Looks at a bounded number of events."""
+        """Examines a bounded number of events."""
         self._commit.check()
-        found: list[HistoryRecord] = []
-        looked = 0
+        records: list[HistoryRecord] = []
+        examined = 0
         for key, value in self._kv.scan(keys.history_key(max(after + 1, self._first)), keys.after(b"h")):
             runs = keys.decode_events(value)
             count = sum(map(_length, runs))
@@ -76,14 +75,14 @@ class HistoryLog(HistoryStore):
                     offset += 1
                     if offset <= after:
                         continue
-                    if len(found) == limit:
-                        return HistoryPage(found, after)
+                    if len(records) == limit:
+                        return HistoryPage(records, after)
                     after = offset
-                    found.append(HistoryRecord(offset, event))
-            looked += count
-            if looked >= EXAMINED:
+                    records.append(HistoryRecord(offset, event))
+            examined += count
+            if examined >= EXAMINED:
                 break
-        return HistoryPage(found, after)
+        return HistoryPage(records, after)
 
     async def span(self) -> HistorySpan:
         self._commit.check()
@@ -132,47 +131,39 @@ def _expand(run: EventRun) -> Iterator[Event]:
 
 
 def event_run(first: Event, sizes: list[int] | None) -> EventRun:
-    """An event of one message, or of several neighbours if there are as many sizes."""
+    """The event of one message, or of as many neighbours as there are sizes."""
     return EventRun(first, sizes if sizes is not None and len(sizes) > 1 else None)
 
 
-def tell_taken(
-    batch: Batch,
-    message: Message,
-    sizes: list[int],
-    old: Run | None,
-    receives: int,
-    consumer: str | None,
-    now: int,
+def record_taken(
+    batch: Batch, message: Message, sizes: list[int], old: Run | None, receives: int, consumer: str | None, now: int
 ) -> None:
-    """One message, or the first of several neighbours that are fresh or had one delay, was handed out."""
+    """Record that a message, or the first of several neighbours that were fresh or had one delay, was handed out."""
+    queue, id, size = message.queue, message.id, message.size
     if old is not None and old.receipt is not None:
         held = old.visible_at - old.taken_at
-        event = events.left(
-            "expired", message.queue, message.id, message.size, now, old.receives, old.consumer, held, "lease"
-        )
-        batch.events.append(EventRun(event))
+        expired = events.left("expired", queue, id, size, now, old.receives, old.consumer, held, "lease")
+        batch.events.append(EventRun(expired))
     since = message.due_at if old is None else old.visible_at
-    batch.events.append(event_run(events.received(message, now, receives, since, consumer), sizes))
+    batch.events.append(event_run(events.received(queue, id, size, now, receives, since, consumer), sizes))
 
 
-def tell_left(
+def record_left(
     batch: Batch,
-    window: Window,
     event: EventName,
     shelf: Shelf,
     block: Block,
-    place: int,
+    places: range,
+    sizes: list[int],
     now: int,
-    reason: str | None,
-    sizes: list[int] | None = None,
+    reason: str | None = None,
 ) -> None:
-    """One message, or the first of several neighbours that share a state, has left."""
-    run = block.runs[place]
+    """Record that neighbours in a block with one state left the queue or lost their lease. `sizes` are the block's."""
+    start = places.start
+    run = block.runs[start]
     receives, consumer, held = 0, None, None
     if run is not None:
         receives, consumer = run.receives, run.consumer
         held = None if run.receipt is None else now - run.taken_at
-    id, size = block.id_at(place), window.sizes(block)[place]
-    told = events.left(event, shelf.name, id, size, now, receives, consumer, held, reason)
-    batch.events.append(event_run(told, sizes))
+    first = events.left(event, shelf.name, block.id_at(start), sizes[start], now, receives, consumer, held, reason)
+    batch.events.append(event_run(first, sizes[start : places.stop]))

@@ -1,42 +1,41 @@
-"""The records of the embedded store: what each key means, and how its value is written.
+"""The records of the embedded store: the meaning of each key, and the encoding of its value.
 
     f                              format version (also in the file MINIQ beside the database)
     l                              the highest message id so far
     o                              history: first offset, bytes
     k KIND NAME                    a small record of the broker, such as an API key
     q NAME                         queue: number, serial, settings
-    c NUMBER                       queue: counters, and from where each lane has to be read
-    z NUMBER                       a number whose records are to be removed
+    c NUMBER                       queue: counters, and where reading of each lane starts
+    z NUMBER                       an obsolete number, whose records are being removed
     b NUMBER OWNER PRIORITY BLOCK  messages that can be taken, one block of up to 128
-    w NUMBER GROUP BLOCK           a message that waits behind the head of its group
-    g NUMBER GROUP                 group: how many messages, and a lower bound of the waiting ids
-    i NUMBER ID                    the key of a block that cannot be found from the id alone
+    w NUMBER GROUP BLOCK           a message waiting behind the head of its group
+    g NUMBER GROUP                 group: number of messages, and a lower bound of the waiting ids
+    i NUMBER ID                    the key of a block that cannot be derived from the id
     s NUMBER BLOCK VERSION         state of some messages of a block: lease or delay
-    x NUMBER BLOCK                 which messages of a block are gone
-    d SERIAL DEDUP_ID              dedup: message id, until when it counts
-    p SERIAL READERS               claims of a group of readers: epoch, last acked, last made
-    n NUMBER READERS CLAIM         a claim: how much is in it, when it was made and acked
-    v NUMBER READERS CLAIM PLACE   messages of an acked claim, from a place in it on
-    e SERIAL STAGE PART            a part of a stage: what was uploaded, and how it is cut into blocks
-    t UPLOAD PLACE                 a block of a stage, or of a message that was committed from one
+    x NUMBER BLOCK                 which messages of a block were removed
+    d SERIAL DEDUP_ID              dedup: message id and expiry
+    p SERIAL READERS               claim group: epoch, last acked, last made
+    n NUMBER READERS CLAIM         claim: messages and bytes, when it was made and acked
+    v NUMBER READERS CLAIM PLACE   messages of an acked claim, starting at a place in it
+    e SERIAL STAGE PART            a part of a stage: its upload, and how it is cut into blocks
+    t UPLOAD PLACE                 a block of a stage, or of messages committed from one
     h OFFSET                       history: runs of events, the last of which has OFFSET
 
-NUMBER and SERIAL are 4 bytes; a queue that is emptied gets a new number and keeps its serial. OWNER and
-GROUP are a 2-byte length and UTF-8 text; OWNER is the recipient, empty for anybody. PRIORITY is a digit,
-9 minus the priority. READERS is text of the same kind. CLAIM, VERSION and OFFSET are 8 bytes, PLACE 4. All numbers
-are big-endian, so keys sort as read.
+NUMBER and SERIAL are 4 bytes; a purged queue gets a new number and keeps its serial. OWNER, GROUP and READERS are a
+2-byte length and UTF-8 text; OWNER is the recipient, empty for all consumers. PRIORITY is a digit, 9 minus the
+priority. CLAIM, VERSION and OFFSET are 8 bytes, PLACE 4. All numbers are big-endian, so that keys sort by them.
 
 STAGE is four texts: job, batch, partition, attempt. UPLOAD is 8 bytes, PART 4. A staged block has no ids, and its
-moments count from the commit. To commit it is to write where it lies, its first id and that moment into the lane
-(`b`, `w`); so a commit writes little, however much it commits.
+times are relative to the commit. A commit writes the block's key, first id and commit time into the lane (`b`, `w`),
+so it writes little, however much it commits.
 
-The messages of a claim that is not acked have a state (`s`) as any lease has, with the claim's name as receipt.
+The messages of an unacked claim have a state (`s`) like any lease, with the claim's name as receipt.
 
-BLOCK is the first id of the run (see `ids.py`) for messages that were sent together, or the id and
-an `m` for one that stands alone: one with a recipient or group, and one that was edited or moved.
+BLOCK is the first id of the run (see `ids.py`) for messages that were sent together, or the id and an `m` for a message
+that stands alone: with a recipient or group, or edited or moved.
 
-Values are MessagePack. To change a record, add a field at the end with a default; for anything else raise
-`FORMAT` and convert at start.
+Values are MessagePack. To change a record, add a field with a default at the end; for anything else raise `FORMAT` and
+convert at start.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class QueueRecord(Struct, frozen=True, array_like=True):
 
 
 class PlainBlock(Struct, frozen=True, array_like=True, tag=0, gc=False):
-    """Messages that differ in their bodies only: what is common stands once."""
+    """Messages that differ only in their bodies; the common fields are stored once."""
 
     first: str
     queue: str
@@ -77,13 +76,13 @@ class PlainBlock(Struct, frozen=True, array_like=True, tag=0, gc=False):
 
 
 class MixedBlock(Struct, frozen=True, array_like=True, tag=1, gc=False):
-    """Messages that have more of their own."""
+    """Messages that differ in more than their bodies."""
 
     messages: list[Message]
 
 
 class StagedBlock(Struct, frozen=True, array_like=True, tag=2, gc=False):
-    """Messages that were committed from a stage: where they lie, their first id and the moment of the commit."""
+    """Messages committed from a stage: the key of the staged block, their first id, and the commit time."""
 
     at: bytes
     first: str
@@ -94,7 +93,7 @@ class CountRecord(Struct, frozen=True, array_like=True):
     count: int
     size: int
     lows: dict[int, str]
-    """For each priority a block name below which the lane for anybody holds nothing unread."""
+    """For each priority, a block name below which the common lane has nothing to read."""
 
 
 class GroupRecord(Struct, array_like=True):
@@ -103,7 +102,7 @@ class GroupRecord(Struct, array_like=True):
 
 
 class StateRecord(Struct, frozen=True, array_like=True, gc=False):
-    """A lease or a delay that some messages of one block share."""
+    """A lease or delay shared by neighbouring messages of a block."""
 
     owner: str
     priority: int
@@ -124,12 +123,12 @@ class GoneRecord(Struct, frozen=True, array_like=True, gc=False):
     priority: int
     count: int
     gone: bytes
-    """A bitmap as a little-endian number."""
+    """A bitmap, as a little-endian number."""
 
 
 class DedupRecord(Struct, frozen=True, array_like=True, gc=False):
     id: str
-    """The id that stands, or for a call all its ids (see `ids.spans`)."""
+    """The message id, or for a call all its ids (see `ids.spans`), or for a commit its number of messages."""
     until: int
 
 
@@ -142,11 +141,11 @@ class ReadersRecord(Struct, frozen=True, array_like=True):
 class ClaimRecord(Struct, frozen=True, array_like=True):
     claim: Claim
     until: int = 0
-    """Once it is acked: how long it can be read."""
+    """Until when it is readable, once it is acked."""
 
 
 class KeptRecord(Struct, frozen=True, array_like=True, gc=False):
-    """Neighbours in one block that were in a claim, and the record of that block as it was."""
+    """Neighbours in a block that were in a claim, and the record of that block."""
 
     start: int
     stop: int
@@ -155,7 +154,7 @@ class KeptRecord(Struct, frozen=True, array_like=True, gc=False):
 
 
 class StretchRecord(Struct, frozen=True, array_like=True, gc=False):
-    """A block of a stage: what has to be known of it to commit it."""
+    """What a commit needs to know of a staged block."""
 
     priority: int
     due_at: int
@@ -174,11 +173,11 @@ class PartRecord(Struct, frozen=True, array_like=True, gc=False):
 
 
 class EventRun(Struct, frozen=True, array_like=True, gc=False):
-    """An event that happened in the same way to messages whose ids follow each other in one run."""
+    """The same event for messages with consecutive ids of one run."""
 
     first: Event
     sizes: list[int] | None = None
-    """The sizes of all of them, None if there is only the first."""
+    """The sizes of all messages, None if there is only the first."""
 
 
 class HistoryHead(Struct, frozen=True, array_like=True):
@@ -205,7 +204,7 @@ decode_events = msgspec.msgpack.Decoder(list[EventRun]).decode
 
 
 def encode_block(messages: Sequence[Message]) -> bytes:
-    """The record of a block; its ids follow each other."""
+    """Encode messages with consecutive ids as a block."""
     if isinstance(messages, PlainBatch):
         return encode(
             PlainBlock(
@@ -228,44 +227,30 @@ def encode_block(messages: Sequence[Message]) -> bytes:
 
 
 def decode_block(value: bytes, get: Get) -> Sequence[Message]:
-    """The messages of a block; `get` finds those that lie in a stage."""
+    """The messages of a block; `get` reads staged ones."""
     block = _decode_block(value)
     if isinstance(block, MixedBlock):
         return block.messages
-    if isinstance(block, StagedBlock):
-        return _committed(block, get(block.at))
-    return PlainBatch(
-        ids_from(block.first, len(block.bodies)),
-        block.queue,
-        block.sent_at,
-        block.due_at,
-        block.bodies,
-        block.content_type,
-        block.priority,
-    )
-
-
-def _committed(block: StagedBlock, value: bytes | None) -> Sequence[Message]:
-    """The messages of a staged block, with the ids and moments that their commit gave them."""
-    staged = None if value is None else _decode_block(value)
+    if isinstance(block, PlainBlock):
+        return _plain_batch(block, block.first, block.sent_at, block.due_at)
+    record = get(block.at)
+    staged = None if record is None else _decode_block(record)
     if isinstance(staged, PlainBlock):
-        ids = ids_from(block.first, len(staged.bodies))
-        due_at = block.sent_at + staged.due_at
-        return PlainBatch(ids, staged.queue, block.sent_at, due_at, staged.bodies, staged.content_type, staged.priority)
+        return _plain_batch(staged, block.first, block.sent_at, block.sent_at + staged.due_at)
     if isinstance(staged, MixedBlock):
         ids = ids_from(block.first, len(staged.messages))
         return [committed(message, id, block.sent_at) for id, message in zip(ids, staged.messages, strict=True)]
     raise StoreCorrupt(f"store: the record of message {block.first} is missing", field="store")
 
 
-def whole_block(value: bytes, get: Get) -> bytes:
-    """The record of a block as it would be if it had not been staged."""
-    return value if source_of(value) is None else encode_block(decode_block(value, get))
+def _plain_batch(block: PlainBlock, first: str, sent_at: int, due_at: int) -> PlainBatch:
+    ids = ids_from(first, len(block.bodies))
+    return PlainBatch(ids, block.queue, sent_at, due_at, block.bodies, block.content_type, block.priority)
 
 
 def source_of(value: bytes) -> bytes | None:
-    """The key at which the messages of a block lie, if they were committed from a stage."""
-    if value[1:2] != b"\x02":  # the tag stands first
+    """The key of the staged block that a block refers to, None if it has its own messages."""
+    if value[1:2] != b"\x02":  # the tag comes first
         return None
     block = _decode_block(value)
     return block.at if isinstance(block, StagedBlock) else None
@@ -287,7 +272,7 @@ def record_prefix(kind: str) -> bytes:
 
 
 def read_record_key(key: bytes) -> tuple[str, str]:
-    """The kind and the name in the key of a small record."""
+    """The kind and name in the key of a small record."""
     end = 3 + int.from_bytes(key[1:3], "big")
     return key[3:end].decode(), key[end:].decode()
 
@@ -305,7 +290,7 @@ def garbage_key(number: int) -> bytes:
 
 
 def of_queue(kind: bytes, number: int) -> bytes:
-    """What all keys of a kind and queue begin with."""
+    """The common prefix of all keys of a kind and queue."""
     return kind + _u32(number)
 
 
@@ -342,7 +327,7 @@ def claim_key(number: int, readers: str, claim: int) -> bytes:
 
 
 def read_claim_key(key: bytes) -> tuple[str, int]:
-    """The readers and the number in the key of a claim."""
+    """The group and number in the key of a claim."""
     return key[7:-8].decode(), int(_u64.unpack(key[-8:])[0])
 
 
@@ -355,7 +340,7 @@ def kept_key(number: int, readers: str, claim: int, place: int) -> bytes:
 
 
 def stage_prefix(serial: int, *names: str) -> bytes:
-    """What the keys of all parts of a stage, or of the stages of a batch, begin with."""
+    """The common prefix of all keys of a stage, or of the stages of a batch."""
     return b"e" + _u32(serial) + b"".join(map(_text, names))
 
 
@@ -364,7 +349,7 @@ def part_key(serial: int, name: StageName, part: int) -> bytes:
 
 
 def read_part_key(key: bytes) -> tuple[StageName, int]:
-    """The stage and the number in the key of a part."""
+    """The stage and part number in the key of a part."""
     names: list[str] = []
     at = 5
     for _ in range(4):
@@ -391,6 +376,6 @@ def offset_of(key: bytes) -> int:
 
 
 def after(prefix: bytes) -> bytes:
-    """The first key that no longer begins with `prefix`."""
+    """The first key after all keys with `prefix`."""
     raw = prefix.rstrip(b"\xff")
     return raw[:-1] + bytes([raw[-1] + 1])

@@ -1,7 +1,7 @@
-"""The key-value seam: ordered keys on disk, through RocksDB or LevelDB.
+"""Ordered keys on disk, in RocksDB or LevelDB.
 
-Both drivers are opened so that damage in their log is refused, not skipped, while a torn tail (a write that a crash
-cut off) is dropped. Driver errors are translated here and nowhere else.
+Both are opened so that a damaged log is an error, while a torn write at its end is dropped. Driver errors are
+translated here and nowhere else.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from miniq.store.embedded.folder import sync_folder
 
 MIB = 1024 * 1024
 RECYCLED = 3
-"""How many logs of RocksDB wait to be written over."""
+"""How many log files RocksDB keeps for recycling."""
 Op = tuple[bytes, bytes | None]
-"""A key with its new value, or with None to delete it."""
+"""A key with its new value, None to delete it."""
 
 
 class KV(Protocol):
     def get(self, key: bytes) -> bytes | None: ...
 
     def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Pairs with `start <= key < end` in order, as they were when the scan began."""
+        """Pairs with `start <= key < end` in order, as of the start of the scan."""
         ...
 
     def last(self, start: bytes, end: bytes) -> bytes | None:
@@ -35,7 +35,7 @@ class KV(Protocol):
         ...
 
     def write(self, ops: Sequence[Op], sync: bool) -> None:
-        """All or nothing, in order; on disk when it returns if `sync`. Other threads go on meanwhile."""
+        """Write atomically, in order; synced to disk if `sync`. Releases the interpreter lock."""
         ...
 
     def checkpoint(self, path: str) -> None:
@@ -58,7 +58,7 @@ class RocksKV:
         self._path = path
         options = rd.Options(raw_mode=True)
         options.create_if_missing(True)
-        # Logs are written over, and end where the first record is that makes no sense; `extent.py` knows better.
+        # Recycled logs end at the first invalid record; `extent.py` detects a log that ends too early.
         options.set_recycle_log_file_num(RECYCLED)
         options.set_wal_recovery_mode(rd.DBRecoveryMode.point_in_time())
         options.set_paranoid_checks(True)
@@ -78,11 +78,11 @@ class RocksKV:
         table.set_bloom_filter(10, False)
         table.set_cache_index_and_filter_blocks(True)
         options.set_block_based_table_factory(table)
-        with self._translated(opening=True):
+        with _translated(self._path, opening=True):
             self._extent = Extent(path)
         try:
             if self._extent.needed:
-                # Only looked at: opening it for good would make tables of what the log still has, and remove it.
+                # Read-only: opening for writing would flush the valid part of the log to tables and remove the log.
                 self._check(self._open(options, rd.AccessType.read_only()))
             self._db = self._open(options, rd.AccessType.read_write())
         except BaseException:
@@ -93,15 +93,15 @@ class RocksKV:
         self._lazy = rd.WriteOptions()
 
     def _open(self, options: Any, access: Any) -> Any:
-        with self._translated(opening=True):
+        with _translated(self._path, opening=True):
             return self._rd.Rdict(self._path, options, access_type=access)
 
     def _check(self, db: Any) -> None:
-        """Refuse a database whose log ends too early."""
-        there = db.latest_sequence_number()
+        """Raise if the log ends too early."""
+        last = db.latest_sequence_number()
         db.close()
-        if there < self._extent.needed:
-            text = f"it ends at change {there}, and there were {self._extent.needed}"
+        if last < self._extent.needed:
+            text = f"it ends at change {last}, and there were {self._extent.needed}"
             raise _corrupt(_newest_log(self._path) or self._path, text)
 
     def get(self, key: bytes) -> bytes | None:
@@ -112,7 +112,7 @@ class RocksKV:
         return value
 
     def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        # Not `items()`: that one ends without a word where a table is damaged.
+        # Not `items()`, which ends silently at a damaged table.
         bounds = self._rd.ReadOptions()
         bounds.set_iterate_upper_bound(end)
         try:
@@ -128,7 +128,7 @@ class RocksKV:
     def last(self, start: bytes, end: bytes) -> bytes | None:
         bounds = self._rd.ReadOptions()
         bounds.set_iterate_upper_bound(end)
-        with self._translated():
+        with _translated(self._path):
             keys = self._db.iter(bounds)
             keys.seek_to_last()
             if keys.valid():
@@ -152,25 +152,16 @@ class RocksKV:
             raise _translate(error, self._path, False) from error
 
     def checkpoint(self, path: str) -> None:
-        with self._translated():
+        with _translated(self._path):
             self._rd.Checkpoint(self._db).create_checkpoint(path)
 
     def close(self) -> None:
-        with self._translated():
+        with _translated(self._path):
             try:
                 self._extent.keep()
             finally:
                 self._extent.close()
                 self._db.close()
-
-    @contextlib.contextmanager
-    def _translated(self, opening: bool = False) -> Iterator[None]:
-        try:
-            yield
-        except GeneratorExit:
-            raise
-        except Exception as error:
-            raise _translate(error, self._path, opening) from error
 
 
 class LevelKV:
@@ -187,10 +178,10 @@ class LevelKV:
         damaged = wal.damage(path)
         if damaged is not None:
             raise _corrupt(*damaged)
-        with self._translated(opening=True):
+        with _translated(self._path, opening=True):
             self._db: Any = self._open(path)
-            # LevelDB renames files and does not sync the folder: a power loss soon after would leave it without a
-            # manifest, and with nothing that could be opened.
+            # LevelDB renames files without syncing the folder: a power loss soon after could leave it without a
+            # manifest.
             sync_folder(path)
 
     def _open(self, path: str) -> Any:
@@ -205,30 +196,30 @@ class LevelKV:
         )
 
     def get(self, key: bytes) -> bytes | None:
-        with self._translated():
+        with _translated(self._path):
             value: bytes | None = self._db.get(key, verify_checksums=True)
             return value
 
     def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        # Checksums in tables are looked at only where it is asked for, each time.
-        with self._translated(), self._db.iterator(start=start, stop=end, verify_checksums=True) as pairs:
+        # Table checksums are verified only on request, each time.
+        with _translated(self._path), self._db.iterator(start=start, stop=end, verify_checksums=True) as pairs:
             yield from pairs
 
     def last(self, start: bytes, end: bytes) -> bytes | None:
         with (
-            self._translated(),
+            _translated(self._path),
             self._db.iterator(start=start, stop=end, reverse=True, include_value=False, verify_checksums=True) as keys,
         ):
             key: bytes | None = next(keys, None)
             return key
 
     def write(self, ops: Sequence[Op], sync: bool) -> None:
-        with self._translated():
+        with _translated(self._path):
             _write_level(self._db, ops, sync)
 
     def checkpoint(self, path: str) -> None:
         """LevelDB has no checkpoints: copy a snapshot, a few thousand keys at a time."""
-        with self._translated():
+        with _translated(self._path):
             copy = self._open(path)
             try:
                 with self._db.snapshot() as snapshot, snapshot.iterator(verify_checksums=True) as pairs:
@@ -245,15 +236,16 @@ class LevelKV:
                 copy.close()
 
     def close(self) -> None:
-        with self._translated():
+        with _translated(self._path):
             self._db.close()
 
-    @contextlib.contextmanager
-    def _translated(self, opening: bool = False) -> Iterator[None]:
-        try:
-            yield
-        except (self._plyvel.Error, OSError) as error:
-            raise _translate(error, self._path, opening) from error
+
+@contextlib.contextmanager
+def _translated(path: str, opening: bool = False) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise _translate(error, path, opening) from error
 
 
 def _write_level(db: Any, ops: Sequence[Op], sync: bool) -> None:
@@ -267,7 +259,7 @@ def _write_level(db: Any, ops: Sequence[Op], sync: bool) -> None:
 
 
 def _translate(error: Exception, path: str, opening: bool) -> StoreError:
-    """What a driver's error means for us; both drivers put the kind at the start of the text."""
+    """Our error for a driver error; both drivers put the kind at the start of the text."""
     if isinstance(error, StoreError):
         return error
     text = str(error.args[0].decode(errors="replace") if error.args and isinstance(error.args[0], bytes) else error)
@@ -276,7 +268,7 @@ def _translate(error: Exception, path: str, opening: bool) -> StoreError:
         return StoreLocked(f"store: {path} is open in another process", field="store")
     if "corrupt" in low or "checksum" in low or "bad record" in low or "missing" in low:
         named = next((word.strip("'\",;:()") for word in text.split() if word.strip("'\",;:()").startswith(path)), None)
-        # LevelDB does not say which file. While it opens, it is the log that it reads.
+        # LevelDB does not name the file. While opening, it reads the log.
         named = named or (_newest_log(path) if opening else None) or path
         return _corrupt(named, text)
     if opening:

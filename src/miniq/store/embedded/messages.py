@@ -1,7 +1,6 @@
-"""The messages of the embedded store: added, handed out, removed, given another time, edited, moved, looked at.
+"""The messages of the embedded store.
 
-Each call checks its fences here, lets the ledger change memory and stage what has to be written, and waits for the
-group commit.
+Each call checks its fences, lets the ledger change memory and stage the records, and waits for the group commit.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import repeat
 
-from miniq.ids import sent_ms
+from miniq.ids import from_spans, sent_ms, spans
 from miniq.message import NEVER, Counts, History, Message, Outcome, Page, PlainBatch, Stored
 from miniq.store import events
 from miniq.store.arguments import Change, Edit, Fence, NewTime, Put, Scan, Take
@@ -19,9 +18,10 @@ from miniq.store.embedded.blocks import Block, Shelf
 from miniq.store.embedded.browse import browse, browse_held
 from miniq.store.embedded.claims import Claims
 from miniq.store.embedded.core import Core
-from miniq.store.embedded.history import event_run, tell_left, tell_taken
+from miniq.store.embedded.history import event_run, record_left, record_taken
 from miniq.store.embedded.keys import EventRun
 from miniq.store.embedded.states import Run
+from miniq.store.names import call_record
 
 
 class Messages(MessageStore):
@@ -52,10 +52,10 @@ class Messages(MessageStore):
         fresh = messages
         brought: dict[str, str] = {}
         if call is not None:
-            given = self._dedup.ids_of_call(shelf, call.name, now)
-            if given is not None:
+            answer = self._dedup.standing(shelf, call_record(call.name), now)
+            if answer is not None:
                 await self._commit.settle()
-                return given
+                return from_spans(answer)
         if deduped:
             sifted = sift(messages, lambda name: self._dedup.standing(shelf, name, now))
             fresh, ids, brought = sifted.fresh, sifted.ids, sifted.brought
@@ -65,12 +65,12 @@ class Messages(MessageStore):
         if put.room is not None:
             check_room(put.room, shelf.name, (shelf.count, shelf.size), (len(fresh), size_of(fresh)))
         if call is not None:
-            self._dedup.remember_call(shelf, call.name, ids, call.until)
+            self._dedup.remember(shelf, {call_record(call.name): spans(ids)}, call.until)
         if brought:
             self._dedup.remember(shelf, brought, put.dedup_until)
         blocks = self._ledger.arrive(shelf, fresh, now)
         if put.keep != "off":
-            self._tell_sent(blocks, fresh, now, put.keep)
+            self._record_sent(blocks, fresh, now, put.keep)
         await self._commit.commit(sync=True)
         return ids
 
@@ -85,7 +85,7 @@ class Messages(MessageStore):
             return answers
         blocks = self._ledger.arrive(shelf, fresh, change.now)
         if change.keep != "off":
-            self._tell_sent(blocks, fresh, change.now, change.keep)
+            self._record_sent(blocks, fresh, change.now, change.keep)
         await self._commit.commit(sync=True)
         return answers
 
@@ -119,7 +119,7 @@ class Messages(MessageStore):
                 left -= count
                 left_bytes -= sum(sizes)
                 if take.keep != "off":
-                    tell_taken(self._commit.batch, messages[0], sizes, old, receives, consumer, now)
+                    record_taken(self._commit.batch, messages[0], sizes, old, receives, consumer, now)
         if handed:
             await self._commit.commit(sync=self._sync_takes)
         taken: list[Stored] = []
@@ -128,45 +128,35 @@ class Messages(MessageStore):
         return taken
 
     async def drop(self, queue: str, fences: Sequence[Fence], change: Change) -> list[Outcome]:
-        told, now, reason = change.told, change.now, change.reason
+        event, now, reason = change.recorded, change.now, change.reason
         shelf = self._shelf(queue)
         batch = self._commit.batch
         outcomes: list[Outcome] = []
         touched: dict[Block, None] = {}
         for run in _whole_runs(shelf, fences):
             block, places = run.block, run.places
-            if told is not None:
-                sizes = self._window.sizes(block)[places.start : places.stop]
-                tell_left(batch, self._window, told, shelf, block, places.start, now, reason, sizes)
+            if event is not None:
+                record_left(batch, event, shelf, block, places, self._window.sizes(block), now, reason)
             self._ledger.remove_run(shelf, run)
             touched[block] = None
             outcomes += ["done"] * len(places)
         for id, receipt in fences[len(outcomes) :]:
-            found = self._window.locate(shelf, id)
-            outcome = _check(found, receipt, now)
-            outcomes.append(outcome)
-            if found is not None and outcome == "done":
-                block, place = found
-                if told is not None:
-                    tell_left(batch, self._window, told, shelf, block, place, now, reason)
-                self._ledger.remove(shelf, block, place)
-                shelf.blocks[block.name] = block
-                touched[block] = None
+            outcomes.append(self._remove(shelf, id, receipt, change, touched))
         await self._finish(shelf, touched)
         return outcomes
 
     async def reschedule(self, queue: str, fences: Sequence[Fence], to: NewTime, change: Change) -> list[Outcome]:
-        told, now = change.told, change.now
+        event, now = change.recorded, change.now
         shelf = self._shelf(queue)
         outcomes: list[Outcome] = []
         changed = False
         stretch: tuple[Block, int, int, Run | None] | None = None
         for id, receipt in fences:
-            found = self._window.locate(shelf, id)
-            outcome = _check(found, receipt, now)
-            if found is not None and outcome == "done":
-                block, place = found
-                # From here on it is this one, also for the fences that follow.
+            located = self._window.locate(shelf, id)
+            outcome = _check(located, receipt, now)
+            if located is not None and outcome == "done":
+                block, place = located
+                # Later fences must find this block, not read it again.
                 shelf.blocks[block.name] = block
                 run = block.runs[place]
                 if stretch is not None and stretch[0] is block and stretch[2] == place and stretch[3] is run:
@@ -175,12 +165,13 @@ class Messages(MessageStore):
                     if stretch is not None:
                         self._set_time(shelf, stretch, to)
                         run = block.runs[place]
-                        outcome = _check(found, receipt, now)
+                        outcome = _check(located, receipt, now)
                     stretch = (block, place, place + 1, run) if outcome == "done" else None
                 if outcome == "done":
                     changed = True
-                    if told is not None:
-                        tell_left(self._commit.batch, self._window, told, shelf, block, place, now, None)
+                    if event is not None:
+                        sizes = self._window.sizes(block)
+                        record_left(self._commit.batch, event, shelf, block, range(place, place + 1), sizes, now)
             outcomes.append(outcome)
         if stretch is not None:
             self._set_time(shelf, stretch, to)
@@ -193,25 +184,19 @@ class Messages(MessageStore):
     async def edit(self, queue: str, fence: Fence, edit: Edit, change: Change) -> Outcome:
         now, keep = change.now, change.keep
         shelf = self._shelf(queue)
-        found = self._window.locate(shelf, fence[0])
-        outcome = _check(found, fence[1], now)
-        if found is None or outcome != "done":
+        located = self._window.locate(shelf, fence[0])
+        outcome = _check(located, fence[1], now)
+        if located is None or outcome != "done":
             return outcome
-        block, place = found
+        block, place = located
         run = block.runs[place]
         message = edit.apply(self._window.load(block)[place])
-        if block.alone:
-            new = self._ledger.replace(shelf, block, message)
-        else:
-            new = self._ledger.detach(shelf, block, place, message)
+        new = self._ledger.edit(shelf, block, place, message)
         receives = 0 if run is None else run.receives
-        if edit.due_at is not None:
-            if edit.due_at > now or receives:
-                self._states.give(shelf, new, range(1), edit.due_at, receives, None, None, 0)
-        elif run is not None:
-            self._states.give(shelf, new, range(1), run.visible_at, receives, run.receipt, run.consumer, run.taken_at)
-        elif message.due_at > now:
-            self._states.give(shelf, new, range(1), message.due_at, 0, None, None, 0)
+        if run is not None and edit.due_at is None:
+            self._states.give_again(shelf, new, 0, run)
+        elif message.due_at > now or receives:
+            self._states.give(shelf, new, range(1), message.due_at, receives)
         self._ledger.announce(shelf, new)
         if keep != "off":
             self._commit.batch.events.append(EventRun(events.edited(message, now, receives, keep)))
@@ -221,26 +206,17 @@ class Messages(MessageStore):
     async def move(
         self, queue: str, moves: Sequence[tuple[Fence, Message]], change: Change, keep_to: History
     ) -> list[Outcome]:
-        told, now = change.told, change.now
-        shelf = self._shelf(queue)
-        targets = [self._core.shelves[message.queue] for _, message in moves]  # all there, or nothing is changed
+        shelf, now = self._shelf(queue), change.now
+        targets = [self._core.shelves[message.queue] for _, message in moves]  # raises before anything is changed
         outcomes: list[Outcome] = []
         touched: dict[Block, None] = {}
         for ((id, receipt), message), target in zip(moves, targets, strict=True):
-            found = self._window.locate(shelf, id)
-            outcome = _check(found, receipt, now)
+            outcome = self._remove(shelf, id, receipt, change, touched)
             outcomes.append(outcome)
-            if found is None or outcome != "done":
-                continue
-            block, place = found
-            if told is not None:
-                tell_left(self._commit.batch, self._window, told, shelf, block, place, now, change.reason)
-            self._ledger.remove(shelf, block, place)
-            shelf.blocks[block.name] = block
-            touched[block] = None
-            self._ledger.arrive_moved(target, message, now)
-            if keep_to != "off":
-                self._commit.batch.events.append(EventRun(events.sent(message, now, change.event, keep_to)))
+            if outcome == "done":
+                self._ledger.arrive_one(target, message, now)
+                if keep_to != "off":
+                    self._commit.batch.events.append(EventRun(events.sent(message, now, change.event, keep_to)))
         await self._finish(shelf, touched)
         return outcomes
 
@@ -263,11 +239,11 @@ class Messages(MessageStore):
         while True:
             shelf = self._shelf(queue)
             located = {id: self._window.locate(shelf, id) for id in ids}
-            found = {id: place for id, place in located.items() if place is not None}
-            if all(block.arrives is None for block, _ in found.values()):
+            present = {id: place for id, place in located.items() if place is not None}
+            if all(block.arrives is None for block, _ in present.values()):
                 break
             await self._commit.settle()
-        return {id: block.stored(place, self._window.load(block)[place]) for id, (block, place) in found.items()}
+        return {id: block.stored(place, self._window.load(block)[place]) for id, (block, place) in present.items()}
 
     async def scan(self, queue: str, scan: Scan) -> Page:
         shelf = self._shelf(queue)
@@ -277,20 +253,18 @@ class Messages(MessageStore):
 
     async def held(self, token: str) -> list[Stored]:
         self._commit.check()
-        found = [
+        messages = [
             run.block.stored(place, self._window.load(run.block)[place])
             for shelf in self._core.shelves.values()
             for run in shelf.tokens.get(token, ())
             for place in run.held_places()
         ]
-        return sorted(found, key=lambda stored: stored.message.id)
+        return sorted(messages, key=lambda stored: stored.message.id)
 
     async def counts(self, queue: str, now: int) -> Counts:
         shelf = self._shelf(queue)
         self._states.wake(shelf, now)
-        heads = [
-            self._window.head(shelf, lane) for lane in shelf.tracks[""].lanes if lane.fresh or lane.back or lane.more
-        ]
+        heads = [self._window.head(shelf, lane) for lane in shelf.tracks[""] if lane.fresh or lane.back or lane.more]
         oldest = min((head for head in heads if head is not None), default=None)
         return Counts(
             shelf.count - shelf.leased - shelf.delayed,
@@ -309,46 +283,59 @@ class Messages(MessageStore):
 
     def _set_time(self, shelf: Shelf, stretch: tuple[Block, int, int, Run | None], to: NewTime) -> None:
         block, start, stop, run = stretch
-        receives, receipt, consumer, taken_at = 0, None, None, 0
-        if run is not None:
-            receives = run.receives
-            if not to.release and run.receipt is not None:
-                receipt, consumer, taken_at = run.receipt, run.consumer, run.taken_at
-        self._states.give(shelf, block, range(start, stop), to.visible_at, receives, receipt, consumer, taken_at)
+        places, receives = range(start, stop), 0 if run is None else run.receives
+        if run is None or to.release:
+            self._states.give(shelf, block, places, to.visible_at, receives)
+        else:
+            self._states.give(shelf, block, places, to.visible_at, receives, run.receipt, run.consumer, run.taken_at)
         self._core.hint(shelf.name, block.owner or None, stop - start)
 
+    def _remove(self, shelf: Shelf, id: str, receipt: str, change: Change, touched: dict[Block, None]) -> Outcome:
+        """Remove one message under its fence."""
+        located = self._window.locate(shelf, id)
+        outcome = _check(located, receipt, change.now)
+        if located is not None and outcome == "done":
+            block, place = located
+            if change.recorded is not None:
+                batch, sizes, places = self._commit.batch, self._window.sizes(block), range(place, place + 1)
+                record_left(batch, change.recorded, shelf, block, places, sizes, change.now, change.reason)
+            self._ledger.remove(shelf, block, place)
+            shelf.blocks[block.name] = block
+            touched[block] = None
+        return outcome
+
     async def _finish(self, shelf: Shelf, touched: dict[Block, None]) -> None:
-        """Finish removals; even if there were none, wait for those that others made."""
+        """Commit removals; if there were none, wait for pending ones of other calls, which the outcomes depend on."""
         if touched:
             self._ledger.mend(shelf, touched)
             await self._commit.commit(sync=True)
         else:
             await self._commit.settle()
 
-    def _tell_sent(self, blocks: Sequence[Block], fresh: Sequence[Message], now: int, keep: History) -> None:
-        """Put arrivals into the history."""
-        told = self._commit.batch.events
+    def _record_sent(self, blocks: Sequence[Block], fresh: Sequence[Message], now: int, keep: History) -> None:
+        """Record arrivals in the history."""
+        runs = self._commit.batch.events
         if keep == "full":
-            told += [EventRun(events.sent(message, now, None, keep)) for message in fresh]
+            runs += [EventRun(events.sent(message, now, None, keep)) for message in fresh]
             return
         place = 0
         for block in blocks:
-            told.append(event_run(events.sent(fresh[place], now, None, keep), block.sizes))
+            runs.append(event_run(events.sent(fresh[place], now, None, keep), block.sizes))
             place += block.count
 
 
-def _check(found: tuple[Block, int] | None, receipt: str, now: int) -> Outcome:
-    """Whether a fence holds."""
-    if found is None:
+def _check(located: tuple[Block, int] | None, receipt: str, now: int) -> Outcome:
+    """The outcome of a fence."""
+    if located is None:
         return "missing"
-    run = found[0].runs[found[1]]
+    block, place = located
+    run = block.runs[place]
     return fence(0, None, receipt, now) if run is None else fence(run.visible_at, run.receipt, receipt, now)
 
 
 def _whole_runs(shelf: Shelf, fences: Sequence[Fence]) -> list[Run]:
-    """The runs that the first fences name one after the other, each whole and in order: what a consumer
-    sends who acks all he received. The rest of the fences is not looked at."""
-    found: list[Run] = []
+    """The runs that the first fences name completely and in order, as when a consumer acks all it received."""
+    whole: list[Run] = []
     start = 0
     for run in shelf.tokens.get(fences[0][1], ()) if fences else ():
         stop = start + len(run.places)
@@ -359,6 +346,6 @@ def _whole_runs(shelf: Shelf, fences: Sequence[Fence]) -> list[Run]:
             or list(fences[start:stop]) != [(id, receipt) for id in run.block.ids_at(run.places)]
         ):
             break
-        found.append(run)
+        whole.append(run)
         start = stop
-    return found
+    return whole

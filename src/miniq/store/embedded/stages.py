@@ -1,8 +1,8 @@
-"""Stages of the embedded store: messages that are uploaded part by part, and committed many at once, once.
+"""Stages of the embedded store: messages uploaded part by part, and committed together, once.
 
-An upload is written as blocks (`t`) that nobody reads, and a record of the part (`e`) in the same batch. A commit
-writes for each block a small record into its lane that refers to it; only messages that stand alone (a recipient,
-group or dedup id) are looked at one by one. So a commit of a million messages is a batch of a few hundred KiB.
+An upload is written as invisible blocks (`t`), with a record of the part (`e`) in the same batch. A commit writes for
+each block a small record into its lane that refers to the block; only messages that stand alone (a recipient, group or
+dedup id) are handled individually. So a commit of a million messages is a batch of a few hundred KiB.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from miniq.store import events
 from miniq.store.arguments import Batch, Put, Upload
 from miniq.store.contract import StageStore
 from miniq.store.decisions import (
-    check_listed,
     check_room,
-    commit_said,
     committed,
-    committed_before,
+    parts_to_commit,
+    repeated_commit,
     size_of,
     stage_of,
+    stages_of,
+    stages_of_batch,
     stands_alone,
     stretches,
 )
@@ -35,7 +36,7 @@ from miniq.store.embedded.window import sizes_of
 from miniq.store.names import call_record
 
 LARGE = 1024 * 1024
-"""A batch with so many bytes is written beside the event loop."""
+"""A batch of this many bytes is written outside the event loop."""
 
 
 class Stages(StageStore):
@@ -51,13 +52,13 @@ class Stages(StageStore):
         self._upload = 0 if last is None else int.from_bytes(last[1:9], "big")
 
     def load(self, shelf: Shelf) -> None:
-        """Take up the stages of a queue after a start."""
+        """Read the stages of a queue at start."""
         prefix = keys.of_queue(b"e", shelf.serial)
         for key, value in self._kv.scan(prefix, keys.after(prefix)):
             name, number = keys.read_part_key(key)
-            found = keys.decode_part(value)
-            shelf.stages.setdefault(name, {})[number] = _part(found)
-            self._upload = max(self._upload, found.upload)
+            record = keys.decode_part(value)
+            shelf.stages.setdefault(name, {})[number] = _part(record)
+            self._upload = max(self._upload, record.upload)
 
     async def upload(self, queue: str, upload: Upload, messages: Sequence[Message]) -> tuple[int, int]:
         shelf = self._core.shelf(queue)
@@ -68,23 +69,23 @@ class Stages(StageStore):
             self._remove(shelf, name)
             parts = None
         if parts is not None and number in parts:
-            there = parts[number]
+            part = parts[number]
             await self._commit.settle()
-            return there.messages, there.bytes
+            return part.messages, part.bytes
         batch = self._commit.batch
         self._upload += 1
-        found: list[keys.StretchRecord] = []
+        cut: list[keys.StretchRecord] = []
         written = 0
         for place, stretch in enumerate(stretches(messages)):
-            some = messages[stretch.start : stretch.stop]
-            value = keys.encode_block(some)
+            block = messages[stretch.start : stretch.stop]
+            value = keys.encode_block(block)
             written += len(value)
             batch.ops.append((keys.staged_key(self._upload, place), value))
-            first = some[0]
-            found.append(keys.StretchRecord(first.priority, first.due_at, sizes_of(some), stands_alone(first)))
-        size = sum(sum(stretch.sizes) for stretch in found)
-        alone = sum(stretch.alone for stretch in found)
-        record = keys.PartRecord(self._upload, len(messages), size, alone, upload.now, upload.until, found)
+            first = block[0]
+            cut.append(keys.StretchRecord(first.priority, first.due_at, sizes_of(block), stands_alone(first)))
+        size = sum(sum(stretch.sizes) for stretch in cut)
+        alone = sum(stretch.alone for stretch in cut)
+        record = keys.PartRecord(self._upload, len(messages), size, alone, upload.now, upload.until, cut)
         batch.ops.append((keys.part_key(shelf.serial, name, number), keys.encode(record)))
         batch.large = batch.large or written > LARGE
         shelf.stages.setdefault(name, {})[number] = _part(record)
@@ -95,34 +96,31 @@ class Stages(StageStore):
         return await self._core.unless_emptied(queue, lambda shelf: self._make(shelf, batch))
 
     async def _make(self, shelf: Shelf, batch: Batch) -> Committed:
-        """Uploads that are still being written were not answered; they are waited for first."""
+        """Commit once pending uploads are written."""
         await self._commit.settle()
         check_there(shelf)
         put, record = batch.put, call_record(batch.name)
-        said = self._dedup.standing(shelf, record, put.now)
-        if said is not None:
+        answer = self._dedup.standing(shelf, record, put.now)
+        if answer is not None:
             await self._commit.settle()
-            return committed_before(said)
-        stages = [name for name in shelf.stages if (name.job, name.batch) == (batch.job, batch.batch)]
-        there = {(name.partition, name.attempt): stage_of(name, shelf.stages[name].values()) for name in stages}
-        check_listed(batch, {listed: stage.until for listed, stage in there.items()})
+            return repeated_commit(answer)
         uploads: list[keys.PartRecord] = []
-        for partition, attempt in batch.stages:
-            name = StageName(batch.job, batch.batch, partition, attempt)
-            for number in sorted(shelf.stages[name]):
-                value = self._kv.get(keys.part_key(shelf.serial, name, number))
-                assert value is not None  # noqa: S101  everything that was staged is written
-                uploads.append(keys.decode_part(value))
-        making = _Committing(self, shelf, put)
-        making.sift(uploads)
-        check_room(put.room, shelf.name, (shelf.count, shelf.size), (making.count, making.size))
-        if making.count:
-            making.put(uploads, batch.reserve(making.width))
-        self._dedup.remember(shelf, {record: commit_said(making.count)}, batch.until)
-        for name in stages:
-            self._remove(shelf, name, making.uploads)
+        for name, number, _ in parts_to_commit(batch, shelf.stages):
+            value = self._kv.get(keys.part_key(shelf.serial, name, number))
+            assert value is not None  # noqa: S101  everything that was staged is written
+            uploads.append(keys.decode_part(value))
+        singles, known = self._sift(shelf, uploads, put.now)
+        count = sum(upload.messages for upload in uploads) - len(known)
+        size = sum(upload.bytes for upload in uploads) - sum(known)
+        check_room(put.room, shelf.name, (shelf.count, shelf.size), (count, size))
+        if count:
+            first = batch.reserve(RUN * sum(len(upload.stretches) for upload in uploads))
+            self._put(shelf, put, uploads, singles, first)
+        self._dedup.remember(shelf, {record: str(count)}, batch.until)
+        for name in stages_of_batch(shelf.stages, batch.job, batch.batch):
+            self._remove(shelf, name, {upload.upload for upload in uploads})
         await self._commit.commit(sync=True)
-        return Committed(making.count)
+        return Committed(count)
 
     async def discard(self, queue: str, job: str, batch: str) -> int:
         return await self._core.unless_emptied(queue, lambda shelf: self._discard(shelf, job, batch))
@@ -130,30 +128,25 @@ class Stages(StageStore):
     async def _discard(self, shelf: Shelf, job: str, batch: str) -> int:
         await self._commit.settle()
         check_there(shelf)
-        gone = [name for name in shelf.stages if (name.job, name.batch) == (job, batch)]
-        for name in gone:
+        discarded = stages_of_batch(shelf.stages, job, batch)
+        for name in discarded:
             self._remove(shelf, name)
-        if gone:
+        if discarded:
             await self._commit.commit(sync=True)
-        return len(gone)
+        return len(discarded)
 
     def tidy(self, shelves: Iterable[Shelf], now: int, limit: int) -> None:
-        """Stage the removal of stages that ran out, until about `limit` records are gone."""
+        """Stage the removal of expired stages, up to about `limit` records."""
         ops = self._commit.batch.ops
         most = len(ops) + limit
         for shelf in shelves:
-            for name in [stage.name for stage in _stages(shelf) if stage.until <= now]:
+            for name in [stage.name for stage in stages_of(shelf.stages) if stage.until <= now]:
                 if len(ops) >= most:
                     return
                 self._remove(shelf, name)
 
-    def read(self, upload: int, place: int) -> Message:
-        """A message that stands alone in its stage."""
-        key = keys.staged_key(upload, place)
-        return keys.decode_block(self._kv.get(key) or b"", self._kv.get)[0]
-
     def _remove(self, shelf: Shelf, name: StageName, committed: frozenset[int] | set[int] = frozenset()) -> None:
-        """A stage is over. Of uploads that were committed the messages stay."""
+        """Stage the removal of a stage; the messages of committed uploads stay."""
         ops = self._commit.batch.ops
         for number, part in shelf.stages.pop(name).items():
             ops.append((keys.part_key(shelf.serial, name, number), None))
@@ -162,118 +155,87 @@ class Stages(StageStore):
                 ops += [(key, None) for key, _ in self._kv.scan(prefix, keys.after(prefix))]
 
     async def list(self, queue: str, now: int) -> list[Stage]:
-        return [stage for stage in _stages(self._core.shelf(queue)) if stage.until > now]
+        return [stage for stage in stages_of(self._core.shelf(queue).stages) if stage.until > now]
 
-
-class _Committing:
-    """One commit on its way."""
-
-    def __init__(self, stages: Stages, shelf: Shelf, put: Put) -> None:
-        self._stages = stages
-        self._ledger = stages._ledger
-        self._batch = stages._commit.batch
-        self._shelf = shelf
-        self._now = put.now
-        self._dedup_until = put.dedup_until
-        self._keep = put.keep
-        self.count = 0
-        self.size = 0
-        self.width = 0
-        self.uploads: set[int] = set()
-        self._alone: dict[tuple[int, int], Message] = {}
-        """Messages that stand alone and are new, by upload and place."""
-
-    def sift(self, uploads: Sequence[keys.PartRecord]) -> None:
-        """Find out what is new, and how much that is."""
-        known: set[str] = set()
+    def _sift(
+        self, shelf: Shelf, uploads: Sequence[keys.PartRecord], now: int
+    ) -> tuple[dict[tuple[int, int], Message], Sequence[int]]:
+        """The new messages that stand alone, by upload and place; and the sizes of those that are known already."""
+        singles: dict[tuple[int, int], Message] = {}
+        known: list[int] = []
+        dedup_ids: set[str] = set()
         for upload in uploads:
-            self.uploads.add(upload.upload)
-            self.width += RUN * len(upload.stretches)
-            self.count += upload.messages
-            self.size += upload.bytes
-            if not upload.alone:
-                continue
-            for place, stretch in enumerate(upload.stretches):
+            for place, stretch in enumerate(upload.stretches) if upload.alone else ():
                 if not stretch.alone:
                     continue
-                message = self._stages.read(upload.upload, place)
+                value = self._kv.get(keys.staged_key(upload.upload, place)) or b""
+                message = keys.decode_block(value, self._kv.get)[0]
                 if message.dedup_id is not None:
-                    standing = self._stages._dedup.standing(self._shelf, message.dedup_id, self._now)
-                    if message.dedup_id in known or standing is not None:
-                        self.count -= 1
-                        self.size -= message.size
+                    standing = self._dedup.standing(shelf, message.dedup_id, now)
+                    if message.dedup_id in dedup_ids or standing is not None:
+                        known.append(message.size)
                         continue
-                    known.add(message.dedup_id)
-                self._alone[upload.upload, place] = message
+                    dedup_ids.add(message.dedup_id)
+                singles[upload.upload, place] = message
+        return singles, known
 
-    def put(self, uploads: Sequence[keys.PartRecord], first: str) -> None:
-        """Make everything part of the queue."""
-        shelf, now, ledger = self._shelf, self._now, self._ledger
-        ops = self._batch.ops
+    def _put(
+        self,
+        shelf: Shelf,
+        put: Put,
+        uploads: Sequence[keys.PartRecord],
+        singles: dict[tuple[int, int], Message],
+        first: str,
+    ) -> None:
+        """Add everything to the queue, with the ids from `first` on."""
+        ledger, batch, now = self._ledger, self._commit.batch, put.now
         lanes: set[int] = set()
         blocks: list[Block] = []
         dedup: dict[str, str] = {}
-        at_once = at = 0
+        ready = at = 0
         last = first
         for upload in uploads:
             for place, stretch in enumerate(upload.stretches):
-                name = id_in_range(first, at)
+                id = id_in_range(first, at)
                 at += RUN
                 source = keys.staged_key(upload.upload, place)
+                value = keys.encode(keys.StagedBlock(source, id, now))
                 if stretch.alone:
-                    staged = self._alone.get((upload.upload, place))
+                    staged = singles.get((upload.upload, place))
                     if staged is None:
-                        ops.append((source, None))
+                        batch.ops.append((source, None))
                         continue
-                    message = committed(staged, name, now)
-                    ledger.arrive_staged(shelf, message, source, now, blocks)
+                    message = committed(staged, id, now)
+                    blocks.append(ledger.arrive_alone(shelf, message, now, source))
                     if message.dedup_id is not None:
                         dedup[message.dedup_id] = message.id
                 else:
-                    value = keys.encode(keys.StagedBlock(source, name, now))
                     if stretch.due_at > 0:
-                        blocks.append(
-                            ledger.arrive_later(
-                                shelf, name, value, source, stretch.priority, now + stretch.due_at, stretch.sizes
-                            )
-                        )
+                        due_at = now + stretch.due_at
+                        block = ledger.arrive_later(shelf, id, value, source, stretch.priority, due_at, stretch.sizes)
+                        blocks.append(block)
                     else:
-                        ops.append((keys.lane_prefix(shelf.number, "", stretch.priority) + name.encode(), value))
+                        batch.ops.append((keys.lane_prefix(shelf.number, "", stretch.priority) + id.encode(), value))
                         lanes.add(stretch.priority)
-                        at_once += len(stretch.sizes)
+                        ready += len(stretch.sizes)
                     shelf.count += len(stretch.sizes)
                     shelf.size += sum(stretch.sizes)
-                self._tell(name, source, stretch)
-                last = name
+                if put.keep == "full":
+                    messages = keys.decode_block(value, self._kv.get)
+                    batch.events += [EventRun(events.sent(message, now, None, put.keep)) for message in messages]
+                elif put.keep != "off":
+                    event = events.sent_as(shelf.name, id, stretch.sizes[0], now)
+                    batch.events.append(event_run(event, stretch.sizes))
+                last = id
         ledger.dirty.add(shelf)
         ledger.last_id = max(ledger.last_id, last[:34] + "ff")
         if dedup:
-            self._stages._dedup.remember(shelf, dedup, self._dedup_until)
-        # First, so that no block is put in line before those that are left on disk.
-        self._batch.done.append(partial(ledger.more_on_disk, shelf, lanes, at_once))
+            self._dedup.remember(shelf, dedup, put.dedup_until)
+        # First, so that no block enters a lane before the blocks left on disk.
+        batch.done.append(partial(ledger.more_on_disk, shelf, lanes, ready))
         ledger.announce_all(shelf, blocks)
-        self._batch.large = self._batch.large or self._keep == "full" or len(uploads) > 1
-
-    def _tell(self, name: str, source: bytes, stretch: keys.StretchRecord) -> None:
-        """The history of a block that is committed."""
-        if self._keep == "off":
-            return
-        get = self._stages._kv.get
-        if self._keep == "full":
-            value = keys.encode(keys.StagedBlock(source, name, self._now))
-            self._batch.events += [
-                EventRun(events.sent(message, self._now, None, self._keep)) for message in keys.decode_block(value, get)
-            ]
-            return
-        told = events.sent_as(self._shelf.name, name, stretch.sizes[0], self._now)
-        self._batch.events.append(event_run(told, stretch.sizes))
+        batch.large = batch.large or put.keep == "full" or len(uploads) > 1
 
 
 def _part(record: keys.PartRecord) -> Part:
-    return Part(record.upload, record.messages, record.bytes, record.alone, record.made_at, record.until)
-
-
-def _stages(shelf: Shelf) -> Sequence[Stage]:
-    """All stages of a queue by name, also those that have run out."""
-    names = sorted(shelf.stages, key=lambda name: (name.job, name.batch, name.partition, name.attempt))
-    return [stage_of(name, shelf.stages[name].values()) for name in names]
+    return Part(record.messages, record.bytes, record.alone, record.made_at, record.until, record.upload)

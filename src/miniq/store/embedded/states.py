@@ -1,7 +1,7 @@
-"""The states of messages in the embedded store: leases and delays, given, read at start, run out, left.
+"""The states of messages in the embedded store: leases and delays.
 
-A state is a run: neighbours of one block that share it. It is set in memory and staged in the open
-batch; nothing here decides whether that is right.
+A state is a run of neighbours in a block. It is set in memory and staged in the open batch; callers have checked that
+the change is allowed.
 """
 
 from __future__ import annotations
@@ -9,15 +9,17 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from itertools import count
 
+from miniq.errors import StoreCorrupt
 from miniq.message import NEVER
 from miniq.store.embedded import keys
 from miniq.store.embedded.blocks import Block, Shelf
 from miniq.store.embedded.commit import GroupCommit
+from miniq.store.embedded.kv import KV
 from miniq.store.embedded.window import Window
 
 
 class Run:
-    """One state, shared by some messages of one block. Never changed: a new state is a new run."""
+    """One state, shared by neighbouring messages of a block. It never changes: a new state is a new run."""
 
     __slots__ = (
         "block",
@@ -32,29 +34,19 @@ class Run:
         "visible_at",
     )
 
-    def __init__(
-        self,
-        block: Block,
-        places: range,
-        visible_at: int,
-        receives: int,
-        receipt: str | None,
-        consumer: str | None,
-        taken_at: int,
-        key: bytes,
-    ) -> None:
+    def __init__(self, block: Block, places: range, key: bytes, state: keys.StateRecord) -> None:
         self.block = block
         self.places = places
-        self.visible_at = visible_at
-        self.receives = receives
-        self.receipt = receipt
-        self.consumer = consumer
-        self.taken_at = taken_at
         self.key = key
+        self.visible_at = state.visible_at
+        self.receives = state.receives
+        self.receipt = state.receipt
+        self.consumer = state.consumer
+        self.taken_at = state.taken_at
         self.live = 0
         """How many messages are still in this state."""
         self.due = False
-        """Whether its time has come: its messages are ready again, though the receipt still counts."""
+        """Whether `visible_at` has passed: its messages are ready again, though the receipt is still valid."""
 
     def held_places(self) -> list[int]:
         runs = self.block.runs
@@ -62,13 +54,52 @@ class Run:
 
 
 class States:
-    """Stages the states of messages. `version` is the highest that is on disk."""
+    """Sets and stages the states of messages."""
 
-    def __init__(self, window: Window, commit: GroupCommit, version: int) -> None:
+    def __init__(self, kv: KV, window: Window, commit: GroupCommit) -> None:
+        self._kv = kv
         self._window = window
         self._commit = commit
-        self._version = version
         self._ties = count()
+        self._version = 0
+        """The highest version of a state on disk."""
+        for key, _ in kv.scan(b"s", keys.after(b"s")):
+            self._version = max(self._version, int.from_bytes(key[-8:], "big"))
+
+    def load(self, shelf: Shelf) -> None:
+        """Read the leases, delays and removals of a queue at start."""
+        prefix = keys.of_queue(b"x", shelf.number)
+        for key, value in self._kv.scan(prefix, keys.after(prefix)):
+            record = keys.decode_gone(value)
+            block = _block(shelf, key[len(prefix) :].decode(), record)
+            block.gone = int.from_bytes(record.gone, "little")
+            block.alive = record.count - block.gone.bit_count()
+        prefix = keys.of_queue(b"s", shelf.number)
+        for key, value in self._kv.scan(prefix, keys.after(prefix)):
+            state = keys.decode_state(value)
+            self._restore(shelf, _block(shelf, key[len(prefix) : -8].decode(), state), state, key)
+        if len(shelf.blocks) > shelf.count:
+            raise StoreCorrupt(f"store: queue {shelf.name!r} counts fewer messages than it has leases", field="store")
+
+    def _restore(self, shelf: Shelf, block: Block, record: keys.StateRecord, key: bytes) -> None:
+        """Set a state that was read from disk; later versions override earlier ones."""
+        run = Run(block, range(record.start, record.stop), key, record)
+        for place in run.places:
+            if not block.is_gone(place):
+                old = block.runs[place]
+                if old is not None:
+                    self.leave(shelf, old)
+                block.runs[place] = run
+                run.live += 1
+        if not run.live:
+            return
+        if run.receipt is None:
+            shelf.delayed += run.live
+        else:
+            shelf.leased += run.live
+            shelf.tokens.setdefault(run.receipt, []).append(run)
+        if run.visible_at != NEVER:
+            heappush(shelf.timers, (run.visible_at, next(self._ties), run))
 
     def give(
         self,
@@ -76,16 +107,30 @@ class States:
         block: Block,
         places: range,
         visible_at: int,
-        receives: int,
-        receipt: str | None,
-        consumer: str | None,
-        taken_at: int,
+        receives: int = 0,
+        receipt: str | None = None,
+        consumer: str | None = None,
+        taken_at: int = 0,
     ) -> Run:
-        """Give some neighbouring messages of a block a new state."""
+        """Give neighbouring messages of a block a new state."""
         self._version += 1
         key = b"%b%b%b" % (shelf.state_prefix, block.name.encode(), self._version.to_bytes(8, "big"))
-        run = Run(block, places, visible_at, receives, receipt, consumer, taken_at, key)
         start, stop = places.start, places.stop
+        record = keys.StateRecord(
+            block.owner,
+            block.priority,
+            block.count,
+            start,
+            stop,
+            visible_at,
+            receives,
+            receipt,
+            consumer,
+            taken_at,
+            block.group,
+            block.waiting,
+        )
+        run = Run(block, places, key, record)
         if any(block.runs[start:stop]):
             for place in places:
                 old = block.runs[place]
@@ -101,56 +146,16 @@ class States:
         if visible_at != NEVER:
             heappush(shelf.timers, (visible_at, next(self._ties), run))
         shelf.blocks[block.name] = block
-        record = keys.StateRecord(
-            block.owner,
-            block.priority,
-            block.count,
-            start,
-            stop,
-            visible_at,
-            receives,
-            receipt,
-            consumer,
-            taken_at,
-            block.group,
-            block.waiting,
-        )
         self._commit.batch.ops.append((key, keys.encode(record)))
         return run
 
-    def restore(self, shelf: Shelf, block: Block, record: keys.StateRecord, key: bytes) -> None:
-        """Take up a state that was read from disk; later ones are given later."""
-        places = range(record.start, record.stop)
-        run = Run(
-            block,
-            places,
-            record.visible_at,
-            record.receives,
-            record.receipt,
-            record.consumer,
-            record.taken_at,
-            key,
-        )
-        for place in places:
-            if block.is_gone(place):
-                continue
-            old = block.runs[place]
-            if old is not None:
-                self.leave(shelf, old)
-            block.runs[place] = run
-            run.live += 1
-        if not run.live:
-            return
-        if run.receipt is None:
-            shelf.delayed += run.live
-        else:
-            shelf.leased += run.live
-            shelf.tokens.setdefault(run.receipt, []).append(run)
-        if run.visible_at != NEVER:
-            heappush(shelf.timers, (run.visible_at, next(self._ties), run))
+    def give_again(self, shelf: Shelf, block: Block, place: int, run: Run) -> None:
+        """Give a message the state of a run that it had before."""
+        places = range(place, place + 1)
+        self.give(shelf, block, places, run.visible_at, run.receives, run.receipt, run.consumer, run.taken_at)
 
     def wake(self, shelf: Shelf, now: int) -> None:
-        """Put back in line all messages whose lease or delay has run out."""
+        """Put all messages whose lease or delay has expired back in line."""
         timers = shelf.timers
         while timers and timers[0][0] <= now:
             _, _, run = heappop(timers)
@@ -167,14 +172,14 @@ class States:
                     self._window.push_back(lane, run.block, place, run)
 
     def next_due(self, shelf: Shelf) -> int | None:
-        """When the next lease or delay runs out; call `wake` first."""
+        """When the next lease or delay expires; call `wake` first."""
         timers = shelf.timers
         while timers and not timers[0][2].live:
             heappop(timers)
         return timers[0][0] if timers else None
 
     def leave(self, shelf: Shelf, run: Run, count: int = 1) -> None:
-        """Some messages of a run have another state now, or are gone."""
+        """Some messages of a run got another state or were removed."""
         run.live -= count
         if not run.due:
             if run.receipt is None:
@@ -188,3 +193,17 @@ class States:
                 runs.remove(run)
                 if not runs:
                     del shelf.tokens[run.receipt]
+
+
+def _block(shelf: Shelf, name: str, record: keys.StateRecord | keys.GoneRecord) -> Block:
+    """The block that a record on disk belongs to."""
+    block = shelf.blocks.get(name)
+    if block is None:
+        group, waiting = (record.group, record.waiting) if isinstance(record, keys.StateRecord) else (None, False)
+        if waiting and group is not None:
+            prefix = keys.group_prefix(shelf.number, group)
+        else:
+            prefix = keys.lane_prefix(shelf.number, record.owner, record.priority)
+        block = shelf.blocks[name] = Block(name, prefix + name.encode(), record.owner, record.priority, record.count)
+        block.group, block.waiting, block.source = group, waiting, None
+    return block

@@ -1,14 +1,13 @@
 """The embedded store: ordered keys over RocksDB or LevelDB, for one process.
 
-The backlog lives on disk; memory holds what is leased or delayed and a window of what is next. A change is
-made in memory at once and staged for the next group commit; the caller goes on when that is written.
-Because batches are written in order, nobody is told of a change before everything it rests on is written.
-A write that fails is final, so memory never has to be taken back.
+The backlog is on disk; memory holds leased and delayed messages and a window of the next ones. A change is made in
+memory at once and staged for the next group commit; the call returns when that is written. Batches are written in
+order, so a change is confirmed only after everything it depends on. A failed write is final, so changes in memory are
+never rolled back.
 
-The parts of the contract are in `messages.py`, `claims.py`, `stages.py` and `history.py`, and `core.py` is what they
-work on. `keys.py` is the legend of the keys, `blocks.py` what is in memory, `window.py` how the backlog is read,
-`ledger.py` and `states.py` how changes are staged, `commit.py` the group commit, `folder.py` the folder with its lock
-and format.
+The parts of the contract are in `messages.py`, `claims.py`, `stages.py` and `history.py`; they share `core.py`.
+`keys.py` describes the records, `blocks.py` the data in memory, `window.py` reads the backlog, `ledger.py` and
+`states.py` stage changes, `commit.py` is the group commit, `folder.py` the folder with its lock and format.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from miniq.errors import StoreFailed
 from miniq.message import QueueSettings
 from miniq.store import transfer
 from miniq.store.contract import SingleProcessStore
-from miniq.store.embedded import copying, keys, recovery
+from miniq.store.embedded import copying, keys
 from miniq.store.embedded.blocks import Shelf
 from miniq.store.embedded.claims import Claims
 from miniq.store.embedded.commit import GroupCommit
@@ -29,11 +28,11 @@ from miniq.store.embedded.history import HistoryLog
 from miniq.store.embedded.kv import KV, open_kv
 from miniq.store.embedded.messages import Messages
 from miniq.store.embedded.stages import Stages
-from miniq.store.transfer import Item, portions
+from miniq.store.transfer import Item, portions, with_history
 
 
 class EmbeddedStore(SingleProcessStore):
-    """One folder, one process; see `Store`. Its parts are there once it is open."""
+    """One folder, one process; see `Store`. Its parts exist once it is open."""
 
     messages: Messages
     claims: Claims
@@ -63,10 +62,10 @@ class EmbeddedStore(SingleProcessStore):
             self.history = core.history
             self.claims = Claims(core)
             self.stages = Stages(core)
-            # LevelDB does not sync the log it leaves behind, so a later fsync would not cover an unsynced lease.
+            # LevelDB does not sync a full log before it starts the next, so a later fsync may miss an unsynced lease.
             self.messages = Messages(core, self.claims, sync_takes=engine == "leveldb")
             for shelf in core.shelves.values():
-                recovery.load_states(kv, shelf, core.states)
+                core.states.load(shelf)
                 self.claims.load(shelf)
                 self.stages.load(shelf)
         except BaseException:
@@ -89,7 +88,7 @@ class EmbeddedStore(SingleProcessStore):
 
     @property
     def commits(self) -> tuple[int, int]:
-        """How many batches were written, and how many of them with an fsync."""
+        """The number of batches written, and of those with an fsync."""
         return self._commit.writes, self._commit.syncs
 
     # Queues
@@ -151,7 +150,7 @@ class EmbeddedStore(SingleProcessStore):
     async def backup(self, path: str) -> None:
         self._commit.check()
         engine = self._folder.engine
-        data = begin_backup(path, engine)
+        data = begin_backup(path)
         await self._commit.settle()
 
         def write() -> None:
@@ -165,15 +164,14 @@ class EmbeddedStore(SingleProcessStore):
     async def dump(self) -> AsyncIterator[list[Item]]:
         self._commit.check()
         await self._commit.settle()
-        async for portion in portions(copying.dump(self._core)):
+        async for portion in portions(with_history(copying.dump(self._core), self.history)):
             yield portion
 
     async def load(self, items: Sequence[Item], now: int) -> None:
         self._commit.check()
+        await transfer.load_settings(self, items)
         for item in items:
-            if isinstance(item, transfer.Queue):
-                await self.save_queue(item.name, item.settings)
-            elif isinstance(item, transfer.Readers):
+            if isinstance(item, transfer.Readers):
                 self.claims.restore(self._core.shelves[item.queue], item.group, item.epoch, item.last)
         copying.load(items, self._core, now)
         await self._commit.commit(sync=True)

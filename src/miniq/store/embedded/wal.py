@@ -1,10 +1,9 @@
-"""What the drivers do not notice in their logs: damage that looks to them like the end of the log.
+"""Log damage that the drivers mistake for the end of the log.
 
-RocksDB and LevelDB write the same log: blocks of 32 KiB, in them records of checksum, length, type and
-payload. Both check each checksum, but first they believe length and type. A record in the last block that
-claims to go on past the end of the file is taken for one that a crash cut off, and to RocksDB an unknown
-type is the remains of an older log (some even make it read in circles). So one flipped bit could hide every
-record after it. Only these headers are looked at here; the drivers do the rest.
+RocksDB and LevelDB write the same log format: blocks of 32 KiB with records of checksum, length, type and payload. Both
+verify checksums, but trust length and type. A record in the last block that extends past the end of the file is taken
+for a torn write, and to RocksDB an unknown type is the remains of an older log (some even cause an endless loop). So
+one flipped bit could hide every record after it. Only these headers are checked here; the drivers do the rest.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ import struct
 BLOCK = 32768
 _header = struct.Struct("<IHB")
 _TYPES = range(1, 5)
-"""Whole, first, middle, last."""
+"""Full, first, middle, last."""
 
 
 def damage(folder: str) -> tuple[str, str] | None:
-    """The first log of a database whose headers do not make sense, and what is wrong with it."""
+    """The first log of a database with invalid headers, and what is wrong with it."""
     try:
         logs = sorted(name for name in os.listdir(folder) if name.endswith(".log"))
     except FileNotFoundError:
@@ -50,7 +49,7 @@ def _check(raw: mmap.mmap, size: int) -> str | None:
         checksum, length, kind = unpack(raw, at)
         end = at + header + length
         if kind not in _TYPES:
-            # Space that was reserved or never written is zero, up to the end of the file.
+            # Preallocated space is zero up to the end of the file.
             if not any(raw[at : min(size, at + BLOCK)]) and raw[at:].count(0) == size - at:
                 return None
             return f"no record begins at byte {at}"
@@ -64,8 +63,8 @@ def _check(raw: mmap.mmap, size: int) -> str | None:
 
 
 def _whole(record: bytes, checksum: int) -> bool:
-    """Whether a record, given from its type to the end of the file, is complete under some length: then
-    it was not cut off, but its length is damaged."""
+    """Whether a record, given from its type to the end of the file, is complete under some length: then it is not torn,
+    but its length is damaged."""
     turned = (checksum - 0xA282EAD8) & 0xFFFFFFFF
     wanted = (turned >> 17 | turned << 15) & 0xFFFFFFFF ^ 0xFFFFFFFF
     crc = 0xFFFFFFFF
@@ -78,7 +77,7 @@ def _whole(record: bytes, checksum: int) -> bool:
 
 
 def _table() -> list[int]:
-    """Of CRC-32C."""
+    """The table of CRC-32C."""
     table = []
     for crc in range(256):
         for _ in range(8):

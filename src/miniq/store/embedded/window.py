@@ -1,8 +1,8 @@
 """The part of the backlog that is in memory, and how the rest is read.
 
-Each lane keeps the next few thousand ready messages; the whole store keeps a bounded number of them and a
-bounded number of bytes. The cursor of a lane only moves forward, so reading never passes over what was
-removed. What is not written yet cannot be read: arriving blocks are skipped and come in when written.
+Each lane keeps the next few thousand ready messages; the whole store keeps a bounded number of messages and bytes.
+The cursor of a lane only moves forward, so reading never scans removed messages again. Blocks that are not written yet
+are skipped when reading and admitted once they are written.
 """
 
 from __future__ import annotations
@@ -43,21 +43,23 @@ class Window:
         """The messages of a block, from memory or from disk."""
         messages = block.messages
         if messages is None:
-            messages = keys.decode_block(self.record(block), self._kv.get)
+            messages = self.peek(block)
             self.hold(block, messages)
         return messages
 
-    def look(self, block: Block) -> Sequence[Message]:
-        """The same, without keeping them."""
+    def peek(self, block: Block) -> Sequence[Message]:
+        """The messages of a block, without keeping them in memory."""
         messages = block.messages
         return keys.decode_block(self.record(block), self._kv.get) if messages is None else messages
 
     def record(self, block: Block) -> bytes:
-        """The record of a block that is written."""
+        """The written record of a block, as if it had not been committed from a stage."""
         value = self._kv.get(block.key)
         if value is None:
             raise StoreCorrupt(f"store: the record of message {block.id_at(0)} is missing", field="store")
-        return keys.whole_block(value, self._kv.get)
+        if keys.source_of(value) is not None:
+            return keys.encode_block(keys.decode_block(value, self._kv.get))
+        return value
 
     def sizes(self, block: Block) -> list[int]:
         """The sizes of the messages of a block."""
@@ -66,25 +68,19 @@ class Window:
         return block.sizes
 
     def forget(self, block: Block) -> None:
-        """Let go of the bodies of a block, unless they are nowhere else yet; its state stays."""
+        """Release the messages of a block, unless they are not written yet; its state stays."""
         if block.messages is not None and block.arrives is None:
             block.messages = None
             self._bytes -= block.charged
             block.charged = 0
 
-    def offer(self, block: Block, messages: Sequence[Message]) -> None:
-        """Keep the bodies of a block that will soon be wanted, while there is room for them."""
-        block.sizes = sizes_of(messages)
-        if self._bytes < CACHE_BYTES:
-            self.hold(block, messages)
-
     def forget_if_full(self, block: Block) -> None:
-        """Let go of bodies that are not wanted soon, if there is no room for them."""
+        """Release the messages of a block if the cache is full."""
         if self._bytes >= CACHE_BYTES:
             self.forget(block)
 
     def hold(self, block: Block, messages: Sequence[Message]) -> None:
-        """Keep the bodies of a block."""
+        """Keep the messages of a block in memory."""
         if block.sizes is None:
             block.sizes = sizes_of(messages)
         block.messages = messages
@@ -94,16 +90,16 @@ class Window:
     # Lanes
 
     def admit(self, shelf: Shelf, block: Block) -> None:
-        """A fresh block is written: put it in its lane, or leave it on disk until its turn."""
-        track = shelf.tracks.get(block.owner)
-        if track is None:
+        """Put a fresh block that is now written into its lane, or leave it on disk until its turn."""
+        lanes = shelf.tracks.get(block.owner)
+        if lanes is None:
             self.forget(block)
             return
-        lane = track.lanes[block.priority]
+        lane = lanes[block.priority]
         if block.name <= lane.seen and len(lane.back) >= LANE_MESSAGES:
             self._rewind(shelf, lane, block.name)
         if block.name <= lane.seen or (block.alone and block.name[:34] == lane.seen[:34]):
-            # Its place is among what was read already, at the latest within the last block.
+            # It belongs among blocks already read, at the latest inside the last one.
             shelf.blocks[block.name] = block
             block.windowed = True
             for place in range(block.count):
@@ -114,12 +110,11 @@ class Window:
             self.forget(block)
         else:
             lane.seen = block.name
-            if self._bytes >= CACHE_BYTES:
-                self.forget(block)
+            self.forget_if_full(block)
             self._line_up(shelf, lane, block)
 
     def push_back(self, lane: Lane, block: Block, place: int, run: Run | None) -> None:
-        """A message is ready out of turn; it keeps its place by age."""
+        """Queue a message that is ready out of turn; it is taken in order of its id."""
         heappush(lane.back, (block.id_at(place), next(self._ties), block, place, run))
 
     def head(self, shelf: Shelf, lane: Lane) -> str | None:
@@ -157,8 +152,8 @@ class Window:
             self._read(shelf, lane)
 
     def _line_up(self, shelf: Shelf, lane: Lane, block: Block) -> None:
-        """Put a fresh block at the end of its lane. One that stands alone may have its place between the
-        messages of a block before it, so it goes where the order is by id."""
+        """Put a fresh block at the end of its lane. A block that stands alone may belong between the messages of an
+        earlier block, so it goes to the heap, which is ordered by id."""
         shelf.blocks[block.name] = block
         block.windowed = True
         if block.alone:
@@ -169,9 +164,9 @@ class Window:
         self._messages += block.count
 
     def _rewind(self, shelf: Shelf, lane: Lane, name: str) -> None:
-        """Too much is ready out of turn: leave on disk what has no state, and read the lane again from
-        the lowest name among it."""
-        # Several blocks may have one name: that of a message and those it had before it was edited.
+        """Too many messages are ready out of turn: release those without state, and read the lane again from the lowest
+        of them."""
+        # An edited message has a block of the same name as before.
         dropped = dict.fromkeys(lane.fresh)
         dropped |= dict.fromkeys(block for _, _, block, _, run in lane.back if run is None)
         lane.fresh.clear()
@@ -182,21 +177,21 @@ class Window:
         for block in dropped:
             block.windowed = False
             self.forget(block)
-            if not block.touched and shelf.blocks.get(block.name) is block:
+            if not block.gone and not any(block.runs) and shelf.blocks.get(block.name) is block:
                 del shelf.blocks[block.name]
         lane.seen = min([name, *[block.name for block in dropped]])[:-1]
         lane.more = True
 
     def _read(self, shelf: Shelf, lane: Lane) -> None:
         """Read the next blocks of a lane from disk."""
-        found = size = 0
+        count = size = 0
         run = ""
         start = lane.prefix + lane.seen.encode() + b"\0" if lane.seen else lane.prefix
         cut = len(lane.prefix)
         for key, value in self._kv.scan(start, keys.after(lane.prefix)):
             name = key[cut:].decode()
-            # What was edited stands alone right after the block it came from: read it with that.
-            if (found >= READ_MESSAGES or size >= READ_BYTES) and name[:34] != run:
+            # An edited message stands alone right after the block it came from: read both together.
+            if (count >= READ_MESSAGES or size >= READ_BYTES) and name[:34] != run:
                 return
             lane.seen = name
             run = name[:34]
@@ -204,60 +199,54 @@ class Window:
                 continue
             block = shelf.blocks.get(name)
             if block is None:
-                messages = keys.decode_block(value, self._kv.get)
-                first = messages[0]
-                block = Block(name, key, first.recipient or "", first.priority, len(messages))
-                block.group = first.group
-                block.source = keys.source_of(value) or b""
-                self.offer(block, messages)
+                block, messages = self.read_block(name, key, value)
+                block.sizes = sizes_of(messages)
+                if self._bytes < CACHE_BYTES:
+                    self.hold(block, messages)
             elif block.windowed or block.fresh_from(block.next) == block.count:
                 continue
             self._line_up(shelf, lane, block)
-            found += block.count
+            count += block.count
             size += len(value)
         lane.more = False
 
     def abandon(self, shelf: Shelf) -> None:
-        """A queue was emptied or deleted: give back what it had of the window. What is still being written
-        is given back when that is done."""
-        for track in shelf.tracks.values():
-            self._messages -= sum(lane.size for lane in track.lanes)
+        """Release everything of a queue that was purged or deleted; blocks that are still being written are released
+        after that."""
+        for lanes in shelf.tracks.values():
+            self._messages -= sum(lane.size for lane in lanes)
         shelf.tracks.clear()
         for block in shelf.blocks.values():
             self.forget(block)
 
-    def trim_owners(self, shelf: Shelf) -> None:
-        """Forget the lanes of recipients for whom nothing is in memory, if there are many."""
-        if len(shelf.tracks) > OWNERS:
-            for owner in [owner for owner, track in shelf.tracks.items() if owner and track.idle()]:
-                del shelf.tracks[owner]
-
     def lanes(self, shelf: Shelf, consumer: str | None) -> list[list[Lane]]:
-        """By falling priority, the lanes from which a consumer may take, where there may be something in them."""
+        """By falling priority, the lanes from which a consumer may take and that may have messages."""
         tracks = [shelf.tracks[""]]
         if consumer is not None:
-            # Before his own lanes are looked up: they must not be among those that are forgotten.
-            self.trim_owners(shelf)
-            tracks.append(shelf.track(consumer))
-        found = [
-            [lane for track in tracks if (lane := track.lanes[priority]).fresh or lane.back or lane.more]
+            if len(shelf.tracks) > OWNERS:
+                for owner, lanes in list(shelf.tracks.items()):
+                    if owner and not any(lane.fresh or lane.back for lane in lanes):
+                        del shelf.tracks[owner]
+            tracks.append(shelf.lanes(consumer))
+        by_priority = [
+            [lane for track in tracks if (lane := track[priority]).fresh or lane.back or lane.more]
             for priority in range(9, -1, -1)
         ]
-        return [lanes for lanes in found if lanes]
+        return [lanes for lanes in by_priority if lanes]
 
     def pick(
         self, shelf: Shelf, lanes: list[Lane], limit: int, max_bytes: int, first: bool
     ) -> tuple[Block, range, Run | None] | None:
-        """The next messages in line: neighbours in one block that have one state. None if there is
-        nothing; an empty range if the next one is too large for `max_bytes` and is not the first."""
+        """The next messages in line: neighbours in one block with one state. None if there are none; an empty range if
+        the next message exceeds `max_bytes` and is not the first."""
         lane = lanes[0]
         others: list[str] = []
-        """Ids that come first in other lanes."""
+        """The head ids of the other lanes."""
         if len(lanes) == 1:
             if not self._find_next(shelf, lane):
                 return None
         else:
-            heads = sorted((id, at) for at, one in enumerate(lanes) if (id := self.head(shelf, one)) is not None)
+            heads = sorted((id, at) for at, lane in enumerate(lanes) if (id := self.head(shelf, lane)) is not None)
             if not heads:
                 return None
             lane = lanes[heads[0][1]]
@@ -269,7 +258,7 @@ class Window:
             _, _, block, place, old = back[0]
             stop = place + 1
             if old is not None and old.receipt is None and not others:
-                # Neighbours that were delayed or given back together; of leases each that ran out is told by itself.
+                # Neighbours that were delayed or released together; each expired lease has its own history event.
                 end = min(block.count, place + limit)
                 while stop < end and block.runs[stop] is old:
                     stop += 1
@@ -280,7 +269,7 @@ class Window:
             if block.count > stop and limit > 1:
                 stop = block.fresh_until(place, limit)
             if back or others:
-                # Only as far as nothing else comes first.
+                # Stop before the next message of the heap or of another lane.
                 bound = min([*others, back[0][0]] if back else others)
                 while stop > place + 1 and block.id_at(stop - 1) > bound:
                     stop -= 1
@@ -298,7 +287,7 @@ class Window:
     # By id
 
     def locate(self, shelf: Shelf, id: str) -> tuple[Block, int] | None:
-        """Where a message is, None if there is none with that id. A block read for this is not kept."""
+        """The block and place of a message, None if there is none with that id. A block read for this is not kept."""
         if len(id) != 36 or not id.isascii():
             return None
         alone = id + "m"
@@ -317,29 +306,33 @@ class Window:
                 key = keys.lane_prefix(shelf.number, "", priority) + first.encode()
                 value = self._kv.get(key)
                 if value is not None:
-                    found = self._found(key, value, first, place)
-                    if found is not None:
-                        return found
+                    block = self._read_once(first, key, value)
+                    if place < block.count:
+                        return block, place
         if alone in shelf.leaving:
             return None
         index = self._kv.get(keys.index_key(shelf.number, id))
         if index is None:
             return None
         value = self._kv.get(index)
-        return None if value is None else self._found(index, value, alone, 0)
+        return None if value is None else (self._read_once(alone, index, value), 0)
 
-    def _found(self, key: bytes, value: bytes, name: str, place: int) -> tuple[Block, int] | None:
+    def _read_once(self, name: str, key: bytes, value: bytes) -> Block:
+        """A block with its messages, which do not count for the cache."""
+        block, messages = self.read_block(name, key, value)
+        block.sizes = sizes_of(messages)
+        block.messages = messages
+        return block
+
+    def read_block(self, name: str, key: bytes, value: bytes) -> tuple[Block, Sequence[Message]]:
+        """The block of a record, and its messages."""
         messages = keys.decode_block(value, self._kv.get)
-        if place >= len(messages):
-            return None
         first = messages[0]
         block = Block(name, key, first.recipient or "", first.priority, len(messages))
         block.group = first.group
         block.waiting = key[:1] == b"w"
         block.source = keys.source_of(value) or b""
-        block.sizes = sizes_of(messages)
-        block.messages = messages
-        return block, place
+        return block, messages
 
 
 def sizes_of(messages: Sequence[Message]) -> list[int]:

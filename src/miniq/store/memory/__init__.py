@@ -1,4 +1,4 @@
-"""The shortest correct store, and the oracle of the tests. Nothing survives the process."""
+"""The simplest correct store, which tests compare the others with. Nothing survives the process."""
 
 from miniq.store.memory.store import MemoryStore
 

@@ -47,7 +47,7 @@ class Claims(ClaimStore):
         return Claimed(claim, readers.epoch, True, acked, unfit)
 
     def _make(self, queue: str, group: str, asked: NextClaim) -> tuple[list[Stored], list[Stored], int]:
-        """What goes into a new claim, what is passed over, and the bytes of the claim."""
+        """Lease messages for a new claim: the messages, the unfit ones that were skipped, and the claim's size."""
         taken: list[Stored] = []
         unfit: list[Stored] = []
         budget = Budget(asked.limit, asked.max_bytes)
@@ -72,13 +72,13 @@ class Claims(ClaimStore):
 
     async def read(self, queue: str, group: str, number: int, places: Places) -> list[Portion]:
         await self.find(queue, group, number, places.now)
-        found: list[Portion] = []
+        portions: list[Portion] = []
         budget = Budget(places.stop, places.max_bytes)
         for stored in self._readers(queue, group).content[number][places.start : places.stop]:
             if not budget.admits(stored.message.size):
                 break
-            found.append(Portion([stored.message], stored.receives))
-        return found
+            portions.append(Portion([stored.message], stored.receives))
+        return portions
 
     async def release(self, queue: str, group: str, epoch: int | None, change: Change) -> int:
         shelf = self._shelves[queue]
@@ -88,7 +88,7 @@ class Claims(ClaimStore):
         for number in range(readers.acked + 1, readers.last + 1):
             for stored in readers.content[number]:
                 row = shelf.rows[stored.message.id]
-                self._shelves.tell(change.keep, row.left("released", change.now))
+                self._shelves.record(change.keep, row.left("released", change.now))
                 self._shelves.come_back(row, change.now)
             released += len(readers.content[number])
             readers.forget(number)

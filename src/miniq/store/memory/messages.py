@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from miniq.errors import InvalidRequest
+from miniq.ids import from_spans, spans
 from miniq.message import NEVER, Counts, History, Message, Outcome, Page, Status, Stored
 from miniq.store import events
 from miniq.store.arguments import Change, Edit, Fence, NewTime, Put, Scan, Take
@@ -25,15 +26,15 @@ class Messages(MessageStore):
         queue = messages[0].queue
         shelf = self._shelves[queue]
         if put.call is not None:
-            given = shelf.standing(call_record(put.call.name), put.now)
-            if given is not None:
-                return given.split(",")
+            answer = shelf.standing(call_record(put.call.name), put.now)
+            if answer is not None:
+                return from_spans(answer)
         sifted = sift(messages, lambda name: shelf.standing(name, put.now))
         fresh = sifted.fresh
         check_room(put.room, queue, (len(shelf.rows), shelf.bytes), (len(fresh), size_of(fresh)))
         self._shelves.arrive(shelf, fresh, put)
         if put.call is not None:
-            shelf.dedup[call_record(put.call.name)] = (",".join(sifted.ids), put.call.until)
+            shelf.dedup[call_record(put.call.name)] = (spans(sifted.ids), put.call.until)
         return sifted.ids
 
     async def take(self, queue: str, take: Take) -> list[Stored]:
@@ -63,7 +64,7 @@ class Messages(MessageStore):
             row, outcome = shelf.check(fence, change.now)
             if row is not None:
                 if change.event is not None:
-                    self._shelves.tell(change.keep, row.left(change.event, change.now))
+                    self._shelves.record(change.keep, row.left(change.event, change.now))
                 if to.release:
                     row.release()
                 row.visible_at = to.visible_at
@@ -80,21 +81,21 @@ class Messages(MessageStore):
             row.restore(old.stored(), old.taken_at)
             if edit.due_at is not None:
                 self._shelves.come_back(row, edit.due_at)
-            self._shelves.tell(change.keep, events.edited(row.message, change.now, row.receives, change.keep))
+            self._shelves.record(change.keep, events.edited(row.message, change.now, row.receives, change.keep))
         return outcome
 
     async def move(
         self, queue: str, moves: Sequence[tuple[Fence, Message]], change: Change, keep_to: History
     ) -> list[Outcome]:
         shelf = self._shelves[queue]
-        targets = [self._shelves[message.queue] for _, message in moves]  # all there, or nothing is changed
+        targets = [self._shelves[message.queue] for _, message in moves]  # raises before anything is changed
         outcomes: list[Outcome] = []
         for (fence, message), target in zip(moves, targets, strict=True):
             row, outcome = shelf.check(fence, change.now)
             if row is not None:
                 self._shelves.leave(shelf, row, change)
                 target.add(message)
-                self._shelves.tell(keep_to, events.sent(message, change.now, change.event, keep_to))
+                self._shelves.record(keep_to, events.sent(message, change.now, change.event, keep_to))
                 self._shelves.on_ready(message.queue, message.recipient, 1)
             outcomes.append(outcome)
         return outcomes
@@ -106,7 +107,7 @@ class Messages(MessageStore):
         for group, readers in old.readers.items():
             fresh.readers[group] = Readers(ended(readers.state(change.now)))
         if old.rows:
-            self._shelves.tell(change.keep, events.purged(queue, len(old.rows), old.bytes, change.now))
+            self._shelves.record(change.keep, events.purged(queue, len(old.rows), old.bytes, change.now))
         return len(old.rows)
 
     async def find(self, queue: str, ids: Sequence[str]) -> dict[str, Stored]:
@@ -121,17 +122,17 @@ class Messages(MessageStore):
             if not dot or not priority.isdigit():
                 raise InvalidRequest(f"after: {scan.after!r} is not a cursor given as `next`", field="after")
             start = bisect_left(shelf.order, (-int(priority), id + "\0"))
-        found: list[Stored] = []
+        page: list[Stored] = []
         budget = Budget(scan.limit, scan.max_bytes)
         for key in shelf.order[start:]:
             stored = shelf.rows[key[1]].stored()
             if scan.status is not None and stored.status(scan.now) != scan.status:
                 continue
             if not budget.admits(stored.message.size):
-                last = found[-1].message
-                return Page(found, f"{last.priority}.{last.id}")
-            found.append(stored)
-        return Page(found, None)
+                last = page[-1].message
+                return Page(page, f"{last.priority}.{last.id}")
+            page.append(stored)
+        return Page(page, None)
 
     async def held(self, token: str) -> list[Stored]:
         rows = [row for shelf in self._shelves.values() for row in shelf.rows.values() if row.receipt == token]

@@ -1,11 +1,9 @@
-"""What the memory store holds: queues with their messages, claims, stages and dedup records, and the history."""
+"""The data of the memory store: queues with their messages, claims, stages and dedup records, and the history."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
-
-from msgspec import Struct
 
 from miniq.message import (
     NEVER,
@@ -23,7 +21,7 @@ from miniq.message import (
 from miniq.store import events
 from miniq.store.arguments import Change, Fence, Put
 from miniq.store.contract import ByName, ReadyHint
-from miniq.store.decisions import fence, size_of, stands_alone
+from miniq.store.decisions import StagePart, fence
 
 
 class Row:
@@ -43,7 +41,7 @@ class Row:
         return Stored(self.message, self.visible_at, self.receives, self.receipt, self.consumer)
 
     def restore(self, state: Stored, taken_at: int | None) -> None:
-        """Take up the state that a message has elsewhere."""
+        """Take over the state of a message from elsewhere."""
         self.visible_at, self.receives = state.visible_at, state.receives
         self.receipt, self.consumer, self.taken_at = state.receipt, state.consumer, taken_at
 
@@ -51,14 +49,15 @@ class Row:
         self.receipt = self.consumer = self.taken_at = None
 
     def left(self, event: EventName, now: int, reason: str | None = None, until: int | None = None) -> Event:
-        """The event of a lease that ends or a message that leaves; the consumer had it until now, or `until`."""
+        """The event of a lease that ended or a message that left; the consumer held it until now, or `until`."""
         held = None if self.taken_at is None else (now if until is None else until) - self.taken_at
-        about = self.message
-        return events.left(event, about.queue, about.id, about.size, now, self.receives, self.consumer, held, reason)
+        message = self.message
+        queue, id, size = message.queue, message.id, message.size
+        return events.left(event, queue, id, size, now, self.receives, self.consumer, held, reason)
 
 
 class Readers:
-    """The claims of a group. What is in one is kept as it was when it was made."""
+    """The claims of a group, with their messages as they were when the claim was made."""
 
     def __init__(self, state: ClaimGroup) -> None:
         self.group = state.group
@@ -66,7 +65,7 @@ class Readers:
         self.content: dict[int, list[Stored]] = {}
         self.claims: dict[int, Claim] = {}
         self.kept: dict[int, int] = {}
-        """Until when an acked claim can be read."""
+        """Until when an acked claim is readable."""
 
     def readable(self, number: int, now: int) -> Claim | None:
         return self.claims.get(number) if self.kept.get(number, NEVER) > now else None
@@ -80,24 +79,10 @@ class Readers:
         self.kept.pop(number, None)
 
 
-class Part(Struct, frozen=True):
-    """A part of a stage."""
+class Part(StagePart, frozen=True):
+    """A part of a stage, with its messages."""
 
     content: list[Message]
-    made_at: int
-    until: int
-
-    @property
-    def messages(self) -> int:
-        return len(self.content)
-
-    @property
-    def bytes(self) -> int:
-        return size_of(self.content)
-
-    @property
-    def alone(self) -> int:
-        return sum(map(stands_alone, self.content))
 
 
 class Shelf:
@@ -130,7 +115,7 @@ class Shelf:
         return row
 
     def line(self, consumer: str | None, now: int) -> Iterator[Row]:
-        """What a consumer may take, in queue order."""
+        """The messages that a consumer may take, in queue order."""
         for _, id in self.order:
             row = self.rows[id]
             message = row.message
@@ -140,32 +125,33 @@ class Shelf:
                 yield row
 
     def advance(self, group: str) -> Row | None:
-        """Choose the next head of a group if its head has left; None if it has not, or was the last."""
+        """Choose a new head for a group whose head has left; None if it has not, or was the last message."""
         if self.heads.get(group) in self.rows:
             return None
-        rest = [id for id, row in self.rows.items() if row.message.group == group]
-        if not rest:
+        ids = [id for id, row in self.rows.items() if row.message.group == group]
+        if not ids:
             self.heads.pop(group, None)
             return None
-        self.heads[group] = min(rest)
-        return self.rows[min(rest)]
+        self.heads[group] = min(ids)
+        return self.rows[min(ids)]
 
-    def check(self, asked: Fence, now: int) -> tuple[Row | None, Outcome]:
-        """What becomes of a change of a message, and the message if it may be changed."""
-        row = self.rows.get(asked[0])
+    def check(self, named: Fence, now: int) -> tuple[Row | None, Outcome]:
+        """The outcome of a change under a fence, and the message if it may be changed."""
+        id, receipt = named
+        row = self.rows.get(id)
         if row is None:
             return None, "missing"
-        outcome = fence(row.visible_at, row.receipt, asked[1], now)
+        outcome = fence(row.visible_at, row.receipt, receipt, now)
         return (row if outcome == "done" else None), outcome
 
     def standing(self, name: str, now: int) -> str | None:
-        """What a dedup record says that has not run out."""
-        said, until = self.dedup.get(name, ("", 0))
-        return said if until > now else None
+        """The answer in a dedup record that has not expired."""
+        answer, until = self.dedup.get(name, ("", 0))
+        return answer if until > now else None
 
 
 class Shelves(ByName[Shelf]):
-    """All queues and the history, and the changes that several parts of the store make."""
+    """All queues, the history, and the changes shared by several parts of the store."""
 
     def __init__(self) -> None:
         self.on_ready: ReadyHint = lambda queue, recipient, count: None
@@ -173,15 +159,15 @@ class Shelves(ByName[Shelf]):
         self.first = 1
         self.last_id = ""
 
-    def tell(self, keep: History, event: Event) -> None:
+    def record(self, keep: History, event: Event) -> None:
         if keep != "off":
             self.events.append(event)
 
     def arrive(self, shelf: Shelf, fresh: list[Message], put: Put) -> None:
-        """New messages."""
+        """Add new messages."""
         for message in fresh:
             shelf.add(message)
-            self.tell(put.keep, events.sent(message, put.now, None, put.keep))
+            self.record(put.keep, events.sent(message, put.now, None, put.keep))
             self.last_id = max(self.last_id, message.id)
             if message.dedup_id is not None:
                 shelf.dedup[message.dedup_id] = (message.id, put.dedup_until)
@@ -189,27 +175,28 @@ class Shelves(ByName[Shelf]):
             self.on_ready(message.queue, message.recipient, 1)
 
     def leave(self, shelf: Shelf, row: Row, change: Change) -> None:
-        """A message leaves its queue."""
+        """Remove a message from its queue."""
         message = shelf.remove(row.message.id).message
-        if change.told is not None:
-            self.events.append(row.left(change.told, change.now, change.reason))
+        if change.recorded is not None:
+            self.events.append(row.left(change.recorded, change.now, change.reason))
         head = None if message.group is None else shelf.advance(message.group)
         if head is not None:
             self.on_ready(message.queue, head.message.recipient, 1)
 
     def lease(self, row: Row, until: int, token: str, consumer: str | None, change: Change) -> Stored:
-        """A message is handed out."""
-        now = change.now
+        """Lease a message."""
+        now, message = change.now, row.message
         if row.receipt is not None and row.taken_at is not None:
-            self.tell(change.keep, row.left("expired", now, "lease", row.visible_at))
+            self.record(change.keep, row.left("expired", now, "lease", row.visible_at))
         since = row.visible_at
         row.visible_at, row.receipt, row.consumer, row.taken_at = until, token, consumer, now
         row.receives += 1
-        self.tell(change.keep, events.received(row.message, now, row.receives, since, consumer))
+        event = events.received(message.queue, message.id, message.size, now, row.receives, since, consumer)
+        self.record(change.keep, event)
         return row.stored()
 
     def come_back(self, row: Row, visible_at: int) -> None:
-        """A message is given back."""
+        """Give a message back."""
         row.visible_at = visible_at
         row.release()
         self.on_ready(row.message.queue, row.message.recipient, 1)

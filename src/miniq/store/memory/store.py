@@ -1,20 +1,19 @@
-"""The memory store: everything in dicts. Its parts read like the contract."""
+"""The memory store: everything in dicts."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 
 from miniq.errors import InvalidRequest
-from miniq.ids import from_spans, spans
 from miniq.message import ClaimGroup, HistoryPage, HistoryRecord, HistorySpan, QueueSettings
 from miniq.store import transfer
 from miniq.store.contract import HistoryStore, SingleProcessStore
+from miniq.store.decisions import stages_of
 from miniq.store.memory.claims import Claims
 from miniq.store.memory.messages import Messages
 from miniq.store.memory.shelves import Readers, Shelf, Shelves
-from miniq.store.memory.stages import Stages, all_stages
-from miniq.store.names import is_call
-from miniq.store.transfer import Item, one_by_one, portions
+from miniq.store.memory.stages import Stages
+from miniq.store.transfer import Item, portions, with_history
 
 
 class MemoryStore(SingleProcessStore):
@@ -67,11 +66,11 @@ class MemoryStore(SingleProcessStore):
     async def tidy(self, now: int, limit: int) -> int:
         removed = 0
         for shelf in self._shelves.values():
-            gone = [dedup_id for dedup_id, (_, until) in shelf.dedup.items() if until <= now][: limit - removed]
-            for dedup_id in gone:
+            expired = [dedup_id for dedup_id, (_, until) in shelf.dedup.items() if until <= now][: limit - removed]
+            for dedup_id in expired:
                 del shelf.dedup[dedup_id]
-            removed += len(gone)
-            for stage in all_stages(shelf):
+            removed += len(expired)
+            for stage in stages_of(shelf.stages):
                 if stage.until <= now:
                     del shelf.stages[stage.name]
                     removed += 1
@@ -85,15 +84,15 @@ class MemoryStore(SingleProcessStore):
         raise InvalidRequest("store: a memory store has nothing on disk to back up", field="store")
 
     async def dump(self) -> AsyncIterator[list[Item]]:
-        async for portion in portions(one_by_one(self._items())):
+        async for portion in portions(with_history(self._items(), self.history)):
             yield portion
 
     def _items(self) -> Iterator[Item]:
         for name, shelf in self._shelves.items():
             yield transfer.Queue(name, shelf.settings)
             readers = [
-                (transfer.Readers(name, one.group, one.epoch, one.last), len(one.claims.keys() - one.kept.keys()))
-                for one in shelf.readers.values()
+                (transfer.Readers(name, group.group, group.epoch, group.last), len(group.claims) - len(group.kept))
+                for group in shelf.readers.values()
             ]
             yield from transfer.at_rest(name, bool(shelf.stages), readers)
         for kind, records in self._records.items():
@@ -105,35 +104,26 @@ class MemoryStore(SingleProcessStore):
             heads = set(shelf.heads.values())
             for row in sorted(shelf.rows.values(), key=lambda row: row.message.id not in heads):
                 yield transfer.Saved(row.stored(), row.taken_at)
-            for dedup_id, (said, until) in shelf.dedup.items():
-                said = spans(said.split(",")) if is_call(dedup_id) else said
-                yield transfer.Dedup(name, dedup_id, said, until)
-        first, told = self._shelves.first, self._shelves.events
-        yield transfer.HistoryStart(first)
-        for start in range(0, len(told), 1000):
-            yield transfer.Events(first + start, told[start : start + 1000])
+            for dedup_id, (answer, until) in shelf.dedup.items():
+                yield transfer.Dedup(name, dedup_id, answer, until)
 
     async def load(self, items: Sequence[Item], now: int) -> None:
         shelves = self._shelves
+        await transfer.load_settings(self, items)
         for item in items:
-            if isinstance(item, transfer.Queue):
-                await self.save_queue(item.name, item.settings)
-            elif isinstance(item, transfer.Record):
-                await self.save_record(item.kind, item.name, item.value)
-            elif isinstance(item, transfer.Readers):
+            if isinstance(item, transfer.Readers):
                 state = ClaimGroup(item.group, item.epoch, item.last, item.last)
                 shelves[item.queue].readers[item.group] = Readers(state)
             elif isinstance(item, transfer.Saved):
                 message = item.stored.message
                 shelves[message.queue].add(message).restore(item.stored, item.taken_at)
             elif isinstance(item, transfer.Dedup):
-                said = ",".join(from_spans(item.said)) if is_call(item.name) else item.said
-                shelves[item.queue].dedup[item.name] = (said, item.until)
+                shelves[item.queue].dedup[item.name] = (item.answer, item.until)
             elif isinstance(item, transfer.LastId):
                 shelves.last_id = max(shelves.last_id, item.id)
             elif isinstance(item, transfer.HistoryStart):
                 shelves.first = item.offset
-            else:
+            elif isinstance(item, transfer.Events):
                 shelves.events += item.events
 
 
@@ -144,21 +134,21 @@ class Events(HistoryStore):
         self._shelves = shelves
 
     async def read(self, after: int, limit: int, queue: str | None = None) -> HistoryPage:
-        found: list[HistoryRecord] = []
+        records: list[HistoryRecord] = []
         first = self._shelves.first
         start = max(0, after + 1 - first)
         for offset, event in enumerate(self._shelves.events[start:], first + start):
-            if len(found) == limit:
+            if len(records) == limit:
                 break
             after = offset
             if queue is None or event.queue == queue:
-                found.append(HistoryRecord(offset, event))
-        return HistoryPage(found, after)
+                records.append(HistoryRecord(offset, event))
+        return HistoryPage(records, after)
 
     async def span(self) -> HistorySpan:
-        first, told = self._shelves.first, self._shelves.events
-        size = sum(64 + len(event.body or b"") for event in told)
-        return HistorySpan(first, first + len(told) - 1, size, told[0].at if told else None)
+        first, events = self._shelves.first, self._shelves.events
+        size = sum(64 + len(event.body or b"") for event in events)
+        return HistorySpan(first, first + len(events) - 1, size, events[0].at if events else None)
 
     async def trim(self, upto: int) -> None:
         count = min(len(self._shelves.events), max(0, upto + 1 - self._shelves.first))

@@ -1,7 +1,7 @@
-"""Looking through a queue without changing anything.
+"""Reading through a queue without changing anything.
 
-In queue order where ready messages are among what is asked for; leased and delayed ones by the moment they end. A
-cursor is the place of the last message in that order, and its id.
+Pages are in queue order; those of only leased or only delayed messages by expiry. A cursor is the sort value of the
+last message and its id.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LEASED: dict[str, Any] = {"$gt": ""}
 
 
 async def browse(db: Database, number: ObjectId, scan: Scan) -> Page:
-    """One page."""
+    """A page of a queue."""
     timed = scan.status in ("leased", "delayed")
     start = _open_cursor(scan.after)
     found: list[Stored] = []
@@ -38,8 +38,8 @@ async def browse(db: Database, number: ObjectId, scan: Scan) -> Page:
 
 
 async def oldest(db: Database, session: Session, number: ObjectId, now: int) -> int | None:
-    """When the oldest that anybody may take next was sent, to the millisecond. Of what is due and not in line yet
-    only the first are looked at."""
+    """When the oldest message that any consumer may take was sent, to the millisecond. Examines only the first of the
+    due messages that are not lined up yet."""
     line = db.messages.find(queries.oldest(number, now), {"sent_at": 1}, session=session).sort("_id").limit(1)
     due = db.messages.find(queries.due(number, now) | {"lane": "", "waits": None}, {"sent_at": 1}, session=session)
     found = [*await line.to_list(), *await due.sort("visible_at").limit(DUE_LOOKED_AT).to_list()]

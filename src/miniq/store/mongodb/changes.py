@@ -1,6 +1,6 @@
-"""Changes of queues: transactions that go by the numbers which the queues have, and have a slot for counting.
+"""Transactions on queues, with the queues' numbers and a counter slot.
 
-What queues are called is remembered. Each change finds out if it is no longer so, and is then made again.
+Numbers are cached. A change fails if they are outdated, and is then retried.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Named(Struct, frozen=True):
-    """What a queue is called in keys: see `documents.py`. Remembered, and checked by every change."""
+    """The number and serial of a queue: see `documents.py`. Cached, and checked by every change."""
 
     number: ObjectId
     serial: ObjectId
@@ -41,10 +41,10 @@ class Changes:
         self._making = asyncio.Lock()
         self._named: dict[str, Named] = {}
         self.show: Callable[[str], Awaitable[None]]
-        """Lets messages that are committed come into their queue; `Stages` sets it."""
+        """Completes large commits of a queue; `Stages` sets it."""
 
     async def make(self, names: Iterable[str], work: Callable[[Numbers, str, Session], Awaitable[T]]) -> T:
-        """Run a change of queues in a transaction, with the numbers that they have and a slot for counting."""
+        """Run a change of queues in a transaction, with their numbers and a counter slot."""
         names = list(dict.fromkeys(names))
         deadline = time.monotonic() + self._link.patience
         with self._slots.one() as slot:
@@ -58,20 +58,20 @@ class Changes:
                     await self._make_slot(gone.queue, slot)
 
     async def know(self, queue: str) -> Named:
-        """What a queue is called, from memory if possible: the change that uses it will find out if it is not so."""
+        """The number of a queue, from the cache if possible; a change fails if it is outdated."""
         if queue not in self._named:
             with self._link.call() as db:
                 await self._find(db, queue, None)
         return self._named[queue]
 
     async def ask(self, db: Database, queue: str, session: Session | None = None) -> Named:
-        """What a queue is called now. Unless this is read in a session, all that is committed is then in it."""
+        """The current number of a queue. Without a session, completes its commits first."""
         if await self._find(db, queue, session) and session is None:
             await self.show(queue)
         return await self.know(queue)
 
     async def _find(self, db: Database, queue: str, session: Session | None) -> bool:
-        """Look up what a queue is called; whether messages that are committed still have to come into it."""
+        """Read the number of a queue into the cache; whether it has incomplete commits."""
         fields = {"number": 1, "serial": 1, "showing": 1}
         found = await db.queues.find_one({"_id": queue}, fields, session=session)
         if found is None:
@@ -81,7 +81,7 @@ class Changes:
         return "showing" in found
 
     def forget(self, queue: str) -> None:
-        """A queue may be called something else from now on."""
+        """Drop the cached number of a queue."""
         self._named.pop(queue, None)
 
     async def _make_slot(self, queue: str, slot: str) -> None:
@@ -92,6 +92,6 @@ class Changes:
 
 
 async def check_number(db: Database, session: Session, queue: str, number: ObjectId) -> None:
-    """Whether a queue still has the number that a change went by, for changes that count nothing."""
+    """Raise if a queue no longer has the number that a change used; for changes without a counter."""
     if await db.queues.find_one({"_id": queue, "number": number}, {"_id": 1}, session=session) is None:
         raise SlotGone(queue)

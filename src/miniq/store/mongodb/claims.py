@@ -1,14 +1,14 @@
-"""Claims in MongoDB: made, acked and released in bounded transactions, each of which leaves everything right.
+"""Claims in MongoDB: made, acked and released in bounded transactions, each of which leaves a consistent state.
 
-**Making.** Each step takes some messages and lets the claim grow in the same transaction, so a crash leaves a smaller
-claim that nobody was told of, never half of one. While it may grow its group has a mark. Whoever wants the claim
-meanwhile, at whatever broker, removes the mark, and so freezes it as it is; its maker notices in its next step.
+**Making.** Each step takes some messages and extends the claim in the same transaction, so a crash leaves a smaller,
+consistent claim that no reader has seen. While it may grow, its group has a mark. A call at any broker that needs the
+claim meanwhile removes the mark, which freezes the claim; its maker notices in the next step.
 
-**Ending.** One small transaction says that a claim is acked or released: from then on it is. Then its messages leave
-it in steps. What a broker that died has left in it, the next call of the group or the upkeep lets go.
+**Ending.** One small transaction marks a claim as acked or released, which takes effect at once. Then its messages
+leave it in steps. If the broker dies, the next call of the group or the upkeep completes them.
 
-What was acked stays where it is and gets the claim's `_id` for a number: no queue has it, and it is garbage as soon as
-the claim is gone.
+Acked messages stay in place and get the claim's `_id` as number: no queue has it, and they are garbage as soon as the
+claim is gone.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from miniq.store.mongodb.documents import LEASE, Document, message_of, stored_of
 from miniq.store.mongodb.history import Tools
 
 STEP = 5000
-"""How many messages one transaction takes or lets go. Others wait for it, and it has to end within a minute."""
+"""Messages per transaction. Other calls wait for it, and it must end within a minute."""
 SMALL_STEP = 100
-"""A step that met others is made again with half as many, down to this."""
+"""A step with conflicts is retried with half as many messages, down to this."""
 PATIENCE = 10 * SECOND
-"""After that the upkeep lets go what is left in a claim."""
+"""After this time the upkeep completes the end of a claim."""
 MOST_MARKS = 1000
 
 SHELVED = dict.fromkeys(("claim", "line", "timed", "group_key", *LEASE), "")
-"""What an acked message no longer has."""
+"""Fields that an ack removes from a message."""
 
 Place = tuple[int, str]
 """Priority and id of a message in a claim."""
@@ -86,7 +86,7 @@ class _Step(Struct):
     unfit: list[Stored] = []
     more: bool = False
     stopped: bool = False
-    """Somebody else made the claim, or froze it."""
+    """Another call made the claim, or froze it."""
 
 
 class Claims(ClaimStore):
@@ -119,7 +119,7 @@ class Claims(ClaimStore):
                 return Claimed(found, epoch, acked=acked)
             made, unfit = await self._make(queue, group, asked)
             if made is None and not unfit:
-                # Either there is nothing, or somebody was faster.
+                # There are no messages, or another call was faster.
                 found, epoch, _ = await self._changes.make([queue], partial(self._ack, queue, group, asked))
                 return Claimed(found, epoch, acked=acked)
             return Claimed(made, epoch, made is not None, acked, unfit)
@@ -187,7 +187,7 @@ class Claims(ClaimStore):
         return found
 
     async def finish(self, now: int) -> None:
-        """Let go what brokers that died have left in claims."""
+        """Complete the end of claims left by brokers that died."""
         with self._link.call() as db:
             left = await db.claims.find(queries.left_over(now - PATIENCE), hint="ends").limit(100).to_list()
         for queue, group in dict.fromkeys((one["queue"], one["group"]) for one in left):
@@ -201,7 +201,7 @@ class Claims(ClaimStore):
 
     @asynccontextmanager
     async def _turn(self, queue: str, group: str) -> AsyncIterator[None]:
-        """Calls of one group that make or end claims come one after the other, as far as they are made here."""
+        """Serialize calls of this process that make or end claims of one group."""
         lock = self._turns.get((queue, group))
         if lock is None:
             lock = self._turns[queue, group] = asyncio.Lock()
@@ -215,7 +215,7 @@ class Claims(ClaimStore):
     async def _save(
         self, session: Session, queue: str, named: Named, slot: str, reader: _Reader, growing: str | None = None
     ) -> None:
-        """Write a group; its claim grows no more unless `growing` is given."""
+        """Write a group; its claim is frozen unless `growing` is given."""
         db = self._link.database
         await counters.add(db, session, queue, named.number, slot, 0, 0)
         new = {
@@ -233,7 +233,7 @@ class Claims(ClaimStore):
     async def _ack(
         self, queue: str, group: str, asked: NextClaim, named: Numbers, slot: str, session: Session
     ) -> tuple[Claim | None, int, int]:
-        """Say that claims are acked: the claim that follows if it is there, the epoch, and how many messages."""
+        """Mark claims as acked: the next claim if it exists, the epoch, and the number of acked messages."""
         db = self._link.database
         number = named[queue].number
         reader = await self._reader(db, session, named[queue], group)
@@ -262,7 +262,7 @@ class Claims(ClaimStore):
         return plan.give, reader.epoch, acked
 
     async def _let_go(self, queue: str, group: str) -> None:
-        """Let the messages leave claims that are over."""
+        """Remove the messages from ended claims."""
         number = (await self._changes.know(queue)).number
         with self._link.call() as db:
             over = await db.claims.find(queries.ending(number, group), hint="ends").to_list()
@@ -275,7 +275,7 @@ class Claims(ClaimStore):
     async def _let_some_go(
         self, queue: str, claim: Document, named: Numbers, slot: str, session: Session
     ) -> tuple[bool, list[str | None]]:
-        """One step: whether there are more, and the recipients of those that can be taken now."""
+        """One step: whether there are more, and the recipients of messages that can be taken now."""
         db = self._link.database
         number, now = named[queue].number, int(claim["ended_at"])
         still = await db.claims.find_one(
@@ -306,8 +306,8 @@ class Claims(ClaimStore):
             size = sum(one["size"] for one in found)
             await counters.add(db, session, queue, number, slot, -len(found), -size)
         if claim["tell"]:
-            told = [fences.left(claim["ends"], one, now, None) for one in found]
-            await self._log.append(db, session, told)
+            recorded = [fences.left(claim["ends"], one, now, None) for one in found]
+            await self._log.append(db, session, recorded)
         more = len(found) == STEP
         if not more and kept:
             done = {"$unset": {"ends": "", "ended_at": "", "tell": ""}}
@@ -386,10 +386,10 @@ class Claims(ClaimStore):
             change = fences.lease(number, now, NEVER, name, group, making.id)
             await db.messages.update_many({"_id": {"$in": [one["_id"] for one in taken]}}, change, session=session)
             if asked.keep != "off":
-                told: list[Event] = []
+                recorded: list[Event] = []
                 for message in taken:
-                    told += fences.handed_out(message, now, group)
-                await self._log.append(db, session, told)
+                    recorded += fences.handed_out(message, now, group)
+                await self._log.append(db, session, recorded)
         if taken or making.messages:
             fresh = {"queue": queue, "number": number, "group": group, "claim": asked.number}
             grown = {
@@ -408,7 +408,7 @@ class Claims(ClaimStore):
     async def _settled(
         self, queue: str, group: str, number: int, now: int
     ) -> AsyncIterator[tuple[Database, Session, Document]]:
-        """A claim that can be read and changes no more, at one moment, and the session that sees this moment."""
+        """A readable, frozen claim, and the snapshot session that sees it."""
         while True:
             with self._link.call() as db:
                 async with self._link.client.start_session(snapshot=True) as session:
@@ -431,7 +431,7 @@ class Claims(ClaimStore):
     async def _place(
         self, db: Database, session: Session, field: str, hint: str, claim: ObjectId, start: int
     ) -> Place | None:
-        """What is at a place of a claim, from memory or by counting in the index."""
+        """The message at a place of a claim, from memory or by counting in the index."""
         known = self._marks.pop((claim, start), None)
         if known is None:
             cursor = db.messages.find(queries.inside(field, claim), {"priority": 1}, session=session)
@@ -464,7 +464,7 @@ def _claim_of(found: Document) -> Claim:
         int(found["claim"]),
         int(found["messages"]),
         int(found["bytes"]),
-        int(found["made_at"]),  # the driver's own kind of int otherwise, which nobody can encode
+        int(found["made_at"]),  # not the driver's Int64, which cannot be encoded
         None if acked_at is None else int(acked_at),
     )
 

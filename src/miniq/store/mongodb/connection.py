@@ -1,8 +1,8 @@
-"""The connection to a MongoDB: transactions that are repeated where that is safe, and the driver's errors in our words.
+"""The connection to MongoDB: transactions, retried where that is safe, and translation of the driver's errors.
 
-A server that does not answer within `patience` seconds counts as away. A transaction that met another one is run again.
-One whose fate is not known, since the server went away or the caller did, is ended at the server in the background, so
-that what it holds does not stay held until the server loses patience (a minute).
+A server that does not answer within `patience` seconds is unreachable. A transaction that conflicts with another is
+retried. If its outcome is unknown because the server or the caller is gone, it is aborted at the server in the
+background, so that its locks are not held until the server's timeout of a minute.
 """
 
 from __future__ import annotations
@@ -42,25 +42,25 @@ Session = AsyncClientSession
 Database = AsyncDatabase[dict[str, Any]]
 
 SELECTION_MS = 2000
-"""How long a call waits for a server that is away, unless the URL says otherwise."""
+"""How long a call waits for an unreachable server, unless the URL sets it."""
 FAREWELL = 2.0
-"""How long closing waits for transactions to be ended."""
+"""Seconds that closing waits for transactions to be aborted."""
 DATABASE = "miniq"
 """The database, unless the URL names one."""
 OLDEST_WIRE = 17
-"""What MongoDB 6.0 speaks."""
+"""The wire version of MongoDB 6.0."""
 UNAVAILABLE = {6, 7, 50, 64, 89, 91, 100, 133, 189, 202, 262, 9001, 10107, 11600, 11602, 13435, 13436}
-"""Codes of a server that is too slow, goes down, elects another, or cannot have a change confirmed."""
+"""Codes of a server that is too slow, shuts down, is not primary, or cannot replicate a change."""
 DISK_FULL = {14031}
 DENIED = {13, 18}
 
 
 class Contended(StoreUnavailable):
-    """Others change the same documents."""
+    """Other transactions change the same documents."""
 
 
 class Link:
-    """A client, its database, and the ways to change something there."""
+    """A client and its database."""
 
     def __init__(self, url: str, *, durable: bool, connections: int, patience: float) -> None:
         self.patience = patience
@@ -68,11 +68,11 @@ class Link:
         self._connections = connections
         self._sure = WriteConcern("majority", j=True) if durable else WriteConcern(1)
         self._client: AsyncMongoClient[dict[str, Any]] | None = None
-        self._errands: set[asyncio.Task[None]] = set()
+        self._aborts: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
-        """Connect, and refuse a server that cannot keep our promises."""
-        # Not the driver's `timeout`, which would also be how long a call waits for a server that is away.
+        """Connect; raises if the server lacks transactions or is too old."""
+        # Not the driver's `timeout`, which would also apply to waiting for an unreachable server.
         defaults = {
             "serverSelectionTimeoutMS": SELECTION_MS,
             "connectTimeoutMS": SELECTION_MS,
@@ -86,12 +86,12 @@ class Link:
         }
         try:
             with warnings.catch_warnings():
-                # The driver only warns of an option that it does not know.
+                # The driver only warns of unknown options.
                 warnings.simplefilter("error", UserWarning)
                 self._client = AsyncMongoClient(self._url, appname="miniq", **options)
                 _ = self.database
         except (PyMongoError, ValueError, UserWarning) as error:
-            raise InvalidRequest(f"store: not a MongoDB URL that can be used: {error}", field="store") from None
+            raise InvalidRequest(f"store: invalid MongoDB URL: {error}", field="store") from None
         try:
             with translated():
                 hello = await self._client.admin.command("hello")
@@ -101,11 +101,11 @@ class Link:
             raise
 
     async def close(self) -> None:
-        """Let go of all connections. Harmless to repeat."""
-        if self._errands:
-            _, late = await asyncio.wait(self._errands, timeout=FAREWELL)
-            for errand in late:
-                errand.cancel()
+        """Close all connections. Idempotent."""
+        if self._aborts:
+            _, late = await asyncio.wait(self._aborts, timeout=FAREWELL)
+            for abort in late:
+                abort.cancel()
             await asyncio.gather(*late, return_exceptions=True)
         client, self._client = self._client, None
         if client is not None:
@@ -119,7 +119,7 @@ class Link:
 
     @property
     def database(self) -> Database:
-        """What is read here is committed by a majority; what is written is too, and on disk."""
+        """Reads what a majority has committed; writes are confirmed by a majority, on disk."""
         return self.client.get_default_database(
             DATABASE,
             read_preference=ReadPreference.PRIMARY,
@@ -129,14 +129,14 @@ class Link:
 
     @contextmanager
     def call(self) -> Iterator[Database]:
-        """The database for what needs no transaction, with our errors."""
+        """The database for use without a transaction; translates errors."""
         database = self.database
         with translated():
             yield database
 
     async def transact(self, work: Callable[[Session], Awaitable[T]], *, again: bool = True) -> T:
-        """Run `work` in a transaction and commit it. If it met another one, run it `again`, or raise `Contended`. So
-        `work` may run several times, and must change nothing but the database."""
+        """Run `work` in a transaction and commit it. On a conflict, run it `again`, or raise `Contended`. So `work`
+        must change nothing but the database."""
         client = self.client
         deadline = time.monotonic() + self.patience
         pause = 0.001
@@ -149,7 +149,7 @@ class Link:
             except PyMongoError as error:
                 await self._abandon(session, answered=not _in_doubt(error))
                 if not _may_repeat(error) or not again or time.monotonic() >= deadline:
-                    raise told(error) from error
+                    raise translate(error) from error
             except MiniQError:
                 await self._abandon(session, answered=True)
                 raise
@@ -163,14 +163,14 @@ class Link:
             pause = min(pause * 2, 0.1)
 
     async def _abandon(self, session: Session, *, answered: bool) -> None:
-        """End a transaction that was not committed; in the background if nobody may answer."""
+        """Abort a transaction; in the background if the server may not answer."""
         if answered:
             with suppress(PyMongoError), pymongo.timeout(1):
                 await session.end_session()
         else:
-            errand = asyncio.create_task(self._end_at_server(session))
-            self._errands.add(errand)
-            errand.add_done_callback(self._errands.discard)
+            abort = asyncio.create_task(self._end_at_server(session))
+            self._aborts.add(abort)
+            abort.add_done_callback(self._aborts.discard)
 
     async def _end_at_server(self, session: Session) -> None:
         until = time.monotonic() + 60
@@ -185,7 +185,7 @@ class Link:
 
 
 async def _commit(session: Session, deadline: float) -> None:
-    """Commit, and ask again while nobody knows whether it happened: repeating it is harmless."""
+    """Commit, and repeat while the result is unknown: a commit is idempotent."""
     while True:
         try:
             await session.commit_transaction()
@@ -198,9 +198,9 @@ async def _commit(session: Session, deadline: float) -> None:
 
 
 def _may_repeat(error: PyMongoError) -> bool:
-    """Whether a transaction surely came to nothing, and may do better next time."""
+    """Whether a transaction was certainly aborted and may be retried."""
     if isinstance(error, ServerSelectionTimeoutError):
-        return False  # that was waited for already
+        return False  # the timeout was waited for already
     return error.has_error_label("TransientTransactionError")
 
 
@@ -225,25 +225,25 @@ def _check_server(where: str, hello: dict[str, Any]) -> None:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """The driver's errors, in our words."""
+    """Raise our errors instead of the driver's."""
     try:
         yield
     except (PyMongoError, BSONError) as error:
-        raise told(error) from error
+        raise translate(error) from error
 
 
-def told(error: Exception) -> MiniQError:
-    """What an error of the driver is to our callers."""
+def translate(error: Exception) -> MiniQError:
+    """Our error for an error of the driver."""
     text = re.split(r" \(configured timeouts|, Timeout: |, full error: ", str(error))[0]
     code = error.code if isinstance(error, OperationFailure) else None
     if isinstance(error, DocumentTooLarge):
         return TooLarge(f"body: a message does not fit into a document of MongoDB (16 MiB): {text}", field="body")
     if isinstance(error, ConfigurationError):
-        return InvalidRequest(f"store: not a MongoDB that can be used: {text}", field="store")
+        return InvalidRequest(f"store: this MongoDB cannot be used: {text}", field="store")
     if isinstance(error, InvalidOperation):
         return Closed("the store is closed")
     if isinstance(error, ConnectionFailure):
-        return StoreUnavailable(f"store: the database is away: {text}", field="store")
+        return StoreUnavailable(f"store: the database is unreachable: {text}", field="store")
     if isinstance(error, ExecutionTimeout) or (isinstance(error, PyMongoError) and error.timeout):
         return StoreUnavailable(f"store: the database did not answer in time: {text}", field="store")
     if code in DISK_FULL:
@@ -251,12 +251,12 @@ def told(error: Exception) -> MiniQError:
     if code in DENIED:
         return StoreError(f"store: the database refuses this user: {text}; see docs/howto/mongodb.md", field="store")
     if isinstance(error, WriteConcernError) or code in UNAVAILABLE:
-        return StoreUnavailable(f"store: the database cannot do it now: {text}", field="store")
+        return StoreUnavailable(f"store: the database is not available: {text}", field="store")
     if isinstance(error, PyMongoError) and _may_repeat(error):
-        return Contended(f"store: too many changes of the same messages at once: {text}", field="store")
+        return Contended(f"store: too many concurrent changes of the same messages: {text}", field="store")
     return StoreError(f"store: {text}", field="store")
 
 
 def shown(url: str) -> str:
-    """The servers of a URL, without user and password."""
+    """The servers in a URL, without user and password."""
     return re.sub(r"^mongodb(\+srv)?://([^/]*@)?", "", url).partition("/")[0]

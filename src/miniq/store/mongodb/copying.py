@@ -93,9 +93,9 @@ def _document(saved: Saved, number: ObjectId, now: int, waiting: set[str]) -> di
 async def load_dedup(
     db: Database, session: Session, serials: dict[str, ObjectId], records: Sequence[transfer.Dedup]
 ) -> None:
-    for queue, some in groupby(records, lambda one: one.queue):
-        said = {one.name: (one.said, one.until) for one in some}
-        await dedup.remember(db, session, serials[queue], said)
+    for queue, group in groupby(records, lambda record: record.queue):
+        answers = {record.name: (record.answer, record.until) for record in group}
+        await dedup.remember(db, session, serials[queue], answers)
 
 
 async def load_last_id(db: Database, session: Session, id: str) -> None:

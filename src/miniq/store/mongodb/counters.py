@@ -1,10 +1,10 @@
 """How many messages each queue holds, counted in the change that adds or removes them.
 
-One counter per queue would be a place where all changes meet, and of two transactions that meet only one goes on. So
-each has slots: a process uses a slot for one transaction at a time, and the sum over all slots counts.
+With one counter per queue all changes would conflict. So each queue has slots: a process uses a slot for one
+transaction at a time, and the count is the sum over all slots.
 
-A slot is made together with a change of the queue's document, and emptying or deleting the queue removes all its
-slots. So a change that uses a slot of a queue's old number cannot be committed: it finds the slot gone.
+A slot is created together with a change of the queue's document, and purging or deleting the queue removes all its
+slots. So a change that uses a slot of the queue's old number fails, because the slot is gone.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from miniq.store.mongodb.connection import Database, Session
 
 
 class SlotGone(StoreUnavailable):
-    """The queue has another number now, or this slot must be made first."""
+    """The queue has another number now, or this slot does not exist yet."""
 
     def __init__(self, queue: str) -> None:
-        super().__init__(f"store: queue {queue!r} was changed all the time; try again", field="store")
+        super().__init__(f"store: queue {queue!r} changed too often; try again", field="store")
         self.queue = queue
 
 
@@ -38,7 +38,7 @@ class Slots:
 
     @contextmanager
     def one(self) -> Iterator[str]:
-        """A slot that nobody else uses meanwhile. One whose transaction may still be open is not used again."""
+        """An exclusive slot. A slot whose transaction may still be open is not reused."""
         if self._free:
             name = self._free.pop()
         else:
@@ -58,7 +58,7 @@ class Slots:
 
 
 async def make(db: Database, queue: str, number: ObjectId, slot: str, session: Session) -> None:
-    """Make a slot of a queue that still has this number."""
+    """Create a slot of a queue that still has this number."""
     named = await db.queues.update_one({"_id": queue, "number": number}, {"$inc": {"slots": 1}}, session=session)
     if named.matched_count:
         key = {"_id": f"{number}.{slot}"}
@@ -69,7 +69,7 @@ async def make(db: Database, queue: str, number: ObjectId, slot: str, session: S
 async def add(
     db: Database, session: Session, queue: str, number: ObjectId, slot: str, count: int, size: int, last_id: str = ""
 ) -> None:
-    """Count messages that come or, negative, go."""
+    """Count added or, if negative, removed messages."""
     change = {"$inc": {"count": count, "bytes": size}, "$max": {"last_id": last_id}}
     counted = await db.tallies.update_one({"_id": f"{number}.{slot}"}, change, session=session)
     if not counted.matched_count:
@@ -77,7 +77,7 @@ async def add(
 
 
 async def take_turn(db: Database, session: Session, queue: str, number: ObjectId) -> None:
-    """Sends to a queue with a limit come one after the other: each writes the queue's document."""
+    """Serialize sends to a queue with a limit: each writes the queue's document."""
     turn = await db.queues.update_one({"_id": queue, "number": number}, {"$inc": {"turn": 1}}, session=session)
     if not turn.matched_count:
         raise SlotGone(queue)
@@ -90,7 +90,7 @@ async def total(db: Database, session: Session, number: ObjectId) -> tuple[int, 
 
 
 async def remove(db: Database, session: Session, number: ObjectId) -> None:
-    """A number is no longer used: all slots go, and with them whoever was about to use one."""
+    """Remove all slots of an obsolete number, so that transactions about to use one fail."""
     found = await db.tallies.find(queries.of_number(number), session=session).to_list()
     last = max((one["last_id"] for one in found), default="")
     await db.meta.update_one({"_id": "last_id"}, {"$max": {"id": last}}, upsert=True, session=session)
@@ -98,7 +98,7 @@ async def remove(db: Database, session: Session, number: ObjectId) -> None:
 
 
 async def fold(db: Database, number: ObjectId, session: Session) -> None:
-    """Add up the slots of a queue in one of them. Those that are in use are made again."""
+    """Add up the slots of a queue in one of them. Slots in use are created again."""
     found = await db.tallies.find(queries.of_number(number), session=session).to_list()
     if len(found) > 1:
         first, rest = found[0], found[1:]

@@ -1,4 +1,4 @@
-"""Which sends were made before. The name of a whole call is kept as a record too, under a name no message can have."""
+"""Dedup records. Named calls and commits have records too, under names that no dedup id can have."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from miniq.store.names import call_record
 async def standing(
     db: Database, session: Session, serial: ObjectId, messages: Sequence[Message], call: Once | None, now: int
 ) -> dict[str, str]:
-    """What the records that concern a send say, as far as they have not run out."""
+    """The answers in the unexpired records for a send, by name."""
     names = {message.dedup_id for message in messages if message.dedup_id is not None}
     if call is not None:
         names.add(call_record(call.name))
@@ -24,14 +24,14 @@ async def standing(
 
 
 async def find(db: Database, session: Session, serial: ObjectId, names: Iterable[str], now: int) -> dict[str, str]:
-    """What records of these names say, as far as they have not run out."""
+    """The answers in unexpired records, by name."""
     query = {"_id": {"$in": [f"{serial}:{name}" for name in names]}}
     found = await db.dedup.find(query, session=session).to_list()
     return {one["name"]: one["said"] for one in found if one["until"] > now}
 
 
 async def remember(db: Database, session: Session, serial: ObjectId, records: Mapping[str, tuple[str, int]]) -> None:
-    """Write records: what each says, and until when."""
+    """Write records with their answers and expiry."""
     changes = []
     for name, (said, until) in records.items():
         key = {"_id": f"{serial}:{name}"}

@@ -1,4 +1,4 @@
-"""What the collections hold, and how messages become documents.
+"""The collections, and how messages become documents.
 
 meta       `format`: the version below. `history`: first and last offset, bytes. `last_id`: of queues that are gone.
            `revision`: rises with every change of queues or records.
@@ -8,12 +8,12 @@ queues     _id is the name. `number` names its messages and changes when it is e
            or commit has is garbage.
 messages   _id is the message's id; the fields of `Message` under their own names, None left out, and its state.
            number        the queue's
-           lane          the recipient, "" for anybody
+           lane          the recipient, "" for all consumers
            group_key     number and group, where it has one: see `groups`
            size          what it counts for
            visible_at, receives, receipt, consumer, taken_at
            line          the number, while it can be taken once `visible_at` has come
-           timed         the number, while `visible_at` lies ahead, as far as anybody has noticed
+           timed         the number, until `visible_at` has passed and the message was lined up
            claim         the _id of the claim it is in
            waits         true if it is in a group and not its head: then it has no `line`
 groups     _id is a group_key, `head` the id of its head; there while the group has messages.
@@ -31,11 +31,11 @@ tallies     _id is NUMBER.SLOT: messages, bytes and highest id that changes thro
            deleting the queue, which removes them, conflicts with every change under way.
 dedup      _id is SERIAL:DEDUP_ID: the id that stands, and until when.
 records    _id is KIND:NAME.
-events     the events of one change, as MessagePack. `pending` orders those that have no offsets yet; `first` and
-           `last` are the offsets given later, by whoever reads the history next.
-signals    capped: hints to other brokers that messages came.
+events     the events of one change, as MessagePack. `pending` orders those without offsets; the next reader of the
+           history assigns their offsets `first` and `last`.
+signals    capped: wake-up hints to other brokers.
 
-How to change this: raise `FORMAT`, and let `MongoStore.open` bring older ones up to date.
+To change the format, raise `FORMAT` and let `MongoStore.open` convert older databases.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ COLLECTIONS = (
 )
 
 LEASE = ("receipt", "consumer", "taken_at")
-"""The fields that a lease brings and a release takes away."""
+"""The fields that a lease sets and a release removes."""
 
 Document = Mapping[str, Any]
 _FIELDS = [name for name in Message.__struct_fields__ if name != "id"]
 
 
 def message_document(message: Message, number: ObjectId, now: int, waits: bool) -> dict[str, Any]:
-    """A message that arrives: ready at its `due_at`, received by nobody."""
+    """The document of a new message: ready at its `due_at`, never received."""
     fields = ((name, getattr(message, name)) for name in Message.__struct_fields__)
     found: dict[str, Any] = {name: value for name, value in fields if value is not None}
     found["_id"] = found.pop("id")
@@ -114,7 +114,7 @@ def stored_of(found: Document) -> Stored:
 
 
 def place_of(visible_at: int, now: int, waits: bool) -> str | None:
-    """The field that says where a message stands: `timed`, `line`, or neither."""
+    """The field that indexes a message: `timed`, `line`, or none."""
     if visible_at > now:
         return "timed"
     return None if waits else "line"
@@ -129,5 +129,5 @@ def encode_settings(settings: QueueSettings) -> dict[str, Any]:
 
 
 def decode_settings(found: Document) -> QueueSettings:
-    """Settings that a later version added are left out by an earlier one."""
+    """Ignores settings added by a later version."""
     return msgspec.convert(dict(found), QueueSettings)

@@ -1,7 +1,7 @@
-"""Which message of a group is its head, decided in the change that lets messages come or go.
+"""Group heads, updated in the transaction that adds or removes messages.
 
-Every change that brings a message of a group, or takes away its head, writes the group's document. So two such changes
-cannot be committed side by side, and no message waits behind a head that has left.
+Every change that adds a message to a group or removes its head writes the group's document. So concurrent changes
+conflict, and no message waits behind a head that has left.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from miniq.store.mongodb.documents import Document, group_key
 
 
 async def join(db: Database, session: Session, number: ObjectId, messages: Sequence[Message]) -> set[str]:
-    """Let messages come to their groups; the ids of those that wait behind a head."""
+    """Add messages to their groups: the ids of those that wait behind a head."""
     grouped = [(group_key(number, message.group), message.id) for message in messages if message.group is not None]
     if not grouped:
         return set()
@@ -40,7 +40,7 @@ async def join(db: Database, session: Session, number: ObjectId, messages: Seque
 
 
 async def leave(db: Database, session: Session, number: ObjectId, gone: Iterable[Document]) -> list[str | None]:
-    """Choose new heads where heads have left; the recipients of the new ones."""
+    """Choose new heads after heads have left: the recipients of the new ones."""
     keys = list(dict.fromkeys(one["group_key"] for one in gone if "group_key" in one and not one.get("waits")))
     if not keys:
         return []

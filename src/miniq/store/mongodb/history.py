@@ -1,9 +1,8 @@
-"""The history: events written with the change they tell of, offsets given afterwards.
+"""The history: events are written with their change, offsets are assigned afterwards.
 
-Offsets have no gaps, so whoever gives one must know the last. If each change did that itself, all changes of all
-brokers would meet at one counter. So a change only adds its events, in one record that the server stamps (stamps
-rise, and a change that rests on another is stamped later). Whoever reads the history first gives offsets to what has
-none, in the order of the stamps. Nobody can tell the difference.
+Offsets have no gaps, so assigning one requires the last. If each change did that, all changes of all brokers would
+contend for one counter. So a change only adds its events, in one record that the server timestamps (timestamps rise,
+also between dependent changes). The next reader of the history assigns offsets in the order of the timestamps.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from miniq.store.mongodb.changes import Changes
 from miniq.store.mongodb.connection import Database, Link, Session
 
 RECORD_BYTES = 4 * 1024 * 1024
-"""A record of events is not longer than this and one event; a document may have 16 MiB."""
+"""The size at which a record of events ends; the limit of a document is 16 MiB."""
 NUMBER_AT_ONCE = 1000
 TRIM_AT_ONCE = 1000
 PAGE_BYTES = 16 * 1024 * 1024
@@ -45,12 +44,12 @@ class HistoryLog(HistoryStore):
             await db.events.insert_many([_record(some) for some in _portions(events)], session=session)
 
     async def begin(self, db: Database, session: Session, first: int) -> None:
-        """Let an empty history begin at an offset."""
+        """Start an empty history at an offset."""
         span = {"first": first, "last": first - 1, "bytes": 0}
         await db.meta.update_one({"_id": "history"}, {"$set": span}, upsert=True, session=session)
 
     async def load(self, db: Database, session: Session, first: int, events: Sequence[Event]) -> None:
-        """Add events that have offsets already, the next ones."""
+        """Add events with the next offsets."""
         records = []
         for some in _portions(events):
             record = _record(some) | {"first": first, "last": first + len(some) - 1}
@@ -88,7 +87,7 @@ class HistoryLog(HistoryStore):
         return HistorySpan(span["first"], span["last"], span["bytes"], int(first[0]["at"]) if first else None)
 
     async def trim(self, upto: int) -> None:
-        """Forget records of which no event is above `upto`, a thousand at a time."""
+        """Remove whole records up to `upto`, a thousand at a time."""
 
         async def some(session: Session) -> int:
             db = self._link.database
@@ -108,7 +107,7 @@ class HistoryLog(HistoryStore):
             pass
 
     async def _number(self) -> None:
-        """Give offsets to events that have none."""
+        """Assign offsets to events that have none."""
         async with self._numbering:
             with self._link.call() as db:
                 if await db.events.find_one(queries.PENDING, {"_id": 1}) is None:
@@ -135,13 +134,13 @@ class HistoryLog(HistoryStore):
 
 
 class Tools(NamedTuple):
-    """What the parts of the store work with."""
+    """What all parts of the store share."""
 
     link: Link
     changes: Changes
     log: HistoryLog
     ready: Callable[[str, Iterable[str | None]], None]
-    """Tells those who wait, here and at other brokers, of messages for these recipients."""
+    """Wakes long polls, here and at other brokers, for messages with these recipients."""
 
 
 def _portions(events: Sequence[Event]) -> list[Sequence[Event]]:
@@ -159,7 +158,7 @@ def _portions(events: Sequence[Event]) -> list[Sequence[Event]]:
 def _record(events: Sequence[Event]) -> dict[str, Any]:
     encoded = _encode(events)
     return {
-        "pending": Timestamp(0, 0),  # the server puts its own in place of this one
+        "pending": Timestamp(0, 0),  # replaced by the server
         "queues": sorted({event.queue for event in events}),
         "at": events[0].at,
         "count": len(events),

@@ -1,4 +1,4 @@
-"""Messages in MongoDB: one document each, changed in transactions that also count and tell the history."""
+"""Messages in MongoDB: one document each, changed in transactions that also update counters and history."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from miniq.store.names import call_record
 
 LOCAL = ReadConcern("local")
 SPREAD = 32
-"""How far from the front a take looks when other brokers were faster."""
+"""How far from the front a take searches after losing to other brokers."""
 MOST_CANDIDATES = 20_000
 
 
@@ -38,7 +38,7 @@ class Messages(MessageStore):
     def __init__(self, tools: Tools, hint: ReadyHint) -> None:
         self._link, self._changes, self._log, self._ready = tools
         self._hint = hint
-        """For those who wait here; `ready` is also for those who wait at other brokers."""
+        """Wakes long polls of this broker; `ready` also those of other brokers."""
         self._takers: dict[str, Takers] = {}
 
     async def put(self, messages: Sequence[Message], put: Put) -> list[str]:
@@ -97,7 +97,7 @@ class Messages(MessageStore):
                     except Contended:
                         found = []
                 if len(found) < len(chosen):
-                    # Whoever was told that these are taken looks again.
+                    # Other takes skipped these messages, so wake them.
                     self._hint(queue, None, len(chosen) - len(found))
                 if found:
                     return [stored_of(one) for one in sorted(found, key=_in_line)]
@@ -125,9 +125,9 @@ class Messages(MessageStore):
                 heads = await groups.leave(db, session, number, gone)
             size = sum(one["size"] for one in gone)
             await counters.add(db, session, queue, number, slot, -len(gone), -size)
-            if change.told is not None:
-                told = [left(change.told, one, change.now, change.reason) for one in gone]
-                await self._log.append(db, session, told)
+            if change.recorded is not None:
+                recorded = [left(change.recorded, one, change.now, change.reason) for one in gone]
+                await self._log.append(db, session, recorded)
             return outcomes, heads
 
         outcomes, heads = await self._changes.make([queue], work)
@@ -144,14 +144,14 @@ class Messages(MessageStore):
             found = await fenced(db, session, number, fences)
             outcomes: list[Outcome] = []
             changed: dict[str, Document] = {}
-            told: list[Event] = []
+            recorded: list[Event] = []
             for id, receipt in fences:
                 one = found.get(id)
                 outcome = check(one, receipt, now)
                 outcomes.append(outcome)
                 if one is not None and outcome == "done":
-                    if change.told is not None:
-                        told.append(left(change.told, one, now, None))
+                    if change.recorded is not None:
+                        recorded.append(left(change.recorded, one, now, None))
                     state = {"visible_at": visible_at}
                     found[id] = changed[id] = {
                         name: value for name, value in one.items() if not release or name not in LEASE
@@ -162,7 +162,7 @@ class Messages(MessageStore):
                 if ids:
                     update = update_for(number, visible_at, now, waits)
                     await db.messages.update_many({"_id": {"$in": ids}}, update, session=session)
-            await self._log.append(db, session, told)
+            await self._log.append(db, session, recorded)
             return outcomes, [one["lane"] or None for one in changed.values()]
 
         outcomes, lanes = await self._changes.make([queue], work)
@@ -212,17 +212,17 @@ class Messages(MessageStore):
             outcomes: list[Outcome] = []
             gone: list[Document] = []
             come: dict[str, list[Message]] = {}
-            told: list[Event] = []
+            recorded: list[Event] = []
             for (id, receipt), message in moves:
                 outcome = check(found.get(id), receipt, now)
                 outcomes.append(outcome)
                 if outcome == "done":
                     gone.append(found.pop(id))
                     come.setdefault(message.queue, []).append(message)
-                    if change.told is not None:
-                        told.append(left(change.told, gone[-1], now, change.reason))
+                    if change.recorded is not None:
+                        recorded.append(left(change.recorded, gone[-1], now, change.reason))
                     if keep_to != "off":
-                        told.append(events.sent(message, now, change.event, keep_to))
+                        recorded.append(events.sent(message, now, change.event, keep_to))
             heads: list[str | None] = []
             for to, messages in come.items():
                 target = named[to].number
@@ -235,7 +235,7 @@ class Messages(MessageStore):
             if gone:
                 heads = await groups.leave(db, session, number, gone)
             await counters.add(db, session, queue, number, slot, -len(gone), -sum(one["size"] for one in gone))
-            await self._log.append(db, session, told)
+            await self._log.append(db, session, recorded)
             return outcomes, [message for some in come.values() for message in some], heads
 
         outcomes, moved, heads = await self._changes.make([queue, *(message.queue for _, message in moves)], work)
@@ -297,7 +297,7 @@ class Messages(MessageStore):
     # Inside
 
     async def _look(self, queue: str, takers: Takers, take: Take, spread: bool) -> tuple[ObjectId, list[Candidate]]:
-        """The first in line for a consumer, once all that is due stands there; and the number they were found by."""
+        """The first messages in line for a consumer, after lining up those that are due; and the queue's number."""
         for _ in range(50):
             number = (await self._changes.know(queue)).number
             most = min(take.limit + takers.beyond() + (SPREAD + take.limit if spread else 0), MOST_CANDIDATES)
@@ -328,33 +328,33 @@ class Messages(MessageStore):
         return number, candidates
 
     async def _lease(self, number: ObjectId, ids: list[str], take: Take) -> Sequence[Document]:
-        """Lease what is still there, each on its own, and read back what became ours."""
+        """Lease the messages that are still free, each atomically, and read them back."""
         query = {"_id": {"$in": ids}, "line": number, "visible_at": {"$lte": take.now}}
         change = fencing.lease(number, take.now, take.until, take.token, take.consumer)
         with self._link.call() as db:
-            with pymongo.timeout(self._link.patience):  # also for the server, if somebody's transaction is in the way
+            with pymongo.timeout(self._link.patience):  # also limits waiting for other transactions
                 result = await db.messages.update_many(query, change)
             if not result.modified_count:
                 return []
             return await db.messages.find({"_id": {"$in": ids}, "receipt": take.token}).to_list()
 
     async def _lease_and_tell(self, number: ObjectId, ids: list[str], take: Take) -> Sequence[Document]:
-        """The same with events, which must be written together with the leases."""
+        """Lease in a transaction that also writes the events."""
 
         async def work(session: Session) -> Sequence[Document]:
             db = self._link.database
             query = {"_id": {"$in": ids}, "line": number, "visible_at": {"$lte": take.now}}
             found = sorted(await db.messages.find(query, session=session).to_list(), key=_in_line)
-            told: list[Event] = []
+            recorded: list[Event] = []
             state = {"visible_at": take.until, "receipt": take.token, "consumer": take.consumer}
             taken: list[Document] = []
             for one in found:
-                told += fencing.handed_out(one, take.now, take.consumer)
+                recorded += fencing.handed_out(one, take.now, take.consumer)
                 taken.append({**one, **state, "receives": one["receives"] + 1})
             if found:
                 change = fencing.lease(number, take.now, take.until, take.token, take.consumer)
                 await db.messages.update_many({"_id": {"$in": [one["_id"] for one in found]}}, change, session=session)
-                await self._log.append(db, session, told)
+                await self._log.append(db, session, recorded)
             return taken
 
         return await self._link.transact(work, again=False)

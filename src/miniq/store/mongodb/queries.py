@@ -1,6 +1,6 @@
-"""Every query that looks for documents by more than their `_id`, and the indexes that serve them.
+"""Every query by more than `_id`, and the indexes that serve them.
 
-`tests/store/test_mongodb_plans.py` asks the server for the plan of each, on 100,000 messages.
+`tests/store/test_mongodb_plans.py` checks the plan of each, on 100,000 messages.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ def _present(field: str) -> Query:
 
 INDEXES: dict[str, list[IndexModel]] = {
     "messages": [
-        # Who can be taken, in order. Leased and delayed messages are not in it, so nobody walks over them.
+        # Messages that can be taken, in order, without leased and delayed ones.
         IndexModel({"line": 1, "lane": 1, "priority": -1, "_id": 1}, name="line", **_present("line")),
-        # Leases and delays by the moment they end; `receipt` tells them apart without a look at the message.
+        # Leases and delays by expiry; `receipt` tells them apart without reading the message.
         IndexModel({"timed": 1, "visible_at": 1, "_id": 1, "receipt": 1}, name="timed", **_present("timed")),
         # All of a queue in queue order.
         IndexModel({"number": 1, "priority": -1, "_id": 1}, name="queue"),
         IndexModel({"group_key": 1, "_id": 1}, name="group", **_present("group_key")),
         IndexModel({"receipt": 1, "_id": 1}, name="receipt", **_present("receipt")),
-        # What a claim holds, in order. Once it is acked it is found by `queue`: see `documents.py`.
+        # The messages of a claim, in order. Once acked they are found by `queue`: see `documents.py`.
         IndexModel({"claim": 1, "priority": -1, "_id": 1}, name="claim", **_present("claim")),
     ],
     "readers": [IndexModel({"serial": 1, "group": 1}, name="serial")],
@@ -69,14 +69,14 @@ INDEXES: dict[str, list[IndexModel]] = {
 
 
 def takeable(number: ObjectId, consumer: str | None, now: int) -> Query:
-    """What a consumer may have now; sort by `IN_LINE`."""
+    """The messages that a consumer may take; sort by `IN_LINE`."""
     lanes = [""] if not consumer else ["", consumer]
     return {"line": number, "lane": {"$in": lanes}, "visible_at": {"$lte": now}}
 
 
 def look(queue: str, number: ObjectId, consumer: str | None, now: int, limit: int) -> Pipeline:
-    """One look before taking: the candidates in order, whether anything timed is due, and the queue as it is
-    now. An answer has `size`, `due` or `number`."""
+    """What a take needs to know: the candidates in order, whether any timed message is due, and the queue's current
+    number. A result has `size`, `due` or `number`."""
     return [
         {"$match": takeable(number, consumer, now)},
         {"$sort": IN_LINE},
@@ -102,17 +102,17 @@ def look(queue: str, number: ObjectId, consumer: str | None, now: int, limit: in
 
 
 def oldest(number: ObjectId, now: int) -> Query:
-    """Those that anybody may take next, whatever their priority; sort by `_id`, in which the moment stands."""
+    """Messages of any priority that any consumer may take; sort by `_id`, which starts with the time."""
     return {"line": number, "lane": "", "priority": {"$in": PRIORITIES}, "visible_at": {"$lte": now}}
 
 
 def due(number: ObjectId, now: int) -> Query:
-    """Timed messages whose moment has come."""
+    """Timed messages that are due."""
     return {"timed": number, "visible_at": {"$lte": now}}
 
 
 def ahead(number: ObjectId, now: int, before: int | None = None) -> Query:
-    """Timed messages whose moment lies ahead, and before another one if given; sort by `BY_MOMENT`."""
+    """Timed messages due after `now`, and before another time if given; sort by `BY_MOMENT`."""
     return {"timed": number, "visible_at": {"$gt": now} if before is None else {"$gt": now, "$lt": before}}
 
 
@@ -128,11 +128,11 @@ STAND_IN_LINE: Pipeline = [
     {"$set": {"line": {"$cond": [{"$eq": ["$waits", True]}, "$$REMOVE", "$timed"]}}},
     {"$unset": "timed"},
 ]
-"""The update for what is due."""
+"""The update that lines up a due message."""
 
 
 def rest_of_priority(number: ObjectId, priority: int, after: str) -> Query:
-    """All of one priority after an id; sort by `IN_LINE`, with a hint: the server likes the index of `_id` better."""
+    """All of one priority after an id; sort by `IN_LINE`, with a hint, since the server prefers the `_id` index."""
     return {"number": number, "priority": priority, "_id": {"$gt": after}}
 
 
@@ -142,12 +142,12 @@ def below_priority(number: ObjectId, priority: int) -> Query:
 
 
 def rest_of_moment(number: ObjectId, visible_at: int, after: str) -> Query:
-    """Timed messages of one moment after an id; sort by `BY_MOMENT`, with a hint."""
+    """Timed messages of one `visible_at` after an id; sort by `BY_MOMENT`, with a hint."""
     return {"timed": number, "visible_at": visible_at, "_id": {"$gt": after}}
 
 
 def held(receipt: str) -> Query:
-    """All that one receive handed out; sort by `_id`."""
+    """All messages leased by one receive; sort by `_id`."""
     return {"receipt": receipt}
 
 
@@ -181,7 +181,7 @@ SLOTS: Pipeline = [
     {"$group": {"_id": "$number", "slots": {"$sum": 1}}},
     {"$match": {"slots": {"$gt": FOLD_AT}}},
 ]
-"""Numbers of queues that have many counters, of processes that are gone most likely."""
+"""Numbers of queues with many counters, probably of ended processes."""
 
 
 # Claims
@@ -196,22 +196,22 @@ OVER: Query = {"ends": {"$in": ["acked", "released"]}}
 
 
 def ending(number: ObjectId, group: str) -> Query:
-    """Claims of a group that are over, though messages may still have to leave them."""
+    """Ended claims of a group that may still have messages."""
     return OVER | {"number": number, "group": group}
 
 
 def left_over(before: int) -> Query:
-    """Claims of any group that were over at a moment and still are not empty; their broker died most likely."""
+    """Claims of any group that ended before a time and are not empty; their broker probably died."""
     return OVER | {"ended_at": {"$lte": before}}
 
 
 def inside(field: str, claim: ObjectId) -> Query:
-    """All that a claim holds; sort by `IN_LINE`. The field is `claim` until it is acked, then `number`."""
+    """The messages of a claim; sort by `IN_LINE`. The field is `claim` until it is acked, then `number`."""
     return {field: claim}
 
 
 def inside_from(field: str, claim: ObjectId, priority: int, first: str) -> list[Query]:
-    """What a claim holds from a message on, in two queries, one after the other; sort by `IN_LINE`, with a hint."""
+    """The messages of a claim from one on, in two consecutive queries; sort by `IN_LINE`, with a hint."""
     return [
         {field: claim, "priority": priority, "_id": {"$gte": first}},
         {field: claim, "priority": {"$lt": priority}},
@@ -222,12 +222,12 @@ def inside_from(field: str, claim: ObjectId, priority: int, first: str) -> list[
 
 
 def chunks(part: ObjectId) -> Query:
-    """What was uploaded as a part; sort by `place`."""
+    """The upload of a part; sort by `place`."""
     return {"of": part}
 
 
 def hidden(key: str) -> Query:
-    """Messages that were written for a commit and are not shown yet; sort by `_id`."""
+    """Messages of a commit that are not visible yet; sort by `_id`."""
     return {"group_key": key}
 
 
@@ -235,12 +235,12 @@ def hidden(key: str) -> Query:
 
 
 def ran_out(now: int) -> Query:
-    """Records, claims or stages that are kept no longer."""
+    """Expired records, claims or stages."""
     return {"until": {"$lte": now}}
 
 
 PENDING: Query = {"pending": {"$exists": True}}
-"""Events that have no offsets yet; sort by `pending`."""
+"""Events without offsets; sort by `pending`."""
 
 
 def events_after(offset: int, queue: str | None) -> Query:
@@ -250,5 +250,5 @@ def events_after(offset: int, queue: str | None) -> Query:
 
 
 def events_upto(offset: int) -> Query:
-    """Records of which no event is above an offset; sort by `last`."""
+    """Records that end at or before an offset; sort by `last`."""
     return {"last": {"$lte": offset}}

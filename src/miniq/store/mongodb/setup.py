@@ -1,5 +1,4 @@
-"""What a database needs before it is used: the format's mark, collections and indexes. Harmless to repeat, also by
-several brokers that start together."""
+"""Prepares a database: format marker, collections and indexes. Idempotent, also when several brokers start together."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ EXISTS = 48
 
 
 async def prepare(link: Link) -> None:
-    """Check the format, or mark an empty database as ours; make what is missing."""
+    """Check the format, or mark an empty database; create what is missing."""
     with link.call() as db:
         there = set(await db.list_collection_names())
         await _check_format(db, there)
@@ -33,7 +32,7 @@ async def prepare(link: Link) -> None:
 async def _check_format(db: Database, there: set[str]) -> None:
     found = await _format(db)
     if found is None and await _is_foreign(db, there):
-        # Unless another broker has just made it ours.
+        # Again: another broker may have marked it just now.
         found = await _format(db)
         if found is None:
             raise StoreFormat(
@@ -55,7 +54,7 @@ async def _format(db: Database) -> Any:
 
 
 async def _is_foreign(db: Database, there: set[str]) -> bool:
-    """Whether any collection holds something. What we made ourselves is empty until the mark is there."""
+    """Whether any collection has documents. Ours are empty until the marker is written."""
     for name in sorted(there & set(COLLECTIONS)):
         if await db[name].find_one({"_id": {"$ne": "history"}}, {"_id": 1}) is not None:
             return True

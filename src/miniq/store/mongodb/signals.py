@@ -1,8 +1,8 @@
-"""Hints to the other brokers on the same database: a long poll there looks again at once.
+"""Wake-up hints between the brokers of a database, for long polls.
 
-A hint is never the truth. One record in a small capped collection carries all hints that came while the one before
-it was written, so a busy broker writes few of them. The others follow the collection by a change stream, which has
-them only when a majority has: the messages that they tell of were committed before.
+One record in a small capped collection carries all hints that arose while the previous one was written, so a busy
+broker writes few of them. The others follow the collection by a change stream, which shows a record once a majority has
+it, so after the messages it announces.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from miniq.store.mongodb.connection import FAREWELL, Link, translated
 log = logging.getLogger("miniq.mongodb")
 
 AGAIN = 0.5
-"""Seconds before a stream that broke is opened again."""
+"""Seconds before a broken stream is reopened."""
 
 
 class Signals:
@@ -35,10 +35,10 @@ class Signals:
         self._listener: asyncio.Task[None] | None = None
         self._stopping = False
         self._settled = asyncio.Event()
-        """Not while the stream is being opened: the driver loses a connection if it is stopped just then."""
+        """Cleared while the stream is being opened: cancelling it then would leak a connection in the driver."""
 
     def start(self, ready: ReadyHint, changed: Callable[[], None]) -> None:
-        """Begin to listen."""
+        """Start listening."""
         self._stopping = False
         self._listener = asyncio.create_task(self._listen(ready, changed))
 
@@ -49,19 +49,19 @@ class Signals:
         self._stopping = True
         tasks = [task for task in (self._listener, self._sender) if task is not None]
         while tasks := [task for task in tasks if not task.done()]:
-            # Again if need be: the driver may take it for an error of the network.
+            # Repeatedly: the driver may take the cancellation for a network error.
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks, timeout=0.2)
         self._listener = self._sender = None
 
     def ready(self, queue: str, recipient: str | None, count: int) -> None:
-        """Messages came or came back: let others know, soon."""
+        """Announce messages that arrived or were given back to other brokers."""
         self._ready[queue, recipient] += count
         self._wake()
 
     def changed(self) -> None:
-        """Queues or records changed: let others know, soon."""
+        """Announce changed queues or records to other brokers."""
         self._changed = True
         self._wake()
 
@@ -109,7 +109,7 @@ class Signals:
             await asyncio.sleep(AGAIN)
 
     async def _all_may_be_ready(self, ready: ReadyHint) -> None:
-        """What was sent while nobody listened is not told again."""
+        """Wake all queues after a gap in the stream."""
         with self._link.call() as db:
             names = [one["_id"] for one in await db.queues.find({}, {"_id": 1}).to_list()]
         for name in names:

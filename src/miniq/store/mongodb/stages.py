@@ -1,12 +1,12 @@
-"""Stages in MongoDB: messages that are uploaded part by part, unseen, and committed many at once, once.
+"""Stages in MongoDB: messages uploaded part by part, and committed together, once.
 
-An upload is kept in a few large documents, as MessagePack, and one that says what it is. A commit of few messages
-makes them in one transaction, with everything that belongs to a send: dedup records, groups, counts, history.
+An upload is kept in a few large documents, as MessagePack, and one that describes it. A commit of few messages inserts
+them in one transaction, with everything that belongs to a send: dedup records, groups, counts, history.
 
-What many messages write does not fit into a transaction. They are written first, under a number that no queue has.
-Then one transaction commits them: it notes this number in the queue, counts, and remembers. Then they get the number
-of the queue, in steps. Whoever is about to look into a queue that has such a note makes these steps first, at whatever
-broker, so nobody sees a part of a commit, and a broker that dies in between leaves nothing undone.
+Many messages do not fit into a transaction. They are first written under a number that no queue has. Then one
+transaction commits them: it notes this number in the queue, counts, and remembers the commit. Then they get the number
+of the queue, in steps. Any broker that reads a queue with such a note completes these steps first, so a commit is never
+visible in part, and is completed even if its broker dies.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from miniq.store import events
 from miniq.store.arguments import Batch, Upload
 from miniq.store.contract import StageStore
 from miniq.store.decisions import (
+    StagePart,
     check_listed,
     check_room,
-    commit_said,
     committed,
-    committed_before,
+    repeated_commit,
     size_of,
     stage_of,
     stands_alone,
@@ -53,34 +53,24 @@ from miniq.store.names import call_record
 
 FEW = 5000
 FEW_BYTES = 8 * 1024 * 1024
-"""What is committed in one transaction. The server's cache has to hold all that it writes."""
+"""The limit of a commit in one transaction, which must fit into the server's cache."""
 STEP = 5000
-"""How many messages get the number of their queue at once."""
+"""Messages that get the number of their queue per transaction."""
 PATIENCE = 3600 * SECOND
-"""For so long what was written for a commit waits for it."""
+"""How long messages written for a commit are kept without it."""
 LOOKUP = 1000
 
 NAME = ("job", "batch", "partition", "attempt")
 
 
-class _Part(Struct, frozen=True, gc=False):
-    """See `StagePart`."""
-
-    messages: int
-    bytes: int
-    alone: int
-    made_at: int
-    until: int
-
-
 class _Plan(Struct):
-    """What a commit will do."""
+    """The plan of a commit."""
 
     parts: Sequence[Document]
-    """All of the batch, also those that are not listed."""
+    """All parts of the batch, also of stages that are not committed."""
     listed: Sequence[Document]
     known: dict[int, int]
-    """Places of messages that are not added, and their sizes."""
+    """Places and sizes of messages that are not added because of their dedup id."""
     count: int
     size: int
 
@@ -90,7 +80,7 @@ class _Plan(Struct):
 
 
 class _Hidden(Struct):
-    """Messages that were written for a commit."""
+    """Messages written for a commit that are not visible yet."""
 
     number: ObjectId
     count: int = 0
@@ -139,14 +129,14 @@ class Stages(StageStore):
                 written = [{"serial": serial, "of": id, "place": n, "runs": chunk} for n, chunk in enumerate(chunks)]
                 for chunk in written:
                     await db.uploads.insert_one(chunk, session=session)
-            # Of two that upload the same part at once the index refuses one, which then finds the other's.
+            # Of two concurrent uploads of a part the unique index rejects one, which then finds the other's.
             await db.stages.insert_one({"_id": id} | stage | fresh, session=session)
             return fresh["messages"], fresh["bytes"]
 
         return await self._changes.make([queue], work)
 
     async def commit(self, queue: str, batch: Batch) -> Committed:
-        # The transaction may have to be made again; ids are set aside once.
+        # The transaction may be retried; ids are reserved once.
         given: list[str] = []
 
         def once(width: int) -> str:
@@ -162,10 +152,10 @@ class Stages(StageStore):
             found = await (self._few if plan.few else self._many)(queue, asked, plan)
             if found is not None:
                 return found
-            given.clear()  # it is no longer as planned
+            given.clear()  # the plan is outdated
 
     async def show(self, queue: str) -> None:
-        """Let messages that are committed come into their queue, if there are such."""
+        """Complete large commits: make their messages visible in the queue."""
         lock = self._showing.get(queue)
         if lock is None:
             lock = self._showing[queue] = asyncio.Lock()
@@ -176,7 +166,7 @@ class Stages(StageStore):
                 self._ready(queue, recipients)
 
     async def show_all(self) -> None:
-        """The same for all queues: what brokers that died have left."""
+        """Complete the commits of all queues, such as those of brokers that died."""
         with self._link.call() as db:
             queues = [one["_id"] async for one in db.queues.find({"showing": {"$exists": True}}, {"_id": 1})]
         for queue in queues:
@@ -195,7 +185,7 @@ class Stages(StageStore):
         return await self._changes.make([queue], work)
 
     async def tidy(self, now: int, limit: int) -> int:
-        """Remove stages that ran out, by looking at up to `limit` parts; say how many."""
+        """Remove expired stages among up to `limit` parts; returns how many."""
         with self._link.call() as db:
             old = await db.stages.find(queries.ran_out(now)).limit(limit).to_list()
         removed = 0
@@ -206,7 +196,7 @@ class Stages(StageStore):
     # Inside
 
     async def _run_out(self, serial: ObjectId, name: StageName, now: int, session: Session) -> int:
-        """Remove a stage if the last of its parts ran out."""
+        """Remove a stage if all its parts have expired."""
         db = self._link.database
         parts = await db.stages.find({"serial": serial} | msgspec.structs.asdict(name), session=session).to_list()
         if not parts or _stage_of(parts).until > now:
@@ -215,14 +205,14 @@ class Stages(StageStore):
         return 1
 
     async def _plan(self, queue: str, asked: Batch, named: Numbers, slot: str, session: Session) -> Committed | _Plan:
-        """What there is to commit; raise if it cannot be."""
+        """Plan a commit; raises if it is not possible. A repeated commit is answered."""
         db = self._link.database
         number, serial, now = named[queue].number, named[queue].serial, asked.put.now
         await check_number(db, session, queue, number)
         record = call_record(asked.name)
         before = await dedup.find(db, session, serial, [record], now)
         if record in before:
-            return committed_before(before[record])
+            return repeated_commit(before[record])
         query = {"serial": serial, "job": asked.job, "batch": asked.batch}
         parts = await db.stages.find(query, session=session).to_list()
         listed = _listed(asked, parts)
@@ -255,20 +245,20 @@ class Stages(StageStore):
     async def _finish(
         self, queue: str, asked: Batch, plan: _Plan, last: str, named: Numbers, slot: str, session: Session
     ) -> None:
-        """Count, remember, and remove the stages: what belongs to every commit."""
+        """The common end of all commits: count, remember the commit, and remove the stages."""
         db = self._link.database
         number = named[queue].number
         if asked.put.room is not None and plan.count:
             await counters.take_turn(db, session, queue, number)
         await counters.add(db, session, queue, number, slot, plan.count, plan.size, last)
         record = call_record(asked.name)
-        await dedup.remember(db, session, named[queue].serial, {record: (commit_said(plan.count), asked.until)})
+        await dedup.remember(db, session, named[queue].serial, {record: (str(plan.count), asked.until)})
         await _remove(db, plan.parts, session)
 
     async def _commit_few(
         self, queue: str, asked: Batch, named: Numbers, slot: str, session: Session
     ) -> tuple[Committed, Sequence[str | None]] | None:
-        """The whole change, and the recipients of what was added; None if it is more than was planned."""
+        """Commit in one transaction: the answer and the recipients; None if it has outgrown its plan."""
         db = self._link.database
         plan = await self._plan(queue, asked, named, slot, session)
         if isinstance(plan, Committed):
@@ -284,25 +274,25 @@ class Stages(StageStore):
             await db.messages.insert_many(documents, session=session)
             await dedup.remember(db, session, named[queue].serial, _dedup_ids(asked, fresh))
             if asked.put.keep != "off":
-                told = [events.sent(one, asked.put.now, None, asked.put.keep) for one in fresh]
-                await self._log.append(db, session, told)
+                recorded = [events.sent(one, asked.put.now, None, asked.put.keep) for one in fresh]
+                await self._log.append(db, session, recorded)
             last = fresh[-1].id
             recipients += [message.recipient for message in fresh]
         await self._finish(queue, asked, plan, last, named, slot, session)
         return Committed(plan.count), recipients
 
     async def _write(self, queue: str, asked: Batch, plan: _Plan, hidden: _Hidden) -> None:
-        """Write messages where nobody sees them."""
+        """Write messages under a number that no queue has."""
         serial = (await self._changes.know(queue)).serial
         with self._link.call() as db:
-            # What has its number is garbage as soon as this is gone.
+            # Messages with this number are garbage once this document is gone.
             await db.publishes.insert_one({"_id": hidden.number, "serial": serial, "until": asked.put.now + PATIENCE})
             async for fresh in self._messages(db, None, asked, plan):
                 documents = [message_document(one, hidden.number, asked.put.now, True) for one in fresh]
                 for one in documents:
                     one.pop("timed", None)
                     one.pop("waits")
-                    one["group_key"] = hidden.key  # by which they are found in order
+                    one["group_key"] = hidden.key  # to find them in order
                 await db.messages.insert_many(documents, ordered=False)
                 hidden.dedup |= _dedup_ids(asked, fresh)
                 hidden.count += len(fresh)
@@ -311,7 +301,7 @@ class Stages(StageStore):
     async def _commit_many(
         self, queue: str, asked: Batch, plan: _Plan, hidden: _Hidden, named: Numbers, slot: str, session: Session
     ) -> Committed | None:
-        """Commit what was written before; None if something has changed since, and it has to be written anew."""
+        """Commit the written messages; None if the plan is outdated and they must be written again."""
         db = self._link.database
         now = await self._plan(queue, asked, named, slot, session)
         ours = await db.publishes.delete_one({"_id": hidden.number}, session=session)
@@ -331,7 +321,7 @@ class Stages(StageStore):
     async def _show_some(
         self, queue: str, named: Numbers, slot: str, session: Session
     ) -> tuple[bool, Sequence[str | None]]:
-        """Let some messages of the first commit that is noted come: whether there are more, and their recipients."""
+        """Make some messages of the first noted commit visible: whether there are more, and their recipients."""
         db = self._link.database
         number = named[queue].number
         found = await db.queues.find_one({"_id": queue, "number": number}, {"showing": 1}, session=session)
@@ -365,11 +355,11 @@ class Stages(StageStore):
         if changes:
             await db.messages.bulk_write(changes, session=session)
         if keep == "full":
-            told = [events.sent(message, now, None, keep) for message in messages]
+            recorded = [events.sent(message, now, None, keep) for message in messages]
         else:
-            told = [events.sent_as(queue, one["_id"], one["size"], now) for one in some]
+            recorded = [events.sent_as(queue, one["_id"], one["size"], now) for one in some]
         if keep != "off":
-            await self._log.append(db, session, told)
+            await self._log.append(db, session, recorded)
         if len(some) < STEP:
             done: dict[str, Any] = {"$pull": {"showing": {"number": note["number"]}}}
             if len(found["showing"]) == 1:
@@ -381,7 +371,7 @@ class Stages(StageStore):
     async def _messages(
         self, db: Database, session: Session | None, asked: Batch, plan: _Plan
     ) -> AsyncIterator[list[Message]]:
-        """What is committed, with ids, chunk by chunk."""
+        """The messages to commit, with ids, chunk by chunk."""
         if not plan.count:
             return
         first = asked.reserve(RUN * sum(int(one["runs"]) for one in plan.listed))
@@ -397,7 +387,7 @@ class Stages(StageStore):
     async def _known(
         self, db: Database, session: Session, serial: ObjectId, parts: Sequence[Document], now: int
     ) -> dict[int, int]:
-        """Places of messages whose dedup ids stand or came before in the same commit, and their sizes."""
+        """Places and sizes of messages whose dedup id is on record or appeared earlier in the same commit."""
         if not any(one["alone"] for one in parts):
             return {}
         seen: set[str] = set()
@@ -422,7 +412,7 @@ class Stages(StageStore):
 
 
 def _listed(asked: Batch, parts: Sequence[Document]) -> Sequence[Document]:
-    """The parts of the stages that are to be committed, in order."""
+    """The parts of the stages to commit, in order."""
     by_stage: dict[tuple[str, str], list[Document]] = {}
     for one in parts:
         by_stage.setdefault((one["partition"], one["attempt"]), []).append(one)
@@ -431,7 +421,7 @@ def _listed(asked: Batch, parts: Sequence[Document]) -> Sequence[Document]:
 
 
 async def _remove(db: Database, parts: Sequence[Document], session: Session) -> None:
-    """Remove parts with what was uploaded."""
+    """Remove parts with their uploads."""
     if parts:
         ids = [one["_id"] for one in parts]
         await db.uploads.delete_many({"of": {"$in": ids}}, session=session)
@@ -447,5 +437,5 @@ def _name_of(found: Document) -> StageName:
 
 
 def _stage_of(parts: Sequence[Document]) -> Stage:
-    fields = _Part.__struct_fields__
-    return stage_of(_name_of(parts[0]), [_Part(*(int(one[field]) for field in fields)) for one in parts])
+    fields = StagePart.__struct_fields__
+    return stage_of(_name_of(parts[0]), [StagePart(*(int(part[field]) for field in fields)) for part in parts])

@@ -1,4 +1,4 @@
-"""The contract over MongoDB. `documents.py` is the legend of what is stored, `queries.py` has the queries; the parts of
+"""The store contract on MongoDB. `documents.py` describes the collections, `queries.py` has the queries; the parts of
 the contract are in `messages.py`, `claims.py`, `stages.py` and `history.py`."""
 
 from __future__ import annotations
@@ -149,11 +149,7 @@ class MongoStore:
                 yield portion
 
     async def load(self, items: Sequence[Item], now: int) -> None:
-        for item in items:
-            if isinstance(item, transfer.Queue):
-                await self.save_queue(item.name, item.settings)
-            elif isinstance(item, transfer.Record):
-                await self.save_record(item.kind, item.name, item.value)
+        await transfer.load_settings(self, items)
         saved = [item for item in items if isinstance(item, transfer.Saved)]
         records = [item for item in items if isinstance(item, transfer.Dedup)]
         readers = [item for item in items if isinstance(item, transfer.Readers)]
@@ -182,7 +178,7 @@ class MongoStore:
     # Inside
 
     async def _revise(self, work: Callable[[Session], Awaitable[T]]) -> T:
-        """Change queues or records, and let other brokers know."""
+        """Change queues or records, and notify other brokers."""
 
         async def both(session: Session) -> T:
             answer = await work(session)
@@ -195,18 +191,18 @@ class MongoStore:
         return answer
 
     def _hint(self, queue: str, recipient: str | None, count: int) -> None:
-        """A hint to those who wait here."""
+        """Wake long polls of this broker."""
         self.on_ready(queue, recipient, count)
 
     def _ready(self, queue: str, recipients: Iterable[str | None]) -> None:
-        """Messages came or came back: a hint to those who wait here, and at other brokers."""
+        """Wake long polls, here and at other brokers, after messages arrived or were given back."""
         for recipient, count in Counter(recipients).items():
             self.on_ready(queue, recipient, count)
             self._signals.ready(queue, recipient, count)
 
 
 def _saved(settings: QueueSettings) -> dict[str, Any]:
-    """The update that saves a queue; a new one gets its names."""
+    """The update that saves a queue; a new one gets its number and serial."""
     number = ObjectId()
     fresh = {"number": number, "serial": number, "slots": 0}
     return {"$set": {"settings": encode_settings(settings)}, "$setOnInsert": fresh}

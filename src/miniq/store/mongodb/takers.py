@@ -1,7 +1,7 @@
-"""Concurrent takes of one process go for different messages.
+"""Lets concurrent takes of one process choose different messages.
 
-All brokers look at the same end of a queue, and of those who go for a message one gets it. That is decided in the
-database. But the takes of one process know of each other, so they need not try in vain.
+All brokers take from the same end of a queue, and the database decides which of them gets a message. The takes of one
+process know of each other and avoid such conflicts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Candidate = tuple[str, int]
 
 
 class Takers:
-    """The takes under way in one queue."""
+    """The takes in flight in one queue."""
 
     def __init__(self) -> None:
         self._wanted: set[str] = set()
@@ -29,12 +29,12 @@ class Takers:
         return not self._wanted and not self._looks
 
     def beyond(self) -> int:
-        """How many of the first in line others are going for."""
+        """How many of the first messages other takes have chosen."""
         return len(self._wanted)
 
     @contextmanager
     def looking(self) -> Iterator[set[str]]:
-        """While a look is under way: what others went for meanwhile, which it may still show."""
+        """During a search: the messages that other takes have chosen meanwhile."""
         me = object()
         gone = self._looks[me] = set()
         try:
@@ -44,7 +44,7 @@ class Takers:
 
     @contextmanager
     def going_for(self, ids: Sequence[str]) -> Iterator[None]:
-        """While messages are being leased, nobody else of this process tries."""
+        """While messages are being leased, other takes of this process skip them."""
         self._wanted.update(ids)
         try:
             yield
@@ -56,8 +56,8 @@ class Takers:
     def choose(
         self, candidates: Sequence[Candidate], gone: set[str], limit: int, max_bytes: int, spread: bool
     ) -> list[str]:
-        """The first that nobody else goes for, as many as may be had. With `spread` from a place further on: another
-        broker was faster at the front."""
+        """The first messages within the limits that no other take has chosen. With `spread` from a random position, to
+        avoid another broker at the front."""
         free = [one for one in candidates if one[0] not in self._wanted and one[0] not in gone]
         if spread and len(free) > limit:
             free = free[random.randrange(len(free) - limit + 1) :]  # noqa: S311

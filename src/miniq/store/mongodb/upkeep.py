@@ -1,4 +1,4 @@
-"""What is done a little at a time: messages whose moment has come stand in line, and what counts no more is removed."""
+"""Gradual upkeep: due messages are lined up, and obsolete documents removed."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ NAMED_BY = (
     ("uploads", "serial"),
     ("publishes", "serial"),
 )
-"""Collections whose documents have the name of a queue: its number or its serial."""
+"""Collections whose documents have the number or serial of a queue."""
 
 
 async def stand_in_line(db: Database, number: ObjectId, now: int) -> bool:
-    """Let some of those that are due stand in line; True if there may be more. Their state stays as it is, so it does
-    not matter who does it, how often, and whether it is on disk."""
+    """Line up some due messages; True if there may be more. Their state does not change, so this is idempotent and need
+    not be durable."""
     found = await db.messages.find(queries.due(number, now), {"_id": 1}).sort("visible_at").limit(AT_ONCE).to_list()
     if found:
         query = queries.due(number, now) | {"_id": {"$in": [one["_id"] for one in found]}}
@@ -35,15 +35,14 @@ async def stand_in_line(db: Database, number: ObjectId, now: int) -> bool:
 
 
 async def tidy(link: Link, now: int, limit: int) -> int:
-    """Remove dedup records and acked claims that ran out, and what has a number or serial that no queue has; add up
-    counters."""
+    """Remove expired dedup records and acked claims, and documents of deleted or purged queues; add up counters."""
     removed = 0
     with link.call() as db:
         for name, also in (("dedup", {}), ("publishes", {}), ("claims", {"ends": None})):
             removed += await _remove(db, name, queries.ran_out(now) | also, limit - removed)
-        # Names first: a message comes after its queue or claim, so one whose queue is not there later is garbage.
+        # Names first: a message is created after its queue or claim, so it is garbage if those do not exist later.
         used = [(name, field, await db[name].distinct(field)) for name, field in NAMED_BY]
-        # A commit goes from `publishes` to its queue, so it is found in one of them.
+        # A commit moves from `publishes` to its queue, so it is found in one of them.
         present = {"number": {one["_id"] async for one in db.publishes.find({}, {"_id": 1})}, "serial": set()}
         async for queue in db.queues.find({}, {"number": 1, "serial": 1, "showing": 1}):
             present["serial"].add(queue["serial"])

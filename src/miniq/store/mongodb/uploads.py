@@ -1,4 +1,4 @@
-"""What is uploaded to a stage, as MessagePack in a few large documents."""
+"""Uploads to a stage, as MessagePack in a few large documents."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from miniq.store.mongodb.connection import Database, Session
 from miniq.store.mongodb.documents import Document
 
 CHUNK_BYTES = 1024 * 1024
-"""A chunk ends when it has so many bytes. What is written at once in a commit, too."""
+"""The size at which a chunk ends; also the amount a commit writes at once."""
 CHUNK_MESSAGES = 5000
 
 
 class _Run(Struct, array_like=True, gc=False):
-    """Neighbours in an upload. If there are `bodies`, the one message is what they have in common."""
+    """Neighbours in an upload. With `bodies`, the one message has their common fields."""
 
     at: int
-    """The place of the first among the ids of the part: see `stretches`."""
+    """The position of the first message in the ids of the part: see `stretches`."""
     messages: list[Message]
     bodies: list[bytes] | None = None
 
@@ -50,7 +50,7 @@ def chunks(messages: Sequence[Message]) -> list[bytes]:
 async def read(
     db: Database, session: Session | None, parts: Sequence[Document]
 ) -> AsyncIterator[tuple[int, list[tuple[int, Message]]]]:
-    """The messages of parts, chunk by chunk, with their places: those of a part count from the first number."""
+    """The messages of parts, chunk by chunk: the position of the part, and messages with their places in it."""
     at = 0
     for part in parts:
         async for chunk in db.uploads.find(queries.chunks(part["_id"]), session=session).sort("place").batch_size(4):

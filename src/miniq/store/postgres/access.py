@@ -1,9 +1,10 @@
-"""What every part of the store works with: the queries, the connections they run on, and the hints they give."""
+"""What all parts of the store share: queries, connections, and wake-up hints."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import psycopg
@@ -22,7 +23,7 @@ FIRST_ID = "00000000-0000-0000-0000-000000000000"
 LONG = 600.0
 """Seconds that a change of very many messages may take."""
 RETURNED = 1000
-"""Leases that have run out and are put back into line in one statement."""
+"""Expired leases put back in line per statement."""
 
 Row = tuple[Any, ...]
 Step = tuple[bytes, dict[str, Any]]
@@ -32,12 +33,12 @@ class Access:
     """A schema in a database, and how its tables are reached."""
 
     def __init__(
-        self, place: Address, connections: int, timeout: float, on_ready: ReadyHint, on_change: ChangeHint
+        self, address: Address, connections: int, timeout: float, on_ready: ReadyHint, on_change: ChangeHint
     ) -> None:
-        self.address = place
+        self.address = address
         self.queries = queries.load()
         self.connections = Connections(self._connect, connections, timeout)
-        self.listener = Listener(self._connect, self.connections, place.channel, on_ready, on_change)
+        self.listener = Listener(self._connect, self.connections, address.channel, on_ready, on_change)
         self._on_ready = on_ready
         self._adapters = AdaptersMap(psycopg.adapters)
         self._adapters.register_dumper(Blobs, BlobsDumper)
@@ -54,25 +55,23 @@ class Access:
         return await self.connections.call(lambda connection: execute(connection, query, params))
 
     async def some(self, name: str, params: dict[str, Any]) -> list[Row]:
-        """The rows of a query about a queue, which gives none only where there is no such queue."""
-        found = await self.all(name, params)
-        if not found:
-            raise no_queue(params["queue"])
-        return found
+        """The rows of a query that returns none only if the queue does not exist."""
+        return existing(params["queue"], await self.all(name, params))
 
     async def one(self, name: str, params: dict[str, Any]) -> Row:
-        """The one row of such a query."""
+        """The single row of such a query."""
         return (await self.some(name, params))[0]
 
     async def change(self, steps: Sequence[Step], seconds: float | None = None) -> list[Row]:
-        """Statements in one transaction; the rows of the last."""
-        return await self.connections.call(lambda connection: transaction(connection, steps), seconds)
+        """Run statements in one transaction; the rows of the last."""
+        return await self.connections.call(lambda connection: pipeline(connection, steps, atomic=True), seconds)
 
     async def split(self, connection: Connection, queue: str, ids: Sequence[str], step: int) -> None:
-        """Let parcels become rows of `step` messages each."""
+        """Split parcels into rows of `step` messages each."""
         await execute(connection, *self.step("split", {"queue": queue, "ids": rows.array(ids), "step": step}))
 
     def ready(self, queue: str, recipient: str | None, count: int) -> None:
+        """Wake long polls here and at other brokers."""
         self._on_ready(queue, recipient, count)
         self.listener.arrived(queue, recipient, count)
 
@@ -82,39 +81,36 @@ class Access:
 
 
 class _Context:
-    """Carries our adapters to a new connection."""
+    """Passes our adapters to a new connection."""
 
     def __init__(self, adapters: AdaptersMap) -> None:
         self.adapters = adapters
         self.connection = None
 
 
+def existing(queue: str, result: list[Row]) -> list[Row]:
+    """The result of a statement that returns rows only if the queue exists; raises if it does not."""
+    if not result:
+        raise no_queue(queue)
+    return result
+
+
 async def execute(connection: Connection, query: bytes, params: dict[str, Any]) -> list[Row]:
-    """One statement and its rows."""
+    """Run one statement; its rows."""
     cursor = await connection.execute(query, params, prepare=True, binary=True)
     return await cursor.fetchall() if cursor.description is not None else []
 
 
-async def pipeline(connection: Connection, steps: Sequence[Step]) -> list[Row]:
-    """Send statements together; the rows of the last."""
+async def pipeline(connection: Connection, steps: Sequence[Step], *, atomic: bool = False) -> list[Row]:
+    """Run statements in one round trip, and in one transaction if `atomic`; the rows of the last."""
     if len(steps) == 1:
         return await execute(connection, *steps[0])
-    async with connection.pipeline():
-        for query, params in steps:
-            cursor = await connection.execute(query, params, prepare=True, binary=True)
-    return await cursor.fetchall() if cursor.description is not None else []
-
-
-async def transaction(connection: Connection, steps: Sequence[Step]) -> list[Row]:
-    """Statements in one transaction and one round trip; the rows of the last."""
-    if len(steps) == 1:
-        return await execute(connection, *steps[0])
-    async with connection.pipeline(), connection.transaction():
+    async with connection.pipeline(), connection.transaction() if atomic else nullcontext():
         for query, params in steps:
             cursor = await connection.execute(query, params, prepare=True, binary=True)
     return await cursor.fetchall() if cursor.description is not None else []
 
 
 def tags(keep: History) -> tuple[str, ...]:
-    """The variant of a query: whether it tells the history."""
+    """The variant of a query: with or without history."""
     return () if keep == "off" else ("history",)

@@ -1,7 +1,7 @@
-"""The URL of a store, as the driver takes it.
+"""Parses the URL of a store: `postgresql://USER:PASSWORD@HOST:PORT/DATABASE?schema=NAME`.
 
-`postgresql://USER:PASSWORD@HOST:PORT/DATABASE?schema=NAME`: everything is libpq's but `schema`, which says where the
-tables lie (`miniq`), so that several stores fit into one database.
+All parameters are libpq's except `schema`, the schema of the tables (default `miniq`), so that one database can hold
+several stores.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ KEEPALIVE = {
     "keepalives_count": "3",
     "tcp_user_timeout": "10000",
 }
-"""So that a server that vanished without a word is noticed in seconds. The URL may say otherwise."""
+"""Detects a silently lost server within seconds. The URL may override these."""
 
 
 class Address(Struct, frozen=True):
-    """Where a store is: for the driver, its schema, and the channel of its notifications."""
+    """The connection string of a store, its schema, and its notification channel."""
 
     conninfo: str
     schema: str
@@ -38,7 +38,7 @@ class Address(Struct, frozen=True):
 
 
 def parse(url: str, *, durable: bool) -> Address:
-    """The address in a URL; refuses what libpq would not understand."""
+    """Parse a store URL; raises `InvalidRequest` if libpq would not accept it."""
     parts = urlsplit(url)
     query = parse_qsl(parts.query, keep_blank_values=True)
     schema = dict(query).get("schema", "miniq")
@@ -56,8 +56,8 @@ def parse(url: str, *, durable: bool) -> Address:
     settings = {
         "search_path": schema,
         "synchronous_commit": "on" if durable else "off",
-        # Plans are made once per connection, perhaps while the tables are still empty and every plan looks as cheap
-        # as another. Each query has an index that finds its rows in the order it wants; these leave only that one.
+        # Plans are made once per connection, perhaps while the tables are empty and all plans look equally cheap. Each
+        # query has an index that returns its rows in order; these settings leave only that plan.
         "plan_cache_mode": "force_generic_plan",
         "enable_seqscan": "off",
         "enable_bitmapscan": "off",

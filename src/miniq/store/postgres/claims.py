@@ -1,7 +1,7 @@
-"""Claims in PostgreSQL: the group's row is locked, so readers of several brokers wait for each other.
+"""Claims in PostgreSQL: calls lock the group's row, so readers at several brokers wait for each other.
 
-Making a claim leases its messages and copies them, numbered, to `claimed`; from there it is read, before and after
-its ack. A claim is made in steps, in one transaction, each of which goes on in the line where the last one ended.
+Making a claim leases its messages and copies them, numbered, to `claimed`, from which it is read before and after its
+ack. A claim is made in one transaction, in steps that each continue where the previous one ended.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Any
 
 from miniq.message import Claim, ClaimGroup, Message, Portion, Stored
 from miniq.store.arguments import Change, NextClaim, Places
-from miniq.store.contract import UNFIT, Claimed, ClaimStore, no_queue
+from miniq.store.contract import UNFIT, Claimed, ClaimStore
 from miniq.store.decisions import Budget, check_reader, claim_name, no_claim, plan_claim
 from miniq.store.postgres import parcels, rows
-from miniq.store.postgres.access import FIRST_ID, LONG, RETURNED, Access, Row, execute, pipeline
+from miniq.store.postgres.access import FIRST_ID, LONG, RETURNED, Access, Row, execute, existing, pipeline
 from miniq.store.postgres.connections import Connection
 from miniq.store.postgres.rows import escape, unescape
 
 FIRST_STEP, STEP = 1000, 10_000
-"""Messages that are looked at in one statement. The first are few, since large ones may fill a claim at once."""
+"""Messages examined per statement. The first step is small, since large messages may fill a claim at once."""
 PAGE = 5000
-"""Messages of a claim that are read in one statement."""
+"""Messages of a claim read per statement."""
 LOWEST = -(2**15)
 MOST = 2**63 - 1
 
@@ -71,29 +71,29 @@ class Claims(ClaimStore):
         return done
 
     async def find(self, queue: str, group: str, number: int, now: int) -> Claim:
-        row = await self._db.one("readers", _asked(queue, group, number, now))
-        _, _, state, claim = _found(group, row)
+        row = await self._db.one("readers", _key(queue, group, number, now))
+        _, _, state, claim = _parse(group, row)
         if claim is None:
             raise no_claim(state, number)
         return claim
 
     async def read(self, queue: str, group: str, number: int, places: Places) -> list[Portion]:
-        found: list[Row] = []
+        claimed: list[Row] = []
         left, place = places.max_bytes, places.start
         while place < places.stop:
-            asked = {"start": place, "stop": places.stop, "limit": PAGE, "max_bytes": left}
-            some = await self._db.all("claimed", _asked(queue, group, number, places.now) | asked)
-            found += some
-            if len(some) < PAGE:
+            limits = {"start": place, "stop": places.stop, "limit": PAGE, "max_bytes": left}
+            page = await self._db.all("claimed", _key(queue, group, number, places.now) | limits)
+            claimed += page
+            if len(page) < PAGE:
                 break
-            left -= sum(row[10] for row in some if row[8] >= places.start)
-            place = some[-1][8] + some[-1][9]
-        if not found:
+            left -= sum(row[10] for row in page if row[8] >= places.start)
+            place = page[-1][8] + page[-1][9]
+        if not claimed:
             await self.find(queue, group, number, places.now)
-        return list(_portions(queue, found, places.start, _end(found, places)))
+        return list(_portions(queue, claimed, places.start, _end(claimed, places)))
 
     async def release(self, queue: str, group: str, epoch: int | None, change: Change) -> int:
-        params = _asked(queue, group, 0, change.now)
+        params = _key(queue, group, 0, change.now)
 
         async def work(connection: Connection) -> list[Row]:
             async with connection.transaction():
@@ -110,11 +110,11 @@ class Claims(ClaimStore):
         return sum(count for _, count in back)
 
     async def groups(self, queue: str, now: int) -> list[ClaimGroup]:
-        found = await self._db.some("claim_groups", {"queue": queue, "now": now})
+        joined = await self._db.some("claim_groups", {"queue": queue, "now": now})
         groups: list[ClaimGroup] = []
-        for (name, epoch, acked, last), some in groupby(found, lambda row: row[:4]):
+        for (name, epoch, acked, last), claimed in groupby(joined, lambda row: row[:4]):
             if name is not None:
-                claims = [Claim(*row[4:]) for row in some if row[4] is not None]
+                claims = [Claim(*row[4:]) for row in claimed if row[4] is not None]
                 groups.append(ClaimGroup(unescape(name) or "", epoch, acked, last, claims))
         return groups
 
@@ -123,20 +123,18 @@ class Claims(ClaimStore):
     async def _locked(
         self, connection: Connection, params: dict[str, Any], group: str, add: bool = False
     ) -> tuple[int, int | None, ClaimGroup, Claim | None]:
-        """The ids of the queue and of a group, which nobody else changes until the end of the transaction, its state,
-        and the claim that was asked for. With `add` the group is there then."""
+        """Lock a group until the end of the transaction, creating it if `add`: the ids of the queue and the group, its
+        state, and the requested claim."""
         steps = [self._db.step("lock_readers", params), self._db.step("readers", params)]
-        found = await pipeline(connection, steps)
-        if add and found and found[0][1] is None:
-            found = await pipeline(connection, [self._db.step("add_readers", params), *steps])
-        if not found:
-            raise no_queue(params["queue"])
-        return _found(group, found[0])
+        result = await pipeline(connection, steps)
+        if add and result and result[0][1] is None:
+            result = await pipeline(connection, [self._db.step("add_readers", params), *steps])
+        return _parse(group, existing(params["queue"], result)[0])
 
     async def _make(
         self, connection: Connection, params: dict[str, Any], asked: NextClaim
     ) -> tuple[Claim | None, list[Stored]]:
-        """Make a claim, None if there is nothing to make it from; and what was passed over."""
+        """Make a claim, None if there are no messages for it; and the unfit messages that were skipped."""
         queue, now = params["queue"], params["now"]
         back = self._db.step("return_expired", {"queue": queue, "now": now, "limit": RETURNED})
         while (await execute(connection, *back))[0][0] == RETURNED:
@@ -155,14 +153,14 @@ class Claims(ClaimStore):
                 "after_rank": rank,
                 "after_id": id,
             }
-            found = await execute(connection, *self._db.step(name, params | so_far, asked.keep))
-            cut, ready, met, more, more_bytes = found[0][:5]
+            result = await execute(connection, *self._db.step(name, params | so_far, asked.keep))
+            cut, ready, met, more, more_bytes = result[0][:5]
             if cut:  # nothing was taken
                 parcel, fits = cut.split()
                 await self._db.split(connection, queue, [parcel], int(fits))
                 continue
-            rank, id = found[0][5:7]
-            unfit += [stored for row in found if row[7] is not None for stored in rows.stored(queue, row[7:])]
+            rank, id = result[0][5:7]
+            unfit += [stored for row in result if row[7] is not None for stored in rows.stored(queue, row[7:])]
             count += more
             size += more_bytes
             if ready < most or met < ready or count == asked.limit or len(unfit) >= UNFIT:
@@ -174,38 +172,34 @@ class Claims(ClaimStore):
         return Claim(params["number"], count, size, now), unfit
 
 
-def _asked(queue: str, group: str, number: int, now: int) -> dict[str, Any]:
+def _key(queue: str, group: str, number: int, now: int) -> dict[str, Any]:
     return {"queue": queue, "group": escape(group), "number": number, "now": now}
 
 
-def _found(group: str, row: Row) -> tuple[int, int | None, ClaimGroup, Claim | None]:
-    """A row of `readers`."""
+def _parse(group: str, row: Row) -> tuple[int, int | None, ClaimGroup, Claim | None]:
+    """A row of the query `readers`."""
     shelf, id, *state = row[:5]
-    return (
-        shelf,
-        id,
-        ClaimGroup(group, *state) if id is not None else ClaimGroup(group),
-        (None if row[5] is None else Claim(*row[5:])),
-    )
+    readers = ClaimGroup(group, *state) if id is not None else ClaimGroup(group)
+    return shelf, id, readers, None if row[5] is None else Claim(*row[5:])
 
 
-def _portions(queue: str, found: Sequence[Row], start: int, end: int) -> Iterator[Portion]:
-    """The messages from `start` up to `end` in rows of `claimed`; neighbours that differ in id and body alone become
+def _portions(queue: str, claimed: Sequence[Row], start: int, end: int) -> Iterator[Portion]:
+    """The messages from `start` to `end` in rows of `claimed`; neighbours that differ only in id and body become
     parcels."""
-    for _, some in groupby(found, lambda row: row[1:6]):
+    for _, alike in groupby(claimed, lambda row: row[1:6]):
         messages: list[Message] = []
         receives = 0
-        for row in some:
+        for row in alike:
             receives, place = row[4], row[8]
             messages += rows.messages(queue, row)[max(0, start - place) : max(0, end - place)]
         if messages:
             yield Portion(parcels.parcel_of(messages) or messages, receives)
 
 
-def _end(found: Sequence[Row], places: Places) -> int:
-    """The place before which the messages in rows of `claimed` end that fit."""
+def _end(claimed: Sequence[Row], places: Places) -> int:
+    """The end of the messages in rows of `claimed` that fit."""
     budget = Budget(places.stop - places.start, places.max_bytes)
-    for row in found:
+    for row in claimed:
         for place, size in enumerate(row[7] or [row[10]], row[8]):
             if place >= places.start and not budget.admits(size):
                 return place

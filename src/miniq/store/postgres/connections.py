@@ -1,7 +1,7 @@
-"""The connections of a store: a fixed number, each lent to one call at a time.
+"""The connection pool of a store: a fixed number of connections, each used by one call at a time.
 
-psycopg_pool is not used: it repeats a failed connect after pauses that grow to minutes, and lets callers wait
-meanwhile. A broker must refuse at once while the database is away and be back at once when it is.
+psycopg_pool is not used: it retries a failed connect after pauses that grow to minutes, while callers wait. A broker
+must reject calls at once while the database is unreachable, and work again as soon as it is back.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Connection = AsyncConnection[Any]
 Connect = Callable[[], Awaitable[Connection]]
 
 PAUSE = 0.25
-"""Seconds after a failed connect in which calls are refused without another try."""
+"""Seconds after a failed connect during which calls are rejected without another attempt."""
 TRIES = 5
 
 
 class Connections:
-    """Lends connections to calls, and takes care of those that break."""
+    """Runs calls on connections and replaces broken ones."""
 
     def __init__(self, connect: Connect, size: int, timeout: float) -> None:
         self._connect = connect
@@ -41,12 +41,12 @@ class Connections:
         self._idle: list[Connection] = []
         self._waiting: deque[asyncio.Future[Connection | None]] = deque()
         self._busy: set[asyncio.Task[Any]] = set()
-        self._away: tuple[float, str] | None = None
-        """Until when nobody tries to connect, and why."""
+        self._unreachable: tuple[float, str] | None = None
+        """Until when no connect is attempted, and why."""
         self._closed = False
 
     async def close(self) -> None:
-        """Wait for calls that are under way, then end all connections."""
+        """Wait for calls in flight, then close all connections."""
         self._closed = True
         for waiter in self._waiting:
             if not waiter.done():
@@ -58,9 +58,9 @@ class Connections:
         self._idle.clear()
 
     async def call(self, work: Callable[[Connection], Awaitable[T]], seconds: float | None = None) -> T:
-        """Do `work` on a connection, again if the server undid it for the sake of another call.
+        """Run `work` on a connection, and retry it if the server rolled it back in favour of another call.
 
-        A caller who is cancelled waits for the end of what was begun, so that nothing happens behind his back.
+        A cancelled caller waits for the end of the work, so that no change happens after the cancellation.
         """
         for _ in range(TRIES - 1):
             try:
@@ -70,7 +70,7 @@ class Connections:
         try:
             return await self._once(work, seconds or self._timeout)
         except RETRIED as error:
-            raise StoreUnavailable(f"store: PostgreSQL undid this {TRIES} times: {error}") from error
+            raise StoreUnavailable(f"store: PostgreSQL rolled this back {TRIES} times: {error}") from error
 
     async def _once(self, work: Callable[[Connection], Awaitable[T]], seconds: float) -> T:
         connection = await self._borrow()
@@ -82,7 +82,7 @@ class Connections:
             if not task.done():
                 await asyncio.wait([task])
             if not task.cancelled():
-                task.exception()  # nobody asks for it any more
+                task.exception()  # retrieved, so that it is not logged
             raise
 
     async def _perform(self, connection: Connection, work: Callable[[Connection], Awaitable[T]], seconds: float) -> T:
@@ -91,7 +91,7 @@ class Connections:
         late = False
 
         def give_up() -> None:
-            # The server may hang: not even a cancelled query would come back. Nobody uses this connection again.
+            # The server may hang and not even answer a cancel request, so the connection is closed for good.
             nonlocal late
             late = True
             connection.pgconn.finish()
@@ -150,8 +150,8 @@ class Connections:
 
     async def _new(self) -> Connection:
         now = asyncio.get_running_loop().time()
-        if self._away is not None and now < self._away[0]:
-            raise StoreUnavailable(f"store: PostgreSQL is not available: {self._away[1]}")
+        if self._unreachable is not None and now < self._unreachable[0]:
+            raise StoreUnavailable(f"store: PostgreSQL is not available: {self._unreachable[1]}")
         self._made += 1
         try:
             connection = await self._connect()
@@ -160,12 +160,12 @@ class Connections:
             self._wake(None)
             if isinstance(error, psycopg.Error):
                 why = " ".join(str(error).split())
-                self._away = (asyncio.get_running_loop().time() + PAUSE, why)
+                self._unreachable = (asyncio.get_running_loop().time() + PAUSE, why)
                 raise translated(error) or error from error
             raise
-        if self._away is not None:
+        if self._unreachable is not None:
             log.info("PostgreSQL is available again")
-            self._away = None
+            self._unreachable = None
         return connection
 
     def _give_back(self, connection: Connection) -> None:
@@ -176,7 +176,7 @@ class Connections:
             self._idle.append(connection)
 
     def _wake(self, connection: Connection | None) -> bool:
-        """Hand a connection, or the right to make one, to who has waited longest."""
+        """Hand a connection, or the right to open one, to the call that has waited longest."""
         while self._waiting:
             waiter = self._waiting.popleft()
             if not waiter.done():
@@ -185,9 +185,9 @@ class Connections:
         return False
 
     def _suspect(self, why: str) -> None:
-        """One connection is dead: those that lie idle are not trusted either."""
+        """Drop all idle connections, since one connection turned out to be dead."""
         if self._idle:
-            log.warning("PostgreSQL went away: %s", " ".join(why.split()))
+            log.warning("lost the connection to PostgreSQL: %s", " ".join(why.split()))
         for connection in self._idle:
             self._drop(connection)
         self._idle.clear()
@@ -198,7 +198,7 @@ class Connections:
 
 
 def _stale(connection: Connection) -> bool:
-    """Whether something lies in the socket of an idle connection: the server ended it, or says that it will."""
+    """Whether an idle connection has unread data: the server has closed it, or is about to."""
     if connection.closed:
         return True
     poll = select.poll()

@@ -1,4 +1,4 @@
-"""Dump and load of the PostgreSQL store: items (`miniq.store.transfer`) as rows and parameters."""
+"""Dump and load of the PostgreSQL store: see `miniq.store.transfer`."""
 
 from __future__ import annotations
 
@@ -6,23 +6,25 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
+import msgspec
+
 from miniq.ids import from_spans, spans
 from miniq.message import Event
 from miniq.store import transfer
 from miniq.store.contract import Store
 from miniq.store.names import CALL, is_call
 from miniq.store.postgres import rows
-from miniq.store.postgres.access import FIRST_ID, Access, Row
+from miniq.store.postgres.access import FIRST_ID, Access
 from miniq.store.postgres.rows import escape, unescape
 from miniq.store.transfer import Item, Saved
 
 Step = tuple[str, dict[str, Any]]
 DUMPED = 200
-"""Messages read in one statement."""
+"""Messages read per statement."""
 
 
 async def dump(store: Store, db: Access) -> AsyncIterator[Item]:
-    """Everything."""
+    """Everything in the store."""
     queues = await store.queues()
     for name, settings in queues.items():
         yield transfer.Queue(name, settings)
@@ -39,51 +41,45 @@ async def dump(store: Store, db: Access) -> AsyncIterator[Item]:
     for queue in queues:
         for blocked in (False, True):
             after = FIRST_ID
-            while found := await db.all(
+            while page := await db.all(
                 "dump_messages", {"queue": queue, "after": after, "blocked": blocked, "limit": DUMPED}
             ):
-                for row in found:
+                for row in page:
                     for stored in rows.stored(queue, row):
                         yield Saved(stored, row[11] if row[9] is not None else None)
-                after = found[-1][0]
+                after = page[-1][0]
         for row in await db.all("dump_dedup", {"queue": queue}):
-            yield _dedup(queue, row)
+            call, name, answer, until = row
+            name = (CALL if call else "") + (unescape(name) or "")
+            yield transfer.Dedup(queue, name, spans(from_spans(answer)) if is_call(name) else answer, until)
     async for item in transfer.history_of(store.history):
         yield item
 
 
-def _dedup(queue: str, row: Row) -> transfer.Dedup:
-    """A row of `dump_dedup`."""
-    call, name, ids, until = row
-    name = (CALL if call else "") + (unescape(name) or "")
-    return transfer.Dedup(queue, name, spans(rows.unpack_ids(ids)) if is_call(name) else ids, until)
-
-
 def steps(items: Sequence[Item]) -> Iterator[Step]:
-    """The queries, with their parameters, that take up items other than queues and records."""
+    """The queries, with their parameters, that load items other than queues and records."""
     messages = [item for item in items if isinstance(item, Saved)]
-    for queue, some in groupby(messages, lambda one: one.stored.message.queue):
-        found = list(some)
-        states = [one.stored for one in found]
+    for queue, group in groupby(messages, lambda item: item.stored.message.queue):
+        saved = list(group)
+        states = [item.stored for item in saved]
         yield (
             "load_messages",
             rows.columns([state.message for state in states])
             | {
                 "queue": queue,
                 "visible": rows.array([state.visible_at for state in states]),
-                "taken": [one.taken_at for one in found],
+                "taken": [item.taken_at for item in saved],
                 "receives": rows.array([state.receives for state in states]),
                 "receipts": [escape(state.receipt) for state in states],
                 "consumers": [escape(state.consumer) for state in states],
             },
         )
     records = [item for item in items if isinstance(item, transfer.Dedup)]
-    for queue, named in groupby(records, lambda one: one.queue):
+    for queue, named in groupby(records, lambda item: item.queue):
         yield "load_dedup", {"queue": queue} | _dedup_columns(list(named))
     for item in items:
         if isinstance(item, transfer.Readers):
-            asked = {"queue": item.queue, "group": escape(item.group), "epoch": item.epoch, "last": item.last}
-            yield "load_readers", asked
+            yield "load_readers", msgspec.structs.asdict(item) | {"group": escape(item.group)}
         elif isinstance(item, transfer.LastId) and item.id:
             yield "load_last_id", {"id": item.id}
         elif isinstance(item, transfer.HistoryStart):
@@ -96,16 +92,16 @@ def _dedup_columns(records: list[transfer.Dedup]) -> dict[str, Any]:
     return {
         "calls": [record.name.startswith(CALL) for record in records],
         "names": [escape(record.name.removeprefix(CALL)) for record in records],
-        "said": [rows.pack_ids(from_spans(record.said)) if is_call(record.name) else record.said for record in records],
+        "said": [record.answer for record in records],
         "untils": rows.array([record.until for record in records]),
     }
 
 
 def _history(item: transfer.Events) -> Iterator[Step]:
-    """A row for neighbours that happened at the same moment; one that stands for many messages has its own."""
+    """One row for neighbouring events of the same time; an event with a `count` gets its own."""
     first = item.offset
-    for (at, many), some in groupby(item.events, lambda event: (event.at, event.count)):
-        together = list(some)
+    for (at, many), group in groupby(item.events, lambda event: (event.at, event.count)):
+        together = list(group)
         for events in [together] if many == 1 else [[event] for event in together]:
             yield "load_history", {"first": first, "at": at, "messages": None if many == 1 else many} | _events(events)
             first += len(events)

@@ -1,4 +1,4 @@
-"""The history in PostgreSQL: a change adds its events, and whoever reads next gives them their offsets."""
+"""The history in PostgreSQL: a change adds its events, and the next read assigns their offsets."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from miniq.store.postgres.connections import Connection
 
 LAST = 2**63 - 1
 NUMBERED = 10_000
-"""Rows of history that get their offsets in one transaction."""
+"""History rows that get offsets per transaction."""
 PAGE_BYTES = 16 * 1024 * 1024
-"""A page takes no more rows past this."""
+"""The size at which a page ends."""
 
 
 class Events(HistoryStore):
@@ -25,9 +25,9 @@ class Events(HistoryStore):
 
     async def read(self, after: int, limit: int, queue: str | None = None) -> HistoryPage:
         params = {"after": min(after, LAST - 1), "limit": limit, "max_bytes": PAGE_BYTES}
-        found = [record for row in await self._numbered("history", params) for record in rows.records(row)]
+        read = [record for row in await self._numbered("history", params) for record in rows.records(row)]
         records: list[HistoryRecord] = []
-        for record in found:
+        for record in read:
             if len(records) == limit:
                 break
             if record.offset > after:
@@ -37,15 +37,14 @@ class Events(HistoryStore):
         return HistoryPage(records, after)
 
     async def span(self) -> HistorySpan:
-        first, last, size, oldest = (await self._numbered("history_span", {}))[0]
-        return HistorySpan(first, last, size, oldest)
+        return HistorySpan(*(await self._numbered("history_span", {}))[0])
 
     async def trim(self, upto: int) -> None:
         steps = [self._db.step("lock_history", {}), self._db.step("trim_history", {"upto": min(upto, LAST)})]
         await self._db.change(steps, LONG)
 
     async def _numbered(self, name: str, params: dict[str, Any]) -> list[Row]:
-        """Read history after all that is committed has got its offsets."""
+        """Read the history after assigning offsets to all committed events."""
 
         async def read(connection: Connection) -> tuple[int, list[Row]]:
             async with connection.transaction():
@@ -54,6 +53,6 @@ class Events(HistoryStore):
                 return int(numbered[0][0]), await execute(connection, *self._db.step(name, params))
 
         while True:
-            numbered, found = await self._db.connections.call(read)
+            numbered, rows = await self._db.connections.call(read)
             if numbered < NUMBERED:
-                return found
+                return rows

@@ -1,9 +1,9 @@
-"""Wake-ups between brokers: LISTEN and NOTIFY as a hint, never as the truth.
+"""Wake-up hints between brokers, by LISTEN and NOTIFY.
 
-A broker tells the others in which queues messages came. It does so after its change is committed, in a
-transaction of its own: inside it, NOTIFY would make every commit wait for the one before, and group commit
-would be gone. What piles up while one notification is on its way goes out with the next. A broker that is alone
-tells nobody: each holds a lock that the others can see.
+A broker notifies the others of queues in which messages arrived, after the change is committed and in a separate
+transaction: within it, NOTIFY would serialize all commits and prevent group commit. Hints that arise while a
+notification is sent go into the next one. Each broker holds a shared lock that the others can see, so that a single
+broker sends no notifications.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from miniq.store.postgres.connections import Connect, Connection, Connections
 
 log = logging.getLogger("miniq.store.postgres")
 PAYLOAD = 7000
-"""Bytes that one notification may carry, with some air: PostgreSQL allows 8000."""
+"""Bytes per notification; PostgreSQL allows 8000."""
 PRESENCE = 1.0
-"""Seconds between two looks whether there are other brokers, and between two tries to connect."""
+"""Seconds between checks for other brokers, and between attempts to connect."""
 
 Arrival = tuple[str, str | None]
 _encode = msgspec.json.Encoder().encode
@@ -35,7 +35,7 @@ _decode = msgspec.json.Decoder(list[Any]).decode
 
 
 class Listener:
-    """One broker's ear and mouth on the channel of a store."""
+    """Sends and receives the notifications of one broker."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Listener:
         self._listening = asyncio.create_task(self._listen())
 
     async def stop(self) -> None:
-        """Say what is still to be said, then fall silent."""
+        """Send pending notifications, then stop."""
         if self._sending is not None:
             await asyncio.wait([self._sending])
         if self._listening is not None:
@@ -71,24 +71,24 @@ class Listener:
             self._listening = None
 
     def arrived(self, queue: str, recipient: str | None, count: int) -> None:
-        """Messages came or came back: tell the other brokers."""
+        """Notify the other brokers of messages that arrived or were given back."""
         if self._others and self._listening is not None:
             key = (queue, recipient)
             self._arrivals[key] = self._arrivals.get(key, 0) + count
-            self._speak()
+            self._start_sending()
 
     def changed(self) -> None:
-        """Queues or records were changed: tell the other brokers."""
+        """Notify the other brokers of changed queues or records."""
         if self._listening is not None:
             self._changed = True
-            self._speak()
+            self._start_sending()
 
-    def _speak(self) -> None:
+    def _start_sending(self) -> None:
         if self._sending is None:
             self._sending = asyncio.create_task(self._send())
-            self._sending.add_done_callback(self._spoken)
+            self._sending.add_done_callback(self._sent)
 
-    def _spoken(self, task: asyncio.Task[None]) -> None:
+    def _sent(self, task: asyncio.Task[None]) -> None:
         self._sending = None
         if not task.cancelled() and task.exception() is not None:
             log.debug("a notification was not sent: %s", task.exception())
@@ -96,34 +96,34 @@ class Listener:
     async def _send(self) -> None:
         while self._arrivals or self._changed:
             payloads = list(self._payloads())
-            with contextlib.suppress(MiniQError):  # a hint that is lost costs a moment, no more
+            with contextlib.suppress(MiniQError):  # a lost hint only delays a long poll
                 await self._connections.call(partial(self._notify, payloads))
 
     async def _notify(self, payloads: list[str], connection: Connection) -> None:
-        # A hint need not survive a crash: nobody waits for the disk.
+        # A hint need not survive a crash.
         await connection.execute(
             """
-            SELECT set_config('synchronous_commit', 'off', true), pg_notify(%s, said)
-            FROM unnest(%s::text[]) AS said
+            SELECT set_config('synchronous_commit', 'off', true), pg_notify(%s, payload)
+            FROM unnest(%s::text[]) AS payload
             """,
             (self._channel, payloads),
             prepare=True,
         )
 
     def _payloads(self) -> Iterator[str]:
-        """What is to be said, in pieces that fit."""
+        """The pending hints, in payloads of limited size."""
         arrivals, self._arrivals = self._arrivals, {}
         changed, self._changed = self._changed, False
-        said: list[Any] = [self._name, changed]
+        payload: list[Any] = [self._name, changed]
         size = 40
         for (queue, recipient), count in arrivals.items():
             item = (queue, recipient, count)
             size += len(_encode(item)) + 1
             if size > PAYLOAD:
-                yield _encode(said).decode()
-                said, size = [self._name, False], 40 + len(_encode(item))
-            said.append(item)
-        yield _encode(said).decode()
+                yield _encode(payload).decode()
+                payload, size = [self._name, False], 40 + len(_encode(item))
+            payload.append(item)
+        yield _encode(payload).decode()
 
     async def _listen(self) -> None:
         while True:
@@ -141,8 +141,8 @@ class Listener:
     async def _follow(self, connection: Connection) -> None:
         await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
         await connection.execute("SELECT pg_advisory_lock_shared(hashtextextended(%s, 0))", (self._channel,))
-        self._changed = True  # whoever thought to be alone looks again
-        self._speak()
+        self._changed = True  # tells a broker that was alone about this one
+        self._start_sending()
         while True:
             others = await connection.execute(
                 """
@@ -158,9 +158,9 @@ class Listener:
             row = await others.fetchone()
             self._others = row is None or bool(row[0])
             async for notification in connection.notifies(timeout=PRESENCE):
-                self._heard(notification.payload)
+                self._receive(notification.payload)
 
-    def _heard(self, payload: str) -> None:
+    def _receive(self, payload: str) -> None:
         try:
             name, changed, *arrivals = _decode(payload)
             if name == self._name:
@@ -171,4 +171,4 @@ class Listener:
             for queue, recipient, count in arrivals:
                 self._on_ready(queue, recipient, count)
         except (ValueError, TypeError, msgspec.DecodeError):
-            log.warning("a notification on %s is not ours: %.80s", self._channel, payload)
+            log.warning("unknown notification on %s: %.80s", self._channel, payload)

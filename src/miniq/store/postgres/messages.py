@@ -1,4 +1,4 @@
-"""Messages in PostgreSQL: one statement per call, or a few in one transaction that go out together."""
+"""Messages in PostgreSQL: one statement per call, or a few in one transaction and round trip."""
 
 from __future__ import annotations
 
@@ -7,37 +7,27 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import psycopg
+from msgspec.structs import asdict
 
 from miniq.errors import InvalidRequest, StoreUnavailable
+from miniq.ids import from_spans, spans
 from miniq.message import Counts, History, Message, Outcome, Page, PlainBatch, Stored
 from miniq.store import decisions
 from miniq.store.arguments import FREE, Change, Edit, Fence, NewTime, Put, Scan, Take
 from miniq.store.contract import MessageStore, no_queue
 from miniq.store.decisions import check_room
 from miniq.store.postgres import parcels, rows
-from miniq.store.postgres.access import (
-    FIRST_ID,
-    LONG,
-    RETURNED,
-    Access,
-    Row,
-    Step,
-    execute,
-    pipeline,
-    tags,
-    transaction,
-)
+from miniq.store.postgres.access import FIRST_ID, LONG, RETURNED, Access, Row, Step, execute, existing, pipeline, tags
 from miniq.store.postgres.connections import Connection
 from miniq.store.postgres.parcels import Cut
 from miniq.store.postgres.rows import Blobs, escape
 
 T = TypeVar("T")
 FULL = "MQ001"
-"""What the function `refuse_full` raises."""
+"""The error code raised by the SQL function `refuse_full`."""
 FOREVER = 2**63 - 1
 PAUSES = (0.002, 0.005, 0.01)
-"""Seconds between looks at a line in which there is nothing but parcels that others have just now, perhaps to split
-them."""
+"""Seconds between retries of a take that found only parcels locked by other calls, which may be splitting them."""
 
 
 class Messages(MessageStore):
@@ -50,10 +40,10 @@ class Messages(MessageStore):
         parcel = messages if isinstance(messages, PlainBatch) else parcels.parcel_of(messages)
         if parcel is not None and put.room is None:
             return await self._put_parcel(parcel, put)
-        return await self._put_unlike(messages, put)
+        return await self._put_mixed(messages, put)
 
     async def _put_parcel(self, parcel: PlainBatch, put: Put) -> list[str]:
-        """Messages that are alike but for id and body, and ask for nothing special."""
+        """Add messages that differ only in id and body."""
         queue, ids, call = parcel.queue, parcel.ids, put.call
         params = parcels.columns(parcel) | {
             "queue": queue,
@@ -70,22 +60,20 @@ class Messages(MessageStore):
         }
         wanted = tags(put.keep)
         if call is not None:
-            params |= {"call": escape(call.name), "given": rows.pack_ids(ids), "call_until": call.until}
+            params |= {"call": escape(call.name), "given": spans(ids), "call_until": call.until}
             wanted = (*wanted, "call")
         query = self._db.queries["put_plain"].pick(*wanted)
-        found = await self._db.connections.call(lambda connection: execute(connection, query, params))
-        if not found:
-            raise no_queue(queue)
-        if not found[0][1]:  # the call stands already
-            given = await self._db.all("call_ids", params)
-            if not given:
+        result = existing(queue, await self._db.connections.call(lambda connection: execute(connection, query, params)))
+        if not result[0][1]:  # a repeated call
+            answer = await self._db.all("call_ids", params)
+            if not answer:
                 raise StoreUnavailable("store: the queue was deleted just now; try again")
-            return rows.unpack_ids(given[0][0])
+            return from_spans(answer[0][0])
         self._db.ready(queue, None, len(ids))
         return list(ids)
 
-    async def _put_unlike(self, messages: Sequence[Message], put: Put) -> list[str]:
-        """Messages that are not alike, or that may be refused or known already."""
+    async def _put_mixed(self, messages: Sequence[Message], put: Put) -> list[str]:
+        """Add messages that differ, have dedup ids, or go to a queue with a limit."""
         queue, room, call = messages[0].queue, put.room, put.call
         names: dict[str, str] = {}
         for message in messages:
@@ -98,7 +86,7 @@ class Messages(MessageStore):
             "full": put.keep == "full",
             "dedups": [escape(message.dedup_id) for message in messages],
             "call": None if call is None else escape(call.name),
-            "given": rows.pack_ids([message.id for message in messages]),
+            "given": spans([message.id for message in messages]),
             "max_length": 0 if room is None else room.messages,
             "max_bytes": 0 if room is None else room.bytes,
         }
@@ -116,63 +104,51 @@ class Messages(MessageStore):
 
         async def work(connection: Connection) -> list[Row]:
             if call is None or not names:
-                return await transaction(connection, steps)
+                return await pipeline(connection, steps, atomic=True)
             async with connection.transaction():
-                found = await pipeline(connection, steps)
-                if found and rows.unpack_ids(found[0][0]) != [message.id for message in messages]:
-                    await execute(connection, *self._db.step("record_call", params | {"answer": found[0][0]}))
-                return found
+                result = await pipeline(connection, steps)
+                if result and from_spans(result[0][0]) != [message.id for message in messages]:
+                    await execute(connection, *self._db.step("record_call", params | {"answer": result[0][0]}))
+                return result
 
         try:
-            found = await self._db.connections.call(work)
+            result = await self._db.connections.call(work)
         except psycopg.DatabaseError as error:
             if error.sqlstate != FULL or room is None:
                 raise
             held, size, more, more_bytes = map(int, (error.diag.message_primary or "").split())
             check_room(room, queue, (held, size), (more, more_bytes))
             raise
-        if not found:
-            raise no_queue(queue)
-        answer, arrived = found[0]
-        self._db.arrived(queue, arrived)
-        return rows.unpack_ids(answer)
+        answer, recipients = existing(queue, result)[0]
+        self._db.arrived(queue, recipients)
+        return from_spans(answer)
 
     async def take(self, queue: str, take: Take) -> list[Stored]:
-        params = {
-            "queue": queue,
-            "limit": take.limit,
-            "max_bytes": take.max_bytes,
-            "now": take.now,
-            "until": take.until,
-            "token": take.token,
-            "consumer": escape(take.consumer),
-        }
+        params = asdict(take) | {"queue": queue, "consumer": escape(take.consumer)}
         query = self._db.queries["take" if take.consumer is None else "take_own"].pick(*tags(take.keep))
 
         async def work(connection: Connection) -> list[Row]:
             look, pauses = True, iter(PAUSES)
             while True:
-                found = await execute(connection, query, params | {"look": look})
-                said = found[0][8] if found else None
-                if said == "expired":
+                taken = await execute(connection, query, params | {"look": look})
+                obstacle = taken[0][8] if taken else None
+                if obstacle == "expired":
                     back = {"queue": queue, "now": take.now, "limit": RETURNED}
                     look = (await execute(connection, *self._db.step("return_expired", back)))[0][0] == RETURNED
-                elif said == "locked" and (pause := next(pauses, None)) is not None:
+                elif obstacle == "locked" and (pause := next(pauses, None)) is not None:
                     await asyncio.sleep(pause)
-                elif said is not None and said.startswith("cut"):
-                    _, id, step = said.split()
+                elif obstacle is not None and obstacle.startswith("cut"):
+                    _, id, step = obstacle.split()
                     await self._db.split(connection, queue, [id], int(step))
                 else:
-                    return found
+                    return taken
 
-        found = await self._db.connections.call(work)
-        if not found:
-            raise no_queue(queue)
-        if found[0][0] is None:
+        taken = existing(queue, await self._db.connections.call(work))
+        if taken[0][0] is None:
             return []
         return [
             Stored(message, take.until, row[4], take.token, take.consumer)
-            for row in found
+            for row in taken
             for message in rows.messages(queue, row)
         ]
 
@@ -191,11 +167,9 @@ class Messages(MessageStore):
 
         async def work(connection: Connection) -> tuple[Outcome, list[Row]]:
             async with connection.transaction():
-                asked = {"queue": queue, "id": id, "floor": parcels.floor(id)}
-                found = await execute(connection, *self._db.step("lock_message", asked))
-                if not found:
-                    raise no_queue(queue)
-                shelf, count, *row = found[0]
+                key = {"queue": queue, "id": id, "floor": parcels.floor(id)}
+                locked = existing(queue, await execute(connection, *self._db.step("lock_message", key)))
+                shelf, count, *row = locked[0]
                 if row[0] is None:
                     return "missing", []
                 old = rows.stored(queue, row)[0]
@@ -222,9 +196,9 @@ class Messages(MessageStore):
                     return outcome, await execute(connection, *self._db.step("edit", params, change.keep))
             raise Cut([old.message.id])
 
-        outcome, found = await self._splitting(queue, work)
-        if found and edit.due_at is not None:
-            self._db.arrived(queue, found[0])
+        outcome, edited = await self._splitting(queue, work)
+        if edited and edit.due_at is not None:
+            self._db.arrived(queue, edited[0])
         return outcome
 
     async def move(
@@ -233,7 +207,7 @@ class Messages(MessageStore):
         fences = [fence for fence, _ in moves]
         params = {"queue": queue, "now": change.now, "event": change.event, "reason": change.reason}
         params |= {"keep": change.keep, "keep_to": keep_to}
-        told: History = change.keep if change.keep != "off" else keep_to
+        keep: History = change.keep if change.keep != "off" else keep_to
         rounds = _rounds(fences, [message.queue for _, message in moves])
         done: set[int] = set()
         arrived: list[tuple[str, list[str | None]]] = []
@@ -245,7 +219,7 @@ class Messages(MessageStore):
                 for places in rounds:
                     messages = [moves[place][1] for place in places]
                     to = messages[0].queue
-                    asked = {
+                    targets = {
                         "to": to,
                         "receipts": [escape(fences[place][1]) for place in places],
                         "floors": parcels.floors([message.id for message in messages]),
@@ -255,11 +229,9 @@ class Messages(MessageStore):
                     if groups:
                         names = [escape(group) for group in groups]
                         steps.append(self._db.step("lock_groups", {"queue": to, "groups": names}))
-                    steps.append(self._db.step("move", params | asked | rows.columns(messages), told))
-                    found = await pipeline(connection, steps)
-                    if not found:
-                        raise no_queue(queue)
-                    moved, recipients, heads, target, cut = found[0]
+                    steps.append(self._db.step("move", params | targets | rows.columns(messages), keep))
+                    result = existing(queue, await pipeline(connection, steps))
+                    moved, recipients, heads, target, cut = result[0]
                     if target is None:
                         raise no_queue(to)
                     if cut:
@@ -276,16 +248,13 @@ class Messages(MessageStore):
     async def clear(self, queue: str, change: Change) -> int:
         params = {"queue": queue, "now": change.now}
         steps = [self._db.step("lock_whole_queue", params), self._db.step("clear", params, change.keep)]
-        found = await self._db.change(steps, LONG)
-        if not found:
-            raise no_queue(queue)
-        return int(found[0][0])
+        result = existing(queue, await self._db.change(steps, LONG))
+        return int(result[0][0])
 
     async def find(self, queue: str, ids: Sequence[str]) -> dict[str, Stored]:
         possible = [id for id in ids if rows.is_id(id)]
-        asked = {"queue": queue, "ids": rows.array(possible), "floors": parcels.floors(possible)}
-        found = await self._db.some("find", asked)
-        return {row[0]: rows.stored(queue, row)[0] for row in found if row[0] is not None}
+        params = {"queue": queue, "ids": rows.array(possible), "floors": parcels.floors(possible)}
+        return {row[0]: rows.stored(queue, row)[0] for row in await self._db.some("find", params) if row[0] is not None}
 
     async def scan(self, queue: str, scan: Scan) -> Page:
         later = scan.status in ("leased", "delayed")
@@ -301,16 +270,16 @@ class Messages(MessageStore):
             "upto": scan.now if scan.status == "ready" else FOREVER,
             "leased": scan.status == "leased",
         }
-        found = await self._db.some("scan_later" if later else "scan", params)
-        page = [stored for row in found if row[6] is not None for stored in rows.stored(queue, row)]
-        if len(page) == len(found) or not page:
+        scanned = await self._db.some("scan_later" if later else "scan", params)
+        page = [stored for row in scanned if row[6] is not None for stored in rows.stored(queue, row)]
+        if len(page) == len(scanned) or not page:
             return Page(page, None)
         last = page[-1]
         return Page(page, f"{last.visible_at}.{last.message.id}" if later else last.message.id)
 
     async def held(self, token: str) -> list[Stored]:
-        found = await self._db.all("held", {"token": escape(token)})
-        return [stored for row in found for stored in rows.stored(row[11], row)]
+        held = await self._db.all("held", {"token": escape(token)})
+        return [stored for row in held for stored in rows.stored(row[11], row)]
 
     async def counts(self, queue: str, now: int) -> Counts:
         ready, delayed, leased, size, oldest = await self._db.one("counts", {"queue": queue, "now": now})
@@ -325,26 +294,24 @@ class Messages(MessageStore):
     async def _change(
         self, name: str, queue: str, fences: Sequence[Fence], change: Change, more: dict[str, Any]
     ) -> list[Outcome]:
-        """Change messages, each on its fence, and let those look again for whom there may be something now."""
-        query = self._db.queries[name].pick(*tags("off" if change.told is None else change.keep))
+        """Change messages, each under its fence, and wake consumers that may have something to take now."""
+        query = self._db.queries[name].pick(*tags("off" if change.recorded is None else change.keep))
         params = {"queue": queue, "now": change.now, "event": change.event} | more
         rounds = _rounds(fences)
         done: set[int] = set()
         woken: list[str | None] = []
 
         async def change_some(connection: Connection, places: list[int]) -> None:
-            asked = parcels.asked([fences[place] for place in places])
-            found = await execute(connection, query, params | asked)
-            if not found:
-                raise no_queue(queue)
-            whole, cut, count, changed, recipients = found[0]
+            ranges = parcels.ranges([fences[place] for place in places])
+            result = existing(queue, await execute(connection, query, params | ranges))
+            whole, cut, count, changed, recipients = result[0]
             if not whole:
                 raise Cut(cut)
             if count == len(places):
                 done.update(places)
             elif count:
                 by_id = {fences[place][0]: place for place in places}
-                done.update(by_id[id] for id in rows.unpack_ids(changed))
+                done.update(by_id[id] for id in from_spans(changed))
             woken.extend(recipients or ())
 
         async def change_all(connection: Connection) -> None:
@@ -363,7 +330,7 @@ class Messages(MessageStore):
         return await self._outcomes(queue, fences, done)
 
     async def _splitting(self, queue: str, change: Callable[[Connection], Awaitable[T]]) -> T:
-        """Do a change, after parcels of which it needs only some messages are split."""
+        """Make a change, splitting parcels of which it needs only some messages."""
 
         async def work(connection: Connection) -> T:
             while True:
@@ -376,12 +343,12 @@ class Messages(MessageStore):
         return await self._db.connections.call(work)
 
     async def _outcomes(self, queue: str, fences: Sequence[Fence], done: set[int]) -> list[Outcome]:
-        """What became of each: those that were not changed are looked up."""
+        """The outcome of each fence; messages that were not changed are looked up."""
         if len(done) == len(fences):
             return ["done"] * len(fences)
         ids = sorted({id for place, (id, _) in enumerate(fences) if place not in done and rows.is_id(id)})
-        found = await self._db.all("present", {"queue": queue, "ids": rows.array(ids), "floors": parcels.floors(ids)})
-        present: dict[str, bool] = {row[0]: row[1] for row in found}
+        params = {"queue": queue, "ids": rows.array(ids), "floors": parcels.floors(ids)}
+        present: dict[str, bool] = {row[0]: row[1] for row in await self._db.all("present", params)}
         outcomes: list[Outcome] = []
         for place, (id, receipt) in enumerate(fences):
             if place in done:
@@ -394,8 +361,7 @@ class Messages(MessageStore):
 
 
 def _rounds(fences: Sequence[Fence], targets: Sequence[str] | None = None) -> list[list[int]]:
-    """The places of fences, in rounds that name no message twice and have one target; what cannot be an id is left
-    out."""
+    """The positions of fences, in rounds that name no message twice and have one target; invalid ids are left out."""
     rounds: list[tuple[str, dict[str, int]]] = []
     for place, (id, _) in enumerate(fences):
         if rows.is_id(id):
@@ -403,7 +369,7 @@ def _rounds(fences: Sequence[Fence], targets: Sequence[str] | None = None) -> li
             if not rounds or rounds[-1][0] != target or id in rounds[-1][1]:
                 rounds.append((target, {}))
             rounds[-1][1][id] = place
-    return [list(found.values()) for _, found in rounds]
+    return [list(places.values()) for _, places in rounds]
 
 
 def _cursor(after: str | None, later: bool) -> tuple[int, str]:

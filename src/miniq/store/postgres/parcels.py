@@ -1,8 +1,8 @@
-"""Parcels: messages that were sent together and are alike share a row, as long as they share their state.
+"""Parcels: messages that were sent together and differ only in id and body share a row while they share their state.
 
-A lease or an ack of all of them then changes one row. Their ids follow each other in a run (`miniq.ids`), so ids are
-asked for by stretches, and the start of the run is where a row that holds an id is looked for. A query that needs only
-some messages of a parcel does nothing; `Cut` says so, the parcel is split into several rows, and the query comes again.
+A lease or ack of all of them then changes one row. Their ids are consecutive in a run (`miniq.ids`), so queries name
+ranges of ids, and find the row of an id from the start of its run. A query that needs only some messages of a parcel
+changes nothing and raises `Cut`; the parcel is then split into several rows and the query repeated.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from miniq.store.postgres import rows
 from miniq.store.postgres.rows import Blobs, escape
 
 MOST = 25
-"""Messages in a row. With more nothing gets faster, and those who take a few at a time split more."""
+"""Messages per row. More is not faster, and causes more splits when few are taken at a time."""
 LEAST = 4
-"""Fewer have a row each: whoever takes them one by one would split them."""
+"""Fewer messages get a row each, since taking them one by one would split the parcel."""
 BYTES = 256 * 1024
-"""Bodies in a row. Large ones gain nothing, and splitting copies them."""
+"""Bytes per row. Large bodies gain nothing, and splitting copies them."""
 
 _FOLLOWING = {f"{place:02x}": f"{place + 1:02x}" for place in range(2 * RUN) if (place + 1) % RUN}
-"""The ends of ids that follow each other in a run."""
+"""The last two digits of the id that follows in a run."""
 
 
 class Cut(Exception):
-    """Nothing was changed: these parcels have to be split first, or, if there are none, another call was faster."""
+    """Nothing was changed: these parcels must be split first; without any, another call was faster."""
 
     def __init__(self, ids: Sequence[str]) -> None:
         self.ids = ids
 
 
 def columns(parcel: PlainBatch) -> dict[str, Any]:
-    """The rows of messages that are alike, and all of them one by one for the history."""
+    """Parameters of a parcel: its rows, and each message for the history."""
     ids, bodies = parcel.ids, parcel.bodies
     sizes = [len(body) for body in bodies]
     cut = list(_rows(ids, sizes))
@@ -54,7 +54,7 @@ def columns(parcel: PlainBatch) -> dict[str, Any]:
 
 
 def _rows(ids: Sequence[str], sizes: Sequence[int]) -> Iterator[range]:
-    """The places of messages that share a row."""
+    """The positions of messages that share a row."""
     start = 0
     while start < len(ids):
         most = min(MOST, len(ids) - start, RUN - run_of(ids[start])[1])
@@ -70,8 +70,8 @@ def _rows(ids: Sequence[str], sizes: Sequence[int]) -> Iterator[range]:
         start += count
 
 
-def asked(fences: Sequence[Fence]) -> dict[str, Any]:
-    """Fences as stretches: neighbours whose ids follow each other and whose receipts are the same."""
+def ranges(fences: Sequence[Fence]) -> dict[str, Any]:
+    """Parameters of fences: as ranges of consecutive ids with the same receipt."""
     firsts: list[str] = []
     lasts: list[str] = []
     receipts: list[str | None] = []
@@ -95,17 +95,17 @@ def asked(fences: Sequence[Fence]) -> dict[str, Any]:
 
 
 def floor(id: str) -> str:
-    """The lowest id that the row of a message can have."""
+    """The lowest possible id of the row that holds a message."""
     return run_of(id)[0]
 
 
 def floors(ids: Sequence[str]) -> str:
-    """The same of many, as an array."""
+    """The floors of many ids, as an array."""
     return rows.array([run_of(id)[0] for id in ids])
 
 
 def parcel_of(messages: Sequence[Message]) -> PlainBatch | None:
-    """Messages as a parcel, None if they are not alike or ask for something special."""
+    """Messages as a parcel, None if they differ in more than id and body or have special fields."""
     first = messages[0]
     plain = Message(first.id, first.queue, first.sent_at, first.due_at, first.body, first.content_type, first.priority)
     for message in messages:

@@ -1,4 +1,4 @@
-"""The queries of `queries.sql` and its companions, by name, in the variants that the file describes."""
+"""Loads the queries of `queries.sql`, `claims.sql` and `stages.sql` by name, in the variants described there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FILES = ("queries.sql", "claims.sql", "stages.sql")
 
 
 class Query:
-    """One query in all its variants: with what it tells, with what depends on a call's name, with neither."""
+    """One query in its variants: with or without history, with or without a named call."""
 
     def __init__(self, name: str, lines: list[str]) -> None:
         self.name = name
@@ -27,29 +27,29 @@ class Query:
 
     @property
     def variants(self) -> list[bytes]:
-        """All of them, for tests."""
+        """All variants, for tests."""
         marked = {line[3:] for line in self._lines if line.startswith("--{")}
-        some = [tags for tags in ((), ("history",), ("call",), ("history", "call")) if marked >= set(tags)]
-        return [self.pick(*tags) for tags in some]
+        possible = [tags for tags in ((), ("history",), ("call",), ("history", "call")) if marked >= set(tags)]
+        return [self.pick(*tags) for tags in possible]
 
 
 def load() -> dict[str, Query]:
-    """All queries. `--include: NAME` stands for the lines of `-- part: NAME`, and NEVER for that moment."""
-    found: dict[str, list[str]] = {}
+    """All queries. `--include: NAME` stands for the lines of `-- part: NAME`, and NEVER for that timestamp."""
+    queries: dict[str, list[str]] = {}
     parts: dict[str, list[str]] = {}
     lines: list[str] = []
     text = "".join(files(__package__).joinpath(name).read_text(encoding="utf-8") for name in FILES)
     for line in text.replace("NEVER", str(NEVER)).splitlines():
         mark, _, name = line.partition(": ")
         if mark == "-- name":
-            lines = found[name] = []
+            lines = queries[name] = []
         elif mark == "-- part":
             lines = parts[name] = []
         elif line == "-- end":
             lines = []
-        elif line and not line.lstrip().startswith("-- "):  # marks within a query have no space, comments have one
-            lines.append(line.strip())  # psycopg reads texts above 4 KB anew each time
-    return {name: Query(name, list(_included(lines, parts))) for name, lines in found.items()}
+        elif line and not line.lstrip().startswith("-- "):  # markers have no space, comments have one
+            lines.append(line.strip())  # psycopg does not cache the parsing of texts above 4 KB
+    return {name: Query(name, list(_included(lines, parts))) for name, lines in queries.items()}
 
 
 def _included(lines: list[str], parts: dict[str, list[str]]) -> Iterator[str]:

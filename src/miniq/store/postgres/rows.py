@@ -1,7 +1,7 @@
-"""How messages and events look in rows, and parameters on their way to the server.
+"""Conversion between rows and records, and query parameters.
 
-`about` holds, as JSON, what is unusual about a message; of an ordinary one it is null. Text has no character 0 in
-PostgreSQL, so names that users chose are escaped where they stand in columns: `\\0` for it, `\\\\` for a backslash.
+`about` holds the less common fields of a message as JSON; it is null for a plain message. PostgreSQL has no character 0
+in text, so names that users choose are escaped in columns: `\\0` for it, `\\\\` for a backslash.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, repeat
 from operator import attrgetter
 from typing import Any
 
@@ -17,7 +17,7 @@ import msgspec
 from psycopg.adapt import Buffer, Dumper
 from psycopg.pq import Format
 
-from miniq.ids import SHARE, ids_from
+from miniq.ids import ids_from
 from miniq.message import Event, HistoryRecord, Message, Stored, special_of
 
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -26,10 +26,10 @@ _SIZE = struct.Struct(">i").pack
 BYTEA, BYTEA_ARRAY = 17, 1001
 
 OWN = ("id", "queue", "sent_at", "due_at", "body", "priority")
-"""Fields of a message that have columns of their own."""
+"""Message fields with columns of their own."""
 _FIELDS = [field for field in msgspec.structs.fields(Message) if field.name not in OWN]
 _FIELDS.sort(key=lambda field: field.name == "dead")
-"""The others; `dead` is the last, where the function `is_fit` looks for it."""
+"""The other fields; `dead` is last, where the SQL function `is_fit` expects it."""
 About: type[Any] = msgspec.defstruct(
     "About", [(field.name, field.type, field.default) for field in _FIELDS], frozen=True, omit_defaults=True
 )
@@ -40,56 +40,32 @@ _ORDINARY = About()
 
 
 def escape(text: str | None) -> str | None:
-    """A name as it stands in a column."""
+    """A name as a column value."""
     if text is None or ("\\" not in text and "\0" not in text):
         return text
     return text.replace("\\", "\\\\").replace("\0", "\\0")
 
 
 def unescape(text: str | None) -> str | None:
-    """The name that stands in a column."""
+    """The name in a column value."""
     if text is None or "\\" not in text:
         return text
-    return _ESCAPED.sub(lambda found: "\0" if found[1] == "0" else found[1], text)
+    return _ESCAPED.sub(lambda match: "\0" if match[1] == "0" else match[1], text)
 
 
 def is_id(id: str) -> bool:
-    """Whether this can be a message's id at all; the server would read other spellings of a UUID, too."""
+    """Whether this can be a message id; the server would also accept other spellings of a UUID."""
     return _ID.fullmatch(id) is not None
 
 
-def pack_ids(ids: Sequence[str]) -> str:
-    """Ids in one text with commas; those that follow each other in a run as the first and their number."""
-    packed: list[str] = []
-    for start in range(0, len(ids), SHARE):
-        some = list(ids[start : start + SHARE])
-        if len(some) > 1 and int(some[0][34:], 16) + len(some) <= 256 and some == ids_from(some[0], len(some)):
-            packed.append(f"{some[0]}*{len(some)}")
-        else:
-            packed += some
-    return ",".join(packed)
-
-
-def unpack_ids(text: str) -> list[str]:
-    """The ids in a text made by `pack_ids`."""
-    ids: list[str] = []
-    for item in text.split(","):
-        first, star, count = item.partition("*")
-        if star:
-            ids += ids_from(first, int(count))
-        else:
-            ids.append(first)
-    return ids
-
-
 def about(message: Message) -> str | None:
-    """What is unusual about a message, None if nothing is."""
+    """The `about` column of a message."""
     text = _encode(About(*_unusual(message)))
     return None if text == b"{}" else text.decode()
 
 
 def columns(messages: Sequence[Message]) -> dict[str, Any]:
-    """Messages that have a row each, as parameters."""
+    """Parameters for messages with one row each."""
     return {
         "ids": array([message.id for message in messages]),
         "sent": array([message.sent_at for message in messages]),
@@ -105,55 +81,42 @@ def columns(messages: Sequence[Message]) -> dict[str, Any]:
 
 
 def messages(queue: str, row: Sequence[Any]) -> list[Message]:
-    """The messages in a row that begins with id, sent_at, due_at, rank, receives, about, body, sizes."""
+    """The messages in a row that starts with id, sent_at, due_at, rank, receives, about, body, sizes."""
     id, sent_at, due_at, rank, _, unusual, body, sizes = row[:8]
-    a = _ORDINARY if unusual is None else _decode(unusual)
+    fields = _ORDINARY if unusual is None else _decode(unusual)
     if sizes is None:
         each: Iterable[tuple[str, bytes]] = ((id, body),)
     else:
         ends = list(accumulate(sizes, initial=0))
         each = zip(ids_from(id, len(sizes)), map(body.__getitem__, map(slice, ends, ends[1:])), strict=True)
-    kind, priority, rest = a.content_type, -rank, special_of(a)
+    kind, priority, rest = fields.content_type, -rank, special_of(fields)
     return [Message(id, queue, sent_at, due_at, body, kind, priority, *rest) for id, body in each]
 
 
 def stored(queue: str, row: Sequence[Any]) -> list[Stored]:
-    """The same with their state: visible_at, receipt, consumer follow."""
+    """The messages in a row with their state, from the columns visible_at, receipt, consumer that follow."""
     visible_at, receives, receipt, consumer = row[8], row[4], unescape(row[9]), unescape(row[10])
     return [Stored(message, visible_at, receives, receipt, consumer) for message in messages(queue, row)]
 
 
 def records(row: Sequence[Any]) -> Iterator[HistoryRecord]:
-    """The events of one row of the history."""
-    first, at, names, queues, ids, receives, sizes, *optional, count = row
-    consumers, waits, helds, reasons, bodies, kinds = (column or [None] * len(ids) for column in optional)
-    for place, id in enumerate(ids):
-        wait, held = waits[place], helds[place]
-        event = Event(
-            at,
-            names[place],
-            queues[place],
-            id,
-            receives[place],
-            sizes[place],
-            unescape(consumers[place]),
-            None if wait is None else wait / 1000,
-            None if held is None else held / 1000,
-            reasons[place],
-            bodies[place],
-            kinds[place],
-            1 if count is None else count,
-        )
-        yield HistoryRecord(first + place, event)
+    """The events in a history row."""
+    first, at, *required, consumers, waits, helds, reasons, bodies, kinds, count = row
+    optional = [column or repeat(None) for column in (consumers, waits, helds, reasons, bodies, kinds)]
+    for offset, columns in enumerate(zip(*required, *optional, strict=False), first):
+        name, queue, id, receives, size, consumer, wait, held, reason, body, kind = columns
+        wait_ms, held_ms = (None if micros is None else micros / 1000 for micros in (wait, held))
+        state = (receives, size, unescape(consumer), wait_ms, held_ms)
+        yield HistoryRecord(offset, Event(at, name, queue, id, *state, reason, body, kind, count or 1))
 
 
 def array(items: Sequence[object]) -> str:
-    """Ids or numbers as the text of an array."""
+    """Ids or numbers as an array literal."""
     return "{" + ",".join(map(str, items)) + "}"
 
 
 class Blobs:
-    """Bodies as one array parameter in the binary format, made without a dumper's call for each."""
+    """Bodies as one binary array parameter, encoded without a dumper call per body."""
 
     __slots__ = ("data",)
 

@@ -1,7 +1,7 @@
-"""Making the tables, and bringing those of an earlier version up to date.
+"""Creates the tables, and migrates those of an earlier version.
 
-A new store gets `schema.sql`; an old one gets the files of `migrations/` that it has not had. Both happen at start,
-in one transaction, under a lock, so that brokers that start together do not meet.
+A new store gets `schema.sql`; an old one gets the `migrations/` that it lacks. Both happen at start, in one transaction
+under a lock, so that brokers may start at the same time.
 """
 
 from __future__ import annotations
@@ -20,17 +20,15 @@ OLDEST_SERVER = 140000
 def migrations() -> dict[int, str]:
     """The migrations by the version that each leads to."""
     folder = files(__package__).joinpath("migrations")
-    found = {
-        int(file.name[:4]): file.read_text(encoding="utf-8") for file in folder.iterdir() if file.name[:4].isdigit()
-    }
-    return dict(sorted(found.items()))
+    names = sorted(file.name for file in folder.iterdir() if file.name[:4].isdigit())
+    return {int(name[:4]): folder.joinpath(name).read_text(encoding="utf-8") for name in names}
 
 
 VERSION = max(migrations())
 
 
 async def prepare(connection: AsyncConnection[Any], address: Address) -> None:
-    """Let the tables be those of this version."""
+    """Create or migrate the tables."""
     if connection.info.server_version < OLDEST_SERVER:
         raise StoreFormat(f"store: this is PostgreSQL {connection.info.server_version // 10000}; 14 or later is needed")
     if connection.info.parameter_status("server_encoding") != "UTF8":
@@ -52,8 +50,8 @@ async def prepare(connection: AsyncConnection[Any], address: Address) -> None:
 
 
 async def _version(connection: AsyncConnection[Any], schema: str) -> int:
-    """The version of the tables, 0 where there are none."""
-    # Not to_regclass(): it may answer from a cache that does not know what was committed while we waited for the lock.
+    """The version of the tables, 0 if there are none."""
+    # Not to_regclass(): its cache may lack what was committed while we waited for the lock.
     there = await connection.execute(
         """
         SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace

@@ -1,7 +1,7 @@
 """Stages in PostgreSQL: stretches of up to 128 messages as one row of arrays, which a commit turns into messages.
 
-All of a commit is one transaction. Rows in `stages` are locked by those who upload and by those who commit; the
-commit itself is entered in `dedup`, where a second one waits for the first.
+A commit is one transaction. Uploads and commits lock the rows in `stages`; the commit is entered in `dedup`, where a
+concurrent commit of the same batch waits for it.
 """
 
 from __future__ import annotations
@@ -15,18 +15,17 @@ from miniq.errors import StoreUnavailable
 from miniq.ids import RUN
 from miniq.message import JSON, Committed, Message, PlainBatch, Stage, StageName
 from miniq.store.arguments import Batch, Upload
-from miniq.store.contract import StageStore, no_queue
+from miniq.store.contract import StageStore
 from miniq.store.decisions import (
     check_listed,
     check_room,
-    commit_said,
-    committed_before,
+    repeated_commit,
     size_of,
     stands_alone,
     stretches,
 )
 from miniq.store.postgres import parcels, rows
-from miniq.store.postgres.access import LONG, Access, Row, execute, pipeline
+from miniq.store.postgres.access import LONG, Access, Row, execute, existing, pipeline
 from miniq.store.postgres.connections import Connection
 from miniq.store.postgres.rows import Blobs, escape, unescape
 
@@ -71,21 +70,21 @@ class Stages(StageStore):
 
         async def work(connection: Connection) -> tuple[int, int]:
             async with connection.transaction():
-                stage, there = await self._stage(connection, params)
-                if there is not None:
-                    return there
+                stage, uploaded = await self._stage(connection, params)
+                if uploaded is not None:
+                    return uploaded
                 async with connection.cursor() as cursor, cursor.copy(COPY) as copy:
                     copy.set_types(list(COLUMNS.values()))
                     for row in _stretches(messages, cut):
                         await copy.write_row((stage, upload.part, *row))
-                told = {
+                part = {
                     "stage": stage,
                     "messages": len(messages),
                     "bytes": size,
                     "alone": 0 if isinstance(messages, PlainBatch) else sum(map(stands_alone, messages)),
                     "stretches": len(cut),
                 }
-                await execute(connection, *self._db.step("add_part", params | told))
+                await execute(connection, *self._db.step("add_part", params | part))
                 return len(messages), size
 
         return await self._db.connections.call(work, LONG)
@@ -104,14 +103,12 @@ class Stages(StageStore):
 
         async def work(connection: Connection) -> tuple[Committed, list[str]]:
             async with connection.transaction():
-                # In the order of a put: the queue if there is a limit, the call, dedup ids, groups.
+                # Locks in the order of a put: the queue if there is a limit, the call, dedup ids, groups.
                 steps = [self._db.step("lock_queue", params)] if put.room is not None else []
                 entered = await pipeline(connection, [*steps, self._db.step("claim_commit", params)])
                 if not entered:
-                    said = await execute(connection, *self._db.step("call_ids", params))
-                    if not said:
-                        raise no_queue(queue)
-                    return committed_before(said[0][0]), []
+                    answer = existing(queue, await execute(connection, *self._db.step("call_ids", params)))
+                    return repeated_commit(answer[0][0]), []
                 known = params | {"shelf": entered[0][0]}
                 known["stages"] = await self._listed(connection, known, batch)
                 parts = await execute(connection, *self._db.step("stage_parts", known))
@@ -124,11 +121,11 @@ class Stages(StageStore):
                 steps = []
                 if more:
                     head, place = _split(batch.reserve(RUN * sum(row[2] for row in parts)))
-                    for stage, part, cuts, _ in parts:
-                        where = {"stage": stage, "part": part, "head": head, "first": place}
-                        steps.append(self._db.step("commit_part", known | where, put.keep))
-                        place += RUN * cuts
-                steps.append(self._db.step("finish_commit", known | {"answer": commit_said(more)}))
+                    for stage, part, count, _ in parts:
+                        ids = {"stage": stage, "part": part, "head": head, "first": place}
+                        steps.append(self._db.step("commit_part", known | ids, put.keep))
+                        place += RUN * count
+                steps.append(self._db.step("finish_commit", known | {"answer": str(more)}))
                 await pipeline(connection, steps)
                 return Committed(more), recipients
 
@@ -145,25 +142,23 @@ class Stages(StageStore):
     # Inside
 
     async def _stage(self, connection: Connection, params: dict[str, Any]) -> tuple[int, tuple[int, int] | None]:
-        """The id of a stage, which is locked, and how much is in the part if it is there already."""
+        """Lock a stage, creating it if needed: its id, and the messages and bytes of the part if it exists already."""
         steps = [self._db.step(name, params) for name in ("add_stage", "lock_stage", "find_part")]
         for _ in range(TRIES):
-            found = await pipeline(connection, steps)
-            if not found:
-                raise no_queue(params["queue"])
-            _, stage, until, messages, size = found[0]
+            result = existing(params["queue"], await pipeline(connection, steps))
+            _, stage, until, messages, size = result[0]
             if stage is None:
-                continue  # somebody discarded it just now
+                continue  # another call discarded it just now
             if until > params["now"] or until == params["until"]:
                 return stage, None if messages is None else (messages, size)
-            await execute(connection, *self._db.step("drop_stage", {"stage": stage}))  # it has run out
+            await execute(connection, *self._db.step("drop_stage", {"stage": stage}))  # it has expired
         raise StoreUnavailable("store: the stage was discarded while it was uploaded; try again")
 
     async def _listed(self, connection: Connection, params: dict[str, Any], batch: Batch) -> list[int]:
-        """The ids of stages in the order of the list; all of the batch are locked."""
-        found = await execute(connection, *self._db.step("lock_stages", params))
-        ids = {(unescape(row[1]) or "", unescape(row[2]) or ""): row[0] for row in found}
-        check_listed(batch, dict(zip(ids, (row[3] for row in found), strict=True)))
+        """Lock all stages of a batch: the ids of those to commit, in order."""
+        locked = await execute(connection, *self._db.step("lock_stages", params))
+        ids = {(unescape(row[1]) or "", unescape(row[2]) or ""): row[0] for row in locked}
+        check_listed(batch, dict(zip(ids, (row[3] for row in locked), strict=True)))
         return [ids[stage] for stage in batch.stages]
 
     async def list(self, queue: str, now: int) -> list[Stage]:
@@ -179,37 +174,37 @@ def _batch(queue: str, job: str, batch: str) -> dict[str, Any]:
 
 
 def _split(id: str) -> tuple[str, int]:
-    """The part of an id that all of a reserved range share, and the rest as the server counts: with a sign."""
+    """The prefix that all ids of a reserved range share, and the rest as a signed integer."""
     return id[:19], int(id[19:23] + id[24:], 16) - 2**64
 
 
 def _stretches(messages: Sequence[Message], cut: Sequence[range]) -> Iterator[Row]:
     """The columns of `staged` after the first two."""
     for nth, places in enumerate(cut):
-        some = messages[places.start : places.stop]
-        if isinstance(some, PlainBatch):
-            about = None if some.content_type == JSON else rows.about(some[0])
-            abouts = None if about is None else [about] * len(some)
-            kinds = None if some.content_type == JSON else [some.content_type] * len(some)
+        part = messages[places.start : places.stop]
+        if isinstance(part, PlainBatch):
+            about = None if part.content_type == JSON else rows.about(part[0])
+            abouts = None if about is None else [about] * len(part)
+            kinds = None if part.content_type == JSON else [part.content_type] * len(part)
             yield (
-                nth, len(some), some.size, some.due_at, -some.priority, None, None, None, None, None, abouts, kinds,
-                Blobs(some.bodies),
+                nth, len(part), part.size, part.due_at, -part.priority, None, None, None, None, None, abouts, kinds,
+                Blobs(part.bodies),
             )  # fmt: skip
         else:
-            yield (nth, *_columns(some))
+            yield (nth, *_columns(part))
 
 
-def _columns(some: Sequence[Message]) -> Row:
-    first = some[0]
-    sizes = [message.size for message in some]
-    ttls = [message.expires_at for message in some]
+def _columns(messages: Sequence[Message]) -> Row:
+    first = messages[0]
+    sizes = [message.size for message in messages]
+    ttls = [message.expires_at for message in messages]
     abouts = [
         rows.about(message if message.expires_at is None else structs.replace(message, expires_at=0))
-        for message in some
+        for message in messages
     ]
-    kinds = [message.content_type for message in some]
+    kinds = [message.content_type for message in messages]
     return (
-        len(some),
+        len(messages),
         sum(sizes),
         first.due_at,
         -first.priority,
@@ -220,5 +215,5 @@ def _columns(some: Sequence[Message]) -> Row:
         ttls if any(ttl is not None for ttl in ttls) else None,
         abouts if any(abouts) else None,
         kinds if any(kind != JSON for kind in kinds) else None,
-        Blobs([message.body for message in some]),
+        Blobs([message.body for message in messages]),
     )

@@ -1,10 +1,9 @@
 """The store contract on PostgreSQL.
 
-Nothing that is cached here is ever the truth, so several brokers may share a database. The parts of the contract are in
-`messages.py`, `claims.py`, `stages.py` and `history.py`; `parcels.py` says which messages share a row. `queries.sql`
-and its companions have the statements, `schema.sql` the tables, `access.py` brings them together; `connections.py`
-lends the connections, `listener.py` carries wake-ups between brokers, `rows.py` turns rows into records, `copying.py`
-dumps and loads, and `driver_errors.py` turns the driver's errors into ours.
+All state is in the database, so several brokers may share it. The parts of the contract are in `messages.py`,
+`claims.py`, `stages.py` and `history.py`; `parcels.py` decides which messages share a row. `queries.sql`, `claims.sql`
+and `stages.sql` have the statements, `schema.sql` the tables, `access.py` combines them; `connections.py` is the pool,
+`listener.py` carries wake-ups between brokers, `rows.py` converts rows, `copying.py` dumps and loads.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from miniq.store.transfer import Item, portions
 
 log = logging.getLogger("miniq.store.postgres")
 REMAINS = 600 * 1_000_000
-"""How long the traces of a deleted queue are watched: a call that was under way may still add a row."""
+"""How long the remains of a deleted queue are checked: a call in flight may still add a row."""
 
 
 class PostgresStore:
@@ -67,7 +66,7 @@ class PostgresStore:
         await self._db.connections.close()
 
     def failure(self) -> Exception | None:
-        return None  # a database that is away comes back
+        return None  # an unreachable database may come back
 
     async def check(self) -> None:
         await self.revision()
@@ -75,8 +74,8 @@ class PostgresStore:
     # Queues
 
     async def queues(self) -> dict[str, QueueSettings]:
-        found = await self._db.all("queues", {})
-        return {name: msgspec.json.decode(settings, type=QueueSettings) for name, settings in found}
+        queues = await self._db.all("queues", {})
+        return {name: msgspec.json.decode(settings, type=QueueSettings) for name, settings in queues}
 
     async def save_queue(self, name: str, settings: QueueSettings) -> None:
         await self._db.all("save_queue", {"queue": name, "settings": _json(settings)})
@@ -89,9 +88,9 @@ class PostgresStore:
             if was is None:
                 return bool(await execute(connection, *self._db.step("create_queue", params)))
             async with connection.transaction():
-                # Compared as records: those of an earlier version lack fields that have defaults now.
-                found = await execute(connection, *self._db.step("lock_settings", params))
-                if not found or msgspec.json.decode(found[0][0], type=QueueSettings) != was:
+                # Compared as records: settings of an earlier version lack fields that have defaults now.
+                current = await execute(connection, *self._db.step("lock_settings", params))
+                if not current or msgspec.json.decode(current[0][0], type=QueueSettings) != was:
                     return False
                 await execute(connection, *self._db.step("save_queue", params))
                 return True
@@ -118,8 +117,8 @@ class PostgresStore:
         return int((await self._db.all("revision", {}))[0][0])
 
     async def last_id(self) -> str:
-        found = await self._db.all("last_id", {})
-        return str(found[0][0]) if found else ""
+        last = await self._db.all("last_id", {})
+        return str(last[0][0]) if last else ""
 
     # Upkeep
 
@@ -128,13 +127,13 @@ class PostgresStore:
         for name in ("tidy_dedup", "tidy_claimed", "tidy_claims", "tidy_stages"):
             removed += int((await self._db.all(name, {"now": now, "limit": limit}))[0][0])
         for shelf, until in await self._db.all("remains", {}):
-            gone = 0
+            remains = 0
             for name in ("tidy_messages", "tidy_readers", "tidy_stages_of"):
-                gone += int((await self._db.all(name, {"shelf": shelf, "limit": limit}))[0][0])
-            removed += gone
-            if until is None and not gone:
+                remains += int((await self._db.all(name, {"shelf": shelf, "limit": limit}))[0][0])
+            removed += remains
+            if until is None and not remains:
                 await self._db.all("keep_remains", {"shelf": shelf, "until": now + REMAINS})
-            elif until is not None and until <= now and not gone:
+            elif until is not None and until <= now and not remains:
                 await self._db.all("drop_remains", {"shelf": shelf})
         return removed
 
@@ -152,11 +151,7 @@ class PostgresStore:
             yield portion
 
     async def load(self, items: Sequence[Item], now: int) -> None:
-        for item in items:
-            if isinstance(item, transfer.Queue):
-                await self.save_queue(item.name, item.settings)
-            elif isinstance(item, transfer.Record):
-                await self.save_record(item.kind, item.name, item.value)
+        await transfer.load_settings(self, items)
         steps = [self._db.step(name, params) for name, params in copying.steps(items)]
         if steps:
             await self._db.change(steps, LONG)
@@ -165,7 +160,7 @@ class PostgresStore:
         await schema.prepare(connection, self._db.address)
         row = await (await connection.execute("SHOW fsync")).fetchone()
         if self._durable and row is not None and row[0] == "off":
-            log.warning("PostgreSQL runs with fsync = off: what is confirmed may be lost with the machine's power")
+            log.warning("PostgreSQL runs with fsync = off: confirmed messages may be lost in a power failure")
 
 
 def _json(settings: QueueSettings) -> str:
