@@ -45,6 +45,10 @@ def wrong(use: Use = "read", **given: str) -> str:
             "startingOffset: 'first' is invalid; use a history offset, 'earliest'",
         ),
         (
+            {"view": "history", "startingOffset": "-1"},
+            "startingOffset: '-1' is invalid; use a history offset, 'earliest'",
+        ),
+        (
             {"view": "history", "startingOffset": "latest"},
             "startingOffset: 'latest' is invalid; a batch read would be empty",
         ),
