@@ -6,10 +6,8 @@ import os
 from glob import glob
 from typing import TYPE_CHECKING
 
-from pyspark.sql.types import StructType
-
 from miniq.errors import InvalidRequest
-from miniq.spark.pipelines.runs import Run, Summary, absolute, check_format, follow, observed, select_body, state_folder
+from miniq.spark.pipelines.runs import Run, Summary, absolute, check_format, follow, state_folder, write_stream
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -37,7 +35,7 @@ def ingest(
         raise InvalidRequest(f"files: no file matches {files!r}", field="files")
     rows = _rows(spark, files, format, run)
     content_type = "text/plain; charset=utf-8" if format == "text" else None
-    writer = observed(rows).writeStream.format("miniq").options(**run.source(queue=queue, contentType=content_type))
+    writer = write_stream(rows, run, queue=queue, contentType=content_type)
     return follow("ingest", writer, run, checkpoint, queue=queue, files=files, format=format)
 
 
@@ -52,29 +50,18 @@ def _format_of(files: str) -> str:
 
 def _rows(spark: SparkSession, files: str, format: str, run: Run) -> DataFrame:
     """A stream of the rows in the files, with the columns of messages."""
-    schema = _schema(spark, files, format)
-    files = _pattern(files)
-    reader = spark.readStream
+    stream = spark.readStream
     if "maxFilesPerTrigger" in run.options:
-        reader = reader.option("maxFilesPerTrigger", run.options["maxFilesPerTrigger"])
+        stream = stream.option("maxFilesPerTrigger", run.options["maxFilesPerTrigger"])
+    pattern = _pattern(files)
     if format in ("text", "jsonl"):
         # Only a line feed ends a line; to JSON, a carriage return is white space.
-        lines = reader.option("lineSep", "\n").text(files)
-        if format == "text":
-            return lines.selectExpr("value as body")
-        return lines.where("trim(both ' \t\r' from value) != ''").selectExpr("value as body")
-    if format == "csv":
-        return select_body(reader.option("header", True).schema(schema).csv(files))
-    return select_body(reader.schema(schema).parquet(files))
-
-
-def _schema(spark: SparkSession, files: str, format: str) -> StructType:
-    """The columns of the existing files; a stream must know them before it starts."""
-    if format == "csv":
-        return spark.read.option("header", True).csv(files).schema
-    if format == "parquet":
-        return spark.read.parquet(files).schema
-    return StructType()
+        lines = stream.option("lineSep", "\n").text(pattern).selectExpr("value as body")
+        return lines if format == "text" else lines.where("trim(both ' \t\r' from body) != ''")
+    # A stream must know the columns before it starts: those of the files that are there now.
+    columns = spark.read.format(format).option("header", True).load(files).schema
+    rows = stream.format(format).option("header", True).schema(columns).load(pattern)
+    return rows.selectExpr("to_json(struct(*)) as body")
 
 
 def _pattern(files: str) -> str:
