@@ -81,6 +81,12 @@ def test_values_are_where_the_ticks_say() -> None:
     assert float(high) == places[10]
 
 
+def test_waits_of_weeks_have_a_scale() -> None:
+    weeks = 20 * 86_400_000.0
+    svg = charts.lines([0, 1], [Line("p50", 1, [weeks, weeks])], charts.duration, 1, log=True)
+    assert (">10 d<" in svg, ">100 d<" in svg) == (True, True)
+
+
 @pytest.mark.parametrize(("top", "ticks"), [(0, [0, 1]), (1, [0, 0.25, 0.5, 0.75, 1]), (97, [0, 25, 50, 75, 100])])
 def test_ticks_are_round(top: float, ticks: list[float]) -> None:
     assert charts.nice_ticks(top) == ticks

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from html import escape
 from typing import Any
 
 from miniq.spark.report import charts
 from miniq.spark.report.charts import Bar, Line
-from miniq.spark.report.tables import Span, moment
+from miniq.spark.report.tables import Span
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -109,7 +109,7 @@ class _Page:
 
     def header(self, title: str) -> str:
         span = self._span
-        begin, end = (moment(at).strftime("%d %b %Y %H:%M:%S") for at in (span.begin, span.end))
+        begin, end = (datetime.fromtimestamp(at, UTC).strftime("%d %b %Y %H:%M:%S") for at in (span.begin, span.end))
         names = len(self._queues)
         return (
             f"<header><h1>{escape(title)}</h1><p class='soft'>{begin} to {end} UTC · "
