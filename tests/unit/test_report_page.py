@@ -67,6 +67,12 @@ def test_a_queue_where_nothing_was_received_has_no_times() -> None:
     assert "No data." in page
 
 
+def test_a_tiny_share_is_still_a_percentage() -> None:
+    found = tables()
+    found["queues"][0].update(received=1_000_000, redelivered=1)
+    assert "<b>&lt;0.01%</b><span>of deliveries were redeliveries" in render(found, Span(100, 103, 1, 44), NOW)
+
+
 def test_a_gap_in_a_line_stays_a_gap_and_a_lonely_value_is_a_dot() -> None:
     svg = charts.lines([0, 1, 2, 3, 4], [Line("a", 0, [1, 2, None, 3, None])], charts.count, 1)
     assert (svg.count('class="c0 line"'), svg.count("<circle")) == (1, 1)

@@ -28,7 +28,11 @@ def ingest(
     """
     run = run or Run()
     files = absolute(files)
-    format = format or _format_of(files)
+    format = format or SUFFIXES.get(os.path.splitext(files)[1].lower())
+    if format is None:
+        raise InvalidRequest(
+            f"format: cannot be guessed from {files!r}; use one of {', '.join(FORMATS)}", field="format"
+        )
     check_format(format, FORMATS)
     checkpoint = run.checkpoint or state_folder("ingest", run.url, queue, format, files)
     if "://" not in files and not glob(files):
@@ -39,21 +43,13 @@ def ingest(
     return follow("ingest", writer, run, checkpoint, queue=queue, files=files, format=format)
 
 
-def _format_of(files: str) -> str:
-    format = SUFFIXES.get(os.path.splitext(files)[1].lower())
-    if format is None:
-        raise InvalidRequest(
-            f"format: cannot be guessed from {files!r}; use one of {', '.join(FORMATS)}", field="format"
-        )
-    return format
-
-
 def _rows(spark: SparkSession, files: str, format: str, run: Run) -> DataFrame:
     """A stream of the rows in the files, with the columns of messages."""
     stream = spark.readStream
     if "maxFilesPerTrigger" in run.options:
         stream = stream.option("maxFilesPerTrigger", run.options["maxFilesPerTrigger"])
-    pattern = _pattern(files)
+    # Spark streams folders and patterns, not files: turn a single file into a pattern that matches only it.
+    pattern = f"{files[:-1]}[{files[-1]}]" if os.path.isfile(files) else files
     if format in ("text", "jsonl"):
         # Only a line feed ends a line; to JSON, a carriage return is white space.
         lines = stream.option("lineSep", "\n").text(pattern).selectExpr("value as body")
@@ -62,8 +58,3 @@ def _rows(spark: SparkSession, files: str, format: str, run: Run) -> DataFrame:
     columns = spark.read.format(format).option("header", True).load(files).schema
     rows = stream.format(format).option("header", True).schema(columns).load(pattern)
     return rows.selectExpr("to_json(struct(*)) as body")
-
-
-def _pattern(files: str) -> str:
-    """Turn a single file into a pattern that matches only it: Spark streams folders and patterns, not files."""
-    return f"{files[:-1]}[{files[-1]}]" if os.path.isfile(files) else files

@@ -63,9 +63,7 @@ class Run(Struct, frozen=True, kw_only=True):
 
     def source(self, **options: object) -> dict[str, str]:
         """Options for `format("miniq")`: the connection, and those that the pipeline passes."""
-        given: dict[str, object] = {"url": self.url, **options}
-        if self.api_key is not None:
-            given["api_key"] = self.api_key
+        given = {"url": self.url, "api_key": self.api_key, **options}
         return {name: str(value) for name, value in given.items() if value is not None}
 
     def broker(self) -> Options:

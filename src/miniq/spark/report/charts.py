@@ -122,7 +122,11 @@ def lines(
         share = math.log(max(value, low) / low, top / low) if log else value / top
         return TOP + (1 - share) * (HEIGHT - TOP - BOTTOM)
 
-    parts = [_legend(series) if len(series) > 1 else "", f'<svg viewBox="0 0 {width} {HEIGHT}" role="img">']
+    parts = []
+    if len(series) > 1:
+        names = [f'<span><i class="c{line.colour}"></i>{escape(line.name)}</span>' for line in series]
+        parts.append(f'<div class="legend">{"".join(names)}</div>')
+    parts.append(f'<svg viewBox="0 0 {width} {HEIGHT}" role="img">')
     for tick in ticks:
         y = y_of(tick)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{width - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
@@ -163,11 +167,6 @@ def _hover(index: int, moments: Sequence[int], series: Sequence[Line], show: Sho
         f'<rect class="hover" x="{LEFT + index * width:.2f}" y="{TOP}" width="{width:.2f}" '
         f'height="{HEIGHT - TOP - BOTTOM}"><title>{title}</title></rect>'
     )
-
-
-def _legend(series: Sequence[Line]) -> str:
-    items = "".join(f'<span><i class="c{line.colour}"></i>{escape(line.name)}</span>' for line in series)
-    return f'<div class="legend">{items}</div>'
 
 
 def bars(items: Sequence[Bar], show: Show) -> str:

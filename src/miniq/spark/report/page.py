@@ -68,7 +68,6 @@ footer{margin-top:40px;font-size:13px;color:var(--soft)}
 """ + "".join(f".c{colour}{{color:var(--c{colour})}}" for colour in range(8))
 
 
-COUNTS = ("sent", "received", "redelivered", "acked", "released", "lost_leases", "dead")
 FOOTNOTE = (
     "Wait is the time from when a message became ready until a consumer received it; processing is the time from then "
     "until the consumer acked or released it, or its lease expired. The percentile charts show the busiest queue in "
@@ -111,7 +110,10 @@ class _Page:
         )
 
     def tiles(self) -> str:
-        total = {name: sum(row[name] for row in self._queues) for name in COUNTS}
+        total = {
+            name: sum(row[name] for row in self._queues)
+            for name in ("sent", "received", "redelivered", "acked", "dead")
+        }
         redelivered = total["redelivered"] / total["received"] if total["received"] else 0
         dead = total["dead"] / total["sent"] if total["sent"] else 0
         busiest = self._queues[0]
@@ -123,9 +125,8 @@ class _Page:
             f"median wait in {busiest['queue']}": _time(busiest["wait_p50_ms"]),
             f"median processing in {busiest['queue']}": _time(busiest["held_p50_ms"]),
         }
-        tiles = [
-            f'<div class="tile"><b>{escape(b)}</b><span>{escape(name)}</span></div>' for name, b in figures.items()
-        ]
+        tile = '<div class="tile"><b>{}</b><span>{}</span></div>'
+        tiles = [tile.format(escape(figure), escape(label)) for label, figure in figures.items()]
         return f'<div class="tiles">{"".join(tiles)}</div>'
 
     # Charts
@@ -134,10 +135,8 @@ class _Page:
         step = self._span.step
         per_second = "Messages per second" + ("" if step == 1 else f", averaged over {_length(step)}")
         over_time = [
-            _card("Throughput", per_second, self._lines(self._throughput(), charts.count, charts.WIDE), wide=True),
-            _card(
-                "Backlog", "Messages in each queue", self._lines(self._backlog(), charts.count, charts.WIDE), wide=True
-            ),
+            _card("Throughput", per_second, self._throughput(), wide=True),
+            _card("Backlog", "Messages in each queue", self._backlog(), wide=True),
             _card("Wait", "Time until a message was received, percentiles", self._percentiles("wait", "received")),
             _card("Processing", "Time a consumer held a message, percentiles", self._percentiles("held", "acked")),
         ]
@@ -152,29 +151,28 @@ class _Page:
             f'<div class="grid2" style="margin-top:16px">{"".join(totals)}</div>'
         )
 
-    def _lines(self, series: list[Line], show: charts.Show, width: int, log: bool = False) -> str:
-        return charts.lines(self._moments, series, show, self._span.step, log=log, width=width)
+    def _lines(self, series: list[Line], durations: bool = False) -> str:
+        """A wide chart of counts, or a narrow one of durations."""
+        show, width = (charts.duration, charts.NARROW) if durations else (charts.count, charts.WIDE)
+        return charts.lines(self._moments, series, show, self._span.step, log=durations, width=width)
 
-    def _throughput(self) -> list[Line]:
+    def _throughput(self) -> str:
         """The rates of all queues together."""
-        sums = {name: [0] * len(self._moments) for name in COUNTS}
-        for row in self._tables["throughput"]:
-            for name in COUNTS:
-                sums[name][self._index[row["at"]]] += row[name]
-        returned = [sum(pair) for pair in zip(sums["released"], sums["lost_leases"], strict=True)]
-        series = (
-            ("sent", 0, sums["sent"]),
-            ("acked", 1, sums["acked"]),
-            ("released or lease expired", 4, returned),
-            ("dead", 2, sums["dead"]),
-        )
-        return [
-            Line(name, colour, [value / self._span.step for value in values], filled=name == "sent")
-            for name, colour, values in series
-            if any(values)
-        ]
+        series = []
+        for name, colour, events in (
+            ("sent", 0, ("sent",)),
+            ("acked", 1, ("acked",)),
+            ("released or lease expired", 4, ("released", "lost_leases")),
+            ("dead", 2, ("dead",)),
+        ):
+            sums = [0] * len(self._moments)
+            for row in self._tables["throughput"]:
+                sums[self._index[row["at"]]] += sum(row[event] for event in events)
+            if any(sums):
+                series.append(Line(name, colour, [value / self._span.step for value in sums], filled=name == "sent"))
+        return self._lines(series)
 
-    def _backlog(self) -> list[Line]:
+    def _backlog(self) -> str:
         """A line per queue, level where nothing happened."""
         levels: dict[str, dict[int, int]] = defaultdict(dict)
         before: dict[str, int] = {}
@@ -189,7 +187,7 @@ class _Page:
                 level = levels[queue].get(index, level)
                 values.append(level)
             series.append(Line(queue, colour, values, filled=colour == 0))
-        return series
+        return self._lines(series)
 
     def _percentiles(self, time: str, by: str) -> str:
         """Percentiles of the busiest queue in each interval."""
@@ -203,20 +201,16 @@ class _Page:
             Line(mark, colour, [None if row is None else row[f"{time}_{mark}_ms"] for row in busiest])
             for mark, colour in (("p50", 1), ("p90", 4), ("p99", 2))
         ]
-        return self._lines(series, charts.duration, charts.NARROW, log=True)
+        return self._lines(series, durations=True)
 
     def _receives(self) -> str:
         counts: Counter[str] = Counter()
         for row in self._tables["receives"]:
-            counts[str(row["receives"]) if row["receives"] <= 5 else "6 or more"] += row["messages"]
+            times = f"{row['receives'] if row['receives'] <= 5 else '6 or more'} time"
+            counts[times if times == "1 time" else f"{times}s"] += row["messages"]
         bars = [
-            Bar(
-                f"{name} time{'' if name == '1' else 's'}",
-                value,
-                1 if name == "1" else 4,
-                f"{value / counts.total():.1%}",
-            )
-            for name, value in sorted(counts.items())
+            Bar(times, messages, 1 if times == "1 time" else 4, f"{messages / counts.total():.1%}")
+            for times, messages in sorted(counts.items())
         ]
         return charts.bars(bars, charts.count)
 
@@ -236,9 +230,8 @@ class _Page:
 
     def _consumers(self) -> str:
         busiest = sorted(self._tables["consumers"], key=lambda row: -row["acked"])[:MAX_CHARTED]
-        return charts.bars(
-            [Bar(row["consumer"], row["acked"], 0, f"of {row['queue']}") for row in busiest], charts.count
-        )
+        bars = [Bar(row["consumer"], row["acked"], 0, f"of {row['queue']}") for row in busiest]
+        return charts.bars(bars, charts.count)
 
     # Tables
 
@@ -305,7 +298,7 @@ def _time(ms: float | None) -> str:
 
 
 def _share(value: float) -> str:
-    return f"{value:.1%}" if value >= 0.01 or not value else f"{value:.2g}" if value < 1e-4 else f"{value:.2%}"
+    return f"{value:.1%}" if value >= 0.01 or not value else f"{value:.2%}" if value >= 1e-4 else "<0.01%"
 
 
 def _length(step: int) -> str:
