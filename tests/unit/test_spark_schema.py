@@ -23,7 +23,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from miniq.api.arrow import SENT
 from miniq.errors import InvalidRequest
+from miniq.spark import schema
 from miniq.spark.schema import arrow_schema, check_read_schema, check_written_schema, fit, messages_of, spark_schema
 
 TYPES: dict[str, DataType] = {
@@ -66,6 +68,11 @@ def test_the_columns_of_a_read_can_be_written() -> None:
     check_written_schema(spark_schema("messages"), None)
     with pytest.raises(InvalidRequest, match="contentType: the rows already have a column"):
         check_written_schema(spark_schema("messages"), "text/plain")
+
+
+def test_every_column_that_the_broker_accepts_can_be_written() -> None:
+    assert set(schema.WRITTEN) == set(SENT)
+    assert set(schema.WRITTEN.values()) <= set(schema._ALLOWED)
 
 
 def test_a_user_defined_schema_is_rejected() -> None:
