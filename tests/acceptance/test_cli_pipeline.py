@@ -26,7 +26,7 @@ def miniq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
         yield shell
 
 
-def test_files_go_in_and_come_out_and_a_function_may_change_them_between(miniq: Shell, tmp_path: Path) -> None:
+def test_files_are_ingested_transformed_by_a_function_and_drained(miniq: Shell, tmp_path: Path) -> None:
     """One after the other, each a process of its own: three of the pipelines, and their summaries."""
     (miniq.folder / "in.jsonl").write_text("".join(f'{{"n": {n}}}\n' for n in range(50)))
     (miniq.folder / "changes.py").write_text(
@@ -62,7 +62,7 @@ def test_ctrl_c_ends_a_continuous_run_cleanly(miniq: Shell) -> None:
     assert ended.objects[0]["stopped"]
 
 
-def test_what_is_wrong_is_told_in_a_line(miniq: Shell) -> None:
+def test_usage_errors_take_one_line(miniq: Shell) -> None:
     """All that can be told before Spark starts."""
     assert "Missing argument 'QUEUE'" in miniq("pipeline", "drain", code=2).err
     assert (
@@ -76,7 +76,7 @@ def test_what_is_wrong_is_told_in_a_line(miniq: Shell) -> None:
     assert said.count("\n") == 1
 
 
-def test_what_spark_finds_wrong_is_told_in_a_line(miniq: Shell) -> None:
+def test_errors_from_spark_take_one_line(miniq: Shell) -> None:
     said = miniq("pipeline", "drain", "nothing", "o", "--option", "partitons=2", *MASTER, code=1).err
     assert said.startswith("miniq: partitons: no such option; use one of url, queue")
     assert said.count("\n") == 1

@@ -90,7 +90,7 @@ def test_a_file_is_sent_once_and_new_ones_are_sent(
     assert all_bodies(broker.queue("q")) == [1, 2, 3]
 
 
-def test_a_file_with_a_line_that_is_no_json_sends_nothing(
+def test_a_file_with_a_line_of_invalid_json_sends_nothing(
     spark: SparkSession, broker: miniq.Client, run: Run, tmp_path: Path
 ) -> None:
     (tmp_path / "bad.jsonl").write_text('{"n": 1}\nnot json\n')
@@ -99,9 +99,7 @@ def test_a_file_with_a_line_that_is_no_json_sends_nothing(
     assert "q" not in [info.name for info in broker.queues()] or broker.queue("q").info().counts.total == 0
 
 
-def test_files_that_are_not_there_and_formats_that_are_not_clear_are_told(
-    spark: SparkSession, run: Run, tmp_path: Path
-) -> None:
+def test_missing_files_and_unknown_formats_are_rejected(spark: SparkSession, run: Run, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"format: cannot be guessed from .*things\.xyz'; use one of text, jsonl"):
         pipelines.ingest(spark, str(tmp_path / "things.xyz"), "q", run=run)
     with pytest.raises(InvalidRequest, match=r"files: no file matches .*none\.jsonl'"):
@@ -148,7 +146,7 @@ def test_drains_into_two_folders_do_not_disturb_each_other(
         assert [row["body"] for row in rows(tmp_path / place, "batch=*/*.parquet")] == [f'"{place}"']
 
 
-def test_a_continuous_run_takes_what_comes_until_it_is_asked_to_stop(
+def test_a_continuous_run_processes_new_messages_until_stopped(
     spark: SparkSession, broker: miniq.Client, run: Run, tmp_path: Path
 ) -> None:
     orders = broker.queue("orders")
@@ -174,7 +172,7 @@ def test_a_continuous_run_takes_what_comes_until_it_is_asked_to_stop(
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_copy_is_identical_to_the_byte(
+def test_the_copy_is_byte_identical(
     spark: SparkSession, broker: miniq.Client, run: Run, tmp_path: Path, name: str
 ) -> None:
     source, copy = tmp_path / "in", tmp_path / "out"
@@ -248,7 +246,9 @@ def test_the_archive_has_every_record_once_by_date_and_queue(
     assert first.messages >= len(page.records) - 1
 
 
-def test_the_report_says_what_happened(spark: SparkSession, broker: miniq.Client, run: Run, tmp_path: Path) -> None:
+def test_the_report_counts_the_archived_events(
+    spark: SparkSession, broker: miniq.Client, run: Run, tmp_path: Path
+) -> None:
     begin = broker.history(limit=1).last
     story(broker)
     pipelines.archive(spark, str(tmp_path / "lake"), run=run)
@@ -273,12 +273,12 @@ def test_the_report_says_what_happened(spark: SparkSession, broker: miniq.Client
     assert ">orders: max_receives<" in page
 
 
-def test_a_lake_that_is_not_there_is_told(spark: SparkSession, run: Run, tmp_path: Path) -> None:
+def test_a_missing_lake_is_an_error(spark: SparkSession, run: Run, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"lake: .* cannot be read; archive to it first"):
         pipelines.report(spark, str(tmp_path / "nothing"), str(tmp_path / "out"), run=run)
 
 
-def test_what_was_archived_is_replayed_once(
+def test_archived_messages_are_replayed_once(
     spark: SparkSession, broker: miniq.Client, run: Run, tmp_path: Path
 ) -> None:
     begin = broker.history(limit=1).last
@@ -295,7 +295,9 @@ def test_what_was_archived_is_replayed_once(
 # Reprocess
 
 
-def test_dead_letters_are_chosen_fixed_and_sent_back_once(spark: SparkSession, broker: miniq.Client, run: Run) -> None:
+def test_dead_letters_are_selected_fixed_and_sent_back_once(
+    spark: SparkSession, broker: miniq.Client, run: Run
+) -> None:
     dead_letters(broker, [{"n": 1, "amount": "twelve"}, {"n": 2, "amount": "twelve"}, {"n": 3, "amount": "many"}])
     fix = "replace(body, '\"twelve\"', '12')"
     done = pipelines.reprocess(spark, "orders.dead", where="body like '%twelve%'", fix=fix, run=run)
@@ -310,7 +312,7 @@ def better(body: Any) -> Any:
     return None if body["n"] == 3 else body | {"tries": body.get("tries", 0) + 1}
 
 
-def test_a_function_may_fix_and_leaves_what_it_gives_none_for(
+def test_a_fix_function_leaves_letters_for_which_it_returns_none(
     spark: SparkSession, broker: miniq.Client, run: Run
 ) -> None:
     dead_letters(broker, [{"n": 1}, {"n": 2}, {"n": 3}])
@@ -320,9 +322,7 @@ def test_a_function_may_fix_and_leaves_what_it_gives_none_for(
     assert all_bodies(broker.queue("orders.dead")) == [{"n": 3}]
 
 
-def test_a_letter_that_was_fixed_before_a_crash_is_not_fixed_again(
-    spark: SparkSession, broker: miniq.Client, run: Run
-) -> None:
+def test_a_letter_fixed_before_a_crash_is_not_fixed_again(spark: SparkSession, broker: miniq.Client, run: Run) -> None:
     dead_letters(broker, [{"n": 1}])
     dead = broker.queue("orders.dead")
     (letter,) = dead.peek()
@@ -332,7 +332,7 @@ def test_a_letter_that_was_fixed_before_a_crash_is_not_fixed_again(
     assert all_bodies(broker.queue("orders")) == [{"n": 1, "tries": 1}]
 
 
-def test_a_letter_that_somebody_works_on_is_left_alone(spark: SparkSession, broker: miniq.Client, run: Run) -> None:
+def test_a_leased_letter_is_left_alone(spark: SparkSession, broker: miniq.Client, run: Run) -> None:
     dead_letters(broker, [{"n": 1}, {"n": 2}])
     held = broker.queue("orders.dead").receive()
     done = pipelines.reprocess(spark, "orders.dead", run=run)
@@ -340,7 +340,7 @@ def test_a_letter_that_somebody_works_on_is_left_alone(spark: SparkSession, brok
     assert held[0].ack()
 
 
-def test_a_fix_that_makes_no_json_is_told_and_changes_nothing(
+def test_a_fix_that_returns_invalid_json_is_an_error_and_changes_nothing(
     spark: SparkSession, broker: miniq.Client, run: Run
 ) -> None:
     dead_letters(broker, [{"n": 1}])
@@ -373,7 +373,7 @@ def test_a_function_may_transform(spark: SparkSession, broker: miniq.Client, run
     assert sorted(body["double"] for body in all_bodies(broker.queue("doubles"))) == [2, 4, 6]
 
 
-def test_what_cannot_be_transformed_is_told(spark: SparkSession, run: Run) -> None:
+def test_invalid_transforms_are_rejected(spark: SparkSession, run: Run) -> None:
     with pytest.raises(InvalidRequest, match="target: 'q' is also the source"):
         pipelines.transform(spark, "q", "q", "select 1 as body", run=run)
     with pytest.raises(InvalidRequest, match="function: 'nothing:here' cannot be imported"):

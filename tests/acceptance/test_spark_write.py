@@ -67,7 +67,9 @@ def test_many_rows_of_many_tasks_arrive_once(spark: SparkSession, url: str, brok
     assert broker.queue("orders").stages() == []
 
 
-def test_what_was_read_can_be_written_to_another_queue(spark: SparkSession, url: str, broker: miniq.Client) -> None:
+def test_rows_that_were_read_can_be_written_to_another_queue(
+    spark: SparkSession, url: str, broker: miniq.Client
+) -> None:
     broker.queue("orders").send({"n": 1}, headers={"a": "b"}, key="k", priority=3)
     broker.queue("orders").send(b"\xff")
     write(spark.read.format("miniq").options(url=url, queue="orders").load(), url, "copy")
@@ -85,7 +87,7 @@ def test_a_write_that_fails_in_one_task_leaves_nothing(spark: SparkSession, url:
     assert sum(stage.messages for stage in broker.queue("orders").stages()) <= 25
 
 
-def test_a_named_write_is_done_once(spark: SparkSession, url: str, broker: miniq.Client) -> None:
+def test_a_named_write_is_idempotent(spark: SparkSession, url: str, broker: miniq.Client) -> None:
     for _ in range(2):
         write(numbers(spark, 100), url, job="monday")
     assert sorted(bodies(broker)) == list(range(100))
@@ -93,7 +95,7 @@ def test_a_named_write_is_done_once(spark: SparkSession, url: str, broker: miniq
     assert broker.queue("orders").info().counts.total == 200
 
 
-def test_no_rows_are_no_messages(spark: SparkSession, url: str, broker: miniq.Client) -> None:
+def test_a_write_without_rows_sends_nothing(spark: SparkSession, url: str, broker: miniq.Client) -> None:
     broker.queue("orders").configure()
     write(numbers(spark, 10).where("body = 'x'"), url)
     assert bodies(broker) == []
@@ -107,7 +109,7 @@ def test_no_rows_are_no_messages(spark: SparkSession, url: str, broker: miniq.Cl
         ("select '1' as body, 'high' as priority", "priority: the column has type string; use tinyint"),
     ],
 )
-def test_columns_that_are_wrong_are_told_before_any_work(spark: SparkSession, url: str, sql: str, told: str) -> None:
+def test_invalid_columns_are_reported_before_any_work(spark: SparkSession, url: str, sql: str, told: str) -> None:
     with pytest.raises(Exception, match=told):
         write(spark.sql(sql), url)
 
@@ -117,7 +119,7 @@ def test_a_queue_is_not_overwritten(spark: SparkSession, url: str, broker: miniq
         numbers(spark, 1).write.format("miniq").mode("overwrite").options(url=url, queue="orders").save()
 
 
-def test_a_batch_that_a_stream_repeats_adds_nothing(
+def test_a_repeated_stream_batch_adds_nothing(
     spark: SparkSession, url: str, broker: miniq.Client, tmp_path: Path
 ) -> None:
     """A driver that died after it had committed and before it noted so: the same batch is committed again."""

@@ -1,4 +1,4 @@
-"""The page of the report: well-formed, whole in one file, and right where numbers become places on a plot."""
+"""The report page: well-formed, self-contained, and correct in how it places numbers on charts."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def tables(queue: str = "orders") -> dict[str, list[dict[str, Any]]]:
     }
 
 
-def plots(page: str) -> list[ElementTree.Element]:
+def svg_charts(page: str) -> list[ElementTree.Element]:
     return [ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", page, re.DOTALL)]  # noqa: S314  ours
 
 
-def test_the_page_has_every_plot_and_needs_no_other_file() -> None:
+def test_the_page_has_every_chart_and_needs_no_other_file() -> None:
     page = render(tables(), Span(100, 103, 1, 44), NOW)
     for title in ("Throughput", "Backlog", "Wait", "Processing", "Redeliveries", "Dead letters", "Consumers", "Queues"):
         assert f">{title}<" in page
-    assert len(plots(page)) >= 5
+    assert len(svg_charts(page)) >= 5
     assert not re.search(r"(?:src|href)=|url\(|@import|https?://", page)
     assert "prefers-color-scheme:dark" in page
 
@@ -53,32 +53,44 @@ def test_names_cannot_become_html() -> None:
     assert "&lt;script&gt;" in page
 
 
-def test_no_records_are_told() -> None:
+def test_a_report_without_records_says_so() -> None:
     assert "no history records" in render({name: [] for name in tables()}, Span(0, -1, 1, 0), NOW)
 
 
-def test_a_queue_where_nothing_was_received_has_no_times() -> None:
-    found = tables()
+def test_a_queue_without_receives_has_no_times() -> None:
+    rows = tables()
     for name in ("throughput", "queues"):
-        for row in found[name]:
+        for row in rows[name]:
             row.update(dict.fromkeys(TIMES), received=0, redelivered=0, acked=0)
-    found["consumers"], found["receives"], found["dead_letters"] = [], [], []
-    page = render(found, Span(100, 103, 1, 20), NOW)
+    rows["consumers"], rows["receives"], rows["dead_letters"] = [], [], []
+    page = render(rows, Span(100, 103, 1, 20), NOW)
     assert "No data." in page
 
 
-def test_a_gap_in_a_line_stays_a_gap_and_a_lonely_value_is_a_dot() -> None:
+def test_a_tiny_share_is_still_a_percentage() -> None:
+    rows = tables()
+    rows["queues"][0].update(received=1_000_000, redelivered=1)
+    assert "<b>&lt;0.01%</b><span>of deliveries were redeliveries" in render(rows, Span(100, 103, 1, 44), NOW)
+
+
+def test_a_gap_in_a_line_stays_a_gap_and_a_single_value_is_a_dot() -> None:
     svg = charts.lines([0, 1, 2, 3, 4], [Line("a", 0, [1, 2, None, 3, None])], charts.count, 1)
     assert (svg.count('class="c0 line"'), svg.count("<circle")) == (1, 1)
 
 
-def test_values_are_where_the_ticks_say() -> None:
+def test_values_line_up_with_the_ticks() -> None:
     svg = charts.lines([0, 1], [Line("a", 0, [0, 10])], charts.count, 1)
     low, high = re.findall(r'd="M[\d.]+,([\d.]+)L[\d.]+,([\d.]+)"', svg)[0]
     ticks = dict(re.findall(r'y="([\d.]+)" text-anchor="end">([\d,]+)<', svg))
-    places = {int(text): float(y) - 4 for y, text in ticks.items()}
-    assert float(low) == places[0]
-    assert float(high) == places[10]
+    positions = {int(text): float(y) - 4 for y, text in ticks.items()}
+    assert float(low) == positions[0]
+    assert float(high) == positions[10]
+
+
+def test_waits_of_weeks_have_a_scale() -> None:
+    weeks = 20 * 86_400_000.0
+    svg = charts.lines([0, 1], [Line("p50", 1, [weeks, weeks])], charts.duration, 1, log=True)
+    assert (">10 d<" in svg, ">100 d<" in svg) == (True, True)
 
 
 @pytest.mark.parametrize(("top", "ticks"), [(0, [0, 1]), (1, [0, 0.25, 0.5, 0.75, 1]), (97, [0, 25, 50, 75, 100])])
@@ -89,17 +101,17 @@ def test_ticks_are_round(top: float, ticks: list[float]) -> None:
 @pytest.mark.parametrize(
     ("value", "text"), [(0, "0"), (0.25, "0.25"), (999, "999"), (9999, "9,999"), (12_345, "12.3k"), (4.5e6, "4.5M")]
 )
-def test_counts_are_short(value: float, text: str) -> None:
+def test_counts_are_abbreviated(value: float, text: str) -> None:
     assert charts.count(value) == text
 
 
 @pytest.mark.parametrize(
     ("ms", "text"), [(0, "0"), (0.02, "20 µs"), (5, "5 ms"), (1500, "1.5 s"), (90_000, "1.5 min"), (7_200_000, "2 h")]
 )
-def test_durations_have_their_own_unit(ms: float, text: str) -> None:
+def test_durations_use_the_largest_unit_that_fits(ms: float, text: str) -> None:
     assert charts.duration(ms) == text
 
 
-def test_moments_on_the_axis_are_round() -> None:
+def test_times_on_the_axis_are_round() -> None:
     assert charts.time_ticks(61, 660, 10) == [120, 180, 240, 300, 360, 420, 480, 540, 600, 660]
     assert all(at % 86400 == 0 for at in charts.time_ticks(0, 30 * 86400, 8))

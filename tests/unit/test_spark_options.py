@@ -1,4 +1,4 @@
-"""Options of `format("miniq")`: what is wrong is named before any work, with what would be right."""
+"""Options of `format("miniq")`: an error names the invalid option and a valid value, before any work starts."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from miniq.spark.options import Use, check_use, read_options
 URL = "http://127.0.0.1:5000"
 
 
-def wrong(use: Use = "read", **given: str) -> str:
-    """What is said about some options."""
+def error_text(use: Use = "read", **given: str) -> str:
+    """The error that these options raise."""
     with pytest.raises(InvalidRequest) as caught:
         check_use(read_options(given), given, use)
     return caught.value.text
 
 
 @pytest.mark.parametrize(
-    ("given", "field"),
+    ("given", "text"),
     [
         ({"queues": "x"}, "queues: no such option; use one of url, queue"),
         ({"queue": "a b"}, "queue: 'a b' is invalid; use 1 to 128 of"),
@@ -45,6 +45,10 @@ def wrong(use: Use = "read", **given: str) -> str:
             "startingOffset: 'first' is invalid; use a history offset, 'earliest'",
         ),
         (
+            {"view": "history", "startingOffset": "-1"},
+            "startingOffset: '-1' is invalid; use a history offset, 'earliest'",
+        ),
+        (
             {"view": "history", "startingOffset": "latest"},
             "startingOffset: 'latest' is invalid; a batch read would be empty",
         ),
@@ -56,12 +60,12 @@ def wrong(use: Use = "read", **given: str) -> str:
         ({"queue": "q", "job": "j"}, "job: has no effect on read; it is for write"),
     ],
 )
-def test_what_is_wrong_with_reading_is_told(given: dict[str, str], field: str) -> None:
-    assert wrong(**given).startswith(field)
+def test_invalid_options_of_a_read_are_rejected(given: dict[str, str], text: str) -> None:
+    assert error_text(**given).startswith(text)
 
 
 @pytest.mark.parametrize(
-    ("given", "field"),
+    ("given", "text"),
     [
         ({"queue": "q"}, "group: is missing; set it with"),
         ({"queue": "q", "group": "a/b"}, "group: 'a/b' is invalid; use 1 to 128 of"),
@@ -74,12 +78,12 @@ def test_what_is_wrong_with_reading_is_told(given: dict[str, str], field: str) -
         ({"view": "history", "group": "g"}, "group: is for view=messages"),
     ],
 )
-def test_what_is_wrong_with_reading_a_stream_is_told(given: dict[str, str], field: str) -> None:
-    assert wrong("readStream", **given).startswith(field)
+def test_invalid_options_of_a_stream_read_are_rejected(given: dict[str, str], text: str) -> None:
+    assert error_text("readStream", **given).startswith(text)
 
 
 @pytest.mark.parametrize(
-    ("given", "field"),
+    ("given", "text"),
     [
         ({}, "queue: is missing"),
         ({"queue": "q", "view": "history"}, "view: has no effect on write"),
@@ -87,21 +91,23 @@ def test_what_is_wrong_with_reading_a_stream_is_told(given: dict[str, str], fiel
         ({"queue": "q", "job": "a b"}, "job: 'a b' is invalid; use 1 to 128 of"),
     ],
 )
-def test_what_is_wrong_with_writing_is_told(given: dict[str, str], field: str) -> None:
-    assert wrong("write", **given).startswith(field)
+def test_invalid_options_of_a_write_are_rejected(given: dict[str, str], text: str) -> None:
+    assert error_text("write", **given).startswith(text)
 
 
-def test_names_of_options_have_no_case_and_values_are_read() -> None:
-    found = read_options({"URL": URL, "Queue": "q", "MAXMESSAGESPERBATCH": "7", "failondataloss": "FALSE", "path": "x"})
-    assert (found.queue, found.maxMessagesPerBatch, found.failOnDataLoss) == ("q", 7, False)
-    found = read_options({"view": "history", "startingTime": "2026-11-15T08:00:00+01:00", "startingOffset": "5"})
-    assert found.startingTime == datetime(2026, 11, 15, 7, tzinfo=UTC)
-    assert found.startingOffset == 5
+def test_option_names_are_case_insensitive_and_values_are_parsed() -> None:
+    options = read_options(
+        {"URL": URL, "Queue": "q", "MAXMESSAGESPERBATCH": "7", "failondataloss": "FALSE", "path": "x"}
+    )
+    assert (options.queue, options.maxMessagesPerBatch, options.failOnDataLoss) == ("q", 7, False)
+    options = read_options({"view": "history", "startingTime": "2026-11-15T08:00:00+01:00", "startingOffset": "5"})
+    assert options.startingTime == datetime(2026, 11, 15, 7, tzinfo=UTC)
+    assert options.startingOffset == 5
 
 
-def test_the_key_and_address_of_the_environment_count_and_are_carried_along(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_api_key_and_url_default_to_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINIQ_API_KEY", "secret")
     monkeypatch.setenv("MINIQ_URL", "http://broker:5001")
-    found = read_options({"queue": "q"})
-    assert (found.api_key, found.url) == ("secret", "http://broker:5001")
+    options = read_options({"queue": "q"})
+    assert (options.api_key, options.url) == ("secret", "http://broker:5001")
     assert read_options({"queue": "q", "api_key": "mine", "url": URL}).api_key == "mine"

@@ -1,4 +1,4 @@
-"""Columns: what is written is checked by name and type, and what is no text becomes JSON."""
+"""Columns: writes check names and types, and encode bodies other than text as JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from miniq.api.arrow import SENT
 from miniq.errors import InvalidRequest
+from miniq.spark import schema
 from miniq.spark.schema import arrow_schema, check_read_schema, check_written_schema, fit, messages_of, spark_schema
 
 TYPES: dict[str, DataType] = {
@@ -36,13 +38,13 @@ TYPES: dict[str, DataType] = {
 
 
 def columns(ddl: str) -> StructType:
-    """Columns as SQL spells them; Spark's own reader of this needs a session."""
+    """A schema from DDL; Spark's own parser needs a session."""
     fields = [field.split(" ", 1) for field in ddl.split(", ")]
     return StructType([StructField(name, TYPES[kind]) for name, kind in fields])
 
 
 @pytest.mark.parametrize(
-    ("ddl", "told"),
+    ("ddl", "text"),
     [
         ("body string, amount int", "amount: not a column of a message; use body, data"),
         ("key string", "body: both body and data are missing; the columns are key"),
@@ -56,25 +58,30 @@ def columns(ddl: str) -> StructType:
         ("body string, delay timestamp", "delay: the column has type timestamp; use"),
     ],
 )
-def test_columns_that_are_no_part_of_a_message_are_refused_by_name(ddl: str, told: str) -> None:
+def test_unknown_columns_and_wrong_types_are_rejected_by_name(ddl: str, text: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         check_written_schema(columns(ddl), None)
-    assert caught.value.text.startswith(told)
+    assert caught.value.text.startswith(text)
 
 
-def test_what_was_read_can_be_written() -> None:
+def test_the_columns_of_a_read_can_be_written() -> None:
     check_written_schema(spark_schema("messages"), None)
     with pytest.raises(InvalidRequest, match="contentType: the rows already have a column"):
         check_written_schema(spark_schema("messages"), "text/plain")
 
 
-def test_a_schema_of_the_users_own_is_refused() -> None:
+def test_every_column_that_the_broker_accepts_can_be_written() -> None:
+    assert set(schema.WRITTEN) == set(SENT)
+    assert set(schema.WRITTEN.values()) <= set(schema._ALLOWED)
+
+
+def test_a_user_defined_schema_is_rejected() -> None:
     check_read_schema(spark_schema("history"), "history")
     with pytest.raises(InvalidRequest, match=r"leave out \.schema"):
         check_read_schema(columns("id string"), "messages")
 
 
-def test_bodies_that_are_no_text_become_json() -> None:
+def test_bodies_other_than_text_become_json() -> None:
     rows = [
         {"n": 1, "when": datetime(2026, 11, 15, 8, tzinfo=UTC), "day": date(2026, 1, 2), "price": Decimal("1.50")},
         {"n": None, "tags": ["a", None], "inner": {"x": True, "y": None}},
@@ -96,7 +103,7 @@ def test_bodies_that_are_no_text_become_json() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "kind", "made"),
+    ("values", "kind", "encoded"),
     [
         ([1, -2, None], pa.int64(), ["1", "-2", None]),
         ([True, False], pa.bool_(), ["true", "false"]),
@@ -106,27 +113,27 @@ def test_bodies_that_are_no_text_become_json() -> None:
         (['{"as": "it is"}'], pa.string(), ['{"as": "it is"}']),
     ],
 )
-def test_every_type_of_body_has_its_json(values: list[Any], kind: pa.DataType, made: list[str | None]) -> None:
+def test_every_type_of_body_is_encoded_as_json(values: list[Any], kind: pa.DataType, encoded: list[str | None]) -> None:
     batch = pa.RecordBatch.from_arrays([pa.array(values, kind)], names=["body"])
-    assert messages_of(batch, None).column("body").to_pylist() == made
+    assert messages_of(batch, None).column("body").to_pylist() == encoded
 
 
-def test_what_the_broker_gives_is_left_out_and_numbers_are_fitted() -> None:
+def test_columns_set_by_the_broker_are_dropped_and_numbers_are_cast() -> None:
     batch = pa.RecordBatch.from_pydict(
         {"id": ["x"], "queue": ["q"], "receives": [1], "body": ["1"], "priority": pa.array([7], pa.int64()), "ttl": [3]}
     )
-    made = messages_of(batch, "text/plain")
-    assert made.schema.names == ["body", "priority", "ttl", "content_type"]
-    assert (made.column("priority").type, made.column("ttl").type) == (pa.int32(), pa.float64())
-    assert made.column("content_type").to_pylist() == ["text/plain"]
+    messages = messages_of(batch, "text/plain")
+    assert messages.schema.names == ["body", "priority", "ttl", "content_type"]
+    assert (messages.column("priority").type, messages.column("ttl").type) == (pa.int32(), pa.float64())
+    assert messages.column("content_type").to_pylist() == ["text/plain"]
 
 
-def test_record_batches_are_laid_out_as_spark_wants_them() -> None:
-    wanted = arrow_schema(spark_schema("history"))
-    found = pa.RecordBatch.from_pydict(
+def test_record_batches_get_the_schema_that_spark_expects() -> None:
+    expected = arrow_schema(spark_schema("history"))
+    received = pa.RecordBatch.from_pydict(
         {"at": pa.array([0], pa.timestamp("ms", "UTC")), "offset": [5], "event": pa.array(["sent"], pa.large_string())}
     )
-    batch = fit(found, wanted)
-    assert batch.schema.equals(wanted)
+    batch = fit(received, expected)
+    assert batch.schema.equals(expected)
     assert batch.to_pylist()[0]["event"] == "sent"
-    assert fit(batch, wanted) is batch
+    assert fit(batch, expected) is batch

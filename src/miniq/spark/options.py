@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from msgspec import Struct, structs
 
@@ -17,56 +18,101 @@ from miniq.errors import InvalidRequest
 from miniq.message import Status
 
 DEFAULT_URL = "http://127.0.0.1:5000"
-RETRY = 300.0
-"""Seconds that the broker may be unreachable before a task or query fails."""
 FIRST_RETRY = 5.0
-"""The same for the first connection: a wrong address should fail soon."""
-MAX_MESSAGES = 100_000
-MAX_BYTES = 64 * 1024 * 1024
-POLL = 1.0
-MAX_BATCH_MESSAGES = 1_000_000
-MAX_PARTITIONS = 10_000
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+"""Seconds that the broker may be unreachable for the first connection: a wrong address should fail soon."""
 
 View = Literal["messages", "history"]
 Use = Literal["read", "readStream", "write", "writeStream"]
+Uses = tuple[Use, ...]
+Parser = Callable[[str], Any]
+ALL: Uses = get_args(Use)
+READS: Uses = ("read", "readStream")
+WRITES: Uses = ("write", "writeStream")
+
+
+class Rule(Struct, frozen=True):
+    """How the text of an option is parsed, and where the option applies. Elsewhere it is an error, because the user
+    expects an effect."""
+
+    parse: Parser
+    """Returns None or raises ValueError if the text is invalid."""
+    hint: str
+    """What to write instead of an invalid text."""
+    uses: Uses = ALL
+    view: View | None = None
+
+
+def _name(uses: Uses = ALL, view: View | None = None) -> Rule:
+    name = re.compile(r"[A-Za-z0-9._-]{1,128}")
+    return Rule(lambda text: text if name.fullmatch(text) else None, "use 1 to 128 of A-Z a-z 0-9 . _ -", uses, view)
+
+
+def _choice(choices: tuple[str, ...], uses: Uses, view: View | None = None) -> Rule:
+    return Rule(lambda text: text if text in choices else None, f"use {' or '.join(choices)}", uses, view)
+
+
+def _flag(uses: Uses = ALL) -> Rule:
+    return Rule(lambda text: {"true": True, "false": False}.get(text.lower()), "use true or false", uses)
+
+
+def _whole(low: int, high: int, uses: Uses = ALL, view: View | None = None) -> Rule:
+    return Rule(_between(low, high, int), f"use a whole number from {low:,} to {high:,}", uses, view)
+
+
+def _seconds(low: float, high: float, uses: Uses = ALL) -> Rule:
+    return Rule(_between(low, high, float), f"use {low:g} to {high:g} seconds", uses)
+
+
+def _between(low: float, high: float, kind: Callable[[str], float]) -> Parser:
+    return lambda text: number if low <= (number := kind(text)) <= high else None
+
+
+def _moment(text: str) -> datetime:
+    moment = datetime.fromisoformat(text)
+    return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def _offset(text: str) -> Any:
+    return text if text in ("earliest", "latest") else _between(0, 10**18, int)(text)
+
+
+_TEXT = Rule(lambda text: text or None, "it must not be empty")
+_OFFSET = Rule(_offset, "use a history offset, 'earliest' or 'latest'", READS, "history")
+_TIME = Rule(_moment, "use a time such as 2026-11-15T08:00:00Z", ("read",), "history")
 
 
 class Options(Struct, frozen=True, kw_only=True):
     """All options as Python values; pickled to the executors. Names are those that users write."""
 
-    url: str = DEFAULT_URL
-    queue: str | None = None
+    url: Annotated[str, _TEXT] = DEFAULT_URL
+    queue: Annotated[str | None, _name()] = None
     """The queue. With `view=history` it is a filter; without it, all queues are read."""
-    api_key: str | None = None
+    api_key: Annotated[str | None, _TEXT] = None
     """Defaults to MINIQ_API_KEY of the driver."""
-    retry: float = RETRY
-    timeout: float = 60.0
-    ca: str | None = None
-    verify: bool = True
-    view: View = "messages"
-    partitions: int | None = None
+    retry: Annotated[float, _seconds(0, 86400)] = 300.0
+    """Seconds that the broker may be unreachable before a task or query fails."""
+    timeout: Annotated[float, _seconds(0.1, 86400)] = 60.0
+    ca: Annotated[str | None, _TEXT] = None
+    verify: Annotated[bool, _flag()] = True
+    view: Annotated[View, _choice(get_args(View), READS)] = "messages"
+    partitions: Annotated[int | None, _whole(1, 10_000, READS)] = None
     """Number of partitions to read in; by default, each gets work for about a second."""
-    failOnDataLoss: bool = True
-    # To read a snapshot
-    status: Status | None = None
-    # To read history
-    startingOffset: int | Literal["earliest", "latest"] = "earliest"
-    """The first record to read."""
-    endingOffset: int | None = None
+    failOnDataLoss: Annotated[bool, _flag(READS)] = True
+    status: Annotated[Status | None, _choice(get_args(Status), ("read",), "messages")] = None
+    startingOffset: Annotated[int | Literal["earliest", "latest"], _OFFSET] = "earliest"
+    """The first record of the history to read."""
+    endingOffset: Annotated[int | None, _whole(0, 10**18, ("read",), "history")] = None
     """The last record to read."""
-    startingTime: datetime | None = None
-    endingTime: datetime | None = None
+    startingTime: Annotated[datetime | None, _TIME] = None
+    endingTime: Annotated[datetime | None, _TIME] = None
     """Exclusive."""
-    # To read a stream
-    group: str | None = None
-    maxMessagesPerBatch: int = MAX_MESSAGES
-    maxBytesPerBatch: int = MAX_BYTES
-    pollTimeout: float = POLL
-    # To write
-    contentType: str | None = None
+    group: Annotated[str | None, _name(("readStream",), "messages")] = None
+    maxMessagesPerBatch: Annotated[int, _whole(1, 1_000_000, ("readStream",))] = 100_000
+    maxBytesPerBatch: Annotated[int, _whole(1, 2**40, ("readStream",), "messages")] = 64 * 1024 * 1024
+    pollTimeout: Annotated[float, _seconds(0, 60, ("readStream",))] = 1.0
+    contentType: Annotated[str | None, structs.replace(_TEXT, uses=WRITES)] = None
     """The content type of all bodies, if there is no column `content_type`."""
-    job: str | None = None
+    job: Annotated[str | None, _name(("write",))] = None
     """A name that makes a batch write idempotent: a second write with the same name adds nothing."""
 
     def connect(self, probe: bool = False) -> Client:
@@ -79,45 +125,26 @@ class Options(Struct, frozen=True, kw_only=True):
         return connect(self.url, api_key=self.api_key, retry=self.retry, timeout=self.timeout, **tls)
 
 
-USES: dict[str, tuple[Use, ...]] = {
-    "status": ("read",),
-    "endingOffset": ("read",),
-    "startingTime": ("read",),
-    "endingTime": ("read",),
-    "startingOffset": ("read", "readStream"),
-    "partitions": ("read", "readStream"),
-    "view": ("read", "readStream"),
-    "failOnDataLoss": ("read", "readStream"),
-    "group": ("readStream",),
-    "maxMessagesPerBatch": ("readStream",),
-    "maxBytesPerBatch": ("readStream",),
-    "pollTimeout": ("readStream",),
-    "contentType": ("write", "writeStream"),
-    "job": ("write",),
+RULES: dict[str, Rule] = {
+    name: hint.__metadata__[0] for name, hint in get_type_hints(Options, include_extras=True).items()
 }
-"""Options that apply to some uses only. Elsewhere they are an error, because the user expects an effect."""
-
-HISTORY_ONLY = ("startingOffset", "endingOffset", "startingTime", "endingTime")
-MESSAGES_ONLY = ("status", "group", "maxBytesPerBatch")
 ADDED_BY_SPARK = ("path", "checkpointlocation", "mergeschema", "queryname", "__streaming_source_evolution_enabled")
 """Options that Spark itself passes to every source, in lower case."""
 
 
 def read_options(given: Mapping[str, str]) -> Options:
     """Parse the options that a user gave; `InvalidRequest` names the first invalid one."""
-    known = {name.lower(): name for name in Options.__struct_fields__}
+    known = {name.lower(): name for name in RULES}
     values: dict[str, Any] = {}
     for key, text in given.items():
         name = known.get(key.lower())
-        if name is None:
-            if key.lower() in ADDED_BY_SPARK or key.lower().startswith("spark."):
-                continue
-            raise InvalidRequest(f"{key}: no such option; use one of {', '.join(known.values())}", field=key)
-        values[name] = _PARSERS.get(name, _text)(name, str(text))
-    if "api_key" not in values and os.environ.get("MINIQ_API_KEY"):
-        values["api_key"] = os.environ["MINIQ_API_KEY"]
-    if "url" not in values and os.environ.get("MINIQ_URL"):
-        values["url"] = os.environ["MINIQ_URL"]
+        if name is not None:
+            values[name] = _parse(name, text)
+        elif key.lower() not in ADDED_BY_SPARK and not key.lower().startswith("spark."):
+            raise InvalidRequest(f"{key}: no such option; use one of {', '.join(RULES)}", field=key)
+    for name, variable in (("url", "MINIQ_URL"), ("api_key", "MINIQ_API_KEY")):
+        if name not in values and os.environ.get(variable):
+            values[name] = os.environ[variable]
     options = Options(**values)
     if re.match(r"https?://", options.url, re.IGNORECASE) is None:
         raise _invalid("url", options.url, "use http://HOST:PORT that the executors can reach")
@@ -126,13 +153,38 @@ def read_options(given: Mapping[str, str]) -> Options:
     return options
 
 
+def _parse(name: str, text: str) -> Any:
+    with suppress(ValueError):
+        value = RULES[name].parse(text)
+        if value is not None:
+            return value
+    raise _invalid(name, text, RULES[name].hint)
+
+
+def _check_view(options: Options, values: Mapping[str, Any]) -> None:
+    for name in values:
+        view = RULES[name].view
+        if view not in (None, options.view):
+            raise InvalidRequest(f"{name}: is for view={view}, but the view is {options.view}", field=name)
+    first = options.startingOffset if isinstance(options.startingOffset, int) else 1
+    if options.endingOffset is not None and options.endingOffset < first - 1:
+        raise _invalid("endingOffset", options.endingOffset, f"it is before startingOffset {first}")
+    begin, end = options.startingTime, options.endingTime
+    if begin is not None and end is not None and end < begin:
+        raise _invalid("endingTime", end.isoformat(), "it is before startingTime")
+
+
+def _invalid(name: str, value: object, hint: str) -> InvalidRequest:
+    return InvalidRequest(f"{name}: {str(value)!r} is invalid; {hint}", field=name)
+
+
 def check_use(options: Options, given: Mapping[str, str], use: Use) -> None:
     """Raise if an option that this use needs is missing, or one is given that only applies to other uses."""
     names = {key.lower() for key in given}
-    for name, uses in USES.items():
-        if name.lower() in names and use not in uses:
-            raise InvalidRequest(f"{name}: has no effect on {use}; it is for {' and '.join(uses)}", field=name)
-    if options.queue is None and (options.view == "messages" or use in ("write", "writeStream")):
+    for name, rule in RULES.items():
+        if name.lower() in names and use not in rule.uses:
+            raise InvalidRequest(f"{name}: has no effect on {use}; it is for {' and '.join(rule.uses)}", field=name)
+    if options.queue is None and (options.view == "messages" or use in WRITES):
         raise InvalidRequest("queue: is missing; set it with .option('queue', NAME)", field="queue")
     if use == "readStream" and options.view == "messages" and options.group is None:
         raise InvalidRequest(
@@ -142,109 +194,3 @@ def check_use(options: Options, given: Mapping[str, str], use: Use) -> None:
         )
     if use == "read" and options.startingOffset == "latest":
         raise _invalid("startingOffset", "latest", "a batch read would be empty; use a number or 'earliest'")
-
-
-def _check_view(options: Options, values: Mapping[str, Any]) -> None:
-    other_view = "messages" if options.view == "history" else "history"
-    for name in MESSAGES_ONLY if options.view == "history" else HISTORY_ONLY:
-        if name in values:
-            raise InvalidRequest(f"{name}: is for view={other_view}, but the view is {options.view}", field=name)
-    first = options.startingOffset if isinstance(options.startingOffset, int) else 1
-    if options.endingOffset is not None and options.endingOffset < first - 1:
-        raise _invalid("endingOffset", options.endingOffset, f"it is before startingOffset {first}")
-    begin, end = options.startingTime, options.endingTime
-    if begin is not None and end is not None and end < begin:
-        raise _invalid("endingTime", end.isoformat(), "it is before startingTime")
-
-
-# Parsers of single values
-
-
-def _invalid(name: str, value: object, hint: str) -> InvalidRequest:
-    return InvalidRequest(f"{name}: {str(value)!r} is invalid; {hint}", field=name)
-
-
-def _text(name: str, text: str) -> str:
-    if not text:
-        raise _invalid(name, text, "it must not be empty")
-    return text
-
-
-def _name(name: str, text: str) -> str:
-    if _NAME.fullmatch(text) is None:
-        raise _invalid(name, text, "use 1 to 128 of A-Z a-z 0-9 . _ -")
-    return text
-
-
-def _choice(*choices: str) -> Any:
-    def parse(name: str, text: str) -> str:
-        if text not in choices:
-            raise _invalid(name, text, f"use {' or '.join(choices)}")
-        return text
-
-    return parse
-
-
-def _whole(low: int, high: int) -> Any:
-    def parse(name: str, text: str) -> int:
-        if re.fullmatch(r"\d{1,18}", text.strip()) is None or not low <= int(text) <= high:
-            raise _invalid(name, text, f"use a whole number from {low:,} to {high:,}")
-        return int(text)
-
-    return parse
-
-
-def _seconds(low: float, high: float) -> Any:
-    def parse(name: str, text: str) -> float:
-        try:
-            seconds = float(text)
-        except ValueError:
-            seconds = -1.0
-        if not low <= seconds <= high:
-            raise _invalid(name, text, f"use {low:g} to {high:g} seconds")
-        return seconds
-
-    return parse
-
-
-def _flag(name: str, text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise _invalid(name, text, "use true or false")
-    return text.lower() == "true"
-
-
-def _start(name: str, text: str) -> int | str:
-    if text in ("earliest", "latest"):
-        return text
-    if re.fullmatch(r"\d{1,18}", text) is None:
-        raise _invalid(name, text, "use a history offset, 'earliest' or 'latest'")
-    return int(text)
-
-
-def _moment(name: str, text: str) -> datetime:
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise _invalid(name, text, "use a time such as 2026-11-15T08:00:00Z") from None
-    return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
-
-
-_PARSERS: dict[str, Any] = {
-    "queue": _name,
-    "group": _name,
-    "job": _name,
-    "view": _choice(*get_args(View)),
-    "status": _choice(*get_args(Status)),
-    "retry": _seconds(0, 86400),
-    "timeout": _seconds(0.1, 86400),
-    "verify": _flag,
-    "partitions": _whole(1, MAX_PARTITIONS),
-    "failOnDataLoss": _flag,
-    "startingOffset": _start,
-    "endingOffset": _whole(0, 10**18),
-    "startingTime": _moment,
-    "endingTime": _moment,
-    "maxMessagesPerBatch": _whole(1, MAX_BATCH_MESSAGES),
-    "maxBytesPerBatch": _whole(1, 2**40),
-    "pollTimeout": _seconds(0, 60),
-}

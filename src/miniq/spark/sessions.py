@@ -5,12 +5,12 @@ It is optional: the data source and all pipelines also work with any other sessi
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 from miniq.errors import InvalidRequest, MissingExtra
 from miniq.spark.java import Java, cache_folder, find_java
@@ -58,29 +58,25 @@ def session(master: str | None = None, *, app: str = "miniq", config: Mapping[st
     from miniq.spark.source import register
 
     master = master or "local[*]"
-    user_config = dict(config or {})
+    user_config: dict[str, Any] = dict(config or {})
     for name in user_config:
         if not name.startswith("spark."):
             raise InvalidRequest(
                 f"config: {name!r} is not a Spark setting; their names begin with 'spark.'", field="config"
             )
     if master.startswith("sc://"):
-        spark = _connect(master, user_config)
+        if find_spec("grpc") is None:
+            raise MissingExtra("Spark Connect needs more packages: pip install 'miniq[spark-connect]'")
+        spark = SparkSession.builder.remote(master).config(map=user_config).getOrCreate()
     elif SparkSession.getActiveSession() is not None:
-        spark = _build(SparkSession.builder, user_config)
+        spark = SparkSession.builder.config(map=user_config).getOrCreate()
     else:
         java = find_java()
+        builder = SparkSession.builder.master(master).appName(app).config(map=_settings(master, java, user_config))
         with _environment(master, java):
-            builder = SparkSession.builder.master(master).appName(app)
-            spark = _build(builder, _settings(master, java, user_config))
+            spark = builder.getOrCreate()
     register(spark)
     return spark
-
-
-def _build(builder: SparkSession.Builder, config: Mapping[str, str]) -> SparkSession:
-    for name, value in config.items():
-        builder = builder.config(name, value)
-    return builder.getOrCreate()
 
 
 def check_spark() -> None:
@@ -97,22 +93,11 @@ def check_spark() -> None:
         )
 
 
-def _connect(url: str, config: Mapping[str, str]) -> SparkSession:
-    """A session on a Spark Connect server."""
-    from pyspark.sql import SparkSession
-
-    try:
-        importlib.import_module("grpc")
-    except ImportError:
-        raise MissingExtra("Spark Connect needs more packages: pip install 'miniq[spark-connect]'") from None
-    return _build(SparkSession.builder.remote(url), config)
-
-
 @contextmanager
 def _environment(master: str, java: Java) -> Iterator[None]:
     """Set the environment variables that Spark reads at start, except those that the user has set."""
     variables = {"PYSPARK_DRIVER_PYTHON": sys.executable}
-    if is_local(master):
+    if master.startswith("local"):
         variables |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     variables = {name: value for name, value in variables.items() if name not in os.environ}
     variables["JAVA_HOME"] = java.home
@@ -128,12 +113,7 @@ def _environment(master: str, java: Java) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def is_local(master: str) -> bool:
-    """Whether driver and executors all run on this machine."""
-    return master.startswith("local")
-
-
-def _settings(master: str, java: Java, user_config: dict[str, str]) -> dict[str, str]:
+def _settings(master: str, java: Java, user_config: dict[str, Any]) -> dict[str, Any]:
     """Our Spark settings, overridden by the user's; Java options are appended to ours."""
     options = [*java.options, f"-Dlog4j2.configurationFile={_logging_file()}"]
     quoted = [f'"{option}"' if " " in option else option for option in options]
@@ -145,7 +125,7 @@ def _settings(master: str, java: Java, user_config: dict[str, str]) -> dict[str,
             [*quoted, user_config.pop("spark.driver.extraJavaOptions", "")]
         ).strip(),
     }
-    if is_local(master):
+    if master.startswith("local"):
         defaults["spark.sql.shuffle.partitions"] = str(max(2, os.cpu_count() or 2))
     return defaults | user_config
 
@@ -156,11 +136,6 @@ def _logging_file() -> str:
     for number, name in enumerate(_SILENT):
         text += f"logger.s{number}.name = {name}\nlogger.s{number}.level = off\n"
     path = cache_folder() / "log4j2.properties"
-    try:
-        if path.read_text(encoding="utf-8") == text:
-            return str(path)
-    except OSError:
-        pass
     part = path.with_name(f"{path.name}.{os.getpid()}")
     part.write_text(text, encoding="utf-8")
     os.replace(part, path)

@@ -10,7 +10,9 @@ from __future__ import annotations
 import secrets
 import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import cast
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -30,7 +32,6 @@ class Staged(WriterCommitMessage):
     """The stage that a task has uploaded."""
 
     job: str
-    batch: int
     partition: int
     attempt: int
     messages: int
@@ -46,7 +47,7 @@ def stage(options: Options, job: str, batch: int, partition: int, rows: Iterator
             staging.upload(upload, part=part)
             total += upload.num_rows
             part += 1
-    return Staged(job, batch, partition, attempt, total)
+    return Staged(job, partition, attempt, total)
 
 
 def _uploads(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
@@ -75,25 +76,19 @@ def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         yield batch.slice(begin, end - begin)
 
 
-def commit(options: Options, job: str, batch: int, staged: Sequence[Staged]) -> None:
+def commit(options: Options, batch: int, messages: Sequence[WriterCommitMessage | None]) -> None:
     """Commit all non-empty stages; does nothing if the batch was committed before."""
-    stages = [(task.partition, task.attempt) for task in staged if task.messages]
-    if stages:
+    staged = [message for message in messages if isinstance(message, Staged) and message.messages]
+    if staged:
+        stages = [(task.partition, task.attempt) for task in staged]
         with options.connect() as client:
-            client.queue(options.queue or "").commit_stages(job, batch, stages)
+            client.queue(options.queue or "").commit_stages(staged[0].job, batch, stages)
 
 
 def discard(options: Options, job: str, batch: int) -> None:
     """Delete the stages of a batch. Errors are ignored: the broker deletes abandoned stages after `stage_ttl`."""
-    try:
-        with options.connect() as client:
-            client.queue(options.queue or "").discard_stages(job, batch)
-    except MiniQError:
-        pass
-
-
-def _finished(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
-    return [message for message in messages if isinstance(message, Staged)]
+    with suppress(MiniQError), options.connect() as client:
+        client.queue(options.queue or "").discard_stages(job, batch)
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -104,10 +99,10 @@ class BatchWriter(DataSourceArrowWriter):
         self._job = options.job or f"write-{uuid.uuid4()}"
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
-        return stage(self._options, self._job, 0, _task().partitionId(), iterator)
+        return stage(self._options, self._job, 0, cast(TaskContext, TaskContext.get()).partitionId(), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        commit(self._options, self._job, 0, _finished(messages))
+        commit(self._options, 0, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         discard(self._options, self._job, 0)
@@ -121,25 +116,15 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
-        task = _task()
+        task = cast(TaskContext, TaskContext.get())
         query, batch = (task.getLocalProperty(name) for name in ("sql.streaming.queryId", "streaming.sql.batchId"))
         if query is None or batch is None:
             raise InvalidRequest("query: Spark did not set the id of the query and the batch", field="query")
         return stage(self._options, query, int(batch), task.partitionId(), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        staged = _finished(messages)
-        if staged:
-            commit(self._options, staged[0].job, batchId, staged)
+        commit(self._options, batchId, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        staged = _finished(messages)
-        if staged:
-            discard(self._options, staged[0].job, batchId)
-
-
-def _task() -> TaskContext:
-    task = TaskContext.get()
-    if task is None:
-        raise InvalidRequest("task: rows can only be written in a Spark task", field="task")
-    return task
+        for job in {message.job for message in messages if isinstance(message, Staged)}:
+            discard(self._options, job, batchId)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import datetime
+from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceReader, InputPartition
-from pyspark.sql.types import StructType
 
 from miniq.client._sync.client import Client
 from miniq.errors import InvalidRequest
 from miniq.spark.options import Options
-from miniq.spark.schema import arrow_schema, fit
+from miniq.spark.schema import fit
 
 PAGE = 50_000
 """Messages or records fetched per request."""
@@ -25,7 +25,7 @@ MAX_RANGES = 64
 class MessagesReader(DataSourceReader):
     """The messages of a queue, page by page in a single task: a cursor cannot start in the middle."""
 
-    def __init__(self, options: Options, schema: StructType) -> None:
+    def __init__(self, options: Options, schema: pa.Schema) -> None:
         self._options = options
         self._schema = schema
 
@@ -34,32 +34,30 @@ class MessagesReader(DataSourceReader):
         return [InputPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        options, schema = self._options, arrow_schema(self._schema)
-        with options.connect() as client:
-            queue = client.queue(options.queue or "")
+        with self._options.connect() as client:
+            queue = client.queue(self._options.queue or "")
             after: str | None = None
             while True:
-                page = queue.peek_table(options.status, after, PAGE)
+                page = queue.peek_table(self._options.status, after, PAGE)
                 for batch in page.table.to_batches():
-                    yield fit(batch, schema)
+                    yield fit(batch, self._schema)
                 after = page.next
                 if after is None:
                     return
 
 
+@dataclass
 class Range(InputPartition):
     """The records after offset `after`, up to and including `last`."""
 
-    def __init__(self, after: int, last: int) -> None:
-        super().__init__((after, last))
-        self.after = after
-        self.last = last
+    after: int
+    last: int
 
 
 class HistoryReader(DataSourceReader):
     """A range of the history, by offsets or by time."""
 
-    def __init__(self, options: Options, schema: StructType) -> None:
+    def __init__(self, options: Options, schema: pa.Schema) -> None:
         self._options = options
         self._schema = schema
 
@@ -67,8 +65,8 @@ class HistoryReader(DataSourceReader):
         options = self._options
         with options.connect(probe=True) as client:
             first, last = span_of(client)
-        start = options.startingOffset if isinstance(options.startingOffset, int) else first
-        if start < first and options.failOnDataLoss and isinstance(options.startingOffset, int) and start > 0:
+        start = options.startingOffset if isinstance(options.startingOffset, int) else 0
+        if 0 < start < first and options.failOnDataLoss:
             raise InvalidRequest(
                 f"startingOffset: record {start} was deleted, the history begins with record {first}; start there, or "
                 "set failOnDataLoss to false",
@@ -77,8 +75,8 @@ class HistoryReader(DataSourceReader):
         end = last if options.endingOffset is None else min(last, options.endingOffset)
         return split(max(start, first, 1) - 1, end, options.partitions)
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read_range(self._options, arrow_schema(self._schema), partition)
+    def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
+        return read_range(self._options, self._schema, partition)
 
 
 def span_of(client: Client) -> tuple[int, int]:
@@ -96,27 +94,25 @@ def split(after: int, last: int, parts: int | None) -> list[Range]:
     return [Range(after + count * part // parts, after + count * (part + 1) // parts) for part in range(parts)]
 
 
-def read_range(options: Options, schema: pa.Schema, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+def read_range(options: Options, schema: pa.Schema, part: Range) -> Iterator[pa.RecordBatch]:
     """The records of a range, filtered by the options `queue`, `startingTime` and `endingTime`."""
-    if not isinstance(partition, Range):
-        return
-    after = partition.after
+    after = part.after
     with options.connect() as client:
-        while after < partition.last:
-            page = client.history_table(after, min(PAGE, partition.last - after), options.queue)
+        while after < part.last:
+            page = client.history_table(after, min(PAGE, part.last - after), options.queue)
             for batch in page.table.to_batches():
-                yield _within(fit(batch, schema), partition.last, options.startingTime, options.endingTime)
+                yield _within(fit(batch, schema), part.last, options)
             if page.next <= after:
                 return
             after = page.next
 
 
-def _within(batch: pa.RecordBatch, last: int, begin: datetime | None, end: datetime | None) -> pa.RecordBatch:
+def _within(batch: pa.RecordBatch, last: int, options: Options) -> pa.RecordBatch:
     """Drop records outside the range or the time; filtered by queue, a page may reach past the range."""
     inside = pc.less_equal(batch.column("offset"), last)
     at = batch.column("at")
-    if begin is not None:
-        inside = pc.and_(inside, pc.greater_equal(at, pa.scalar(begin, at.type)))
-    if end is not None:
-        inside = pc.and_(inside, pc.less(at, pa.scalar(end, at.type)))
-    return batch if pc.all(inside).as_py() is not False else batch.filter(inside)
+    if options.startingTime is not None:
+        inside = pc.and_(inside, pc.greater_equal(at, pa.scalar(options.startingTime, at.type)))
+    if options.endingTime is not None:
+        inside = pc.and_(inside, pc.less(at, pa.scalar(options.endingTime, at.type)))
+    return batch if pc.all(inside).as_py() else batch.filter(inside)

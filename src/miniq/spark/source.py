@@ -14,7 +14,7 @@ from pyspark.sql.types import StructType
 
 from miniq.errors import InvalidRequest
 from miniq.spark.options import Use, check_use, read_options
-from miniq.spark.schema import check_read_schema, check_written_schema, spark_schema
+from miniq.spark.schema import arrow_schema, check_read_schema, check_written_schema, spark_schema
 from miniq.spark.sink import BatchWriter, StreamWriter
 from miniq.spark.snapshot import HistoryReader, MessagesReader
 from miniq.spark.stream import ClaimStream, HistoryStream
@@ -42,14 +42,14 @@ class MiniQ(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         self._check_read(schema, "read")
         if self._options.view == "history":
-            return HistoryReader(self._options, schema)
-        return MessagesReader(self._options, schema)
+            return HistoryReader(self._options, arrow_schema(schema))
+        return MessagesReader(self._options, arrow_schema(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         self._check_read(schema, "readStream")
         if self._options.view == "history":
-            return HistoryStream(self._options, schema)
-        return ClaimStream(self._options, schema)
+            return HistoryStream(self._options, arrow_schema(schema))
+        return ClaimStream(self._options, arrow_schema(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         self._check_write(schema, overwrite, "write")

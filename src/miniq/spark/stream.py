@@ -9,16 +9,17 @@ between a claim and Spark's log, the restarted query finds the claim after `star
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
-from pyspark.sql.types import StructType
 
 from miniq.errors import ClaimGone, ClaimUnknown, Fenced, InvalidRequest, MiniQError
 from miniq.spark.options import Options
-from miniq.spark.schema import arrow_schema, fit
+from miniq.spark.schema import fit
 from miniq.spark.snapshot import Range, read_range, span_of, split
 
 if TYPE_CHECKING:
@@ -30,20 +31,19 @@ PART = 25_000
 MAX_PARTS = 16
 
 
+@dataclass
 class Part(InputPartition):
     """One part of a claim."""
 
-    def __init__(self, claim: int, part: int, parts: int) -> None:
-        super().__init__((claim, part, parts))
-        self.claim = claim
-        self.part = part
-        self.parts = parts
+    claim: int
+    part: int
+    parts: int
 
 
 class ClaimStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The messages of a queue; each batch is one claim of the group."""
 
-    def __init__(self, options: Options, schema: StructType) -> None:
+    def __init__(self, options: Options, schema: pa.Schema) -> None:
         self._options = options
         self._schema = schema
         self._open_claims: Claims | None = None
@@ -105,16 +105,14 @@ class ClaimStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # On an executor
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
         """Fetch one part of a claim; repeatable."""
-        if not isinstance(partition, Part):
-            raise InvalidRequest(f"partition: {partition!r} is not a part of a claim", field="partition")
-        options, schema = self._options, arrow_schema(self._schema)
+        options = self._options
         with options.connect() as client:
             claims = client.queue(options.queue or "").claims(options.group or "")
             try:
                 for batch in claims.table(partition.claim, partition.part, partition.parts).to_batches():
-                    yield fit(batch, schema)
+                    yield fit(batch, self._schema)
             except (ClaimGone, ClaimUnknown) as error:
                 if options.failOnDataLoss:
                     raise self._lost(partition.claim, error) from None
@@ -132,14 +130,13 @@ class ClaimStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _next(self, after: int, max_messages: int, wait: float) -> Claim | None:
         claims = self._claims()
+        make = partial(claims.next, max_messages=max_messages, max_bytes=self._options.maxBytesPerBatch, wait=wait)
         try:
-            return claims.next(after, max_messages=max_messages, max_bytes=self._options.maxBytesPerBatch, wait=wait)
+            return make(after)
         except ClaimGone as error:
             if self._options.failOnDataLoss:
                 raise self._lost(after + 1, error) from None
-            return claims.next(
-                claims.open().last, max_messages=max_messages, max_bytes=self._options.maxBytesPerBatch, wait=wait
-            )
+            return make(claims.open().last)
         except ClaimUnknown as error:
             raise self._lost(after, error) from None
         except Fenced as error:
@@ -176,7 +173,7 @@ class ClaimStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 class HistoryStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The history; each batch is a range of offsets. The broker keeps no state for it."""
 
-    def __init__(self, options: Options, schema: StructType) -> None:
+    def __init__(self, options: Options, schema: pa.Schema) -> None:
         self._options = options
         self._schema = schema
         self._until: int | None = None
@@ -224,11 +221,8 @@ class HistoryStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[Range]:
         return split(start["offset"], end["offset"], self._options.partitions)
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read_range(self._options, arrow_schema(self._schema), partition)
-
-    def commit(self, end: dict[str, int]) -> None:
-        """Nothing to do: the broker keeps no state for this stream."""
+    def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
+        return read_range(self._options, self._schema, partition)
 
     def _span(self) -> tuple[int, int]:
         with self._options.connect(probe=self._until is None) as client:

@@ -22,7 +22,7 @@ def archive(spark: SparkSession, lake: str, *, queue: str | None = None, run: Ru
     run = run or Run()
     lake = absolute(lake)
     options = {"view": "history", "queue": queue, "maxMessagesPerBatch": RECORDS}
-    rows = with_date(read_stream(spark, run, **options).load())
+    rows = with_date(read_stream(spark, run, **options))
     writer = rows.writeStream.format("parquet").partitionBy("date", "queue").option("path", lake)
     return follow("archive", writer, run, run.checkpoint or f"{lake}/_checkpoint", lake=lake)
 

@@ -14,6 +14,8 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, BinaryIO
 
 import pyarrow as pa
@@ -46,7 +48,7 @@ def copy(spark: SparkSession, source: str, out: str, *, partitions: int = 2, run
     with open(part, "xb"):
         pass
     try:
-        with run.connect() as client:
+        with run.broker().connect(probe=True) as client:
             client.queue(queue).configure(retention=86400.0)
             try:
                 pieces = _transfer(spark, source, part, queue, checkpoint, partitions, run)
@@ -64,8 +66,8 @@ def copy(spark: SparkSession, source: str, out: str, *, partitions: int = 2, run
 
 def _transfer(spark: SparkSession, source: str, part: str, queue: str, checkpoint: str, parts: int, run: Run) -> int:
     """Send the file, and write the pieces that arrive at the same time; return their number."""
-    rows = read_stream(spark, run, queue=queue, group="copy", partitions=parts).load().select("key", "data")
-    written = rows.mapInArrow(_Write(part), "pieces bigint")
+    rows = read_stream(spark, run, queue=queue, group="copy", partitions=parts).select("key", "data")
+    written = rows.mapInArrow(partial(_write, part), "pieces bigint")
     query = written.writeStream.format("noop").option("checkpointLocation", checkpoint).start()
     counts = Counts(time.perf_counter())
     try:
@@ -75,7 +77,7 @@ def _transfer(spark: SparkSession, source: str, part: str, queue: str, checkpoin
             if run.stopped():
                 raise KeyboardInterrupt
             blocks = spark.range(begin, min(size, begin + step), BLOCK, BLOCKS)
-            pieces = blocks.mapInArrow(_Read(source), "key string, data binary")
+            pieces = blocks.mapInArrow(partial(_read, source), "key string, data binary")
             options = run.source(queue=queue, job=f"{queue}-{batch}")
             pieces.write.format("miniq").mode("append").options(**options).save()
             counts.update(query)
@@ -88,56 +90,37 @@ def _transfer(spark: SparkSession, source: str, part: str, queue: str, checkpoin
     return counts.progress().messages
 
 
-class _Read:
-    """Reads blocks of a file as pieces. Pickled to executors, so it holds plain data only."""
-
-    def __init__(self, source: str) -> None:
-        self._source = source
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with open(self._source, "rb") as file:
-            for batch in batches:
-                for begin in batch.column(0).to_pylist():
-                    yield from self._block(file, begin)
-
-    def _block(self, file: BinaryIO, begin: int) -> Iterator[pa.RecordBatch]:
-        """The lines of one block; a line that continues in the next block is cut at the boundary."""
-        file.seek(begin)
-        offset, end = begin, begin + BLOCK
-        keys: list[str] = []
-        data: list[bytes] = []
-        while offset < end and (piece := file.readline(min(PIECE, end - offset))):
-            keys.append(str(offset))
-            data.append(piece)
-            offset += len(piece)
-            if len(keys) == ROWS:
-                yield _batch(keys, data)
-                keys, data = [], []
-        if keys:
-            yield _batch(keys, data)
+def _read(source: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The pieces of the blocks that begin at the offsets in `batches`."""
+    with open(source, "rb") as file:
+        for begin in (begin for batch in batches for begin in batch.column(0).to_pylist()):
+            pieces = _pieces(file, begin)
+            while rows := list(islice(pieces, ROWS)):
+                keys, data = zip(*rows, strict=True)
+                yield pa.RecordBatch.from_pydict({"key": keys, "data": data})
 
 
-def _batch(keys: list[str], data: list[bytes]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array(keys, pa.string()), pa.array(data, pa.binary())], names=["key", "data"])
+def _pieces(file: BinaryIO, begin: int) -> Iterator[tuple[str, bytes]]:
+    """The lines of one block with their offsets; a line that continues in the next block is cut at the boundary."""
+    file.seek(begin)
+    offset, end = begin, begin + BLOCK
+    while offset < end and (piece := file.readline(min(PIECE, end - offset))):
+        yield str(offset), piece
+        offset += len(piece)
 
 
-class _Write:
-    """Writes pieces at their offsets. Pickled to executors, so it holds plain data only."""
-
-    def __init__(self, part: str) -> None:
-        self._part = part
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        count = 0
-        file = os.open(self._part, os.O_WRONLY)
-        try:
-            for batch in batches:
-                for key, piece in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
-                    _write_at(file, piece, int(key))
-                count += batch.num_rows
-        finally:
-            os.close(file)
-        yield pa.RecordBatch.from_pydict({"pieces": pa.array([count], pa.int64())})
+def _write(part: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Write pieces at their offsets; return their number."""
+    count = 0
+    file = os.open(part, os.O_WRONLY)
+    try:
+        for batch in batches:
+            for key, piece in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
+                _write_at(file, piece, int(key))
+            count += batch.num_rows
+    finally:
+        os.close(file)
+    yield pa.RecordBatch.from_pydict({"pieces": [count]})
 
 
 def _write_at(file: int, piece: bytes, offset: int) -> None:

@@ -32,7 +32,7 @@ def drain(
     out = absolute(out)
     group = group or f"drain-{digest(out)}"
     checkpoint = run.checkpoint or f"{out}/_checkpoint"
-    rows = read_stream(spark, run, queue=queue, group=group).load()
+    rows = read_stream(spark, run, queue=queue, group=group)
     if format == "text":
         rows = rows.selectExpr("coalesce(body, base64(data)) as value")
 

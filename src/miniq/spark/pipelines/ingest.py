@@ -6,10 +6,8 @@ import os
 from glob import glob
 from typing import TYPE_CHECKING
 
-from pyspark.sql.types import StructType
-
 from miniq.errors import InvalidRequest
-from miniq.spark.pipelines.runs import Run, Summary, absolute, check_format, follow, observed, select_body, state_folder
+from miniq.spark.pipelines.runs import Run, Summary, absolute, check_format, follow, state_folder, write_stream
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -30,53 +28,33 @@ def ingest(
     """
     run = run or Run()
     files = absolute(files)
-    format = format or _format_of(files)
+    format = format or SUFFIXES.get(os.path.splitext(files)[1].lower())
+    if format is None:
+        raise InvalidRequest(
+            f"format: cannot be guessed from {files!r}; use one of {', '.join(FORMATS)}", field="format"
+        )
     check_format(format, FORMATS)
     checkpoint = run.checkpoint or state_folder("ingest", run.url, queue, format, files)
     if "://" not in files and not glob(files):
         raise InvalidRequest(f"files: no file matches {files!r}", field="files")
     rows = _rows(spark, files, format, run)
     content_type = "text/plain; charset=utf-8" if format == "text" else None
-    writer = observed(rows).writeStream.format("miniq").options(**run.source(queue=queue, contentType=content_type))
+    writer = write_stream(rows, run, queue=queue, contentType=content_type)
     return follow("ingest", writer, run, checkpoint, queue=queue, files=files, format=format)
-
-
-def _format_of(files: str) -> str:
-    format = SUFFIXES.get(os.path.splitext(files)[1].lower())
-    if format is None:
-        raise InvalidRequest(
-            f"format: cannot be guessed from {files!r}; use one of {', '.join(FORMATS)}", field="format"
-        )
-    return format
 
 
 def _rows(spark: SparkSession, files: str, format: str, run: Run) -> DataFrame:
     """A stream of the rows in the files, with the columns of messages."""
-    schema = _schema(spark, files, format)
-    files = _pattern(files)
-    reader = spark.readStream
+    stream = spark.readStream
     if "maxFilesPerTrigger" in run.options:
-        reader = reader.option("maxFilesPerTrigger", run.options["maxFilesPerTrigger"])
+        stream = stream.option("maxFilesPerTrigger", run.options["maxFilesPerTrigger"])
+    # Spark streams folders and patterns, not files: turn a single file into a pattern that matches only it.
+    pattern = f"{files[:-1]}[{files[-1]}]" if os.path.isfile(files) else files
     if format in ("text", "jsonl"):
         # Only a line feed ends a line; to JSON, a carriage return is white space.
-        lines = reader.option("lineSep", "\n").text(files)
-        if format == "text":
-            return lines.selectExpr("value as body")
-        return lines.where("trim(both ' \t\r' from value) != ''").selectExpr("value as body")
-    if format == "csv":
-        return select_body(reader.option("header", True).schema(schema).csv(files))
-    return select_body(reader.schema(schema).parquet(files))
-
-
-def _schema(spark: SparkSession, files: str, format: str) -> StructType:
-    """The columns of the existing files; a stream must know them before it starts."""
-    if format == "csv":
-        return spark.read.option("header", True).csv(files).schema
-    if format == "parquet":
-        return spark.read.parquet(files).schema
-    return StructType()
-
-
-def _pattern(files: str) -> str:
-    """Turn a single file into a pattern that matches only it: Spark streams folders and patterns, not files."""
-    return f"{files[:-1]}[{files[-1]}]" if os.path.isfile(files) else files
+        lines = stream.option("lineSep", "\n").text(pattern).selectExpr("value as body")
+        return lines if format == "text" else lines.where("trim(both ' \t\r' from body) != ''")
+    # A stream must know the columns before it starts: those of the files that are there now.
+    columns = spark.read.format(format).option("header", True).load(files).schema
+    rows = stream.format(format).option("header", True).schema(columns).load(pattern)
+    return rows.selectExpr("to_json(struct(*)) as body")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from miniq.errors import InvalidRequest
-from miniq.spark.pipelines.runs import Run, Summary, absolute, digest, follow, observed, state_folder
+from miniq.spark.pipelines.runs import Run, Summary, absolute, digest, follow, read_lake, state_folder, write_stream
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -20,19 +19,11 @@ def replay(spark: SparkSession, lake: str, queue: str, *, where: str | None = No
     run = run or Run()
     lake = absolute(lake)
     where = where or "true"
-    try:
-        schema = spark.read.parquet(lake).schema
-    except Exception as error:
-        raise InvalidRequest(
-            f"lake: {lake!r} cannot be read; archive to it first ({_first_line(error)})", field="lake"
-        ) from None
+    schema = read_lake(spark, lake).schema
     checkpoint = run.checkpoint or state_folder("replay", run.url, lake, queue, digest(where))
     rows = spark.readStream.schema(schema).parquet(lake)
     sent = rows.where("event = 'sent' and reason is null and (body is not null or data is not null)").where(where)
     messages = sent.selectExpr("body", "data", "content_type", "id as key")
-    writer = observed(messages).writeStream.format("miniq").options(**run.source(queue=queue))
-    return follow("replay", writer, run, checkpoint, lake=lake, queue=queue, where=where)
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
+    return follow(
+        "replay", write_stream(messages, run, queue=queue), run, checkpoint, lake=lake, queue=queue, where=where
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -13,15 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import parquet
 
-from miniq.errors import InvalidRequest
-from miniq.spark.pipelines.runs import Progress, Run, Summary, absolute
+from miniq.spark.pipelines.runs import Run, Summary, absolute, read_lake, repeat
 from miniq.spark.report.page import Rows, render
-from miniq.spark.report.tables import TABLES, Span, span_of
+from miniq.spark.report.tables import TABLES, span_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-PAGE = "report.html"
 REFRESH = 60.0
 """Default seconds between the reports of a continuous run."""
 
@@ -39,33 +36,17 @@ def report(
     table in `out/tables`. A continuous run rewrites it periodically."""
     run = run or Run()
     lake, out = absolute(lake), os.path.abspath(out)
-    began = time.perf_counter()
-    rounds = 0
-    while True:
-        events = _events(spark, lake).where(where or "true")
-        span = make(events, out, title)
-        rounds += 1
-        if run.progress is not None:
-            run.progress(Progress(rounds, span.records, time.perf_counter() - began))
-        if not run.continuous or run.pause(REFRESH):
-            break
-    details: dict[str, Any] = {"page": os.path.join(out, PAGE), "tables": os.path.join(out, "tables"), "lake": lake}
-    return Summary(
-        "report", span.records, round(time.perf_counter() - began, 3), rounds, stopped=run.stopped(), details=details
-    )
+    page, tables = os.path.join(out, "report.html"), os.path.join(out, "tables")
+
+    def work() -> tuple[int, dict[str, Any]]:
+        records = _make(read_lake(spark, lake).where(where or "true"), page, tables, title)
+        return records, {"page": page, "tables": tables, "lake": lake}
+
+    return repeat("report", run, REFRESH, work)
 
 
-def _events(spark: SparkSession, lake: str) -> DataFrame:
-    try:
-        return spark.read.parquet(lake)
-    except Exception as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise InvalidRequest(f"lake: {lake!r} cannot be read; archive to it first ({reason})", field="lake") from None
-
-
-def make(events: DataFrame, out: str, title: str) -> Span:
-    """Write the tables and the page for these history records."""
-    tables = os.path.join(out, "tables")
+def _make(events: DataFrame, page: str, tables: str, title: str) -> int:
+    """Write the tables and the page for these history records; return their number."""
     os.makedirs(tables, exist_ok=True)
     columns = ("at", "event", "queue", "id", "consumer", "receives", "wait_ms", "held_ms", "bytes", "reason", "count")
     events = events.select(*columns).persist()
@@ -79,9 +60,9 @@ def make(events: DataFrame, out: str, title: str) -> Span:
             rows[name] = _rows(table)
     finally:
         events.unpersist()
-    with _replaced(os.path.join(out, PAGE)) as part, open(part, "w", encoding="utf-8") as file:
+    with _replaced(page) as part, open(part, "w", encoding="utf-8") as file:
         file.write(render(rows, span, datetime.now(UTC), title))
-    return span
+    return span.records
 
 
 def _rows(table: pa.Table) -> Rows:

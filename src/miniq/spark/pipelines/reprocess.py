@@ -7,22 +7,26 @@ names the fix, so that another run after a crash does not apply it twice.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pyarrow as pa
+from msgspec import Struct
 
 from miniq.errors import InvalidRequest, MessageLeased, MessageNotFound, StaleReceipt
 from miniq.message import JSON
 from miniq.spark.options import Options
-from miniq.spark.pipelines.runs import Progress, Run, Summary, digest
+from miniq.spark.pipelines.runs import Run, Summary, digest, repeat
 from miniq.spark.pipelines.transform import function_of, is_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from miniq.client._sync.queue import Queue
+
 MARK = "miniq-fixed-by"
+COUNTS = ("found", "fixed", "sent_back", "left")
 BATCH = 1000
 """Dead letters per redrive call."""
 PAUSE = 10.0
@@ -48,98 +52,79 @@ def reprocess(
     stays. Without `fix`, bodies do not change. `to` overrides the queue they go to, by default their source queue.
     """
     run = run or Run()
-    began = time.perf_counter()
-    total = {"found": 0, "fixed": 0, "sent_back": 0, "left": 0}
-    rounds = 0
-    while True:
-        counts = _round(spark, queue, where, fix, to, run)
-        rounds += 1
-        total = {name: total[name] + counts[name] for name in total}
-        if run.progress is not None:
-            run.progress(Progress(rounds, total["sent_back"], time.perf_counter() - began))
-        if not run.continuous or run.pause(PAUSE):
-            break
-    seconds = round(time.perf_counter() - began, 3)
-    return Summary(
-        "reprocess", total["sent_back"], seconds, rounds, stopped=run.stopped(), details={"queue": queue, **total}
-    )
-
-
-def _round(
-    spark: SparkSession, queue: str, where: str | None, fix: str | Fix | None, to: str | None, run: Run
-) -> dict[str, int]:
-    letters = spark.read.format("miniq").options(**run.source(queue=queue, status="ready")).load()
-    selected = letters.where(where or "true")
     function: Fix | None = None
-    name = ""
+    name, columns = "", ["*"]
     if isinstance(fix, str) and not is_name(fix):
         name = f"sql-{digest(fix)}"
-        selected = selected.selectExpr("*", f"cast(({fix}) as string) as fixed")
+        columns.append(f"cast(({fix}) as string) as fixed")
     elif fix is not None:
         function = function_of(fix) if isinstance(fix, str) else fix
         name = f"{function.__module__}:{function.__qualname__}"
     worker = _Worker(run.broker(), queue, to, name, function)
-    counts = selected.repartition(max(1, int(run.options.get("partitions", "2")))).mapInArrow(
-        worker, "found bigint, fixed bigint, sent_back bigint, `left` bigint"
-    )
-    sums = counts.groupBy().sum().collect()[0]
-    return {name: int(sums[column] or 0) for column, name in enumerate(("found", "fixed", "sent_back", "left"))}
+    partitions = max(1, int(run.options.get("partitions", "2")))
+    total = dict.fromkeys(COUNTS, 0)
+
+    def work() -> tuple[int, dict[str, Any]]:
+        letters = spark.read.format("miniq").options(**run.source(queue=queue, status="ready")).load()
+        selected = letters.where(where or "true").selectExpr(*columns).repartition(partitions)
+        counts = selected.mapInArrow(worker, ", ".join(f"`{name}` bigint" for name in COUNTS))
+        for name, count in zip(COUNTS, counts.groupBy().sum().collect()[0], strict=True):
+            total[name] += count or 0
+        return total["sent_back"], {"queue": queue, **total}
+
+    return repeat("reprocess", run, PAUSE, work)
 
 
-class _Worker:
-    """Edits and redrives the dead letters of one task. Pickled to executors, so it holds plain data only."""
+class _Worker(Struct, frozen=True):
+    """Edits and redrives the dead letters of one task; pickled to executors."""
 
-    def __init__(self, broker: Options, queue: str, to: str | None, name: str, function: Fix | None) -> None:
-        self._broker = broker
-        self._queue = queue
-        self._to = to
-        self._name = name
-        self._function = function
+    broker: Options
+    queue: str
+    to: str | None
+    fix: str
+    """The name of the fix, empty if there is none."""
+    function: Fix | None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         found = fixed = sent = left = 0
-        with self._broker.connect() as client:
-            queue = client.queue(self._queue)
+        with self.broker.connect() as client:
+            queue = client.queue(self.queue)
             ready: list[str] = []
-            for batch in batches:
-                for letter in batch.to_pylist():
-                    found += 1
-                    try:
-                        changed = self._fix(queue, letter)
-                    except (MessageLeased, MessageNotFound, StaleReceipt):
-                        changed = None  # another consumer has it
-                    if changed is None:
-                        left += 1
-                        continue
-                    fixed += changed
-                    ready.append(letter["id"])
-                    if len(ready) == BATCH:
-                        sent += queue.redrive(ready, to=self._to).moved
-                        ready = []
+            for letter in (letter for batch in batches for letter in batch.to_pylist()):
+                found += 1
+                try:
+                    changed = self._edit(queue, letter)
+                except (MessageLeased, MessageNotFound, StaleReceipt):
+                    changed = None  # another consumer has it
+                if changed is None:
+                    left += 1
+                    continue
+                fixed += changed
+                ready.append(letter["id"])
+                if len(ready) == BATCH:
+                    sent += queue.redrive(ready, to=self.to).moved
+                    ready = []
             if ready:
-                sent += queue.redrive(ready, to=self._to).moved
-        counts = {"found": found, "fixed": fixed, "sent_back": sent, "left": left}
-        yield pa.RecordBatch.from_pylist([counts], schema=pa.schema([(name, pa.int64()) for name in counts]))
+                sent += queue.redrive(ready, to=self.to).moved
+        yield pa.RecordBatch.from_pydict(dict(zip(COUNTS, ([found], [fixed], [sent], [left]), strict=True)))
 
-    def _fix(self, queue: Any, letter: dict[str, Any]) -> bool | None:
+    def _edit(self, queue: Queue, letter: dict[str, Any]) -> bool | None:
         """Apply the fix, unless it was applied before. True if the letter was changed, None if it must stay."""
         headers = dict(letter["headers"] or [])
-        if not self._name or headers.get(MARK) == self._name:
+        if not self.fix or headers.get(MARK) == self.fix:
             return False
         body, content_type = self._fixed(letter)
         if body is None:
             return None
-        headers[MARK] = self._name
+        headers[MARK] = self.fix
         queue.edit(letter["id"], body=body, content_type=content_type, headers=headers)
         return True
 
     def _fixed(self, letter: dict[str, Any]) -> tuple[Any, str | None]:
         """The fixed body with its content type."""
-        import msgspec
-
         content_type = letter["content_type"] or JSON
         is_json = letter["body"] is not None and content_type.partition(";")[0].strip().endswith("json")
-        if self._function is None:
+        if self.function is None:
             text = letter["fixed"]
             if text is None or not is_json:
                 return text, content_type
@@ -152,5 +137,5 @@ class _Worker:
                 ) from None
             return text.encode(), content_type
         before = msgspec.json.decode(letter["body"]) if is_json else letter["body"]
-        after = self._function(letter["data"] if before is None and letter["data"] is not None else before)
+        after = self.function(letter["data"] if before is None and letter["data"] is not None else before)
         return after, None if is_json else content_type

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, field
 
-from miniq.client._sync.client import Client
 from miniq.errors import InvalidRequest, MiniQError
 from miniq.spark.options import DEFAULT_URL, Options, read_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
-    from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 OBSERVED = "miniq"
 POLL = 0.1
@@ -64,18 +63,8 @@ class Run(Struct, frozen=True, kw_only=True):
 
     def source(self, **options: object) -> dict[str, str]:
         """Options for `format("miniq")`: the connection, and those that the pipeline passes."""
-        given: dict[str, object] = {"url": self.url, **options}
-        if self.api_key is not None:
-            given["api_key"] = self.api_key
+        given = {"url": self.url, "api_key": self.api_key, **options}
         return {name: str(value) for name, value in given.items() if value is not None}
-
-    def reading(self, **options: object) -> dict[str, str]:
-        """Options to read a stream; the user's override the pipeline's."""
-        return self.source(**options) | dict(self.options)
-
-    def connect(self) -> Client:
-        """A client of the broker, for the driver."""
-        return self.broker().connect(probe=True)
 
     def broker(self) -> Options:
         """The connection options, for executors."""
@@ -84,23 +73,48 @@ class Run(Struct, frozen=True, kw_only=True):
     def stopped(self) -> bool:
         return self.stop is not None and self.stop()
 
-    def pause(self, default: float) -> bool:
-        """Wait until the next round of a continuous run is due; True if the run should end instead."""
-        deadline = time.monotonic() + (self.every or default)
-        while time.monotonic() < deadline and not self.stopped():
-            time.sleep(POLL)
-        return self.stopped()
+
+def read_stream(spark: SparkSession, run: Run, **options: object) -> DataFrame:
+    """A stream from `format("miniq")`; the user's options override the pipeline's."""
+    return spark.readStream.format("miniq").options(**(run.source(**options) | dict(run.options))).load()
 
 
-def read_stream(spark: SparkSession, run: Run, **options: object) -> DataStreamReader:
-    return spark.readStream.format("miniq").options(**run.reading(**options))
-
-
-def observed(rows: DataFrame) -> DataFrame:
-    """The same rows, counted on the way out: with a filter, fewer rows are written than read."""
+def write_stream(rows: DataFrame, run: Run, **options: object) -> DataStreamWriter:
+    """A stream to `format("miniq")`, which counts the rows: with a filter, fewer are written than read."""
     from pyspark.sql import functions as F
 
-    return rows.observe(OBSERVED, F.count(F.lit(1)).alias("messages"))
+    counted = rows.observe(OBSERVED, F.count(F.lit(1)).alias("messages"))
+    return counted.writeStream.format("miniq").options(**run.source(**options))
+
+
+def read_lake(spark: SparkSession, lake: str) -> DataFrame:
+    """The archived history."""
+    try:
+        return spark.read.parquet(lake)
+    except Exception as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise InvalidRequest(f"lake: {lake!r} cannot be read; archive to it first ({reason})", field="lake") from None
+
+
+def repeat(name: str, run: Run, pause: float, work: Callable[[], tuple[int, dict[str, Any]]]) -> Summary:
+    """Run a batch job once, or in a continuous run until stopped, with pauses of `pause` seconds unless the run sets
+    others. `work` returns the number of messages and the details of the summary, both so far."""
+    began = time.perf_counter()
+    rounds = 0
+    while True:
+        messages, details = work()
+        rounds += 1
+        if run.progress is not None:
+            run.progress(Progress(rounds, messages, time.perf_counter() - began))
+        if not run.continuous:
+            break
+        deadline = time.monotonic() + (run.every or pause)
+        while time.monotonic() < deadline and not run.stopped():
+            time.sleep(POLL)
+        if run.stopped():
+            break
+    seconds = round(time.perf_counter() - began, 3)
+    return Summary(name, messages, seconds, rounds, stopped=run.stopped(), details=details)
 
 
 def follow(name: str, writer: DataStreamWriter, run: Run, checkpoint: str, **details: Any) -> Summary:
@@ -190,13 +204,6 @@ def digest(*identity: object) -> str:
 def absolute(path: str) -> str:
     """A path that means the same in every process; a URL such as s3a://… stays as it is."""
     return path if "://" in path else os.path.abspath(path)
-
-
-def select_body(rows: DataFrame) -> DataFrame:
-    """Turn each row, whatever its columns, into a body: one JSON object."""
-    from pyspark.sql import functions as F
-
-    return rows.select(F.to_json(F.struct("*")).alias("body"))
 
 
 def check_format(format: str, known: tuple[str, ...]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from miniq.errors import InvalidRequest
-from miniq.spark.pipelines.runs import Run, Summary, digest, follow, observed, read_stream, state_folder
+from miniq.spark.pipelines.runs import Run, Summary, digest, follow, read_stream, state_folder, write_stream
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -34,9 +34,10 @@ def transform(
     name = change if isinstance(change, str) else f"{change.__module__}:{change.__qualname__}"
     group = group or f"transform-{digest(target, name)}"
     checkpoint = run.checkpoint or state_folder("transform", run.url, source, target, name)
-    rows = changed(spark, read_stream(spark, run, queue=source, group=group).load(), change)
-    writer = observed(rows).writeStream.format("miniq").options(**run.source(queue=target))
-    return follow("transform", writer, run, checkpoint, source=source, target=target, group=group)
+    rows = changed(spark, read_stream(spark, run, queue=source, group=group), change)
+    return follow(
+        "transform", write_stream(rows, run, queue=target), run, checkpoint, source=source, target=target, group=group
+    )
 
 
 def changed(spark: SparkSession, rows: DataFrame, change: str | Callable[[DataFrame], DataFrame]) -> DataFrame:

@@ -7,10 +7,11 @@ Colours are CSS variables, so that the page controls light and dark mode; values
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from html import escape
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from msgspec import Struct
 
@@ -81,31 +82,15 @@ def nice_ticks(top: float, wanted: int = 4) -> list[float]:
     return [step * number for number in range(math.ceil(top / step - 1e-9) + 1)]
 
 
-ROUND_DURATIONS = [
-    0.001,
-    0.01,
-    0.1,
-    1,
-    10,
-    100,
-    1000,
-    10_000,
-    60_000,
-    600_000,
-    3_600_000,
-    36_000_000,
-    86_400_000,
-    864_000_000,
-]
+ROUND_DURATIONS = (0.001, 0.01, 0.1, 1, 10, 100, 1000, 1e4, 6e4, 6e5, 3.6e6, 3.6e7, 8.64e7, 8.64e8, 8.64e9, 8.64e10)
 """Durations in milliseconds that are round numbers in their own unit."""
 
 
-def duration_ticks(low: float, top: float) -> list[float]:
+def duration_ticks(low: float, top: float) -> Sequence[float]:
     """Round durations that enclose the range from `low` to `top`."""
-    durations = ROUND_DURATIONS
-    first = max((index for index, mark in enumerate(durations) if mark <= low), default=0)
-    last = min((index for index, mark in enumerate(durations) if mark >= top), default=len(durations) - 1)
-    return durations[first : max(last, first + 1) + 1]
+    first = max(bisect_right(ROUND_DURATIONS, low) - 1, 0)
+    last = bisect_left(ROUND_DURATIONS, top)
+    return ROUND_DURATIONS[first : max(last, first + 1) + 1]
 
 
 def time_ticks(begin: int, end: int, wanted: int) -> list[int]:
@@ -116,22 +101,6 @@ def time_ticks(begin: int, end: int, wanted: int) -> list[int]:
     return list(range(-(-begin // step) * step, end + 1, step)) or [begin]
 
 
-class _Scale(Struct, frozen=True):
-    low: float
-    top: float
-    log: bool
-
-    def y(self, value: float) -> float:
-        """The y coordinate of a value."""
-        if self.log:
-            share = (math.log10(max(value, self.low)) - math.log10(self.low)) / (
-                math.log10(self.top) - math.log10(self.low)
-            )
-        else:
-            share = value / self.top
-        return TOP + (1 - share) * (HEIGHT - TOP - BOTTOM)
-
-
 def lines(
     moments: Sequence[int], series: Sequence[Line], show: Show, step: int, *, log: bool = False, width: int = WIDE
 ) -> str:
@@ -140,19 +109,26 @@ def lines(
     if not moments or not known or max(known) <= 0:
         return NO_DATA
     if log:
-        floor = max(min((value for value in known if value > 0), default=0.1), 0.001)
-        ticks = duration_ticks(floor, max(known))
+        ticks = duration_ticks(max(min(value for value in known if value > 0), 0.001), max(known))
     else:
         ticks = nice_ticks(max(known))
-    scale = _Scale(ticks[0], ticks[-1], log)
     inner_width = width - LEFT - RIGHT
 
     def x_of(index: float) -> float:
         return LEFT + (index + 0.5) * inner_width / len(moments)
 
-    parts = [_legend(series) if len(series) > 1 else "", f'<svg viewBox="0 0 {width} {HEIGHT}" role="img">']
+    def y_of(value: float) -> float:
+        low, top = ticks[0], ticks[-1]
+        share = math.log(max(value, low) / low, top / low) if log else value / top
+        return TOP + (1 - share) * (HEIGHT - TOP - BOTTOM)
+
+    parts = []
+    if len(series) > 1:
+        names = [f'<span><i class="c{line.colour}"></i>{escape(line.name)}</span>' for line in series]
+        parts.append(f'<div class="legend">{"".join(names)}</div>')
+    parts.append(f'<svg viewBox="0 0 {width} {HEIGHT}" role="img">')
     for tick in ticks:
-        y = scale.y(tick)
+        y = y_of(tick)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{width - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text class="tick" x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{escape(show(tick))}</text>')
     labelled = time_ticks(moments[0], moments[-1], width // 110)
@@ -160,26 +136,17 @@ def lines(
     for at in labelled:
         x, label = x_of((at - moments[0]) / step), clock(at, distance)
         parts.append(f'<text class="tick" x="{x:.1f}" y="{HEIGHT - 6}" text-anchor="middle">{label}</text>')
-    base = scale.y(ticks[0])
     for line in series:
-        parts += [_stroke(line, segment, base) for segment in _segments(line, x_of, scale)]
+        points = [None if value is None else (x_of(i), y_of(value)) for i, value in enumerate(line.values)]
+        for _, adjacent in groupby(points, key=bool):
+            if segment := [point for point in adjacent if point is not None]:
+                parts.append(_stroke(line, segment, y_of(ticks[0])))
     parts += [_hover(index, moments, series, show, inner_width) for index in range(len(moments))]
     return "".join([*parts, "</svg>"])
 
 
-def _segments(line: Line, x_of: Callable[[float], float], scale: _Scale) -> list[list[tuple[float, float]]]:
-    """The points of a line, split at its gaps."""
-    segments: list[list[tuple[float, float]]] = [[]]
-    for index, value in enumerate(line.values):
-        if value is None:
-            segments.append([])
-        else:
-            segments[-1].append((x_of(index), scale.y(value)))
-    return [segment for segment in segments if segment]
-
-
 def _stroke(line: Line, points: list[tuple[float, float]], base: float) -> str:
-    """One segment: a path, filled down to `base` if wanted, or a dot for a single point."""
+    """One segment between gaps: a path, filled down to `base` if wanted, or a dot for a single point."""
     if len(points) == 1:
         x, y = points[0]
         return f'<circle class="c{line.colour} dot" cx="{x:.1f}" cy="{y:.1f}" r="2.5"/>'
@@ -200,11 +167,6 @@ def _hover(index: int, moments: Sequence[int], series: Sequence[Line], show: Sho
         f'<rect class="hover" x="{LEFT + index * width:.2f}" y="{TOP}" width="{width:.2f}" '
         f'height="{HEIGHT - TOP - BOTTOM}"><title>{title}</title></rect>'
     )
-
-
-def _legend(series: Sequence[Line]) -> str:
-    items = "".join(f'<span><i class="c{line.colour}"></i>{escape(line.name)}</span>' for line in series)
-    return f'<div class="legend">{items}</div>'
 
 
 def bars(items: Sequence[Bar], show: Show) -> str:

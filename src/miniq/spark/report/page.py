@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from html import escape
 from typing import Any
 
 from miniq.spark.report import charts
 from miniq.spark.report.charts import Bar, Line
-from miniq.spark.report.tables import Span, moment
+from miniq.spark.report.tables import Span
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -68,6 +68,13 @@ footer{margin-top:40px;font-size:13px;color:var(--soft)}
 """ + "".join(f".c{colour}{{color:var(--c{colour})}}" for colour in range(8))
 
 
+FOOTNOTE = (
+    "Wait is the time from when a message became ready until a consumer received it; processing is the time from then "
+    "until the consumer acked or released it, or its lease expired. The percentile charts show the busiest queue in "
+    "each interval. All times are UTC."
+)
+
+
 def render(tables: Mapping[str, Rows], span: Span, made_at: datetime, title: str = "MiniQ report") -> str:
     """The whole page."""
     head = (
@@ -79,17 +86,9 @@ def render(tables: Mapping[str, Rows], span: Span, made_at: datetime, title: str
         body = f"<header><h1>{escape(title)}</h1></header><p>There are no history records to report on.</p>"
         return f"{head}{body}<footer>Generated {created}.</footer></main></body></html>\n"
     page = _Page(tables, span)
-    parts = [page.header(title), page.tiles(), page.time_charts(), page.other_charts(), page.queue_table()]
-    parts += [page.consumer_table()]
-    parts += [f"<footer>Generated {created} by <code>miniq pipeline report</code>. {FOOTNOTE}</footer>"]
-    return f"{head}{''.join(parts)}</main></body></html>\n"
-
-
-FOOTNOTE = (
-    "Wait is the time from when a message became ready until a consumer received it; processing is the time from then "
-    "until the consumer acked or released it, or its lease expired. The percentile charts show the busiest queue in "
-    "each interval. All times are UTC."
-)
+    body = page.header(title) + page.tiles() + page.chart_cards() + page.queue_table() + page.consumer_table()
+    foot = f"<footer>Generated {created} by <code>miniq pipeline report</code>. {FOOTNOTE}</footer>"
+    return f"{head}{body}{foot}</main></body></html>\n"
 
 
 class _Page:
@@ -101,89 +100,79 @@ class _Page:
         self._moments = list(span.intervals)
         self._index = {at: index for index, at in enumerate(self._moments)}
         self._queues = sorted(tables["queues"], key=lambda row: (-(row["sent"] + row["received"]), row["queue"]))
-        self._throughput: dict[str, list[Mapping[str, Any] | None]] = {}
-        """By queue, a row per interval, None where nothing happened."""
-        for row in tables["throughput"]:
-            rows = self._throughput.setdefault(row["queue"], [None] * len(self._moments))
-            rows[self._index[row["at"]]] = row
 
     def header(self, title: str) -> str:
-        span = self._span
-        begin, end = (moment(at).strftime("%d %b %Y %H:%M:%S") for at in (span.begin, span.end))
-        names = len(self._queues)
+        span, queues = self._span, len(self._queues)
+        begin, end = (datetime.fromtimestamp(at, UTC).strftime("%d %b %Y %H:%M:%S") for at in (span.begin, span.end))
         return (
             f"<header><h1>{escape(title)}</h1><p class='soft'>{begin} to {end} UTC · "
-            f"{span.records:,} history records · "
-            f"{names} {'queue' if names == 1 else 'queues'}</p></header>"
+            f"{span.records:,} history records · {queues} {'queue' if queues == 1 else 'queues'}</p></header>"
         )
 
     def tiles(self) -> str:
-        total = {name: sum(row[name] for row in self._queues) for name in self._queues[0] if _is_count(name)}
-        redelivered = total["redelivered"] / total["received"] if total["received"] else 0.0
-        dead = total["dead"] / total["sent"] if total["sent"] else 0.0
+        total = {
+            name: sum(row[name] for row in self._queues)
+            for name in ("sent", "received", "redelivered", "acked", "dead")
+        }
+        redelivered = total["redelivered"] / total["received"] if total["received"] else 0
+        dead = total["dead"] / total["sent"] if total["sent"] else 0
         busiest = self._queues[0]
-        figures = [
-            (charts.count(total["sent"]), "sent"),
-            (charts.count(total["acked"]), "acked"),
-            (_share(redelivered), "of deliveries were redeliveries"),
-            (charts.count(total["dead"]), f"dead letters, {_share(dead)} of messages sent"),
-            (_time(busiest["wait_p50_ms"]), f"median wait in {busiest['queue']}"),
-            (_time(busiest["held_p50_ms"]), f"median processing in {busiest['queue']}"),
-        ]
-        tiles = "".join(
-            f'<div class="tile"><b>{escape(big)}</b><span>{escape(small)}</span></div>' for big, small in figures
-        )
-        return f'<div class="tiles">{tiles}</div>'
+        figures = {
+            "sent": charts.count(total["sent"]),
+            "acked": charts.count(total["acked"]),
+            "of deliveries were redeliveries": _share(redelivered),
+            f"dead letters, {_share(dead)} of messages sent": charts.count(total["dead"]),
+            f"median wait in {busiest['queue']}": _time(busiest["wait_p50_ms"]),
+            f"median processing in {busiest['queue']}": _time(busiest["held_p50_ms"]),
+        }
+        tile = '<div class="tile"><b>{}</b><span>{}</span></div>'
+        tiles = [tile.format(escape(figure), escape(label)) for label, figure in figures.items()]
+        return f'<div class="tiles">{"".join(tiles)}</div>'
 
-    # Charts over time
+    # Charts
 
-    def time_charts(self) -> str:
+    def chart_cards(self) -> str:
         step = self._span.step
-        rates = "Messages per second" + ("" if step == 1 else f", averaged over {_length(step)}")
-        flow = [
-            Line("sent", 0, self._rates("sent"), filled=True),
-            Line("acked", 1, self._rates("acked")),
-            Line("released or lease expired", 4, self._rates("released", "lost_leases")),
-            Line("dead", 2, self._rates("dead")),
+        per_second = "Messages per second" + ("" if step == 1 else f", averaged over {_length(step)}")
+        over_time = [
+            _card("Throughput", per_second, self._throughput(), wide=True),
+            _card("Backlog", "Messages in each queue", self._backlog(), wide=True),
+            _card("Wait", "Time until a message was received, percentiles", self._percentiles("wait", "received")),
+            _card("Processing", "Time a consumer held a message, percentiles", self._percentiles("held", "acked")),
         ]
-        flow = [line for line in flow if any(line.values)]
-        cards = [
-            self._card("Throughput", rates, flow, charts.count, wide=True),
-            self._card("Backlog", "Messages in each queue", self._backlog(), charts.count, wide=True),
-            self._card(
-                "Wait",
-                "Time until a message was received, percentiles",
-                self._percentiles("wait"),
-                charts.duration,
-                log=True,
-            ),
-            self._card(
-                "Processing",
-                "Time a consumer held a message, percentiles",
-                self._percentiles("held"),
-                charts.duration,
-                log=True,
-            ),
+        totals = [
+            _card("Redeliveries", "How often a message was received until it was acked", self._receives()),
+            _card("Redelivery rate", "Redeliveries as a share of deliveries, by queue", self._redeliveries()),
+            _card("Dead letters", "By queue and reason", self._dead_letters()),
+            _card("Consumers", "Messages acked", self._consumers()),
         ]
-        return f'<div class="grid2">{"".join(cards)}</div>'
+        return (
+            f'<div class="grid2">{"".join(over_time)}</div>'
+            f'<div class="grid2" style="margin-top:16px">{"".join(totals)}</div>'
+        )
 
-    def _card(
-        self, title: str, sub: str, series: list[Line], show: charts.Show, *, wide: bool = False, log: bool = False
-    ) -> str:
-        width = charts.WIDE if wide else charts.NARROW
-        chart = charts.lines(self._moments, series, show, self._span.step, log=log, width=width)
-        return _card(title, sub, chart, wide)
+    def _lines(self, series: list[Line], durations: bool = False) -> str:
+        """A wide chart of counts, or a narrow one of durations."""
+        show, width = (charts.duration, charts.NARROW) if durations else (charts.count, charts.WIDE)
+        return charts.lines(self._moments, series, show, self._span.step, log=durations, width=width)
 
-    def _rates(self, *names: str) -> list[float]:
-        """The sum of these counts over all queues, per second."""
-        sums = [0.0] * len(self._moments)
-        for rows in self._throughput.values():
-            for index, row in enumerate(rows):
-                if row is not None:
-                    sums[index] += sum(row[name] for name in names)
-        return [value / self._span.step for value in sums]
+    def _throughput(self) -> str:
+        """The rates of all queues together."""
+        series = []
+        for name, colour, events in (
+            ("sent", 0, ("sent",)),
+            ("acked", 1, ("acked",)),
+            ("released or lease expired", 4, ("released", "lost_leases")),
+            ("dead", 2, ("dead",)),
+        ):
+            sums = [0] * len(self._moments)
+            for row in self._tables["throughput"]:
+                sums[self._index[row["at"]]] += sum(row[event] for event in events)
+            if any(sums):
+                series.append(Line(name, colour, [value / self._span.step for value in sums], filled=name == "sent"))
+        return self._lines(series)
 
-    def _backlog(self) -> list[Line]:
+    def _backlog(self) -> str:
         """A line per queue, level where nothing happened."""
         levels: dict[str, dict[int, int]] = defaultdict(dict)
         before: dict[str, int] = {}
@@ -193,97 +182,78 @@ class _Page:
         longest = sorted(levels, key=lambda queue: -max(levels[queue].values()))[:MAX_CHARTED]
         series = []
         for colour, queue in enumerate(longest):
-            level, values = float(before[queue]), []
+            level, values = before[queue], []
             for index in range(len(self._moments)):
-                level = float(levels[queue].get(index, level))
+                level = levels[queue].get(index, level)
                 values.append(level)
             series.append(Line(queue, colour, values, filled=colour == 0))
-        return series
+        return self._lines(series)
 
-    def _percentiles(self, kind: str) -> list[Line]:
+    def _percentiles(self, time: str, by: str) -> str:
         """Percentiles of the busiest queue in each interval."""
         busiest: list[Mapping[str, Any] | None] = [None] * len(self._moments)
-        by = "received" if kind == "wait" else "acked"
-        for rows in self._throughput.values():
-            for index, row in enumerate(rows):
-                best = busiest[index]
-                if row is not None and row[f"{kind}_p50_ms"] is not None and (best is None or row[by] > best[by]):
-                    busiest[index] = row
-        return [
-            Line(name, colour, [None if row is None else row[f"{kind}_{name}_ms"] for row in busiest])
-            for name, colour in (("p50", 1), ("p90", 4), ("p99", 2))
+        for row in self._tables["throughput"]:
+            index = self._index[row["at"]]
+            best = busiest[index]
+            if row[f"{time}_p50_ms"] is not None and (best is None or row[by] > best[by]):
+                busiest[index] = row
+        series = [
+            Line(mark, colour, [None if row is None else row[f"{time}_{mark}_ms"] for row in busiest])
+            for mark, colour in (("p50", 1), ("p90", 4), ("p99", 2))
         ]
+        return self._lines(series, durations=True)
 
-    # Other charts
-
-    def other_charts(self) -> str:
-        by_receives: dict[str, int] = defaultdict(int)
+    def _receives(self) -> str:
+        counts: Counter[str] = Counter()
         for row in self._tables["receives"]:
-            by_receives[str(row["receives"]) if row["receives"] <= 5 else "6 or more"] += row["messages"]
-        total = sum(by_receives.values()) or 1
-        receives = [
-            Bar(f"{name} time{'' if name == '1' else 's'}", value, 1 if name == "1" else 4, f"{value / total:.1%}")
-            for name, value in sorted(by_receives.items())
+            times = f"{row['receives'] if row['receives'] <= 5 else '6 or more'} time"
+            counts[times if times == "1 time" else f"{times}s"] += row["messages"]
+        bars = [
+            Bar(times, messages, 1 if times == "1 time" else 4, f"{messages / counts.total():.1%}")
+            for times, messages in sorted(counts.items())
         ]
-        by_reason: dict[str, int] = defaultdict(int)
-        for row in self._tables["dead_letters"]:
-            by_reason[f"{row['queue']}: {row['reason']}"] += row["messages"]
-        most_frequent = sorted(by_reason.items(), key=lambda item: -item[1])[:MAX_CHARTED]
-        reasons = [Bar(name, value, 2) for name, value in most_frequent]
-        busiest = sorted(self._tables["consumers"], key=lambda row: -row["acked"])[:MAX_CHARTED]
-        consumers = [Bar(row["consumer"], row["acked"], 0, f"of {row['queue']}") for row in busiest]
-        ranked = sorted(
-            (row for row in self._queues if row["received"]), key=lambda row: -row["redelivered"] / row["received"]
-        )
-        redeliveries = [
+        return charts.bars(bars, charts.count)
+
+    def _redeliveries(self) -> str:
+        bars = [
             Bar(row["queue"], row["redelivered"] / row["received"], 4, f"{row['redelivered']:,} of {row['received']:,}")
-            for row in ranked[:MAX_CHARTED]
+            for row in self._queues
             if row["redelivered"]
         ]
-        cards = [
-            _card(
-                "Redeliveries",
-                "How often a message was received until it was acked",
-                charts.bars(receives, charts.count),
-            ),
-            _card(
-                "Redelivery rate", "Redeliveries as a share of deliveries, by queue", charts.bars(redeliveries, _share)
-            ),
-            _card("Dead letters", "By queue and reason", charts.bars(reasons, charts.count)),
-            _card("Consumers", "Messages acked", charts.bars(consumers, charts.count)),
-        ]
-        return f'<div class="grid2" style="margin-top:16px">{"".join(cards)}</div>'
+        return charts.bars(sorted(bars, key=lambda bar: -bar.value)[:MAX_CHARTED], _share)
+
+    def _dead_letters(self) -> str:
+        counts: Counter[str] = Counter()
+        for row in self._tables["dead_letters"]:
+            counts[f"{row['queue']}: {row['reason']}"] += row["messages"]
+        return charts.bars([Bar(name, value, 2) for name, value in counts.most_common(MAX_CHARTED)], charts.count)
+
+    def _consumers(self) -> str:
+        busiest = sorted(self._tables["consumers"], key=lambda row: -row["acked"])[:MAX_CHARTED]
+        bars = [Bar(row["consumer"], row["acked"], 0, f"of {row['queue']}") for row in busiest]
+        return charts.bars(bars, charts.count)
 
     # Tables
 
     def queue_table(self) -> str:
-        heads = [
-            "queue",
-            "over time",
-            "sent",
-            "acked",
-            "redelivered",
-            "dead",
-            "wait p50",
-            "p99",
-            "processing p50",
-            "p99",
-        ]
-        rows = []
-        for row in self._queues[:MAX_LISTED]:
-            activity = [
-                0 if interval is None else interval["sent"] + interval["received"]
-                for interval in self._throughput.get(row["queue"], [])
+        activity: dict[str, list[int]] = defaultdict(lambda: [0] * len(self._moments))
+        for row in self._tables["throughput"]:
+            activity[row["queue"]][self._index[row["at"]]] = row["sent"] + row["received"]
+        rows = [
+            [
+                escape(row["queue"]),
+                charts.sparkline(activity[row["queue"]], 0),
+                *(f"{row[name]:,}" for name in ("sent", "acked", "redelivered")),
+                _alarm(row["dead"]),
+                *(_time(row[name]) for name in ("wait_p50_ms", "wait_p99_ms", "held_p50_ms", "held_p99_ms")),
             ]
-            trend = charts.sparkline(activity, 0)
-            cells = [escape(row["queue"]), trend, *(f"{row[name]:,}" for name in ("sent", "acked", "redelivered"))]
-            cells += [_alarm(row["dead"])]
-            cells += [_time(row[name]) for name in ("wait_p50_ms", "wait_p99_ms", "held_p50_ms", "held_p99_ms")]
-            rows.append(cells)
-        return f"<h3>Queues</h3>{_table(heads, rows)}"
+            for row in self._queues[:MAX_LISTED]
+        ]
+        heads = ["queue", "over time", "sent", "acked", "redelivered", "dead"]
+        heads += ["wait p50", "p99", "processing p50", "p99"]
+        return _table("Queues", heads, rows)
 
     def consumer_table(self) -> str:
-        heads = ["consumer", "queue", "received", "acked", "released", "expired leases", "processing p50", "p90", "p99"]
         ranked = sorted(self._tables["consumers"], key=lambda row: (-row["acked"], row["queue"], row["consumer"]))
         rows = [
             [
@@ -291,13 +261,12 @@ class _Page:
                 escape(row["queue"]),
                 *(f"{row[name]:,}" for name in ("received", "acked", "released")),
                 _alarm(row["lost_leases"]),
-                *(_time(row[f"held_{name}_ms"]) for name in ("p50", "p90", "p99")),
+                *(_time(row[name]) for name in ("held_p50_ms", "held_p90_ms", "held_p99_ms")),
             ]
             for row in ranked[:MAX_LISTED]
         ]
-        if not rows:
-            return ""
-        return f"<h3>Consumers</h3>{_table(heads, rows)}"
+        heads = ["consumer", "queue", "received", "acked", "released", "expired leases", "processing p50", "p90", "p99"]
+        return _table("Consumers", heads, rows)
 
 
 def _card(title: str, sub: str, chart: str, wide: bool = False) -> str:
@@ -305,14 +274,19 @@ def _card(title: str, sub: str, chart: str, wide: bool = False) -> str:
     return f'<section class="card{" wide" if wide else ""}">{head}{chart}</section>'
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table whose cells are already HTML; columns of text are left-aligned."""
+    if not rows:
+        return ""
     classes = ['class="text"' if head in ("over time", "queue", "consumer") else "" for head in heads]
-    top = "".join(f"<th {css}>{escape(head)}</th>" for css, head in zip(classes, heads, strict=True))
-    body = "".join(
-        f"<tr>{''.join(f'<td {css}>{cell}</td>' for css, cell in zip(classes, row, strict=True))}</tr>" for row in rows
-    )
-    return f'<div class="card scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+
+    def tr(tag: str, cells: Sequence[str]) -> str:
+        columns = zip(classes, cells, strict=True)
+        return f"<tr>{''.join(f'<{tag} {css}>{cell}</{tag}>' for css, cell in columns)}</tr>"
+
+    body = "".join(tr("td", row) for row in rows)
+    table = f"<table><thead>{tr('th', heads)}</thead><tbody>{body}</tbody></table>"
+    return f'<h3>{title}</h3><div class="card scroll">{table}</div>'
 
 
 def _alarm(value: int) -> str:
@@ -324,11 +298,7 @@ def _time(ms: float | None) -> str:
 
 
 def _share(value: float) -> str:
-    return f"{value:.1%}" if value >= 0.01 or not value else f"{value:.2g}" if value < 1e-4 else f"{value:.2%}"
-
-
-def _is_count(name: str) -> bool:
-    return name in ("sent", "received", "redelivered", "acked", "released", "lost_leases", "dead")
+    return f"{value:.1%}" if value >= 0.01 or not value else f"{value:.2%}" if value >= 1e-4 else "<0.01%"
 
 
 def _length(step: int) -> str:

@@ -4,14 +4,14 @@ queue and time interval, consumer or reason."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, GroupedData
 
 STEPS = (1, 2, 5, 10, 30, 60, 300, 900, 1800, 3600, 3 * 3600, 6 * 3600, 86400, 7 * 86400, 30 * 86400)
 """Possible lengths of a time interval, in seconds; the shortest that gives at most `MAX_INTERVALS` is used."""
@@ -37,20 +37,13 @@ class Span(Struct, frozen=True):
 
 def span_of(events: DataFrame) -> Span:
     """The span of these records; without records, it ends before it begins."""
-    bounds = events.agg(
-        F.min(F.unix_micros("at")).alias("begin"),
-        F.max(F.unix_micros("at")).alias("end"),
-        F.count("*").alias("records"),
-    ).collect()[0]
-    if not bounds.records:
+    at = F.unix_micros("at")
+    begin, end, records = events.agg(F.min(at), F.max(at), F.count("*")).collect()[0]
+    if not records:
         return Span(0, -1, 1, 0)
-    begin, end = bounds.begin // 1_000_000, bounds.end // 1_000_000
+    begin, end = begin // 1_000_000, end // 1_000_000
     step = next((step for step in STEPS if (end - begin) // step < MAX_INTERVALS), STEPS[-1])
-    return Span(begin, end, step, bounds.records)
-
-
-def moment(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, UTC)
+    return Span(begin, end, step, records)
 
 
 def _interval(step: int) -> Column:
@@ -73,21 +66,9 @@ def _left() -> Column:
     return F.col("event").isin("acked", "dead", "purged", "redriven") | expired
 
 
-def _lost_lease() -> Column:
-    return _is("expired") & (F.col("reason") == "lease")
-
-
 def _counted(condition: Column) -> Column:
     """The number of messages that these records stand for; purging a whole queue is one record for many."""
     return F.sum(F.when(condition, F.coalesce(F.col("count"), F.lit(1))).otherwise(0)).cast("bigint")
-
-
-def _percentiles(column: str, where: Column) -> list[Column]:
-    value = F.when(where, F.col(column))
-    marks = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-    return [
-        F.percentile_approx(value, mark, ACCURACY).alias(f"{column[:-3]}_{name}_ms") for name, mark in marks.items()
-    ]
 
 
 def _counts() -> list[Column]:
@@ -97,45 +78,45 @@ def _counts() -> list[Column]:
         _counted(_is("received") & (F.col("receives") > 1)).alias("redelivered"),
         _counted(_is("acked")).alias("acked"),
         _counted(_is("released")).alias("released"),
-        _counted(_lost_lease()).alias("lost_leases"),
+        _counted(_is("expired") & (F.col("reason") == "lease")).alias("lost_leases"),
         _counted(_is("dead")).alias("dead"),
     ]
 
 
 def _times() -> list[Column]:
     """Percentiles of wait (from ready to received) and held (from received to the end of the lease)."""
-    received = _is("received")
-    return [*_percentiles("wait_ms", received), *_percentiles("held_ms", F.col("held_ms").isNotNull())]
+    values = {"wait": F.when(_is("received"), F.col("wait_ms")), "held": F.col("held_ms")}
+    return [
+        F.percentile_approx(value, mark / 100, ACCURACY).alias(f"{name}_p{mark}_ms")
+        for name, value in values.items()
+        for mark in (50, 90, 99)
+    ]
+
+
+def _totals(groups: GroupedData) -> DataFrame:
+    return groups.agg(*_counts(), *_times(), F.sum(F.when(_sent(), F.col("bytes"))).alias("bytes_sent"))
 
 
 def throughput(events: DataFrame, span: Span) -> DataFrame:
     """Events per queue and interval, with wait and processing times."""
-    grouped = events.groupBy(_interval(span.step).alias("at"), "queue")
-    return grouped.agg(*_counts(), *_times(), F.sum(F.when(_sent(), F.col("bytes"))).alias("bytes_sent"))
+    return _totals(events.groupBy(_interval(span.step).alias("at"), "queue"))
 
 
 def backlog(events: DataFrame, span: Span) -> DataFrame:
     """Messages in each queue at the end of each interval in which their number changed. If the history begins with
     messages already in the queue, the curve is shifted up so that it never goes below zero."""
-    from pyspark.sql import Window
-
-    arrived = F.sum(F.when(_is("sent"), F.coalesce(F.col("count"), F.lit(1))).otherwise(0))
-    left = F.sum(F.when(_left(), F.coalesce(F.col("count"), F.lit(1))).otherwise(0))
-    change = events.groupBy(_interval(span.step).alias("at"), "queue").agg(
-        (arrived - left).cast("bigint").alias("change")
-    )
-    so_far = Window.partitionBy("queue").orderBy("at").rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    change = (_counted(_is("sent")) - _counted(_left())).alias("change")
+    changes = events.groupBy(_interval(span.step).alias("at"), "queue").agg(change)
     whole = Window.partitionBy("queue")
-    running = change.withColumn("messages", F.sum("change").over(so_far))
+    so_far = whole.orderBy("at").rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    running = changes.withColumn("messages", F.sum("change").over(so_far))
     shift = F.greatest(F.lit(0), -F.min("messages").over(whole))
     return running.withColumn("messages", F.col("messages") + shift)
 
 
 def queues(events: DataFrame, span: Span) -> DataFrame:
     """Events per queue over the whole time."""
-    return events.groupBy("queue").agg(
-        *_counts(), *_times(), F.sum(F.when(_sent(), F.col("bytes"))).alias("bytes_sent")
-    )
+    return _totals(events.groupBy("queue"))
 
 
 def consumers(events: DataFrame, span: Span) -> DataFrame:
@@ -151,18 +132,11 @@ def receives(events: DataFrame, span: Span) -> DataFrame:
 
 def dead_letters(events: DataFrame, span: Span) -> DataFrame:
     """Dead letters per queue and reason."""
-    dead = events.where(_is("dead"))
-    return dead.groupBy("queue", F.coalesce(F.col("reason"), F.lit("unknown")).alias("reason")).agg(
-        _counted(_is("dead")).alias("messages")
-    )
+    reason = F.coalesce("reason", F.lit("unknown")).alias("reason")
+    return events.where(_is("dead")).groupBy("queue", reason).agg(_counted(_is("dead")).alias("messages"))
 
 
 TABLES: dict[str, Callable[[DataFrame, Span], DataFrame]] = {
-    "throughput": throughput,
-    "backlog": backlog,
-    "queues": queues,
-    "consumers": consumers,
-    "receives": receives,
-    "dead_letters": dead_letters,
+    table.__name__: table for table in (throughput, backlog, queues, consumers, receives, dead_letters)
 }
 """Every table, by the name of its file."""
