@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 
 import click
 
-from miniq.cli.flags import Target, quiet_json, target
+from miniq.cli.flags import Target, summary_json, target
 from miniq.cli.output import json_line, plural, size
 from miniq.cli.processes import end, ignore_interrupts, interrupt_on_sigterm, reachable, reader, start
 from miniq.errors import MiniQError
@@ -34,7 +34,7 @@ PATIENCE = 30.0
 @click.command()
 @click.argument("source", metavar="IN", type=click.Path(exists=True, dir_okay=False))
 @click.argument("copy", metavar="OUT", type=click.Path(dir_okay=False))
-@quiet_json
+@summary_json
 @target
 def copy(at: Target, source: str, copy: str, as_json: bool) -> None:
     """Copy a file through the broker.

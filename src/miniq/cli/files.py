@@ -13,7 +13,7 @@ import click
 from msgspec.structs import replace
 
 from miniq.cli import formats
-from miniq.cli.flags import Target, quiet_json, target
+from miniq.cli.flags import Target, summary_json, target
 from miniq.cli.formats import Format
 from miniq.cli.messages import BATCH, batched
 from miniq.cli.output import json_line, plural
@@ -41,7 +41,7 @@ format_option = click.option(
     metavar="TEXT",
     help="Message N gets the dedup id TEXT plus N: a second import within the dedup window adds nothing.",
 )
-@quiet_json
+@summary_json
 @target
 def import_(
     at: Target, file: str, queue: str, format: Format | None, full: bool, dedup_prefix: str | None, as_json: bool
@@ -91,7 +91,7 @@ def import_(
 @click.option("--status", type=click.Choice(["ready", "delayed", "leased"]), help="Only messages in this state.")
 @click.option("--max", "most", type=click.IntRange(1), help="Maximum number of messages. [default: all]")
 @click.option("--consume", is_flag=True, help="Remove the messages from the queue once the file is written.")
-@quiet_json
+@summary_json
 @target
 def export(
     at: Target,

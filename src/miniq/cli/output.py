@@ -63,8 +63,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]], numbers: Itera
         widest = shutil.get_terminal_size().columns - sum(widths[:-1]) - 2 * len(widths[:-1])
         widths[-1] = min(widths[-1], max(widest, 10))
     for row in [list(heads), *texts]:
-        if len(row[-1]) > widths[-1]:
-            row[-1] = row[-1][: widths[-1] - 1] + "…"
+        row[-1] = cut(row[-1], widths[-1])
         cells = [
             text.rjust(width) if place in right else text.ljust(width)
             for place, (text, width) in enumerate(zip(row, widths, strict=True))
@@ -93,3 +92,8 @@ def size(count: int) -> str:
 def plural(count: int, word: str) -> str:
     """`1 message`, `2 messages`."""
     return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
+def cut(text: str, width: int, ellipsis: str = "…") -> str:
+    """Text of at most `width` characters."""
+    return text if len(text) <= width else text[: width - 1] + ellipsis

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 import msgspec
 
-from miniq.cli.flags import SECONDS, Target, quiet_json, target
+from miniq.cli.flags import SECONDS, Target, summary_json, target
 from miniq.cli.output import json_line, plural, size
 from miniq.cli.processes import reachable
 from miniq.cli.root import say
@@ -85,7 +85,7 @@ def runs(checkpoint: bool = True, continuous: bool = True, broker: bool = True) 
             )(command)
         if checkpoint:
             command = click.option("--checkpoint", metavar="DIR", help="Folder that records its progress.")(command)
-        command = quiet_json(spark_options(command))
+        command = summary_json(spark_options(command))
         if not broker:
             return command
         command = click.option(
