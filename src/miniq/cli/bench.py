@@ -1,4 +1,4 @@
-"""`miniq bench`: how fast is this broker from here? A short measurement, not a proof."""
+"""`miniq bench`: a short measurement of the speed of a broker."""
 
 from __future__ import annotations
 
@@ -77,26 +77,20 @@ def bench(at: Target, seconds: float, size: int, as_json: bool) -> None:
 
 
 def measure(queue: Queue, batch: int, size: int, seconds: float) -> list[Result]:
-    """Send for a while, then receive and ack what was sent."""
-    body = secrets.token_bytes(size)
-    drafts = [Draft(body, OCTETS)] * batch
-
-    def send() -> int:
-        return len(queue.send_many(drafts))
+    """Send for a while, then receive and ack the messages."""
+    drafts = [Draft(secrets.token_bytes(size), OCTETS)] * batch
 
     def receive() -> int:
-        some = queue.receive(batch)
-        queue.ack(some)
-        return len(some)
+        return len(queue.ack(queue.receive(batch)))
 
-    sent = clocked("send", batch, send, seconds)
+    sent = clocked("send", batch, lambda: len(queue.send_many(drafts)), seconds)
     received = clocked("receive+ack", batch, receive, seconds)
     queue.purge()
     return [sent, received]
 
 
 def clocked(operation: str, batch: int, call: Callable[[], int], seconds: float) -> Result:
-    """Call until the time is over or there is nothing more to do; the first call only warms up."""
+    """Call until the time is over or no message is left; the first call is a warm-up."""
     call()
     times: list[float] = []
     messages = 0
@@ -123,5 +117,5 @@ def clocked(operation: str, batch: int, call: Callable[[], int], seconds: float)
 
 
 def quantile(ordered: list[float], share: float) -> float:
-    """The value below which that share lies."""
+    """The value below which a share of the values lies."""
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else 0.0

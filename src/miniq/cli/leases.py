@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import click
 
 from miniq.api.operations import Ack, Extend, Release
@@ -11,12 +13,16 @@ from miniq.client.delivery import check_held, moment
 from miniq.message import Lease
 
 
+def of_lease(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the arguments QUEUE, ID and RECEIPT, `--json`, and the broker."""
+    command = as_json(target(command))
+    for name in ("receipt", "id", "queue"):
+        command = click.argument(name)(command)
+    return command
+
+
 @click.command()
-@click.argument("queue")
-@click.argument("id")
-@click.argument("receipt")
-@as_json
-@target
+@of_lease
 def ack(at: Target, queue: str, id: str, receipt: str, as_json: bool) -> None:
     """Remove a message that was processed.
 
@@ -31,17 +37,13 @@ def ack(at: Target, queue: str, id: str, receipt: str, as_json: bool) -> None:
         outcome = client.perform(Ack(queue, [Lease(id, receipt)]))[0]
     if outcome != "missing":
         check_held(outcome, queue, id)
-    told = "acked" if outcome == "done" else "missing"
-    json_line({"id": id, "outcome": told}) if as_json else click.echo(told)
+    text = "acked" if outcome == "done" else "missing"
+    json_line({"id": id, "outcome": text}) if as_json else click.echo(text)
 
 
 @click.command()
-@click.argument("queue")
-@click.argument("id")
-@click.argument("receipt")
 @click.option("--delay", type=SECONDS, default=0.0, help="Time until it is ready again. [default: at once]")
-@as_json
-@target
+@of_lease
 def release(at: Target, queue: str, id: str, receipt: str, delay: float, as_json: bool) -> None:
     """Release a message, so that another consumer can receive it.
 
@@ -56,12 +58,8 @@ def release(at: Target, queue: str, id: str, receipt: str, delay: float, as_json
 
 
 @click.command()
-@click.argument("queue")
-@click.argument("id")
-@click.argument("receipt")
 @click.option("--visibility-timeout", type=SECONDS, help="New length of the lease, from now. [default: the queue's]")
-@as_json
-@target
+@of_lease
 def extend(at: Target, queue: str, id: str, receipt: str, visibility_timeout: float | None, as_json: bool) -> None:
     """Extend a lease, and print when it ends.
 

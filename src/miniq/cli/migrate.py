@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import click
 
-from miniq.cli.files import counted
 from miniq.cli.flags import as_json
-from miniq.cli.output import json_line, plural
+from miniq.cli.output import json_line, plural, progress_bar
 
 
 @click.command()
@@ -27,12 +26,8 @@ def migrate(source: str, target: str, as_json: bool) -> None:
     """
     from miniq.cli import offline
 
-    with offline.migration(source, target) as migration, counted(migration.messages) as bar:
-        try:
-            copied = migration.run(bar.update if bar is not None else lambda more: None)
-        except KeyboardInterrupt:
-            click.echo("miniq: the target is incomplete: remove it before another attempt", err=True)
-            raise
+    with progress_bar() as progress:
+        copied = offline.migrate(source, target, progress)
     if as_json:
         json_line(copied)
         return

@@ -1,11 +1,14 @@
-"""Output: JSON in the shapes of the HTTP API, tables and short lines for people."""
+"""Output: JSON in the shapes of the HTTP API, tables and short lines for people, progress, files."""
 
 from __future__ import annotations
 
+import os
+import secrets
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import click
@@ -97,3 +100,35 @@ def plural(count: int, word: str) -> str:
 def cut(text: str, width: int, ellipsis: str = "…") -> str:
     """Text of at most `width` characters."""
     return text if len(text) <= width else text[: width - 1] + ellipsis
+
+
+@contextmanager
+def progress_bar(visible: bool = True) -> Iterator[Callable[[int, int], None]]:
+    """A function that shows how much of a total is done, on a bar on stderr if that is a terminal."""
+    if not visible or not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    with click.progressbar(length=1, file=sys.stderr) as bar:
+
+        def show(done: int, total: int) -> None:
+            bar.length = total
+            bar.update(done - bar.pos)
+
+        yield show
+
+
+@contextmanager
+def part_of(path: str) -> Iterator[str]:
+    """The path of a new file beside `path`, which is renamed to it on success. A pipe or device is written directly."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        yield path
+        return
+    path = os.path.realpath(path)
+    part = f"{path}.{secrets.token_hex(4)}.part"
+    open(part, "xb").close()
+    try:
+        yield part
+        os.replace(part, path)
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(part)

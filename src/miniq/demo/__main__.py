@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import miniq
-from miniq.demo.crew import BAD, DEAD, MESSAGES, PATIENCE, QUEUE, RECEIVES, Note, Server, read_notes, start
+from miniq.demo.crew import BAD, DEAD, MESSAGES, PATIENCE, QUEUE, RECEIVES, Server, read_notes, start
 from miniq.demo.promises import Lake, Promise, archive, dead_letters, delivery
 
 if TYPE_CHECKING:
@@ -106,18 +106,16 @@ class Scenario:
 
     def _check(self, spark: SparkSession, dead: int, sent_back: int, repeated: int, left: int) -> list[Promise]:
         sent = read_notes(self._producer_notes)
-        worked: list[Note] = [note for path in self._worker_notes for note in read_notes(path)]
+        worked = [note for path in self._worker_notes for note in read_notes(path)]
         acked = {note.id for note in worked if note.event == "acked"}
         bad = {note.id for number, note in enumerate(sent) if number % BAD == BAD - 1}
-        lake = spark.read.parquet(self._lake)
-        lake.createOrReplaceTempView("lake")
+        spark.read.parquet(self._lake).createOrReplaceTempView("lake")
         row = spark.sql(
             "select count(*) as records, min(offset) as first, max(offset) as last, "
-            "count(distinct offset) as different, count_if(event = 'sent') as sent, "
-            "count_if(event = 'acked') as acked, count_if(event = 'dead') as dead from lake"
+            "count(distinct offset) as different, count_if(event = 'acked') as acked from lake"
         ).collect()[0]
         promises = delivery(sent, worked, left) + dead_letters(dead, sent_back, repeated, len(bad & acked))
-        return promises + archive(Lake(**row.asDict()), len(sent), len(acked))
+        return promises + archive(Lake(**row.asDict()), len(acked))
 
     def _wait(self, done: Callable[[], bool]) -> None:
         """Wait until `done()` is true; exit if a process fails or it takes too long."""
