@@ -78,7 +78,7 @@ def show_event(record: HistoryRecord, as_json: bool) -> None:
 def backup(at: Target, path: str, store: str | None) -> None:
     """Copy everything to a new folder.
 
-    The broker keeps working meanwhile; the copy is a snapshot. The folder is created on the machine of the broker. With
+    The broker keeps running; the copy is a snapshot. The folder is created on the machine of the broker. With
     --store the copy is made without a broker.
 
     \b

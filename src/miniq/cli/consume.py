@@ -40,8 +40,8 @@ def consume(
 ) -> None:
     """Receive and ack messages, in one process or several.
 
-    Prints what was done, until Ctrl-C, --count or --idle. Each worker is a process. A message that fails is
-    released and delivered again.
+    Prints what happens to each message, until Ctrl-C, --count or --idle. Each worker is a process. A message
+    that fails is released and delivered again.
 
     \b
     Examples:

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 import click
 
 from miniq.cli.flags import Target, summary_json, target
-from miniq.cli.output import json_line, part_of, plural, size
+from miniq.cli.output import part_of, plural, result, size
 from miniq.cli.processes import end, error_of, ignore_interrupts, reachable, reader, start
 from miniq.errors import MiniQError
 
@@ -53,10 +53,8 @@ def copy(at: Target, source: str, copy: str, as_json: bool) -> None:
     with part_of(copy) as part, reachable(at) as broker, own_queue(broker, queue):
         lines, count = _run_ends(broker, queue, source, part)
     seconds = time.perf_counter() - began
-    if as_json:
-        json_line({"lines": lines, "bytes": count, "seconds": round(seconds, 3)})
-    else:
-        click.echo(f"copied {plural(lines, 'line')}, {size(count)} in {seconds:.1f} s")
+    values = {"lines": lines, "bytes": count, "seconds": round(seconds, 3)}
+    result(as_json, values, f"copied {plural(lines, 'line')}, {size(count)} in {seconds:.1f} s")
 
 
 @contextmanager

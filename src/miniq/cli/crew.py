@@ -18,7 +18,7 @@ import click
 from msgspec import DecodeError, Struct, field, json
 
 from miniq.cli.flags import Target, as_json, target
-from miniq.cli.output import json_line, plural
+from miniq.cli.output import plural, result
 from miniq.cli.processes import Stop, end, reachable, start
 from miniq.cli.root import say
 from miniq.client._sync.queue import Queue
@@ -54,10 +54,8 @@ class Worker:
 
     def show(self, event: str, id: str, text: str, **details: object) -> None:
         """Print an event: with the text for people, or with the details in JSON."""
-        if self._as_json:
-            json_line({"worker": self.name, "event": event, "id": id, **details})
-        else:
-            click.echo(f"{self.name}  {event:<6}  {id}  {text}")
+        values = {"worker": self.name, "event": event, "id": id, **details}
+        result(self._as_json, values, f"{self.name}  {event:<6}  {id}  {text}")
 
     def retry_later(self, error: MiniQError) -> None:
         """Report a failed call, and wait before the next attempt."""
@@ -173,12 +171,10 @@ def show_totals(totals: Totals, events: Sequence[str], as_json: bool) -> None:
     counts = {event: totals.events[event] for event in events}
     done = counts[events[0]]
     rate = done / totals.seconds if totals.seconds > 0 else 0.0
-    if as_json:
-        json_line(counts | {"seconds": round(totals.seconds, 3), "rate": round(rate, 1)})
-        return
     summary = f"{events[0]} {plural(done, 'message')}"
     if failed := totals.events["failed"]:
         summary += f", {failed} failed and were released"
     if lost := totals.events["lost"]:
         summary += f", {lost} went to other consumers meanwhile"
-    click.echo(f"{summary} in {totals.seconds:.1f} s, {rate:.0f} per second")
+    values = counts | {"seconds": round(totals.seconds, 3), "rate": round(rate, 1)}
+    result(as_json, values, f"{summary} in {totals.seconds:.1f} s, {rate:.0f} per second")

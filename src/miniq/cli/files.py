@@ -15,7 +15,7 @@ from miniq.cli import formats
 from miniq.cli.flags import Target, status, summary_json, target
 from miniq.cli.formats import Format
 from miniq.cli.messages import BATCH, batched, pages
-from miniq.cli.output import json_line, part_of, plural, progress_bar
+from miniq.cli.output import part_of, plural, progress_bar, result
 from miniq.client._sync.message import Message
 from miniq.client._sync.queue import Queue
 from miniq.errors import InvalidRequest, MiniQError
@@ -77,10 +77,7 @@ def import_(
                     progress(sent if kind == "parquet" else source.tell(), length)
         except MiniQError as error:
             raise MiniQError(f"{error.text}; {plural(sent, 'message')} had been sent") from None
-    if as_json:
-        json_line({"sent": sent})
-    else:
-        click.echo(f"sent {plural(sent, 'message')} to {queue}")
+    result(as_json, {"sent": sent}, f"sent {plural(sent, 'message')} to {queue}")
 
 
 @click.command()
@@ -145,10 +142,8 @@ def export(
                 raise
         for batch in leased:
             source.ack(batch)
-    if as_json and file != "-":
-        json_line({"messages": count})
-    elif file != "-":
-        click.echo(f"wrote {plural(count, 'message')} to {file}")
+    if file != "-":
+        result(as_json, {"messages": count}, f"wrote {plural(count, 'message')} to {file}")
 
 
 def chosen(file: str, format: Format | None) -> Format:

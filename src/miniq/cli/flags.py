@@ -16,6 +16,7 @@ from miniq.client.connection import connect
 from miniq.client.url import REMOTE, folder_of, locate
 from miniq.errors import InvalidRequest
 
+F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R")
 
 DEFAULT_URL = "http://127.0.0.1:5000"
@@ -123,8 +124,12 @@ def require_store(url: str, field: str) -> None:
         )
 
 
-def pairs(ctx: click.Context, param: click.Parameter, given: Iterable[str]) -> dict[str, str]:
-    """The callback of a repeatable flag whose value is NAME=VALUE."""
+def pairs_option(flag: str, name: str, help: str) -> Callable[[F], F]:
+    """A repeatable flag with the value NAME=VALUE."""
+    return click.option(flag, name, multiple=True, callback=_pairs, metavar="NAME=VALUE", help=help)
+
+
+def _pairs(ctx: click.Context, param: click.Parameter, given: Iterable[str]) -> dict[str, str]:
     values: dict[str, str] = {}
     for text in given:
         name, equals, value = text.partition("=")

@@ -106,7 +106,7 @@ def revoke(client: Client, id: str) -> None:
 
 @keys.group()
 def curve() -> None:
-    """Create, list and revoke CURVE keys, with which clients connect over ZeroMQ.
+    """Create, list and revoke CURVE keys for clients that connect over ZeroMQ.
 
     `miniq serve --curve` encrypts its ZeroMQ connections and accepts only these keys.
 
@@ -129,12 +129,7 @@ def curve() -> None:
 @as_json
 @with_client
 def create_curve(
-    client: Client,
-    name: str,
-    allow: tuple[str, ...],
-    out: str | None,
-    public: str | None,
-    as_json: bool,
+    client: Client, name: str, allow: tuple[str, ...], out: str | None, public: str | None, as_json: bool
 ) -> None:
     """Create a key pair, register its public key, and write the file that a client needs.
 

@@ -8,7 +8,7 @@ import click
 
 from miniq.api.operations import Ack, Extend, Release
 from miniq.cli.flags import SECONDS, Target, as_json, target
-from miniq.cli.output import json_line
+from miniq.cli.output import result
 from miniq.client.delivery import check_held, moment
 from miniq.message import Lease
 
@@ -26,7 +26,7 @@ def of_lease(command: Callable[..., None]) -> Callable[..., None]:
 def ack(at: Target, queue: str, id: str, receipt: str, as_json: bool) -> None:
     """Remove a message that was processed.
 
-    Prints `missing` if it was already removed, which is not an error; fails if another consumer has it by now.
+    Prints `missing` if it was already removed, which is not an error; fails if another consumer has received it since.
 
     \b
     Example:
@@ -38,7 +38,7 @@ def ack(at: Target, queue: str, id: str, receipt: str, as_json: bool) -> None:
     if outcome != "missing":
         check_held(outcome, queue, id)
     text = "acked" if outcome == "done" else "missing"
-    json_line({"id": id, "outcome": text}) if as_json else click.echo(text)
+    result(as_json, {"id": id, "outcome": text}, text)
 
 
 @click.command()
@@ -54,7 +54,7 @@ def release(at: Target, queue: str, id: str, receipt: str, delay: float, as_json
     with at.open() as client:
         outcome = client.perform(Release(queue, [Lease(id, receipt)], delay))[0]
     check_held(outcome, queue, id)
-    json_line({"id": id, "outcome": "released"}) if as_json else click.echo("released")
+    result(as_json, {"id": id, "outcome": "released"}, "released")
 
 
 @click.command()
@@ -71,4 +71,4 @@ def extend(at: Target, queue: str, id: str, receipt: str, visibility_timeout: fl
         reply = client.perform(Extend(queue, [Lease(id, receipt)], visibility_timeout))
     check_held(reply.outcomes[0], queue, id)
     until = moment(reply.until).isoformat().replace("+00:00", "Z")
-    json_line({"id": id, "outcome": "extended", "lease_until": until}) if as_json else click.echo(until)
+    result(as_json, {"id": id, "outcome": "extended", "lease_until": until}, until)

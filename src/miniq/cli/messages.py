@@ -12,8 +12,8 @@ from typing import Any
 import click
 import msgspec
 
-from miniq.cli.flags import SECONDS, Target, as_json, pairs, status, target
-from miniq.cli.output import body_bytes, body_text, duration, json_line, message_record, raw, table
+from miniq.cli.flags import SECONDS, Target, as_json, pairs_option, status, target
+from miniq.cli.output import body_bytes, body_text, duration, json_line, message_record, raw, result, table
 from miniq.cli.root import say
 from miniq.client._sync.message import Message
 from miniq.client._sync.queue import Queue
@@ -35,9 +35,7 @@ LONGEST_WAIT = 20.0
 @click.option("--file", type=click.Path(exists=True, dir_okay=False), help="Send the bytes of a file as one body.")
 @click.option("--text", is_flag=True, help="Send bodies as text even if they are JSON.")
 @click.option("--content-type", metavar="TYPE", help="Media type of the bodies, such as text/plain.")
-@click.option(
-    "--header", "headers", multiple=True, callback=pairs, metavar="NAME=VALUE", help="A header; may be repeated."
-)
+@pairs_option("--header", "headers", help="A header; may be repeated.")
 @click.option(
     "--priority", type=click.IntRange(0, 9), default=0, show_default=True, help="Higher priorities are received first."
 )
@@ -81,7 +79,7 @@ def send(
     with at.open() as client:
         for batch in batches:
             for id in client.queue(queue).send_many(batch):
-                json_line({"id": id}) if as_json else click.echo(id)
+                result(as_json, {"id": id}, id)
             sys.stdout.flush()
 
 
@@ -137,17 +135,7 @@ def from_stdin(text: bool, fields: dict[str, Any]) -> Iterator[list[Draft]]:
 @as_json
 @target
 def receive(
-    at: Target,
-    queue: str,
-    most: int,
-    wait: float,
-    visibility_timeout: float | None,
-    consumer: str | None,
-    ack: bool,
-    at_most_once: bool,
-    follow: bool,
-    only_body: bool,
-    as_json: bool,
+    at: Target, queue: str, most: int, wait: float, ack: bool, follow: bool, only_body: bool, as_json: bool, **how: Any
 ) -> None:
     """Lease messages and print them.
 
@@ -160,8 +148,8 @@ def receive(
       miniq receive emails --max 10 --ack --json | jq .body
       miniq receive emails --follow --ack --body
     """
-    mode: Any = "at-most-once" if at_most_once else None
-    ack = ack and not at_most_once
+    if how.pop("at_most_once"):
+        how["mode"], ack = "at-most-once", False
     if follow:
         wait = wait or LONGEST_WAIT
     regular_end = (KeyboardInterrupt,) if follow else ()
@@ -169,7 +157,7 @@ def receive(
     with at.open() as client, suppress(*regular_end):
         source = client.queue(queue)
         while left > 0:
-            messages = source.receive(min(left, BATCH), wait, visibility_timeout, consumer, mode)
+            messages = source.receive(min(left, BATCH), wait, **how)
             show_received(source, messages, ack, only_body, as_json)
             if not follow:
                 if not messages:
@@ -228,16 +216,7 @@ def pages(source: Queue, status: Status | None, after: str | None, most: int | N
 @click.option("--body", "only_body", is_flag=True, help="Print bodies only, one per line.")
 @as_json
 @target
-def peek(
-    at: Target,
-    queue: str,
-    status: Status | None,
-    most: int,
-    after: str | None,
-    id: str | None,
-    only_body: bool,
-    as_json: bool,
-) -> None:
+def peek(at: Target, queue: str, id: str | None, only_body: bool, as_json: bool, **which: Any) -> None:
     """Look at messages without consuming them.
 
     Messages are shown in the order in which they would be received.
@@ -255,7 +234,7 @@ def peek(
         if id is not None:
             messages.append(source.get(id))
         else:
-            for page in pages(source, status, after, most):
+            for page in pages(source, **which):
                 messages += page
                 following = page.next
     if as_json or only_body:

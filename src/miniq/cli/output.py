@@ -26,6 +26,11 @@ def json_line(value: Any) -> None:
     click.echo(codec.encode_json(value).decode())
 
 
+def result(as_json: bool, value: Any, text: str) -> None:
+    """Print the result of a command: a value as JSON, or text for people."""
+    json_line(value) if as_json else click.echo(text)
+
+
 def message_record(message: Message) -> shapes.WireMessage:
     """A message in the shape of the HTTP API."""
     now = time.time_ns() // 1000
@@ -61,15 +66,15 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]], numbers: Itera
     """A table; columns in `numbers` are right-aligned, the last one is cut to the width of the terminal."""
     texts = [[str(cell) for cell in row] for row in rows]
     right = set(numbers)
-    widths = [max(len(head), *(len(row[place]) for row in texts), 0) for place, head in enumerate(heads)]
+    widths = [max(len(head), *(len(row[column]) for row in texts), 0) for column, head in enumerate(heads)]
     if sys.stdout.isatty():
         widest = shutil.get_terminal_size().columns - sum(widths[:-1]) - 2 * len(widths[:-1])
         widths[-1] = min(widths[-1], max(widest, 10))
     for row in [list(heads), *texts]:
         row[-1] = cut(row[-1], widths[-1])
         cells = [
-            text.rjust(width) if place in right else text.ljust(width)
-            for place, (text, width) in enumerate(zip(row, widths, strict=True))
+            text.rjust(width) if column in right else text.ljust(width)
+            for column, (text, width) in enumerate(zip(row, widths, strict=True))
         ]
         click.echo("  ".join(cells).rstrip())
 

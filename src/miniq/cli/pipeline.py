@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from miniq.cli.flags import SECONDS, Target, pairs, summary_json, target
+from miniq.cli.flags import SECONDS, Target, pairs_option, summary_json, target
 from miniq.cli.output import json_line, plural, size
 from miniq.cli.processes import reachable
 from miniq.cli.root import say
@@ -40,7 +40,7 @@ spark_options = (
     click.option(
         "--master", envvar="MINIQ_SPARK_MASTER", default="local[*]", show_default=True, help="Where Spark runs."
     ),
-    click.option("--conf", multiple=True, callback=pairs, metavar="NAME=VALUE", help="Spark setting; may be repeated."),
+    pairs_option("--conf", "conf", help="Spark setting; may be repeated."),
 )
 checkpoint_option = click.option("--checkpoint", metavar="DIR", help="Folder that records its progress.")
 continuous_options = (
@@ -49,19 +49,14 @@ continuous_options = (
     ),
     click.option("--every", type=SECONDS, default=0.0, help="With --continuous, time between two batches."),
 )
-broker_option = click.option(
-    "--option",
-    "options",
-    multiple=True,
-    callback=pairs,
-    metavar="NAME=VALUE",
-    help="Option of format('miniq'), such as partitions=4; may be repeated.",
+broker_option = pairs_option(
+    "--option", "options", help="Option of format('miniq'), such as partitions=4; may be repeated."
 )
 
 
 @click.group(
     epilog="All take --master for where Spark runs: local[*] is this machine, sc://HOST:PORT a Spark Connect server. "
-    "Needs pip install 'miniq[spark]', which brings a Java if there is none."
+    "Needs pip install 'miniq[spark]', which installs Java too if there is none."
 )
 def pipeline() -> None:
     """Move queues and history with Apache Spark.
@@ -260,7 +255,7 @@ def archive(**arguments: Any) -> Arguments:
 @click.option("--where", metavar="SQL", help="Only records that match, such as \"date >= '2026-11-01'\".")
 @click.option("--title", default="MiniQ report", show_default=True)
 def report(**arguments: Any) -> Arguments:
-    """Make tables and a page with plots from a lake: OUT/report.html and OUT/tables.
+    """Make tables and a page with charts from a lake: OUT/report.html and OUT/tables.
 
     \b
     Examples:

@@ -12,13 +12,13 @@ import click
 
 from miniq.api.replies import queue_reply
 from miniq.cli.flags import RATE, SECONDS, SIZE, Parsed, Target, as_json, target, yes
-from miniq.cli.output import duration, json_line, plural, size, table
+from miniq.cli.output import duration, json_line, plural, result, size, table
 from miniq.cli.root import say
 from miniq.errors import QueueNotFound
 from miniq.message import QueueInfo, RedriveProgress
 
 F = TypeVar("F", bound=Callable[..., Any])
-LOOK = 0.2
+POLL = 0.2
 """Seconds between two checks of a running redrive."""
 
 
@@ -179,7 +179,7 @@ def purge(at: Target, queue: str, yes: bool, as_json: bool) -> None:
         source = client.queue(queue)
         confirm(f"Remove {plural(source.info().counts.total, 'message')} of queue {queue}?", yes)
         purged = source.purge()
-    json_line({"purged": purged}) if as_json else click.echo(f"purged {plural(purged, 'message')}")
+    result(as_json, {"purged": purged}, f"purged {plural(purged, 'message')}")
 
 
 @click.command()
@@ -206,16 +206,13 @@ def redrive(
         source = client.queue(queue)
         done = source.redrive(ids or None, to, rate)
         while done.running and (wait or not at.is_remote):
-            time.sleep(LOOK)
+            time.sleep(POLL)
             done = source.info().redrive or RedriveProgress(done.moved, done.skipped, False)
             if sys.stderr.isatty():
                 click.echo(f"\rmoved {done.moved}", nl=not done.running, err=True)
-    if as_json:
-        json_line(done)
-        return
-    more = ", still running" if done.running else ""
-    left = f", skipped {done.skipped} whose origin is unknown" if done.skipped else ""
-    click.echo(f"moved {plural(done.moved, 'message')}{left}{more}")
+    running = ", still running" if done.running else ""
+    skipped = f", skipped {done.skipped} whose origin is unknown" if done.skipped else ""
+    result(as_json, done, f"moved {plural(done.moved, 'message')}{skipped}{running}")
 
 
 def confirm(question: str, yes: bool) -> None:

@@ -20,12 +20,10 @@ from miniq.client.bodies import draft
 from miniq.errors import InvalidRequest, MiniQError
 from miniq.message import JSON, Draft
 
-COLUMNS = (
-    "id", "queue", "status", "sent_at", "receives", "visible_at", "priority", "content_type", "body", "data",
-    "consumer", "headers", "expires_at", "key", "recipient", "group", "dedup_id", "dead",
-)  # fmt: skip
+FIRST = ("id", "queue", "status")
+COLUMNS = (*FIRST, *(f for f in shapes.WireMessage.__struct_fields__ if f not in (*FIRST, "receipt", "lease_until")))
 """The columns of full rows in tables."""
-GIVEN = ("content_type", "headers", "priority", "delay", "ttl", "key", "recipient", "group", "dedup_id")
+GIVEN = tuple(field for field in shapes.WireDraft.__struct_fields__ if field not in ("body", "data"))
 """The columns of full rows that are sent again, besides the body."""
 
 Row = dict[str, Any]

@@ -29,7 +29,7 @@ PATIENCE = 10.0
 
 @click.command()
 @click.option("--once", is_flag=True, help="Print one table and exit.")
-@click.option("--interval", type=SECONDS, default=2.0, show_default="2", help="Time between two updates.")
+@click.option("--interval", type=SECONDS, default=2.0, help="Time between two updates. [default: 2]")
 @click.option("--sort", type=click.Choice(COLUMNS), default="queue", show_default=True, help="Column to sort by.")
 @click.option("--filter", "wanted", default="", metavar="TEXT", help="Only queues with this in their name.")
 @as_json
@@ -115,12 +115,12 @@ def layout(
 ) -> list[str]:
     """The lines of a table of at most `width` characters. Columns that do not fit are left out, except the sort column,
     and names are cut."""
-    widths = [max(len(row[place]) for row in (heads, *rows)) for place in range(len(heads))]
+    widths = [max(len(row[column]) for row in (heads, *rows)) for column in range(len(heads))]
     kept = list(range(len(heads)))
 
     def spare() -> int:
         """The width that is left for names."""
-        return width - sum(widths[place] + len(GAP) for place in kept[1:])
+        return width - sum(widths[column] + len(GAP) for column in kept[1:])
 
     for name in LEAST_IMPORTANT:
         if spare() < min(widths[0], SHORTEST_NAME) and name != sort:
@@ -128,7 +128,7 @@ def layout(
     longest = max(min(widths[0], spare()), 1)
     lines = []
     for row in (heads, *rows):
-        numbers = [row[place].rjust(widths[place]) for place in kept[1:]]
+        numbers = [row[column].rjust(widths[column]) for column in kept[1:]]
         lines.append(GAP.join([cut(row[0], longest, ellipsis).ljust(longest), *numbers])[:width])
     return lines
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -70,18 +71,21 @@ class Scenario:
         self._sessions.append(session("local[2]"))
 
     def _run_crew(self, client: miniq.Client) -> None:
-        self._crew.append(start("miniq.demo.crew", "produce", self._server.url, self._producer_notes))
+        self._start("produce", self._producer_notes)
         for path in self._worker_notes:
-            self._crew.append(start("miniq.demo.crew", "work", self._server.url, path, os.path.basename(path)))
+            self._start("work", path, os.path.basename(path))
         self._log("crew", f"one producer with {MESSAGES} orders, and three workers that sometimes fail")
         self._wait(lambda: len(read_notes(self._producer_notes)) >= CRASH_AT)
-        self._server.kill()
+        self._server.stop(signal.SIGKILL)
         self._log("broker", f"killed with -9 after {len(read_notes(self._producer_notes))} confirmed sends")
         self._server.start()
         self._log("broker", "restarted on the same folder")
         queue = client.queue(QUEUE)
         self._wait(lambda: self._crew[0].poll() is not None and queue.info().counts.total == 0)
         self._log("crew", f"the queue is empty; {client.queue(DEAD).info().counts.total} dead letters")
+
+    def _start(self, role: str, *args: str) -> None:
+        self._crew.append(start("miniq.demo.crew", role, self._server.url, *args))
 
     def _run_pipelines(self, client: miniq.Client, spark: SparkSession) -> list[Promise]:
         from miniq.spark.pipelines import Run, report, reprocess
