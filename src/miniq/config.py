@@ -10,12 +10,11 @@ from __future__ import annotations
 import math
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
-from msgspec import Struct
 
 from miniq.errors import InvalidRequest
 from miniq.options import Limits, Options
@@ -48,7 +47,8 @@ def load(
 
 def names() -> dict[str, Any]:
     """The type of every option, by dotted name."""
-    return dict(_leaves(Options, ""))
+    options = {name: kind for name, kind in get_type_hints(Options).items() if name != "limits"}
+    return options | {f"limits.{name}": kind for name, kind in get_type_hints(Limits).items()}
 
 
 def read_file(path: str) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def _checked(name: str, origin: str, value: Any, *, text: bool) -> Any:
 
 
 def _nearest(name: str, origin: str, known: Mapping[str, Any]) -> str:
-    """The option that was probably meant, written as the wrong one was; otherwise all that there are."""
+    """The most similar option, in the notation of the user; if there is none, all options."""
     near = get_close_matches(name, known, 1, 0.75)
     if not near:
         return f"there are {', '.join(known)}"
@@ -127,16 +127,6 @@ def _assembled(given: dict[str, Any]) -> Options:
     if options.tls_key is not None and options.tls_cert is None:
         raise InvalidRequest("tls_key: given without tls_cert; set both, or tls_cert alone", field="tls_key")
     return options
-
-
-def _leaves(kind: type[Struct], prefix: str) -> Iterator[tuple[str, Any]]:
-    hints = get_type_hints(kind)
-    for field in kind.__struct_fields__:
-        hint = hints[field]
-        if isinstance(hint, type) and issubclass(hint, Struct):
-            yield from _leaves(hint, f"{field}.")
-        else:
-            yield prefix + field, hint
 
 
 def _allowed(name: str, kind: Any) -> str:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 
 import click
 
 from miniq.api import codec
 from miniq.api.replies import wire_event
-from miniq.cli.flags import Target, as_json, require_store, target
+from miniq.cli.flags import Target, as_json, require_store, store, target
 from miniq.cli.output import json_line
 from miniq.client.connection import connect
 from miniq.message import HistoryRecord
 
 BATCH = 1000
-LOOK = 0.5
+POLL = 0.5
 """Seconds between two requests while following."""
 
 
@@ -37,53 +38,47 @@ def history(at: Target, queue: str | None, after: int, most: int, follow: bool, 
       miniq history --follow --json
     """
     left = most
-    with at.open() as client:
-        try:
-            while left > 0 or follow:
-                page = client.history(after, BATCH if follow else min(left, BATCH), queue)
-                for record in page.records:
-                    show_event(record, as_json)
-                left -= len(page.records)
-                if page.next == after:
-                    if not follow:
-                        break
-                    time.sleep(LOOK)
-                after = page.next
-        except KeyboardInterrupt:
-            if not follow:
-                raise
+    regular_end = (KeyboardInterrupt,) if follow else ()
+    with at.open() as client, suppress(*regular_end):
+        while left > 0 or follow:
+            page = client.history(after, BATCH if follow else min(left, BATCH), queue)
+            for record in page.records:
+                show_event(record, as_json)
+            left -= len(page.records)
+            if page.next == after:
+                if not follow:
+                    break
+                time.sleep(POLL)
+            after = page.next
 
 
 def show_event(record: HistoryRecord, as_json: bool) -> None:
-    """One line of history."""
+    """Print one line of history."""
     if as_json:
         json_line(wire_event(record, "json"))
         return
     event = record.event
     at = codec.moment(event.at).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    more = [
-        f"{name}={value}"
-        for name, value in (
-            ("receives", event.receives or None),
-            ("consumer", event.consumer),
-            ("reason", event.reason),
-            ("wait", None if event.wait_ms is None else f"{event.wait_ms:.0f}ms"),
-            ("held", None if event.held_ms is None else f"{event.held_ms:.0f}ms"),
-            ("count", event.count if event.count != 1 else None),
-        )
-        if value is not None
-    ]
-    click.echo("  ".join([str(record.offset), at, f"{event.event:<8}", event.queue, event.id or "-", *more]))
+    details = {
+        "receives": event.receives or None,
+        "consumer": event.consumer,
+        "reason": event.reason,
+        "wait": None if event.wait_ms is None else f"{event.wait_ms:.0f}ms",
+        "held": None if event.held_ms is None else f"{event.held_ms:.0f}ms",
+        "count": event.count if event.count != 1 else None,
+    }
+    shown = [f"{name}={value}" for name, value in details.items() if value is not None]
+    click.echo("  ".join([str(record.offset), at, f"{event.event:<8}", event.queue, event.id or "-", *shown]))
 
 
 @click.command()
 @click.argument("path")
-@click.option("--store", metavar="URL", help="Store that no broker has open, such as rocksdb:DIR.")
+@store
 @target
 def backup(at: Target, path: str, store: str | None) -> None:
     """Copy everything to a new folder.
 
-    The broker keeps working meanwhile; the copy is a snapshot. The folder is created on the machine of the broker. With
+    The broker keeps running; the copy is a snapshot. The folder is created on the machine of the broker. With
     --store the copy is made without a broker.
 
     \b
@@ -116,6 +111,6 @@ def restore(backup: str, folder: str) -> None:
       miniq restore /var/backups/miniq-monday ./miniq-data
       miniq serve --store rocksdb:./miniq-data
     """
-    from miniq.store.embedded.folder import restore as restored
+    from miniq.store.embedded.folder import restore as restore_folder
 
-    click.echo(restored(backup, folder))
+    click.echo(restore_folder(backup, folder))

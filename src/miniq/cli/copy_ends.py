@@ -1,8 +1,8 @@
-"""The two ends of `miniq copy`, each a process: one sends a file's lines, the other puts them together again.
+"""The two processes of `miniq copy`: one sends the lines of a file, the other writes them to the copy.
 
-A message is a line, or a piece of a long one; its `key` is its number. The last message is JSON and says what the
-whole must be. The reader writes by number: what comes twice is dropped, what comes too early waits, so the copy is
-right whatever the broker or the network go through.
+A message is a line, or a piece of a long one; its `key` is its number. The last message is JSON with the size and
+checksum of the file. The reader writes by number: it drops duplicates and holds back what comes too early, so the copy
+is correct whatever happens to the broker or the network.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from miniq.cli.flags import Target, target
 from miniq.cli.processes import parent
 from miniq.client._sync.message import Message
 from miniq.client._sync.queue import Queue
-from miniq.client.bodies import draft
 from miniq.errors import MiniQError, QueueFull, TooLarge
-from miniq.message import Draft
+from miniq.message import JSON, Draft
 
 BATCH = 1000
 BATCH_BYTES = 4 * 1024 * 1024
@@ -32,20 +31,20 @@ PIECE = 512 * 1024
 """Longest body; less if the broker allows less."""
 SMALLEST = 1024
 WAIT = 5.0
-BREATH = 0.02
-"""Seconds that the writer waits for the reader when it is too far ahead."""
+PAUSE = 0.02
+"""Seconds before the writer retries while it is too far ahead of the reader."""
 
 
 class Whole(Struct):
-    """The end marker: what the copy must be."""
+    """The end marker: size and checksum of the file."""
 
     bytes: int
     sha256: str
 
 
-def check_parent(starter: int) -> None:
-    """End with whoever started us; nobody would clean up after the copy."""
-    if os.getppid() != starter:
+def check_parent(parent_id: int) -> None:
+    """End with the parent process, which cleans up after the copy."""
+    if os.getppid() != parent_id:
         raise MiniQError("the process that started the copy is gone")
 
 
@@ -60,7 +59,7 @@ def copy_write(at: Target, queue: str, source: str) -> None:
 
 
 class Writer:
-    """Sends pieces in order. If the broker takes less at a time than we thought, they are cut smaller."""
+    """Sends pieces in order; in smaller ones if the broker's limits are lower than expected."""
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
@@ -71,20 +70,18 @@ class Writer:
         self._parent = parent()
 
     def send(self, file: BinaryIO) -> None:
-        """All of a file, then the end marker."""
+        """Send a whole file, then the end marker."""
         digest = hashlib.sha256()
         count = 0
-        for pieces in self._portions(file):
+        for pieces in self._batches(file):
             for piece in pieces:
                 digest.update(piece)
                 count += len(piece)
             self._send_pieces(pieces)
-        self._deliver(
-            [draft(json.encode(Whole(count, digest.hexdigest())), content_type="application/json", key="end")]
-        )
+        self._deliver([Draft(json.encode(Whole(count, digest.hexdigest())), JSON, key="end")])
 
-    def _portions(self, file: BinaryIO) -> Iterator[list[bytes]]:
-        """The lines of a file, long ones in pieces, as many as go in one call."""
+    def _batches(self, file: BinaryIO) -> Iterator[list[bytes]]:
+        """The lines of a file, long ones in pieces, in batches for one call."""
         pieces: list[bytes] = []
         size = 0
         while piece := file.readline(self._piece):
@@ -115,14 +112,14 @@ class Writer:
         self._number += len(pieces)
 
     def _deliver(self, drafts: list[Draft]) -> None:
-        """Send, and wait while the reader is too far behind."""
+        """Send; wait while the reader is too far behind."""
         while True:
             check_parent(self._parent)
             try:
                 self._queue.send_many(drafts)
                 return
             except QueueFull:
-                time.sleep(BREATH)
+                time.sleep(PAUSE)
 
 
 @click.command(hidden=True)
@@ -130,13 +127,13 @@ class Writer:
 @click.argument("part")
 @target
 def copy_read(at: Target, queue: str, part: str) -> None:
-    """Receive the lines of a file and write them; prints how many lines and bytes it has."""
-    starter = parent()
+    """Receive the lines of a file and write them; prints the number of lines and bytes."""
+    parent_id = parent()
     with open(part, "wb") as file, at.open(PATIENCE) as client:
         source = client.queue(queue)
         assembly = Assembly(file)
         while not assembly.whole:
-            check_parent(starter)
+            check_parent(parent_id)
             done = assembly.add(source.receive(BATCH, wait=WAIT))
             for start in range(0, len(done), BATCH):
                 source.ack(done[start : start + BATCH])
@@ -147,7 +144,7 @@ def copy_read(at: Target, queue: str, part: str) -> None:
 
 
 class Assembly:
-    """Puts pieces together by their numbers."""
+    """Writes pieces in the order of their numbers."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.whole = False
@@ -162,11 +159,11 @@ class Assembly:
 
     @property
     def lines(self) -> int:
-        """How many there are by now; a last one without an end counts."""
+        """The number of lines so far; a last one without a line break counts."""
         return self._breaks + self._partial
 
     def add(self, messages: list[Message]) -> list[Message]:
-        """Write what is next, and return all that need not come again."""
+        """Write the pieces that are next, and return the messages that can be acked."""
         done: list[Message] = []
         for message in messages:
             if message.key == "end":
@@ -174,13 +171,13 @@ class Assembly:
                 continue
             number = int(message.key or "")
             if number < self._next:
-                done.append(message)  # it came again
+                done.append(message)  # a duplicate
             else:
-                self._early[number] = message  # the newer receipt, if it came again
-        while (found := self._early.pop(self._next, None)) is not None:
-            self._write(found.data)
+                self._early[number] = message  # with the newer receipt, if it is a duplicate
+        while (piece := self._early.pop(self._next, None)) is not None:
+            self._write(piece.data)
             self._next += 1
-            done.append(found)
+            done.append(piece)
         if self._end is not None and self._is_whole(json.decode(self._end.data, type=Whole)):
             self.whole = True
             done.append(self._end)

@@ -1,82 +1,180 @@
-"""Several workers, each a process: `--workers N` starts the same command N times and adds up what they did."""
+"""The worker processes of `miniq produce` and `consume`, and their common flags.
+
+With `--workers N` the command starts itself N times, passes Ctrl-C on, and adds up what the workers did.
+"""
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import tempfile
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import click
-from msgspec import DecodeError, Struct, json
+from msgspec import DecodeError, Struct, field, json
 
-from miniq.cli.flags import Target
-from miniq.cli.processes import Stop, end, start
+from miniq.cli.flags import Target, as_json, target
+from miniq.cli.output import plural, result
+from miniq.cli.processes import Stop, end, reachable, start
+from miniq.cli.root import say
+from miniq.client._sync.queue import Queue
+from miniq.errors import MiniQError
 
-LOOK = 0.1
+PATIENCE = 2.0
+PAUSE = 0.5
+"""Seconds before the next attempt after a failed call."""
+POLL = 0.1
+"""Seconds between two checks whether all workers have ended."""
+OWN = {"count", "workers", "url", "api_key", "curve_key"}
+"""Flags that workers do not inherit: they get a share of the count, and the broker from the environment."""
+
+count_option = click.option("--count", type=click.IntRange(0), help="Total number of messages. [default: until Ctrl-C]")
 
 
 class Totals(Struct):
-    """What one worker did, or all of them."""
+    """How often each event happened to one worker, or to all, and how long it took."""
 
-    sent: int = 0
-    acked: int = 0
-    failed: int = 0
-    lost: int = 0
+    events: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     seconds: float = 0.0
 
-    def add(self, other: Totals) -> None:
-        self.sent += other.sent
-        self.acked += other.acked
-        self.failed += other.failed
-        self.lost += other.lost
-        self.seconds = max(self.seconds, other.seconds)
+
+class Worker:
+    """One worker: it prints what happens to messages, and counts it."""
+
+    def __init__(self, name: str, quiet: bool, as_json: bool) -> None:
+        self.name = name
+        self.quiet = quiet
+        self.totals = Totals()
+        self.stop = Stop()
+        self._as_json = as_json
+
+    def show(self, event: str, id: str, text: str, **details: object) -> None:
+        """Print an event: with the text for people, or with the details in JSON."""
+        values = {"worker": self.name, "event": event, "id": id, **details}
+        result(self._as_json, values, f"{self.name}  {event:<6}  {id}  {text}")
+
+    def retry_later(self, error: MiniQError) -> None:
+        """Report a failed call, and wait before the next attempt."""
+        say(f"{self.name}: {error.text}; trying again")
+        time.sleep(PAUSE)
 
 
-def run_crew(broker: Target, commands: Sequence[Sequence[str]]) -> tuple[Totals, int]:
-    """Run workers until all have ended, and pass on Ctrl-C: their totals, and how many failed."""
-    stop = Stop()
+class Crew(Struct):
+    """How many workers run, and how they report."""
+
+    at: Target
+    count: int | None
+    workers: int
+    quiet: bool
+    as_json: bool
+    name: str | None
+    """The name of this worker, if it is one of several."""
+    totals: str | None
+    """The file in which one of several workers leaves its totals."""
+
+    def run(self, role: str, queue: str, work: Callable[[Queue, Worker], None], events: Sequence[str]) -> None:
+        """Run the workers, then print how often each of the events happened."""
+        failed = 0
+        if self.workers > 1:
+            with reachable(self.at) as broker:
+                broker.open(PATIENCE).close()
+                totals, failed = self._run_processes(broker, role)
+        else:
+            worker = Worker(self.name or f"{role}-{os.getpid()}", self.quiet, self.as_json)
+            with self.at.open(PATIENCE) as client:
+                work(client.queue(queue), worker)
+            totals = worker.totals
+        if self.totals is not None:
+            with open(self.totals, "wb") as file:
+                file.write(json.encode(totals))
+            return
+        show_totals(totals, events, self.as_json)
+        if failed:
+            raise click.ClickException(f"{failed} of the workers failed")
+
+    def _run_processes(self, broker: Target, role: str) -> tuple[Totals, int]:
+        """Run workers until all have ended, or Ctrl-C: their totals, and how many failed."""
+        stop = Stop()
+        command = repeat_command()
+        with tempfile.TemporaryDirectory(prefix="miniq-") as folder:
+            files = [os.path.join(folder, f"{number}.json") for number in range(self.workers)]
+            processes = []
+            for number, file in enumerate(files):
+                own = ["--name", f"{role}-{number + 1}", "--totals", file]
+                if self.count is not None:
+                    share = self.count // self.workers + (number < self.count % self.workers)
+                    own += ["--count", str(share)]
+                processes.append(start([*command, *own], broker.environment(), out=None))
+            try:
+                while not stop.is_set() and any(process.poll() is None for process in processes):
+                    time.sleep(POLL)
+            finally:
+                end(processes, signal.SIGINT)
+            totals = add_up(files)
+        return totals, sum(process.returncode != 0 for process in processes)
+
+
+def crew_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the flags of workers, and pass it a `Crew`."""
+
+    @functools.wraps(command)
+    def with_crew(at: Target, **flags: Any) -> None:
+        crew = Crew(at, **{name: flags.pop(name) for name in Crew.__struct_fields__ if name != "at"})
+        command(crew, **flags)
+
+    options = (
+        as_json,
+        click.option("--totals", hidden=True),
+        click.option("--name", hidden=True),
+        click.option("--quiet", is_flag=True, help="Print the totals only."),
+        click.option(
+            "--workers", type=click.IntRange(1, 100), default=1, show_default=True, help="Number of processes."
+        ),
+    )
+    return functools.reduce(lambda function, option: option(function), options, target(with_crew))
+
+
+def repeat_command() -> list[str]:
+    """The command line of the running command again, for a worker."""
+    ctx = click.get_current_context()
+    arguments = [ctx.info_name or ""]
+    for param in ctx.command.params:
+        name = param.name or ""
+        if name not in OWN and ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            value = ctx.params[name]
+            arguments += [param.opts[0]] if isinstance(param, click.Option) else []
+            arguments += [] if value is True else [str(value)]
+    return arguments
+
+
+def add_up(files: Sequence[str]) -> Totals:
+    """The totals of all workers; one that was killed has left none."""
     totals = Totals()
-    with tempfile.TemporaryDirectory(prefix="miniq-") as folder:
-        files = [os.path.join(folder, f"{place}.json") for place in range(len(commands))]
-        crew = [
-            start([*command, "--totals", file], broker.environment(), out=None)
-            for command, file in zip(commands, files, strict=True)
-        ]
+    for path in files:
         try:
-            while not stop.is_set() and any(worker.poll() is None for worker in crew):
-                time.sleep(LOOK)
-        finally:
-            end(crew, signal.SIGINT)
-        for file in files:
-            totals.add(read_totals(file))
-    return totals, sum(worker.returncode != 0 for worker in crew)
+            with open(path, "rb") as file:
+                part = json.decode(file.read(), type=Totals)
+        except (OSError, DecodeError):
+            continue
+        for event, count in part.events.items():
+            totals.events[event] += count
+        totals.seconds = max(totals.seconds, part.seconds)
+    return totals
 
 
-def read_totals(path: str) -> Totals:
-    """What a worker wrote at its end; nothing if it did not get that far."""
-    try:
-        with open(path, "rb") as file:
-            return json.decode(file.read(), type=Totals)
-    except (OSError, DecodeError):
-        return Totals()
-
-
-def write_totals(path: str, totals: Totals) -> None:
-    """What this worker did, for the process that started it."""
-    with open(path, "wb") as file:
-        file.write(json.encode(totals))
-
-
-def split(count: int | None, workers: int) -> list[int | None]:
-    """A count in as many nearly equal parts; None is unlimited."""
-    if count is None:
-        return [None] * workers
-    return [count // workers + (place < count % workers) for place in range(workers)]
-
-
-def finish(failures: int) -> None:
-    """The end of a command whose workers may have failed."""
-    if failures:
-        raise click.ClickException(f"{failures} of the workers failed")
+def show_totals(totals: Totals, events: Sequence[str], as_json: bool) -> None:
+    """Print the last line: the counts of the events, and the rate of the first of them."""
+    counts = {event: totals.events[event] for event in events}
+    done = counts[events[0]]
+    rate = done / totals.seconds if totals.seconds > 0 else 0.0
+    summary = f"{events[0]} {plural(done, 'message')}"
+    if failed := totals.events["failed"]:
+        summary += f", {failed} failed and were released"
+    if lost := totals.events["lost"]:
+        summary += f", {lost} went to other consumers meanwhile"
+    values = counts | {"seconds": round(totals.seconds, 3), "rate": round(rate, 1)}
+    result(as_json, values, f"{summary} in {totals.seconds:.1f} s, {rate:.0f} per second")

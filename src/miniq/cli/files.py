@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import os
-import secrets
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import Any, BinaryIO, cast
+from contextlib import contextmanager, nullcontext, suppress
+from typing import BinaryIO
 
 import click
 from msgspec.structs import replace
 
 from miniq.cli import formats
-from miniq.cli.flags import Target, quiet_json, target
+from miniq.cli.flags import Target, status, summary_json, target
 from miniq.cli.formats import Format
-from miniq.cli.messages import BATCH, batched
-from miniq.cli.output import json_line, plural
+from miniq.cli.messages import BATCH, batched, pages
+from miniq.cli.output import part_of, plural, progress_bar, result
 from miniq.client._sync.message import Message
 from miniq.client._sync.queue import Queue
 from miniq.errors import InvalidRequest, MiniQError
@@ -24,7 +23,7 @@ from miniq.message import Draft, Status
 
 PATIENCE = 30.0
 LEASE = 3600.0
-"""Seconds that `export --consume` may take before its messages come back."""
+"""Seconds that `export --consume` may take before its leases expire."""
 
 format_option = click.option(
     "--format", "format", type=click.Choice(["jsonl", "csv", "parquet"]), help="[default: by the suffix of FILE]"
@@ -41,7 +40,7 @@ format_option = click.option(
     metavar="TEXT",
     help="Message N gets the dedup id TEXT plus N: a second import within the dedup window adds nothing.",
 )
-@quiet_json
+@summary_json
 @target
 def import_(
     at: Target, file: str, queue: str, format: Format | None, full: bool, dedup_prefix: str | None, as_json: bool
@@ -58,29 +57,27 @@ def import_(
       miniq import saved.parquet orders --full
     """
     kind = chosen(file, format)
+    if file == "-" and kind == "parquet":
+        raise InvalidRequest("Parquet cannot be read from stdin; name a file", field="file")
+    length = 0 if file == "-" else formats.length(file, kind)
     sent = 0
-    with at.open(PATIENCE) as client, input_of(file) as source, progress(file, kind) as bar:
-        destination = client.queue(queue)
-        before = 0
-
-        def drafts() -> Iterator[Draft]:
-            nonlocal before
-            for number, (one, done) in enumerate(formats.read(source, kind, full), 1):
-                if bar is not None and done != before:
-                    bar.update(done - before)
-                before = done
-                yield one if dedup_prefix is None else replace(one, dedup_id=f"{dedup_prefix}{number}")
-
+    with (
+        at.open(PATIENCE) as client,
+        nullcontext(sys.stdin.buffer) if file == "-" else open(file, "rb") as source,
+        progress_bar(visible=length > 0) as progress,
+    ):
+        drafts = formats.read(source, kind, full)
+        if dedup_prefix is not None:
+            drafts = with_dedup_ids(drafts, dedup_prefix)
         try:
-            for batch in batched(drafts()):
-                destination.send_many(batch)
+            for batch in batched(drafts):
+                client.queue(queue).send_many(batch)
                 sent += len(batch)
+                if length:
+                    progress(sent if kind == "parquet" else source.tell(), length)
         except MiniQError as error:
             raise MiniQError(f"{error.text}; {plural(sent, 'message')} had been sent") from None
-    if as_json:
-        json_line({"sent": sent})
-    else:
-        click.echo(f"sent {plural(sent, 'message')} to {queue}")
+    result(as_json, {"sent": sent}, f"sent {plural(sent, 'message')} to {queue}")
 
 
 @click.command()
@@ -88,10 +85,10 @@ def import_(
 @click.argument("file", type=click.Path(dir_okay=False, allow_dash=True))
 @format_option
 @click.option("--full", is_flag=True, help="All fields of messages, not only bodies.")
-@click.option("--status", type=click.Choice(["ready", "delayed", "leased"]), help="Only messages in this state.")
+@status
 @click.option("--max", "most", type=click.IntRange(1), help="Maximum number of messages. [default: all]")
 @click.option("--consume", is_flag=True, help="Remove the messages from the queue once the file is written.")
-@quiet_json
+@summary_json
 @target
 def export(
     at: Target,
@@ -117,115 +114,68 @@ def export(
     if consume and status is not None:
         raise click.UsageError("--consume takes ready messages; it cannot be combined with --status.")
     kind = chosen(file, format)
+    count = 0
+    leased: list[list[Message]] = []
     with at.open(PATIENCE) as client:
         source = client.queue(queue)
         total = source.info().counts.total
-        held: list[Message] = []
-        with written(file) as target_file, counted(total if most is None else min(total, most)) as bar:
-            found = taken(source, most, held) if consume else peeked(source, status, most)
+        if most is not None:
+            total = min(total, most)
+        batches = receive(source, most) if consume else pages(source, status, None, most)
+        with written(file) as output, progress_bar() as progress:
+
+            def messages() -> Iterator[Message]:
+                nonlocal count
+                for batch in batches:
+                    if consume:
+                        leased.append(batch)
+                    yield from batch
+                    count += len(batch)
+                    progress(count, total)
+
             try:
-                count = formats.write(target_file, kind, full, shown(found, bar))
+                formats.write(output, kind, full, messages())
             except BaseException:
-                give_back(source, held)
+                with suppress(MiniQError):
+                    for batch in leased:
+                        source.release(batch)
                 raise
-        for start in range(0, len(held), BATCH):
-            source.ack(held[start : start + BATCH])
-    if as_json and file != "-":
-        json_line({"messages": count})
-    elif file != "-":
-        click.echo(f"wrote {plural(count, 'message')} to {file}")
+        for batch in leased:
+            source.ack(batch)
+    if file != "-":
+        result(as_json, {"messages": count}, f"wrote {plural(count, 'message')} to {file}")
 
 
 def chosen(file: str, format: Format | None) -> Format:
-    """The format that was given, or that of the file's suffix."""
+    """The format that was given, or else that of the file's suffix."""
     kind = format or formats.format_of(file)
     if kind is None:
         raise click.UsageError(f"The name {file!r} does not tell the format; use --format.")
     return kind
 
 
-def peeked(source: Queue, status: Status | None, most: int | None) -> Iterator[Message]:
-    """Messages, without consuming them."""
-    after: str | None = None
+def with_dedup_ids(drafts: Iterator[Draft], prefix: str) -> Iterator[Draft]:
+    for number, draft in enumerate(drafts, 1):
+        yield replace(draft, dedup_id=f"{prefix}{number}")
+
+
+def receive(source: Queue, most: int | None) -> Iterator[list[Message]]:
+    """Leases the messages that are ready, in batches."""
     left = sys.maxsize if most is None else most
-    while left > 0:
-        page = source.peek(status, after, min(left, BATCH))
-        yield from page
-        left -= len(page)
-        after = page.next
-        if after is None:
-            return
-
-
-def taken(source: Queue, most: int | None, held: list[Message]) -> Iterator[Message]:
-    """Messages that are ready, leased; `held` are those to ack at the end."""
-    left = sys.maxsize if most is None else most
-    while left > 0 and (some := source.receive(min(left, BATCH), visibility_timeout=LEASE)):
-        held += some
-        left -= len(some)
-        yield from some
-
-
-def give_back(source: Queue, held: list[Message]) -> None:
-    """The file was not written: release the messages."""
-    with suppress(MiniQError):
-        for start in range(0, len(held), BATCH):
-            source.release(held[start : start + BATCH])
+    while left > 0 and (batch := source.receive(min(left, BATCH), visibility_timeout=LEASE)):
+        yield batch
+        left -= len(batch)
 
 
 @contextmanager
 def written(file: str) -> Iterator[BinaryIO]:
-    """A file that gets its name only once it is complete and on disk."""
+    """A file that gets its name only once it is complete and on disk, or stdout."""
     if file == "-":
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
-    part = f"{os.path.realpath(file)}.{secrets.token_hex(4)}.part"
-    try:
-        with open(part, "xb") as made:
-            yield made
-            made.flush()
-            os.fsync(made.fileno())
-        os.replace(part, os.path.realpath(file))
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(part)
-
-
-@contextmanager
-def input_of(file: str) -> Iterator[BinaryIO]:
-    if file == "-":
-        yield sys.stdin.buffer
-        return
-    with open(file, "rb") as source:
-        yield source
-
-
-@contextmanager
-def progress(file: str, kind: Format) -> Iterator[Any]:
-    """A progress bar over a file, if stderr is a terminal."""
-    if file == "-":
-        if kind == "parquet":
-            raise InvalidRequest("Parquet cannot be read from stdin; name a file", field="file")
-        yield None
-        return
-    with counted(formats.length(file, kind)) as bar:
-        yield bar
-
-
-@contextmanager
-def counted(whole: int) -> Iterator[Any]:
-    """A progress bar on stderr, if that is a terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    with click.progressbar(length=whole, file=sys.stderr) as bar:
-        yield bar
-
-
-def shown(messages: Iterator[Message], bar: Any) -> Iterator[Message]:
-    """The same messages, counted on the bar."""
-    for message in messages:
-        yield message
-        if bar is not None:
-            cast(Any, bar).update(1)
+    with part_of(file) as part, open(part, "wb") as output:
+        yield output
+        output.flush()
+        if os.path.isfile(part):
+            os.fsync(output.fileno())

@@ -1,7 +1,7 @@
-"""File formats: JSON Lines, CSV and Parquet, each a way to read rows and to write them.
+"""File formats: how JSON Lines, CSV and Parquet are read and written.
 
-Reading yields drafts one by one, with how far into the file we are, so that a large file is never in memory. CSV and
-Parquet must know all columns before the first row, so what is written to them is first laid aside in a file.
+Messages are read one by one, so that a large file is never in memory. CSV and Parquet need all columns before the first
+row, so rows are first written to a temporary file.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import io
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import IO, Any, BinaryIO, Literal, cast
 
 import msgspec
@@ -33,80 +34,60 @@ ROWS = 10_000
 
 
 def format_of(path: str) -> Format | None:
-    """The format that a file's name tells."""
+    """The format that belongs to the suffix of a file."""
     return SUFFIXES.get(os.path.splitext(path)[1].lower())
 
 
 # Reading
 
 
-def read(file: BinaryIO, format: Format, full: bool) -> Iterator[tuple[Draft, int]]:
-    """The messages in a file, each with how many bytes (in Parquet: rows) were read by then."""
+def read(file: BinaryIO, format: Format, full: bool) -> Iterator[Draft]:
+    """The messages in a file."""
     if format == "jsonl":
         return _read_jsonl(file, full)
     return _read_csv(file, full) if format == "csv" else _read_parquet(file, full)
 
 
-def _read_jsonl(file: BinaryIO, full: bool) -> Iterator[tuple[Draft, int]]:
-    done = 0
+def _read_jsonl(file: BinaryIO, full: bool) -> Iterator[Draft]:
     for number, line in enumerate(file, 1):
-        done += len(line)
         if text := line.strip():
-            yield (full_draft if full else bare_draft)(text, f"line {number}"), done
+            yield (full_draft if full else bare_draft)(text, f"line {number}")
 
 
-def _read_csv(file: BinaryIO, full: bool) -> Iterator[tuple[Draft, int]]:
-    counter = _Counter(file)
-    text = io.TextIOWrapper(io.BufferedReader(counter), encoding="utf-8-sig", newline="")
+def _read_csv(file: BinaryIO, full: bool) -> Iterator[Draft]:
+    text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
     csv.field_size_limit(1 << 30)
     rows = csv.DictReader(text, strict=True)
     try:
         for row in rows:
-            place = f"line {rows.line_num}"
+            line = f"line {rows.line_num}"
             if None in row or None in row.values():
-                raise InvalidRequest(f"{place}: not as many columns as in the first line")
-            yield table_draft(row, full, place), counter.done
+                raise InvalidRequest(f"{line}: not as many columns as in the first line")
+            yield table_draft(row, full, line)
     except (csv.Error, UnicodeDecodeError) as error:
         raise InvalidRequest(f"line {rows.line_num + 1}: cannot be read as CSV: {error}") from None
     finally:
         text.detach()
 
 
-class _Counter(io.RawIOBase):
-    """A file that knows how much was read of it."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.done = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._file.read(len(buffer))
-        buffer[: len(data)] = data
-        self.done += len(data)
-        return len(data)
-
-
-def _read_parquet(file: BinaryIO, full: bool) -> Iterator[tuple[Draft, int]]:
+def _read_parquet(file: BinaryIO, full: bool) -> Iterator[Draft]:
     parquet = _pyarrow()[1]
     try:
         source = parquet.ParquetFile(file)
-    except Exception as error:  # the driver has errors of many kinds for this
+    except Exception as error:  # pyarrow raises errors of many kinds for this
         raise InvalidRequest(f"the file is not Parquet: {error}") from None
     number = 0
     for batch in source.iter_batches(batch_size=1000):
         for row in batch.to_pylist():
             number += 1
             if not full:
-                # A name that a row does not have is null in its column; objects keep what is there.
+                # A name that a body does not have is null in its column.
                 row = {name: value for name, value in row.items() if value is not None}
-            yield table_draft(row, full, f"row {number}"), number
+            yield table_draft(row, full, f"row {number}")
 
 
 def length(path: str, format: Format) -> int:
-    """How much there is to read, in the unit that `read` counts in."""
+    """The number of rows of a Parquet file, the number of bytes of any other."""
     if format == "parquet":
         try:
             return int(_pyarrow()[1].read_metadata(path).num_rows)
@@ -120,45 +101,33 @@ def length(path: str, format: Format) -> int:
 # Writing
 
 
-def write(file: BinaryIO, format: Format, full: bool, messages: Iterable[Message]) -> int:
-    """Write messages to a file, and say how many there were."""
+def write(file: BinaryIO, format: Format, full: bool, messages: Iterable[Message]) -> None:
+    """Write messages to a file."""
     if format == "jsonl":
-        count = 0
         for message in messages:
             file.write((full_line(message) if full else bare_line(message)) + b"\n")
-            count += 1
-        return count
+        return
     if format == "parquet":
         _pyarrow()
-    with tempfile.TemporaryFile() as aside:
-        count, columns = _lay_aside(aside, full, messages)
-        _write_csv(file, aside, columns) if format == "csv" else _write_parquet(file, aside, full)
-    return count
-
-
-def _lay_aside(aside: IO[bytes], full: bool, messages: Iterable[Message]) -> tuple[int, list[str]]:
-    """Rows as JSON Lines, and all columns they have."""
     columns: dict[str, None] = dict.fromkeys(COLUMNS if full else ())
-    count = 0
-    for message in messages:
-        row = table_row(message, full)
-        columns |= dict.fromkeys(row)
-        aside.write(msgspec.json.encode(row) + b"\n")
-        count += 1
-    return count, list(columns)
+    with tempfile.TemporaryFile() as spool:
+        for message in messages:
+            row = table_row(message, full)
+            columns |= dict.fromkeys(row)
+            spool.write(msgspec.json.encode(row) + b"\n")
+        _write_csv(file, spool, list(columns)) if format == "csv" else _write_parquet(file, spool, full)
 
 
-def _rows(aside: IO[bytes]) -> Iterator[Row]:
-    aside.seek(0)
-    for line in aside:
-        yield msgspec.json.decode(line)
+def _rows(spool: IO[bytes]) -> Iterator[Row]:
+    spool.seek(0)
+    return map(msgspec.json.decode, spool)
 
 
-def _write_csv(file: BinaryIO, aside: IO[bytes], columns: list[str]) -> None:
+def _write_csv(file: BinaryIO, spool: IO[bytes], columns: list[str]) -> None:
     text = io.TextIOWrapper(file, encoding="utf-8", newline="")
     writer = csv.writer(text)
     writer.writerow(columns)
-    for row in _rows(aside):
+    for row in _rows(spool):
         writer.writerow([_cell(row.get(name)) for name in columns])
     text.flush()
     text.detach()
@@ -170,12 +139,12 @@ def _cell(value: Any) -> str:
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
-def _write_parquet(file: BinaryIO, aside: IO[bytes], full: bool) -> None:
+def _write_parquet(file: BinaryIO, spool: IO[bytes], full: bool) -> None:
     arrow, parquet = _pyarrow()
     try:
-        schema = _full_schema(arrow) if full else _schema(arrow, aside)
+        schema = _full_schema(arrow) if full else _schema(arrow, spool)
         with parquet.ParquetWriter(file, schema) as writer:
-            for rows in _groups(aside):
+            for rows in _groups(spool):
                 writer.write_table(arrow.Table.from_pylist(rows, schema=schema))
     except (arrow.ArrowException, TypeError, ValueError) as error:
         raise InvalidRequest(
@@ -188,30 +157,20 @@ def _full_schema(arrow: Any) -> Any:
     return arrow.schema([(name, arrow.int64() if name in numbers else arrow.string()) for name in COLUMNS])
 
 
-def _schema(arrow: Any, aside: IO[bytes]) -> Any:
-    """The schema that all rows fit in, found by looking at all of them."""
-    found = [arrow.Table.from_pylist(rows).schema for rows in _groups(aside)]
-    if not found:
+def _schema(arrow: Any, spool: IO[bytes]) -> Any:
+    """The schema that fits all rows."""
+    schemas = [arrow.Table.from_pylist(rows).schema for rows in _groups(spool)]
+    if not schemas:
         return arrow.schema([("body", arrow.string())])
-    # A table takes its columns from its first row, so each row is looked at for names of its own.
-    return arrow.unify_schemas(found, promote_options="permissive")
+    return arrow.unify_schemas(schemas, promote_options="permissive")
 
 
-def _groups(aside: IO[bytes]) -> Iterator[list[Row]]:
-    """Rows in portions; within one, every row has every name."""
-    rows: list[Row] = []
-    for row in _rows(aside):
-        rows.append(row)
-        if len(rows) >= ROWS:
-            yield _level(rows)
-            rows = []
-    if rows:
-        yield _level(rows)
-
-
-def _level(rows: list[Row]) -> list[Row]:
-    names = dict.fromkeys(name for row in rows for name in row)
-    return [{name: row.get(name) for name in names} for row in rows]
+def _groups(spool: IO[bytes]) -> Iterator[list[Row]]:
+    """Rows in groups. Within a group every row has all names: Arrow takes the columns of a table from its first row."""
+    rows = _rows(spool)
+    while group := list(islice(rows, ROWS)):
+        names = dict.fromkeys(name for row in group for name in row)
+        yield [{name: row.get(name) for name in names} for row in group]
 
 
 def _pyarrow() -> tuple[Any, Any]:

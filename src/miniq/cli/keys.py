@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterable
+from collections.abc import Callable
+from typing import Any
 
 import click
 
 from miniq.api.shapes import ApiKey
-from miniq.cli.flags import Target, as_json, target
+from miniq.cli.flags import Target, as_json, store, target
 from miniq.cli.output import json_line, table
 from miniq.cli.root import say
 from miniq.client._sync.client import Client
 from miniq.client.connection import connect
 from miniq.errors import InvalidRequest
 
-store = click.option("--store", metavar="URL", help="Store that no broker has open, such as rocksdb:DIR.")
+allow = click.option("--allow", multiple=True, required=True, metavar="SPEC", help="VERB:PATTERN; may be repeated.")
+
+
+def with_client(command: Callable[..., None]) -> Callable[..., None]:
+    """Pass a command a client of the broker, or of the store that `--store` names: the first key is created without a
+    broker."""
+
+    @functools.wraps(command)
+    def called(at: Target, store: str | None, **flags: Any) -> None:
+        if (store or at.url).startswith("memory"):
+            raise InvalidRequest("store: a key in memory: would be gone at once; name a folder", field="store")
+        with at.open() if store is None else connect(store) as client:
+            command(client, **flags)
+
+    return target(called)
 
 
 @click.group()
@@ -37,51 +53,52 @@ def keys() -> None:
 
 @keys.command()
 @click.argument("name")
-@click.option("--allow", multiple=True, required=True, metavar="SPEC", help="VERB:PATTERN; may be repeated.")
+@allow
 @store
 @as_json
-@target
-def create(at: Target, name: str, allow: tuple[str, ...], store: str | None, as_json: bool) -> None:
+@with_client
+def create(client: Client, name: str, allow: tuple[str, ...], as_json: bool) -> None:
     """Create a key and print its secret, which is not shown again.
 
     \b
     Example:
       miniq keys create shop --allow 'send:orders.*'
     """
-    made = _create(at, store, name, allow)
+    key = client.create_key(name, allow)
     if as_json:
-        json_line(made)
+        json_line(key)
         return
-    click.echo(made.secret)
-    say(f"key {made.id} for {made.name!r} allows {', '.join(made.allow)}; its secret is not shown again")
+    click.echo(key.secret)
+    say(f"key {key.id} for {key.name!r} allows {', '.join(key.allow)}; its secret is not shown again")
 
 
 @keys.command("list")
 @store
 @as_json
-@target
-def list_(at: Target, store: str | None, as_json: bool) -> None:
+@with_client
+def list_(client: Client, as_json: bool) -> None:
     """List keys, without their secrets.
 
     \b
     Example:
       miniq keys list
     """
-    _show([key for key in _listed(at, store) if key.public is None], as_json)
+    show_keys([key for key in client.list_keys() if key.public is None], as_json)
 
 
 @keys.command()
 @click.argument("id")
 @store
-@target
-def revoke(at: Target, id: str, store: str | None) -> None:
+@with_client
+def revoke(client: Client, id: str) -> None:
     """Revoke a key.
 
     \b
     Example:
       miniq keys revoke 1f2e3d4c5b6a
     """
-    _revoke(at, store, id)
+    client.revoke_key(id)
+    click.echo(f"revoked {id}")
 
 
 # CURVE keys
@@ -89,7 +106,7 @@ def revoke(at: Target, id: str, store: str | None) -> None:
 
 @keys.group()
 def curve() -> None:
-    """Create, list and revoke CURVE keys, with which clients connect over ZeroMQ.
+    """Create, list and revoke CURVE keys for clients that connect over ZeroMQ.
 
     `miniq serve --curve` encrypts its ZeroMQ connections and accepts only these keys.
 
@@ -103,22 +120,16 @@ def curve() -> None:
 
 @curve.command("create")
 @click.argument("name")
-@click.option("--allow", multiple=True, required=True, metavar="SPEC", help="VERB:PATTERN; may be repeated.")
+@allow
 @click.option("--out", metavar="FILE", help="File to write, for the client. [default: NAME.key]")
 @click.option(
     "--public", metavar="KEY", help="Register this public key of a pair that the client created; writes no file."
 )
 @store
 @as_json
-@target
+@with_client
 def create_curve(
-    at: Target,
-    name: str,
-    allow: tuple[str, ...],
-    out: str | None,
-    public: str | None,
-    store: str | None,
-    as_json: bool,
+    client: Client, name: str, allow: tuple[str, ...], out: str | None, public: str | None, as_json: bool
 ) -> None:
     """Create a key pair, register its public key, and write the file that a client needs.
 
@@ -126,103 +137,78 @@ def create_curve(
     Example:
       miniq keys curve create worker --allow 'receive:orders.*' --out worker.key
     """
-    if public is not None:
-        if out is not None:
-            raise click.UsageError(
-                "--out is for a key pair that is created here; with --public there is no file to write."
-            )
-        made = _create(at, store, name, allow, public)
-    else:
+    if public is None:
         path = out or f"{name}.key"
-        made = _create_pair(at, store, name, list(allow), path)
+        key = create_pair(client, name, allow, path)
+        note = "the file is secret"
+    elif out is None:
+        key = client.create_key(name, allow, public)
+        note = "the broker's public key is printed above"
+    else:
+        raise click.UsageError("--out is for a key pair that is created here; with --public there is no file to write.")
     if as_json:
-        json_line(made)
+        json_line(key)
         return
-    click.echo(made.server if public is not None else path)
-    what = "the broker's public key is printed above" if public is not None else "the file is secret"
-    say(f"CURVE key {made.id} for {made.name!r} allows {', '.join(made.allow)}; {what}")
+    click.echo(path if public is None else key.server)
+    say(f"CURVE key {key.id} for {key.name!r} allows {', '.join(key.allow)}; {note}")
 
 
 @curve.command("list")
 @store
 @as_json
-@target
-def list_curve(at: Target, store: str | None, as_json: bool) -> None:
+@with_client
+def list_curve(client: Client, as_json: bool) -> None:
     """List CURVE keys with their public keys.
 
     \b
     Example:
       miniq keys curve list
     """
-    _show([key for key in _listed(at, store) if key.public is not None], as_json)
+    show_keys([key for key in client.list_keys() if key.public is not None], as_json)
 
 
 @curve.command("revoke")
 @click.argument("id")
 @store
-@target
-def revoke_curve(at: Target, id: str, store: str | None) -> None:
+@with_client
+def revoke_curve(client: Client, id: str) -> None:
     """Revoke a CURVE key; open connections with it are refused too.
 
     \b
     Example:
       miniq keys curve revoke 1f2e3d4c5b6a
     """
-    _revoke(at, store, id)
+    client.revoke_key(id)
+    click.echo(f"revoked {id}")
 
 
-def _create_pair(at: Target, store: str | None, name: str, allow: list[str], path: str) -> ApiKey:
-    """A new pair: the public key is registered with the broker, both are written to the file, which must be new."""
+def create_pair(client: Client, name: str, allow: tuple[str, ...], path: str) -> ApiKey:
+    """Register the public key of a new pair with the broker, and write both keys to a new file."""
     import zmq
 
     public, secret = (half.decode() for half in zmq.curve_keypair())
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        made = _create(at, store, name, allow, public)
-        text = f"# A CURVE key of MiniQ, {made.id}: whoever has this file can do what the key allows. Keep it secret.\n"
-        text += f'public = "{public}"\nsecret = "{secret}"\nserver = "{made.server}"\n'
+        key = client.create_key(name, allow, public)
+        text = f"# A CURVE key of MiniQ, {key.id}: whoever has this file can do what the key allows. Keep it secret.\n"
+        text += f'public = "{public}"\nsecret = "{secret}"\nserver = "{key.server}"\n'
         os.write(file, text.encode())
     except BaseException:
         os.unlink(path)
         raise
     finally:
         os.close(file)
-    return made
+    return key
 
 
-# The broker, or its store
-
-
-def _open(at: Target, store: str | None) -> Client:
-    """A client of the broker, or of a store that no broker has open: the first key must come from somewhere."""
-    if (store or at.url).startswith("memory"):
-        raise InvalidRequest("store: a key in memory: would be gone at once; name a folder", field="store")
-    return at.open() if store is None else connect(store)
-
-
-def _create(at: Target, store: str | None, name: str, allow: Iterable[str], public: str | None = None) -> ApiKey:
-    with _open(at, store) as client:
-        return client.create_key(name, allow, public)
-
-
-def _listed(at: Target, store: str | None) -> list[ApiKey]:
-    with _open(at, store) as client:
-        return client.list_keys()
-
-
-def _show(found: list[ApiKey], as_json: bool) -> None:
+def show_keys(keys: list[ApiKey], as_json: bool) -> None:
+    """Print keys; CURVE keys have their public key as one more column."""
     if as_json:
-        for key in found:
+        for key in keys:
             json_line(key)
         return
     rows = []
-    for key in found:
-        made = key.created_at.strftime("%Y-%m-%d %H:%M")
-        rows.append((key.id, key.name, made, ", ".join(key.allow), *([key.public] if key.public else [])))
-    table(("ID", "NAME", "CREATED", "ALLOWS", *(["PUBLIC"] if any(key.public for key in found) else [])), rows)
-
-
-def _revoke(at: Target, store: str | None, id: str) -> None:
-    with _open(at, store) as client:
-        client.revoke_key(id)
-    click.echo(f"revoked {id}")
+    for key in keys:
+        created = key.created_at.strftime("%Y-%m-%d %H:%M")
+        rows.append((key.id, key.name, created, ", ".join(key.allow), *([key.public] if key.public else [])))
+    table(("ID", "NAME", "CREATED", "ALLOWS", *(["PUBLIC"] if any(key.public for key in keys) else [])), rows)

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import click
 
 from miniq.api.operations import Ack, Extend, Release
 from miniq.cli.flags import SECONDS, Target, as_json, target
-from miniq.cli.output import json_line
+from miniq.cli.output import result
 from miniq.client.delivery import check_held, moment
 from miniq.message import Lease
 
 
+def of_lease(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the arguments QUEUE, ID and RECEIPT, `--json`, and the broker."""
+    command = as_json(target(command))
+    for name in ("receipt", "id", "queue"):
+        command = click.argument(name)(command)
+    return command
+
+
 @click.command()
-@click.argument("queue")
-@click.argument("id")
-@click.argument("receipt")
-@as_json
-@target
+@of_lease
 def ack(at: Target, queue: str, id: str, receipt: str, as_json: bool) -> None:
     """Remove a message that was processed.
 
-    Prints `missing` if it was already removed, which is not an error; fails if another consumer has it by now.
+    Prints `missing` if it was already removed, which is not an error; fails if another consumer has received it since.
 
     \b
     Example:
@@ -31,17 +37,13 @@ def ack(at: Target, queue: str, id: str, receipt: str, as_json: bool) -> None:
         outcome = client.perform(Ack(queue, [Lease(id, receipt)]))[0]
     if outcome != "missing":
         check_held(outcome, queue, id)
-    told = "acked" if outcome == "done" else "missing"
-    json_line({"id": id, "outcome": told}) if as_json else click.echo(told)
+    text = "acked" if outcome == "done" else "missing"
+    result(as_json, {"id": id, "outcome": text}, text)
 
 
 @click.command()
-@click.argument("queue")
-@click.argument("id")
-@click.argument("receipt")
 @click.option("--delay", type=SECONDS, default=0.0, help="Time until it is ready again. [default: at once]")
-@as_json
-@target
+@of_lease
 def release(at: Target, queue: str, id: str, receipt: str, delay: float, as_json: bool) -> None:
     """Release a message, so that another consumer can receive it.
 
@@ -52,16 +54,12 @@ def release(at: Target, queue: str, id: str, receipt: str, delay: float, as_json
     with at.open() as client:
         outcome = client.perform(Release(queue, [Lease(id, receipt)], delay))[0]
     check_held(outcome, queue, id)
-    json_line({"id": id, "outcome": "released"}) if as_json else click.echo("released")
+    result(as_json, {"id": id, "outcome": "released"}, "released")
 
 
 @click.command()
-@click.argument("queue")
-@click.argument("id")
-@click.argument("receipt")
 @click.option("--visibility-timeout", type=SECONDS, help="New length of the lease, from now. [default: the queue's]")
-@as_json
-@target
+@of_lease
 def extend(at: Target, queue: str, id: str, receipt: str, visibility_timeout: float | None, as_json: bool) -> None:
     """Extend a lease, and print when it ends.
 
@@ -73,4 +71,4 @@ def extend(at: Target, queue: str, id: str, receipt: str, visibility_timeout: fl
         reply = client.perform(Extend(queue, [Lease(id, receipt)], visibility_timeout))
     check_held(reply.outcomes[0], queue, id)
     until = moment(reply.until).isoformat().replace("+00:00", "Z")
-    json_line({"id": id, "outcome": "extended", "lease_until": until}) if as_json else click.echo(until)
+    result(as_json, {"id": id, "outcome": "extended", "lease_until": until}, until)

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Any
 
 import click
 import msgspec
 
-from miniq.cli.flags import SECONDS, Target, as_json, target
-from miniq.cli.output import body_bytes, body_text, duration, json_line, message_record, raw, table
+from miniq.cli.flags import SECONDS, Target, as_json, pairs_option, status, target
+from miniq.cli.output import body_bytes, body_text, duration, json_line, message_record, raw, result, table
 from miniq.cli.root import say
 from miniq.client._sync.message import Message
 from miniq.client._sync.queue import Queue
 from miniq.client.bodies import draft
+from miniq.client.delivery import MessagePage
 from miniq.errors import MiniQError
 from miniq.message import JSON, Draft, Status
 
@@ -27,26 +29,13 @@ LONGEST_WAIT = 20.0
 """Seconds of one long poll while following."""
 
 
-def headers_of(ctx: click.Context, param: click.Parameter, given: Iterable[str]) -> dict[str, str] | None:
-    """Headers from NAME=VALUE."""
-    found: dict[str, str] = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise click.BadParameter(f"{text!r} is not NAME=VALUE", ctx, param)
-        found[name] = value
-    return found or None
-
-
 @click.command()
 @click.argument("queue")
 @click.argument("bodies", nargs=-1, metavar="[BODY]...")
 @click.option("--file", type=click.Path(exists=True, dir_okay=False), help="Send the bytes of a file as one body.")
 @click.option("--text", is_flag=True, help="Send bodies as text even if they are JSON.")
 @click.option("--content-type", metavar="TYPE", help="Media type of the bodies, such as text/plain.")
-@click.option(
-    "--header", "headers", multiple=True, callback=headers_of, metavar="NAME=VALUE", help="A header; may be repeated."
-)
+@pairs_option("--header", "headers", help="A header; may be repeated.")
 @click.option(
     "--priority", type=click.IntRange(0, 9), default=0, show_default=True, help="Higher priorities are received first."
 )
@@ -73,68 +62,64 @@ def send(
       cat urls.txt | miniq send crawl
       miniq send images --file cat.png --content-type image/png
     """
-    content_type = fields.pop("content_type")
     if file is not None and bodies:
         raise click.UsageError("--file and BODY cannot both be given.")
     if fields["dedup_id"] is not None and len(bodies) != 1 and file is None:
         raise click.UsageError("--dedup-id is for a single message; give one BODY.")
     if fields["dedup_id"] is not None and bodies == ("-",):
         raise click.UsageError("--dedup-id is for a single message, and stdin may hold many.")
-
-    def made(body: bytes) -> Draft:
-        return draft_of(body, text, content_type, fields)
-
+    fields["headers"] = fields["headers"] or None
     if file is not None:
         with open(file, "rb") as source:
-            batches: Iterable[list[Draft]] = iter([[draft(source.read(), content_type=content_type, **fields)]])
+            batches: Iterable[list[Draft]] = [[draft(source.read(), **fields)]]
     elif bodies and bodies != ("-",):
-        batches = batched(made(body.encode("utf-8", "surrogateescape")) for body in bodies)
+        batches = batched(draft_of(body.encode("utf-8", "surrogateescape"), text, fields) for body in bodies)
     else:
-        batches = from_stdin(made)
+        batches = from_stdin(text, fields)
     with at.open() as client:
         for batch in batches:
             for id in client.queue(queue).send_many(batch):
-                json_line({"id": id}) if as_json else click.echo(id)
+                result(as_json, {"id": id}, id)
             sys.stdout.flush()
 
 
-def draft_of(body: bytes, text: bool, content_type: str | None, fields: dict[str, Any]) -> Draft:
-    """The message for one body on the command line or one line of stdin. JSON is sent exactly as it was written."""
+def draft_of(body: bytes, text: bool, fields: dict[str, Any]) -> Draft:
+    """The message for a BODY or a line of stdin. JSON is sent exactly as it was written."""
     try:
-        found = body.decode()
+        decoded = body.decode()
     except UnicodeDecodeError:
         raise click.ClickException(f"{body[:40]!r} is not UTF-8; send bytes with --file") from None
-    if content_type is None and not text:
+    if fields["content_type"] is None and not text:
         with suppress(msgspec.DecodeError, RecursionError):
             msgspec.json.decode(body)
-            return draft(body, content_type=JSON, **fields)
-    return draft(found, content_type=content_type, **fields)
+            return draft(body, **fields | {"content_type": JSON})
+    return draft(decoded, **fields)
 
 
 def batched(drafts: Iterable[Draft]) -> Iterator[list[Draft]]:
     """Batches that fit in one call."""
     batch: list[Draft] = []
     size = 0
-    for one in drafts:
-        if batch and (len(batch) >= BATCH or size + len(one.body) > BATCH_BYTES):
+    for message in drafts:
+        if batch and (len(batch) >= BATCH or size + len(message.body) > BATCH_BYTES):
             yield batch
             batch, size = [], 0
-        batch.append(one)
-        size += len(one.body)
+        batch.append(message)
+        size += len(message.body)
     if batch:
         yield batch
 
 
-def from_stdin(made: Callable[[bytes], Draft]) -> Iterator[list[Draft]]:
+def from_stdin(text: bool, fields: dict[str, Any]) -> Iterator[list[Draft]]:
     """The lines of stdin, in batches of what has been read so far: a slow pipe does not wait for a full batch."""
     if sys.stdin.isatty():
         say("reading one message per line; end with Ctrl-D")
     rest = b""
     while chunk := os.read(sys.stdin.fileno(), CHUNK):
         *lines, rest = (rest + chunk).split(b"\n")
-        yield from batched(made(line.removesuffix(b"\r")) for line in lines)
+        yield from batched(draft_of(line.removesuffix(b"\r"), text, fields) for line in lines)
     if rest:
-        yield [made(rest)]
+        yield [draft_of(rest, text, fields)]
 
 
 @click.command()
@@ -150,17 +135,7 @@ def from_stdin(made: Callable[[bytes], Draft]) -> Iterator[list[Draft]]:
 @as_json
 @target
 def receive(
-    at: Target,
-    queue: str,
-    most: int,
-    wait: float,
-    visibility_timeout: float | None,
-    consumer: str | None,
-    ack: bool,
-    at_most_once: bool,
-    follow: bool,
-    only_body: bool,
-    as_json: bool,
+    at: Target, queue: str, most: int, wait: float, ack: bool, follow: bool, only_body: bool, as_json: bool, **how: Any
 ) -> None:
     """Lease messages and print them.
 
@@ -173,72 +148,75 @@ def receive(
       miniq receive emails --max 10 --ack --json | jq .body
       miniq receive emails --follow --ack --body
     """
-    mode: Any = "at-most-once" if at_most_once else None
-    with at.open() as client:
+    if how.pop("at_most_once"):
+        how["mode"], ack = "at-most-once", False
+    if follow:
+        wait = wait or LONGEST_WAIT
+    regular_end = (KeyboardInterrupt,) if follow else ()
+    left = most
+    with at.open() as client, suppress(*regular_end):
         source = client.queue(queue)
-        left = most
-        try:
-            while left > 0 or follow:
-                some = source.receive(
-                    min(left if not follow else most, BATCH),
-                    wait=wait or LONGEST_WAIT if follow else wait,
-                    visibility_timeout=visibility_timeout,
-                    consumer=consumer,
-                    mode=mode,
-                )
-                show_received(source, some, ack and not at_most_once, only_body, as_json)
-                left -= len(some)
-                wait = wait if follow else 0.0  # only for the first one
-                if not some and not follow:
-                    break
-        except KeyboardInterrupt:
+        while left > 0:
+            messages = source.receive(min(left, BATCH), wait, **how)
+            show_received(source, messages, ack, only_body, as_json)
             if not follow:
-                raise
+                if not messages:
+                    break
+                left -= len(messages)
+                wait = 0.0  # only the first receive waits
 
 
-def show_received(source: Queue, some: list[Message], ack: bool, only_body: bool, as_json: bool) -> None:
-    """Print the messages, then ack them if asked to; messages that could not be printed are released."""
+def show_received(source: Queue, messages: list[Message], ack: bool, only_body: bool, as_json: bool) -> None:
+    """Print messages, then ack them if asked to; messages that could not be printed are released."""
     try:
-        for message in some:
-            if as_json:
-                json_line(message_record(message))
-            elif only_body:
-                raw(body_bytes(message) + b"\n")
-            else:
-                click.echo("\t".join([message.id, *([] if ack else [message.receipt or "-"]), body_text(message)]))
+        if as_json or only_body:
+            show_messages(messages, as_json)
+        else:
+            for message in messages:
+                receipt = [] if ack else [message.receipt or "-"]
+                click.echo("\t".join([message.id, *receipt, body_text(message)]))
         sys.stdout.flush()
     except (OSError, KeyboardInterrupt):
         if ack:
             with suppress(MiniQError):
-                source.release(some)
+                source.release(messages)
         raise
-    if ack and some:
-        for message, outcome in zip(some, source.ack(some), strict=True):
+    if ack and messages:
+        for message, outcome in zip(messages, source.ack(messages), strict=True):
             if outcome == "stale":
                 say(f"message {message.id} was not acked: its lease had expired and another consumer has it")
 
 
+def show_messages(messages: Iterable[Message], as_json: bool) -> None:
+    """Print messages as JSON, or only their bodies."""
+    for message in messages:
+        json_line(message_record(message)) if as_json else raw(body_bytes(message) + b"\n")
+
+
+def pages(source: Queue, status: Status | None, after: str | None, most: int | None) -> Iterator[MessagePage[Message]]:
+    """Messages in pages, without consuming them."""
+    left = sys.maxsize if most is None else most
+    while left > 0:
+        page = source.peek(status, after, min(left, BATCH))
+        yield page
+        left -= len(page)
+        after = page.next
+        if after is None:
+            return
+
+
 @click.command()
 @click.argument("queue")
-@click.option("--status", type=click.Choice(["ready", "delayed", "leased"]), help="Only messages in this state.")
+@status
 @click.option(
     "--max", "most", type=click.IntRange(1), default=20, show_default=True, help="Maximum number of messages."
 )
 @click.option("--after", metavar="CURSOR", help="Continue where an earlier peek ended.")
-@click.option("--id", "one", metavar="ID", help="Only this message.")
+@click.option("--id", metavar="ID", help="Only this message.")
 @click.option("--body", "only_body", is_flag=True, help="Print bodies only, one per line.")
 @as_json
 @target
-def peek(
-    at: Target,
-    queue: str,
-    status: Status | None,
-    most: int,
-    after: str | None,
-    one: str | None,
-    only_body: bool,
-    as_json: bool,
-) -> None:
+def peek(at: Target, queue: str, id: str | None, only_body: bool, as_json: bool, **which: Any) -> None:
     """Look at messages without consuming them.
 
     Messages are shown in the order in which they would be received.
@@ -249,40 +227,27 @@ def peek(
       miniq peek emails.dead --json | jq .dead
       miniq peek emails --status leased --max 1000
     """
+    messages: list[Message] = []
+    following = None
     with at.open() as client:
         source = client.queue(queue)
-        if one is not None:
-            found, following = [source.get(one)], None
+        if id is not None:
+            messages.append(source.get(id))
         else:
-            found, following = [], after
-            while len(found) < most:
-                page = source.peek(status, following, min(most - len(found), BATCH))
-                found += page
+            for page in pages(source, **which):
+                messages += page
                 following = page.next
-                if following is None:
-                    break
-    if as_json:
-        for message in found:
-            json_line(message_record(message))
-    elif only_body:
-        for message in found:
-            raw(body_bytes(message) + b"\n")
-    elif found:
-        show_peeked(found)
+    if as_json or only_body:
+        show_messages(messages, as_json)
+    elif messages:
+        now = datetime.now(UTC)
+        table(
+            ("ID", "STATUS", "PRIORITY", "RECEIVES", "AGE", "BODY"),
+            [
+                (m.id, m.status, m.priority, m.receives, duration((now - m.sent_at).total_seconds()), body_text(m))
+                for m in messages
+            ],
+            numbers=(2, 3, 4),
+        )
     if following is not None:
         say(f"there may be more; continue with --after {following}")
-
-
-def show_peeked(found: list[Message]) -> None:
-    """A table of messages."""
-    from datetime import UTC, datetime
-
-    now = datetime.now(UTC)
-    table(
-        ("ID", "STATUS", "PRIORITY", "RECEIVES", "AGE", "BODY"),
-        [
-            (m.id, m.status, m.priority, m.receives, duration((now - m.sent_at).total_seconds()), body_text(m))
-            for m in found
-        ],
-        numbers=(2, 3, 4),
-    )

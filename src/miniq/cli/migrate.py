@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import click
 
-from miniq.cli.files import counted
 from miniq.cli.flags import as_json
-from miniq.cli.output import json_line, plural
+from miniq.cli.output import plural, progress_bar, result
 
 
 @click.command()
@@ -17,7 +16,7 @@ def migrate(source: str, target: str, as_json: bool) -> None:
     """Copy everything from one store to a new one of any kind.
 
     All queues with settings, messages in their state (leases, delays, receives, groups, dead letters), dedup records,
-    API keys and history, verified by reading both once more. FROM stays as it is; stop its brokers first. TO must be
+    API keys and history, verified by reading both again. FROM stays as it is; stop its brokers first. TO must be
     empty. If it is interrupted, TO is incomplete: brokers refuse it, and it must be removed before another attempt.
 
     \b
@@ -27,16 +26,11 @@ def migrate(source: str, target: str, as_json: bool) -> None:
     """
     from miniq.cli import offline
 
-    with offline.migration(source, target) as migration, counted(migration.messages) as bar:
-        try:
-            copied = migration.run(bar.update if bar is not None else lambda more: None)
-        except KeyboardInterrupt:
-            click.echo("miniq: the target is incomplete: remove it before another attempt", err=True)
-            raise
-    if as_json:
-        json_line(copied)
-        return
-    click.echo(
+    with progress_bar() as progress:
+        copied = offline.migrate(source, target, progress)
+    result(
+        as_json,
+        copied,
         f"copied {plural(copied['messages'], 'message')} in {plural(copied['queues'], 'queue')}, "
-        f"{plural(copied['events'], 'event')} of history and {plural(copied['records'], 'record')}; verified"
+        f"{plural(copied['events'], 'event')} of history and {plural(copied['records'], 'record')}; verified",
     )

@@ -1,71 +1,52 @@
-"""What the command line does to stores that no broker has open: one is copied to another."""
+"""Copies one store to another, neither of which a broker has open."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 
 from miniq.cli.flags import require_store
+from miniq.cli.root import say
 from miniq.errors import InvalidRequest
 from miniq.store import Store, open_store, shown
 from miniq.store.transfer import Copied, copy
 
 
-class Migration:
-    """Two open stores, of which one is copied to the other."""
-
-    def __init__(self, loop: asyncio.Runner, source: Store, target: Store) -> None:
-        self._loop = loop
-        self._source = source
-        self._target = target
-        self.messages = 0
-
-    def count(self) -> None:
-        """Learn how many messages there are to copy."""
-
-        async def counted() -> int:
-            names = await self._source.queues()
-            return sum([(await self._source.messages.counts(name, _now())).total for name in names])
-
-        self.messages = self._loop.run(counted())
-
-    def run(self, progress: Callable[[int], None]) -> dict[str, int]:
-        """Copy and verify; how much there was of each kind. `progress` is told of more messages."""
-        before = 0
-
-        def told(copied: Copied) -> None:
-            nonlocal before
-            progress(copied.messages - before)
-            before = copied.messages
-
-        counts = self._loop.run(copy(self._source, self._target, now=_now(), told=told)).counts
-        return {
-            "queues": counts["Queue"],
-            "messages": counts["Saved"],
-            "events": counts["Events"],
-            "records": counts["Record"] + counts["Dedup"],
-        }
-
-
-@contextmanager
-def migration(source: str, target: str) -> Iterator[Migration]:
-    """Open both stores of a migration. A store that cannot be used is left unchanged."""
-    urls = [_url(source, "from"), _url(target, "to")]
-    if urls[0] == urls[1]:
+def migrate(source: str, target: str, progress: Callable[[int, int], None]) -> dict[str, int]:
+    """Copy a store and verify the copy; return how many items of each kind were copied. `progress` is called with the
+    number of messages copied so far and of all messages. A store that cannot be used is left unchanged."""
+    source_url, target_url = _url(source, "from"), _url(target, "to")
+    if source_url == target_url:
         raise InvalidRequest(f"to: {shown(target)} is the source; name another store", field="to")
-    require_store(urls[0], "from")
-    with asyncio.Runner() as loop, ExitStack() as opened:
-        stores = []
-        for url in urls:
-            store = open_store(url)
-            loop.run(store.open())
-            opened.callback(lambda store=store: loop.run(store.close()))  # type: ignore[misc]
-            stores.append(store)
-        found = Migration(loop, stores[0], stores[1])
-        found.count()
-        yield found
+    require_store(source_url, "from")
+    counts = asyncio.run(_migrate(source_url, target_url, progress)).counts
+    return {
+        "queues": counts["Queue"],
+        "messages": counts["Saved"],
+        "events": counts["Events"],
+        "records": counts["Record"] + counts["Dedup"],
+    }
+
+
+async def _migrate(source_url: str, target_url: str, progress: Callable[[int, int], None]) -> Copied:
+    async with AsyncExitStack() as stack:
+        source, target = [await _open(url, stack) for url in (source_url, target_url)]
+        now = time.time_ns() // 1000
+        total = sum([(await source.messages.counts(name, now)).total for name in await source.queues()])
+        try:
+            return await copy(source, target, now=now, told=lambda copied: progress(copied.messages, total))
+        except asyncio.CancelledError:
+            say("the target is incomplete: remove it before another attempt")
+            raise
+
+
+async def _open(url: str, stack: AsyncExitStack) -> Store:
+    store = open_store(url)
+    await store.open()
+    stack.push_async_callback(store.close)
+    return store
 
 
 def _url(store: str, field: str) -> str:
@@ -75,7 +56,3 @@ def _url(store: str, field: str) -> str:
             f"{field}: the contents of memory: end with their process; name a durable store", field=field
         )
     return url
-
-
-def _now() -> int:
-    return time.time_ns() // 1000

@@ -1,4 +1,7 @@
-"""`miniq pipeline NAME`: the pipelines of `miniq.spark.pipelines` as commands."""
+"""`miniq pipeline NAME`: the pipelines of `miniq.spark.pipelines` as commands.
+
+The function of a command has its flags and help, and returns the arguments for the pipeline of the same name.
+"""
 
 from __future__ import annotations
 
@@ -10,32 +13,50 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
-from miniq.cli.flags import SECONDS, Target, quiet_json, target
+from miniq.cli.flags import SECONDS, Target, pairs_option, summary_json, target
 from miniq.cli.output import json_line, plural, size
 from miniq.cli.processes import reachable
 from miniq.cli.root import say
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from miniq.spark.pipelines import Run, Summary
+    from miniq.spark.pipelines import Summary
     from miniq.spark.pipelines.runs import Progress
 
 ECHO = 1.0
-"""Seconds within which a second signal counts as the first: some programs pass on a signal that all processes got."""
+"""Seconds within which a second signal counts as the first: some programs forward a signal that all processes got."""
 
-F = TypeVar("F", bound=Callable[..., Any])
-Work = Callable[["SparkSession", "Run"], "Summary"]
+SHARED = ("options", "checkpoint", "continuous", "every")
+"""Flags that are fields of `Run`."""
+
+Arguments = dict[str, Any]
+
+spark_options = (
+    summary_json,
+    click.option(
+        "--master", envvar="MINIQ_SPARK_MASTER", default="local[*]", show_default=True, help="Where Spark runs."
+    ),
+    pairs_option("--conf", "conf", help="Spark setting; may be repeated."),
+)
+checkpoint_option = click.option("--checkpoint", metavar="DIR", help="Folder that records its progress.")
+continuous_options = (
+    click.option(
+        "--continuous", is_flag=True, help="Keep running until Ctrl-C; otherwise process what is there now and exit."
+    ),
+    click.option("--every", type=SECONDS, default=0.0, help="With --continuous, time between two batches."),
+)
+broker_option = pairs_option(
+    "--option", "options", help="Option of format('miniq'), such as partitions=4; may be repeated."
+)
 
 
 @click.group(
     epilog="All take --master for where Spark runs: local[*] is this machine, sc://HOST:PORT a Spark Connect server. "
-    "Needs pip install 'miniq[spark]', which brings a Java if there is none."
+    "Needs pip install 'miniq[spark]', which installs Java too if there is none."
 )
 def pipeline() -> None:
     """Move queues and history with Apache Spark.
@@ -49,115 +70,91 @@ def pipeline() -> None:
     """
 
 
-def pairs(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
-    """`NAME=VALUE`, as often as there are."""
-    found = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise click.BadParameter(f"{text!r} is not NAME=VALUE", ctx, param)
-        found[name.strip()] = value
-    return found
+def command(
+    checkpoint: bool = True, continuous: bool = True, broker: bool = True
+) -> Callable[[Callable[..., Arguments]], click.Command]:
+    """Make a function the command of a pipeline, with the flags that most pipelines share."""
 
+    def decorate(function: Callable[..., Arguments]) -> click.Command:
+        @functools.wraps(function)
+        def called(at: Target | None = None, *, master: str, conf: dict[str, str], as_json: bool, **flags: Any) -> int:
+            how = {name: flags.pop(name) for name in SHARED if name in flags}
+            summary = perform(function.__name__, function(**flags), at, master, conf, how)
+            show_summary(summary, as_json)
+            if summary.stopped and not how.get("continuous"):
+                say("interrupted; run it again to continue")
+                return 1
+            return 0
 
-def spark_options(command: F) -> F:
-    """The options of Spark itself."""
-    command = click.option(
-        "--conf", multiple=True, callback=pairs, metavar="NAME=VALUE", help="Spark setting; may be repeated."
-    )(command)
-    return click.option(
-        "--master", envvar="MINIQ_SPARK_MASTER", default="local[*]", show_default=True, help="Where Spark runs."
-    )(command)
-
-
-def runs(checkpoint: bool = True, continuous: bool = True, broker: bool = True) -> Callable[[F], F]:
-    """How a pipeline runs: the options that most of them share."""
-
-    def decorate(command: F) -> F:
-        if continuous:
-            command = click.option(
-                "--every", type=SECONDS, default=0.0, help="With --continuous, time between two batches."
-            )(command)
-            command = click.option(
-                "--continuous",
-                is_flag=True,
-                help="Keep running until Ctrl-C; otherwise process what is there now and exit.",
-            )(command)
-        if checkpoint:
-            command = click.option("--checkpoint", metavar="DIR", help="Folder that records its progress.")(command)
-        command = quiet_json(spark_options(command))
-        if not broker:
-            return command
-        command = click.option(
-            "--option", "options", multiple=True, callback=pairs, metavar="NAME=VALUE",
-            help="Option of format('miniq'), such as partitions=4; may be repeated.",
-        )(command)  # fmt: skip
-        return cast(F, target(command))
+        shared = [*spark_options, *[checkpoint_option] * checkpoint, *(continuous_options if continuous else ())]
+        with_options: Callable[..., int] = called
+        for option in reversed([broker_option, *shared] if broker else shared):
+            with_options = option(with_options)
+        return pipeline.command()(target(with_options) if broker else with_options)
 
     return decorate
 
 
-def perform(at: Target | None, work: Work, *, master: str, conf: dict[str, str], as_json: bool, **how: Any) -> int:
-    """Start Spark, run one pipeline, and tell what it did; the exit code. Without a broker, it needs none."""
+def perform(
+    name: str, arguments: Arguments, at: Target | None, master: str, conf: dict[str, str], how: dict[str, Any]
+) -> Summary:
+    """Start Spark and run one pipeline. Without a broker, `at` is None."""
     from miniq.spark.sessions import check_spark, session
 
     check_spark()
-    from miniq.spark.pipelines.runs import Run, failure
+    from miniq.spark import pipelines
+    from miniq.spark.pipelines.runs import failure
 
-    shown = sys.stderr.isatty()
+    visible = sys.stderr.isatty()
     with nullcontext() if at is None else reachable(at) as broker:
         if broker is not None:
             with broker.open() as client:
-                client.queues()  # whether it is there people want to know before Spark has started
+                client.queues()  # reports an unreachable broker before Spark starts, which takes seconds
             how |= {"url": broker.url, "api_key": broker.api_key}
-        if shown:
+        if visible:
             click.echo("starting Spark…", err=True, nl=False)
         spark = session(master, app="miniq pipeline", config=conf)
-        with asked_to_stop() as stop, progress_line(shown) as progress:
-            run = Run(progress=progress, stop=stop, **how)
+        with stop_requested() as stop, progress_line(visible) as progress:
+            run = pipelines.Run(progress=progress, stop=stop, **how)
             try:
-                summary = work(spark, run)
+                summary: Summary = getattr(pipelines, name)(spark, **arguments, run=run)
             except Exception as error:
                 raise failure(error) from error
         spark.stop()
-    tell(summary, as_json)
-    if summary.stopped and not run.continuous:
-        say("interrupted; run it again to continue")
-        return 1
-    return 0
+    return summary
 
 
 @contextmanager
-def asked_to_stop() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C was pressed or SIGTERM came. A second one does not wait for the end of a batch; that ends at
-    once, as a crash would, after which the next run goes on just the same."""
-    asked: list[float] = []
+def stop_requested() -> Iterator[Callable[[], bool]]:
+    """A function that tells whether Ctrl-C or SIGTERM was received. The run then ends after its batch; a second signal
+    ends it at once, like a crash, after which the next run continues just the same."""
+    signals: list[float] = []
 
-    def ask(number: int, frame: FrameType | None) -> None:
-        asked.append(time.monotonic())
-        if asked[-1] - asked[0] > ECHO:
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        signals.append(time.monotonic())
+        if signals[-1] - signals[0] > ECHO:
             say("interrupted")
             os._exit(1)
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: bool(asked)
+        yield lambda: bool(signals)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
 @contextmanager
-def progress_line(shown: bool) -> Iterator[Callable[[Progress], None] | None]:
-    """One line on stderr that is written over, if somebody watches."""
-    if not shown:
+def progress_line(visible: bool) -> Iterator[Callable[[Progress], None] | None]:
+    """A function that shows the progress on one line of stderr, if that is visible."""
+    if not visible:
         yield None
         return
 
     def show(progress: Progress) -> None:
         rate = progress.messages / progress.seconds if progress.seconds else 0
-        text = f"{progress.messages:,} in {plural(progress.batches, 'batch')}, {rate:,.0f} per second"
-        click.echo(f"\r\x1b[K{text.replace('batchs', 'batches')}", err=True, nl=False)
+        batches = "1 batch" if progress.batches == 1 else f"{progress.batches} batches"
+        click.echo(f"\r\x1b[K{progress.messages:,} in {batches}, {rate:,.0f} per second", err=True, nl=False)
 
     try:
         yield show
@@ -165,14 +162,14 @@ def progress_line(shown: bool) -> Iterator[Callable[[Progress], None] | None]:
         click.echo("\r\x1b[K", err=True, nl=False)
 
 
-def tell(summary: Summary, as_json: bool) -> None:
-    """What a run did, on stdout."""
+def show_summary(summary: Summary, as_json: bool) -> None:
+    """Print what a run did."""
     if as_json:
-        told = msgspec.to_builtins(summary)
-        json_line(told | told.pop("details", {}))
+        fields = msgspec.to_builtins(summary)
+        json_line(fields | fields.pop("details", {}))
         return
-    what = {"archive": "record", "report": "record", "reprocess": "dead letter"}.get(summary.pipeline, "message")
-    lines = [f"{summary.pipeline}: {plural(summary.messages, what)} in {summary.seconds:.1f} s"]
+    item = {"archive": "record", "report": "record", "reprocess": "dead letter"}.get(summary.pipeline, "message")
+    lines = [f"{summary.pipeline}: {plural(summary.messages, item)} in {summary.seconds:.1f} s"]
     for name, value in summary.details.items():
         lines.append(f"  {name.replace('_', ' ')}: {size(value) if name == 'bytes' else value}")
     if summary.checkpoint is not None:
@@ -180,29 +177,11 @@ def tell(summary: Summary, as_json: bool) -> None:
     click.echo("\n".join(lines))
 
 
-SHARED = ("as_json", "master", "conf", "options", "checkpoint", "continuous", "every")
-
-
-def command(**how: bool) -> Callable[[Callable[..., Work]], click.Command]:
-    """A command whose function says what to do with a session and a run; all the rest is `perform`."""
-
-    def decorate(function: Callable[..., Work]) -> click.Command:
-        @functools.wraps(function)
-        def called(at: Target | None = None, **given: Any) -> int:
-            shared = {name: given.pop(name) for name in SHARED if name in given}
-            return perform(at, function(**given), **shared)
-
-        made: click.Command = pipeline.command()(runs(**how)(called))
-        return made
-
-    return decorate
-
-
 @command()
 @click.argument("files")
 @click.argument("queue")
 @click.option("--format", "format", type=click.Choice(["text", "jsonl", "csv", "parquet"]), help="[default: by suffix]")
-def ingest(files: str, queue: str, format: str | None) -> Work:
+def ingest(**arguments: Any) -> Arguments:
     """Send the rows of files to a queue, each file once.
 
     FILES is a file, a folder or a quoted pattern. A line of text or JSON Lines is a body; a row of CSV or Parquet
@@ -213,7 +192,7 @@ def ingest(files: str, queue: str, format: str | None) -> Work:
       miniq pipeline ingest 'orders/*.jsonl' orders
       miniq pipeline ingest inbox orders --continuous --every 10
     """
-    return lambda spark, run: _pipelines().ingest(spark, files, queue, format=format, run=run)
+    return arguments
 
 
 @command()
@@ -223,7 +202,7 @@ def ingest(files: str, queue: str, format: str | None) -> Work:
     "--format", "format", type=click.Choice(["parquet", "json", "text"]), default="parquet", show_default=True
 )
 @click.option("--group", help="Claim group to read with. [default: one for each OUT]")
-def drain(queue: str, out: str, format: str, group: str | None) -> Work:
+def drain(**arguments: Any) -> Arguments:
     """Move the messages of a queue into files, each once.
 
     OUT is a folder, which also holds the checkpoint. Other consumers may read the queue at the same time.
@@ -233,16 +212,16 @@ def drain(queue: str, out: str, format: str, group: str | None) -> Work:
       miniq pipeline drain orders orders-lake
       miniq pipeline drain logs logs-text --format text --continuous
     """
-    return lambda spark, run: _pipelines().drain(spark, queue, out, format=format, group=group, run=run)
+    return arguments
 
 
 @command(checkpoint=False, continuous=False)
 @click.argument("source", metavar="IN", type=click.Path(exists=True, dir_okay=False))
-@click.argument("copy", metavar="OUT", type=click.Path(dir_okay=False))
+@click.argument("out", metavar="OUT", type=click.Path(dir_okay=False))
 @click.option(
     "--partitions", type=click.IntRange(1, 1000), default=2, show_default=True, help="Number of writing tasks."
 )
-def copy(source: str, copy: str, partitions: int) -> Work:
+def copy(**arguments: Any) -> Arguments:
     """Copy a file through a queue, line by line; the copy is identical byte for byte.
 
     The queue is created for the copy and deleted at the end. OUT is created only on success.
@@ -251,13 +230,13 @@ def copy(source: str, copy: str, partitions: int) -> Work:
     Examples:
       miniq pipeline copy big.log copy.log --partitions 4
     """
-    return lambda spark, run: _pipelines().copy(spark, source, copy, partitions=partitions, run=run)
+    return arguments
 
 
 @command()
 @click.argument("lake", type=click.Path(file_okay=False))
 @click.option("--queue", help="Only this queue. [default: all]")
-def archive(lake: str, queue: str | None) -> Work:
+def archive(**arguments: Any) -> Arguments:
     """Append the history to a lake of Parquet files by date and queue.
 
     History is recorded for queues whose setting `history` is `events`, or `full` for bodies too.
@@ -267,7 +246,7 @@ def archive(lake: str, queue: str | None) -> Work:
       miniq pipeline archive history-lake
       miniq pipeline archive history-lake --queue orders --continuous
     """
-    return lambda spark, run: _pipelines().archive(spark, lake, queue=queue, run=run)
+    return arguments
 
 
 @command(checkpoint=False, broker=False)
@@ -275,22 +254,22 @@ def archive(lake: str, queue: str | None) -> Work:
 @click.argument("out", type=click.Path(file_okay=False))
 @click.option("--where", metavar="SQL", help="Only records that match, such as \"date >= '2026-11-01'\".")
 @click.option("--title", default="MiniQ report", show_default=True)
-def report(lake: str, out: str, where: str | None, title: str) -> Work:
-    """Make tables and a page with plots from a lake: OUT/report.html and OUT/tables.
+def report(**arguments: Any) -> Arguments:
+    """Make tables and a page with charts from a lake: OUT/report.html and OUT/tables.
 
     \b
     Examples:
       miniq pipeline report history-lake report
       miniq pipeline report history-lake report --where "date >= '2026-11-01'"
     """
-    return lambda spark, run: _pipelines().report(spark, lake, out, where=where, title=title, run=run)
+    return arguments
 
 
 @command()
 @click.argument("lake", type=click.Path(exists=True, file_okay=False))
 @click.argument("queue")
 @click.option("--where", metavar="SQL", help="Only messages that match, such as \"queue = 'orders'\".")
-def replay(lake: str, queue: str, where: str | None) -> Work:
+def replay(**arguments: Any) -> Arguments:
     """Send archived messages to a queue again, each once.
 
     The lake holds bodies for queues whose setting `history` is `full`.
@@ -299,7 +278,7 @@ def replay(lake: str, queue: str, where: str | None) -> Work:
     Examples:
       miniq pipeline replay history-lake orders-again --where "queue = 'orders'"
     """
-    return lambda spark, run: _pipelines().replay(spark, lake, queue, where=where, run=run)
+    return arguments
 
 
 @command(checkpoint=False)
@@ -307,7 +286,7 @@ def replay(lake: str, queue: str, where: str | None) -> Work:
 @click.option("--where", metavar="SQL", help="Only dead letters that match, such as \"body like '%amount%'\".")
 @click.option("--fix", metavar="SQL|MODULE:FUNCTION", help="Expression or function that gives the new body.")
 @click.option("--to", metavar="QUEUE", help="Queue to send them to. [default: where they came from]")
-def reprocess(queue: str, where: str | None, fix: str | None, to: str | None) -> Work:
+def reprocess(**arguments: Any) -> Arguments:
     """Select, fix and send back the dead letters in QUEUE, each once.
 
     \b
@@ -316,8 +295,8 @@ def reprocess(queue: str, where: str | None, fix: str | None, to: str | None) ->
       miniq pipeline reprocess orders.dead --where "body like '%twelve%'" --fix "replace(body, 'twelve', '12')"
       miniq pipeline reprocess orders.dead --fix fixes:amount
     """
-    _import_from_here()
-    return lambda spark, run: _pipelines().reprocess(spark, queue, where=where, fix=fix, to=to, run=run)
+    import_from_here()
+    return arguments
 
 
 @command()
@@ -326,7 +305,7 @@ def reprocess(queue: str, where: str | None, fix: str | None, to: str | None) ->
 @click.option("--sql", metavar="SQL", help="A query over the table `messages`.")
 @click.option("--function", metavar="MODULE:FUNCTION", help="A function that takes a DataFrame and returns another.")
 @click.option("--group", help="Claim group to read with. [default: one for each query or function]")
-def transform(source: str, target: str, sql: str | None, function: str | None, group: str | None) -> Work:
+def transform(sql: str | None, function: str | None, **arguments: Any) -> Arguments:
     """Transform the messages of SOURCE with SQL or a function, and send the result to TARGET, each once.
 
     \b
@@ -335,18 +314,11 @@ def transform(source: str, target: str, sql: str | None, function: str | None, g
     """
     if (sql is None) == (function is None):
         raise click.UsageError("Give either --sql or --function.")
-    _import_from_here()
-    change = sql or function or ""
-    return lambda spark, run: _pipelines().transform(spark, source, target, change, group=group, run=run)
+    import_from_here()
+    return arguments | {"change": sql or function}
 
 
-def _pipelines() -> Any:
-    from miniq.spark import pipelines
-
-    return pipelines
-
-
-def _import_from_here() -> None:
-    """A function may be in a file of the current folder."""
+def import_from_here() -> None:
+    """Find functions in files of the current folder."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())

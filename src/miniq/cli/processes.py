@@ -15,15 +15,15 @@ from miniq.cli.flags import Target
 from miniq.errors import MiniQError
 
 PARENT = "_MINIQ_PARENT"
-"""The variable with the id of the process that started this one, which may have ended by the time it is read."""
+"""The variable with the id of the parent process, which may have ended before `os.getppid` is called."""
 GRACE = 10.0
-"""Seconds that a process has to end by itself before it is killed."""
+"""Seconds after which a process that was sent a signal is killed."""
 
 
 def start(
     args: Sequence[str], env: dict[str, str], *, out: int | None = subprocess.PIPE, err: int | None = None
 ) -> subprocess.Popen[str]:
-    """A `miniq` process in a session of its own: Ctrl-C reaches only this process, which then ends the others."""
+    """Start a `miniq` process in its own session: Ctrl-C reaches only this process, which then ends the others."""
     return subprocess.Popen(  # noqa: S603  our own command
         [sys.executable, "-m", "miniq", *args],
         env=env | {"PYTHONUNBUFFERED": "1", PARENT: str(os.getpid())},
@@ -36,7 +36,8 @@ def start(
 
 
 def end(processes: Iterable[subprocess.Popen[str]], number: int = signal.SIGTERM) -> None:
-    """Send processes a signal, wait for them, and kill those that do not end."""
+    """Send processes a signal, wait for them, kill those that do not end, and close the pipes."""
+    processes = list(processes)
     running = [process for process in processes if process.poll() is None]
     for process in running:
         process.send_signal(number)
@@ -46,6 +47,10 @@ def end(processes: Iterable[subprocess.Popen[str]], number: int = signal.SIGTERM
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+    for process in processes:
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
 
 
 @contextmanager
@@ -62,53 +67,49 @@ def reachable(at: Target) -> Iterator[Target]:
     try:
         line = reader(process.stdout).readline()
         if not line:
-            said = reader(process.stderr).read().strip().removeprefix("miniq: ")
-            raise MiniQError(said or f"the broker for {at.url} did not start")
+            raise MiniQError(error_of(process))
         yield Target(line.removeprefix("miniq ready: ").split()[0], at.api_key)
     finally:
         end([process])
-        reader(process.stdout).close()
-        reader(process.stderr).close()
 
 
 def reader(pipe: IO[str] | None) -> IO[str]:
-    """A pipe, which every process that `start` made has."""
-    if pipe is None:
-        raise MiniQError("a process was started without a pipe")
+    """The pipe of a process that was started with one."""
+    assert pipe is not None  # noqa: S101  for the type checker
     return pipe
 
 
-def interrupt_on_sigterm() -> None:
-    """Handle SIGTERM as Ctrl-C, so that both clean up alike."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+def error_of(process: subprocess.Popen[str]) -> str:
+    """The error text of a `miniq` process that has failed."""
+    text = reader(process.stderr).read().strip().removeprefix("miniq: ")
+    return text or f"a process ended with {process.wait()}"
 
 
 def ignore_interrupts() -> None:
-    """Clean-up has begun, and no signal may interrupt it."""
+    """Let no signal interrupt the cleanup, which has begun."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
 
 def parent() -> int:
     """The process that started this one."""
-    found = os.environ.get(PARENT, "")
-    return int(found) if found.isdigit() else os.getppid()
+    return int(os.environ.get(PARENT) or os.getppid())
 
 
 class Stop:
-    """Whether a worker must end: it was interrupted, or the process that started it has ended. The worker finishes what
-    it is doing; a second Ctrl-C does not wait for that."""
+    """Whether a worker must end because it was interrupted or its parent has ended. The worker first finishes what it
+    is doing; a second Ctrl-C ends it at once."""
 
     def __init__(self) -> None:
-        self._asked = False
+        self._requested = False
         self._parent = parent()
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._ask)
+            signal.signal(number, self._request)
 
     def is_set(self) -> bool:
-        return self._asked or os.getppid() != self._parent
+        return self._requested or os.getppid() != self._parent
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self._asked:
+    def _request(self, number: int, frame: FrameType | None) -> None:
+        if self._requested:
             raise KeyboardInterrupt
-        self._asked = True
+        self._requested = True

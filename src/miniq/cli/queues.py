@@ -5,20 +5,20 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import click
 
 from miniq.api.replies import queue_reply
-from miniq.cli.flags import RATE, SECONDS, SIZE, Target, as_json, target
-from miniq.cli.output import duration, json_line, plural, size, table
+from miniq.cli.flags import RATE, SECONDS, SIZE, Parsed, Target, as_json, target, yes
+from miniq.cli.output import duration, json_line, plural, result, size, table
 from miniq.cli.root import say
-from miniq.client._sync.queue import Queue
 from miniq.errors import QueueNotFound
 from miniq.message import QueueInfo, RedriveProgress
 
 F = TypeVar("F", bound=Callable[..., Any])
-LOOK = 0.2
+POLL = 0.2
 """Seconds between two checks of a running redrive."""
 
 
@@ -47,36 +47,15 @@ def queues(ctx: click.Context, at: Target, as_json: bool) -> None:
         for info in infos:
             json_line(queue_reply(info))
         return
-    now = time.time()
-    table(
-        ("QUEUE", "READY", "DELAYED", "LEASED", "BYTES", "OLDEST"),
-        [
-            (
-                info.name,
-                info.counts.ready,
-                info.counts.delayed,
-                info.counts.leased,
-                size(info.counts.bytes),
-                "-" if info.counts.oldest is None else duration(now - info.counts.oldest / 1e6),
-            )
-            for info in infos
-        ],
-        numbers=(1, 2, 3, 4, 5),
-    )
+    rows = []
+    for info in infos:
+        counts = info.counts
+        oldest = "-" if counts.oldest is None else duration(time.time() - counts.oldest / 1e6)
+        rows.append((info.name, counts.ready, counts.delayed, counts.leased, size(counts.bytes), oldest))
+    table(("QUEUE", "READY", "DELAYED", "LEASED", "BYTES", "OLDEST"), rows, numbers=(1, 2, 3, 4, 5))
 
 
-class MaxReceives(click.ParamType):  # type: ignore[type-arg]
-    """A count, or `unlimited`."""
-
-    name = "count"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
-        if value == "unlimited" or isinstance(value, int):
-            return str(value) if value == "unlimited" else int(value)
-        try:
-            return int(value)
-        except ValueError:
-            self.fail(f"{value!r} is not a whole number or unlimited", param, ctx)
+MAX_RECEIVES = Parsed("count", lambda text: text if text == "unlimited" else int(text), "a whole number or unlimited")
 
 
 def settings(command: F) -> F:
@@ -94,19 +73,19 @@ def settings(command: F) -> F:
         click.option(
             "--dead-letter-queue", metavar="QUEUE", help="Where a message goes after that. [default: QUEUE.dead]"
         ),
-        click.option("--max-receives", type=MaxReceives(), help="Maximum receives of a message, or `unlimited`."),
+        click.option("--max-receives", type=MAX_RECEIVES, help="Maximum receives of a message, or `unlimited`."),
         click.option("--visibility-timeout", type=SECONDS, help="Length of a lease."),
     ):
         command = add(command)
     return command
 
 
-def changes_of(flags: dict[str, Any]) -> dict[str, Any]:
+def given(flags: dict[str, Any]) -> dict[str, Any]:
     """The settings that were given."""
-    found = {name: value for name, value in flags.items() if value is not None}
-    if found.get("max_receives") == "unlimited":
-        found["max_receives"] = None
-    return found
+    changes = {name: value for name, value in flags.items() if value is not None}
+    if changes.get("max_receives") == "unlimited":
+        changes["max_receives"] = None
+    return changes
 
 
 @queues.command()
@@ -137,10 +116,11 @@ def create(at: Target, queue: str, as_json: bool, **flags: Any) -> None:
       miniq queues create emails --visibility-timeout 2m --max-receives 5
     """
     with at.open() as client:
-        made = client.queue(queue)
-        if exists(made):
+        created = client.queue(queue)
+        with suppress(QueueNotFound):
+            created.info()
             raise click.ClickException(f"queue {queue!r} exists; change it with `miniq queues set`")
-        show_queue(made.configure(**changes_of(flags)), as_json)
+        show_queue(created.configure(**given(flags)), as_json)
 
 
 @queues.command("set")
@@ -155,7 +135,7 @@ def set_(at: Target, queue: str, as_json: bool, **flags: Any) -> None:
     Example:
       miniq queues set emails --max-receives unlimited --retention 30d
     """
-    changes = changes_of(flags)
+    changes = given(flags)
     if not changes:
         raise click.UsageError("Name at least one setting, such as --visibility-timeout 2m.")
     with at.open() as client:
@@ -165,7 +145,7 @@ def set_(at: Target, queue: str, as_json: bool, **flags: Any) -> None:
 
 @queues.command()
 @click.argument("queue")
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@yes
 @target
 def delete(at: Target, queue: str, yes: bool) -> None:
     """Delete a queue and all its messages.
@@ -175,15 +155,15 @@ def delete(at: Target, queue: str, yes: bool) -> None:
       miniq queues delete emails --yes
     """
     with at.open() as client:
-        found = client.queue(queue).info()
-        confirm(f"Delete queue {queue} with {plural(found.counts.total, 'message')}?", yes)
+        counts = client.queue(queue).info().counts
+        confirm(f"Delete queue {queue} with {plural(counts.total, 'message')}?", yes)
         client.queue(queue).delete()
     click.echo(f"deleted {queue}")
 
 
 @click.command()
 @click.argument("queue")
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@yes
 @as_json
 @target
 def purge(at: Target, queue: str, yes: bool, as_json: bool) -> None:
@@ -199,7 +179,7 @@ def purge(at: Target, queue: str, yes: bool, as_json: bool) -> None:
         source = client.queue(queue)
         confirm(f"Remove {plural(source.info().counts.total, 'message')} of queue {queue}?", yes)
         purged = source.purge()
-    json_line({"purged": purged}) if as_json else click.echo(f"purged {plural(purged, 'message')}")
+    result(as_json, {"purged": purged}, f"purged {plural(purged, 'message')}")
 
 
 @click.command()
@@ -226,25 +206,13 @@ def redrive(
         source = client.queue(queue)
         done = source.redrive(ids or None, to, rate)
         while done.running and (wait or not at.is_remote):
-            time.sleep(LOOK)
+            time.sleep(POLL)
             done = source.info().redrive or RedriveProgress(done.moved, done.skipped, False)
             if sys.stderr.isatty():
                 click.echo(f"\rmoved {done.moved}", nl=not done.running, err=True)
-    if as_json:
-        json_line(done)
-        return
-    more = ", still running" if done.running else ""
-    left = f", skipped {done.skipped} whose origin is unknown" if done.skipped else ""
-    click.echo(f"moved {plural(done.moved, 'message')}{left}{more}")
-
-
-def exists(queue: Queue) -> bool:
-    """Whether there is such a queue."""
-    try:
-        queue.info()
-    except QueueNotFound:
-        return False
-    return True
+    running = ", still running" if done.running else ""
+    skipped = f", skipped {done.skipped} whose origin is unknown" if done.skipped else ""
+    result(as_json, done, f"moved {plural(done.moved, 'message')}{skipped}{running}")
 
 
 def confirm(question: str, yes: bool) -> None:

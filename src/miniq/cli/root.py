@@ -1,6 +1,6 @@
-"""The root of all commands: which there are, how errors are shown, and the exit codes.
+"""The root command: the list of commands, how errors are shown, and the exit codes.
 
-0 done, 1 failed, 2 wrong usage. An expected error is one line on stderr; a traceback is a bug of ours.
+0 done, 1 failed, 2 wrong usage. An expected error is one line on stderr; a traceback is a bug.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ COMMANDS = {
     "bench": "bench",
     "completion": "completion",
 }
-"""Each command and its module, imported only when it is needed: imports take time that a person waits for."""
+"""Each command and its module, which is imported only when it is needed: imports delay the command."""
 
 HIDDEN = {"copy-write": "copy_ends", "copy-read": "copy_ends"}
-"""Commands that other commands start as processes of their own."""
+"""Commands that `miniq copy` starts as processes."""
 
 HINTS = {
     "store_unavailable": "; start a broker with `miniq serve`, or name another one with --url",
@@ -70,13 +70,14 @@ class Root(click.Group):
         module = COMMANDS.get(cmd_name) or HIDDEN.get(cmd_name)
         if module is None:
             return None
-        found: click.Command = getattr(importlib.import_module(f"miniq.cli.{module}"), attribute(cmd_name))
-        return found
+        function = "import_" if cmd_name == "import" else cmd_name.replace("-", "_")
+        command: click.Command = getattr(importlib.import_module(f"miniq.cli.{module}"), function)
+        return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """An unknown command is answered with the one that was probably meant."""
+        """For an unknown command, suggest the most similar one."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
@@ -86,11 +87,6 @@ class Root(click.Group):
             if not near or "Did you mean" in error.message:
                 raise
             raise click.UsageError(f"{error.message} Did you mean {near[0]!r}?", ctx) from None
-
-
-def attribute(command: str) -> str:
-    """The name of a command's function in its module; `import` is a keyword of Python."""
-    return command.replace("-", "_") + ("_" if command == "import" else "")
 
 
 @click.command(
@@ -114,17 +110,17 @@ def root() -> None:
 def main(args: list[str] | None = None) -> None:
     """Run one command and exit."""
     open_standard_streams()
-    heeds_interrupts = signal.getsignal(signal.SIGINT) is not signal.SIG_IGN  # a shell's background job does not
-    if heeds_interrupts:
+    interruptible = signal.getsignal(signal.SIGINT) is not signal.SIG_IGN  # a background job of a shell is not
+    if interruptible:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     code = run(args)
-    if heeds_interrupts:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # all is done, and Python's own end may be cut short
+    if interruptible:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # all is done: Ctrl-C may cut Python's own shutdown short
     sys.exit(code)
 
 
 def run(args: list[str] | None = None) -> int:
-    """Run one command; its exit code."""
+    """Run one command, and return its exit code."""
     try:
         code: Any = root.main(args, prog_name="miniq", standalone_mode=False)
         sys.stdout.flush()
@@ -141,7 +137,7 @@ def run(args: list[str] | None = None) -> int:
         say(error.text + ("" if database else HINTS.get(error.code, "")))
         return 1
     except BrokenPipeError:
-        discard_output()  # the reader of our output has ended
+        discard_output()  # the reader of the pipe has ended
         return 1
     except OSError as error:
         discard_output()
@@ -155,25 +151,22 @@ def run(args: list[str] | None = None) -> int:
 
 
 def open_standard_streams() -> None:
-    """Give stdin, stdout and stderr, where they are closed, a file that cannot be read or written.
+    """Replace a closed stdin, stdout or stderr by a file that can be neither read nor written.
 
-    Otherwise the next file or socket that is opened would take their place, and get what is meant for them.
+    Otherwise the next file or socket that is opened would get its number, and the data meant for it.
     """
-    for number, mode in ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
+    unusable = {"stdin": (os.O_WRONLY, "r"), "stdout": (os.O_RDONLY, "w"), "stderr": (os.O_WRONLY, "w")}
+    for number, (name, (flag, mode)) in enumerate(unusable.items()):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, mode)  # takes the lowest number that is free, which is this one
-    if sys.stdin is None:
-        sys.stdin = os.fdopen(0, closefd=False)
-    if sys.stdout is None:
-        sys.stdout = os.fdopen(1, "w", closefd=False)
-    if sys.stderr is None:
-        sys.stderr = os.fdopen(2, "w", closefd=False)
+            os.open(os.devnull, flag)  # gets the lowest free number, which is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
 def discard_output() -> None:
-    """Drop what is left to be written to stdout, where that is not possible: Python would try again at its end."""
+    """Drop unwritten output that cannot be written to stdout; otherwise Python would try again when it exits."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -181,5 +174,5 @@ def discard_output() -> None:
 
 
 def say(text: str) -> None:
-    """A message for people, on stderr."""
+    """Print a message for people on stderr."""
     click.echo(f"miniq: {text}", err=True)

@@ -1,7 +1,7 @@
-"""The live view of `miniq top`, on curses: what was fetched last, drawn at once when a key is pressed.
+"""The live view of `miniq top`, on curses.
 
-A thread fetches, so that a broker that is slow or unreachable never delays the keys. The terminal is restored at the
-end, whatever ends it.
+A thread fetches the statistics, so that a slow or unreachable broker never delays the keys. The terminal is restored at
+the end, also after an error.
 """
 
 from __future__ import annotations
@@ -25,38 +25,35 @@ HELP = ("q quit", "/ filter", "< > sort", "r reverse", "p pause", "arrows scroll
 
 
 class Fetcher(threading.Thread):
-    """Asks the broker at every interval, until it is stopped."""
+    """Fetches the statistics at every interval, until it is stopped."""
 
     def __init__(self, view: View, interval: float) -> None:
         super().__init__(daemon=True)
         self._view = view
         self._interval = interval
-        self._stop = threading.Event()
-        self.found: shapes.Stats | None = None
+        self.stopped = threading.Event()
+        self.stats: shapes.Stats | None = None
         self.problem = ""
         self.paused = False
         self.changed = threading.Event()
 
     def run(self) -> None:
-        while not self._stop.is_set():
+        while not self.stopped.is_set():
             if not self.paused:
                 try:
-                    self.found = self._view.fetch()
+                    self.stats = self._view.client.stats()
                     self.problem = ""
                 except MiniQError as error:
                     self.problem = error.text
                 self.changed.set()
-            self._stop.wait(self._interval)
-
-    def stop(self) -> None:
-        self._stop.set()
+            self.stopped.wait(self._interval)
 
 
 def run(view: View, interval: float) -> None:
-    """Show the view until the person quits. A broker that is unreachable at the start is an error."""
+    """Show the view until the user quits. A broker that is unreachable at the start is an error."""
     _require_cursor()
-    view.fetch()
-    signal.signal(signal.SIGTERM, _terminate)
+    view.client.stats()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     fetcher = Fetcher(view, interval)
     fetcher.start()
     try:
@@ -65,11 +62,11 @@ def run(view: View, interval: float) -> None:
     except curses.error as error:
         raise click.ClickException(f"this terminal cannot show a live view ({error}); use --once") from None
     finally:
-        fetcher.stop()
+        fetcher.stopped.set()
 
 
 def _require_cursor() -> None:
-    """Refuse a terminal that cannot place text, such as TERM=dumb."""
+    """Refuse a terminal that cannot move its cursor, such as TERM=dumb."""
     term = os.environ.get("TERM") or "unset"
     try:
         curses.setupterm()
@@ -81,10 +78,6 @@ def _require_cursor() -> None:
             f"The live view needs a terminal that can move its cursor, and TERM is {term}. Use --once for one table, "
             "or --json."
         )
-
-
-def _terminate(number: int, frame: object) -> None:
-    raise KeyboardInterrupt
 
 
 class _Screen:
@@ -107,7 +100,7 @@ class _Screen:
         while True:
             key = self._window.getch()
             if key == curses.KEY_RESIZE:
-                self._window.clear()  # a terminal may rewrap its lines: nothing on it is as it was drawn
+                self._window.clear()  # the terminal may have rewrapped its lines
             if key != -1 and not self._press(key):
                 return
             if key != -1 or self._fetcher.changed.is_set():
@@ -152,46 +145,44 @@ class _Screen:
     def _draw(self) -> None:
         self._window.erase()
         height, width = self._window.getmaxyx()
-        found = self._fetcher.found
-        view = self._view
-        if found is None:
-            self._line(0, f"miniq {view.url}: {self._fetcher.problem or 'connecting ...'}", width)
+        view, stats, problem = self._view, self._fetcher.stats, self._fetcher.problem
+        if stats is None:
+            self._line(0, f"miniq {view.url}: {problem or 'connecting ...'}", width)
             self._window.refresh()
             return
-        queues = found.queues
+        queues = stats.queues
         state = "paused" if self._fetcher.paused else time.strftime("%H:%M:%S")
         self._line(0, f"miniq {view.url}   {plural(len(queues), 'queue')}   {state}", width, curses.A_BOLD)
         ready, leased = sum(entry.ready for entry in queues), sum(entry.leased for entry in queues)
         sent, acked = sum(entry.rates.sent for entry in queues), sum(entry.rates.acked for entry in queues)
         dead = sum(entry.dead for entry in queues)
         totals = f"{ready} ready, {leased} leased, {dead} dead   {sent:.1f} sent/s, {acked:.1f} acked/s"
-        self._line(1, totals if not self._fetcher.problem else f"NOT UPDATED: {self._fetcher.problem}", width)
-        self._line(
-            2, f"filter: {view.wanted}{'_' if self._typing else ''}" if view.wanted or self._typing else "", width
-        )
-        shown = view.chosen(found)
+        self._line(1, f"NOT UPDATED: {problem}" if problem else totals, width)
+        wanted = view.wanted + "_" * self._typing
+        self._line(2, f"filter: {wanted}" if wanted else "", width)
+        shown = view.chosen(stats)
         self._shown = len(shown)
         self._top = max(0, min(self._top, self._shown - 1))
-        rows = [cells(entry, found) for entry in shown[self._top : self._top + max(0, height - ROWS_ABOVE - 1)]]
+        rows = [cells(entry, stats) for entry in shown[self._top : self._top + max(0, height - ROWS_ABOVE - 1)]]
         heads = [f"{name.upper()}{('v' if view.down else '^') if name == view.sort else ''}" for name in COLUMNS]
         ellipsis = "…" if self._window.encoding.lower().replace("-", "") == "utf8" else "~"
         lines = layout(heads, rows, view.sort, max(width - 1, 1), ellipsis)
         self._line(3, lines[0], width, curses.A_REVERSE)
-        for place, line in enumerate(lines[1:]):
-            self._line(ROWS_ABOVE + place, line, width)
+        for row, line in enumerate(lines[1:], ROWS_ABOVE):
+            self._line(row, line, width)
         if not shown:
             self._line(ROWS_ABOVE, "no queue has that in its name" if view.wanted else "no queues", width)
         self._line(height - 1, _help(width), width, curses.A_DIM)
         self._window.refresh()
 
     def _line(self, row: int, text: str, width: int, style: int = 0) -> None:
-        # The last cell of a terminal cannot be written without an error, and a window may be smaller than it was.
+        # Writing the last cell of a terminal is an error, and the window may have shrunk.
         with contextlib.suppress(curses.error):
             self._window.addnstr(row, 0, text.ljust(width - 1), width - 1, style)
 
 
 def _help(width: int) -> str:
-    """The keys, as many as fit."""
+    """As many keys as fit."""
     line = HELP[0]
     for key in HELP[1:]:
         if len(line) + 3 + len(key) < width:

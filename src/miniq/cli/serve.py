@@ -91,11 +91,11 @@ def serve(file: str | None, log_level: str, **flags: Any) -> int:
             click.echo("\n".join([started.line, *addresses(started)]))
             sys.stdout.flush()
         except OSError:
-            discard_output()  # a broker serves although nobody reads what it prints
+            discard_output()  # a closed stdout does not stop a broker
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        # While it serves, the server has handlers of its own. Once it has stopped accepting, these are back, and
-        # nothing may interrupt what it still has to write.
+        # While it serves, the server has its own handlers. During its shutdown these are back, and must not interrupt
+        # its last writes.
         if not ready:
             raise KeyboardInterrupt
 
@@ -119,8 +119,8 @@ def serve(file: str | None, log_level: str, **flags: Any) -> int:
 
 
 def addresses(started: Ready) -> list[str]:
-    """What a person does next, as the lines after the first one."""
-    # 0.0.0.0 and :: are every address of this machine, and no address to connect to.
+    """The lines for people: addresses, and a command to try."""
+    # 0.0.0.0 and :: mean all addresses of this machine; clients cannot connect to them.
     http = started.http.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
     url = "" if http == DEFAULT_URL else f" --url {http}"
     lines = [("HTTP", http), ("console", f"{http}/console"), ("docs", f"{http}/docs")]
@@ -131,19 +131,19 @@ def addresses(started: Ready) -> list[str]:
 
 
 def this_command() -> str:
-    """How a person in this folder runs the command that is running now."""
+    """How to run this command from the current folder."""
     path = os.path.abspath(sys.argv[0])
     if os.path.basename(path) == "__main__.py":
         return f"{shlex.quote(sys.executable)} -m miniq"
-    found = shutil.which("miniq")
-    if found is not None and os.path.realpath(found) == os.path.realpath(path):
+    installed = shutil.which("miniq")
+    if installed is not None and os.path.realpath(installed) == os.path.realpath(path):
         return "miniq"
     here = os.path.relpath(path)
     return shlex.quote(path if here.startswith(os.pardir) else here)
 
 
 def check_tls(options: Options) -> None:
-    """Refuse a certificate and key that do not match, before anything is opened."""
+    """Refuse a certificate and key that do not match, before the store is opened."""
     if options.tls_cert is None:
         return
     try:

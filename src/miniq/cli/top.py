@@ -13,23 +13,23 @@ import click
 
 from miniq.api import codec, shapes
 from miniq.cli.flags import SECONDS, Target, as_json, target
-from miniq.cli.output import duration, json_line, plural, size
+from miniq.cli.output import cut, duration, json_line, plural, size
 from miniq.client._sync.client import Client
 from miniq.errors import InvalidRequest
 
 COLUMNS = ("queue", "ready", "leased", "delayed", "dead", "bytes", "oldest", "sent/s", "acked/s")
 LEAST_IMPORTANT = ("bytes", "delayed", "oldest", "acked/s", "sent/s", "dead", "leased", "ready")
-"""The columns that a narrow terminal does without, the first of them first."""
+"""The columns that are left out on a narrow terminal, in this order."""
 SHORTEST_NAME = 16
-"""Columns are left out before names are cut shorter than this."""
+"""Columns are left out before names are cut to fewer characters than this."""
 GAP = "  "
 PATIENCE = 10.0
-"""Seconds after which a broker that does not reply counts as unreachable."""
+"""Seconds after which a broker that does not respond counts as unreachable."""
 
 
 @click.command()
 @click.option("--once", is_flag=True, help="Print one table and exit.")
-@click.option("--interval", type=SECONDS, default=2.0, show_default="2", help="Time between two updates.")
+@click.option("--interval", type=SECONDS, default=2.0, help="Time between two updates. [default: 2]")
 @click.option("--sort", type=click.Choice(COLUMNS), default="queue", show_default=True, help="Column to sort by.")
 @click.option("--filter", "wanted", default="", metavar="TEXT", help="Only queues with this in their name.")
 @as_json
@@ -71,45 +71,41 @@ def _show(view: View, once: bool, interval: float, as_json: bool) -> None:
 
 
 class View:
-    """What is looked at, and in which order."""
+    """Which queues are shown, and in which order."""
 
     def __init__(self, url: str, client: Client, sort: str = "queue", wanted: str = "") -> None:
         self.url = url
-        self._client = client
+        self.client = client
         self.sort = sort
         self.down = sort != "queue"
         self.wanted = wanted
 
-    def fetch(self) -> shapes.Stats:
-        """The numbers as they are now."""
-        return self._client.stats()
-
-    def chosen(self, found: shapes.Stats) -> list[shapes.QueueStats]:
-        """The queues to show, in their order."""
-        shown = [entry for entry in found.queues if self.wanted.lower() in entry.name.lower()]
+    def chosen(self, stats: shapes.Stats) -> list[shapes.QueueStats]:
+        """The queues to show, sorted."""
+        shown = [entry for entry in stats.queues if self.wanted.lower() in entry.name.lower()]
         shown.sort(key=lambda entry: entry.name)
-        shown.sort(key=lambda entry: _value(entry, self.sort, found), reverse=self.down)
+        shown.sort(key=lambda entry: _value(entry, self.sort, stats), reverse=self.down)
         return shown
 
     def turn(self, step: int) -> None:
-        """Sort by the column beside."""
+        """Sort by a neighbouring column."""
         self.sort = COLUMNS[(COLUMNS.index(self.sort) + step) % len(COLUMNS)]
         self.down = self.sort != "queue"
 
 
-def _value(entry: shapes.QueueStats, column: str, found: shapes.Stats) -> Any:
+def _value(entry: shapes.QueueStats, column: str, stats: shapes.Stats) -> Any:
     if column == "queue":
         return entry.name
     if column == "oldest":
-        return 0.0 if entry.oldest is None else (found.at - entry.oldest).total_seconds()
+        return 0.0 if entry.oldest is None else (stats.at - entry.oldest).total_seconds()
     if column == "sent/s":
         return entry.rates.sent
     return entry.rates.acked if column == "acked/s" else getattr(entry, column)
 
 
-def cells(entry: shapes.QueueStats, found: shapes.Stats) -> tuple[str, ...]:
-    """A queue as texts, one for each column."""
-    oldest = "-" if entry.oldest is None else duration((found.at - entry.oldest).total_seconds())
+def cells(entry: shapes.QueueStats, stats: shapes.Stats) -> tuple[str, ...]:
+    """The text of each column for a queue."""
+    oldest = "-" if entry.oldest is None else duration((stats.at - entry.oldest).total_seconds())
     counts = [str(getattr(entry, name)) for name in ("ready", "leased", "delayed", "dead")]
     return entry.name, *counts, size(entry.bytes), oldest, f"{entry.rates.sent:.1f}", f"{entry.rates.acked:.1f}"
 
@@ -117,14 +113,14 @@ def cells(entry: shapes.QueueStats, found: shapes.Stats) -> tuple[str, ...]:
 def layout(
     heads: Sequence[str], rows: Sequence[Sequence[str]], sort: str, width: int, ellipsis: str = "…"
 ) -> list[str]:
-    """The lines of a table that is at most `width` wide: it has the columns that fit, the one that it is sorted by
-    among them, and names are cut."""
-    widths = [max(len(row[place]) for row in (heads, *rows)) for place in range(len(heads))]
+    """The lines of a table of at most `width` characters. Columns that do not fit are left out, except the sort column,
+    and names are cut."""
+    widths = [max(len(row[column]) for row in (heads, *rows)) for column in range(len(heads))]
     kept = list(range(len(heads)))
 
     def spare() -> int:
-        """What is left for names."""
-        return width - sum(widths[place] + len(GAP) for place in kept[1:])
+        """The width that is left for names."""
+        return width - sum(widths[column] + len(GAP) for column in kept[1:])
 
     for name in LEAST_IMPORTANT:
         if spare() < min(widths[0], SHORTEST_NAME) and name != sort:
@@ -132,20 +128,19 @@ def layout(
     longest = max(min(widths[0], spare()), 1)
     lines = []
     for row in (heads, *rows):
-        name = row[0] if len(row[0]) <= longest else row[0][: longest - 1] + ellipsis
-        numbers = [row[place].rjust(widths[place]) for place in kept[1:]]
-        lines.append(GAP.join([name.ljust(longest), *numbers])[:width])
+        numbers = [row[column].rjust(widths[column]) for column in kept[1:]]
+        lines.append(GAP.join([cut(row[0], longest, ellipsis).ljust(longest), *numbers])[:width])
     return lines
 
 
 def _print(view: View, as_json: bool) -> None:
-    found = view.fetch()
+    stats = view.client.stats()
     if as_json:
-        json_line(shapes.Stats(found.at, view.chosen(found)))
+        json_line(shapes.Stats(stats.at, view.chosen(stats)))
     else:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
-        rows = [cells(entry, found) for entry in view.chosen(found)]
+        rows = [cells(entry, stats) for entry in view.chosen(stats)]
         click.echo("\n".join(layout([name.upper() for name in COLUMNS], rows, view.sort, width)))
-        time_shown = f"{codec.moment(codec.micros(found.at)):%H:%M:%S} UTC"
-        click.echo(f"{time_shown}, {plural(len(found.queues), 'queue')}\n")
+        time_shown = f"{codec.moment(codec.micros(stats.at)):%H:%M:%S} UTC"
+        click.echo(f"{time_shown}, {plural(len(stats.queues), 'queue')}\n")
     sys.stdout.flush()

@@ -1,13 +1,14 @@
 """The processes of the demo: a broker that can be killed, a producer, and workers that sometimes fail.
 
-The producer and the workers record every confirmation they get. At the end these notes are checked against the broker's
-guarantees.
+The producer and the workers record every confirmation they get, in files that are written unbuffered so that they
+survive a kill. At the end these notes are checked against the broker's guarantees.
 """
 
 from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -47,14 +48,8 @@ class Note(Struct):
     at: float = 0.0
 
 
-class Notebook:
-    """A file of notes, written unbuffered so that they survive a kill."""
-
-    def __init__(self, path: str) -> None:
-        self._file = open(path, "ab", buffering=0)  # noqa: SIM115  open as long as its process
-
-    def write(self, note: Note) -> None:
-        self._file.write(msgspec.json.encode(note) + b"\n")
+def write_note(file: IO[bytes], note: Note) -> None:
+    file.write(msgspec.json.encode(note) + b"\n")
 
 
 def read_notes(path: str) -> list[Note]:
@@ -71,33 +66,33 @@ def order(number: int) -> dict[str, Any]:
 
 def produce(url: str, path: str) -> None:
     """Send all orders, one by one."""
-    notes = Notebook(path)
-    with miniq.connect(url, retry=PATIENCE) as client:
+    with open(path, "ab", buffering=0) as notes, miniq.connect(url, retry=PATIENCE) as client:
         for number in range(MESSAGES):
             id = client.queue(QUEUE).send(order(number))
-            notes.write(Note("sent", id, at=time.time()))
+            write_note(notes, Note("sent", id, at=time.time()))
             time.sleep(PACE)
 
 
 def work(url: str, path: str, name: str) -> None:
     """Receive and process orders until the parent process ends; release those that fail."""
-    notes = Notebook(path)
     parent = os.getppid()
     chance = random.Random(name)  # noqa: S311  no secret
-    with miniq.connect(url, retry=PATIENCE) as client:
+    with open(path, "ab", buffering=0) as notes, miniq.connect(url, retry=PATIENCE) as client:
         queue = client.queue(QUEUE)
         while os.getppid() == parent:
             for message in queue.receive(10, wait=1, visibility_timeout=LEASE, consumer=name):
                 deadline = message.lease_until
-                notes.write(Note("received", message.id, message.receives, deadline.timestamp() if deadline else 0.0))
+                write_note(
+                    notes, Note("received", message.id, message.receives, deadline.timestamp() if deadline else 0.0)
+                )
                 time.sleep(chance.expovariate(1 / WORK))
                 with suppress(miniq.StaleReceipt):
                     if isinstance(message.body["amount"], str) or chance.random() < FAILURE_RATE:
-                        notes.write(Note("releasing", message.id, message.receives, at=time.time()))
+                        write_note(notes, Note("releasing", message.id, message.receives, at=time.time()))
                         message.release()
                     else:
                         message.ack()
-                        notes.write(Note("acked", message.id, message.receives, at=time.time()))
+                        write_note(notes, Note("acked", message.id, message.receives, at=time.time()))
 
 
 def start(*args: str, out: int | None = None) -> subprocess.Popen[str]:
@@ -111,33 +106,20 @@ class Server:
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._port = "0"
-        self.url = ""
         self.start()
 
     def start(self) -> None:
-        store = f"rocksdb:{self._folder}"
-        ports = [f"--{name}-port=0" for name in ("command", "producer", "consumer")]
-        self._process = start("miniq", "serve", "--store", store, "--port", self._port, *ports, out=subprocess.PIPE)
-        out: IO[str] | None = self._process.stdout
-        line = out.readline() if out is not None else ""
+        ports = ["--port", self._port, *(f"--{name}-port=0" for name in ("command", "producer", "consumer"))]
+        self._process = start("miniq", "serve", "--store", f"rocksdb:{self._folder}", *ports, out=subprocess.PIPE)
+        line = self._process.stdout.readline() if self._process.stdout is not None else ""
         if not line:
             raise SystemExit("the broker did not start")
         self.url = line.removeprefix("miniq ready: ").split()[0]
         self._port = self.url.rpartition(":")[2]
 
-    def kill(self) -> None:
-        self._process.kill()
-        self._end()
-
-    def stop(self) -> None:
-        if self._process.poll() is None:
-            self._process.terminate()
-        self._end()
-
-    def _end(self) -> None:
-        self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        self._process.send_signal(number)
+        self._process.communicate()
 
 
 if __name__ == "__main__":

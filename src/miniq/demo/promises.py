@@ -21,9 +21,7 @@ class Lake(Struct, frozen=True):
     first: int
     last: int
     different: int
-    sent: int
     acked: int
-    dead: int
 
 
 class Promise(Struct, frozen=True):
@@ -86,7 +84,7 @@ def dead_letters(dead: int, sent_back: int, repeated: int, bad_processed: int) -
     ]
 
 
-def archive(lake: Lake, sent: int, acked: int) -> list[Promise]:
+def archive(lake: Lake, acked: int) -> list[Promise]:
     """Whether the lake contains every history record exactly once."""
     gapless = lake.different == lake.records == lake.last - lake.first + 1
     return [
