@@ -59,9 +59,9 @@ class Broker:
         self.clock = clock or SystemClock()
         self.store = store
         self.keys = KeyRing(store)
-        self.metrics = Metrics()
         self._limits = self.options.limits
         self.catalog = Catalog(self)
+        self.metrics = Metrics(self.catalog.queues)
         self.ids = IdSource()
         self.waiters = Waiters(self.clock)
         self.intake = Intake(self)
@@ -116,6 +116,7 @@ class Broker:
     async def close(self) -> None:
         """Refuse new calls, let long polls return, flush and close the store. Idempotent."""
         self.is_open = False
+        self.catalog.queues.clear()
         self.begin_shutdown()
         await self.intake.stop()
         await self.deliveries.stop()
@@ -367,8 +368,8 @@ class Broker:
         to: str | None = None,
         rate: float | None = None,
     ) -> RedriveProgress:
-        """Move dead letters back to their source queue, or `to` another one: all, or those in `ids`. With `rate`, it runs
-        in the background at so many messages per second, and `queue()` shows the progress."""
+        """Move dead letters back to their source queue, or `to` another one: all, or those in `ids`. With `rate` it
+        runs in the background at this many messages per second, and `queue()` shows the progress."""
         await self.catalog.require(queue)
         return await self._redrives.run(queue, ids, to, rate)
 
@@ -437,9 +438,7 @@ class Broker:
         while True:
             target = await self.catalog.ensure(to)
             try:
-                outcomes = await self.store.messages.move(queue, moves, change, target.history)
-                self.sweeper.expect(to, min(rules.ends_at(message, target) for _, message in moves))
-                return outcomes
+                return await self.store.messages.move(queue, moves, change, target.history)
             except QueueNotFound:
                 if queue not in await self.store.queues():
                     raise

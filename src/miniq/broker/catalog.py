@@ -28,7 +28,10 @@ class Catalog:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._settings: dict[str, QueueSettings] = {}
+        self.queues: dict[str, QueueSettings] = {}
+        """All queues; empty while the broker is not open."""
+        self.find = self.queues.get
+        """The settings of a queue, None if it does not exist or the broker is not open."""
         self.changes = 0
         """How often this broker itself created, changed or deleted a queue."""
         self._revision = -1
@@ -39,7 +42,7 @@ class Catalog:
 
     async def load(self) -> None:
         """Read all queues from the store, and create the default queue if it is missing."""
-        self._settings = await self._broker.store.queues()
+        self.queues.update(await self._broker.store.queues())
         await self.ensure(DEFAULT_QUEUE)
 
     async def refresh(self) -> None:
@@ -71,37 +74,26 @@ class Catalog:
             broker.waiters.wake_everywhere()
 
     def _replace(self, settings: dict[str, QueueSettings]) -> None:
-        for deleted in self._settings.keys() - settings.keys():
+        for deleted in self.queues.keys() - settings.keys():
             self.forget(deleted)
-        self._settings = settings
+        if self._broker.is_open:
+            self.queues.update(settings)
 
     def forget(self, queue: str) -> None:
         """Drop a deleted queue from the cache and the metrics."""
-        self._settings.pop(queue, None)
+        self.queues.pop(queue, None)
         self._broker.metrics.forget(queue)
 
     # Looking up
 
     def names(self) -> list[str]:
         """The names of all queues."""
-        return list(self._settings)
-
-    def all(self) -> dict[str, QueueSettings]:
-        """The settings of all queues."""
-        return dict(self._settings)
-
-    def known(self, queue: str) -> str:
-        """The name if such a queue exists, else "": metrics must not grow with arbitrary names from requests."""
-        return queue if queue in self._settings else ""
-
-    def find(self, queue: str) -> QueueSettings | None:
-        """The settings of a queue, None if it does not exist or the broker is closed."""
-        return self._settings.get(queue) if self._broker.is_open else None
+        return list(self.queues)
 
     def settings(self, queue: str) -> QueueSettings:
         """The settings of a queue that must exist."""
         self._broker.check_open()
-        settings = self._settings.get(queue)
+        settings = self.queues.get(queue)
         if settings is None:
             rules.check_name(queue)
             raise QueueNotFound(f"queue: there is no queue {queue!r}", field="queue")
@@ -109,7 +101,7 @@ class Catalog:
 
     async def require(self, queue: str) -> QueueSettings:
         """The settings of a queue that must exist; reload first if another broker may have just created it."""
-        if queue not in self._settings and self._broker.is_open:
+        if queue not in self.queues and self._broker.is_open:
             await self.refresh()
         return self.settings(queue)
 
@@ -118,7 +110,7 @@ class Catalog:
         rules.check_name(queue)
         if not self._broker.options.auto_create:
             await self.require(queue)
-        elif queue not in self._settings:
+        elif queue not in self.queues:
             await self.refresh()
 
     async def get_or_create(self, queue: str) -> QueueSettings:
@@ -133,18 +125,18 @@ class Catalog:
 
     async def ensure(self, queue: str) -> QueueSettings:
         """The settings of a queue, created now if it does not exist."""
-        if queue not in self._settings:
+        if queue not in self.queues:
             await self.refresh()
-        while queue not in self._settings:
+        while queue not in self.queues:
             await self._put(queue, None, QueueSettings())
-        return self._settings[queue]
+        return self.queues[queue]
 
     async def change(self, queue: str, changes: dict[str, Any]) -> None:
         """Create a queue or change some of its settings. Its dead-letter queue is created, too."""
         rules.check_name(queue)
         while True:
             await self.refresh()
-            before = self._settings.get(queue)
+            before = self.queues.get(queue)
             settings = rules.change_settings(queue, before, changes, self._broker.options.limits)
             dead = rules.dead_letter_queue(queue, settings)
             if dead is not None:
@@ -158,7 +150,7 @@ class Catalog:
         if queue == DEFAULT_QUEUE:
             raise QueueProtected(f"queue: {queue!r} cannot be deleted; purge it instead", field="queue")
         await self._broker.store.delete_queue(queue)
-        if self._settings.get(queue) is settings:  # else a concurrent call has created it again
+        if self.queues.get(queue) is settings:  # else a concurrent call has created it again
             self.forget(queue)
         self.changes += 1
 
@@ -168,7 +160,8 @@ class Catalog:
         if not await self._broker.store.change_queue(queue, before, settings):
             self._replace(await self._broker.store.queues())
             return False
-        self._settings[queue] = settings
+        self._broker.check_open()
+        self.queues[queue] = settings
         self.changes += 1
         if before is None:
             self._broker.sweeper.created(queue, settings)

@@ -97,7 +97,7 @@ class Upkeep:
         broker = self._broker
         budget = broker.options.upkeep_batch
         now = broker.clock.now()
-        queues = broker.catalog.all()
+        queues = dict(broker.catalog.queues)
         for scans in (self._running, self._completed):
             for deleted in scans.keys() - queues.keys():
                 del scans[deleted]

@@ -135,8 +135,7 @@ class HttpApp:
             out = request.out = reply_format(accept, format)
             request.arrow = arrow.MEDIA in accept
             reply = await _while_connected(http, operation, run(self._broker, operation, request))
-            queue = self._broker.catalog.known(request.path.get("queue", ""))
-            self._broker.metrics.call("http", operation.name, queue, perf_counter() - began)
+            self._broker.metrics.call("http", operation.name, request.path.get("queue", ""), perf_counter() - began)
             if operation.reply.shape is None:
                 return Response(status_code=operation.status)
             if isinstance(reply, Streamed):

@@ -394,7 +394,7 @@ class FastLane(HttpToolsProtocol):
         broker, operation, queue, out = self.broker, hot.head.operation, hot.head.queue, hot.head.out
         if self.transport.is_closing() and operation.name == "receive":
             give_back(broker, queue, reply)
-        broker.metrics.call("http", operation.name, broker.catalog.known(queue), perf_counter() - hot.began)
+        broker.metrics.call("http", operation.name, queue, perf_counter() - hot.began)
         head = self.reply_head(operation.status, _MEDIA[out])
         self.write(hot, operation.status, head, codec.encode(reply, out))
         self.busy_poll.answered(self)

@@ -393,8 +393,7 @@ class Router:
         except Exception as error:
             self._refuse(pending, error)
         else:
-            queue = broker.catalog.known(request.path.get("queue", ""))
-            broker.metrics.call("zmq", operation.name, queue, perf_counter() - pending.began)
+            broker.metrics.call("zmq", operation.name, request.path.get("queue", ""), perf_counter() - pending.began)
             shape = pending.invocation.shape
             if not self._reply(pending, reply if shape is None else shape(reply)) and operation.name == "receive":
                 give_back(broker, request.path["queue"], reply)
