@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from miniq.broker import background, rules
+from miniq.broker import rules
 from miniq.broker.catalog import Catalog
 from miniq.broker.claims import Claims
 from miniq.broker.clock import Clock, SystemClock
@@ -49,6 +49,9 @@ from miniq.options import Options
 from miniq.store.arguments import ANY, FREE, Change, Edit, Fence, NewTime, Once, Scan
 from miniq.store.contract import Store
 from miniq.store.transfer import check_complete
+
+PATIENCE = 1.0
+"""Seconds until the cancellation of a background task is repeated."""
 
 
 class Broker:
@@ -122,7 +125,7 @@ class Broker:
         await self.deliveries.stop()
         await self._redrives.stop()
         for task in self._background:
-            await background.end(task)
+            await end(task)
         await self.store.close()
 
     async def __aenter__(self) -> Broker:
@@ -448,3 +451,12 @@ class Broker:
         """Raise `Closed` unless the broker is open."""
         if not self.is_open:
             raise Closed("the broker is closed")
+
+
+async def end(task: asyncio.Task[None]) -> None:
+    """Cancel a task until it has ended: a database driver may swallow a cancellation."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait([task], timeout=PATIENCE)
+    if not task.cancelled():
+        task.exception()  # mark it as retrieved, or asyncio logs it

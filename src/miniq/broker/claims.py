@@ -63,11 +63,11 @@ class Claims:
         rules.check_seconds(wait, "wait", 0, limits.wait)
         if consumer is not None:
             rules.check_text(consumer, "consumer", limits)
-        asked = NextClaim(after=after, now=0, epoch=epoch, limit=max_messages, max_bytes=max_bytes, consumer=consumer)
-        claimed = await self._claim(queue, group, asked)
+        request = NextClaim(after=after, now=0, epoch=epoch, limit=max_messages, max_bytes=max_bytes, consumer=consumer)
+        claimed = await self._claim(queue, group, request)
         if claimed.claim is None and wait:
             claimed = await broker.deliveries.long_poll(
-                queue, consumer, wait, lambda: self._claim(queue, group, asked), lambda claimed: claimed.claim
+                queue, consumer, wait, lambda: self._claim(queue, group, request), lambda claimed: claimed.claim
             )
         return claimed.claim, claimed.epoch
 
@@ -115,24 +115,24 @@ class Claims:
         broker = self._broker
         return broker.catalog.find(queue) or await broker.catalog.get_or_create(queue)
 
-    async def _claim(self, queue: str, group: str, asked: NextClaim) -> Claimed:
+    async def _claim(self, queue: str, group: str, request: NextClaim) -> Claimed:
         """Make the next claim, discarding unfit messages on the way."""
         while True:
             settings = await self._settings(queue)
-            claimed = await self._ask(queue, settings, group, asked)
+            claimed = await self._ask(queue, settings, group, request)
             if claimed.unfit:
                 await self._broker.deliveries.discard(queue, settings, claimed.unfit, self._broker.clock.now())
             if claimed.claim is not None or not claimed.unfit:
                 return claimed
 
-    async def _ask(self, queue: str, settings: QueueSettings, group: str, asked: NextClaim) -> Claimed:
+    async def _ask(self, queue: str, settings: QueueSettings, group: str, request: NextClaim) -> Claimed:
         """Ask the store once, with the queue's current settings."""
         broker = self._broker
         now = broker.clock.now()
         keep_until = now + rules.micros(settings.claim_retention)
         fit = rules.fit(settings, now)
-        asked = replace(asked, now=now, keep_until=keep_until, fit=fit, keep=settings.history)
-        claimed = await broker.store.claims.next(queue, group, asked)
+        request = replace(request, now=now, keep_until=keep_until, fit=fit, keep=settings.history)
+        claimed = await broker.store.claims.next(queue, group, request)
         broker.metrics.messages[queue, "acked"] += claimed.acked
         if claimed.made and claimed.claim is not None:
             broker.metrics.messages[queue, "received"] += claimed.claim.messages

@@ -93,13 +93,16 @@ class Deliveries:
     async def release(
         self, queue: str, settings: QueueSettings, fences: list[Fence], delay: float
     ) -> dict[Fence, Outcome]:
-        """Give messages back, ready after `delay`; those that have used up their receives are buried."""
+        """Make messages ready after `delay`; bury those that have reached max_receives."""
         broker = self._broker
         outcomes: dict[Fence, Outcome] = {}
         if settings.max_receives is not None:
-            found = await broker.store.messages.find(queue, [id for id, _ in fences])
-            held = [(fence, found[fence[0]]) for fence in fences if fence[0] in found]
-            worn = [(fence, one) for fence, one in held if one.receipt == fence[1] and rules.worn_out(one, settings)]
+            messages = await broker.store.messages.find(queue, [id for id, _ in fences])
+            worn: list[tuple[Fence, Stored]] = []
+            for id, receipt in fences:
+                stored = messages.get(id)
+                if stored is not None and stored.receipt == receipt and stored.receives >= settings.max_receives:
+                    worn.append(((id, receipt), stored))
             if worn:
                 dead = await self.bury(queue, settings, worn, "max_receives", extra=0)
                 outcomes = {fence: outcome for (fence, _), outcome in zip(worn, dead, strict=True)}

@@ -334,11 +334,6 @@ def put(settings: QueueSettings, now: int, call: Once | None = None) -> Put:
     return Put(now=now, keep=settings.history, dedup_until=dedup_until, room=room, call=call)
 
 
-def worn_out(stored: Stored, settings: QueueSettings) -> bool:
-    """Whether a message that is released has reached max_receives."""
-    return settings.max_receives is not None and stored.receives >= settings.max_receives
-
-
 def fences(leases: Sequence[Lease]) -> list[Fence]:
     """Leases as fences."""
     fences = [(lease.id, lease.receipt) for lease in leases]

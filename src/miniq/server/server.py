@@ -93,7 +93,7 @@ async def serve(options: Options, announce: Callable[[Ready], None]) -> int:
             try:
                 while not serving.done():
                     await asyncio.wait([serving], timeout=1)
-                    if broker.store.failure() is not None:  # for good: the process has to be restarted
+                    if broker.store.failure() is not None:  # a failed store stays failed: restart the process
                         server.should_exit = True
                 await serving
             finally:

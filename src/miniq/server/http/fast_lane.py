@@ -27,7 +27,6 @@ from miniq.api import codec, shapes
 from miniq.api.codec import MSGPACK, PROBLEM
 from miniq.api.plain import LONE, Lone, SendReader
 from miniq.broker import Broker
-from miniq.broker.keyring import KeyRing
 from miniq.errors import BadRequest, WrongMedia
 from miniq.message import JSON, PlainDrafts
 from miniq.server.busy_poll import BusyPoll
@@ -80,12 +79,6 @@ class Head(Struct, frozen=True):
     """Format of the reply."""
     lone: Lone | None
     """For a send, the reader of a lone plain message."""
-
-    def check(self, keys: KeyRing) -> None:
-        """Raise unless the caller may make this call."""
-        if self.violation is not None:
-            self.violation.check(keys)
-        keys.check(self.secret, self.operation.right, self.queue)
 
     def request(self, raw: bytes, lone_body: bytes | None) -> Request:
         """The request with this head and the body `raw`; `lone_body` if that is a lone plain message."""
@@ -335,8 +328,10 @@ class FastLane(HttpToolsProtocol):
             self.busy_poll.asked(self)
         head, broker = hot.head, self.broker
         try:
-            if head.violation is not None or not broker.keys.open:
-                head.check(broker.keys)
+            if head.violation is not None:
+                head.violation.check(broker.keys)
+            if not broker.keys.open:
+                broker.keys.check(head.secret, head.operation.right, head.queue)
             lone = head.lone
             body = None if lone is None else lone.read(raw)
             if (

@@ -109,7 +109,9 @@ class Endpoints:
         field = f"{name}_port"
         port: int = getattr(options, field)
         try:
-            self._ports[name] = router.bind(_numeric(options.host), port)
+            # The library binds to numeric addresses only. HTTP has resolved the same name before.
+            address = socket.getaddrinfo(options.host, None, type=socket.SOCK_STREAM)[0][4][0]
+            self._ports[name] = router.bind(str(address), port)
         except zmq.ZMQError as error:
             raise InvalidRequest(
                 f"{field}: cannot listen on {options.host}:{port}: {error.strerror}; choose another port with "
@@ -128,11 +130,3 @@ class Endpoints:
         if host in ("0.0.0.0", "::"):  # noqa: S104  not an address to connect to
             host = socket.gethostname()
         return f"tcp://[{host}]:{self._ports[name]}" if ":" in host else f"tcp://{host}:{self._ports[name]}"
-
-
-def _numeric(host: str) -> str:
-    """Resolve a host name: the library binds to numeric addresses only."""
-    try:
-        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
-    except OSError as error:
-        raise InvalidRequest(f"host: {host!r} is not an address of this machine: {error}", field="host") from None
