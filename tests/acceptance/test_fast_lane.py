@@ -304,7 +304,7 @@ async def test_an_offer_in_pieces_is_refused_and_its_body_is_no_request(before: 
         writer.write(HOT)
         head, body = await answer(reader)
         assert head.startswith(b"HTTP/1.1 400")
-        assert b"leave out the header Upgrade" in body
+        assert b"omit the header Upgrade" in body
         assert await reader.read() == b""
         writer.close()
 
