@@ -170,7 +170,7 @@ async def whoami(broker: Broker, call: ops.WhoAmI, caller: Caller) -> shapes.Ide
 async def create_key(broker: Broker, call: ops.CreateKey, caller: Caller) -> shapes.ApiKey:
     keys, now = broker.keys, broker.clock.now()
     if call.public is not None:
-        listed = await keys.admit(call.name, call.allow, call.public, now)
+        listed = await keys.register(call.name, call.allow, call.public, now)
         return _key(listed, server=(await keys.own_pair()).public)
     key, secret = await keys.create(call.name, call.allow, now)
     return _key(key, secret)

@@ -1,11 +1,11 @@
-"""Message ids: UUIDv7 text that rises within a broker, also when its clock is set back.
+"""Message ids: UUIDv7 text that rises within a broker, even if its clock is set back.
 
-The 12 bits after the milliseconds are the fraction of one, as RFC 9562 allows, so that ids of several brokers whose
-clocks agree rise as well.
+The 12 bits after the milliseconds are their fraction, as RFC 9562 allows, so that ids of several brokers with
+synchronised clocks rise as well.
 
-The 62 free bits hold a run number and, in the last 7, the place within the run. Messages that are
-sent together and are alike share a run, so a store may keep up to `RUN` of them as one record and find
-that record from any of their ids (see `run_of`). Nothing breaks where that does not hold.
+The 62 free bits hold a run number and, in the last 7, the index within the run. Similar messages that are sent together
+share a run, so a store may keep up to `RUN` of them as one record and find that record from any of their ids (see
+`run_of`). That is an optimisation: nothing depends on it.
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ from collections.abc import Sequence
 
 RUN = 128
 SHARE = 100
-"""How many messages of one call share a run. People send and receive round numbers, and what is received as it
-was sent is cheapest."""
+"""Messages of one call per run. Batches are mostly round numbers, and a batch received as it was sent is cheapest."""
 _PLACES = tuple(f"{place:02x}" for place in range(256))
 _LOW, _HIGH = _PLACES[:RUN], _PLACES[RUN:]
 _FIRST = {tail: ("00" if place < RUN else "80", place % RUN) for place, tail in enumerate(_PLACES)}
 
 
 class IdSource:
-    """Hands out rising ids. `after` is the highest id that was given out before, "" if none."""
+    """Generates rising ids. `after` is the highest id so far, "" if there is none."""
 
     def __init__(self, after: str = "") -> None:
         self._at = -1
@@ -48,7 +47,7 @@ class IdSource:
         return [start + place for place in (_HIGH if low[14:] == "80" else _LOW)[:count]]
 
     def reserve(self, count: int, now: int) -> str:
-        """The first of `count` ids that are set aside from the start of a new run; see `id_in_range`."""
+        """Reserve `count` ids from the start of a new run, and return the first; see `id_in_range`."""
         first = self.run(1, now)[0]
         self._run += (count - 1) // RUN
         return first
@@ -65,19 +64,19 @@ class IdSource:
 
 
 def run_of(id: str) -> tuple[str, int]:
-    """The first id of the run that `id` belongs to, and its place in it."""
+    """The first id of the run of `id`, and the index of `id` in it."""
     tail, place = _FIRST[id[34:]]
     return id[:34] + tail, place
 
 
 def ids_from(id: str, count: int) -> list[str]:
-    """An id and those that follow it in its run, `count` in all."""
+    """`count` consecutive ids of a run, starting with `id`."""
     head, place = id[:34], int(id[34:], 16)
     return [head + tail for tail in _PLACES[place : place + count]]
 
 
 def is_run(ids: Sequence[str]) -> bool:
-    """Whether ids follow each other from the start of a run; those in between are taken for granted."""
+    """Whether ids are consecutive from the start of a run; only the first and the last are checked."""
     first, last = ids[0], ids[-1]
     tail = first[34:]
     if tail != "00" and tail != "80":
@@ -86,7 +85,7 @@ def is_run(ids: Sequence[str]) -> bool:
 
 
 def spans(ids: Sequence[str]) -> str:
-    """Ids as a short text, in which those that follow each other in a run are told by the first and their number."""
+    """Ids as a short text, in which consecutive ones of a run are given by the first and their number."""
     parts: list[str] = []
     start, end = 0, len(ids)
     while start < end:
@@ -102,7 +101,7 @@ def spans(ids: Sequence[str]) -> str:
 
 
 def from_spans(text: str) -> list[str]:
-    """The ids that `spans` made a text of."""
+    """The inverse of `spans`."""
     ids: list[str] = []
     for part in text.split(","):
         first, _, number = part.partition("*")
@@ -110,13 +109,13 @@ def from_spans(text: str) -> list[str]:
     return ids
 
 
-def id_in_range(first: str, place: int) -> str:
-    """The id so many places after the first of a range that was reserved: runs follow each other in it."""
-    low = int(first[19:23] + first[24:], 16) + place
+def id_in_range(first: str, index: int) -> str:
+    """The id at an index of a range from `IdSource.reserve`."""
+    low = int(first[19:23] + first[24:], 16) + index
     text = f"{low:016x}"
     return f"{first[:19]}{text[:4]}-{text[4:]}"
 
 
 def sent_ms(id: str) -> int:
-    """The moment in an id, in milliseconds since 1970: when it was made."""
+    """The time in an id, in milliseconds since 1970."""
     return int(id[:8] + id[9:13], 16)

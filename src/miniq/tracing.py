@@ -21,7 +21,7 @@ PARENT = "traceparent"
 STATE = "tracestate"
 
 
-class Headed(Protocol):
+class HasHeaders(Protocol):
     """A received message."""
 
     @property
@@ -60,7 +60,7 @@ def missing() -> MissingExtra:
     return MissingExtra("tracing: OpenTelemetry is not installed; pip install 'miniq[otel]'", field="tracing")
 
 
-def context(message: Headed) -> Context:
+def context(message: HasHeaders) -> Context:
     """The context in which a message was sent, as parent of the span that processes it."""
     return context_of(message.headers)
 
@@ -73,7 +73,7 @@ def context_of(headers: Mapping[str, str] | None) -> Context:
     return TraceContextTextMapPropagator().extract(headers or {}, Context())
 
 
-def carried() -> dict[str, str]:
+def current_headers() -> dict[str, str]:
     """Message headers that carry the current trace context."""
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 

@@ -73,7 +73,7 @@ async def test_a_connection_that_never_says_anything_is_closed_too() -> None:
 async def test_a_request_that_takes_for_ever_to_arrive_is_not_waited_for(
     begun: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fast_lane._FastLane, "read_timeout", 1.0)
+    monkeypatch.setattr(fast_lane, "READ_TIMEOUT", 1.0)
     async with serving(keep_alive=1) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(HOT)
@@ -304,7 +304,7 @@ async def test_an_offer_in_pieces_is_refused_and_its_body_is_no_request(before: 
         writer.write(HOT)
         head, body = await answer(reader)
         assert head.startswith(b"HTTP/1.1 400")
-        assert b"leave out the header Upgrade" in body
+        assert b"omit the header Upgrade" in body
         assert await reader.read() == b""
         writer.close()
 
@@ -389,14 +389,14 @@ async def test_of_headers_that_are_given_twice_the_first_counts_in_both_lanes() 
 
 
 async def test_a_body_that_was_refused_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    lanes: list[fast_lane._FastLane] = []
-    made = fast_lane._FastLane.connection_made
+    lanes: list[fast_lane.FastLane] = []
+    made = fast_lane.FastLane.connection_made
 
-    def watch(self: fast_lane._FastLane, transport: asyncio.Transport) -> None:
+    def watch(self: fast_lane.FastLane, transport: asyncio.Transport) -> None:
         lanes.append(self)
         made(self, transport)
 
-    monkeypatch.setattr(fast_lane._FastLane, "connection_made", watch)
+    monkeypatch.setattr(fast_lane.FastLane, "connection_made", watch)
     async with serving(keep_alive=30) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(HOT.replace(b"length: 10", b"length: 999999999") + b"x" * 100_000)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
 import subprocess
 import sys
@@ -260,6 +261,10 @@ def test_the_last_report_of_a_pipeline_is_shown_in_a_sandbox(tmp_path: Path) -> 
         status, text, headers = wire.call("HEAD", "/v1/report")
         assert (status, text) == (200, b"")
         assert headers["last-modified"].endswith("GMT")
+        os.truncate(page, 64 * 1024 * 1024 + 1)
+        error = wire.refused("GET", "/v1/report")
+        assert (error.code, error.field) == ("too_large", "report")
+        assert "67108865 bytes; at most 67108864" in error.text
         wire.ok("POST", "/v1/keys", {"name": "boss", "allow": ["*"]})
         assert wire.refused("GET", "/v1/report").code == "unauthorized"
 

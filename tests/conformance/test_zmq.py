@@ -117,7 +117,7 @@ def test_every_command_of_the_contract_is_there(peer: Peer) -> None:
 def test_every_operation_is_a_command_and_unknown_ones_are_told_which_there_are(peer: Peer) -> None:
     said = peer.ask("FLY")["error"]
     assert (said["code"], said["field"]) == ("bad_request", "type")
-    there = set(said["text"].partition("there are ")[2].split(", "))
+    there = set(said["text"].partition("use one of ")[2].split(", "))
     assert there == {*CONTRACT.split(), *(operation.name.upper() for operation in OPERATIONS)}
 
 

@@ -25,7 +25,7 @@ from miniq.options import Options
 from miniq.server import server
 from miniq.server.busy_poll import BusyPoll
 from miniq.server.operations import authorise, run
-from miniq.server.zmq.commands import format_of, read_command, refusal, understand
+from miniq.server.zmq.commands import format_of, read_command, refusal, resolve
 from miniq.store import open_store
 
 TURNS = 60
@@ -156,7 +156,7 @@ class ZmqDoor(Door):
     async def come_in(self, data: bytes) -> None:
         format = format_of(data)
         try:
-            ask = understand(read_command(data, format, None), format, None)
+            ask = resolve(read_command(data, format, None), format, None)
             if ask.operation is None:
                 return
             authorise(self.broker, ask.operation, ask.request)

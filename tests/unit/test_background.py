@@ -7,11 +7,11 @@ import contextlib
 
 import pytest
 
-from miniq.broker import background
+from miniq.broker import broker
 
 
 async def test_a_task_that_takes_a_cancellation_for_an_error_ends_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "PATIENCE", 0.01)
+    monkeypatch.setattr(broker, "PATIENCE", 0.01)
     passes = 0
 
     async def work() -> None:
@@ -23,7 +23,7 @@ async def test_a_task_that_takes_a_cancellation_for_an_error_ends_all_the_same(m
 
     task = asyncio.create_task(work())
     await asyncio.sleep(0)
-    await background.end(task)
+    await broker.end(task)
     assert task.done()
     assert passes == 3
 
@@ -34,4 +34,4 @@ async def test_a_task_that_failed_before_does_not_raise_again() -> None:
 
     task = asyncio.create_task(fail())
     await asyncio.sleep(0)
-    await background.end(task)
+    await broker.end(task)

@@ -10,14 +10,13 @@ import pytest
 
 from miniq.api.plain import LONE
 from miniq.broker import Broker
-from miniq.broker.intake import Reply, begin
+from miniq.broker.intake import Reply
 from miniq.errors import Closed, Forbidden, InvalidRequest, NoSpace, Unauthorized
 from miniq.message import JSON, Message, PlainBatch
 from miniq.options import Limits, Options
 from miniq.server.busy_poll import BusyPoll
-from miniq.server.http.fast_lane import HotCycle, _FastLane
-from miniq.server.http.request_head import Head
-from miniq.server.operations import OPERATIONS, Request
+from miniq.server.http.fast_lane import FastLane, Head, HotCycle
+from miniq.server.operations import OPERATIONS, Request, start
 from miniq.store import open_store
 from miniq.store.arguments import Change, Put
 
@@ -276,11 +275,12 @@ async def test_crowds_of_queues_that_are_no_more_are_forgotten(puts: Puts, monke
 class Lane:
     """A connection: what became of its request."""
 
-    call = _FastLane._call
+    call = FastLane._call
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
         self.busy_poll = BusyPoll(0)
+        self.eager = True
         self.loop = asyncio.get_running_loop()
         self.became: Any = None
 
@@ -290,7 +290,7 @@ class Lane:
     def _done(self, hot: HotCycle, reply: Any, error: Exception | None) -> None:
         self.became = "a call of its own" if error is None else type(error)
 
-    def beginning(self, status: int, media: bytes) -> bytes:
+    def reply_head(self, status: int, media: bytes) -> bytes:
         return b""
 
     def write(self, hot: HotCycle, status: int, head: bytes, body: bytes) -> None:
@@ -419,7 +419,7 @@ async def test_what_waits_for_nothing_is_over_at_once() -> None:
         return 7
 
     told = Told()
-    assert begin(asyncio.get_running_loop(), call(), told) is None
+    assert start(asyncio.get_running_loop(), call(), told) is None
     assert told.ends == [(7, None)]
 
 
@@ -430,7 +430,7 @@ async def test_an_error_before_the_first_wait_is_told_at_once() -> None:
         raise wrong
 
     told = Told()
-    assert begin(asyncio.get_running_loop(), call(), told) is None
+    assert start(asyncio.get_running_loop(), call(), told) is None
     assert told.ends == [(None, wrong)]
 
 
@@ -452,7 +452,7 @@ async def test_what_waits_goes_on_as_a_task() -> None:
         return int(got)
 
     told = Told()
-    task = begin(loop, call(), told)
+    task = start(loop, call(), told)
     assert task is not None
     assert steps == ["begun"]
     first.set_result(3)
@@ -475,7 +475,7 @@ async def test_one_that_waits_can_be_cancelled_at_any_time(turns: int) -> None:
             cleaned.append(True)
 
     told = Told()
-    task = begin(loop, call(), told)
+    task = start(loop, call(), told)
     assert task is not None
     for _ in range(turns):
         await asyncio.sleep(0)
@@ -493,7 +493,7 @@ async def test_one_that_has_to_be_a_task_is_one_from_its_beginning() -> None:
         return asyncio.current_task() is not None
 
     told = Told()
-    task = begin(asyncio.get_running_loop(), call(), told, eager=False)
+    task = start(asyncio.get_running_loop(), call(), told, eager=False)
     assert task is not None
     assert await task
     await asyncio.sleep(0)

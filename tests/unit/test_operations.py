@@ -45,7 +45,7 @@ from miniq.message import (
 )
 from miniq.server.http.app import prepare
 from miniq.server.operations import Request, read_call
-from miniq.server.zmq.commands import read_command, understand
+from miniq.server.zmq.commands import read_command, resolve
 from miniq.store import open_store
 
 HTTP = read_target("http://127.0.0.1:5000/prefix", {})
@@ -111,7 +111,7 @@ def test_what_a_client_writes_over_http_is_what_the_server_reads(operation: Oper
 def test_what_a_client_writes_over_zeromq_is_what_the_server_reads(operation: Operation[Any]) -> None:
     for call in calls(operation):
         exchange = ZmqExchange(ZMQ, call)
-        ask = understand(read_command(exchange.body, exchange.format, None), exchange.format, None)
+        ask = resolve(read_command(exchange.body, exchange.format, None), exchange.format, None)
         assert ask.operation is operation
         assert same(read_call(operation, ask.request), call)
 

@@ -14,7 +14,7 @@ from miniq.client.zmq.requests import ZmqExchange
 from miniq.client.zmq.target import Target, read_target
 from miniq.errors import BadRequest, InvalidRequest
 from miniq.message import Lease, PlainDrafts
-from miniq.server.zmq.commands import PlainSend, read_command, understand
+from miniq.server.zmq.commands import PlainSend, read_command, resolve
 
 
 def command(**said: Any) -> bytes:
@@ -30,7 +30,7 @@ def test_a_plain_send_of_our_client_is_read_in_one_go(values: list[Any]) -> None
     exchange = ZmqExchange(target(), Send("q", bodies.drafts(values)))
     found = read_command(exchange.body, "json", None)
     assert isinstance(found, PlainSend)
-    ask = understand(found, "json", None)
+    ask = resolve(found, "json", None)
     assert ask.request.path == {"queue": "q"}
     assert ask.request.call == exchange.name
     assert type(ask.request.body) is PlainDrafts
@@ -53,19 +53,19 @@ def test_what_a_call_says_as_usual_is_left_out() -> None:
     ],
 )
 def test_a_send_that_says_more_is_read_by_the_other_way(payload: dict[str, Any]) -> None:
-    ask = understand(read_command(command(payload=payload), "json", None), "json", None)
+    ask = resolve(read_command(command(payload=payload), "json", None), "json", None)
     draft = ask.request.body if "messages" not in payload else ask.request.body.messages[0]
     assert (draft.priority, bytes(draft.body)) == (3, b'"x"')
 
 
 def test_a_send_whose_type_comes_last_is_read_too() -> None:
     body = b'{"payload":{"queue":"q","body":1},"type":"SEND"}'
-    ask = understand(read_command(body, "json", None), "json", None)
+    ask = resolve(read_command(body, "json", None), "json", None)
     assert ask.request.body.bodies == [b"1"]
 
 
 def test_a_name_that_looks_like_a_list_is_none() -> None:
-    ask = understand(read_command(command(payload={"body": '"messages":', "queue": "q"}), "json", None), "json", None)
+    ask = resolve(read_command(command(payload={"body": '"messages":', "queue": "q"}), "json", None), "json", None)
     assert ask.request.path == {"queue": "q"}
 
 
@@ -86,28 +86,28 @@ def test_a_name_that_looks_like_a_list_is_none() -> None:
 )
 def test_a_wrong_send_is_refused_with_the_field_named(body: bytes, field: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        understand(read_command(body, "json", None), "json", None)
+        resolve(read_command(body, "json", None), "json", None)
     assert caught.value.field == field
 
 
 def test_an_endpoint_takes_plain_sends_only_if_sends_are_its_own() -> None:
     found = read_command(command(payload={"queue": "q", "body": 1}), "json", "CONSUME")
-    with pytest.raises(BadRequest, match="not for this endpoint"):
-        understand(found, "json", frozenset({"receive"}))
+    with pytest.raises(BadRequest, match="not available at this endpoint"):
+        resolve(found, "json", frozenset({"receive"}))
 
 
 def test_produce_with_a_queue_alone_asks_for_the_endpoint() -> None:
-    ask = understand(read_command(b'{"type":"PRODUCE_MSG","payload":{"queue":"q"}}', "json", None), "json", None)
-    assert ask.opens == "producer"
+    ask = resolve(read_command(b'{"type":"PRODUCE_MSG","payload":{"queue":"q"}}', "json", None), "json", None)
+    assert ask.endpoint == "producer"
     sent = b'{"type":"PRODUCE_MSG","payload":{"queue":"q","body":1}}'
-    assert understand(read_command(sent, "json", None), "json", None).opens is None
+    assert resolve(read_command(sent, "json", None), "json", None).endpoint is None
 
 
 @pytest.mark.parametrize("values", [[b"\x00\xff"], [b"a", b""]], ids=["one", "some"])
 def test_bytes_of_our_client_need_no_record_each(values: list[bytes]) -> None:
     exchange = ZmqExchange(target(), Send("q", bodies.drafts(values)))
     assert exchange.format == "msgpack"
-    request = understand(read_command(exchange.body, "msgpack", None), "msgpack", None).request
+    request = resolve(read_command(exchange.body, "msgpack", None), "msgpack", None).request
     assert type(request.body) is PlainDrafts
     assert (request.body.bodies, request.body.content_type) == (values, "application/octet-stream")
     assert (request.path, request.call, request.out) == ({"queue": "q"}, exchange.name, "msgpack")
@@ -125,7 +125,7 @@ def test_bytes_of_our_client_need_no_record_each(values: list[bytes]) -> None:
 def test_wrong_bytes_are_refused_with_the_field_named(payload: dict[str, Any], field: str) -> None:
     body = msgspec.msgpack.encode({"type": "SEND", "payload": payload})
     with pytest.raises(InvalidRequest) as caught:
-        understand(read_command(body, "msgpack", None), "msgpack", None)
+        resolve(read_command(body, "msgpack", None), "msgpack", None)
     assert caught.value.field == field
 
 
@@ -134,4 +134,4 @@ def test_text_in_messagepack_that_is_no_text_is_refused(rest: bytes) -> None:
     payload = b"\x82\xa5queue\xa2\xef\x31" + rest
     body = b"\x82\xa4type\xa4SEND\xa7payload" + payload
     with pytest.raises(InvalidRequest):
-        understand(read_command(body, "msgpack", None), "msgpack", None)
+        resolve(read_command(body, "msgpack", None), "msgpack", None)

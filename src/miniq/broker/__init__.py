@@ -1,4 +1,4 @@
-"""The queue rules, once: what is allowed, what is due, who gets it, who is woken."""
+"""The queue rules: what is valid, what is due, which consumer gets it, which long poll is woken."""
 
 from miniq.broker.broker import Broker
 from miniq.broker.clock import Clock, SystemClock

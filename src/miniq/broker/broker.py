@@ -1,13 +1,15 @@
 """The broker: send, receive, ack, release, extend, edit, peek, redrive and the rest, on any store.
 
-Calls run in one event loop. Each validates, asks the store for one atomic change at a time, and raises a
-`MiniQError` that leaves the state as it was. `upkeep.py` holds what runs in the background.
+Calls run in one event loop. Each validates its arguments and makes one atomic change of the store at a time; one that
+raises a `MiniQError` has changed nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from miniq.broker import rules
@@ -19,17 +21,12 @@ from miniq.broker.intake import Intake
 from miniq.broker.keyring import KeyRing
 from miniq.broker.metrics import Metrics
 from miniq.broker.redrive import Redrives
-from miniq.broker.refresh import Refresh
 from miniq.broker.search import Search
 from miniq.broker.stages import Stages
 from miniq.broker.trends import Trends
 from miniq.broker.upkeep import Upkeep
 from miniq.broker.waiters import Waiters
-from miniq.errors import (
-    Closed,
-    InvalidRequest,
-    QueueNotFound,
-)
+from miniq.errors import Closed, InvalidRequest, QueueNotFound
 from miniq.ids import IdSource
 from miniq.message import (
     Draft,
@@ -53,6 +50,9 @@ from miniq.store.arguments import ANY, FREE, Change, Edit, Fence, NewTime, Once,
 from miniq.store.contract import Store
 from miniq.store.transfer import check_complete
 
+PATIENCE = 1.0
+"""Seconds until the cancellation of a background task is repeated."""
+
 
 class Broker:
     """The queue rules over one store. `async with Broker(store) as broker`."""
@@ -62,9 +62,9 @@ class Broker:
         self.clock = clock or SystemClock()
         self.store = store
         self.keys = KeyRing(store)
-        self.metrics = Metrics()
         self._limits = self.options.limits
         self.catalog = Catalog(self)
+        self.metrics = Metrics(self.catalog.queues)
         self.ids = IdSource()
         self.waiters = Waiters(self.clock)
         self.intake = Intake(self)
@@ -73,24 +73,24 @@ class Broker:
         self.stages = Stages(self)
         self._redrives = Redrives(self)
         self.sweeper = Upkeep(self)
-        self.refresh = Refresh(self)
         self.tracer: Any = None
-        """Who writes down spans (`wire/tracing.py`), None if nobody does."""
+        """Records spans (`server/tracing.py`) while tracing is on."""
         self.search = Search(self)
         self.trends = Trends(self)
         self.is_open = False
-        self.patient = True
-        """Whether long polls may wait; no longer when the broker is about to close."""
+        self.is_closing = False
+        """Whether long polls must return."""
+        self._background: list[asyncio.Task[None]] = []
 
     @property
     def eager(self) -> bool:
-        """Whether calls may start without a task (`intake.begin`): not where a store or a tracer looks for it."""
+        """Whether calls may start without a task; shared stores and tracers need the current task."""
         return not self.store.shared and self.tracer is None
 
     async def open(self) -> None:
-        """Open the store, learn its queues, begin upkeep."""
+        """Open the store, load queues and keys, start the background tasks."""
         self.store.on_ready = self.waiters.wake
-        self.store.on_change = self.refresh.hint
+        self.store.on_change = self.catalog.on_change
         await self.store.open()
         try:
             await check_complete(self.store)
@@ -101,25 +101,31 @@ class Broker:
         await self.keys.load()
         self.is_open = True
         await self.catalog.load()
-        self.sweeper.start()
-        self.refresh.start()
+        if self.options.upkeep_interval > 0:
+            self.spawn(self.sweeper.run())
+        if self.store.shared and self.options.refresh_interval > 0:
+            self.spawn(self.catalog.keep_fresh())
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a background task until the broker closes."""
+        self._background.append(asyncio.create_task(work))
 
     def begin_shutdown(self) -> None:
-        """Let long polls return now, and let no new one wait: the broker will close soon."""
-        self.patient = False
+        """Make long polls and event streams return now: the broker will close soon."""
+        self.is_closing = True
         self.trends.end()
         self.waiters.wake_all()
 
     async def close(self) -> None:
-        """Refuse new calls, let long polls return, flush and close the store. Harmless to repeat."""
+        """Refuse new calls, let long polls return, flush and close the store. Idempotent."""
         self.is_open = False
+        self.catalog.queues.clear()
         self.begin_shutdown()
         await self.intake.stop()
         await self.deliveries.stop()
         await self._redrives.stop()
-        await self.sweeper.stop()
-        await self.refresh.stop()
-        await self.trends.stop()
+        for task in self._background:
+            await end(task)
         await self.store.close()
 
     async def __aenter__(self) -> Broker:
@@ -138,31 +144,31 @@ class Broker:
         return await self.queue(queue)
 
     async def delete_queue(self, queue: str) -> None:
-        """Remove a queue with everything in it."""
+        """Delete a queue and all its messages."""
         await self.catalog.delete(queue)
 
     async def queue(self, queue: str) -> QueueInfo:
         """Settings and counts of one queue."""
-        settings = await self.catalog.existing(queue)
+        settings = await self.catalog.require(queue)
         counts = await self.store.messages.counts(queue, self.clock.now())
         return QueueInfo(queue, settings, counts, self._redrives.progress(queue))
 
     async def queues(self) -> list[QueueInfo]:
         """All queues by name."""
         self.check_open()
-        await self.refresh.once()
-        found = []
+        await self.catalog.refresh()
+        queues = []
         for name in sorted(self.catalog.names()):
-            with suppress(QueueNotFound):  # it was deleted meanwhile
-                found.append(await self.queue(name))
-        return found
+            with suppress(QueueNotFound):  # deleted in the meantime
+                queues.append(await self.queue(name))
+        return queues
 
     # Messages
 
     async def send(self, queue: str, drafts: Sequence[Draft], call: str | None = None) -> list[str]:
-        """Add messages, all or none, and return their ids once they are on disk. A `call` that was made
-        before, in the last five minutes, adds nothing and gets the same answer."""
-        settings = self.catalog.find(queue) or await self.catalog.first_use(queue)
+        """Add messages, all or none, and return their ids once they are on disk. A `call` (idempotency key) of the last
+        five minutes adds nothing and gets the same answer."""
+        settings = self.catalog.find(queue) or await self.catalog.get_or_create(queue)
         now = self.clock.now()
         messages = rules.admit(queue, settings, drafts, self.ids, now, self._limits)
         once = None
@@ -171,7 +177,7 @@ class Broker:
         try:
             ids = await self.store.messages.put(messages, rules.put(settings, now, once))
         except QueueNotFound:
-            self.catalog.forget(queue)  # somebody else just deleted it
+            self.catalog.forget(queue)  # just deleted by a concurrent call
             return await self.send(queue, drafts, call)
         if not isinstance(messages, PlainBatch):
             ends = [message.expires_at for message in messages if message.expires_at is not None]
@@ -192,7 +198,7 @@ class Broker:
     ) -> list[Stored]:
         """Lease up to `max` messages; with `wait`, wait that long for the first one.
 
-        A queue that does not exist yet is an empty one, unless queues must be made by hand.
+        With `auto_create`, a queue that does not exist counts as empty.
         """
         limits = self._limits
         rules.check_count(max, "max", 1, limits.batch)
@@ -206,28 +212,16 @@ class Broker:
             raise InvalidRequest(f"mode: {mode!r:.80}; use at-least-once or at-most-once", field="mode")
         if self.catalog.find(queue) is None:
             self.check_open()
-            await self.catalog.possible(queue)
-        taken = await self.deliveries.take(queue, max, visibility_timeout, consumer, mode)
+            await self.catalog.check_usable(queue)
+        take = partial(self.deliveries.take, queue, max, visibility_timeout, consumer, mode)
+        taken = await take()
         if taken or not wait:
             return taken
-        deadline = self.clock.now() + rules.micros(wait)
-        with self.waiters.join(queue, consumer) as waiter:
-            while True:
-                looked = self.clock.now()
-                taken = await self.deliveries.take(queue, max, visibility_timeout, consumer, mode)
-                if taken:
-                    self.waiters.wake_each(queue)
-                    return taken
-                if self.clock.now() >= deadline or not self.patient:
-                    return []
-                if self.catalog.find(queue) is not None:
-                    # From before the look: what became visible during it may have been passed over.
-                    self.waiters.expect(queue, await self.store.messages.next_visible(queue, looked))
-                await waiter.until(deadline)
+        return await self.deliveries.long_poll(queue, consumer, wait, take, bool)
 
     async def ack(self, queue: str, leases: Sequence[Lease]) -> list[Outcome]:
-        """Remove messages for good: they were processed."""
-        settings = await self.catalog.existing(queue)
+        """Delete messages that were processed."""
+        settings = await self.catalog.require(queue)
         rules.check_batch(leases, "leases", self._limits)
         change = Change(self.clock.now(), settings.history, "acked")
         outcomes = await self.store.messages.drop(queue, rules.fences(leases), change)
@@ -235,18 +229,17 @@ class Broker:
         return outcomes
 
     async def release(self, queue: str, leases: Sequence[Lease], delay: float = 0) -> list[Outcome]:
-        """Give messages back, ready again at once or after `delay`. One that has used up its receives
-        goes to the dead-letter queue instead."""
-        settings = await self.catalog.existing(queue)
+        """Make messages ready again, at once or after `delay`. One that has reached max_receives goes to the
+        dead-letter queue instead."""
+        settings = await self.catalog.require(queue)
         rules.check_batch(leases, "leases", self._limits)
         rules.check_seconds(delay, "delay", 0, self._limits.delay)
-        asked = rules.fences(leases)
-        outcomes = await self.deliveries.release(queue, settings, list(dict.fromkeys(asked)), delay)
-        return [outcomes[fence] for fence in asked]
+        fences = rules.fences(leases)
+        outcomes = await self.deliveries.release(queue, settings, list(dict.fromkeys(fences)), delay)
+        return [outcomes[fence] for fence in fences]
 
     async def release_by_id(self, queue: str, id: str, delay: float = 0) -> bool:
-        """Take a message from whoever holds it, whose receipt is no longer good: for those who manage the queue.
-        False if nobody holds it."""
+        """Release a message without its receipt, which becomes stale: for operators. False if it is not leased."""
         stored = await self.get(queue, id)
         rules.check_seconds(delay, "delay", 0, self._limits.delay)
         if stored.receipt is None or stored.status(self.clock.now()) != "leased":
@@ -258,8 +251,8 @@ class Broker:
     async def extend(
         self, queue: str, leases: Sequence[Lease], visibility_timeout: float | None = None
     ) -> tuple[int, list[Outcome]]:
-        """Let leases end `visibility_timeout` from now; says when that is, and what became of each."""
-        settings = await self.catalog.existing(queue)
+        """Make leases end `visibility_timeout` from now; return when that is, and the outcome for each."""
+        settings = await self.catalog.require(queue)
         rules.check_batch(leases, "leases", self._limits)
         seconds = rules.lease_seconds(visibility_timeout, settings, self._limits)
         now = self.clock.now()
@@ -270,8 +263,8 @@ class Broker:
         return until, outcomes
 
     async def get(self, queue: str, id: str) -> Stored:
-        """Look at one message without consuming it."""
-        settings = await self.catalog.existing(queue)
+        """One message, without consuming it."""
+        settings = await self.catalog.require(queue)
         stored = (await self.store.messages.find(queue, [id])).get(id)
         if stored is None or rules.expired(stored, settings, self.clock.now()):
             raise rules.no_message(queue, id)
@@ -286,8 +279,8 @@ class Broker:
         limit: int = 100,
         many: bool = False,
     ) -> Page:
-        """Browse a queue without consuming; `after` is the `next` of the page before. `many` allows long pages."""
-        settings = await self.catalog.existing(queue)
+        """Browse a queue without consuming; `after` is the `next` of the previous page. `many` allows long pages."""
+        settings = await self.catalog.require(queue)
         rules.check_count(limit, "limit", 1, rules.MANY if many else self._limits.batch)
         if status not in (None, "ready", "delayed", "leased"):
             raise InvalidRequest(f"status: {status!r}; use ready, delayed or leased", field="status")
@@ -309,8 +302,8 @@ class Broker:
         delay: float | None = None,
         receipt: str | None = None,
     ) -> Stored:
-        """Change a message that is not leased, or that the caller holds the receipt of."""
-        settings = await self.catalog.existing(queue)
+        """Change a message that is not leased, or whose receipt the caller has."""
+        settings = await self.catalog.require(queue)
         now = self.clock.now()
         if body is None and headers is None and priority is None and delay is None:
             raise InvalidRequest("edit: nothing to change; give body, headers, priority or delay", field="body")
@@ -342,23 +335,23 @@ class Broker:
         return stored
 
     async def remove(self, queue: str, id: str, receipt: str | None = None) -> None:
-        """Delete one message that is not leased, or that the caller holds the receipt of."""
-        settings = await self.catalog.existing(queue)
+        """Delete one message that is not leased, or whose receipt the caller has."""
+        settings = await self.catalog.require(queue)
         fence = (id, FREE if receipt is None else rules.receipt_of(receipt))
         change = Change(self.clock.now(), settings.history, "purged", "removed")
         outcomes = await self.store.messages.drop(queue, [fence], change)
         rules.check_done(queue, id, outcomes[0])
 
     async def ack_by_id(self, queue: str, id: str) -> bool:
-        """Ack without a receipt: only for the short routes and `MiniQ`, whose users have none."""
-        settings = await self.catalog.existing(queue)
+        """Ack without a receipt: only for the short routes and `MiniQ`, which have none."""
+        settings = await self.catalog.require(queue)
         change = Change(self.clock.now(), settings.history, "acked")
         outcomes = await self.store.messages.drop(queue, [(id, ANY)], change)
         return outcomes[0] == "done"
 
     async def edit_by_id(self, queue: str, id: str, body: bytes, content_type: str) -> bool:
         """Change a body without a receipt, leased or not: only for the short routes."""
-        settings = await self.catalog.existing(queue)
+        settings = await self.catalog.require(queue)
         rules.check_body(body, content_type, self._limits)
         edit = Edit(body=body, content_type=content_type)
         change = Change(self.clock.now(), settings.history)
@@ -366,8 +359,8 @@ class Broker:
         return outcome == "done"
 
     async def purge(self, queue: str) -> int:
-        """Remove all messages of a queue, leased ones too, and say how many there were."""
-        settings = await self.catalog.existing(queue)
+        """Delete all messages of a queue, leased ones included, and return how many there were."""
+        settings = await self.catalog.require(queue)
         return await self.store.messages.clear(queue, Change(self.clock.now(), settings.history))
 
     async def redrive(
@@ -378,20 +371,18 @@ class Broker:
         to: str | None = None,
         rate: float | None = None,
     ) -> RedriveProgress:
-        """Move dead letters back where they came from, or `to` another queue: all, or some `ids`.
-
-        With `rate` it goes on in the background at so many a second; `queue()` shows how far it is.
-        """
-        await self.catalog.existing(queue)
+        """Move dead letters back to their source queue, or `to` another one: all, or those in `ids`. With `rate` it
+        runs in the background at this many messages per second, and `queue()` shows the progress."""
+        await self.catalog.require(queue)
         return await self._redrives.run(queue, ids, to, rate)
 
-    # History and care
+    # History, backup, upkeep
 
     async def history(
         self, *, after: int = 0, limit: int = 100, queue: str | None = None, many: bool = False
     ) -> HistoryPage:
-        """What happened, by rising offset, from the one that follows `after`. `many` allows long pages. A page ends at
-        `limits.response_bytes` of bodies, so it is read in steps: the first few records tell how large they are."""
+        """Events in order of offset, after the offset `after`. `many` allows long pages. A page ends at
+        `limits.response_bytes` of bodies, so it is read in growing steps."""
         self.check_open()
         rules.check_count(after, "after", 0, 2**63 - 1)
         rules.check_count(limit, "limit", 1, rules.MANY if many else self._limits.batch)
@@ -402,37 +393,37 @@ class Broker:
         size, step = 0, 16
         while True:
             left = limit - len(records)
-            most = min(step, left)
-            page = await self.store.history.read(after, most, queue)
+            count = min(step, left)
+            page = await self.store.history.read(after, count, queue)
             for record in page.records:
                 records.append(record)
                 size += len(record.event.body or b"")
                 if size >= self._limits.response_bytes:
                     return HistoryPage(records, record.offset, span.first, span.last)
-            if most == left or page.next == after:
+            if count == left or page.next == after:
                 return HistoryPage(records, page.next, span.first, span.last)
             after = page.next
             step *= 4
 
     async def history_span(self) -> HistorySpan:
-        """How far the history reaches."""
+        """The offsets, size and age of the history."""
         self.check_open()
         return await self.store.history.span()
 
     async def backup(self, path: str) -> None:
-        """Write a consistent copy of everything to a new folder, while work goes on."""
+        """Write a consistent copy of the store to a new folder, while calls continue."""
         self.check_open()
         await self.store.backup(path)
 
     async def upkeep(self) -> None:
-        """One bounded pass over ttl, retention, dedup records and history; also runs by itself."""
+        """Run one bounded pass over ttl, retention, dedup records and history, as the background task does."""
         self.check_open()
-        await self.sweeper.once()
+        await self.sweeper.run_once()
 
     # Inside
 
     def reserve(self, count: int) -> str:
-        """The first of `count` ids for messages that are committed."""
+        """Reserve `count` ids for a commit, and return the first."""
         return self.ids.reserve(count, self.clock.now())
 
     async def move(
@@ -444,21 +435,28 @@ class Broker:
         event: EventName,
         reason: str | None = None,
     ) -> list[Outcome]:
-        """Move messages to another queue, which is created if need be."""
+        """Move messages to another queue, which is created if necessary."""
         settings = self.catalog.settings(queue)
         change = Change(self.clock.now(), settings.history, event, reason)
         while True:
             target = await self.catalog.ensure(to)
             try:
-                outcomes = await self.store.messages.move(queue, moves, change, target.history)
-                self.sweeper.expect(to, min(rules.ends_at(message, target) for _, message in moves))
-                return outcomes
+                return await self.store.messages.move(queue, moves, change, target.history)
             except QueueNotFound:
                 if queue not in await self.store.queues():
                     raise
-                self.catalog.forget(to)  # somebody else just deleted it
+                self.catalog.forget(to)  # just deleted by a concurrent call
 
     def check_open(self) -> None:
-        """Refuse calls of a closed broker."""
+        """Raise `Closed` unless the broker is open."""
         if not self.is_open:
             raise Closed("the broker is closed")
+
+
+async def end(task: asyncio.Task[None]) -> None:
+    """Cancel a task until it has ended: a database driver may swallow a cancellation."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait([task], timeout=PATIENCE)
+    if not task.cancelled():
+        task.exception()  # mark it as retrieved, or asyncio logs it

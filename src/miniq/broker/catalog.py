@@ -1,20 +1,25 @@
-"""The catalog: all queues and their settings.
+"""The catalog: a cache of all queues and their settings.
 
-It caches what the store keeps, so that calls need not read it. On a store that other brokers also change,
-`refresh.py` reloads it, at the latest when a call names a queue that is not in the cache.
+On a store that other brokers also change, settings and keys are reloaded when the store signals a change, at least
+every `refresh_interval`, and when a call names an unknown queue. Long polls are woken just as often, so a lost signal
+delays them by at most that interval.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
 from typing import TYPE_CHECKING, Any
 
 from miniq.broker import rules
-from miniq.errors import QueueNotFound, QueueProtected
+from miniq.errors import MiniQError, QueueNotFound, QueueProtected
 from miniq.message import QueueSettings
 
 if TYPE_CHECKING:
     from miniq.broker.broker import Broker
 
+log = logging.getLogger("miniq.catalog")
 DEFAULT_QUEUE = "default"
 
 
@@ -23,90 +28,115 @@ class Catalog:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._settings: dict[str, QueueSettings] = {}
+        self.queues: dict[str, QueueSettings] = {}
+        """All queues; empty while the broker is not open."""
+        self.find = self.queues.get
+        """The settings of a queue, None if it does not exist or the broker is not open."""
         self.changes = 0
         """How often this broker itself created, changed or deleted a queue."""
+        self._revision = -1
+        """The store's revision that was loaded last."""
+        self._changed = asyncio.Event()
+        self.on_change = self._changed.set
+        """Called when another broker has changed something: refresh soon."""
 
     async def load(self) -> None:
         """Read all queues from the store, and create the default queue if it is missing."""
-        self._settings = await self._broker.store.queues()
+        self.queues.update(await self._broker.store.queues())
         await self.ensure(DEFAULT_QUEUE)
 
-    def learn(self, settings: dict[str, QueueSettings]) -> None:
-        """Replace the cache by the settings just read from the store."""
-        for deleted in self._settings.keys() - settings.keys():
+    async def refresh(self) -> None:
+        """Reload settings and keys if another broker has changed the store."""
+        broker = self._broker
+        if not broker.store.shared:
+            return
+        while (revision := await broker.store.revision()) != self._revision:
+            own_changes = self.changes
+            settings = await broker.store.queues()
+            await broker.keys.load()
+            # Otherwise the settings read may be older than those that this broker has just written.
+            if self.changes == own_changes:
+                self._replace(settings)
+                self._revision = revision
+
+    async def keep_fresh(self) -> None:
+        """Refresh after every change of another broker, and every `refresh_interval`."""
+        broker = self._broker
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(broker.options.refresh_interval):
+                    await self._changed.wait()
+            self._changed.clear()
+            try:
+                await self.refresh()
+            except MiniQError as error:
+                log.debug("refresh failed: %s", error)
+            broker.waiters.wake_everywhere()
+
+    def _replace(self, settings: dict[str, QueueSettings]) -> None:
+        for deleted in self.queues.keys() - settings.keys():
             self.forget(deleted)
-        self._settings = settings
+        if self._broker.is_open:
+            self.queues.update(settings)
 
     def forget(self, queue: str) -> None:
         """Drop a deleted queue from the cache and the metrics."""
-        self._settings.pop(queue, None)
+        self.queues.pop(queue, None)
         self._broker.metrics.forget(queue)
 
     # Looking up
 
     def names(self) -> list[str]:
         """The names of all queues."""
-        return list(self._settings)
-
-    def all(self) -> dict[str, QueueSettings]:
-        """The settings of all queues."""
-        return dict(self._settings)
-
-    def known(self, queue: str) -> str:
-        """The name if such a queue exists, else "": metrics must not grow with arbitrary names from requests."""
-        return queue if queue in self._settings else ""
-
-    def find(self, queue: str) -> QueueSettings | None:
-        """The settings of a queue, None if it does not exist or the broker is closed."""
-        return self._settings.get(queue) if self._broker.is_open else None
+        return list(self.queues)
 
     def settings(self, queue: str) -> QueueSettings:
         """The settings of a queue that must exist."""
         self._broker.check_open()
-        settings = self._settings.get(queue)
+        settings = self.queues.get(queue)
         if settings is None:
-            raise _unknown(queue)
+            rules.check_name(queue)
+            raise QueueNotFound(f"queue: there is no queue {queue!r}", field="queue")
         return settings
 
-    async def existing(self, queue: str) -> QueueSettings:
+    async def require(self, queue: str) -> QueueSettings:
         """The settings of a queue that must exist; reload first if another broker may have just created it."""
-        if queue not in self._settings and self._broker.is_open:
-            await self._broker.refresh.once()
+        if queue not in self.queues and self._broker.is_open:
+            await self.refresh()
         return self.settings(queue)
 
-    async def possible(self, queue: str) -> None:
+    async def check_usable(self, queue: str) -> None:
         """Raise if a queue neither exists nor may be created on first use."""
         rules.check_name(queue)
         if not self._broker.options.auto_create:
-            await self.existing(queue)
-        elif queue not in self._settings:
-            await self._broker.refresh.once()
+            await self.require(queue)
+        elif queue not in self.queues:
+            await self.refresh()
 
-    async def first_use(self, queue: str) -> QueueSettings:
+    async def get_or_create(self, queue: str) -> QueueSettings:
         """The settings of a queue, created now if `auto_create` is on."""
         self._broker.check_open()
         rules.check_name(queue)
         if not self._broker.options.auto_create:
-            return await self.existing(queue)
+            return await self.require(queue)
         return await self.ensure(queue)
 
     # Changing
 
     async def ensure(self, queue: str) -> QueueSettings:
         """The settings of a queue, created now if it does not exist."""
-        if queue not in self._settings:
-            await self._broker.refresh.once()
-        while queue not in self._settings:
+        if queue not in self.queues:
+            await self.refresh()
+        while queue not in self.queues:
             await self._put(queue, None, QueueSettings())
-        return self._settings[queue]
+        return self.queues[queue]
 
     async def change(self, queue: str, changes: dict[str, Any]) -> None:
         """Create a queue or change some of its settings. Its dead-letter queue is created, too."""
         rules.check_name(queue)
         while True:
-            await self._broker.refresh.once()
-            before = self._settings.get(queue)
+            await self.refresh()
+            before = self.queues.get(queue)
             settings = rules.change_settings(queue, before, changes, self._broker.options.limits)
             dead = rules.dead_letter_queue(queue, settings)
             if dead is not None:
@@ -116,11 +146,11 @@ class Catalog:
 
     async def delete(self, queue: str) -> None:
         """Delete a queue and all its messages."""
-        settings = await self.existing(queue)
+        settings = await self.require(queue)
         if queue == DEFAULT_QUEUE:
             raise QueueProtected(f"queue: {queue!r} cannot be deleted; purge it instead", field="queue")
         await self._broker.store.delete_queue(queue)
-        if self._settings.get(queue) is settings:  # else a concurrent call has created it again
+        if self.queues.get(queue) is settings:  # else a concurrent call has created it again
             self.forget(queue)
         self.changes += 1
 
@@ -128,15 +158,11 @@ class Catalog:
         """Write settings if the store still has `before`. If another broker changed them first, load its change, so
         that it is not overwritten, and return False."""
         if not await self._broker.store.change_queue(queue, before, settings):
-            self.learn(await self._broker.store.queues())
+            self._replace(await self._broker.store.queues())
             return False
-        self._settings[queue] = settings
+        self._broker.check_open()
+        self.queues[queue] = settings
         self.changes += 1
         if before is None:
             self._broker.sweeper.created(queue, settings)
         return True
-
-
-def _unknown(queue: str) -> QueueNotFound:
-    rules.check_name(queue)
-    return QueueNotFound(f"queue: there is no queue {queue!r}", field="queue")

@@ -1,7 +1,7 @@
-"""Claims: frozen, numbered batches for readers that may have to read the same again, such as Spark.
+"""Claims: frozen, numbered batches for readers that may have to read the same messages again, such as Spark.
 
 A group of readers works through claims 1, 2, 3 and so on. Asking for the claim after n acks all up to n; asking again
-gives the same one. A reader that opens the group fences all earlier ones.
+returns the same claim. A reader that opens the group fences off all earlier readers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from miniq.broker.broker import Broker
 
 STEP_BYTES = 4 * MIB
-"""What is read of a claim at once."""
+"""Bytes of a claim that are read at once."""
 NUMBERS = 2**62
 
 
@@ -33,7 +33,7 @@ class Claims:
         self._broker = broker
 
     async def open(self, queue: str, group: str) -> ClaimGroup:
-        """A new reader of a group: from now on earlier ones are refused where they name their epoch."""
+        """Register a new reader of a group: from now on, calls with an earlier epoch are refused."""
         await self._settings(queue)
         rules.check_label(group, "group")
         return await self._broker.store.claims.open(queue, group)
@@ -50,8 +50,8 @@ class Claims:
         wait: float = 0,
         consumer: str | None = None,
     ) -> tuple[Claim | None, int]:
-        """Ack all claims up to `after`, then give the one that follows; with `wait`, wait that long until it can be
-        made. None if there is nothing to claim. Also says the group's epoch."""
+        """Ack all claims up to `after`, and return the one that follows with the group's epoch; with `wait`, wait that
+        long for messages. None if there is nothing to claim."""
         broker = self._broker
         limits = broker.options.limits
         await self._settings(queue)
@@ -63,39 +63,27 @@ class Claims:
         rules.check_seconds(wait, "wait", 0, limits.wait)
         if consumer is not None:
             rules.check_text(consumer, "consumer", limits)
-        now = broker.clock.now()
-        deadline = now + rules.micros(wait)
-        asked = NextClaim(after=after, now=now, epoch=epoch, limit=max_messages, max_bytes=max_bytes, consumer=consumer)
-        found = await self._claim(queue, group, asked)
-        if found.claim is not None or not wait:
-            return found.claim, found.epoch
-        with broker.waiters.join(queue, consumer) as waiter:
-            while True:
-                looked = broker.clock.now()
-                found = await self._claim(queue, group, asked)
-                if found.claim is not None:
-                    broker.waiters.wake_each(queue)
-                    return found.claim, found.epoch
-                now = broker.clock.now()
-                if now < deadline and broker.patient:
-                    broker.waiters.expect(queue, await broker.store.messages.next_visible(queue, looked))
-                    await waiter.until(deadline)
-                if now >= deadline or not broker.patient:
-                    return None, found.epoch
+        request = NextClaim(after=after, now=0, epoch=epoch, limit=max_messages, max_bytes=max_bytes, consumer=consumer)
+        claimed = await self._claim(queue, group, request)
+        if claimed.claim is None and wait:
+            claimed = await broker.deliveries.long_poll(
+                queue, consumer, wait, lambda: self._claim(queue, group, request), lambda claimed: claimed.claim
+            )
+        return claimed.claim, claimed.epoch
 
     async def ack(self, queue: str, group: str, upto: int, epoch: int | None = None) -> None:
-        """Ack all claims up to a number; those that are acked already stay so."""
+        """Ack all claims up to a number."""
         broker = self._broker
-        settings = await broker.catalog.existing(queue)
+        settings = await broker.catalog.require(queue)
         rules.check_label(group, "group")
         rules.check_count(upto, "upto", 0, NUMBERS)
         _check_epoch(epoch)
         await self._ask(queue, settings, group, NextClaim(after=upto, now=0, epoch=epoch))
 
     async def release(self, queue: str, group: str, epoch: int | None = None) -> int:
-        """Give the messages of all claims that are not acked back, and say how many."""
+        """Release the messages of all claims that are not acked, and return how many."""
         broker = self._broker
-        settings = await broker.catalog.existing(queue)
+        settings = await broker.catalog.require(queue)
         rules.check_label(group, "group")
         _check_epoch(epoch)
         change = Change(broker.clock.now(), settings.history)
@@ -106,13 +94,13 @@ class Claims:
     async def list(self, queue: str) -> list[ClaimGroup]:
         """All groups of a queue with the claims that can be read."""
         broker = self._broker
-        await broker.catalog.existing(queue)
+        await broker.catalog.require(queue)
         return await broker.store.claims.groups(queue, broker.clock.now())
 
     async def find(self, queue: str, group: str, number: int, part: int = 0, parts: int = 1) -> Part:
-        """A part of a claim, to be read: parts are disjoint, hold everything, and are the same each time."""
+        """A part of a claim. Parts are disjoint, together hold all messages, and are the same each time."""
         broker = self._broker
-        await broker.catalog.existing(queue)
+        await broker.catalog.require(queue)
         rules.check_label(group, "group")
         rules.check_count(number, "claim", 1, NUMBERS)
         rules.check_count(parts, "parts", 1, broker.options.limits.claim)
@@ -125,34 +113,34 @@ class Claims:
 
     async def _settings(self, queue: str) -> QueueSettings:
         broker = self._broker
-        return broker.catalog.find(queue) or await broker.catalog.first_use(queue)
+        return broker.catalog.find(queue) or await broker.catalog.get_or_create(queue)
 
-    async def _claim(self, queue: str, group: str, asked: NextClaim) -> Claimed:
-        """Ask until there is a claim, or nothing to make one from."""
+    async def _claim(self, queue: str, group: str, request: NextClaim) -> Claimed:
+        """Make the next claim, discarding unfit messages on the way."""
         while True:
             settings = await self._settings(queue)
-            found = await self._ask(queue, settings, group, asked)
-            if found.unfit:
-                await self._broker.deliveries.discard(queue, settings, found.unfit, self._broker.clock.now())
-            if found.claim is not None or not found.unfit:
-                return found
+            claimed = await self._ask(queue, settings, group, request)
+            if claimed.unfit:
+                await self._broker.deliveries.discard(queue, settings, claimed.unfit, self._broker.clock.now())
+            if claimed.claim is not None or not claimed.unfit:
+                return claimed
 
-    async def _ask(self, queue: str, settings: QueueSettings, group: str, asked: NextClaim) -> Claimed:
-        """Ask once, by what the queue says now."""
+    async def _ask(self, queue: str, settings: QueueSettings, group: str, request: NextClaim) -> Claimed:
+        """Ask the store once, with the queue's current settings."""
         broker = self._broker
         now = broker.clock.now()
         keep_until = now + rules.micros(settings.claim_retention)
         fit = rules.fit(settings, now)
-        asked = replace(asked, now=now, keep_until=keep_until, fit=fit, keep=settings.history)
-        found = await broker.store.claims.next(queue, group, asked)
-        broker.metrics.messages[queue, "acked"] += found.acked
-        if found.made and found.claim is not None:
-            broker.metrics.messages[queue, "received"] += found.claim.messages
-        return found
+        request = replace(request, now=now, keep_until=keep_until, fit=fit, keep=settings.history)
+        claimed = await broker.store.claims.next(queue, group, request)
+        broker.metrics.messages[queue, "acked"] += claimed.acked
+        if claimed.made and claimed.claim is not None:
+            broker.metrics.messages[queue, "received"] += claimed.claim.messages
+        return claimed
 
 
 class Part:
-    """Some messages of a claim, which can be read as often as wanted."""
+    """A range of messages of a claim, which can be read any number of times."""
 
     def __init__(self, broker: Broker, queue: str, group: str, claim: Claim, start: int, stop: int) -> None:
         self._broker = broker
@@ -167,18 +155,18 @@ class Part:
 
     async def read(self) -> AsyncIterator[list[Portion]]:
         """The messages in order, a few MiB at a time."""
-        place = self._start
-        while place < self._stop:
-            places = Places(start=place, stop=self._stop, max_bytes=STEP_BYTES, now=self._broker.clock.now())
-            some = await self._broker.store.claims.read(self._queue, self._group, self.claim.number, places)
-            yield some
-            place += sum(map(len, some))
+        start = self._start
+        while start < self._stop:
+            places = Places(start=start, stop=self._stop, max_bytes=STEP_BYTES, now=self._broker.clock.now())
+            portions = await self._broker.store.claims.read(self._queue, self._group, self.claim.number, places)
+            yield portions
+            start += sum(map(len, portions))
 
     async def each(self) -> AsyncIterator[list[Stored]]:
-        """The same, one by one."""
+        """The same as single messages."""
         name = claim_name(self._group, self.claim.number)
-        async for some in self.read():
-            yield [stored for portion in some for stored in portion.each(name, self._group)]
+        async for portions in self.read():
+            yield [stored for portion in portions for stored in portion.each(name, self._group)]
 
 
 def _check_epoch(epoch: int | None) -> None:

@@ -1,39 +1,42 @@
-"""Handing out: take from the store, ask the rules about each message, give out those that are fit."""
+"""Delivery: take messages from the store, apply the rules to each, hand out those that are fit."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from miniq.broker import rules
-from miniq.errors import QueueNotFound, StoreUnavailable
+from miniq.errors import MiniQError, QueueNotFound, StoreUnavailable
 from miniq.message import Lease, Message, Mode, Outcome, QueueSettings, Stored
 from miniq.store.arguments import FREE, Change, Fence, NewTime, Take
 
 if TYPE_CHECKING:
     from miniq.broker.broker import Broker
 
+T = TypeVar("T")
 GIVE_BACK_TRIES = 20
 GIVE_BACK_PAUSE = 0.5
-"""How often and after how many seconds a store that is away is asked again to take messages back."""
+"""How often, and at which interval in seconds, a release is retried while the store is unreachable."""
 
 
 class Deliveries:
-    """How a broker's messages reach consumers, and what becomes of those that must not."""
+    """How a broker's messages reach consumers, and what happens to those that must not."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._errands: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def stop(self) -> None:
-        """Wait for what is still being given back."""
-        await asyncio.gather(*self._errands, return_exceptions=True)
+        """Wait until all messages are given back."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def take(
         self, queue: str, limit: int, visibility_timeout: float | None, consumer: str | None, mode: Mode
     ) -> list[Stored]:
-        """Up to `limit` messages that may be handed out now; none if the queue does not exist."""
+        """Lease up to `limit` messages that may be handed out now; none if the queue does not exist."""
         broker = self._broker
         while True:
             settings = broker.catalog.find(queue)
@@ -54,7 +57,7 @@ class Deliveries:
             try:
                 taken = await broker.store.messages.take(queue, take)
             except (asyncio.CancelledError, StoreUnavailable):
-                self._give_back(queue, token)
+                self._spawn(self._release_token(queue, token))
                 raise
             except QueueNotFound:
                 if not broker.store.shared:
@@ -64,7 +67,7 @@ class Deliveries:
             if not taken:
                 return taken
             broker.waiters.expect(queue, taken[0].visible_at)
-            fit = await self._sort_out(queue, settings, taken, now)
+            fit = await self._select(queue, settings, taken, now)
             if not fit:
                 continue
             if mode == "at-most-once":
@@ -90,13 +93,16 @@ class Deliveries:
     async def release(
         self, queue: str, settings: QueueSettings, fences: list[Fence], delay: float
     ) -> dict[Fence, Outcome]:
-        """Give messages back, ready after `delay`; those that have used up their receives are buried."""
+        """Make messages ready after `delay`; bury those that have reached max_receives."""
         broker = self._broker
         outcomes: dict[Fence, Outcome] = {}
         if settings.max_receives is not None:
-            found = await broker.store.messages.find(queue, [id for id, _ in fences])
-            held = [(fence, found[fence[0]]) for fence in fences if fence[0] in found]
-            worn = [(fence, one) for fence, one in held if one.receipt == fence[1] and rules.worn_out(one, settings)]
+            messages = await broker.store.messages.find(queue, [id for id, _ in fences])
+            worn: list[tuple[Fence, Stored]] = []
+            for id, receipt in fences:
+                stored = messages.get(id)
+                if stored is not None and stored.receipt == receipt and stored.receives >= settings.max_receives:
+                    worn.append(((id, receipt), stored))
             if worn:
                 dead = await self.bury(queue, settings, worn, "max_receives", extra=0)
                 outcomes = {fence: outcome for (fence, _), outcome in zip(worn, dead, strict=True)}
@@ -110,68 +116,100 @@ class Deliveries:
             broker.metrics.messages[queue, "released"] += done.count("done")
         return outcomes
 
-    async def _sort_out(self, queue: str, settings: QueueSettings, taken: list[Stored], now: int) -> list[Stored]:
-        """Those of `taken` that may be handed out; expired ones are dropped, worn-out ones buried."""
+    async def long_poll(
+        self,
+        queue: str,
+        consumer: str | None,
+        wait: float,
+        attempt: Callable[[], Awaitable[T]],
+        done: Callable[[T], Any],
+    ) -> T:
+        """Repeat `attempt` whenever messages may be ready, until it is `done`, `wait` seconds have passed or the broker
+        shuts down; return the last result."""
+        broker = self._broker
+        deadline = broker.clock.now() + rules.micros(wait)
+        with broker.waiters.join(queue, consumer) as waiter:
+            while True:
+                before = broker.clock.now()
+                result = await attempt()
+                if done(result):
+                    broker.waiters.wake_each(queue)
+                    return result
+                if broker.clock.now() >= deadline or broker.is_closing:
+                    return result
+                if broker.catalog.find(queue) is not None:
+                    # As of before the attempt, which may have missed what became visible during it.
+                    broker.waiters.expect(queue, await broker.store.messages.next_visible(queue, before))
+                await waiter.until(deadline)
+
+    async def _select(self, queue: str, settings: QueueSettings, taken: list[Stored], now: int) -> list[Stored]:
+        """The taken messages that may be handed out; drop expired ones and bury those over max_receives."""
         if rules.fit(settings, now).allows_taken(taken):
             return taken
         return await self._discard(queue, settings, taken, now, extra=1)
 
     async def discard(self, queue: str, settings: QueueSettings, unfit: list[Stored], now: int) -> None:
-        """Drop or bury messages that were met but not taken."""
+        """Drop or bury messages that were not taken."""
         await self._discard(queue, settings, unfit, now, extra=0)
 
     async def _discard(
-        self, queue: str, settings: QueueSettings, met: list[Stored], now: int, extra: int
+        self, queue: str, settings: QueueSettings, messages: list[Stored], now: int, extra: int
     ) -> list[Stored]:
-        """Drop or bury messages that must not be handed out, and give back the others. `extra` receives were counted
-        but not handed out; without any the messages are not leased."""
+        """Drop or bury the messages that must not be handed out, and return the others. `extra` receives were counted
+        but not handed out; with 0, the messages are not leased."""
         broker = self._broker
         rule = rules.fit(settings, now)
         fit: list[Stored] = []
-        over: dict[str, list[tuple[Fence, Stored]]] = {}
-        for stored in met:
-            why = rule.refusal(stored.message, stored.receives - extra, now)
-            if why is None:
+        unfit: dict[str, list[tuple[Fence, Stored]]] = {}
+        for stored in messages:
+            reason = rule.refusal(stored.message, stored.receives - extra, now)
+            if reason is None:
                 fit.append(stored)
             else:
                 fence = (stored.message.id, (stored.receipt or FREE) if extra else FREE)
-                over.setdefault(why, []).append((fence, stored))
-        for reason, some in over.items():
-            if reason == "max_receives":
-                await self.bury(queue, settings, some, reason, extra)
+                unfit.setdefault(reason, []).append((fence, stored))
+        for why, fenced in unfit.items():
+            if why == "max_receives":
+                await self.bury(queue, settings, fenced, why, extra)
             else:
-                change = Change(now, settings.history, "expired", reason)
-                await broker.store.messages.drop(queue, [fence for fence, _ in some], change)
-                broker.metrics.messages[queue, "expired"] += len(some)
+                change = Change(now, settings.history, "expired", why)
+                await broker.store.messages.drop(queue, [fence for fence, _ in fenced], change)
+                broker.metrics.messages[queue, "expired"] += len(fenced)
         return fit
 
     async def _remove(self, queue: str, settings: QueueSettings, fit: list[Stored], now: int) -> list[Stored]:
-        """At most once: those that are gone for good, and so may be handed out."""
+        """At most once: delete messages before they are handed out, and return those that were deleted."""
         change = Change(now, settings.history, "acked", "at-most-once")
-        done = await self._broker.store.messages.drop(queue, _fences(fit), change)
-        return [stored for stored, outcome in zip(fit, done, strict=True) if outcome == "done"]
+        fences = [(stored.message.id, stored.receipt or FREE) for stored in fit]
+        outcomes = await self._broker.store.messages.drop(queue, fences, change)
+        return [stored for stored, outcome in zip(fit, outcomes, strict=True) if outcome == "done"]
 
-    def _give_back(self, queue: str, token: str) -> None:
-        """Whoever asked is gone while the messages were being leased, or the store was away before it could say
-        which: nobody will ack them, so release them."""
+    # Messages that reached nobody
+
+    def give_back(self, queue: str, leases: list[Lease]) -> None:
+        """Release messages whose consumer disconnected before it got them."""
+        self._spawn(self._broker.release(queue, leases))
+
+    async def _release_token(self, queue: str, token: str) -> None:
+        """Release what was leased under a token by a call that was cancelled, or that lost its result because the store
+        became unreachable."""
         broker = self._broker
-
-        async def release() -> None:
-            for _ in range(GIVE_BACK_TRIES):
-                try:
-                    held = await broker.store.messages.held(token)
-                    if held and broker.catalog.find(queue) is not None:
-                        await broker.release(queue, [Lease(stored.message.id, token) for stored in held])
+        for _ in range(GIVE_BACK_TRIES):
+            try:
+                held = await broker.store.messages.held(token)
+                if held and broker.catalog.find(queue) is not None:
+                    await broker.release(queue, [Lease(stored.message.id, token) for stored in held])
+                return
+            except StoreUnavailable:
+                await asyncio.sleep(GIVE_BACK_PAUSE)
+                if broker.catalog.find(queue) is None:
                     return
-                except StoreUnavailable:
-                    await asyncio.sleep(GIVE_BACK_PAUSE)
-                    if broker.catalog.find(queue) is None:
-                        return
 
-        task = asyncio.create_task(release())
-        self._errands.add(task)
-        task.add_done_callback(self._errands.discard)
+    def _spawn(self, release: Coroutine[Any, Any, Any]) -> None:
+        async def run() -> None:
+            with suppress(MiniQError):
+                await release
 
-
-def _fences(taken: list[Stored]) -> list[Fence]:
-    return [(stored.message.id, stored.receipt or FREE) for stored in taken]
+        task = asyncio.create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

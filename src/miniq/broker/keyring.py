@@ -13,6 +13,7 @@ import hmac
 import re
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
 
 import msgspec
@@ -43,13 +44,13 @@ class ApiKey(Struct, frozen=True, omit_defaults=True):
     """The public half of a CURVE key, whose `hash` is empty."""
 
 
-class Proven(Struct, frozen=True):
+class CurveIdentity(Struct, frozen=True):
     """The id of the CURVE key that a connection authenticated with; takes the place of a secret."""
 
     id: str
 
 
-Secret = str | Proven
+Secret = str | CurveIdentity
 """The credential of a caller."""
 
 
@@ -92,7 +93,7 @@ class KeyRing:
         await self._add(key)
         return key, secret
 
-    async def admit(self, name: str, allow: Sequence[str], public: str, now: int) -> ApiKey:
+    async def register(self, name: str, allow: Sequence[str], public: str, now: int) -> ApiKey:
         """Add a CURVE key by its public half (40 characters, Z85)."""
         self._check(name, allow)
         if _CURVE.fullmatch(public) is None:
@@ -100,18 +101,15 @@ class KeyRing:
                 f"public: {public[:80]!r} is not the public half of a CURVE key; use 40 characters of Z85",
                 field="public",
             )
-        if self.proven(public) is not None:
+        if self.curve_identity(public) is not None:
             raise InvalidRequest(f"public: {public} is already registered; revoke it first", field="public")
         key = ApiKey(secrets.token_hex(6), name, list(allow), now, "", public)
         await self._add(key)
         return key
 
-    def proven(self, public: str) -> Proven | None:
+    def curve_identity(self, public: str) -> CurveIdentity | None:
         """The identity of a connection with this CURVE key, None if the key is not registered."""
-        for key in self._keys.values():
-            if key.public == public:
-                return Proven(key.id)
-        return None
+        return next((CurveIdentity(key.id) for key in self._keys.values() if key.public == public), None)
 
     async def own_pair(self) -> CurvePair:
         """The broker's own CURVE key pair, created on first use and kept in the store."""
@@ -163,11 +161,10 @@ class KeyRing:
 
     def may(self, secret: Secret | None, verb: str, queue: str | None) -> bool:
         """Whether `check` would pass."""
-        try:
+        with suppress(Unauthorized, Forbidden):
             self.check(secret, verb, queue)
-        except (Unauthorized, Forbidden):
-            return False
-        return True
+            return True
+        return False
 
     def _check(self, name: str, allow: Sequence[str]) -> None:
         rules.check_text(name, "name", Limits())
@@ -186,7 +183,7 @@ class KeyRing:
         self.open = False
 
     def _identify(self, secret: Secret) -> ApiKey:
-        if isinstance(secret, Proven):
+        if isinstance(secret, CurveIdentity):
             key = self._keys.get(secret.id)
             if key is None:
                 raise Unauthorized("the CURVE key of this connection was revoked")

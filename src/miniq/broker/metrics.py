@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 """Upper bounds in seconds; one more bucket holds everything above."""
@@ -41,7 +41,8 @@ class Latency:
 class Metrics:
     """Messages by queue and event; calls by protocol, name and queue; errors by protocol and code."""
 
-    def __init__(self) -> None:
+    def __init__(self, queues: Container[str]) -> None:
+        self._queues = queues
         self.messages: Counter[tuple[str, str]] = Counter()
         """(queue, event) → messages; events are sent, received, acked, released, extended, dead, expired."""
         self.calls: dict[tuple[str, str, str], Latency] = {}
@@ -50,8 +51,8 @@ class Metrics:
         """(wire, code) → errors."""
 
     def call(self, wire: str, name: str, queue: str, seconds: float) -> None:
-        """Record the duration of a call."""
-        self.latency(wire, name, queue).add(seconds)
+        """Record the duration of a call. Names of queues that do not exist are not kept: requests may have any."""
+        self.latency(wire, name, queue if queue in self._queues else "").add(seconds)
 
     def latency(self, wire: str, name: str, queue: str) -> Latency:
         """The histogram of one kind of call."""

@@ -115,6 +115,8 @@ class Redrives:
                 targets.setdefault(to, []).append(((message.id, FREE), rules.revive(message, to, now)))
         for to, moves in targets.items():
             outcomes = await broker.move(job.queue, to, moves, event="redriven")
+            settings = broker.catalog.settings(to)
+            broker.sweeper.expect(to, min(rules.ends_at(message, settings) for _, message in moves))
             moved = outcomes.count("done")
             job.moved += moved
             job.skipped += len(outcomes) - moved

@@ -1,6 +1,6 @@
-"""Pure decisions: what may come in, when things are due, what is done with a message that is met.
+"""Pure decisions: what is valid, when it is due, what happens to a message. No I/O and no clock.
 
-No I/O and no clock. Every refusal names the field, the value and what would be right.
+Every refusal names the field, the value and what is allowed.
 """
 
 from __future__ import annotations
@@ -36,40 +36,38 @@ NAME_LENGTH = 128
 _NAME = re.compile(rf"[A-Za-z0-9._-]{{1,{NAME_LENGTH}}}")
 _CONTENT_TYPE = re.compile(r"[!-~]+/[!-~][ -~]*")
 CALL_WINDOW = 300 * SECOND
-"""How long a call's name is remembered, so that a repeated call adds nothing."""
+"""How long an idempotency key is remembered."""
 MANY = 100_000
-"""Most messages or records in a page for those who take many at once."""
+"""Maximum number of messages or records in a long page."""
 COMMIT_WINDOW = 7 * 86400 * SECOND
-"""How long it is remembered that a batch was committed."""
+"""How long a committed batch is remembered."""
 YEARS_100 = 100 * 366 * 86400.0
 
 
-def check_name(name: object, field: str = "queue") -> str:
-    """A queue name that is allowed."""
+def check_name(name: object, field: str = "queue", kind: str = "queue name") -> str:
+    """Raise unless this is a valid queue name."""
     if not isinstance(name, str) or _NAME.fullmatch(name) is None:
-        raise BadName(f"{field}: {_show(name)} is not a queue name; use 1 to 128 of A-Z a-z 0-9 . _ -", field=field)
+        raise BadName(f"{field}: {_show(name)} is not a {kind}; use 1 to 128 of A-Z a-z 0-9 . _ -", field=field)
     return name
 
 
-def check_label(name: object, field: str) -> str:
-    """A name that programs give to what they do, such as a group of readers; it can stand in a path."""
-    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
-        raise BadName(f"{field}: {_show(name)} is not a name; use 1 to 128 of A-Z a-z 0-9 . _ -", field=field)
-    return name
+def check_label(name: object, field: str) -> None:
+    """Raise unless this is a valid name for a group, job, batch, partition or attempt."""
+    check_name(name, field, "name")
 
 
 def check_seconds(value: object, field: str, low: float, high: float) -> float:
-    """A finite number of seconds in a range."""
+    """Raise unless this is a finite number of seconds in a range."""
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value or abs(value) == math.inf:
         raise InvalidRequest(f"{field}: {_show(value)} is not a number of seconds", field=field)
     if not low <= value <= high:
-        shown = f"{value:g}" if abs(value) < 1e300 else "so large a number of"  # an int may be no float
+        shown = f"{value:g}" if abs(value) < 1e300 else "the number of"  # an int may be too large for a float
         raise InvalidRequest(f"{field}: {shown} s is out of range; use {low:g} to {high:g}", field=field)
     return value
 
 
 def check_count(value: object, field: str, low: int, high: int) -> int:
-    """A whole number in a range."""
+    """Raise unless this is a whole number in a range."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidRequest(f"{field}: {_show(value)} is not a whole number", field=field)
     if not low <= value <= high:
@@ -78,7 +76,7 @@ def check_count(value: object, field: str, low: int, high: int) -> int:
 
 
 def check_text(value: object, field: str, limits: Limits) -> str:
-    """A short text that people chose: a key, a recipient, a group, a consumer."""
+    """Raise unless this is a short text: a key, recipient, group, consumer."""
     if not isinstance(value, str) or not value:
         raise InvalidRequest(f"{field}: {_show(value)} is not a text of at least one character", field=field)
     try:
@@ -90,27 +88,22 @@ def check_text(value: object, field: str, limits: Limits) -> str:
     return value
 
 
-def is_limited(settings: QueueSettings) -> bool:
-    """Whether a queue takes no more than so much."""
-    return bool(settings.max_length or settings.max_bytes)
-
-
 def check_call(value: object, limits: Limits) -> str:
-    """The name that a sender gave to one call."""
+    """Raise unless this is a valid idempotency key."""
     name = check_text(value, "idempotency-key", limits)
     if name.startswith(COMMITTED):
-        text = f"idempotency-key: {_show(name)} begins as the records of committed batches do; use another name"
+        text = f"idempotency-key: {_show(name)} has a reserved prefix; use another key"
         raise InvalidRequest(text, field="idempotency-key")
     return name
 
 
 def is_simple(name: str, limits: Limits) -> bool:
-    """Whether `check_call` takes a name, as can be said at a glance."""
+    """A fast test: whether `check_call` certainly accepts an idempotency key."""
     return name.isascii() and name.isprintable() and 0 < len(name) <= limits.name_bytes
 
 
 def check_body(body: object, content_type: object, limits: Limits) -> None:
-    """A body that fits, with a content type that can be one."""
+    """Raise unless body and content type are valid."""
     if not isinstance(body, bytes):
         raise InvalidRequest(f"body: {_show(body)} is not bytes", field="body")
     if len(body) > limits.body_bytes:
@@ -129,7 +122,7 @@ def check_body(body: object, content_type: object, limits: Limits) -> None:
 
 
 def check_headers(headers: object, limits: Limits) -> None:
-    """A map from text to text, not too many, none too long."""
+    """Raise unless headers are a map from text to text within the limits."""
     if not isinstance(headers, dict):
         raise InvalidRequest(f"headers: {_show(headers)} is not a map from text to text", field="headers")
     if len(headers) > limits.headers:
@@ -146,7 +139,7 @@ def check_headers(headers: object, limits: Limits) -> None:
 
 
 def check_batch(items: Sequence[object], field: str, limits: Limits) -> None:
-    """At least one, and not more than a call may carry."""
+    """Raise unless a list has at least one item, and no more than a call may have."""
     if not items:
         raise InvalidRequest(f"{field}: empty; give at least one", field=field)
     if len(items) > limits.batch:
@@ -154,7 +147,7 @@ def check_batch(items: Sequence[object], field: str, limits: Limits) -> None:
 
 
 def check_draft(draft: Draft, limits: Limits) -> None:
-    """Everything about a draft that does not depend on its queue."""
+    """Raise unless a draft is valid, whatever its queue."""
     check_body(draft.body, draft.content_type, limits)
     if draft.headers is not None:
         check_headers(draft.headers, limits)
@@ -171,17 +164,15 @@ def check_draft(draft: Draft, limits: Limits) -> None:
     if draft.group is not None:
         check_text(draft.group, "group", limits)
     if draft.dedup_id is not None and check_text(draft.dedup_id, "dedup_id", limits).startswith(CALL):
-        text = f"dedup_id: {_show(draft.dedup_id)} begins as the records of calls do; use another id"
+        text = f"dedup_id: {_show(draft.dedup_id)} has a reserved prefix; use another id"
         raise InvalidRequest(text, field="dedup_id")
 
 
 def admit(
     queue: str, settings: QueueSettings, drafts: Sequence[Draft], ids: IdSource, now: int, limits: Limits
 ) -> Sequence[Message]:
-    """The messages that these drafts become, with ids in the order given; refuses all if one is wrong.
-
-    Drafts that are alike share a run of ids (see `ids.py`).
-    """
+    """The messages of these drafts, with ids in the same order; raise if one is invalid. Similar drafts share a run of
+    ids (see `ids.py`)."""
     if isinstance(drafts, PlainDrafts):
         return admit_plain(queue, settings, drafts.bodies, drafts.content_type, ids, now, limits)
     check_batch(drafts, "messages", limits)
@@ -204,7 +195,7 @@ def admit_plain(
     now: int,
     limits: Limits,
 ) -> PlainBatch:
-    """The same for plain bodies, the common case."""
+    """`admit` for plain bodies, the common case."""
     count = len(bodies)
     if not 0 < count <= limits.batch:
         check_batch(bodies, "messages", limits)
@@ -217,7 +208,7 @@ def admit_plain(
 
 
 def _alike(drafts: Sequence[Draft], first: Draft) -> bool:
-    """Whether drafts differ in their bodies alone and ask for nothing special."""
+    """Whether drafts differ only in their bodies and have no options but a priority."""
     kind, priority = first.content_type, first.priority
     for draft in drafts:
         if (
@@ -255,7 +246,7 @@ def _admit_each(
 
 
 def stage(queue: str, settings: QueueSettings, drafts: Sequence[Draft], limits: Limits) -> Sequence[Message]:
-    """The messages that drafts become once they are committed: without ids, and with times that count from then."""
+    """The messages of drafts in a stage: without ids, and with times relative to the commit."""
     if len(drafts) > limits.upload:
         raise TooLarge(f"messages: {len(drafts)} in one upload; at most {limits.upload}", field="messages")
     if not drafts:
@@ -290,13 +281,13 @@ def _message(draft: Draft, queue: str, settings: QueueSettings, id: str, now: in
 
 
 def _check_each(drafts: Sequence[Draft], limits: Limits) -> None:
-    for place, draft in enumerate(drafts):
+    for index, draft in enumerate(drafts):
         try:
             check_draft(draft, limits)
         except InvalidRequest as error:
             if len(drafts) == 1:
                 raise
-            raise type(error)(f"messages[{place}].{error.text}", field=f"messages[{place}].{error.field}") from None
+            raise type(error)(f"messages[{index}].{error.text}", field=f"messages[{index}].{error.field}") from None
 
 
 def micros(seconds: float) -> int:
@@ -305,14 +296,14 @@ def micros(seconds: float) -> int:
 
 
 def lease_seconds(value: float | None, settings: QueueSettings, limits: Limits) -> float:
-    """How long a lease runs: as asked, else as the queue says."""
+    """The duration of a lease: `value`, else the queue's default."""
     if value is None:
         return settings.visibility_timeout
     return check_seconds(value, "visibility_timeout", 0, limits.visibility_timeout)
 
 
 def dead_letter_queue(name: str, settings: QueueSettings) -> str | None:
-    """Where messages of this queue go when they die, None if they never do."""
+    """The dead-letter queue of a queue, None if it has no max_receives."""
     if settings.max_receives is None:
         return None
     return settings.dead_letter_queue or f"{name}.dead"
@@ -324,59 +315,55 @@ def fit(settings: QueueSettings, now: int) -> Fit:
 
 
 def expired(stored: Stored, settings: QueueSettings, now: int) -> Refusal | None:
-    """Why a message that is met by chance is over, None if it is not."""
+    """Why a message has expired, None if it has not."""
     return fit(settings, now).refusal(stored.message, 0, now)
 
 
 def ends_at(message: Message, settings: QueueSettings) -> int:
-    """The moment from which on a message is `expired`."""
+    """When a message expires."""
     since = message.sent_at if message.dead is None else message.dead.at
     end = since + micros(settings.retention)
     return end if message.expires_at is None else min(end, message.expires_at)
 
 
 def put(settings: QueueSettings, now: int, call: Once | None = None) -> Put:
-    """How a queue takes messages."""
-    room = Room(settings.max_length, settings.max_bytes) if is_limited(settings) else None
+    """The conditions under which a queue accepts messages."""
+    is_limited = settings.max_length or settings.max_bytes
+    room = Room(settings.max_length, settings.max_bytes) if is_limited else None
     dedup_until = now + micros(settings.dedup_window)
     return Put(now=now, keep=settings.history, dedup_until=dedup_until, room=room, call=call)
 
 
-def worn_out(stored: Stored, settings: QueueSettings) -> bool:
-    """Whether a message that is given back has used up its receives."""
-    return settings.max_receives is not None and stored.receives >= settings.max_receives
-
-
 def fences(leases: Sequence[Lease]) -> list[Fence]:
-    """Leases as fences; the marks that would open every door are no receipts."""
-    found = [(lease.id, lease.receipt) for lease in leases]
-    if {receipt for _, receipt in found} & {FREE, ANY}:
-        return [(id, receipt_of(receipt)) for id, receipt in found]
-    return found
+    """Leases as fences."""
+    fences = [(lease.id, lease.receipt) for lease in leases]
+    if {receipt for _, receipt in fences} & {FREE, ANY}:
+        return [(id, receipt_of(receipt)) for id, receipt in fences]
+    return fences
 
 
 def receipt_of(receipt: str) -> str:
-    """A receipt as a caller gave it."""
+    """A caller's receipt; the store's wildcards become one that matches nothing."""
     return "?" if receipt in (FREE, ANY) else receipt
 
 
 def no_message(queue: str, id: str) -> MessageNotFound:
-    """The refusal of a call about a message that is not there."""
+    """The error for a message that does not exist."""
     return MessageNotFound(f"id: there is no message {id!r} in queue {queue!r}", field="id")
 
 
 def check_done(queue: str, id: str, outcome: Outcome) -> None:
-    """Raise unless the change of one message was made."""
+    """Raise unless a change of one message succeeded."""
     if outcome == "missing":
         raise no_message(queue, id)
     if outcome == "leased":
-        raise MessageLeased(f"id: message {id!r} is with a consumer; give its receipt, or wait", field="receipt")
+        raise MessageLeased(f"id: message {id!r} is leased; give its receipt, or wait", field="receipt")
     if outcome == "stale":
-        raise StaleReceipt(f"receipt: message {id!r} has been handed out again or given back", field="receipt")
+        raise StaleReceipt(f"receipt: message {id!r} has been received again or released since", field="receipt")
 
 
 def bury(message: Message, to: str, reason: str, receives: int, now: int) -> Message:
-    """The dead letter that a message becomes. It lives by the retention of its new queue."""
+    """A message as a dead letter. The retention of the dead-letter queue applies."""
     return msgspec.structs.replace(
         message,
         queue=to,
@@ -387,14 +374,14 @@ def bury(message: Message, to: str, reason: str, receives: int, now: int) -> Mes
 
 
 def revive(message: Message, to: str, now: int) -> Message:
-    """A message on its way out of a dead-letter queue; its chances start anew."""
+    """A dead letter as a message again; its receives count from 0."""
     return msgspec.structs.replace(message, queue=to, due_at=now, dead=None)
 
 
 def change_settings(
     name: str, current: QueueSettings | None, changes: Mapping[str, Any], limits: Limits
 ) -> QueueSettings:
-    """The settings of a queue after `changes`, all checked; what is not named stays as it is."""
+    """The settings of a queue after `changes`, which are checked."""
     settings = current or QueueSettings()
     for field, value in changes.items():
         if field in ("visibility_timeout", "delay"):

@@ -1,7 +1,7 @@
-"""Stages: messages that are uploaded by the tasks of a job, unseen, and committed all at once, once.
+"""Stages: messages that the tasks of a job upload invisibly, and that one commit makes visible, exactly once.
 
-A task may be tried more than once, also at the same time; each try uploads to a stage of its own. Who knows which
-tries count lists them in one commit, named (job, batch), which may be repeated and adds nothing then.
+A task may be attempted more than once, also concurrently; each attempt uploads to its own stage. The coordinator lists
+the attempts that count in one commit, named (job, batch). Repeating the commit adds nothing.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Stages:
         self._broker = broker
 
     async def upload(self, queue: str, name: StageName, part: int, drafts: Sequence[Draft]) -> tuple[int, int]:
-        """Keep messages as part `part` of a stage: how many, and their bytes. A part that is there already stays."""
+        """Store messages as part `part` of a stage, unless it exists; return their number and bytes."""
         broker = self._broker
-        settings = broker.catalog.find(queue) or await broker.catalog.first_use(queue)
+        settings = broker.catalog.find(queue) or await broker.catalog.get_or_create(queue)
         _check_batch(name.job, name.batch)
         rules.check_label(name.partition, "partition")
         rules.check_label(name.attempt, "attempt")
@@ -40,55 +40,53 @@ class Stages:
         return await broker.store.stages.upload(queue, Upload(name, part, now, until), messages)
 
     async def commit(self, queue: str, job: str, batch: str, stages: Sequence[tuple[str, str]]) -> Committed:
-        """Make all messages of some stages, (partition, attempt), part of the queue, once per (job, batch)."""
+        """Move all messages of these stages, (partition, attempt), to the queue, once per (job, batch)."""
         broker = self._broker
-        settings = broker.catalog.find(queue) or await broker.catalog.first_use(queue)
+        settings = broker.catalog.find(queue) or await broker.catalog.get_or_create(queue)
         _check_batch(job, batch)
         seen: dict[str, int] = {}
-        for place, (partition, attempt) in enumerate(stages):
-            rules.check_label(partition, f"stages[{place}].partition")
-            rules.check_label(attempt, f"stages[{place}].attempt")
+        for index, (partition, attempt) in enumerate(stages):
+            field = f"stages[{index}]"
+            rules.check_label(partition, f"{field}.partition")
+            rules.check_label(attempt, f"{field}.attempt")
             if partition in seen:
-                raise InvalidRequest(
-                    f"stages[{place}]: partition {partition!r} is listed already as stages[{seen[partition]}]; "
-                    "list one attempt of each",
-                    field=f"stages[{place}]",
-                )
-            seen[partition] = place
+                text = f"{field}: partition {partition!r} is already listed as stages[{seen[partition]}]; list it once"
+                raise InvalidRequest(text, field=field)
+            seen[partition] = index
         now = broker.clock.now()
         await self._check_alone(queue, job, batch, set(stages), now)
         put = rules.put(settings, now)
-        asked = Batch(job, batch, stages, broker.reserve, put, now + rules.COMMIT_WINDOW)
-        done = await broker.store.stages.commit(queue, asked)
-        if not done.repeated:
-            broker.sweeper.look_again(queue)
-            broker.metrics.messages[queue, "sent"] += done.messages
-        return done
+        commit = Batch(job, batch, stages, broker.reserve, put, now + rules.COMMIT_WINDOW)
+        committed = await broker.store.stages.commit(queue, commit)
+        if not committed.repeated:
+            broker.sweeper.scan_again(queue)
+            broker.metrics.messages[queue, "sent"] += committed.messages
+        return committed
 
     async def discard(self, queue: str, job: str, batch: str) -> int:
-        """Remove all stages of a batch that are not committed, and say how many there were."""
+        """Remove all uncommitted stages of a batch, and return how many there were."""
         broker = self._broker
-        await broker.catalog.existing(queue)
+        await broker.catalog.require(queue)
         _check_batch(job, batch)
         return await broker.store.stages.discard(queue, job, batch)
 
     async def list(self, queue: str) -> list[Stage]:
-        """All stages of a queue that are not committed."""
+        """All uncommitted stages of a queue."""
         broker = self._broker
-        await broker.catalog.existing(queue)
+        await broker.catalog.require(queue)
         return await broker.store.stages.list(queue, broker.clock.now())
 
     async def _check_alone(self, queue: str, job: str, batch: str, listed: set[tuple[str, str]], now: int) -> None:
-        most = self._broker.options.limits.commit_alone
+        limit = self._broker.options.limits.commit_alone
         alone = sum(
             stage.alone
             for stage in await self._broker.store.stages.list(queue, now)
             if (stage.name.job, stage.name.batch) == (job, batch)
             and (stage.name.partition, stage.name.attempt) in listed
         )
-        if alone > most:
+        if alone > limit:
             raise TooLarge(
-                f"stages: {alone} messages with a recipient, group or dedup_id; at most {most} in one commit",
+                f"stages: {alone} messages with a recipient, group or dedup_id; at most {limit} in one commit",
                 field="stages",
             )
 

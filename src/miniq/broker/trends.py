@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from miniq.broker import background, rules
+from miniq.broker import rules
 from miniq.errors import InvalidRequest, MiniQError, QueueNotFound
 from miniq.message import SECOND, Counts
 
@@ -63,7 +63,7 @@ class Trend(Struct, frozen=True):
 
 
 class Trends:
-    """The rates and trends of a broker. The server starts the background task; tests and embedded use call `tick`."""
+    """The rates and trends of a broker. The server spawns `run`; tests call `tick`."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -73,12 +73,7 @@ class Trends:
         """By queue: rows of step, gauges and counters, concatenated. A row equal to its predecessor is left out."""
         self._step = 0
         """The latest step for which rows were stored."""
-        self._task: asyncio.Task[None] | None = None
         self._ending = asyncio.Event()
-
-    def start(self) -> None:
-        """Sample the numbers once per second from now on."""
-        self._task = asyncio.create_task(self._loop())
 
     def end(self) -> None:
         """End all event streams: the broker will close soon."""
@@ -90,10 +85,16 @@ class Trends:
             await asyncio.wait_for(self._ending.wait(), seconds)
         return not self._ending.is_set()
 
-    async def stop(self) -> None:
-        if self._task is not None:
-            await background.end(self._task)
-            self._task = None
+    async def run(self) -> None:
+        """Sample the numbers once per second."""
+        while True:
+            try:
+                await self.tick()
+            except MiniQError as error:
+                log.debug("sampling the queues failed: %s", error)
+            except Exception:
+                log.exception("sampling the queues failed")  # the next sample may succeed
+            await asyncio.sleep(1)
 
     async def tick(self) -> None:
         """Sample the counters, and store a row per queue every `STEP` seconds."""
@@ -148,16 +149,6 @@ class Trends:
         return self._step * STEP * SECOND
 
     # Inside
-
-    async def _loop(self) -> None:
-        while self._broker.store.failure() is None:
-            try:
-                await self.tick()
-            except MiniQError as error:
-                log.debug("sampling the queues failed: %s", error)
-            except Exception:
-                log.exception("sampling the queues failed")  # the next sample may succeed
-            await asyncio.sleep(1)
 
     def _earlier_sample(self, now: int) -> tuple[dict[tuple[str, str], int], float]:
         """The counters some seconds ago, and how many seconds."""

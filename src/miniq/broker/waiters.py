@@ -1,7 +1,7 @@
-"""Long polling: who waits for which queue, and who is woken.
+"""Long polling: the receives that wait for each queue, and which of them to wake.
 
-A wake is a hint to look again, never a promise. Waiters are woken in the order they came. A wake that
-finds its waiter already on the way out is passed to the next one, so that no message stays unseen.
+A wake is a hint to try again, not a promise. Waiters are woken in order of arrival. A wake for a waiter that is already
+leaving passes to the next one, so that no message goes unnoticed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from miniq.broker.clock import Clock, Timer
 
 
 class Waiter:
-    """One receive call that waits. Join before looking, so that nothing sent in between is missed."""
+    """A waiting receive. Join before the attempt, so that nothing sent in between is missed."""
 
     __slots__ = ("_future", "_waiters", "consumer", "queue", "woken")
 
@@ -63,11 +63,11 @@ class Waiters:
         self._timers: dict[str, tuple[int, Timer]] = {}
 
     def join(self, queue: str, consumer: str | None) -> Waiter:
-        """A place in the line of a queue, to be entered with `with`."""
+        """A context in which a receive waits for a queue."""
         return Waiter(self, queue, consumer)
 
     def wake(self, queue: str, recipient: str | None, count: int) -> None:
-        """`count` messages became ready in a queue: for anybody, or for one recipient."""
+        """`count` messages became ready in a queue, for any consumer or for one recipient."""
         waiting = self._queues.get(queue)
         if waiting is None:
             return
@@ -80,7 +80,7 @@ class Waiters:
                 return
 
     def wake_each(self, queue: str) -> None:
-        """Something may be ready for somebody: wake the first waiter of each consumer name."""
+        """Some messages may be ready: wake the first waiter of each consumer name."""
         seen: set[str | None] = set()
         for waiter in self._queues.get(queue, ()):
             if not waiter.woken and waiter.consumer not in seen:
@@ -88,18 +88,18 @@ class Waiters:
                 waiter.wake()
 
     def wake_everywhere(self) -> None:
-        """Anything may have happened: wake the first waiter of each consumer name in each queue."""
+        """Some messages may be ready in any queue."""
         for queue in self._queues:
             self.wake_each(queue)
 
     def wake_all(self) -> None:
-        """The broker closes: everybody looks once more and leaves."""
+        """The broker is closing: every receive tries once more and returns."""
         for waiting in self._queues.values():
             for waiter in waiting:
                 waiter.wake()
 
     def expect(self, queue: str, moment: int | None) -> None:
-        """A lease or delay in a queue ends at `moment`: look then. The earliest one counts."""
+        """A lease or delay in a queue ends at `moment`: wake waiters then. The earliest moment counts."""
         if moment is None or queue not in self._queues:
             return
         known = self._timers.get(queue)

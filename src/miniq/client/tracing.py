@@ -50,7 +50,7 @@ class Spans:
         """The call as it goes out: messages carry the context, unless they carry one of their own."""
         if not isinstance(call, Send) or is_table(call.drafts):
             return call
-        carried = tracing.carried()
+        carried = tracing.current_headers()
         if not carried:
             return call
         drafts = [
@@ -75,4 +75,4 @@ def _with(draft: Any, carried: dict[str, str]) -> dict[str, str]:
 
 def _header_lines() -> bytes:
     """The context of the call as lines of an HTTP request."""
-    return "".join(f"{name}: {value}\r\n" for name, value in tracing.carried().items()).encode()
+    return "".join(f"{name}: {value}\r\n" for name, value in tracing.current_headers().items()).encode()

@@ -1,1 +1,1 @@
-"""Doors to the broker: bytes in, one broker call, bytes out. No queue rules here."""
+"""The servers: bytes in, one broker call, bytes out. The queue rules are in `broker`."""

@@ -1,7 +1,7 @@
-"""The composition root: options → store → broker → wires, and an orderly end.
+"""Runs a broker as a server: options → store → broker → HTTP and ZeroMQ, and an orderly shutdown.
 
-On SIGTERM or SIGINT the server stops accepting, lets long polls return, finishes what it is answering, writes
-everything out and closes the store. A store that has failed ends the process with exit code 1.
+On SIGTERM or SIGINT the server stops accepting connections, lets long polls return, finishes requests in progress,
+flushes and closes the store. If the store fails, the process ends with exit code 1.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import ipaddress
 import logging
 import socket
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
+from typing import Any, cast
 
 import uvicorn
 from msgspec import Struct
@@ -24,10 +26,10 @@ from miniq.errors import InvalidRequest
 from miniq.options import Options
 from miniq.server.busy_poll import BusyPoll
 from miniq.server.http.app import HttpApp
-from miniq.server.http.fast_lane import fast_lane
+from miniq.server.http.fast_lane import FastLane
 from miniq.server.http.guard import Guard
 from miniq.server.tracing import ServerTracer
-from miniq.server.zmq import Doors
+from miniq.server.zmq import Endpoints
 from miniq.store import open_store, shown
 from miniq.tracing import exporting_provider
 
@@ -38,23 +40,23 @@ MOST_FILES = 65536
 
 
 class Ready(Struct, frozen=True):
-    """Where a broker that has started can be reached."""
+    """The addresses of a running broker."""
 
     http: str
     zmq: str | None
-    """The command server; None where ZeroMQ is off."""
+    """The command server; None if ZeroMQ is off."""
     store: str
     durability: str
 
     @property
     def line(self) -> str:
-        """One line for programs that start a broker and wait until it is ready."""
+        """The line that programs which start a broker wait for."""
         addresses = self.http if self.zmq is None else f"{self.http} {self.zmq}"
         return f"miniq ready: {addresses} store={self.store} durability={self.durability}"
 
 
 def run(options: Options, announce: Callable[[Ready], None]) -> int:
-    """Run a broker until it is told to stop; the exit code. `announce` is called once, when it is ready."""
+    """Run a broker until it is stopped, and return the exit code. `announce` is called when it is ready."""
     try:
         import uvloop
 
@@ -67,7 +69,7 @@ def run(options: Options, announce: Callable[[Ready], None]) -> int:
 
 
 async def serve(options: Options, announce: Callable[[Ready], None]) -> int:
-    """The same within an event loop."""
+    """`run` within an event loop."""
     async with Broker(open_store(options.store, options), options) as broker:
         if broker.keys.open and not is_loopback(options.host):
             raise InvalidRequest(
@@ -75,25 +77,30 @@ async def serve(options: Options, announce: Callable[[Ready], None]) -> int:
                 f"`miniq keys create NAME --allow '*' --store {options.store}`, or use 127.0.0.1",
                 field="host",
             )
-        broker.trends.start()
+        broker.spawn(broker.trends.run())
         if options.tracing:
             broker.tracer = ServerTracer(exporting_provider())
         with bind(options.host, options.port) as listener:
             busy_poll = BusyPoll(options.busy_poll)
-            doors = Doors(broker, options, busy_poll) if options.zmq else None
+            endpoints = Endpoints(broker, options, busy_poll) if options.zmq else None
             scheme = "https" if options.tls_cert else "http"
             host, port = listener.getsockname()[:2]
             http = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-            zmq = None if doors is None else await doors.open()
+            zmq = None if endpoints is None else await endpoints.open()
             ready = Ready(http, zmq, shown(options.store), options.durability)
-            server = _Server(_config(broker, options, busy_poll), broker, doors, lambda: announce(ready))
-            watch = asyncio.create_task(server.end_if_store_fails())
+            server = _Server(_config(broker, options, busy_poll), broker, endpoints, lambda: announce(ready))
+            serving = asyncio.create_task(server.serve(sockets=[listener]))
             try:
-                await server.serve(sockets=[listener])
+                while not serving.done():
+                    await asyncio.wait([serving], timeout=1)
+                    if broker.store.failure() is not None:  # a failed store stays failed: restart the process
+                        server.should_exit = True
+                await serving
             finally:
-                watch.cancel()
-                if doors is not None:
-                    await doors.close(0)
+                serving.cancel()
+                await asyncio.wait([serving])
+                if endpoints is not None:
+                    await endpoints.close(0)
         if broker.tracer is not None:
             await asyncio.to_thread(broker.tracer.close)
         failure = broker.store.failure()
@@ -111,11 +118,11 @@ _ADVICE = {
     errno.EACCES: ("choose a port from 1024 on with --port", "port"),
     errno.EADDRNOTAVAIL: ("name an address of this machine with --host", "host"),
 }
-"""What helps when the operating system refuses an address, and the option that it is about."""
+"""Advice for errors of `bind`, and the option it is about."""
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; `InvalidRequest` says why there is none, and which flag helps."""
+    """A listening socket; `InvalidRequest` if the address cannot be used."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.socket(family, socket.SOCK_STREAM)
@@ -156,11 +163,11 @@ def is_loopback(host: str) -> bool:
 
 
 def _config(broker: Broker, options: Options, busy_poll: BusyPoll) -> uvicorn.Config:
-    most = options.limits.request_bytes
+    limit = options.limits.request_bytes
     guard = Guard(broker.keys, options.allowed_hosts)
     return uvicorn.Config(
-        HttpApp(broker, most, guard).asgi,
-        http=fast_lane(broker, most, guard, busy_poll),
+        HttpApp(broker, limit, guard).asgi,
+        http=cast(Any, partial(FastLane, broker, limit, guard, busy_poll, {})),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -174,31 +181,25 @@ def _config(broker: Broker, options: Options, busy_poll: BusyPoll) -> uvicorn.Co
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, which announces when it is ready and shuts the broker down in order."""
+    """uvicorn, which announces when it is ready and shuts the broker down in an orderly way."""
 
     def __init__(
-        self, config: uvicorn.Config, broker: Broker, doors: Doors | None, announce: Callable[[], None]
+        self, config: uvicorn.Config, broker: Broker, endpoints: Endpoints | None, announce: Callable[[], None]
     ) -> None:
         super().__init__(config)
         self._broker = broker
-        self._doors = doors
+        self._endpoints = endpoints
         self._announce = announce
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if not self.should_exit:
             gc.collect()
-            gc.freeze()  # what is there by now stays, and need not be looked at again and again
+            gc.freeze()  # all objects up to here stay alive; spare later collections from traversing them
             self._announce()
 
-    async def end_if_store_fails(self) -> None:
-        """A store that has failed stays so: the process has to be started again."""
-        while self._broker.store.failure() is None:  # noqa: ASYNC110  stores have no event for it
-            await asyncio.sleep(1)
-        self.should_exit = True
-
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to shut down. uvicorn would raise the signal again at its end, which would end the process before
+        """Begin to shut down. uvicorn would raise the signal again when it has stopped, and so kill the process before
         the store is closed."""
         super().handle_exit(sig, frame)
         self._captured_signals.clear()
@@ -206,6 +207,6 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._broker.begin_shutdown()
         ends = [super().shutdown(sockets)]
-        if self._doors is not None:
-            ends.append(self._doors.close(GRACE))
+        if self._endpoints is not None:
+            ends.append(self._endpoints.close(GRACE))
         await asyncio.gather(*ends)

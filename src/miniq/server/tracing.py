@@ -1,7 +1,7 @@
-"""Spans of the server: one for each send, receive and ack, whatever the wire.
+"""The server's spans: one per send, receive and ack, over any protocol.
 
-Its parent is what the request carries (`traceparent`, over HTTP), else what the first message carries. A message that
-carries no context gets that of the server's span, so that its receiver can go on from there.
+Their parent is the trace context of the request (`traceparent`, HTTP only), else that of the first message. A message
+without a context gets that of the server's span, so that its consumer can continue the trace.
 """
 
 from __future__ import annotations
@@ -19,15 +19,12 @@ NAMES = frozenset({"send", "receive", "ack"})
 
 
 class ServerTracer:
-    """Writes down spans of a broker."""
+    """Records the spans of a broker."""
 
     def __init__(self, provider: Any) -> None:
-        self._provider = provider
         self._tracer = tracing.tracer(provider)
-
-    def close(self) -> None:
-        """Export what is left."""
-        self._provider.shutdown()
+        self.close = provider.shutdown
+        """Exports the remaining spans."""
 
     async def run(self, operation: Operation, broker: Broker, request: Request) -> Any:
         """Run an operation within its span."""
@@ -38,14 +35,14 @@ class ServerTracer:
         queue = request.path["queue"]
         with self._tracer.start_as_current_span(
             f"{operation.name} {queue}",
-            tracing.context_of(request.trace or _first(request.body)),
+            tracing.context_of(request.trace or _first_headers(request.body)),
             SpanKind.SERVER,
             tracing.attributes(operation.name, queue, _count(request.body)),
             record_exception=False,
             set_status_on_exception=False,
         ) as span:
             if operation.name == "send":
-                request.carried = tracing.carried()
+                request.trace_headers = tracing.current_headers()
             try:
                 reply = await perform(broker, operation, request)
             except BaseException as error:
@@ -58,8 +55,8 @@ class ServerTracer:
             return reply
 
 
-def _first(body: Any) -> Mapping[str, str] | None:
-    """The headers of the first message that is sent."""
+def _first_headers(body: Any) -> Mapping[str, str] | None:
+    """The headers of the first message of a send."""
     if not isinstance(body, shapes.SendBody):
         return None
     if isinstance(body.messages, list):

@@ -1,7 +1,5 @@
-"""HTTP on Starlette: all routes but the hot ones' fast lane, and how a request becomes a call.
-
-`prepare` and `answer` are shared with the fast lane, so both lanes speak alike.
-"""
+"""The ordinary lane of HTTP: a Starlette application with all routes. The fast lane uses its functions that read
+requests and describe errors."""
 
 from __future__ import annotations
 
@@ -24,13 +22,23 @@ from miniq.broker import Broker
 from miniq.errors import InvalidRequest, MiniQError, NoRoute, StoreUnavailable, TooLarge, WrongMedia, WrongMethod
 from miniq.message import JSON
 from miniq.server.http import console, event_stream, openapi, prometheus, report, short_routes
-from miniq.server.http.guard import Edge, Guard
-from miniq.server.operations import OPERATIONS, READERS, Operation, Request, authorise, bearer, fault, run
+from miniq.server.http.guard import Guard, GuardedApp
+from miniq.server.operations import (
+    OPERATIONS,
+    READERS,
+    Operation,
+    Request,
+    authorise,
+    bearer,
+    check_query,
+    fault,
+    run,
+)
 from miniq.server.streams import Streamed
 
 
 def prepare(operation: Operation, request: Request, raw: bytes, content_type: str) -> None:
-    """Read a request's body into its record. Without a content type it is taken for JSON."""
+    """Read the body of a request; without a content type it is JSON."""
     reader = READERS.get(operation.name)
     if reader is None:
         return
@@ -41,40 +49,31 @@ def prepare(operation: Operation, request: Request, raw: bytes, content_type: st
         return
     if not raw:
         if not operation.optional:
-            raise InvalidRequest("request: is empty; a JSON object is needed", field="request")
+            raise InvalidRequest("request: empty; send a JSON object", field="request")
         raw = b"{}" if request_format(content_type) == "json" else b"\x80"
     request.body = reader.read(raw, request_format(content_type))
 
 
 def is_arrow(content_type: str) -> bool:
-    """Whether a request came as an Arrow stream."""
+    """Whether a body is an Arrow stream."""
     return content_type[:40].partition(";")[0].strip().lower() == arrow.MEDIA
 
 
 def request_format(content_type: str) -> Format:
-    """In which format a request came; what comes in Arrow is answered in JSON."""
+    """The format of a request. Arrow requests are answered in JSON. A form is what `curl -d` sends by default; its body
+    must be JSON all the same."""
     kind = content_type.partition(";")[0].strip().lower()
-    if kind in ("", JSON, arrow.MEDIA) or kind.endswith("+json"):
+    if kind in ("", JSON, arrow.MEDIA, "application/x-www-form-urlencoded") or kind.endswith("+json"):
         return "json"
     if kind in (MSGPACK, "application/x-msgpack"):
         return "msgpack"
-    # What curl says of `-d` unless told otherwise; the body still has to be JSON.
-    if kind == "application/x-www-form-urlencoded":
-        return "json"
-    raise WrongMedia(
-        f"content-type: {content_type[:80]!r} is not spoken here; use {JSON} or {MSGPACK}", field="content-type"
-    )
+    text = f"content-type: {content_type[:80]!r} is not supported; use {JSON} or {MSGPACK}"
+    raise WrongMedia(text, field="content-type")
 
 
-def reply_format(accept: str, asked: Format) -> Format:
-    """In which format to answer: as accepted, else as asked."""
-    if not accept or accept == "*/*":
-        return asked
-    if "msgpack" in accept:
-        return "msgpack"
-    if "json" in accept:
-        return "json"
-    return asked
+def reply_format(accept: str, request: Format) -> Format:
+    """The format of a reply: the one accepted, else that of the request."""
+    return "msgpack" if "msgpack" in accept else "json" if "json" in accept else request
 
 
 class HttpApp:
@@ -88,39 +87,32 @@ class HttpApp:
         ]
         routes += short_routes.routes(broker, self.body)
         routes += [
-            Route(event_stream.PATH, self._events, methods=["GET"]),
-            Route(report.PATH, self._report, methods=["GET", "HEAD"]),
+            Route(event_stream.PATH, self._events),
+            Route(report.PATH, self._report),
             *console.routes(),
-            Route("/health", self._health, methods=["GET"]),
-            Route("/ready", self._ready, methods=["GET"]),
-            Route("/metrics", self._metrics, methods=["GET"]),
-            Route("/openapi.json", openapi.document, methods=["GET"]),
-            Route("/docs", openapi.page, methods=["GET"]),
-            Route("/docs.js", openapi.script, methods=["GET"]),
+            Route("/health", self._health),
+            Route("/ready", self._ready),
+            Route("/metrics", self._metrics),
+            Route("/openapi.json", openapi.document),
+            Route("/docs", openapi.page),
+            Route("/docs.js", openapi.script),
         ]
-        app = Starlette(
-            routes=routes,
-            exception_handlers={
-                ClientDisconnect: self._failed,
-                MiniQError: self._failed,
-                HTTPException: self._failed,
-                Exception: self._failed,
-            },
-        )
+        handled = (ClientDisconnect, MiniQError, HTTPException, Exception)
+        app = Starlette(routes=routes, exception_handlers=dict.fromkeys(handled, self._failed))
         app.router.redirect_slashes = False
-        self.asgi = Edge(app, guard, problem_response)
+        self.asgi = GuardedApp(app, guard, problem_response)
 
-    async def body(self, request: HTTPRequest, most: int | None = None) -> bytes:
+    async def body(self, request: HTTPRequest, limit: int | None = None) -> bytes:
         """The whole body of a request, up to the limit."""
-        most = most or self._max_request
+        limit = limit or self._max_request
         size = request.headers.get("content-length", "0")
-        if size.isdigit() and int(size) > most:
-            raise too_large(int(size), most)
+        if size.isdigit() and int(size) > limit:
+            raise too_large(int(size), limit)
         raw = bytearray()
         async for chunk in request.stream():
             raw += chunk
-            if len(raw) > most:
-                raise too_large(len(raw), most)
+            if len(raw) > limit:
+                raise too_large(len(raw), limit)
         return bytes(raw)
 
     def _endpoint(self, operation: Operation) -> Any:
@@ -128,27 +120,22 @@ class HttpApp:
             began = perf_counter()
             headers = http.headers
             content_type = headers.get("content-type", "")
-            most = self._broker.options.limits.upload_bytes if operation.name == "upload" else None
-            request = Request(
-                http.path_params,
-                _query(operation, http.query_params),
-                None,
-                "json",
-                bearer(headers.get("authorization")),
-                headers.get("idempotency-key"),
-            )
+            limit = self._broker.options.limits.upload_bytes if operation.name == "upload" else None
+            query = http.query_params
+            check_query(query, operation.in_query)
+            secret, call = bearer(headers.get("authorization")), headers.get("idempotency-key")
+            request = Request(http.path_params, query, None, "json", secret, call)
             if self._broker.tracer is not None:
-                request.trace = traced(headers)
-            authorise(self._broker, operation, request)  # before the body: who may not call fills no memory
-            raw = await self.body(http, most if is_arrow(content_type) else None)
+                request.trace = trace_context(headers)
+            authorise(self._broker, operation, request)  # before its body takes up memory
+            raw = await self.body(http, limit if is_arrow(content_type) else None)
             format = request.format = request_format(content_type) if raw else "json"
             prepare(operation, request, raw, content_type)
             accept = headers.get("accept", "")
             out = request.out = reply_format(accept, format)
             request.arrow = arrow.MEDIA in accept
             reply = await _while_connected(http, operation, run(self._broker, operation, request))
-            queue = self._broker.catalog.known(request.path.get("queue", ""))
-            self._broker.metrics.call("http", operation.name, queue, perf_counter() - began)
+            self._broker.metrics.call("http", operation.name, request.path.get("queue", ""), perf_counter() - began)
             if operation.reply.shape is None:
                 return Response(status_code=operation.status)
             if isinstance(reply, Streamed):
@@ -183,62 +170,63 @@ class HttpApp:
         return await event_stream.listen(self._broker, request)
 
     async def _failed(self, request: HTTPRequest, error: Exception) -> Response:
-        """Every error as a problem; the short routes have a shape of their own."""
+        """Answer an error with a problem; the short routes have their own error replies."""
         if isinstance(error, ClientDisconnect):
             return Response(status_code=499)
         allow = None
         if isinstance(error, HTTPException):
             allow = (error.headers or {}).get("Allow")
             error = _from_starlette(request, error)
-        ours = fault(request.url.path, error)
-        self._broker.metrics.errors["http", ours.code] += 1
-        response = problem_response(ours)
+        shown = fault(request.url.path, error)
+        self._broker.metrics.errors["http", shown.code] += 1
+        response = problem_response(shown)
         if allow is not None:
             response.headers["allow"] = allow
         return response
 
 
-def traced(headers: Mapping[str, str]) -> dict[str, str] | None:
-    """The trace context that a request carries."""
-    found = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
-    return found or None
+def trace_context(headers: Mapping[str, str]) -> dict[str, str] | None:
+    """The trace context of a request."""
+    return {name: headers[name] for name in ("traceparent", "tracestate") if name in headers} or None
 
 
-def too_large(size: int, most: int) -> TooLarge:
-    return TooLarge(f"request: {size} bytes; at most {most}", field="request")
+def too_large(size: int, limit: int) -> TooLarge:
+    return TooLarge(f"request: {size} bytes; at most {limit}", field="request")
+
+
+def error_headers(problem: shapes.Problem) -> list[tuple[str, str]]:
+    """The extra headers of a reply with an error."""
+    return _ERROR_HEADERS.get(problem.status, [])
+
+
+_ERROR_HEADERS = {503: [("retry-after", "1")], 401: [("www-authenticate", "Bearer")]}
 
 
 def problem_response(error: MiniQError) -> Response:
-    found = codec.problem(error)
-    headers = {}
-    if found.status == 503:
-        headers["retry-after"] = "1"
-    if found.status == 401:
-        headers["www-authenticate"] = "Bearer"
-    return Response(codec.encode_json(found), found.status, headers, PROBLEM)
+    problem = codec.problem(error)
+    return Response(codec.encode_json(problem), problem.status, dict(error_headers(problem)), PROBLEM)
 
 
 def authorise_read(broker: Broker, request: HTTPRequest) -> None:
-    """What shows the broker as a whole needs a key that may read everything."""
+    """Raise unless the caller may read all queues."""
     broker.keys.check(bearer(request.headers.get("authorization")), "read", None)
 
 
 async def _while_connected(http: HTTPRequest, operation: Operation, call: Any) -> Any:
-    """Wait for a call; a receive whose client goes away is taken back, and nothing more is claimed for one."""
+    """Wait for a call; a long poll is cancelled when its client disconnects."""
     if not operation.long_poll:
         return await call
     task = asyncio.ensure_future(call)
-    gone = asyncio.ensure_future(_disconnected(http))
+    disconnect = asyncio.ensure_future(_disconnected(http))
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             raise ClientDisconnect
         return task.result()
     finally:
-        gone.cancel()
-        if not task.done():
-            task.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        disconnect.cancel()
+        task.cancel()
+        await asyncio.gather(task, disconnect, return_exceptions=True)
 
 
 async def _disconnected(http: HTTPRequest) -> None:
@@ -246,21 +234,13 @@ async def _disconnected(http: HTTPRequest) -> None:
         pass
 
 
-def _query(operation: Operation, found: Mapping[str, str]) -> Mapping[str, str]:
-    for name in found:
-        if name not in operation.in_query:
-            known = ", ".join(operation.in_query) or "none"
-            raise InvalidRequest(f"{name[:80]}: there is no such parameter; there are: {known}", field=name[:80])
-    return found
-
-
 def _from_starlette(request: HTTPRequest, error: HTTPException) -> MiniQError:
     path = request.url.path[:200]
     if error.status_code == 404:
-        return NoRoute(f"there is nothing at {path}; see /docs")
+        return NoRoute(f"not found: {path}; see /docs")
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
-        return WrongMethod(f"{request.method[:20]} is not for {path}; use {allowed}")
+        return WrongMethod(f"{request.method[:20]} is not allowed for {path}; use {allowed}")
     return cast(MiniQError, InvalidRequest(str(error.detail)))
 
 

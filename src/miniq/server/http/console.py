@@ -54,9 +54,9 @@ def files() -> dict[str, File]:
 
 def routes() -> list[BaseRoute]:
     return [
-        Route("/", _home, methods=["GET"]),
-        Route("/console", _page, methods=["GET"]),
-        Route("/console/{file}", _file, methods=["GET"]),
+        Route("/", _home),
+        Route("/console", _page),
+        Route("/console/{file}", _file),
     ]
 
 
@@ -71,7 +71,7 @@ async def _page(request: Request) -> Response:
 async def _file(request: Request) -> Response:
     name = request.path_params["file"]
     if name not in files():
-        raise NoRoute(f"there is nothing at {request.url.path[:200]}; see /console")
+        raise NoRoute(f"not found: {request.url.path[:200]}; see /console")
     return _answer(request, name)
 
 

@@ -18,8 +18,7 @@ from miniq.api.operations import Stats
 from miniq.broker import Broker, rules
 from miniq.dispatch import Caller
 from miniq.errors import InvalidRequest, MiniQError
-from miniq.server.operations import BY_NAME, Request, authorise, bearer
-from miniq.server.query import number
+from miniq.server.operations import BY_NAME, Request, authorise, bearer, check_query, integer
 
 PARAMETERS = {"interval": float, "queue": str, "count": int}
 PATH = "/v1/events"
@@ -28,11 +27,9 @@ PATH = "/v1/events"
 async def listen(broker: Broker, http: HTTPRequest) -> StreamingResponse:
     """Check the request and return its event stream."""
     query = http.query_params
-    for name in query:
-        if name not in PARAMETERS:
-            raise InvalidRequest(f"{name[:80]}: no such parameter; use {', '.join(PARAMETERS)}", field=name[:80])
+    check_query(query, PARAMETERS)
     interval = _seconds(query.get("interval", "2"))
-    count = rules.check_count(number(query, "count", 2**31), "count", 1, 2**31)
+    count = rules.check_count(integer(query, "count") if "count" in query else 2**31, "count", 1, 2**31)
     request = Request({}, query, None, "json", bearer(http.headers.get("authorization")))
     authorise(broker, BY_NAME["stats"], request)
     first = await _stats_by_queue(broker, request)

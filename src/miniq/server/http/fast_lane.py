@@ -1,181 +1,238 @@
-"""The fast lane: the hot calls answered straight from the HTTP parser, with no ASGI in between.
+"""The fast lane: hot calls answered straight from the HTTP parser, without ASGI.
 
-It is a protocol for uvicorn on top of its own httptools protocol. A request that is not hot, or that comes
-while another one of its connection is still being answered, takes the ordinary way. Both lanes read requests
-and write answers with the same functions.
+It is a uvicorn protocol on top of uvicorn's own httptools protocol. Other requests, and requests that arrive while
+another one of their connection is being answered, take the ordinary lane (`app.py`). Both lanes read requests and write
+replies with the same functions.
+
+Clients repeat themselves: the request line and headers of a hot request are parsed into a `Head` once, and recognised
+by their bytes from then on.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import re
 import sys
+from collections.abc import Sequence
 from functools import partial
 from http import HTTPStatus
 from time import perf_counter
 from typing import Any
 
-from uvicorn.config import Config
+from msgspec import Struct
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-from uvicorn.server import ServerState
 
 from miniq.api import codec, shapes
 from miniq.api.codec import MSGPACK, PROBLEM
+from miniq.api.plain import LONE, Lone, SendReader
 from miniq.broker import Broker
-from miniq.broker.intake import begin
-from miniq.errors import BadRequest, MiniQError
-from miniq.message import JSON, Lease
+from miniq.errors import BadRequest, WrongMedia
+from miniq.message import JSON, PlainDrafts
 from miniq.server.busy_poll import BusyPoll
-from miniq.server.http.app import too_large
-from miniq.server.http.guard import ID, Guard, log, log_answer, new_id, number
-from miniq.server.http.request_head import Head, read_head
-from miniq.server.operations import fault, run
+from miniq.server.http.app import (
+    error_headers,
+    is_arrow,
+    prepare,
+    reply_format,
+    request_format,
+    too_large,
+    trace_context,
+)
+from miniq.server.http.guard import ID, Guard, Violation, given_id, log, log_answer, next_number
+from miniq.server.operations import OPERATIONS, READERS, Operation, Request, bearer, fault, give_back, run, start
 
-_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+_STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 _END = b"\r\n\r\n"
 _UPDATE = b"UPDATE /messages/"
 _UPGRADE = re.compile(rb"\r\nupgrade[ \t]*:", re.IGNORECASE)
-_JSON, _MSGPACK = JSON.encode(), MSGPACK.encode()
+_MEDIA = {"json": JSON.encode(), "msgpack": MSGPACK.encode()}
 _PROBLEM = PROBLEM.encode()
-KNOWN, KNOWN_BYTES = 1024, 1024
-"""How many beginnings of requests are remembered, and how long each may be."""
+_HOT = {operation.path.rpartition("/")[2].encode(): operation for operation in OPERATIONS if operation.hot}
+_PREFIX = b"/v1/queues/"
+_NO_QUERY: dict[str, str] = {}
+_SENDS = SendReader()
+MAX_HEADS, MAX_HEAD_BYTES = 1024, 1024
+"""How many heads are cached, and the size of the largest."""
+READ_TIMEOUT = 120.0
+"""Seconds that a request may take to arrive."""
 
 
-class HotCycle:
-    """One hot request and its answer; to uvicorn it looks like a request that is being answered."""
+class Head(Struct, frozen=True):
+    """The request line and headers of a hot request, parsed."""
 
-    response_complete = False
-    disconnected = False
-    more_body = False
-    message_event: _Nobody
-    task: asyncio.Task[Any] | None = None
-    size = 0
+    operation: Operation
+    queue: str
+    keep_alive: bool
+    content_type: str
+    secret: str | None
+    call: str | None
+    id: bytes | None
+    """The caller's request id."""
+    violation: Violation | None
+    trace: dict[str, str] | None
+    length: int
+    """Bytes of the body; -1 if the headers do not say."""
+    format: codec.Format | None
+    """Format of the body; None if it is Arrow or not supported."""
+    out: codec.Format
+    """Format of the reply."""
+    lone: Lone | None
+    """For a send, the reader of a lone plain message."""
 
-    def __init__(self, head: Head, lane: _FastLane) -> None:
-        self.head = head
-        self.lane = lane
-        self.keep_alive = head.keep_alive
-        self.began = perf_counter()
-        self.id = head.id or ID % number()
+    def request(self, raw: bytes, lone_body: bytes | None) -> Request:
+        """The request with this head and the body `raw`; `lone_body` if that is a lone plain message."""
+        path, format = {"queue": self.queue}, self.format
+        request = Request(path, _NO_QUERY, None, format or "json", self.secret, self.call, self.out, self.trace)
+        if not raw or format is None:
+            request.format = request_format(self.content_type) if raw else "json"
+            prepare(self.operation, request, raw, self.content_type)
+        elif self.lone is None:
+            request.body = READERS[self.operation.name].read(raw, format)
+        elif lone_body is None:
+            request.body = _SENDS.read_other(raw, format)
+        else:
+            request.body = PlainDrafts([lone_body], self.lone.content_type)
+        return request
 
 
-class _Begun:
-    """Beginnings of answers that were made before, for as long as they are right."""
+def read_head(
+    method: bytes, url: bytes, headers: Sequence[tuple[bytes, bytes]], keep_alive: bool, guard: Guard
+) -> Head | None:
+    """The head of a hot request, None if the request is not hot."""
+    if not url.startswith(_PREFIX) or method != b"POST":
+        return None
+    queue, _, call = url[len(_PREFIX) :].partition(b"/")
+    operation = _HOT.get(call)
+    if operation is None or b"%" in queue:
+        return None
+    fields = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(headers)}
+    content_type = fields.get("content-type", "")
+    format: codec.Format | None = "json"
+    if content_type not in ("", JSON):
+        try:
+            format = None if is_arrow(content_type) else request_format(content_type)
+        except WrongMedia:
+            format = None
+    length = int(fields["content-length"]) if "content-length" in fields else -1
+    body_format = (format if length else None) or "json"
+    return Head(
+        operation,
+        queue.decode("latin-1"),
+        keep_alive,
+        content_type,
+        bearer(fields["authorization"]) if "authorization" in fields else None,
+        fields.get("idempotency-key"),
+        given_id(fields["x-request-id"]) if "x-request-id" in fields else None,
+        guard.violation(fields.get("host", ""), fields.get("origin"), fields.get("sec-fetch-site"), False),
+        trace_context(fields) if "traceparent" in fields or "tracestate" in fields else None,
+        length,
+        format,
+        reply_format(fields["accept"], body_format) if "accept" in fields else body_format,
+        LONE[format] if operation.name == "send" and format is not None else None,
+    )
 
-    def __init__(self) -> None:
-        self.headers: list[tuple[bytes, bytes]] = []
-        self.heads: dict[tuple[int, bytes], bytes] = {}
 
-
-_begun = _Begun()
-
-
-class _Nobody:
-    """Stands where uvicorn would wake a task."""
+class _NoEvent:
+    """Takes the place of the event by which uvicorn wakes a request's task."""
 
     def set(self) -> None:
         pass
 
 
-HotCycle.message_event = _Nobody()
+class HotCycle:
+    """A hot request and its reply; uvicorn treats it like its own `RequestResponseCycle`."""
+
+    response_complete = False
+    disconnected = False
+    more_body = False
+    message_event = _NoEvent()
+    task: asyncio.Task[Any] | None = None
+    size = 0
+
+    def __init__(self, head: Head, lane: FastLane) -> None:
+        self.head = head
+        self.lane = lane
+        self.keep_alive = head.keep_alive
+        self.began = perf_counter()
+        self.id = head.id or ID % next_number()
 
 
-def fast_lane(broker: Broker, max_request: int, guard: Guard, busy_poll: BusyPoll) -> type[asyncio.Protocol]:
-    """The protocol class for the connections of a broker."""
-    known: dict[bytes, Head] = {}
-
-    class FastLane(_FastLane):
-        def __init__(
-            self,
-            config: Config,
-            server_state: ServerState,
-            app_state: dict[str, Any],
-            _loop: asyncio.AbstractEventLoop | None = None,
-        ) -> None:
-            super().__init__(config, server_state, app_state, _loop)
-            self.broker = broker
-            self.max_request = max_request
-            self.guard = guard
-            self.known = known
-            self.busy_poll = busy_poll
-            self.chatty = log.isEnabledFor(logging.DEBUG)
-
-    return FastLane
-
-
-class _FastLane(HttpToolsProtocol):
-    broker: Broker
-    max_request: int
-    guard: Guard
-    busy_poll: BusyPoll
-    known: dict[bytes, Head]
-    """What the same bytes said before: most clients repeat themselves, and need no parser then."""
-    read_timeout = 120.0
-    """Seconds that a request may take to arrive."""
-    chatty: bool
+class FastLane(HttpToolsProtocol):
+    """A connection. uvicorn calls it like its own protocol, with the arguments in `uvicorn`."""
 
     def __init__(
         self,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
+        broker: Broker,
+        max_request: int,
+        guard: Guard,
+        busy_poll: BusyPoll,
+        heads: dict[bytes, Head],
+        **uvicorn: Any,
     ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
+        super().__init__(**uvicorn)
+        self.broker = broker
+        self.max_request = max_request
+        self.guard = guard
+        self.busy_poll = busy_poll
+        self.heads = heads
+        """Cache of heads, shared by all connections."""
+        self.eager = broker.eager
+        self.logs_replies = log.isEnabledFor(logging.DEBUG)
         self._hot: HotCycle | None = None
         """The hot request that is being read."""
         self._parts: list[bytes] = []
-        """What has come of its body."""
-        self._said = b""
-        """The bytes of the request line and headers of the last request, if they came in one piece."""
+        """The pieces of its body so far."""
+        self._head_bytes = b""
+        """Request line and headers of the latest request, if they arrived in one piece."""
         self._head: Head | None = None
-        """What they say, if that is known."""
-        self._raw = b""
-        """The same bytes, while the parser reads them."""
-        self._rests_since = 0.0
-        """When the last answer was written; 0 while a request is being read or answered."""
-        self._reads_since = 0.0
-        """When the request that is being read began; 0 if none is."""
+        """The cached head for these bytes."""
+        self._unparsed = b""
+        """`_head_bytes` while the parser reads them."""
+        self._idle_since = 0.0
+        """When the last reply was written; 0 while a request is being read or answered."""
+        self._reading_since = 0.0
+        """When the first byte of the current request arrived; 0 if none is being read."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._rests_since = self.loop.time()
-        self._look_again(self.timeout_keep_alive)
+        self._idle_since = self.loop.time()
+        self._check_timeouts_in(self.timeout_keep_alive)
 
     def data_received(self, data: bytes) -> None:
-        if not self._reads_since and (self.cycle is None or self.cycle.response_complete):
+        if not self._reading_since and (self.cycle is None or self.cycle.response_complete):
             head = self._head
-            if head is None or not data.startswith(self._said):
+            if head is None or not data.startswith(self._head_bytes):
                 head = self._recall(data)
-            if head is not None and head.length == len(data) - len(self._said):
-                self._rests_since = 0.0
+            if head is not None and head.length == len(data) - len(self._head_bytes):
+                self._idle_since = 0.0
                 self.cycle = hot = HotCycle(head, self)  # type: ignore[assignment]
-                self._call(hot, data[len(self._said) :])
+                self._call(hot, data[len(self._head_bytes) :])
                 return
             if data.startswith(_UPDATE):
-                # The parser knows no method UPDATE, which the short routes promise: to them it is PATCH.
+                # The parser does not know the method UPDATE of the short routes, which treat it like PATCH.
                 data = b"PATCH" + data[len(b"UPDATE") :]
-            elif _UPGRADE.search(self._said):
-                # Who offers another protocol may be answered in this one, but the parser would skip the body then.
-                data = _UPGRADE.sub(b"\r\nx-upgrade:", self._said) + data[len(self._said) :]
-            self._raw = self._said
+            elif _UPGRADE.search(self._head_bytes):
+                # An offer to upgrade the protocol may be ignored, but it makes the parser skip the body.
+                data = _UPGRADE.sub(b"\r\nx-upgrade:", self._head_bytes) + data[len(self._head_bytes) :]
+            self._unparsed = self._head_bytes
         super().data_received(data)
 
     # The parser calls these
 
     def on_message_begin(self) -> None:
-        self._reads_since = self.loop.time()
+        self._reading_since = self.loop.time()
         self.url = b""
         self.headers = []
         self.expect_100_continue = False
         self._hot = None
 
     def on_headers_complete(self) -> None:
-        self._rests_since = 0.0
-        if self.parser.should_upgrade():  # in pieces, or behind another one
-            raise BadRequest("request: offers another protocol; leave out the header Upgrade", field="request")
+        self._idle_since = 0.0
+        if self.parser.should_upgrade():  # the header came in pieces, or in a pipelined request
+            raise BadRequest(
+                "request: upgrading the protocol is not supported; omit the header Upgrade", field="request"
+            )
         cycle: Any = self.cycle
         if cycle is None or cycle.response_complete:
             head = self._match()
@@ -189,7 +246,7 @@ class _FastLane(HttpToolsProtocol):
                 elif self.expect_100_continue:
                     self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
                 return
-        # What uvicorn prepares at the beginning of a message is made only now, for those who need it.
+        # Now do what uvicorn does at the beginning of a message: hot requests do not need it.
         headers, url, expect = self.headers, self.url, self.expect_100_continue
         super().on_message_begin()
         self.url, self.expect_100_continue = url, expect
@@ -202,7 +259,7 @@ class _FastLane(HttpToolsProtocol):
             super().on_body(body)
             return
         if hot.response_complete:
-            return  # the rest is read and forgotten: who is cut off while it writes may never see the answer
+            return  # read and discard the rest: a client that is cut off while it writes may never see the reply
         hot.size += len(body)
         if hot.size <= self.max_request:
             self._parts.append(body)
@@ -211,9 +268,9 @@ class _FastLane(HttpToolsProtocol):
             self.refuse(hot, too_large(hot.size, self.max_request))
 
     def on_message_complete(self) -> None:
-        self._reads_since = 0.0
-        if self._rests_since:  # it was answered before all of it was there
-            self._rests_since = self.loop.time()
+        self._reading_since = 0.0
+        if self._idle_since:  # it was answered before it had arrived completely
+            self._idle_since = self.loop.time()
         hot = self._hot
         if hot is None:
             super().on_message_complete()
@@ -224,17 +281,18 @@ class _FastLane(HttpToolsProtocol):
             parts, self._parts = self._parts, []
             self._call(hot, parts[0] if len(parts) == 1 else b"".join(parts))
 
+    # uvicorn calls these
+
     def connection_lost(self, exc: Exception | None) -> None:
         cycle: Any = self.cycle
         if isinstance(cycle, HotCycle) and cycle.task is not None and cycle.head.operation.name == "receive":
-            # Nobody is there to take the messages. A send or an ack goes on: it may be confirmed otherwise.
-            cycle.task.cancel()
+            cycle.task.cancel()  # nobody would get the messages; a send or an ack continues
         if self.timeout_keep_alive_task is not None:
             self.timeout_keep_alive_task.cancel()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Who does not read its answers is not heard either."""
+        """Stop reading requests of a client that does not read its replies."""
         super().pause_writing()
         self.flow.pause_reading()
 
@@ -244,34 +302,36 @@ class _FastLane(HttpToolsProtocol):
             self.flow.resume_reading()
 
     def send_400_response(self, msg: str) -> None:
-        """What is not HTTP gets a problem too, and the connection is closed."""
+        """Answer what is not HTTP with a problem too, and close the connection."""
         cycle: Any = self.cycle
         if cycle is not None and not cycle.response_complete and not cycle.more_body:
-            # The request before it has its answer first, and that is the last one.
+            # The previous request is answered first, and that is the last reply.
             cycle.keep_alive = False
-            self._reads_since = 0.0
+            self._reading_since = 0.0
             self.flow.pause_reading()
             return
-        raised = sys.exception()  # the parser passes on what is raised in the calls above
-        ours = raised.__context__ if raised is not None else None
-        if not isinstance(ours, BadRequest):
-            ours = BadRequest(f"request: {msg}", field="request")
-        body = codec.encode_json(codec.problem(ours))
+        raised = sys.exception()  # the parser wraps what the callbacks above raise
+        error = raised.__context__ if raised is not None else None
+        if not isinstance(error, BadRequest):
+            error = BadRequest(f"request: {msg}", field="request")
+        body = codec.encode_json(codec.problem(error))
         lines = b"content-type: %b\r\nx-request-id: %b\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
-        head = lines % (_PROBLEM, new_id(), len(body))
-        self.transport.write(_LINES[400] + head + body)
+        head = lines % (_PROBLEM, ID % next_number(), len(body))
+        self.transport.write(_STATUS_LINES[400] + head + body)
         self.transport.close()
 
-    # Inside
+    # Calls
 
     def _call(self, hot: HotCycle, raw: bytes) -> None:
-        """Make the call of a request that is there as a whole. A lone plain message is handed to the intake."""
+        """Make the call of a complete request. A lone plain message goes to the intake."""
         if self.busy_poll.last is not None:
             self.busy_poll.asked(self)
         head, broker = hot.head, self.broker
         try:
-            if head.doubt is not None or not broker.keys.open:
-                head.check(broker.keys)
+            if head.violation is not None:
+                head.violation.check(broker.keys)
+            if not broker.keys.open:
+                broker.keys.check(head.secret, head.operation.right, head.queue)
             lone = head.lone
             body = None if lone is None else lone.read(raw)
             if (
@@ -284,80 +344,69 @@ class _FastLane(HttpToolsProtocol):
         except Exception as error:
             self.refuse(hot, error)
             return
-        hot.task = begin(self.loop, call, partial(self._done, hot), eager=broker.eager)
+        hot.task = start(self.loop, call, partial(self._done, hot), eager=self.eager)
 
     def _recall(self, data: bytes) -> Head | None:
-        """What the beginning of a request said before, on any connection."""
-        place = data.find(_END)
-        self._said = data[: place + len(_END)] if place >= 0 else b""
-        self._head = self.known.get(self._said)
+        """The cached head that a request begins with."""
+        end = data.find(_END)
+        self._head_bytes = data[: end + len(_END)] if end >= 0 else b""
+        self._head = self.heads.get(self._head_bytes)
         return self._head
 
     def _match(self) -> Head | None:
-        """What these headers say if they begin a hot request, None if they begin another."""
-        raw, self._raw = self._raw, b""  # those that follow in the same piece have other headers
+        """The head that was parsed, None if the request is not hot."""
+        raw, self._unparsed = self._unparsed, b""  # pipelined requests in the same piece have other headers
         if raw and self._head is not None:
-            return self._head  # the same bytes as before, only that the body comes later
+            return self._head  # cached, but the body arrives later
         parser = self.parser
         keep_alive = parser.get_http_version() != "1.0" and parser.should_keep_alive()
         head = read_head(parser.get_method(), self.url, self.headers, keep_alive, self.guard)
         if head is None:
             return None
-        # The parser passes over empty lines: what begins with one does not end where it seems to.
+        # The parser skips empty lines, so the head of what begins with one does not end where it seems to.
         if (
             raw.startswith(b"POST ")
-            and len(raw) <= KNOWN_BYTES
+            and len(raw) <= MAX_HEAD_BYTES
             and 0 <= head.length <= self.max_request
             and not self.expect_100_continue
-            # Other requests are likely to begin with the same bytes, and these say all there is to know.
+            # These are likely to come again, and mean the same then.
             and head.keep_alive
             and (head.call, head.id, head.trace) == (None, None, None)
         ):
-            if len(self.known) >= KNOWN:
-                self.known.clear()
-            self.known[raw] = head
+            if len(self.heads) >= MAX_HEADS:
+                self.heads.clear()
+            self.heads[raw] = head
         return head
 
+    # Replies
+
     def _done(self, hot: HotCycle, reply: Any, error: Exception | None) -> None:
-        """The call is answered: so is the request."""
+        """Answer a request with the result of its call."""
         hot.task = None
         if error is not None:
             self.refuse(hot, error)
             return
-        operation, queue = hot.head.operation, hot.head.queue
-        if self.transport.is_closing() and operation.name == "receive" and reply.messages:
-            self._give_back(queue, reply)
-        self.broker.metrics.call("http", operation.name, self.broker.catalog.known(queue), perf_counter() - hot.began)
-        out = hot.head.out
-        head = self.beginning(operation.status, _JSON if out == "json" else _MSGPACK)
+        broker, operation, queue, out = self.broker, hot.head.operation, hot.head.queue, hot.head.out
+        if self.transport.is_closing() and operation.name == "receive":
+            give_back(broker, queue, reply)
+        broker.metrics.call("http", operation.name, queue, perf_counter() - hot.began)
+        head = self.reply_head(operation.status, _MEDIA[out])
         self.write(hot, operation.status, head, codec.encode(reply, out))
         self.busy_poll.answered(self)
 
-    def _give_back(self, queue: str, reply: shapes.MessagesReply) -> None:
-        """Messages were leased for a connection that is gone: they need not wait for their timeout."""
-        leases = [Lease(message.id, message.receipt) for message in reply.messages if message.receipt]
-        if leases:
-            task = self.loop.create_task(_quietly(self.broker, queue, leases))
-            self.tasks.add(task)
-            task.add_done_callback(self.tasks.discard)
-
     def refuse(self, hot: HotCycle, error: Exception) -> None:
-        ours = fault(hot.head.operation.name, error, hot.id)
-        self.broker.metrics.errors["http", ours.code] += 1
-        found = codec.problem(ours)
-        extra = b""
-        if found.status == 503:
-            extra = b"retry-after: 1\r\n"
-        elif found.status == 401:
-            extra = b"www-authenticate: Bearer\r\n"
-        self.write(hot, found.status, self.beginning(found.status, _PROBLEM), codec.encode_json(found), extra)
+        shown = fault(hot.head.operation.name, error, hot.id)
+        self.broker.metrics.errors["http", shown.code] += 1
+        problem = codec.problem(shown)
+        extra = b"".join(b"%b: %b\r\n" % (name.encode(), value.encode()) for name, value in error_headers(problem))
+        self.write(hot, problem.status, self.reply_head(problem.status, _PROBLEM), codec.encode_json(problem), extra)
 
     def write(self, hot: HotCycle, status: int, head: bytes, body: bytes, extra: bytes = b"") -> None:
-        """Answer a request, unless it is answered; `head` is the `beginning` of the answer."""
+        """Answer a request that has no reply yet; `head` is from `reply_head`."""
         if hot.response_complete:
             return
         hot.response_complete = True
-        if self.chatty:
+        if self.logs_replies:
             path = hot.head.operation.path.replace("{queue}", hot.head.queue)
             log_answer("POST", path, status, hot.began, hot.id)
         transport = self.transport
@@ -373,21 +422,20 @@ class _FastLane(HttpToolsProtocol):
         elif self.pipeline:
             self.on_response_complete()
         else:
-            self._rests_since = self.loop.time()
+            self._idle_since = self.loop.time()
 
-    def beginning(self, status: int, media: bytes) -> bytes:
-        """The beginning of an answer; it is the same until the date changes."""
-        given = self.server_state.default_headers
-        if _begun.headers is not given:
-            _begun.headers, _begun.heads = given, {}
-        head = _begun.heads.get((status, media))
-        if head is None:
-            lines = b"".join([b"%b: %b\r\n" % line for line in given])
-            head = _begun.heads[status, media] = b"%b%bcontent-type: %b\r\n" % (_LINES[status], lines, media)
-        return head
+    def reply_head(self, status: int, media: bytes) -> bytes:
+        """Status line and common headers of a reply; cached until uvicorn updates the date in them."""
+        defaults = self.server_state.default_headers
+        cached = _reply_heads.get((status, media))
+        if cached is None or cached[0] is not defaults:
+            lines = b"".join([b"%b: %b\r\n" % line for line in defaults])
+            cached = (defaults, b"%b%bcontent-type: %b\r\n" % (_STATUS_LINES[status], lines, media))
+            _reply_heads[status, media] = cached
+        return cached[1]
 
-    # A connection that says nothing is closed after a while, and so is one that takes for ever to say it. A timer for
-    # each request would cost more than the rest of it, so there is one for each connection, which looks how things are.
+    # A connection is closed that is idle for too long, or whose request takes too long to arrive. A timer per request
+    # would cost more than the rest of the request, so each connection has one timer that checks both.
 
     def on_response_complete(self) -> None:
         self.server_state.total_requests += 1
@@ -399,12 +447,12 @@ class _FastLane(HttpToolsProtocol):
             cycle, app = self.pipeline.pop()
             self._start_asgi_task(cycle, app)
             return
-        self._rests_since = self.loop.time()
+        self._idle_since = self.loop.time()
 
     def _unset_keepalive_if_required(self) -> None:
-        """Not by bytes alone: they may begin no request."""
+        """Keep the timer when bytes arrive: they may not begin a request."""
 
-    def _look_again(self, seconds: float) -> None:
+    def _check_timeouts_in(self, seconds: float) -> None:
         self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
 
     def timeout_keep_alive_handler(self) -> None:
@@ -412,18 +460,22 @@ class _FastLane(HttpToolsProtocol):
             return
         now = self.loop.time()
         left: float = self.timeout_keep_alive
-        if self._reads_since:
-            left = self._reads_since + self.read_timeout - now
-        elif self._rests_since:
-            left += self._rests_since - now
+        if self._reading_since:
+            left = self._reading_since + READ_TIMEOUT - now
+        elif self._idle_since:
+            left += self._idle_since - now
         if left > 0:
-            self._look_again(min(left, self.timeout_keep_alive))
+            self._check_timeouts_in(min(left, self.timeout_keep_alive))
         else:
             super().timeout_keep_alive_handler()
 
 
+_reply_heads: dict[tuple[int, bytes], tuple[list[tuple[bytes, bytes]], bytes]] = {}
+"""By status and media type: the default headers it was made with, and the head."""
+
+
 def _answer_sends(hots: list[HotCycle], answers: list[list[str]], error: Exception | None) -> None:
-    """Answer the requests of one put of the intake: its messages are on disk, or could not be sent."""
+    """Answer the requests of one batch of the intake: its messages are on disk, or could not be sent."""
     if error is not None:
         for hot in hots:
             hot.lane.refuse(hot, error)
@@ -436,13 +488,8 @@ def _answer_sends(hots: list[HotCycle], answers: list[list[str]], error: Excepti
     for hot, ids in zip(hots, answers, strict=True):
         if hot.head.out != format:
             format = hot.head.out
-            head = lane.beginning(201, _JSON if format == "json" else _MSGPACK)
+            head = lane.reply_head(201, _MEDIA[format])
             encode = codec.encode_json if format == "json" else codec.encode_msgpack
         hot.lane.write(hot, 201, head, encode(shapes.SentReply(ids)))
     if len(hots) == 1:
         lane.busy_poll.answered(lane)
-
-
-async def _quietly(broker: Broker, queue: str, leases: list[Lease]) -> None:
-    with contextlib.suppress(MiniQError):
-        await broker.release(queue, leases)

@@ -1,13 +1,12 @@
-"""What every HTTP request passes and every answer has, in both lanes: an id, a line in the log, and the question
-whether a browser asks for a page that is not ours.
+"""What both lanes do for every HTTP request and reply: request ids, the access log, and protection from other sites.
 
-A page of another site must not use a broker that its visitor can reach:
+A page of another site must not use a broker that its visitor's browser can reach:
 
-- A call that changes something is refused if its `Origin` is not the `Host` it was sent to, or if the browser says that
-  it comes from elsewhere (`Sec-Fetch-Site`). Programs send neither.
-- While there are no keys, a request for a `Host` that may be anybody's name is refused: such a name can be made to lead
-  to 127.0.0.1 (DNS rebinding), and its pages could then read everything. Addresses, `localhost`, names without a dot,
-  this machine's own name and those in the option `allowed_hosts` are fine. With keys, who has none gets nothing.
+- A call that changes something is refused if its `Origin` is not the `Host` it was sent to, or if the browser marks it
+  as coming from another site (`Sec-Fetch-Site`). Programs send neither header.
+- While no keys exist, a request whose `Host` could be any site's name is refused: such a name can be made to resolve to
+  127.0.0.1 (DNS rebinding), and its pages could then read everything. Addresses, `localhost`, names without a dot, this
+  machine's own name and those in the option `allowed_hosts` are accepted. Once keys exist, a page has none.
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ import logging
 import re
 import secrets
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import lru_cache
 from time import perf_counter
 from urllib.parse import urlsplit
 
@@ -32,97 +32,80 @@ from miniq.logs import REQUEST
 log = logging.getLogger("miniq.http")
 
 _ADDRESS = re.compile(r"\[[0-9a-f:.]+\]|\d+\.\d+\.\d+\.\d+")
-_GIVEN = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_READING = frozenset({"GET", "HEAD", "OPTIONS"})
-_TAKING = ("/messages", "/read_messages")
-"""Short routes that hand out messages on a GET."""
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+_RECEIVING_PATHS = ("/messages", "/read_messages")
+"""Short routes that receive messages with a GET."""
 
 ID = secrets.token_hex(4).encode() + b"-%x"
-"""The id of a request: one of this process, and its number."""
-number = itertools.count(1).__next__
+"""Format of a request id: a prefix for this process, and a number."""
+next_number = itertools.count(1).__next__
 
 
-def new_id() -> bytes:
-    return ID % number()
+def given_id(header: str | None) -> bytes | None:
+    """The caller's id for its request (X-Request-ID), None if it is missing or invalid."""
+    return header.encode() if header is not None and _REQUEST_ID.fullmatch(header) else None
 
 
-def given_id(said: str | None) -> bytes | None:
-    """The id that a caller gave to its request, None if it gave none or something else."""
-    return said.encode() if said is not None and _GIVEN.fullmatch(said) else None
-
-
-class Doubt(Struct, frozen=True):
-    """Why a request may be one that a browser was tricked into."""
+class Violation(Struct, frozen=True):
+    """Why a request may come from a page of another site."""
 
     text: str
     field: str
-    only_open: bool
-    """Whether it matters only while there are no keys."""
+    without_keys: bool = False
+    """Whether it matters only while no keys exist."""
 
     def check(self, keys: KeyRing) -> None:
-        if keys.open or not self.only_open:
+        if keys.open or not self.without_keys:
             raise CrossOrigin(self.text, field=self.field)
 
 
 class Guard:
-    """Tells requests of our own pages and of programs from those of other sites."""
+    """Tells requests of the console and of programs from those of other sites' pages."""
 
     def __init__(self, keys: KeyRing, allowed_hosts: str) -> None:
         self.keys = keys
         names = [name.strip().lower() for name in allowed_hosts.split(",")]
-        self._known = {*filter(None, names), socket.gethostname().lower()}
-        self._judged: dict[tuple[str | None, ...], Doubt | None] = {}
+        self._own_names = {*filter(None, names), socket.gethostname().lower()}
+        self.violation = lru_cache(1024)(self._violation)
 
-    def doubt(self, method: str, path: str, headers: Mapping[str, str]) -> Doubt | None:
-        """What is doubtful about a request, None if nothing is."""
-        host = headers.get("host", "").lower()
-        if method not in _READING or path.startswith(_TAKING):
-            origin = headers.get("origin")
+    def _violation(self, host: str, origin: str | None, fetch_site: str | None, is_safe: bool) -> Violation | None:
+        """What is wrong with a request that has these headers (`Host`, `Origin`, `Sec-Fetch-Site`)."""
+        host = host.lower()
+        if not is_safe:
             if origin is not None:
-                if not self._same(origin, host):
-                    return Doubt(f"origin: {origin[:80]!r} is not this broker ({host[:80]})", "origin", False)
-            elif headers.get("sec-fetch-site") in ("cross-site", "same-site"):
-                return Doubt("sec-fetch-site: a page of another site may not ask for this", "sec-fetch-site", False)
-        if not self._ours(host):
-            return Doubt(
-                f"host: {host[:80]!r} may be anybody's name, and there are no API keys; use 127.0.0.1 or localhost, "
-                "or add the name to allowed_hosts",
-                "host",
-                True,
-            )
-        return None
+                if not self._is_same(origin, host):
+                    return Violation(f"origin: {origin[:80]!r} is not this broker ({host[:80]})", "origin")
+            elif fetch_site in ("cross-site", "same-site"):
+                return Violation("sec-fetch-site: pages of other sites may not make this call", "sec-fetch-site")
+        if self._is_own(host):
+            return None
+        return Violation(
+            f"host: {host[:80]!r} could be any site's name, and no API keys exist; use 127.0.0.1 or localhost, "
+            "or add the name to allowed_hosts",
+            "host",
+            without_keys=True,
+        )
 
-    def usual(self, headers: Mapping[str, str]) -> Doubt | None:
-        """The same for a POST; those of one client are alike, and are judged once."""
-        get = headers.get
-        asked = (get("host"), get("origin"), get("sec-fetch-site"))
+    def _is_same(self, origin: str, host: str) -> bool:
         try:
-            return self._judged[asked]
-        except KeyError:
-            if len(self._judged) >= 1024:
-                self._judged.clear()
-            found = self._judged[asked] = self.doubt("POST", "", headers)
-            return found
-
-    def _same(self, origin: str, host: str) -> bool:
-        try:
-            found = urlsplit(origin.lower())
+            url = urlsplit(origin.lower())
         except ValueError:
             return False
-        return bool(found.netloc) and (found.netloc == host or found.hostname in self._known)
+        return bool(url.netloc) and (url.netloc == host or url.hostname in self._own_names)
 
-    def _ours(self, host: str) -> bool:
+    def _is_own(self, host: str) -> bool:
         name = re.sub(r":\d+$", "", host).rstrip(".")
         return (
             "." not in name
             or name.endswith(".localhost")
             or _ADDRESS.fullmatch(name) is not None
-            or name in self._known
+            or name in self._own_names
         )
 
 
-class Edge:
-    """The ordinary lane's edge, around its ASGI application."""
+class GuardedApp:
+    """An ASGI application behind a guard."""
 
     def __init__(self, app: ASGIApp, guard: Guard, refuse: Callable[[MiniQError], Response]) -> None:
         self._app = app
@@ -131,8 +114,8 @@ class Edge:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         began = perf_counter()
-        said = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        id = given_id(said.get("x-request-id")) or new_id()
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        id = given_id(headers.get("x-request-id")) or ID % next_number()
         REQUEST.set(id.decode())
         method, path = scope["method"], scope["path"]
 
@@ -142,13 +125,14 @@ class Edge:
                 log_answer(method, path, message["status"], began, id)
             await send(message)
 
-        doubt = self._guard.doubt(method, path, said)
+        is_safe = method in _SAFE_METHODS and not path.startswith(_RECEIVING_PATHS)
+        origin, fetch_site = headers.get("origin"), headers.get("sec-fetch-site")
+        violation = self._guard.violation(headers.get("host", ""), origin, fetch_site, is_safe)
         try:
             if path.startswith("/v1/") and b"%2f" in scope.get("raw_path", b"").lower():
-                # Decoded it leads to another route, which nobody asked for.
-                raise NoRoute(f"there is nothing at {path[:200]}: no name has a slash in it; see /docs")
-            if doubt is not None:
-                doubt.check(self._guard.keys)
+                raise NoRoute(f"not found: {path[:200]}; names cannot contain a slash; see /docs")
+            if violation is not None:
+                violation.check(self._guard.keys)
         except (NoRoute, CrossOrigin) as error:
             await self._refuse(error)(scope, receive, answer)
             return
@@ -156,7 +140,7 @@ class Edge:
 
 
 def log_answer(method: str, path: str, status: int, began: float, id: bytes) -> None:
-    """A line for each answer, for those who want that many. The query is left out: it may hold a receipt."""
+    """Log a reply at level debug. The query is left out: it may contain a receipt."""
     if log.isEnabledFor(logging.DEBUG):
         ms = round((perf_counter() - began) * 1000, 2)
         about = {"request": id.decode(), "method": method, "path": path[:300], "status": status, "ms": ms}

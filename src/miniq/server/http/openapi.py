@@ -32,20 +32,6 @@ _ERRORS = {
 }
 
 
-_EVENT = {
-    "type": "object",
-    "properties": {
-        "event": {"enum": ["stats", "problem"]},
-        "data": {
-            "type": "string",
-            "contentMediaType": JSON,
-            "contentSchema": {"$ref": "#/components/schemas/StatsEvent"},
-        },
-    },
-}
-"""One server-sent event."""
-
-
 _DESCRIPTION = (
     "A message broker. Durations are in seconds, timestamps are RFC 3339 in UTC. Requests and replies are JSON or "
     "MessagePack (application/msgpack); errors are RFC 9457 problems with a stable `code`."
@@ -64,49 +50,29 @@ def build() -> bytes:
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method.lower()] = _describe(operation)
-    for path, summary in (
-        ("/health", "Liveness: the process is running"),
-        ("/ready", "Readiness: the store accepts writes"),
-    ):
-        paths[path] = {
-            "get": {
-                "operationId": path[1:],
-                "summary": summary,
-                "tags": ["broker"],
-                "responses": {
-                    code: _content(shapes.HealthReply, text) for code, text in (("200", "Yes"), ("503", "No"))
-                },
-            }
-        }
-    paths[event_stream.PATH] = {
-        "get": {
-            "operationId": "events",
-            "summary": "Stream the statistics of all queues, or of one, as server-sent events",
-            "description": "Sends an event `stats` every `interval` seconds and ends after `count` events. "
-            "Requires the permission `read`.",
-            "tags": ["broker"],
-            "parameters": _query(event_stream.PARAMETERS),
-            "responses": {
-                "200": {
-                    "description": "A stream of events",
-                    "content": {"text/event-stream": {"schema": _EVENT}},
-                },
-                **{code: _content(shapes.Problem, text, PROBLEM) for code, text in _ERRORS.items()},
-            },
-        }
-    }
-    paths[report.PATH] = {
-        "get": {
-            "operationId": "report",
-            "summary": "The latest page written by `miniq pipeline report`",
-            "description": "Requires the permission `read` on all queues.",
-            "tags": ["broker"],
-            "responses": {
-                "200": {"description": "The page", "content": {"text/html": {"schema": {"type": "string"}}}},
-                **{code: _content(shapes.Problem, text, PROBLEM) for code, text in _ERRORS.items()},
-            },
-        }
-    }
+    health = {code: _content(shapes.HealthReply, text) for code, text in (("200", "Yes"), ("503", "No"))}
+    paths["/health"] = _get("health", "Liveness: the process is running", health)
+    paths["/ready"] = _get("ready", "Readiness: the store accepts writes", health)
+    data = {"type": "string", "contentMediaType": JSON, "contentSchema": _ref(shapes.StatsEvent)}
+    event = {"type": "object", "properties": {"event": {"enum": ["stats", "problem"]}, "data": data}}
+    paths[event_stream.PATH] = _get(
+        "events",
+        "Stream the statistics of all queues, or of one, as server-sent events",
+        {
+            "200": {"description": "A stream of events", "content": {"text/event-stream": {"schema": event}}},
+            **_problems(),
+        },
+        description="Sends an event `stats` every `interval` seconds and ends after `count` events. "
+        "Requires the permission `read`.",
+        parameters=_query(event_stream.PARAMETERS),
+    )
+    page = {"description": "The page", "content": {"text/html": {"schema": {"type": "string"}}}}
+    paths[report.PATH] = _get(
+        "report",
+        "The latest page written by `miniq pipeline report`",
+        {"200": page, **_problems()},
+        description="Requires the permission `read` on all queues.",
+    )
     document = {
         "openapi": "3.1.0",
         "info": {"title": "MiniQ", "version": metadata.version("miniq"), "description": _DESCRIPTION},
@@ -118,6 +84,15 @@ def build() -> bytes:
         "security": [{}, {"key": []}],
     }
     return msgspec.json.format(msgspec.json.encode(document), indent=1)
+
+
+def _get(name: str, summary: str, responses: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """A route outside the table of operations."""
+    return {"get": {"operationId": name, "summary": summary, "tags": ["broker"], "responses": responses, **more}}
+
+
+def _problems() -> dict[str, Any]:
+    return {code: _content(shapes.Problem, text, PROBLEM) for code, text in _ERRORS.items()}
 
 
 def _kinds(operation: Operation) -> list[Any]:
@@ -140,7 +115,7 @@ def _describe(operation: Operation) -> dict[str, Any]:
             str(operation.status): {"description": "Success"}
             if operation.reply.shape is None
             else _content(operation.reply.shape, "Success"),
-            **{code: _content(shapes.Problem, text, PROBLEM) for code, text in _ERRORS.items()},
+            **_problems(),
         },
     }
     if operation.body is not None:
@@ -161,13 +136,9 @@ def _query(parameters: Mapping[str, type]) -> list[dict[str, Any]]:
 
 
 def _tag(operation: Operation) -> str:
-    return (
-        "messages"
-        if "message" in operation.path or operation.hot
-        else "queues"
-        if "queues" in operation.path
-        else "broker"
-    )
+    if "message" in operation.path or operation.hot:
+        return "messages"
+    return "queues" if "queues" in operation.path else "broker"
 
 
 def _path_schema(name: str) -> dict[str, str]:

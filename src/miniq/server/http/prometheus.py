@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -36,14 +37,11 @@ class _BrokerCollector(Collector):
         )
         for info in self._queues:
             counts = info.counts
-            depth.add_metric([info.name, "ready"], counts.ready)
-            depth.add_metric([info.name, "delayed"], counts.delayed)
-            depth.add_metric([info.name, "leased"], counts.leased)
+            for state in ("ready", "delayed", "leased"):
+                depth.add_metric([info.name, state], getattr(counts, state))
             size.add_metric([info.name], counts.bytes)
             oldest.add_metric([info.name], 0 if counts.oldest is None else max(0, now - counts.oldest) / SECOND)
-        yield depth
-        yield size
-        yield oldest
+        yield from (depth, size, oldest)
         metrics = self._broker.metrics
         events = CounterMetricFamily("miniq_messages", "Messages by queue and event", labels=["queue", "event"])
         for (queue, event), count in metrics.messages.items():
@@ -57,11 +55,8 @@ class _BrokerCollector(Collector):
             "miniq_call_seconds", "Duration of calls, long polling included", labels=["wire", "call", "queue"]
         )
         for (wire, name, queue), latency in metrics.calls.items():
-            total = 0
-            buckets: list[tuple[str, float]] = []
-            for bound, count in zip([*map(str, BUCKETS), "+Inf"], latency.buckets, strict=True):
-                total += count
-                buckets.append((bound, total))
+            bounds = [*map(str, BUCKETS), "+Inf"]
+            buckets: list[tuple[str, float]] = [*zip(bounds, itertools.accumulate(latency.buckets), strict=True)]
             calls.add_metric([wire, name, queue], buckets, latency.total)
         yield calls
         commits = getattr(self._broker.store, "commits", None)

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from datetime import UTC, datetime
-from email.utils import format_datetime
+from email.utils import formatdate
 
 from starlette.responses import Response
 
-from miniq.errors import NotFound
+from miniq.errors import NotFound, TooLarge
 
 PATH = "/v1/report"
 MAX_BYTES = 64 * 1024 * 1024
@@ -35,5 +34,10 @@ async def answer(path: str | None) -> Response:
 
 def _read(path: str) -> tuple[bytes, str]:
     with open(path, "rb") as file:
-        modified = datetime.fromtimestamp(os.fstat(file.fileno()).st_mtime, UTC)
-        return file.read(MAX_BYTES), format_datetime(modified, usegmt=True)
+        status = os.fstat(file.fileno())
+        text = file.read(MAX_BYTES + 1)
+        if len(text) > MAX_BYTES:
+            raise TooLarge(
+                f"{PATH}: the report has {status.st_size} bytes; at most {MAX_BYTES} can be shown", field="report"
+            )
+        return text, formatdate(status.st_mtime, usegmt=True)

@@ -17,11 +17,12 @@ from miniq.api import codec
 from miniq.broker import Broker
 from miniq.errors import InvalidRequest, MiniQError
 from miniq.message import JSON, NEVER, Draft, Stored
-from miniq.server.operations import bearer
-from miniq.server.query import number
+from miniq.server.operations import bearer, integer
 
 QUEUE = "default"
 ReadBody = Callable[[HTTPRequest], Awaitable[bytes]]
+Handler = Callable[[HTTPRequest], Awaitable[Response]]
+ErrorReply = Callable[[MiniQError, int], dict[str, Any]]
 
 _reader = codec.Reader(dict[str, Any])
 
@@ -29,23 +30,44 @@ _reader = codec.Reader(dict[str, Any])
 def routes(broker: Broker, read: ReadBody) -> list[BaseRoute]:
     """The short routes of a broker."""
     short = _Short(broker, read)
-    table = [
-        Route("/push_message", short.push_message, methods=["POST"]),
-        Route("/read_messages", short.read_messages, methods=["GET"]),
-        Route("/messages/produce", short.produce, methods=["POST"]),
-        Route("/messages/consume", short.consume, methods=["GET"]),
-        Route("/messages/{id}", short.delete, methods=["DELETE"]),
-        Route("/messages/{id}", short.update, methods=["PUT", "PATCH", "UPDATE"]),
-        Route("/dev/messages", short.all, methods=["GET"]),
-        Route("/dev/messages/status", short.by_status, methods=["GET"]),
-        Route("/dev/messages/count", short.count, methods=["GET"]),
-        Route("/messages", short.post, methods=["POST"]),
-        Route("/messages", short.take, methods=["GET"]),
+    return [
+        _route("/push_message", ["POST"], short.push_message, _data_error),
+        _route("/read_messages", ["GET"], short.read_messages, _data_error),
+        _route("/messages/produce", ["POST"], short.produce, _message_error),
+        _route("/messages/consume", ["GET"], short.consume),
+        _route("/messages/{id}", ["DELETE"], short.delete),
+        _route("/messages/{id}", ["PUT", "PATCH", "UPDATE"], short.update),
+        _route("/dev/messages", ["GET", "HEAD"], short.list_all),
+        _route("/dev/messages/status", ["GET", "HEAD"], short.list_by_status),
+        _route("/dev/messages/count", ["GET", "HEAD"], short.count),
+        _route("/messages", ["POST"], short.post),
+        _route("/messages", ["GET"], short.take),
     ]
-    for route in table:
-        if route.endpoint in (short.read_messages, short.consume, short.take) and route.methods:
-            route.methods.discard("HEAD")  # Starlette adds it; HEAD would receive messages and discard them
-    return list[BaseRoute](table)
+
+
+def _error(error: MiniQError, status: int) -> dict[str, Any]:
+    return {"success": False, "error": error.text, "code": error.code}
+
+
+def _data_error(error: MiniQError, status: int) -> dict[str, Any]:
+    return {"success": False, "data": error.text}
+
+
+def _message_error(error: MiniQError, status: int) -> dict[str, Any]:
+    return {"message": error.text, "status": "error", "statusCode": status}
+
+
+def _route(path: str, methods: list[str], handler: Handler, error_reply: ErrorReply = _error) -> Route:
+    async def endpoint(request: HTTPRequest) -> Response:
+        try:
+            return await handler(request)
+        except MiniQError as error:
+            status = codec.STATUS.get(error.code, 500)
+            return _answer(error_reply(error, status), status)
+
+    route = Route(path, endpoint, methods=methods)
+    route.methods = set(methods)  # Starlette adds HEAD to GET; here it would receive messages and discard them
+    return route
 
 
 class _Short:
@@ -54,142 +76,105 @@ class _Short:
         self._read = read
 
     async def push_message(self, request: HTTPRequest) -> Response:
-        try:
-            fields = await self._fields(request, "send", "msg")
-            (id,) = await self._broker.send(QUEUE, [_draft(fields["msg"])])
-        except MiniQError as error:
-            return _answer({"success": False, "data": error.text}, _status(error))
-        return _answer({"success": True, "data": {"message_id": id}})
+        return _answer({"success": True, "data": {"message_id": await self._send(request, "msg")}})
+
+    async def produce(self, request: HTTPRequest) -> Response:
+        id = await self._send(request, "message")
+        return _answer({"message": "Message produced", "status": "success", "statusCode": 201, "id": id}, 201)
+
+    async def post(self, request: HTTPRequest) -> Response:
+        return _answer({"id": await self._send(request, "text")}, 201)
 
     async def read_messages(self, request: HTTPRequest) -> Response:
-        try:
-            self._check(request, "receive")
-            seconds = _seconds(request, "turn_around_time")
-            received = await self._receive(seconds, self._broker.options.limits.batch)
-        except MiniQError as error:
-            return _answer({"success": False, "data": error.text}, _status(error))
+        received = await self._receive(request, "turn_around_time")
         messages = [{"id": stored.message.id, "msg": _body(stored), **_state_fields(stored)} for stored in received]
         return _answer({"success": True, "data": messages})
 
-    async def produce(self, request: HTTPRequest) -> Response:
-        try:
-            fields = await self._fields(request, "send", "message")
-            (id,) = await self._broker.send(QUEUE, [_draft(fields["message"])])
-        except MiniQError as error:
-            return _answer({"message": error.text, "status": "error", "statusCode": _status(error)}, _status(error))
-        return _answer({"message": "Message produced", "status": "success", "statusCode": 201, "id": id}, 201)
-
     async def consume(self, request: HTTPRequest) -> Response:
-        try:
-            self._check(request, "receive")
-            seconds = _seconds(request, "visibility_timeout")
-            limit = number(request.query_params, "limit", self._broker.options.limits.batch)
-            received = await self._receive(seconds, limit)
-        except MiniQError as error:
-            return _refused(error)
+        received = await self._receive(request, "visibility_timeout", "limit")
         messages = [{"id": stored.message.id, "message": _body(stored), **_state_fields(stored)} for stored in received]
         return _answer(messages)
 
+    async def take(self, request: HTTPRequest) -> Response:
+        self._check(request, "receive")
+        received = await self._broker.receive(QUEUE, mode="at-most-once")
+        return _answer({"text": _body(received[0])}) if received else Response(status_code=204)
+
     async def delete(self, request: HTTPRequest) -> Response:
-        try:
-            self._check(request, "receive")
-            done = await self._broker.ack_by_id(QUEUE, request.path_params["id"])
-        except MiniQError as error:
-            return _refused(error)
+        self._check(request, "receive")
+        done = await self._broker.ack_by_id(QUEUE, request.path_params["id"])
         return _answer({"success": done}, 200 if done else 404)
 
     async def update(self, request: HTTPRequest) -> Response:
-        try:
-            fields = await self._fields(request, "manage", "message")
-            draft = _draft(fields["message"])
-            done = await self._broker.edit_by_id(QUEUE, request.path_params["id"], draft.body, draft.content_type)
-        except MiniQError as error:
-            return _refused(error)
+        body = await self._read_field(request, "manage", "message")
+        done = await self._broker.edit_by_id(QUEUE, request.path_params["id"], body, JSON)
         return _answer({"success": done}, 200 if done else 404)
 
-    async def all(self, request: HTTPRequest) -> Response:
-        return await self._show(request, None)
-
-    async def by_status(self, request: HTTPRequest) -> Response:
-        try:
-            return await self._show(request, _state(request))
-        except MiniQError as error:
-            return _refused(error)
-
     async def count(self, request: HTTPRequest) -> Response:
-        try:
-            self._check(request, "read")
-            counts = (await self._broker.queue(QUEUE)).counts
-            state = _state(request) if "status" in request.query_params else None
-        except MiniQError as error:
-            return _refused(error)
+        self._check(request, "read")
+        counts = (await self._broker.queue(QUEUE)).counts
+        status = _status(request) if "status" in request.query_params else None
         numbers = {None: counts.total, "processing": counts.leased, "unprocessed": counts.ready + counts.delayed}
-        return _answer({"count": numbers[state]})
+        return _answer({"count": numbers[status]})
 
-    async def post(self, request: HTTPRequest) -> Response:
-        try:
-            fields = await self._fields(request, "send", "text")
-            (id,) = await self._broker.send(QUEUE, [_draft(fields["text"])])
-        except MiniQError as error:
-            return _refused(error)
-        return _answer({"id": id}, 201)
+    async def list_by_status(self, request: HTTPRequest) -> Response:
+        return await self.list_all(request, _status(request))
 
-    async def take(self, request: HTTPRequest) -> Response:
-        try:
-            self._check(request, "receive")
-            received = await self._broker.receive(QUEUE, mode="at-most-once")
-        except MiniQError as error:
-            return _refused(error)
-        if not received:
-            return Response(status_code=204)
-        return _answer({"text": _body(received[0])})
+    async def list_all(self, request: HTTPRequest, wanted: str | None = None) -> Response:
+        self._check(request, "read")
+        listed: list[dict[str, Any]] = []
+        now = self._broker.clock.now()
+        after: str | None = None
+        size, limits = 0, self._broker.options.limits
+        while True:
+            page = await self._broker.peek(QUEUE, after=after, limit=limits.batch)
+            for stored in page.messages:
+                status = "processing" if stored.status(now) == "leased" else "unprocessed"
+                if wanted in (None, status):
+                    fields = {"message": _body(stored), "status": status, **_state_fields(stored)}
+                    listed.append({"id": stored.message.id, **fields})
+                    size += stored.message.size
+                    if len(listed) >= limits.batch or size >= limits.response_bytes:
+                        return _answer(listed)
+            after = page.next
+            if after is None:
+                return _answer(listed)
 
     # Inside
 
     def _check(self, request: HTTPRequest, verb: str) -> None:
         self._broker.keys.check(bearer(request.headers.get("authorization")), verb, QUEUE)
 
-    async def _fields(self, request: HTTPRequest, verb: str, required: str) -> dict[str, Any]:
-        """The request's JSON object, which must have exactly the required field."""
+    async def _read_field(self, request: HTTPRequest, verb: str, name: str) -> bytes:
+        """The value, as JSON, of the only field of the request's JSON object."""
         self._check(request, verb)
-        raw = await self._read(request)
-        fields: dict[str, Any] = _reader.read(raw, "json")
-        if required not in fields:
-            raise InvalidRequest(f'{required}: is required, as in {{"{required}": …}}', field=required)
-        for name in fields:
-            if name != required:
-                raise InvalidRequest(f"{name[:80]}: no such field; use {required}", field=name[:80])
-        return fields
+        fields: dict[str, Any] = _reader.read(await self._read(request), "json")
+        if name not in fields:
+            raise InvalidRequest(f'{name}: is required, as in {{"{name}": …}}', field=name)
+        for other in fields:
+            if other != name:
+                raise InvalidRequest(f"{other[:80]}: no such field; use {name}", field=other[:80])
+        return msgspec.json.encode(fields[name])
 
-    async def _receive(self, seconds: float | None, limit: int) -> list[Stored]:
+    async def _send(self, request: HTTPRequest, field: str) -> str:
+        body = await self._read_field(request, "send", field)
+        (id,) = await self._broker.send(QUEUE, [Draft(body)])
+        return id
+
+    async def _receive(self, request: HTTPRequest, timeout_name: str, limit_name: str | None = None) -> list[Stored]:
+        """Receive with the visibility timeout and limit in these query parameters."""
+        self._check(request, "receive")
+        query = request.query_params
+        seconds, limit = None, self._broker.options.limits.batch
+        if limit_name is not None and limit_name in query:
+            limit = integer(query, limit_name)
+        if timeout_name in query:
+            try:
+                seconds = float(query[timeout_name])
+            except ValueError:
+                text = f"{timeout_name}: {query[timeout_name][:80]!r} is not a number of seconds"
+                raise InvalidRequest(text, field=timeout_name) from None
         return await self._broker.receive(QUEUE, max=limit, visibility_timeout=seconds)
-
-    async def _show(self, request: HTTPRequest, state: str | None) -> Response:
-        try:
-            self._check(request, "read")
-            listed: list[dict[str, Any]] = []
-            now = self._broker.clock.now()
-            after: str | None = None
-            size, limits = 0, self._broker.options.limits
-            while True:
-                page = await self._broker.peek(QUEUE, after=after, limit=self._broker.options.limits.batch)
-                for stored in page.messages:
-                    status = "processing" if stored.status(now) == "leased" else "unprocessed"
-                    if state in (None, status):
-                        fields = {"message": _body(stored), "status": status, **_state_fields(stored)}
-                        listed.append({"id": stored.message.id, **fields})
-                        size += stored.message.size
-                        if len(listed) >= limits.batch or size >= limits.response_bytes:
-                            return _answer(listed)
-                after = page.next
-                if after is None:
-                    return _answer(listed)
-        except MiniQError as error:
-            return _refused(error)
-
-
-def _draft(value: Any) -> Draft:
-    return Draft(msgspec.json.encode(value))
 
 
 def _body(stored: Stored) -> Any:
@@ -207,30 +192,11 @@ def _state_fields(stored: Stored) -> dict[str, Any]:
     }
 
 
-def _state(request: HTTPRequest) -> str:
-    state = request.query_params.get("status", "")
-    if state not in ("processing", "unprocessed"):
-        raise InvalidRequest(f"status: {state[:80]!r} is invalid; use processing or unprocessed", field="status")
-    return state
-
-
-def _seconds(request: HTTPRequest, name: str) -> float | None:
-    text = request.query_params.get(name)
-    if text is None:
-        return None
-    try:
-        return float(text)
-    except ValueError:
-        raise InvalidRequest(f"{name}: {text[:80]!r} is not a number of seconds", field=name) from None
-
-
-def _status(error: MiniQError) -> int:
-    return codec.STATUS.get(error.code, 500)
-
-
-def _refused(error: MiniQError) -> Response:
-    status = _status(error)
-    return _answer({"success": False, "error": error.text, "code": error.code}, status)
+def _status(request: HTTPRequest) -> str:
+    status = request.query_params.get("status", "")
+    if status not in ("processing", "unprocessed"):
+        raise InvalidRequest(f"status: {status[:80]!r} is invalid; use processing or unprocessed", field="status")
+    return status
 
 
 def _answer(reply: Any, status: int = 200) -> Response:

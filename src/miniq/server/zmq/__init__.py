@@ -1,6 +1,6 @@
-"""The ZeroMQ server: `commands.py` parses requests, `router.py` runs one socket in the event loop, `endpoints.py` opens
-the command server and the producer and consumer endpoints, and `curve.py` checks client keys."""
+"""The ZeroMQ server: `endpoints.py` opens the command server and the producer and consumer endpoints, `router.py` runs
+one socket in the event loop, and `commands.py` parses requests."""
 
-from miniq.server.zmq.endpoints import Doors
+from miniq.server.zmq.endpoints import Endpoints
 
-__all__ = ["Doors"]
+__all__ = ["Endpoints"]

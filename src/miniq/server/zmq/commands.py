@@ -1,14 +1,15 @@
-"""What a ZeroMQ request asks for: `{"type", "payload"}` becomes the operation and request that HTTP makes of a route.
+"""Parses ZeroMQ requests: `{"type", "payload"}` becomes an operation and its request, as a route does over HTTP.
 
-Every operation is a command under its own name in capitals; `NAMES` holds those that are called otherwise as well.
-A payload is one object with the names of the operation's path, query and body. No I/O.
+Every operation is a command under its own name in capitals; `NAMES` has further names. A payload is one object with the
+fields of the operation's path, query and body. No I/O.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from contextlib import suppress
+from typing import Any, Literal, NamedTuple, cast
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
@@ -18,7 +19,7 @@ from miniq.api import codec, shapes
 from miniq.api.codec import Format, Reader
 from miniq.api.operation import plain_type
 from miniq.api.plain import UNREADABLE, DataOne, PlainOne, check_text
-from miniq.errors import BadRequest, InvalidRequest
+from miniq.errors import BadRequest, InvalidRequest, MiniQError
 from miniq.message import Lease, PlainDrafts
 from miniq.server.operations import BY_NAME, OPERATIONS, Operation, Request
 
@@ -33,171 +34,150 @@ NAMES = {
     "RELEASE_MSG": "release",
     "EXTEND_MSG": "extend",
 }
-"""Commands that are called otherwise than their operation."""
+"""Further names of commands, and their operations."""
 
-OPENS = {"PRODUCE_MSG": "producer", "CONSUME": "consumer"}
-"""Commands that, with no more than a queue, ask for an endpoint's address instead."""
+ENDPOINTS = {"PRODUCE_MSG": "producer", "CONSUME": "consumer"}
+"""Commands that, with nothing but a queue, ask for the address of an endpoint."""
 
 CANCEL = "CANCEL"
 _SENDS = re.compile(rb'\{"type": ?"(SEND|PRODUCE_MSG)"')
-BEGINNING = 200
-"""Bytes of a request in which the name `messages` is looked for; a queue's name may come before it."""
 _EMPTY = {"json": b"{}", "msgpack": b"\x80"}
 
 
 class Payload:
-    """How the payload of one operation is read: one record made of its path, query and body."""
+    """Reads the payloads of one operation, as one record of its path, query and body."""
 
     def __init__(self, operation: Operation) -> None:
         self.operation = operation
         self._body = None if operation.body is None else operation.body.shape
-        self._there = getattr(self._body, "__struct_fields__", ())
+        self._body_fields = getattr(self._body, "__struct_fields__", ())
         self._is_map = self._body is not None and not isinstance(self._body, type)
-        self._leases = "leases" in self._there
+        self._leases = "leases" in self._body_fields
         self._reader = Reader(dict[str, Any] if self._is_map else self._kind())
 
     def _kind(self) -> type[Struct]:
-        operation, there = self.operation, self._there
+        operation = self.operation
         bases = () if self._body is None else (self._body,)
         fields: list[Any] = [
-            (name, str if name in ("queue", "id") else str | int) for name in operation.in_path if name not in there
+            (name, str if name in ("queue", "id") else str | int)
+            for name in operation.in_path
+            if name not in self._body_fields
         ]
         fields += [(name, _queried(info), info.default) for name, info in operation.in_query.items()]
-        if self._leases:  # one lease may be given by itself
+        if self._leases:  # a single lease may be given as id and receipt
             fields += [("leases", list[Lease] | UnsetType, UNSET), ("id", str | None, None)]
             fields += [("receipt", str | None, None)]
         return msgspec.defstruct(operation.name, fields, bases=bases, kw_only=True, forbid_unknown_fields=True)
 
     def read(self, raw: bytes | Raw, format: Format) -> Request:
-        """The request that a payload makes."""
-        found = self._reader.read(bytes(raw) or _EMPTY[format], format)
+        """The request of a payload."""
+        record = self._reader.read(bytes(raw) or _EMPTY[format], format)
         if self._is_map:
-            path = {name: _text(found, name) for name in self.operation.in_path}
-            return Request(path, {}, found, format, out=format)
+            path = {name: _pop_text(record, name) for name in self.operation.in_path}
+            return Request(path, {}, record, format, out=format)
         if self._leases:
-            _gather(found)
-        path = {name: str(getattr(found, name)) for name in self.operation.in_path}
-        query = {}
-        for name in self.operation.in_query:
-            value = getattr(found, name)
-            if value is not None:
-                query[name] = str(value)
-        return Request(path, query, None if self._body is None else found, format, out=format)
+            _gather_leases(record)
+        path = {name: str(getattr(record, name)) for name in self.operation.in_path}
+        query = {
+            name: str(getattr(record, name)) for name in self.operation.in_query if getattr(record, name) is not None
+        }
+        return Request(path, query, None if self._body is None else record, format, out=format)
 
 
 def _queried(info: FieldInfo) -> Any:
-    """The type of a field that HTTP has in a query; moments are texts."""
+    """The type of a field that HTTP has in the query; timestamps are text."""
     kind = plain_type(info)
     return kind | None if kind is int else str | None
 
 
 class SendPayload(Payload):
-    """The payload of a send. Most are JSON, or bytes in MessagePack, with nothing beside the bodies, which needs no
-    record per message."""
+    """The payload of a send. Most have nothing but bodies, as JSON or as bytes in MessagePack, and need no record per
+    message."""
 
     def read(self, raw: bytes | Raw, format: Format) -> Request:
-        data = bytes(raw)
-        try:
-            if format == "json":
-                return (_plain_many(data) if _has_many(data) else _plain_single(data)).request()
-            return (_data_many(data) if b"messages" in data[:BEGINNING] else _data_single(data)).request()
-        except UNREADABLE:
-            pass  # it says more, or is wrong: then the other way says how
+        with suppress(*UNREADABLE):  # else it has other fields, or is invalid: the general way tells
+            payload: PlainPayload | DataPayload = (_plain_payload if format == "json" else _data_payload)(bytes(raw))
+            if payload.is_send:
+                return payload.request()
         return super().read(raw, format)
 
 
-class _PlainMany(Struct, forbid_unknown_fields=True):
+class PlainPayload(Struct, forbid_unknown_fields=True):
+    """A send in JSON with nothing but its body or bodies."""
+
     queue: str
-    messages: list[PlainOne]
+    body: Raw | UnsetType = UNSET
+    messages: list[PlainOne] | UnsetType = UNSET
+
+    @property
+    def is_send(self) -> bool:
+        return (self.body is UNSET) is not (self.messages is UNSET)
 
     def request(self) -> Request:
-        bodies = [bytes(one.body) for one in self.messages]
+        bodies = [bytes(self.body)] if self.messages is UNSET else [bytes(each.body) for each in self.messages]  # type: ignore[arg-type]
         return Request({"queue": self.queue}, {}, PlainDrafts(bodies), "json", out="json")
 
 
-class _PlainSingle(Struct, forbid_unknown_fields=True):
+class DataPayload(Struct, forbid_unknown_fields=True):
+    """A send in MessagePack with nothing but bytes."""
+
     queue: str
-    body: Raw
+    data: bytes | UnsetType = UNSET
+    messages: list[DataOne] | UnsetType = UNSET
+
+    @property
+    def is_send(self) -> bool:
+        return (self.data is UNSET) is not (self.messages is UNSET)
 
     def request(self) -> Request:
-        return Request({"queue": self.queue}, {}, PlainDrafts([bytes(self.body)]), "json", out="json")
-
-
-class _DataMany(Struct, forbid_unknown_fields=True):
-    queue: str
-    messages: list[DataOne]
-
-    def request(self) -> Request:
-        bodies = PlainDrafts([one.data for one in self.messages], codec.OCTETS)
-        return Request({"queue": self.queue}, {}, bodies, "msgpack", out="msgpack")
-
-
-class _DataSingle(Struct, forbid_unknown_fields=True):
-    queue: str
-    data: bytes
-
-    def request(self) -> Request:
-        return Request({"queue": self.queue}, {}, PlainDrafts([self.data], codec.OCTETS), "msgpack", out="msgpack")
+        bodies = [self.data] if self.messages is UNSET else [each.data for each in self.messages]
+        drafts = PlainDrafts(cast(list[bytes], bodies), codec.OCTETS)
+        return Request({"queue": self.queue}, {}, drafts, "msgpack", out="msgpack")
 
 
 class PlainSend(Struct, forbid_unknown_fields=True):
-    """The command of a send that says nothing else. It is read in one go, payload and all."""
+    """The command of a plain send, decoded together with its payload."""
 
     type: Literal["SEND", "PRODUCE_MSG"]
-    payload: Any
+    payload: PlainPayload
     api_key: str | None = None
     idempotency_key: str | None = None
 
 
-class _SendMany(PlainSend):
-    payload: _PlainMany
+_plain_payload = msgspec.json.Decoder(PlainPayload).decode
+_data_payload = msgspec.msgpack.Decoder(DataPayload).decode
+_plain_send = msgspec.json.Decoder(PlainSend).decode
 
 
-class _SendSingle(PlainSend):
-    payload: _PlainSingle
-
-
-_plain_many = msgspec.json.Decoder(_PlainMany).decode
-_plain_single = msgspec.json.Decoder(_PlainSingle).decode
-_data_many = msgspec.msgpack.Decoder(_DataMany).decode
-_data_single = msgspec.msgpack.Decoder(_DataSingle).decode
-_send_many = msgspec.json.Decoder(_SendMany).decode
-_send_single = msgspec.json.Decoder(_SendSingle).decode
-
-
-def _has_many(data: bytes) -> bool:
-    return b'"messages":' in data[:BEGINNING]
-
-
-def _text(found: dict[str, Any], name: str) -> str:
-    """Take one name out of a payload whose other names are anybody's."""
-    if name not in found:
+def _pop_text(payload: dict[str, Any], name: str) -> str:
+    """Take a field of the path out of a payload whose other fields are the body."""
+    if name not in payload:
         raise InvalidRequest(f"{name}: is required", field=name)
-    value = found.pop(name)
+    value = payload.pop(name)
     if not isinstance(value, str):
         raise InvalidRequest(f"{name}: {value!r:.80} is not text", field=name)
     return value
 
 
-def _gather(found: Any) -> None:
-    """One lease that was given by itself becomes a list of one. An `id` alone is left to the command."""
-    if found.leases is not UNSET:
-        if found.id is not None or found.receipt is not None:
-            raise InvalidRequest("leases: given beside id and receipt; give one or many", field="leases")
-    elif found.id is None:
+def _gather_leases(payload: Any) -> None:
+    """Turn a single lease into a list. An `id` alone is left to the command."""
+    if payload.leases is not UNSET:
+        if payload.id is not None or payload.receipt is not None:
+            raise InvalidRequest("leases: cannot be combined with id and receipt", field="leases")
+    elif payload.id is None:
         raise InvalidRequest("leases: is required (or id and receipt, for one)", field="leases")
-    elif found.receipt is not None:
-        found.leases = [Lease(found.id, found.receipt)]
+    elif payload.receipt is not None:
+        payload.leases = [Lease(payload.id, payload.receipt)]
 
 
-class Ask(NamedTuple):
-    """One request, understood: the operation and its request, or the endpoint to open, or receives to take back."""
+class Invocation(NamedTuple):
+    """A parsed command: an operation with its request, or the name of the endpoint whose address is wanted."""
 
     operation: Operation | None
     request: Request
     shape: Callable[[Any], Any] | None = None
-    """What is made of the operation's reply, where it is not the answer."""
-    opens: str | None = None
+    """Converts the operation's reply, where the command has another one."""
+    endpoint: str | None = None
 
 
 _PAYLOADS = {
@@ -205,7 +185,7 @@ _PAYLOADS = {
     for operation in OPERATIONS
 }
 COMMANDS: dict[str, str] = {operation.command: operation.name for operation in OPERATIONS} | NAMES
-"""Every command, and the operation it is."""
+"""Every command and its operation."""
 
 _SHAPES: dict[str, Callable[[Any], Any]] = {"QUEUE_SIZE": lambda reply: shapes.SizeReply(reply.counts.total)}
 
@@ -220,7 +200,7 @@ _names = Reader(dict[str, Raw])
 
 
 def format_of(body: bytes) -> Format:
-    """In which format a request is: an object in JSON begins with a brace, one in MessagePack does not."""
+    """The format of a request, by its first byte: that of a map in MessagePack, or anything else."""
     if not body:
         return "json"
     first = body[0]
@@ -228,59 +208,54 @@ def format_of(body: bytes) -> Format:
 
 
 def is_send(body: bytes) -> bool:
-    """Whether a request is surely a send, or asks where to send to."""
+    """Whether a request is certainly a send, or asks for the producer endpoint."""
     return _SENDS.match(body) is not None
 
 
-def read_command(body: bytes, format: Format, usual: str | None) -> shapes.Command | PlainSend:
-    """The command in a request. On an endpoint, which has a `usual` one, a payload may come without any."""
+def read_command(body: bytes, format: Format, default: str | None) -> shapes.Command | PlainSend:
+    """The command in a request. An endpoint has a `default` command, whose payload may come by itself."""
     if not body:
-        raise InvalidRequest('request: is empty; send {"type": ..., "payload": {...}}', field="request")
-    if usual is not None and _typed.read(body, format).type is UNSET:
-        return shapes.Command(usual, Raw(body))
+        raise InvalidRequest('request: empty; send {"type": ..., "payload": {...}}', field="request")
+    if default is not None and _typed.read(body, format).type is UNSET:
+        return shapes.Command(default, Raw(body))
     if is_send(body):
-        try:
+        with suppress(*UNREADABLE):  # else it has other fields, or is invalid: the general way tells
             check_text(body)
-            return _send_many(body) if _has_many(body) else _send_single(body)
-        except UNREADABLE:
-            pass  # it says more, or is wrong: then the other way says how
+            send = _plain_send(body)
+            if send.payload.is_send:
+                return send
     command: shapes.Command = _command.read(body, format)
     return command
 
 
-def understand(command: shapes.Command | PlainSend, format: Format, only: frozenset[str] | None) -> Ask:
-    """What a command asks for. An endpoint takes `only` some operations; the command server all of them."""
+def resolve(command: shapes.Command | PlainSend, format: Format, allowed: frozenset[str] | None) -> Invocation:
+    """The operation and request of a command. An endpoint has some `allowed` operations, the command server all."""
     type = command.type
     name = COMMANDS.get(type)
     if name is None:
-        raise BadRequest(f"type: {type[:80]!r} is no command; there are {', '.join(sorted(COMMANDS))}", field="type")
-    if only is not None and name not in only:
-        raise BadRequest(f"type: {type} is not for this endpoint; ask the command server", field="type")
-    if isinstance(command, PlainSend):
-        request: Request = command.payload.request()
-        request.call = command.idempotency_key
-        return Ask(BY_NAME[name], request)
-    raw = b"" if command.payload is UNSET else command.payload
-    if only is None and type in OPENS and _names.read(bytes(raw) or _EMPTY[format], format).keys() <= {"queue"}:
-        return Ask(None, Request({}, {}, None, format, out=format), opens=OPENS[type])
-    request = _PAYLOADS[name].read(raw, format)
+        raise BadRequest(f"type: {type[:80]!r} is unknown; use one of {', '.join(sorted(COMMANDS))}", field="type")
+    if allowed is not None and name not in allowed:
+        raise BadRequest(f"type: {type} is not available at this endpoint; use the command server", field="type")
     operation = BY_NAME[name]
-    if request.body is not None and getattr(request.body, "leases", None) is UNSET:
-        operation = _alone(type, request)
+    if isinstance(command, PlainSend):
+        request = command.payload.request()
+        request.call = command.idempotency_key
+        return Invocation(operation, request)
+    raw = b"" if command.payload is UNSET else command.payload
+    if allowed is None and type in ENDPOINTS and _names.read(bytes(raw) or _EMPTY[format], format).keys() <= {"queue"}:
+        return Invocation(None, Request({}, {}, None, format, out=format), endpoint=ENDPOINTS[type])
+    request = _PAYLOADS[name].read(raw, format)
     request.call = command.idempotency_key
-    return Ask(operation, request, _SHAPES.get(type))
+    if request.body is not None and getattr(request.body, "leases", None) is UNSET:
+        # An id without a receipt: only DELETE_MSG accepts that, for a message that is not leased.
+        if type != "DELETE_MSG":
+            raise InvalidRequest("receipt: is required", field="receipt")
+        operation = BY_NAME["remove"]
+        request.path = {**request.path, "id": request.body.id}
+        request.body = None
+    return Invocation(operation, request, _SHAPES.get(type))
 
 
-def _alone(type: str, request: Request) -> Operation:
-    """An id without a receipt: a message that nobody leases may be deleted so, and nothing else be done."""
-    if type != "DELETE_MSG":
-        raise InvalidRequest("receipt: is required", field="receipt")
-    request.path = {**request.path, "id": request.body.id}
-    request.body = None
-    return BY_NAME["remove"]
-
-
-def refusal(error: Any, format: Format) -> bytes:
+def refusal(error: MiniQError, format: Format) -> bytes:
     """An error as a reply."""
-    found = shapes.CommandError(error.code, error.text, error.field)
-    return codec.encode(shapes.CommandRefusal(False, found), format)
+    return codec.encode(shapes.CommandRefusal(False, shapes.CommandError(error.code, error.text, error.field)), format)

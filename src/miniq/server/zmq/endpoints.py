@@ -2,6 +2,8 @@
 
 An endpoint with a fixed port is opened at start. One on any free port (0) is opened when a client first asks the
 command server for its address, which no client can know before.
+
+With CURVE, only clients whose public key is registered can connect.
 """
 
 from __future__ import annotations
@@ -15,11 +17,10 @@ from zmq.auth.asyncio import AsyncioAuthenticator
 
 from miniq.api import shapes
 from miniq.broker import Broker
-from miniq.broker.keyring import CurvePair
+from miniq.broker.keyring import CurvePair, KeyRing
 from miniq.errors import InvalidRequest
 from miniq.options import Options
 from miniq.server.busy_poll import BusyPoll
-from miniq.server.zmq.curve import guard, require
 from miniq.server.zmq.router import Router
 
 log = logging.getLogger("miniq.zmq")
@@ -33,8 +34,21 @@ _ALLOWED_OPERATIONS = {
 }
 
 
-class Doors:
-    """The sockets: `await doors.open()`, and `await doors.close()` before the broker closes."""
+_DOMAIN = "miniq"
+
+
+class _AllowList:
+    """Credentials provider: the authenticator calls it during each handshake."""
+
+    def __init__(self, keys: KeyRing) -> None:
+        self._keys = keys
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        return self._keys.curve_identity(key.decode("ascii")) is not None
+
+
+class Endpoints:
+    """The sockets: `await endpoints.open()`, and `await endpoints.close()` before the broker closes."""
 
     def __init__(self, broker: Broker, options: Options, busy_poll: BusyPoll) -> None:
         self._broker = broker
@@ -51,11 +65,13 @@ class Doors:
         options = self._options
         if options.curve:
             self._pair = await self._broker.keys.own_pair()
-            self._authenticator = guard(self._context, self._broker.keys)
+            self._authenticator = AsyncioAuthenticator(self._context)
+            self._authenticator.start()
+            self._authenticator.configure_curve_callback(_DOMAIN, _AllowList(self._broker.keys))
             log.info("ZeroMQ requires CURVE; the broker's public key is %s", self._pair.public)
         try:
             for name in ("command", "producer", "consumer"):
-                if name == "command" or self._port(name):
+                if name == "command" or getattr(options, f"{name}_port"):
                     self._open(name)
         except BaseException:
             await self.close(0)
@@ -74,28 +90,28 @@ class Doors:
 
     # Inside
 
-    def _port(self, name: str) -> int:
-        port: int = getattr(self._options, f"{name}_port")
-        return port
-
     def _open(self, name: str) -> None:
         options = self._options
-        opener = self._endpoint if name == "command" else None
-        router = Router(
+        self._routers[name] = router = Router(
             self._context,
             self._broker,
             options.limits.request_bytes,
             self._busy_poll,
-            usual=_DEFAULT_COMMAND.get(name),
-            only=_ALLOWED_OPERATIONS.get(name),
-            opener=opener,
+            default_command=_DEFAULT_COMMAND.get(name),
+            allowed_operations=_ALLOWED_OPERATIONS.get(name),
+            open_endpoint=self._endpoint if name == "command" else None,
         )
-        self._routers[name] = router
         if self._pair is not None:
-            require(router.socket, self._pair)
-        field, port = f"{name}_port", self._port(name)
+            router.socket.curve_server = True
+            router.socket.curve_publickey = self._pair.public.encode()
+            router.socket.curve_secretkey = self._pair.secret.encode()
+            router.socket.zap_domain = _DOMAIN.encode()
+        field = f"{name}_port"
+        port: int = getattr(options, field)
         try:
-            self._ports[name] = router.bind(_numeric(options.host), port)
+            # The library binds to numeric addresses only. HTTP has resolved the same name before.
+            address = socket.getaddrinfo(options.host, None, type=socket.SOCK_STREAM)[0][4][0]
+            self._ports[name] = router.bind(str(address), port)
         except zmq.ZMQError as error:
             raise InvalidRequest(
                 f"{field}: cannot listen on {options.host}:{port}: {error.strerror}; choose another port with "
@@ -114,11 +130,3 @@ class Doors:
         if host in ("0.0.0.0", "::"):  # noqa: S104  not an address to connect to
             host = socket.gethostname()
         return f"tcp://[{host}]:{self._ports[name]}" if ":" in host else f"tcp://{host}:{self._ports[name]}"
-
-
-def _numeric(host: str) -> str:
-    """Resolve a host name: the library binds to numeric addresses only."""
-    try:
-        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
-    except OSError as error:
-        raise InvalidRequest(f"host: {host!r} is not an address of this machine: {error}", field="host") from None
