@@ -33,9 +33,9 @@ from tests.serving import Served, serving
 WRONG_URLS = [
     ("", "no host"),
     ("/v1", "no host"),
-    ("a b", "no host name"),
-    ("a b/", "no host name"),
-    ("h:0", "0 is no port"),
+    ("a b", "not a host name"),
+    ("a b/", "not a host name"),
+    ("h:0", "0 is not a port"),
     ("h:99999", "ort"),
     ("h:x", "ort"),
     ("[::1", "IPv6"),

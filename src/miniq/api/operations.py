@@ -307,7 +307,7 @@ OPERATIONS: tuple[Operation[Any], ...] = (
         Peek, "peek", "GET", f"{QUEUE}/messages", "read", "Browse messages without consuming",
         replies.PAGE, table=tables.read_messages_page,
     ),
-    Operation(Get, "get", "GET", f"{QUEUE}/messages/{{id}}", "read", "Get one message, not consuming it", replies.MESSAGE),
+    Operation(Get, "get", "GET", f"{QUEUE}/messages/{{id}}", "read", "Get a message without a lease", replies.MESSAGE),
     Operation(
         ReleaseOne, "release_one", "POST", f"{QUEUE}/messages/{{id}}/release", "manage",
         "Release a message that any consumer holds", replies.RELEASED_ONE,

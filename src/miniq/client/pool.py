@@ -14,17 +14,16 @@ from collections import deque
 from time import monotonic
 from typing import Any, Protocol
 
-from miniq.api.operations import Receive, Release
+from miniq.api.operations import Receive
 from miniq.client._sync.attempts import Attempts
 from miniq.client.exchange import Exchange
-from miniq.message import Lease, Stored
+from miniq.client.give_back import release_of
+from miniq.message import Stored
 
 IDLE = 30.0
 """Seconds after which a connection that nobody used is dropped; the server keeps it for longer."""
 SPARE = 64
 """Most connections that are kept for later."""
-LAST_WORDS = 1.0
-"""Seconds to wait for the messages of a receive that was interrupted, to give them back."""
 
 
 class Connection(Protocol):
@@ -140,13 +139,11 @@ class Pool(Attempts):
     def _give_back(self, connection: Connection, exchange: Exchange) -> None:
         """A receive was interrupted. The broker is told; messages that it had sent by then are released, so that
         they need not wait for the end of their lease."""
-        call = exchange.call
-        if not isinstance(call, Receive) or call.mode == "at-most-once":
-            return
         with contextlib.suppress(Exception):
-            leases = [Lease(stored.message.id, stored.receipt or "") for stored in connection.last_words(exchange)]
-            if leases:
-                self._attempt(self._prepare(Release(call.queue, leases)), monotonic())
+            if isinstance(exchange.call, Receive):
+                release = release_of(exchange.call, connection.last_words(exchange))
+                if release is not None:
+                    self._attempt(self._prepare(release), monotonic())
 
 
 def _drop_all(connections: deque[Connection]) -> None:

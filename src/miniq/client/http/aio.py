@@ -1,5 +1,4 @@
-"""The HTTP transport for event loops: connections as protocols, and a pool of them. What a call means is decided
-where the blocking transport has it decided too."""
+"""The HTTP transport for event loops: connections as `asyncio` protocols, in a pool."""
 
 from __future__ import annotations
 
@@ -13,15 +12,15 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from miniq.api.operation import Call
-from miniq.api.operations import Receive, Release
+from miniq.api.operations import Receive
 from miniq.client._async.attempts import AsyncAttempts
 from miniq.client.exchange import lost, unanswered, unreachable
+from miniq.client.give_back import LAST_WORDS, Background, release_of
 from miniq.client.http.answers import Answer, garbled, judge, untrusted
 from miniq.client.http.requests import HttpExchange
 from miniq.client.http.sync import SMALL
 from miniq.client.http.target import Target
-from miniq.client.pool import IDLE, LAST_WORDS, SPARE
-from miniq.message import Lease
+from miniq.client.pool import IDLE, SPARE
 
 
 class AsyncHttp(AsyncAttempts):
@@ -32,7 +31,7 @@ class AsyncHttp(AsyncAttempts):
         self._target = target
         self._idle: deque[_Connection] = deque()
         self._all: set[_Connection] = set()
-        self._errands: set[asyncio.Task[None]] = set()
+        self._background = Background()
 
     def _prepare(self, call: Call[Any]) -> HttpExchange:
         return HttpExchange(self._target, call)
@@ -43,10 +42,7 @@ class AsyncHttp(AsyncAttempts):
 
     async def close(self) -> None:
         self._closed.set()
-        if self._errands:
-            _, late = await asyncio.wait(self._errands, timeout=2 * LAST_WORDS)
-            for errand in late:
-                errand.cancel()
+        await self._background.finish()
         for connection in list(self._all):
             if connection.ends_with_client:
                 connection.drop()
@@ -68,9 +64,7 @@ class AsyncHttp(AsyncAttempts):
             answer = await connection.exchange(exchange, self._target, reused)
         except asyncio.CancelledError:
             if isinstance(exchange.call, Receive) and not self._closed.is_set():
-                errand = self._loop.create_task(self._give_back(connection, exchange))
-                self._errands.add(errand)
-                errand.add_done_callback(self._errands.discard)
+                self._background.start(self._give_back(connection, exchange))
             else:
                 connection.drop()
             raise
@@ -117,14 +111,11 @@ class AsyncHttp(AsyncAttempts):
     async def _give_back(self, connection: _Connection, exchange: HttpExchange) -> None:
         """A receive was cancelled. The broker is told by the end of what we say; messages that it had sent by
         then are released, so that they need not wait for the end of their lease."""
-        call = exchange.call
         try:
-            if not await connection.last_words() or not isinstance(call, Receive) or call.mode == "at-most-once":
-                return
-            taken = judge(exchange, connection.answer, self._target)
-            leases = [Lease(stored.message.id, stored.receipt or "") for stored in taken]
-            if leases:
-                await self._attempt(HttpExchange(self._target, Release(call.queue, leases)), monotonic())
+            if await connection.last_words():
+                release = release_of(exchange.call, judge(exchange, connection.answer, self._target))
+                if release is not None:
+                    await self._attempt(self._prepare(release), monotonic())
         except Exception:  # noqa: S110  nobody waits for it, and the lease runs out by itself
             pass
         finally:

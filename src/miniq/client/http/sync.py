@@ -13,10 +13,11 @@ from msgspec.structs import replace
 
 from miniq.api.operation import Call
 from miniq.client.exchange import Retryable, lost, unanswered, unreachable
+from miniq.client.give_back import LAST_WORDS
 from miniq.client.http.answers import Answer, garbled, judge, untrusted
 from miniq.client.http.requests import HttpExchange
 from miniq.client.http.target import Target
-from miniq.client.pool import LAST_WORDS, Connection, Pool
+from miniq.client.pool import Connection, Pool
 from miniq.errors import StoreUnavailable
 from miniq.message import Stored
 

@@ -12,15 +12,14 @@ from typing import Any
 import zmq
 
 from miniq.api.operation import Call
-from miniq.api.operations import Receive, Release
+from miniq.api.operations import Receive
 from miniq.client._async.attempts import AsyncAttempts
 from miniq.client.exchange import Retryable, lost, unanswered, unreachable
-from miniq.client.pool import LAST_WORDS
+from miniq.client.give_back import LAST_WORDS, Background, release_of
 from miniq.client.zmq.line import HUNG_UP, HungUp, Line, is_address
 from miniq.client.zmq.requests import ZmqExchange, judge
 from miniq.client.zmq.target import Target
 from miniq.errors import MiniQError
-from miniq.message import Lease
 
 
 class AsyncZmq(AsyncAttempts):
@@ -31,17 +30,14 @@ class AsyncZmq(AsyncAttempts):
         self._target = target
         self._line: _AsyncLine | None = None
         self._opening: asyncio.Task[_AsyncLine] | None = None
-        self._errands: set[asyncio.Task[None]] = set()
+        self._background = Background()
 
     def _prepare(self, call: Call[Any]) -> ZmqExchange:
         return ZmqExchange(self._target, call)
 
     async def close(self) -> None:
         self._closed.set()
-        if self._errands:
-            _, late = await asyncio.wait(self._errands, timeout=2 * LAST_WORDS)
-            for errand in late:
-                errand.cancel()
+        await self._background.finish()
         if self._opening is not None:
             self._opening.cancel()
         if self._line is not None:
@@ -64,9 +60,7 @@ class AsyncZmq(AsyncAttempts):
         except (asyncio.CancelledError, Retryable) as problem:
             is_given_up = not isinstance(problem, Retryable) or problem.final
             if is_given_up and isinstance(exchange.call, Receive) and not self._closed.is_set():
-                errand = self._loop.create_task(self._give_back(line, asked, exchange))
-                self._errands.add(errand)
-                errand.add_done_callback(self._errands.discard)
+                self._background.start(self._give_back(line, asked, exchange))
             else:
                 line.forget(asked)
             raise
@@ -120,12 +114,11 @@ class AsyncZmq(AsyncAttempts):
     async def _give_back(self, line: _AsyncLine, asked: _Asked, exchange: ZmqExchange) -> None:
         """A receive was cancelled, or not waited for any longer. The broker is told; messages that it had found by then
         are released, so that they need not wait for the end of their lease."""
-        call = exchange.call
         try:
-            taken = judge(exchange, await line.last_words(asked, exchange), self._target)
-            if isinstance(call, Receive) and call.mode != "at-most-once" and taken:
-                leases = [Lease(stored.message.id, stored.receipt or "") for stored in taken]
-                await self._attempt(self._prepare(Release(call.queue, leases)), monotonic())
+            received = judge(exchange, await line.last_words(asked, exchange), self._target)
+            release = release_of(exchange.call, received)
+            if release is not None:
+                await self._attempt(self._prepare(release), monotonic())
         except Exception:  # noqa: S110  nobody waits for it, and the lease runs out by itself
             pass
         finally:
