@@ -309,7 +309,7 @@ def test_a_broker_that_does_not_answer_is_not_waited_for_for_ever(opener: Opener
     q.configure()
     os.kill(server.process.pid, signal.SIGSTOP)
     try:
-        with pytest.raises(miniq.StoreUnavailable, match=r"did not answer within 0.5 s"):
+        with pytest.raises(miniq.StoreUnavailable, match=r"did not reply within 0.5 s"):
             q.send(1)
     finally:
         os.kill(server.process.pid, signal.SIGCONT)
