@@ -1,7 +1,7 @@
-"""Writes `src/miniq/client/_sync` from `src/miniq/client/_async`: the blocking client is the other one without `await`.
+"""Generates `src/miniq/client/_sync` from `src/miniq/client/_async`: the async client without `await`.
 
-Words are replaced, line by line, also in docstrings, and lines that end in `# async only` are left out; `ruff` then
-sorts imports and formats. With --check nothing is written, and files that differ are named.
+Words are replaced, also in docstrings, and lines that end in `# async only` are omitted; `ruff` then sorts imports and
+formats. With --check, nothing is written, and files that differ are listed.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ WORDS = [
         (r"\b_async\b", "_sync"),
         (r"\basyncio\b", "threading"),
         (r"\bTaskWorker\b", "ThreadWorker"),
-        (r"The client for event loops\. `_sync` is", "The blocking client,"),
+        (r"The async client\. `_sync` is", "The blocking client,"),
     )
 ]
 
 
 def main() -> int:
     check = "--check" in sys.argv[1:]
-    wrong = []
+    outdated = []
     sources = sorted((CLIENT / "_async").glob("*.py"))
     for source in sources:
         target = CLIENT / "_sync" / source.name
-        made = generated(source)
-        if not target.exists() or target.read_text(encoding="utf-8") != made:
-            wrong.append(target)
+        text = generated(source)
+        if not target.exists() or target.read_text(encoding="utf-8") != text:
+            outdated.append(target)
             if not check:
-                target.write_text(made, encoding="utf-8")
+                target.write_text(text, encoding="utf-8")
     for target in sorted({*(CLIENT / "_sync").glob("*.py")} - {CLIENT / "_sync" / source.name for source in sources}):
-        wrong.append(target)
+        outdated.append(target)
         if not check:
             target.unlink()
     if check:
-        for target in wrong:
-            print(f"{target.relative_to(Path.cwd())} is not what its source makes; run `make generate`")
-    return 1 if check and wrong else 0
+        for target in outdated:
+            print(f"{target.relative_to(Path.cwd())} is out of date; run `make generate`")
+    return 1 if check and outdated else 0
 
 
 def generated(source: Path) -> str:
-    """The blocking twin of a module."""
+    """The blocking version of a module."""
     text = ONLY.sub("", source.read_text(encoding="utf-8"))
     for pattern, word in WORDS:
         text = pattern.sub(word, text)

@@ -1,6 +1,6 @@
-"""Which method of the broker carries out which call, for servers and for clients that hold a broker themselves.
+"""Maps each call to a method of the broker, for servers and for clients that hold a broker themselves.
 
-A call whose operation has the name of a method, and whose fields are that method's parameters, needs no word here.
+A call needs no entry here if its operation has the name of a method whose parameters are the fields of the call.
 """
 
 from __future__ import annotations
@@ -8,18 +8,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from importlib.metadata import version
+from operator import attrgetter
 from typing import Any, TypeVar, cast
 
 from msgspec import Struct
 
 from miniq.api import arrow, shapes, tables
 from miniq.api import operations as ops
-from miniq.api.codec import micros, moment
+from miniq.api.codec import micros, moment, to_wire
 from miniq.api.operation import AsTable, Call
 from miniq.api.operations import OPERATIONS
 from miniq.api.tables import ArrowStream, TablePage
 from miniq.broker import Broker
-from miniq.broker.keyring import VERBS, ApiKey, Secret
+from miniq.broker.keyring import VERBS, Secret
 from miniq.errors import InvalidRequest
 from miniq.message import Draft, Extended, HistoryPage, Page, PlainDrafts, QueueInfo, StageName, Stored
 
@@ -27,11 +28,11 @@ T = TypeVar("T")
 
 
 class Caller(Struct, frozen=True, gc=False):
-    """Who makes a call: a client of a server, with the key that it shows, or else the process that has the broker."""
+    """The origin of a call: a client of a server, with its key, or the process that holds the broker."""
 
     secret: Secret | None = None
     call: str | None = None
-    """The name that it gave to this call (Idempotency-Key)."""
+    """The name of this call (Idempotency-Key)."""
     is_owner: bool = False
 
     def may(self, broker: Broker, right: str, queue: str | None) -> bool:
@@ -40,11 +41,11 @@ class Caller(Struct, frozen=True, gc=False):
 
 OWNER = Caller(is_owner=True)
 
-Carry = Callable[[Broker, Any, Caller], Coroutine[Any, Any, Any]]
+Handler = Callable[[Broker, Any, Caller], Coroutine[Any, Any, Any]]
 
 
 def perform(broker: Broker, call: Call[T], caller: Caller = OWNER) -> Coroutine[Any, Any, T]:
-    """Begin a call; its result is the one that its record names. What the caller may do was checked before."""
+    """Carry out a call. The caller's permissions must have been checked."""
     return CALLS[type(call)](broker, call, caller)
 
 
@@ -56,7 +57,7 @@ def send(broker: Broker, call: ops.Send, caller: Caller) -> Coroutine[Any, Any, 
 
 
 def drafts_of(drafts: Any) -> Sequence[Draft]:
-    """Drafts, which may have come as an Arrow stream or as a table."""
+    """Drafts, which may be given as an Arrow stream or as a table."""
     if type(drafts) is PlainDrafts or type(drafts) is list:
         return drafts
     if isinstance(drafts, ArrowStream):
@@ -93,13 +94,12 @@ async def peek(broker: Broker, call: ops.Peek, caller: Caller) -> Page:
 
 async def read_claim(broker: Broker, call: ops.ReadClaim, caller: Caller) -> list[Stored]:
     part = await broker.claims.find(call.queue, call.group, call.claim, call.part, call.parts)
-    return [stored async for some in part.each() for stored in some]
+    return [stored async for chunk in part.each() for stored in chunk]
 
 
 async def upload(broker: Broker, call: ops.Upload, caller: Caller) -> tuple[int, int]:
     name = StageName(call.job, call.batch, call.partition, call.attempt)
-    # Reading a stream may take a while, and others need not wait for it.
-    is_stream = isinstance(call.drafts, ArrowStream)
+    is_stream = isinstance(call.drafts, ArrowStream)  # decoding one may take long: not in the event loop
     drafts = await asyncio.to_thread(drafts_of, call.drafts) if is_stream else drafts_of(call.drafts)
     return await broker.stages.upload(call.queue, name, call.part, drafts)
 
@@ -124,33 +124,28 @@ async def history(broker: Broker, call: ops.History, caller: Caller) -> HistoryP
 
 
 async def stats(broker: Broker, call: ops.Stats, caller: Caller) -> shapes.Stats:
-    found = await broker.trends.stats(_visible(broker, call.queue, caller))
-    entries = [
-        shapes.QueueStats(
-            one.name,
-            one.counts.ready,
-            one.counts.delayed,
-            one.counts.leased,
-            one.counts.total,
-            one.counts.bytes,
-            None if one.counts.oldest is None else moment(one.counts.oldest),
-            shapes.Rates(**one.rates),
-            one.dead_letter_queue,
-            one.dead,
+    queues = [
+        to_wire(
+            shapes.QueueStats,
+            queue.counts,
+            name=queue.name,
+            rates=shapes.Rates(**queue.rates),
+            dead_letter_queue=queue.dead_letter_queue,
+            dead=queue.dead,
         )
-        for one in found
+        for queue in await broker.trends.stats(_visible(broker, call.queue, caller))
     ]
-    return shapes.Stats(moment(broker.clock.now()), entries)
+    return shapes.Stats(moment(broker.clock.now()), queues)
 
 
 async def trends(broker: Broker, call: ops.Trends, caller: Caller) -> shapes.Trends:
-    found = broker.trends.last_hour(_visible(broker, call.queue, caller), call.series.split(","), call.points)
-    entries = [shapes.QueueTrend(one.name, one.series) for one in found]
+    queues = broker.trends.last_hour(_visible(broker, call.queue, caller), call.series.split(","), call.points)
+    entries = [shapes.QueueTrend(queue.name, queue.series) for queue in queues]
     return shapes.Trends(moment(broker.trends.last), 3600 / call.points, entries)
 
 
 def _visible(broker: Broker, queue: str | None, caller: Caller) -> list[str]:
-    """The names of the queues that a caller may see; of one alone if it is asked for, which must be there."""
+    """The names of the queues that a caller may see, or of the given one, which must exist."""
     if queue is not None:
         broker.catalog.settings(queue)
         return [queue]
@@ -170,18 +165,14 @@ async def whoami(broker: Broker, call: ops.WhoAmI, caller: Caller) -> shapes.Ide
 async def create_key(broker: Broker, call: ops.CreateKey, caller: Caller) -> shapes.ApiKey:
     keys, now = broker.keys, broker.clock.now()
     if call.public is not None:
-        listed = await keys.register(call.name, call.allow, call.public, now)
-        return _key(listed, server=(await keys.own_pair()).public)
+        key = await keys.register(call.name, call.allow, call.public, now)
+        return to_wire(shapes.ApiKey, key, secret=None, server=(await keys.own_pair()).public)
     key, secret = await keys.create(call.name, call.allow, now)
-    return _key(key, secret)
+    return to_wire(shapes.ApiKey, key, secret=secret, server=None)
 
 
 async def list_keys(broker: Broker, call: ops.ListKeys, caller: Caller) -> list[shapes.ApiKey]:
-    return [_key(key) for key in broker.keys.list()]
-
-
-def _key(key: ApiKey, secret: str | None = None, server: str | None = None) -> shapes.ApiKey:
-    return shapes.ApiKey(key.id, key.name, key.allow, moment(key.created_at), secret, key.public, server)
+    return [to_wire(shapes.ApiKey, key, secret=None, server=None) for key in broker.keys.list()]
 
 
 # Tables
@@ -201,15 +192,15 @@ async def history_table(broker: Broker, call: ops.History) -> TablePage:
 
 async def claim_table(broker: Broker, call: ops.ReadClaim) -> Any:
     part = await broker.claims.find(call.queue, call.group, call.claim, call.part, call.parts)
-    batches = [arrow.portions(some) async for some in part.read()]
+    batches = [arrow.portions(chunk) async for chunk in part.read()]
     return arrow.arrow().Table.from_batches(batches, arrow.messages_schema())
 
 
 def _refuse(call: Any, *names: str) -> None:
-    """What cannot be asked for together with a table."""
+    """Refuse fields that are not supported for tables."""
     for name in names:
         if getattr(call, name):
-            text = f"{name}: is not for replies in Arrow; filter the records, or ask for JSON"
+            text = f"{name}: not supported for replies in Arrow; filter the records, or request JSON"
             raise InvalidRequest(text, field=name)
 
 
@@ -227,42 +218,39 @@ def _fields(call: Any) -> dict[str, Any]:
     return {name: getattr(call, name) for name in call.__struct_fields__}
 
 
-def _direct(method: Callable[[Broker], Callable[..., Coroutine[Any, Any, Any]]]) -> Carry:
-    """A method whose parameters are the fields of the call."""
+def _method(path: str) -> Handler:
+    """A method of the broker, or of a part of it, whose parameters are the fields of the call."""
+    method = attrgetter(path)
     return lambda broker, call, caller: method(broker)(**_fields(call))
 
 
-def _named(name: str) -> Carry:
-    return _direct(lambda broker: getattr(broker, name))
-
-
-CALLS: dict[type[Call[Any]], Carry] = {operation.request: _named(operation.name) for operation in OPERATIONS} | {
+CALLS: dict[type[Call[Any]], Handler] = {operation.request: _method(operation.name) for operation in OPERATIONS} | {
     ops.Send: send,
     ops.Receive: receive,
     ops.Ack: lambda broker, call, caller: broker.ack(call.queue, call.leases),
-    ops.AckById: _named("ack_by_id"),
+    ops.AckById: _method("ack_by_id"),
     ops.Release: lambda broker, call, caller: broker.release(call.queue, call.leases, call.delay),
-    ops.ReleaseOne: _direct(lambda broker: broker.release_by_id),
+    ops.ReleaseOne: _method("release_by_id"),
     ops.Extend: extend,
     ops.Peek: peek,
-    ops.OpenClaims: _direct(lambda broker: broker.claims.open),
-    ops.NextClaim: _direct(lambda broker: broker.claims.next),
+    ops.OpenClaims: _method("claims.open"),
+    ops.NextClaim: _method("claims.next"),
     ops.ReadClaim: read_claim,
-    ops.AckClaims: _direct(lambda broker: broker.claims.ack),
-    ops.ReleaseClaims: _direct(lambda broker: broker.claims.release),
-    ops.ListClaims: _direct(lambda broker: broker.claims.list),
+    ops.AckClaims: _method("claims.ack"),
+    ops.ReleaseClaims: _method("claims.release"),
+    ops.ListClaims: _method("claims.list"),
     ops.Upload: upload,
     ops.CommitStages: commit_stages,
-    ops.DiscardStages: _direct(lambda broker: broker.stages.discard),
-    ops.ListStages: _direct(lambda broker: broker.stages.list),
+    ops.DiscardStages: _method("stages.discard"),
+    ops.ListStages: _method("stages.list"),
     ops.ListQueues: list_queues,
-    ops.GetQueue: _direct(lambda broker: broker.queue),
+    ops.GetQueue: _method("queue"),
     ops.History: history,
     ops.Stats: stats,
     ops.Trends: trends,
     ops.WhoAmI: whoami,
     ops.CreateKey: create_key,
     ops.ListKeys: list_keys,
-    ops.RevokeKey: _direct(lambda broker: broker.keys.revoke),
+    ops.RevokeKey: _method("keys.revoke"),
     AsTable: lambda broker, call, caller: TABLES[type(call.call)](broker, call.call),
 }

@@ -1,12 +1,14 @@
-"""The records that everything else passes around: drafts, messages, their state, queues, history.
+"""The records shared by all packages: drafts, messages and their state, queues, claims, stages, history.
 
-All are frozen. Moments are integers, microseconds since 1970 UTC; durations that people type are
-seconds. `body` is bytes as the sender gave them; with a JSON content type they are JSON text.
+All are frozen. Moments are integers, microseconds since 1970 UTC; durations that people type are in seconds. `body` is
+the bytes that the sender gave; with a JSON content type they are JSON text.
+
+A new field of a message is added to `Draft` and `DraftOptions` if senders give it, and at the end of `Message`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import repeat
 from operator import attrgetter
 from typing import Literal, TypedDict, overload
@@ -16,18 +18,18 @@ from msgspec import Struct
 JSON = "application/json"
 SECOND = 1_000_000
 NEVER = 2**62
-"""A moment that does not come: the deadline of a claim."""
+"""A moment that is never reached: the deadline of a claim."""
 
 Status = Literal["ready", "delayed", "leased"]
 History = Literal["off", "events", "full"]
 Mode = Literal["at-least-once", "at-most-once"]
 Outcome = Literal["done", "stale", "leased", "missing"]
-"""What became of one conditional change: made; the receipt is not the current one; the message is
-with a consumer; there is no such message."""
+"""The result of a conditional change: done; the receipt is not the current one; the message is leased; there is no such
+message."""
 
 
 class Draft(Struct, frozen=True, gc=False):
-    """What a sender gives. `delay=None` takes the queue's own delay."""
+    """A message to send. With `delay=None` the queue's own delay applies."""
 
     body: bytes
     content_type: str = JSON
@@ -41,8 +43,22 @@ class Draft(Struct, frozen=True, gc=False):
     dedup_id: str | None = None
 
 
+class DraftOptions(TypedDict, total=False):
+    """The keywords of `send` and `draft`: the fields of `Draft` beside the body."""
+
+    content_type: str | None
+    headers: Mapping[str, str] | None
+    priority: int
+    delay: float | None
+    ttl: float | None
+    key: str | None
+    recipient: str | None
+    group: str | None
+    dedup_id: str | None
+
+
 class PlainDrafts(Sequence[Draft]):
-    """Plain drafts: they differ in their bodies alone. A draft is made only where somebody looks at one."""
+    """Drafts that differ only in their bodies. `Draft` objects are created only when an element is accessed."""
 
     __slots__ = ("bodies", "content_type")
 
@@ -57,17 +73,17 @@ class PlainDrafts(Sequence[Draft]):
         return map(Draft, self.bodies, repeat(self.content_type))
 
     @overload
-    def __getitem__(self, place: int) -> Draft: ...
+    def __getitem__(self, index: int) -> Draft: ...
     @overload
-    def __getitem__(self, place: slice) -> PlainDrafts: ...
-    def __getitem__(self, place: int | slice) -> Draft | PlainDrafts:
-        if isinstance(place, slice):
-            return PlainDrafts(self.bodies[place], self.content_type)
-        return Draft(self.bodies[place], self.content_type)
+    def __getitem__(self, index: slice) -> PlainDrafts: ...
+    def __getitem__(self, index: int | slice) -> Draft | PlainDrafts:
+        if isinstance(index, slice):
+            return PlainDrafts(self.bodies[index], self.content_type)
+        return Draft(self.bodies[index], self.content_type)
 
 
 class DeadLetter(Struct, frozen=True, array_like=True, gc=False):
-    """Where a dead letter came from and why, how often it was handed out there, and when it died."""
+    """The queue a dead letter came from, why it was moved, how often it was received there, and when it was moved."""
 
     origin: str
     reason: str
@@ -76,14 +92,14 @@ class DeadLetter(Struct, frozen=True, array_like=True, gc=False):
 
 
 class Message(Struct, frozen=True, array_like=True, gc=False):
-    """A message as it was sent (or last edited or moved). Its position in the array is its format on
-    disk: add new fields at the end, with a default."""
+    """A message as it was sent (or last edited or moved). The position of a field is the format on disk: add new fields
+    at the end, with a default."""
 
     id: str
     queue: str
     sent_at: int
     due_at: int
-    """When it was or will be ready for the first time: `sent_at` plus its delay."""
+    """When it first becomes ready: `sent_at` plus its delay."""
     body: bytes
     content_type: str = JSON
     priority: int = 0
@@ -97,15 +113,15 @@ class Message(Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def size(self) -> int:
-        """The bytes it counts for in `max_bytes` and statistics: body, header names and header values."""
+        """Its bytes for `max_bytes` and statistics: body, header names and header values."""
         if self.headers is None:
             return len(self.body)
         return len(self.body) + sum(len(k) + len(v) for k, v in self.headers.items())
 
 
 class PlainBatch(Sequence[Message]):
-    """Messages that were sent together and differ in id and body alone. A message is made only where
-    somebody looks at one: most travel from the wire to the disk and back without that."""
+    """Messages that were sent together and differ only in id and body. `Message` objects are created only when an
+    element is accessed: most messages go from the wire to the disk and back without one."""
 
     __slots__ = ("bodies", "content_type", "due_at", "ids", "priority", "queue", "sent_at")
 
@@ -129,7 +145,7 @@ class PlainBatch(Sequence[Message]):
 
     @property
     def size(self) -> int:
-        """The bytes that all of them count for."""
+        """The bytes of all messages."""
         return sum(map(len, self.bodies))
 
     def __len__(self) -> int:
@@ -148,30 +164,32 @@ class PlainBatch(Sequence[Message]):
         )
 
     @overload
-    def __getitem__(self, place: int) -> Message: ...
+    def __getitem__(self, index: int) -> Message: ...
     @overload
-    def __getitem__(self, place: slice) -> PlainBatch: ...
-    def __getitem__(self, place: int | slice) -> Message | PlainBatch:
-        ids, bodies = self.ids[place], self.bodies[place]
+    def __getitem__(self, index: slice) -> PlainBatch: ...
+    def __getitem__(self, index: int | slice) -> Message | PlainBatch:
+        ids, bodies = self.ids[index], self.bodies[index]
         if isinstance(ids, list) and isinstance(bodies, list):
             return PlainBatch(ids, self.queue, self.sent_at, self.due_at, bodies, self.content_type, self.priority)
         assert isinstance(ids, str) and isinstance(bodies, bytes)  # noqa: S101, PT018
         return Message(ids, self.queue, self.sent_at, self.due_at, bodies, self.content_type, self.priority)
 
 
-_SPECIAL = Message.__struct_fields__[Message.__struct_fields__.index("priority") + 1 :]
-special_of = attrgetter(*_SPECIAL)
-"""What only some messages have: the fields that a `PlainBatch` has no place for."""
-_NOTHING_SPECIAL = special_of(Message("", "", 0, 0, b""))
+SHOWN = tuple(name for name in Draft.__struct_fields__ if name in Message.__struct_fields__)
+"""The fields that a sender gives and a receiver sees."""
+SPECIAL = Message.__struct_fields__[Message.__struct_fields__.index("priority") + 1 :]
+"""The fields that only some messages have, and a `PlainBatch` does not."""
+special_of = attrgetter(*SPECIAL)
+NOTHING_SPECIAL = special_of(Message("", "", 0, 0, b""))
 
 
 def is_plain(message: Message) -> bool:
-    """Whether a message has nothing special, and so may lie in a `PlainBatch`."""
-    return bool(special_of(message) == _NOTHING_SPECIAL)
+    """Whether a message can be part of a `PlainBatch`."""
+    return bool(special_of(message) == NOTHING_SPECIAL)
 
 
 class Stored(Struct, frozen=True, gc=False):
-    """A message with its present state. One timestamp serves delay and lease."""
+    """A message with its current state. One timestamp serves delay and lease."""
 
     message: Message
     visible_at: int
@@ -180,23 +198,23 @@ class Stored(Struct, frozen=True, gc=False):
     consumer: str | None = None
 
     def status(self, now: int) -> Status:
-        """Ready once `visible_at` has come, otherwise leased if it has a receipt, else delayed."""
+        """Ready from `visible_at` on; before that, leased if there is a receipt, else delayed."""
         if self.visible_at <= now:
             return "ready"
         return "delayed" if self.receipt is None else "leased"
 
 
 class Page(Struct, frozen=True):
-    """Some messages of a queue and the cursor of those that follow, None at the end."""
+    """Some messages of a queue and the cursor of the next page, None at the end."""
 
     messages: list[Stored]
     next: str | None
     looked: int | None = None
-    """How many messages a search looked at."""
+    """How many messages a search examined."""
 
 
 class QueueSettings(Struct, frozen=True, kw_only=True):
-    """How a queue behaves. Seconds, bytes and counts; 0 is unlimited where a limit is meant."""
+    """How a queue behaves. Durations are in seconds; a limit of 0 means unlimited."""
 
     visibility_timeout: float = 30.0
     max_receives: int | None = None
@@ -211,7 +229,7 @@ class QueueSettings(Struct, frozen=True, kw_only=True):
 
 
 class QueueChanges(TypedDict, total=False):
-    """Settings of a queue to change; those that are not named stay. The fields are those of `QueueSettings`."""
+    """The keywords of `configure`: the fields of `QueueSettings`. Settings that are not given stay as they are."""
 
     visibility_timeout: float
     max_receives: int | None
@@ -226,8 +244,8 @@ class QueueChanges(TypedDict, total=False):
 
 
 class Counts(Struct, frozen=True):
-    """How many messages a queue holds in each state, their bytes, and when the oldest of those that
-    anybody may take next was sent (to the millisecond)."""
+    """How many messages a queue holds in each state, their bytes, and when the oldest message that is available to any
+    consumer was sent (to the millisecond)."""
 
     ready: int = 0
     delayed: int = 0
@@ -241,7 +259,7 @@ class Counts(Struct, frozen=True):
 
 
 class QueueInfo(Struct, frozen=True):
-    """A queue's name, settings, present counts, and the redrive that is running on it, if any."""
+    """A queue's name, settings, current counts, and the redrive that is running on it, if any."""
 
     name: str
     settings: QueueSettings
@@ -250,7 +268,7 @@ class QueueInfo(Struct, frozen=True):
 
 
 class RedriveProgress(Struct, frozen=True):
-    """How far a redrive has come: messages moved, messages that had nowhere to go, still at work."""
+    """The progress of a redrive: messages moved, messages skipped for want of a target queue, whether it still runs."""
 
     moved: int
     skipped: int
@@ -258,21 +276,22 @@ class RedriveProgress(Struct, frozen=True):
 
 
 class Lease(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """A message's id with the receipt that proves who holds it."""
+    """A message's id with the receipt that proves ownership."""
 
     id: str
     receipt: str
 
 
 class Extended(Struct, frozen=True):
-    """What became of each lease, and the moment until which those that were extended run."""
+    """The outcome of each lease, and when the extended ones end."""
 
     outcomes: list[Outcome]
     until: int
 
 
 class Claim(Struct, frozen=True, gc=False):
-    """A frozen batch of messages, numbered within its group. Held until it is acked, then readable for a while."""
+    """A frozen batch of messages, numbered within its group. Held until it is acked, then readable for
+    `claim_retention`."""
 
     number: int
     messages: int
@@ -282,8 +301,8 @@ class Claim(Struct, frozen=True, gc=False):
 
 
 class ClaimGroup(Struct, frozen=True):
-    """The claims of one group: its newest reader's epoch, the last number that is finished, the last one given,
-    and the claims that can be read."""
+    """The claims of one group: the epoch of its newest reader, the last number acked, the last number given out, and
+    the claims that can be read."""
 
     group: str
     epoch: int = 0
@@ -293,7 +312,7 @@ class ClaimGroup(Struct, frozen=True):
 
 
 class Portion(Struct, frozen=True):
-    """Some messages of a claim in order, and how often each of them was handed out."""
+    """Consecutive messages of a claim, and how often each of them was received."""
 
     messages: Sequence[Message]
     receives: int
@@ -302,12 +321,12 @@ class Portion(Struct, frozen=True):
         return len(self.messages)
 
     def each(self, receipt: str, readers: str) -> list[Stored]:
-        """One by one, as a claim of that name holds them."""
+        """The messages as leased by the claim: its name is the receipt, its group the consumer."""
         return [Stored(message, NEVER, self.receives, receipt, readers) for message in self.messages]
 
 
 class StageName(Struct, frozen=True, gc=False):
-    """Which try of which task of which batch of a job uploaded some messages."""
+    """Identifies a stage: an attempt of a task (partition) of a batch of a job."""
 
     job: str
     batch: str
@@ -316,8 +335,8 @@ class StageName(Struct, frozen=True, gc=False):
 
 
 class Stage(Struct, frozen=True, gc=False):
-    """Messages that were uploaded and are not committed yet: how many, in how many parts, since when and until when.
-    `alone` of them have a recipient, group or dedup id."""
+    """Messages that were uploaded and are not committed yet: how many, in how many parts, when created and when they
+    expire. `alone` of them have a recipient, group or dedup id."""
 
     name: StageName
     parts: int
@@ -329,7 +348,7 @@ class Stage(Struct, frozen=True, gc=False):
 
 
 class Committed(Struct, frozen=True):
-    """How many messages a commit added, and whether that was done before."""
+    """How many messages a commit added, and whether an earlier commit had added them."""
 
     messages: int
     repeated: bool = False
@@ -339,9 +358,8 @@ EventName = Literal["sent", "received", "acked", "released", "expired", "dead", 
 
 
 class Event(Struct, frozen=True, array_like=True, gc=False):
-    """One line of history. Arrivals in a queue are `sent`; departures `acked`, `dead`, `purged`,
-    `redriven`, and `expired` with reason `ttl` or `retention`. `expired` with reason `lease` is a
-    lease that ran out."""
+    """One line of history. A message arrives in a queue by `sent` and leaves it by `acked`, `dead`, `purged`,
+    `redriven`, or `expired` with reason `ttl` or `retention`. `expired` with reason `lease` is a lease that ran out."""
 
     at: int
     event: EventName
@@ -352,27 +370,27 @@ class Event(Struct, frozen=True, array_like=True, gc=False):
     """Its bytes; `bytes` on the wire."""
     consumer: str | None = None
     wait_ms: float | None = None
-    """On `received`: from when it could first be had until it was handed out."""
+    """On `received`: from when it was ready until it was received."""
     held_ms: float | None = None
-    """On what ends a lease: how long the consumer had it."""
+    """On events that end a lease: how long the consumer held it."""
     reason: str | None = None
     body: bytes | None = None
     """On `sent` and `edited`, where the queue's history is `full`."""
     content_type: str | None = None
     count: int = 1
-    """How many messages it stands for: on `purged` without an id, all that the queue held."""
+    """How many messages the event covers: on `purged` without an id, all messages of the queue."""
 
 
 class HistoryRecord(Struct, frozen=True):
-    """An event at its place in the history: offsets rise by one and are never reused."""
+    """An event with its offset in the history: offsets rise by one and are never reused."""
 
     offset: int
     event: Event
 
 
 class HistoryPage(Struct, frozen=True):
-    """Some records, the offset to give as `after` for those that follow, and how far the history reached when they
-    were asked for: its first and last offset (`last < first` when it is empty)."""
+    """Some records, the offset to give as `after` for the next page, and the first and last offset of the history at
+    that time (`last < first` when it is empty)."""
 
     records: list[HistoryRecord]
     next: int
@@ -381,8 +399,8 @@ class HistoryPage(Struct, frozen=True):
 
 
 class HistorySpan(Struct, frozen=True):
-    """What the history holds now: first and last offset (`last < first` when empty), bytes, and the
-    moment of its oldest event."""
+    """The extent of the history: first and last offset (`last < first` when empty), bytes, and the time of its oldest
+    event."""
 
     first: int
     last: int

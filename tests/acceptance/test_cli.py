@@ -110,7 +110,7 @@ def test_a_message_is_received_released_extended_and_acked_by_its_receipt(miniq:
     assert miniq("receive", "q").out == ""
     assert miniq("extend", "q", id, receipt, "--visibility-timeout", "10m", "--json").objects[0]["lease_until"]
     assert miniq("release", "q", id, receipt).out == "released\n"
-    assert "handed out again or given back" in miniq("ack", "q", id, receipt, code=1).err
+    assert "was received again or released" in miniq("ack", "q", id, receipt, code=1).err
     again, receipt, _ = miniq("receive", "q").lines[0].split("\t")
     assert again == id
     assert miniq("ack", "q", id, receipt, "--json").objects == [{"id": id, "outcome": "acked"}]

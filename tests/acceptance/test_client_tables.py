@@ -81,7 +81,7 @@ def test_history_can_be_read_as_tables(place: str) -> None:
 
 
 def test_tables_are_not_given_over_zeromq(server: Served) -> None:
-    with miniq.connect(server.tcp) as mq, pytest.raises(miniq.InvalidRequest, match="tables are given over HTTP"):
+    with miniq.connect(server.tcp) as mq, pytest.raises(miniq.InvalidRequest, match="tables need HTTP"):
         mq.queue("default").peek_table()
 
 
@@ -92,7 +92,7 @@ def test_what_only_json_can_filter_is_told(server: Served) -> None:
     connection.request("GET", "/v1/history?event=sent", headers={"accept": "application/vnd.apache.arrow.stream"})
     answer = connection.getresponse()
     assert answer.status == 400
-    assert b"event: is not for replies in Arrow" in answer.read()
+    assert b"event: not supported for replies in Arrow" in answer.read()
     connection.request("GET", "/v1/history", headers={"accept": "application/vnd.apache.arrow.stream"})
     answer = connection.getresponse()
     assert answer.headers["content-type"] == "application/vnd.apache.arrow.stream"

@@ -33,9 +33,9 @@ from tests.serving import Served, serving
 WRONG_URLS = [
     ("", "no host"),
     ("/v1", "no host"),
-    ("a b", "no host name"),
-    ("a b/", "no host name"),
-    ("h:0", "0 is no port"),
+    ("a b", "not a host name"),
+    ("a b/", "not a host name"),
+    ("h:0", "0 is not a port"),
     ("h:99999", "ort"),
     ("h:x", "ort"),
     ("[::1", "IPv6"),
@@ -309,7 +309,7 @@ def test_a_broker_that_does_not_answer_is_not_waited_for_for_ever(opener: Opener
     q.configure()
     os.kill(server.process.pid, signal.SIGSTOP)
     try:
-        with pytest.raises(miniq.StoreUnavailable, match=r"did not answer within 0.5 s"):
+        with pytest.raises(miniq.StoreUnavailable, match=r"did not reply within 0.5 s"):
             q.send(1)
     finally:
         os.kill(server.process.pid, signal.SIGCONT)

@@ -149,7 +149,7 @@ print(q.receive()[0].body)
     ended = run(script, str(tmp_path / "data"))
     assert complaints(ended.stderr) == ""
     assert ended.stdout.splitlines() == [
-        "the client was made before this process was forked; connect again in this process",
+        "the client was created before this process was forked; connect again in this process",
         "7",
         "from the parent",
     ]

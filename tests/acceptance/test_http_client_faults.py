@@ -19,7 +19,7 @@ from tests.serving import Served
 
 def test_attempts_grow_rarer(opener: Opener) -> None:
     with Canned(answer("503 Service Unavailable", b"<h1>away</h1>")) as away:
-        with pytest.raises(miniq.StoreUnavailable, match="answered 503"):
+        with pytest.raises(miniq.StoreUnavailable, match="replied 503"):
             opener(away.url, retry=1).queues()
         assert 2 <= away.accepted <= 9  # on a busy machine there is time for fewer
 
@@ -39,7 +39,7 @@ def test_a_broker_that_is_away_for_now_is_asked_again(opener: Opener, server: Se
 def test_a_server_that_does_not_answer_is_not_waited_for_for_ever(opener: Opener) -> None:
     with Canned() as mute:
         begin = time.monotonic()
-        with pytest.raises(miniq.StoreUnavailable, match=f"{mute.url} did not answer within 0.3 s"):
+        with pytest.raises(miniq.StoreUnavailable, match=f"{mute.url} did not reply within 0.3 s"):
             opener(mute.url, timeout=0.3).queues()
         assert time.monotonic() - begin > 0.2
         with pytest.raises(miniq.StoreUnavailable, match=r"within 0.8 s"):
@@ -92,19 +92,19 @@ PAGE = b"<html>Welcome to our proxy</html>"
 @pytest.mark.parametrize(
     ("said", "error", "text"),
     [
-        (answer("200 OK", PAGE), miniq.MiniQError, "answered 200 with what is not of a MiniQ broker: text/html"),
-        (answer("200 OK", b'{"queues": ['), miniq.MiniQError, "answered 200"),
-        (answer("200 OK", b'{"colour": 1}', "application/json"), miniq.MiniQError, "answered 200"),
-        (answer("200 OK", b"\xff\xfe", "application/json"), miniq.MiniQError, "answered 200"),
-        (answer("204 No Content", b""), miniq.MiniQError, "answered 204"),
-        (answer("404 Not Found", PAGE), miniq.MiniQError, "answered 404, and not as a MiniQ broker: text/html"),
-        (answer("500 Oh", b"{", "application/problem+json"), miniq.MiniQError, "answered 500"),
-        (answer("502 Bad Gateway", PAGE), miniq.StoreUnavailable, "answered 502"),
+        (answer("200 OK", PAGE), miniq.MiniQError, "replied 200, but not as a MiniQ broker does: text/html"),
+        (answer("200 OK", b'{"queues": ['), miniq.MiniQError, "replied 200"),
+        (answer("200 OK", b'{"colour": 1}', "application/json"), miniq.MiniQError, "replied 200"),
+        (answer("200 OK", b"\xff\xfe", "application/json"), miniq.MiniQError, "replied 200"),
+        (answer("204 No Content", b""), miniq.MiniQError, "replied 204"),
+        (answer("404 Not Found", PAGE), miniq.MiniQError, "replied 404, but not as a MiniQ broker does: text/html"),
+        (answer("500 Oh", b"{", "application/problem+json"), miniq.MiniQError, "replied 500"),
+        (answer("502 Bad Gateway", PAGE), miniq.StoreUnavailable, "replied 502"),
         (answer("301 Moved", b"", more="location: http://other/\r\n"), miniq.MiniQError, "http://other/; redirects"),
-        (b"HTTP/1.0 200 OK\r\n\r\n" + PAGE, miniq.MiniQError, "answered 200"),
+        (b"HTTP/1.0 200 OK\r\n\r\n" + PAGE, miniq.MiniQError, "replied 200"),
         (b"SSH-2.0-OpenSSH_9.2\r\n", miniq.MiniQError, "does not speak HTTP"),
-        (b"HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\n{", miniq.StoreUnavailable, "before the answer was complete"),
-        (b"HTTP/1.1 200 OK\r\ncontent-le", miniq.StoreUnavailable, "before the answer was complete"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\n{", miniq.StoreUnavailable, "before the reply was complete"),
+        (b"HTTP/1.1 200 OK\r\ncontent-le", miniq.StoreUnavailable, "before the reply was complete"),
         (b"\x15\x03\x01\x00\x02\x02\x16", miniq.MiniQError, "does not speak HTTP"),
     ],
 )

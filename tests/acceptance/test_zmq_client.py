@@ -93,7 +93,7 @@ def test_an_answer_that_comes_too_late_leaves_no_lease() -> None:
             await q.send("x")
             os.kill(served.process.pid, signal.SIGSTOP)
             try:
-                with pytest.raises(miniq.StoreUnavailable, match="did not answer"):
+                with pytest.raises(miniq.StoreUnavailable, match="did not reply"):
                     await q.receive()
             finally:
                 os.kill(served.process.pid, signal.SIGCONT)
@@ -193,7 +193,7 @@ def test_a_server_that_says_nothing_is_not_waited_for_for_ever(opener: Opener) -
 
 def test_the_port_of_http_is_told_from_one_of_zeromq(opener: Opener, server: Served) -> None:
     address = server.url.replace("http", "tcp")
-    with pytest.raises(miniq.StoreUnavailable, match="perhaps it is no ZeroMQ port"):
+    with pytest.raises(miniq.StoreUnavailable, match="perhaps it is not a ZeroMQ port"):
         opener(address, retry=0, timeout=3).queues()
 
 
@@ -230,7 +230,7 @@ def test_a_client_with_a_listed_key_is_let_in(
 def test_others_are_told_why_they_are_not(opener: Opener, curved: tuple[Served, Path], server: Served) -> None:
     served, folder = curved
     with Proxy(served.tcp) as proxy:
-        with pytest.raises(miniq.Unauthorized, match="does not let this key in"):
+        with pytest.raises(miniq.Unauthorized, match="refused this key"):
             opener(proxy.url, curve_key=folder / "gone.key").queues()
         assert proxy.accepted == 1
     # Which side hangs up first is a matter of chance, and with it how sure the other can be of the reason.

@@ -9,9 +9,22 @@ import pytest
 from bson import ObjectId
 from msgspec.structs import replace
 
+from miniq.api import codec, messages, shapes
 from miniq.broker import rules
+from miniq.client.bodies import draft
+from miniq.client.delivery import Delivery
 from miniq.ids import IdSource
-from miniq.message import DeadLetter, Draft, Message, QueueSettings, is_plain
+from miniq.message import (
+    SHOWN,
+    DeadLetter,
+    Draft,
+    DraftOptions,
+    Message,
+    QueueChanges,
+    QueueSettings,
+    Stored,
+    is_plain,
+)
 from miniq.options import Limits
 from miniq.store.arguments import Edit
 from miniq.store.embedded import keys
@@ -89,3 +102,29 @@ def test_drafts_are_alike_only_where_they_differ_in_nothing_but_their_bodies(fie
 
 def test_an_edit_names_fields_of_the_message() -> None:
     assert set(Edit.__struct_fields__) < set(Message.__struct_fields__)
+
+
+def test_the_keywords_of_send_and_configure_are_the_fields_of_the_records() -> None:
+    assert set(DraftOptions.__annotations__) == set(Draft.__struct_fields__) - {"body"}
+    assert set(QueueChanges.__annotations__) == set(QueueSettings.__struct_fields__)
+
+
+@pytest.mark.parametrize("field", msgspec.structs.fields(Draft)[1:], ids=lambda field: field.name)
+def test_what_a_sender_gives_is_on_the_wire(field: Any) -> None:
+    given = draft(b"1" if field.name == "content_type" else 1, **{field.name: sample(field.type)})
+    (wire,) = messages.wire_drafts([given])
+    read = codec.Reader(shapes.SendBody).read(codec.encode(wire, "json"), "json")
+    assert messages.draft_of(read, "json") == given != Draft(b"1")
+
+
+@each_field
+def test_a_message_with_it_is_read_by_a_client_as_the_broker_wrote_it(field: Any) -> None:
+    message = with_field(field)
+    (wire,) = messages.wire_messages([Stored(message, 9)], "json")
+    read: Any = msgspec.json.decode(codec.encode(wire, "json"), type=messages.Received)
+    assert getattr(read.message, field.name) == getattr(message, field.name)
+    assert read.body == message.body
+
+
+def test_a_received_message_has_all_that_its_sender_gave() -> None:
+    assert all(hasattr(Delivery, name) for name in SHOWN)

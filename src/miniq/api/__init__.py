@@ -1,1 +1,1 @@
-"""What crosses a wire, for both ends: calls, shapes, codecs."""
+"""The API as both ends share it: operations, the shapes of requests and replies, encodings."""

@@ -1,34 +1,34 @@
-"""Messages and history as Arrow: record batches in columns, for readers and writers that move many at once.
+"""Messages and history as Arrow: record batches in columns, for clients that read or write many rows at once.
 
-The schemas are exact: order, nullability and types are what Spark expects of a source. A body is in `body` if it is
-JSON or text in UTF-8, as it was sent, else in `data`. `pyarrow` is an extra, imported when it is first needed.
+The schemas are exact: order, nullability and types are those that Spark expects of a source. A body is in `body` if it
+is JSON or text in UTF-8, as it was sent, else in `data`. `pyarrow` is an extra, imported on first use.
 """
 
 from __future__ import annotations
 
+import io
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from itertools import repeat
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import msgspec
 
-from miniq.api.codec import OCTETS, is_json
+from miniq.api.codec import OCTETS, check_json, is_json
 from miniq.errors import BadRequest, InvalidRequest, MissingExtra
-from miniq.message import JSON, Draft, HistoryRecord, Message, PlainBatch, PlainDrafts, Portion, Stored
+from miniq.message import JSON, SHOWN, Draft, Event, HistoryRecord, Message, PlainBatch, PlainDrafts, Portion, Stored
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 MEDIA = "application/vnd.apache.arrow.stream"
-_TEXTS = ("content_type", "key", "recipient", "group", "dedup_id")
-SENT = ("body", "data", "content_type", "headers", "priority", "delay", "ttl", "key", "recipient", "group", "dedup_id")
+SENT = ("body", "data", *Draft.__struct_fields__[1:])
 """The columns that a sender may give."""
 _DICTIONARY, _BATCH = 2, 3
-"""Kinds of Arrow messages."""
-_many = msgspec.json.Decoder(list[msgspec.Raw]).decode
+"""Types of Arrow messages."""
+_raw_values = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 @cache
@@ -41,156 +41,132 @@ def arrow() -> Any:
     return pyarrow
 
 
+# Schemas
+
+
 @cache
 def messages_schema() -> pa.Schema:
-    pa = arrow()
-    text = pa.string()
-    return pa.schema(
-        [
-            pa.field("id", text, nullable=False),
-            pa.field("queue", text, nullable=False),
-            ("body", text),
-            ("data", pa.binary()),
-            ("content_type", text),
-            ("headers", pa.map_(text, text)),
-            ("priority", pa.int32()),
-            ("key", text),
-            ("recipient", text),
-            ("group", text),
-            ("dedup_id", text),
-            ("receives", pa.int32()),
-            ("sent_at", pa.timestamp("us", "UTC")),
-        ]
-    )
+    columns = ("id", "queue", "body", "data", *SHOWN[1:], "receives", "sent_at")
+    return _schema(columns, ("id", "queue"), Message, Stored)
 
 
 @cache
 def history_schema() -> pa.Schema:
+    columns = (
+        "offset", "at", "event", "queue", "id", "consumer", "receives", "wait_ms", "held_ms", "bytes", "reason",
+        "body", "data", "content_type", "count",
+    )  # fmt: skip
+    return _schema(columns, ("offset",), Event)
+
+
+@cache
+def _sent_schema() -> pa.Schema:
+    return _schema(SENT, (), Draft)
+
+
+def _schema(columns: Sequence[str], required: Sequence[str], *records: type[msgspec.Struct]) -> pa.Schema:
+    """A schema whose columns are fields of the records, but for a few types that only the column has."""
     pa = arrow()
-    text, number = pa.string(), pa.float64()
-    return pa.schema(
-        [
-            pa.field("offset", pa.int64(), nullable=False),
-            ("at", pa.timestamp("us", "UTC")),
-            ("event", text),
-            ("queue", text),
-            ("id", text),
-            ("consumer", text),
-            ("receives", pa.int32()),
-            ("wait_ms", number),
-            ("held_ms", number),
-            ("bytes", pa.int64()),
-            ("reason", text),
-            ("body", text),
-            ("data", pa.binary()),
-            ("content_type", text),
-            ("count", pa.int64()),
-        ]
-    )
+    types = {field.name: _type_of(field.type) for record in records for field in msgspec.structs.fields(record)}
+    types |= dict.fromkeys(("sent_at", "at"), pa.timestamp("us", "UTC"))
+    types |= dict.fromkeys(("offset", "bytes", "count"), pa.int64())
+    types |= {"body": pa.string(), "data": pa.binary()}
+    return pa.schema([pa.field(name, types[name], nullable=name not in required) for name in columns])
 
 
-# Out
-
-
-def portions(some: Sequence[Portion]) -> pa.RecordBatch:
-    """Messages of a claim. Parcels, the common case, are taken as they are, without looking at single messages."""
-    parcels = [one.messages for one in some if isinstance(one.messages, PlainBatch)]
-    if len(parcels) == len(some):
-        return _parcels(parcels, [one.receives for one in some])
-    receives = [one.receives for one in some for _ in range(len(one))]
-    return _messages([message for one in some for message in one.messages], receives)
-
-
-def stored(found: Sequence[Stored]) -> pa.RecordBatch:
-    """Messages as they lie in a queue."""
-    return _messages([one.message for one in found], [one.receives for one in found])
-
-
-def _parcels(parcels: Sequence[PlainBatch], receives: Sequence[int]) -> pa.RecordBatch:
+def _type_of(kind: Any) -> pa.DataType:
     pa = arrow()
-    sizes = [len(parcel) for parcel in parcels]
-    many = sum(sizes)
+    kinds = (kind, *get_args(kind))
+    if int in kinds:
+        return pa.int32()
+    if float in kinds:
+        return pa.float64()
+    return pa.map_(pa.string(), pa.string()) if dict[str, str] in kinds else pa.string()
 
-    def column(values: Sequence[Any], kind: Any) -> Any:
-        """What each parcel has for all its messages."""
-        if values.count(values[0]) == len(values):
-            return pa.repeat(pa.scalar(values[0], kind), many)
-        return pa.array([value for value, size in zip(values, sizes, strict=True) for _ in range(size)], kind)
 
-    schema = messages_schema()
-    kinds = [parcel.content_type for parcel in parcels]
-    bodies = [body for parcel in parcels for body in parcel.bodies]
-    each = (
-        [kind for kind, size in zip(kinds, sizes, strict=True) for _ in range(size)]
-        if len(set(kinds)) > 1
-        else kinds[:1]
-    )
-    body, data = _bodies(bodies, each)
-    made = {"id": pa.array([id for parcel in parcels for id in parcel.ids], pa.string()), "body": body, "data": data}
-    shared = {"receives": receives, "content_type": kinds}
-    columns = []
-    for field in schema:
+# Messages and history to Arrow
+
+
+def portions(claimed: Sequence[Portion]) -> pa.RecordBatch:
+    """Messages of a claim. The common case, plain batches only, needs no `Message` objects."""
+    batches = [portion.messages for portion in claimed if isinstance(portion.messages, PlainBatch)]
+    if len(batches) == len(claimed):
+        return _plain_batches(batches, [portion.receives for portion in claimed])
+    receives = [portion.receives for portion in claimed for _ in range(len(portion))]
+    return _messages([message for portion in claimed for message in portion.messages], receives)
+
+
+def stored(messages: Sequence[Stored]) -> pa.RecordBatch:
+    """Messages of a queue."""
+    return _messages([stored.message for stored in messages], [stored.receives for stored in messages])
+
+
+def _plain_batches(batches: Sequence[PlainBatch], receives: Sequence[int]) -> pa.RecordBatch:
+    pa = arrow()
+    sizes = [len(batch) for batch in batches]
+    count = sum(sizes)
+
+    def each(values: Sequence[Any]) -> list[Any]:
+        """The value of each message, from one per batch."""
+        return [value for value, size in zip(values, sizes, strict=True) for _ in range(size)]
+
+    kinds = [batch.content_type for batch in batches]
+    bodies = [body for batch in batches for body in batch.bodies]
+    body, data = _bodies(bodies, each(kinds) if len(set(kinds)) > 1 else kinds[:1])
+    columns = {"id": pa.array([id for batch in batches for id in batch.ids], pa.string()), "body": body, "data": data}
+    for field in messages_schema():
         name = field.name
-        if name in made:
-            columns.append(made[name])
-        elif name in shared or name in ("queue", "priority", "sent_at"):
-            values = shared.get(name) or [getattr(parcel, name) for parcel in parcels]
-            columns.append(column(list(values), field.type))
+        if name in columns:
+            continue
+        if name != "receives" and name not in PlainBatch.__slots__:
+            columns[name] = pa.nulls(count, field.type)
+            continue
+        values = receives if name == "receives" else [getattr(batch, name) for batch in batches]
+        if len(set(values)) == 1:
+            columns[name] = pa.repeat(pa.scalar(values[0], field.type), count)
         else:
-            columns.append(pa.nulls(many, field.type))
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+            columns[name] = pa.array(each(values), field.type)
+    return _record_batch(columns, messages_schema())
 
 
 def _messages(messages: Sequence[Message], receives: list[int]) -> pa.RecordBatch:
-    pa = arrow()
-    schema = messages_schema()
     body, data = _bodies([message.body for message in messages], [message.content_type for message in messages])
     headers = [None if message.headers is None else list(message.headers.items()) for message in messages]
-    given = {"body": body, "data": data, "receives": receives, "headers": headers}
-    columns = []
-    for field in schema:
-        values = given.get(field.name)
-        if values is None:
-            values = list(map(attrgetter(field.name), messages))
-        columns.append(values if isinstance(values, pa.Array) else pa.array(values, field.type))
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+    columns = {"body": body, "data": data, "receives": receives, "headers": headers}
+    return _record_batch(columns, messages_schema(), messages)
 
 
 def history(records: Sequence[HistoryRecord]) -> pa.RecordBatch:
-    """What happened, with bodies where they are kept."""
-    pa = arrow()
-    schema = history_schema()
+    """Events, with bodies where they are kept."""
     events = [record.event for record in records]
-    bodies = [event.body for event in events]
-    if any(body is not None for body in bodies):
-        body, data = _bodies(bodies, [event.content_type or JSON for event in events])
-    else:
-        body, data = pa.nulls(len(events), pa.string()), pa.nulls(len(events), pa.binary())
-    given = {"offset": [record.offset for record in records], "bytes": [event.size for event in events]}
-    columns = []
+    body, data = _bodies([event.body for event in events], [event.content_type or JSON for event in events])
+    offsets, sizes = [record.offset for record in records], [event.size for event in events]
+    columns = {"offset": offsets, "bytes": sizes, "body": body, "data": data}
+    return _record_batch(columns, history_schema(), events)
+
+
+def _record_batch(columns: dict[str, Any], schema: pa.Schema, records: Sequence[Any] = ()) -> pa.RecordBatch:
+    """Columns in the order of the schema; those that are not given are attributes of the records."""
+    pa = arrow()
+    arrays = []
     for field in schema:
-        if field.name in ("body", "data"):
-            columns.append(body if field.name == "body" else data)
-            continue
-        values = given.get(field.name) or list(map(attrgetter(field.name), events))
-        columns.append(pa.array(values, field.type))
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+        values = columns[field.name] if field.name in columns else list(map(attrgetter(field.name), records))
+        arrays.append(values if isinstance(values, pa.Array) else pa.array(values, field.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _bodies(bodies: Sequence[bytes | None], kinds: list[str]) -> tuple[pa.Array, pa.Array]:
-    """The columns `body` and `data`; one kind is that of all."""
+    """The columns `body` and `data`; a single content type applies to all bodies."""
     pa = arrow()
-    many = len(bodies)
-    if not many:
-        return pa.nulls(0, pa.string()), pa.nulls(0, pa.binary())
-    if len(kinds) == 1 or kinds.count(kinds[0]) == many:
-        if not _is_text(kinds[0]):
-            return pa.nulls(many, pa.string()), pa.array(bodies, pa.binary())
+    count = len(bodies)
+    if len(set(kinds)) == 1:
         raw = pa.array(bodies, pa.binary())
+        if not _is_text(kinds[0]):
+            return pa.nulls(count, pa.string()), raw
         try:
-            return raw.cast(pa.string()), pa.nulls(many, pa.binary())
-        except pa.ArrowInvalid:
-            kinds = kinds * many if len(kinds) == 1 else kinds
+            return raw.cast(pa.string()), pa.nulls(count, pa.binary())
+        except pa.ArrowInvalid:  # some are not UTF-8
+            kinds = kinds * count if len(kinds) == 1 else kinds
     texts: list[bytes | None] = []
     others: list[bytes | None] = []
     for body, kind in zip(bodies, kinds, strict=True):
@@ -214,53 +190,39 @@ def _is_utf8(body: bytes) -> bool:
 
 
 class Encoder:
-    """An Arrow stream as pieces of bytes: the schema with the first batch, each batch, the end."""
+    """Writes an Arrow stream in pieces: the schema with the first batch, each batch, the end."""
 
-    def __init__(self, schema: pa.Schema, about: dict[str, str] | None = None) -> None:
-        pa = arrow()
-        self._sink = _Sink()
-        self._writer = pa.ipc.new_stream(self._sink, schema.with_metadata(about) if about else schema)
+    def __init__(self, schema: pa.Schema, metadata: dict[str, str] | None = None) -> None:
+        self._sink = io.BytesIO()
+        self._writer = arrow().ipc.new_stream(self._sink, schema.with_metadata(metadata) if metadata else schema)
 
     def batch(self, batch: pa.RecordBatch) -> bytes:
         self._writer.write_batch(batch)
-        return self._sink.take()
+        return self._take()
 
     def end(self) -> bytes:
         self._writer.close()
-        return self._sink.take()
+        return self._take()
+
+    def _take(self) -> bytes:
+        """What was written since the last call."""
+        written = self._sink.getvalue()
+        self._sink.seek(0)
+        self._sink.truncate()
+        return written
 
 
-class _Sink:
-    """A file that only keeps what was written since somebody took it."""
-
-    closed = False
-
-    def __init__(self) -> None:
-        self._pieces: list[bytes] = []
-
-    def write(self, data: Any) -> int:
-        self._pieces.append(bytes(data))
-        return len(data)
-
-    def take(self) -> bytes:
-        taken, self._pieces = b"".join(self._pieces), []
-        return taken
-
-    def flush(self) -> None:
-        """Nothing is held back."""
-
-
-def encode(batches: Iterable[pa.RecordBatch], schema: pa.Schema, about: dict[str, str] | None = None) -> bytes:
-    """A whole stream; `about` is kept with its schema."""
-    encoder = Encoder(schema, about)
+def encode(batches: Iterable[pa.RecordBatch], schema: pa.Schema, metadata: dict[str, str] | None = None) -> bytes:
+    """A whole stream; the metadata is part of its schema."""
+    encoder = Encoder(schema, metadata)
     return b"".join([*map(encoder.batch, batches), encoder.end()])
 
 
-# In
+# Arrow to drafts
 
 
 def drafts_of(body: bytes) -> Sequence[Draft]:
-    """The messages that an Arrow stream asks to send; names what is wrong with it."""
+    """The messages of an Arrow stream; an error names what is wrong with it."""
     pa = arrow()
     try:
         for message in pa.ipc.MessageReader.open_stream(body):
@@ -276,11 +238,11 @@ def drafts_of(body: bytes) -> Sequence[Draft]:
 
 
 def drafts_of_table(table: pa.Table) -> Sequence[Draft]:
-    """The messages that the rows of a table are; names the column or row that is wrong."""
+    """The messages of a table, one per row; an error names the column or row that is wrong."""
     schema = table.schema
     _check_columns(schema)
-    fitted = {name: _fitted(table.column(name), name) for name in schema.names}
-    columns = {name: column for name, column in fitted.items() if column.null_count < len(column)}
+    converted = {name: _converted(table.column(name), name) for name in schema.names}
+    columns = {name: column for name, column in converted.items() if column.null_count < len(column)}
     if set(columns) == {"body"} and not columns["body"].null_count:
         return PlainDrafts(_json_bodies(columns["body"]))
     if set(columns) == {"data"} and not columns["data"].null_count:
@@ -289,13 +251,13 @@ def drafts_of_table(table: pa.Table) -> Sequence[Draft]:
 
 
 def _check_message(metadata: bytes) -> None:
-    """Refuse what would become much larger when it is read: compressed batches, and dictionaries.
+    """Refuse compressed batches and dictionaries, which could become much larger when decoded.
 
-    `metadata` is a FlatBuffers table `Message` (see Arrow's Message.fbs); pyarrow does not say what is in it.
+    `metadata` is a FlatBuffers table `Message` (see Arrow's Message.fbs), whose content pyarrow does not expose.
     """
 
     def field(table: int, number: int) -> int:
-        """Where a field of a table is, 0 if it is not set."""
+        """The position of a field of a table, 0 if it is not set."""
         fields = table - struct.unpack_from("<i", metadata, table)[0]
         if struct.unpack_from("<H", metadata, fields)[0] <= 4 + 2 * number:
             return 0
@@ -324,97 +286,71 @@ def _check_columns(schema: pa.Schema) -> None:
         raise InvalidRequest("body: is missing, and so is data", field="body")
 
 
-@cache
-def _wanted() -> dict[str, Any]:
+def _converted(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+    """A column in the type of the schema; other widths of numbers and strings are converted."""
     pa = arrow()
-    kinds = dict.fromkeys(_TEXTS, pa.string()) | {"body": pa.string(), "data": pa.binary(), "priority": pa.int32()}
-    return kinds | {"headers": pa.map_(pa.string(), pa.string()), "delay": pa.float64(), "ttl": pa.float64()}
-
-
-def _fitted(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
-    """A column as the type that it has to be; other widths of numbers and texts are taken."""
-    pa = arrow()
-    wanted = _wanted()[name]
-    if column.type.equals(wanted):
+    wanted, given, is_type = _sent_schema().field(name).type, column.type, arrow().types
+    if given.equals(wanted):
         return column
-    alike = {
-        "body": _is_string,
-        "data": lambda kind: pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind),
-        "priority": pa.types.is_integer,
-        "delay": lambda kind: pa.types.is_integer(kind) or pa.types.is_floating(kind),
-        "ttl": lambda kind: pa.types.is_integer(kind) or pa.types.is_floating(kind),
-        "headers": pa.types.is_map,
-    }.get(name, _is_string)
+    accepted = {
+        pa.string(): (is_type.is_string, is_type.is_large_string, is_type.is_string_view),
+        pa.binary(): (is_type.is_large_binary, is_type.is_binary_view),
+        pa.int32(): (is_type.is_integer,),
+        pa.float64(): (is_type.is_integer, is_type.is_floating),
+    }.get(wanted, (is_type.is_map,))
     try:
-        if not alike(column.type) and not pa.types.is_null(column.type):
-            raise pa.ArrowInvalid
-        return column.cast(wanted)
+        if any(test(given) for test in (*accepted, is_type.is_null)):
+            return column.cast(wanted)
     except pa.ArrowException:
-        raise InvalidRequest(f"{name}: is a column of {column.type}; use {wanted}", field=name) from None
-
-
-def _is_string(kind: pa.DataType) -> bool:
-    pa = arrow()
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+        pass
+    raise InvalidRequest(f"{name}: is a column of {given}; use {wanted}", field=name)
 
 
 def _json_bodies(column: pa.ChunkedArray) -> list[bytes]:
-    """Texts that must be JSON, as bytes. All are looked at in one go; only if that fails, one by one."""
+    """Strings that must be JSON, as bytes. All are parsed at once; if that fails, one by one to name the first."""
     bodies: list[bytes] = column.cast(arrow().binary()).to_pylist()
     try:
-        # Two bodies that are wrong could make up for each other, as `[1` and `2]` do; their lengths could not.
-        found = _many(b"[" + b",".join(bodies) + b"]")
-        whole = list(map(len, found)) == list(map(len, bodies))
+        # Two invalid bodies can form a valid array, such as `[1` and `2]`; their lengths then differ.
+        values = _raw_values(b"[" + b",".join(bodies) + b"]")
+        is_valid = list(map(len, values)) == list(map(len, bodies))
     except (msgspec.DecodeError, RecursionError):
-        whole = False
-    if not whole:
-        for place, body in enumerate(bodies):
-            _check_json(body, place)
+        is_valid = False
+    if not is_valid:
+        for row, body in enumerate(bodies):
+            check_json(body, f"messages[{row}].body")
     return bodies
 
 
-def _check_json(body: bytes, place: int) -> None:
-    try:
-        msgspec.json.decode(body, type=msgspec.Raw)
-    except (msgspec.DecodeError, RecursionError):
-        shown = body[:60].decode(errors="replace")
-        field = f"messages[{place}].body"
-        raise InvalidRequest(
-            f"{field}: {shown!r} is not JSON; for text set content_type to text/plain", field=field
-        ) from None
-
-
-def _drafts(columns: dict[str, pa.ChunkedArray], many: int) -> Iterator[Draft]:
+def _drafts(columns: dict[str, pa.ChunkedArray], count: int) -> Iterator[Draft]:
     """Drafts of rows that have more than a body."""
 
-    def values(name: str) -> Iterable[Any]:
-        return columns[name].to_pylist() if name in columns else repeat(None, many)
+    def values(name: str, default: Any = None) -> Iterable[Any]:
+        if name not in columns:
+            return repeat(default, count)
+        column: Any = columns[name] if default is None else columns[name].fill_null(default)
+        return cast("list[Any]", column.to_pylist())
 
-    texts = columns["body"].cast(arrow().binary()).to_pylist() if "body" in columns else [None] * many
-    rest = ("content_type", "headers", "priority", "delay", "ttl", "key", "recipient", "group", "dedup_id")
-    rows = zip(texts, values("data"), *map(values, rest), strict=True)
-    for place, (text, data, kind, headers, priority, delay, ttl, key, recipient, group, dedup_id) in enumerate(rows):
+    if "body" in columns:
+        columns["body"] = columns["body"].cast(arrow().binary())
+    options = [values(field.name, field.default) for field in msgspec.structs.fields(Draft)[3:]]
+    rows = zip(values("body"), values("data"), values("content_type"), values("headers"), *options, strict=True)
+    for row, (text, data, kind, headers, *others) in enumerate(rows):
+        field = f"messages[{row}].body"
         if (text is None) == (data is None):
-            told = "is missing, and so is data" if text is None else "there is data too; give one of them"
-            field = f"messages[{place}].body"
-            raise InvalidRequest(f"{field}: {told}", field=field)
+            problem = "is missing, and so is data" if text is None else "there is data too; give one of them"
+            raise InvalidRequest(f"{field}: {problem}", field=field)
         if kind is None:
             kind = JSON if data is None else OCTETS
-        if data is None and is_json(kind):
-            _check_json(text, place)
+        if is_json(kind):
+            check_json(text if data is None else data, field)
         elif data is None and not kind.startswith("text/"):
-            field = f"messages[{place}].body"
             raise InvalidRequest(f"{field}: is for JSON and text; give {kind[:80]} as data", field=field)
-        body = text if data is None else data
-        if data is not None and is_json(kind):
-            _check_json(data, place)
-        some = None if headers is None else _headers(headers, place)
-        yield Draft(body, kind, some, priority or 0, delay, ttl, key, recipient, group, dedup_id)
+        yield Draft(text if data is None else data, kind, _headers(headers, row), *others)
 
 
-def _headers(pairs: list[tuple[str, str | None]], place: int) -> dict[str, str]:
-    for name, value in pairs:
+def _headers(pairs: list[tuple[str, str | None]] | None, row: int) -> dict[str, str] | None:
+    for name, value in pairs or ():
         if value is None:
-            field = f"messages[{place}].headers"
+            field = f"messages[{row}].headers"
             raise InvalidRequest(f"{field}: {name!r} has no value", field=field)
-    return {name: value for name, value in pairs if value is not None}
+    return None if pairs is None else cast("dict[str, str]", dict(pairs))

@@ -1,27 +1,29 @@
-"""Records on the wire, shared by servers and clients: how messages, replies and errors look.
+"""Encoding of records, bodies and errors on the wire, shared by servers and clients.
 
-JSON and MessagePack carry the same names. A message's `body` is any JSON value, or text where its content
-type is `text/*`; other bytes travel as `data` (base64 in JSON). JSON bodies are checked once, when they
-come in, and handed on as they are. Moments are RFC 3339 in UTC.
+JSON and MessagePack have the same field names. A message's `body` is any JSON value, or a string if its content type is
+`text/*`; other bytes are sent as `data` (base64 in JSON). JSON bodies are validated once, on arrival, and passed on
+unchanged. Moments are RFC 3339 in UTC.
 """
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from functools import cache
+from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from miniq.api.shapes import Problem
 from miniq.errors import BY_CODE, InvalidRequest, MiniQError, TooLarge
-from miniq.message import JSON
+from miniq.message import JSON, SECOND
 
 MSGPACK = "application/msgpack"
 PROBLEM = "application/problem+json"
 OCTETS = "application/octet-stream"
 
 Format = Literal["json", "msgpack"]
+S = TypeVar("S", bound=Struct)
 
 MEDIA: dict[Format, str] = {"json": JSON, "msgpack": MSGPACK}
 
@@ -53,22 +55,48 @@ STATUS: dict[str, int] = {
     "store_failed": 503,
     "no_space": 507,
 }
-"""The HTTP status of each error code. A code that is not here would be a fault of ours: 500."""
+"""The HTTP status of each error code. Any other code is an internal error: 500."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
+# Records
+
+
 def moment(micros: int) -> datetime:
-    """A moment as it goes on the wire."""
+    """A moment as a timestamp."""
     return _EPOCH + timedelta(microseconds=micros)
 
 
 def micros(at: datetime) -> int:
-    """A moment as it is kept."""
-    return (at - _EPOCH) // timedelta(microseconds=1)
+    """A timestamp as a moment."""
+    since = at - _EPOCH
+    return (since.days * 86400 + since.seconds) * SECOND + since.microseconds
 
 
-# Bytes
+def to_wire(shape: type[S], record: object, **others: Any) -> S:
+    """A record as a shape of the wire: `others`, and the fields that both have, moments as timestamps."""
+    for name, is_moment in _shape_fields(shape):
+        if name not in others:
+            value = getattr(record, name)
+            others[name] = moment(value) if is_moment and value is not None else value
+    return shape(**others)
+
+
+def from_wire(kind: type[S], wire: Struct, **others: Any) -> S:
+    """A record from a shape of the wire: `others`, and the fields that both have, timestamps as moments."""
+    for name in kind.__struct_fields__:
+        if name not in others and hasattr(wire, name):
+            value = getattr(wire, name)
+            others[name] = micros(value) if isinstance(value, datetime) else value
+    return kind(**others)
+
+
+@cache
+def _shape_fields(shape: type[Struct]) -> list[tuple[str, bool]]:
+    """The fields of a shape, and whether they are timestamps."""
+    infos = msgspec.structs.fields(shape)
+    return [(info.name, info.type is datetime or datetime in get_args(info.type)) for info in infos]
 
 
 _json = msgspec.json.Encoder()
@@ -78,12 +106,12 @@ encode_msgpack = _msgpack.encode
 
 
 def encode(reply: Any, format: Format) -> bytes:
-    """A reply as bytes."""
+    """A record as bytes."""
     return _json.encode(reply) if format == "json" else _msgpack.encode(reply)
 
 
 class Reader:
-    """Reads one kind of request in either format, and says what is wrong with one that cannot be read."""
+    """Decodes one kind of request in either format; `InvalidRequest` names the field that is invalid."""
 
     def __init__(self, kind: Any) -> None:
         self.kind = kind
@@ -93,7 +121,7 @@ class Reader:
     def read(self, raw: bytes, format: Format) -> Any:
         try:
             if format == "json":
-                str(raw, "utf-8")  # a body is handed on unread, so bad UTF-8 would come out again
+                str(raw, "utf-8")  # a body is passed on unread, so invalid UTF-8 would be sent to consumers
                 return self._json(raw)
             return self._msgpack(raw)
         except UnicodeDecodeError as error:
@@ -102,32 +130,29 @@ class Reader:
             raise _named(error, raw, format) from None
         except (msgspec.DecodeError, RecursionError) as error:
             name = "JSON" if format == "json" else "MessagePack"
-            raise InvalidRequest(f"request: cannot be read as {name}: {error}", field="request") from None
+            raise InvalidRequest(f"request: not valid {name}: {error}", field="request") from None
 
 
 def _named(error: msgspec.ValidationError, raw: bytes, format: Format) -> InvalidRequest:
-    """The field that a validation error is about."""
-    text, _, place = str(error).partition(" - at `$")
-    place = place.rstrip("`").lstrip(".")
-    if place.startswith("[...]"):  # some value of a map
-        place = _unreadable(raw, format)
-    if text.startswith("Object contains unknown field"):
-        unknown = text.split("`")[1][:80]
-        field = f"{place}.{unknown}" if place else unknown
-        return InvalidRequest(f"{field}: there is no such field", field=field)
-    if text.startswith("Object missing required field"):
-        missing = text.split("`")[1]
-        field = f"{place}.{missing}" if place else missing
-        return InvalidRequest(f"{field}: is required", field=field)
-    field = place or "request"
+    """A validation error of `msgspec` as one that names the field."""
+    text, _, path = str(error).partition(" - at `$")
+    path = path.rstrip("`").lstrip(".")
+    if path.startswith("[...]"):  # some value of a map
+        path = _undecodable(raw, format)
+    for start, problem in (("Object contains unknown", "there is no such field"), ("Object missing", "is required")):
+        if text.startswith(start):
+            name = text.split("`")[1][:80]
+            field = f"{path}.{name}" if path else name
+            return InvalidRequest(f"{field}: {problem}", field=field)
+    field = path or "request"
     return InvalidRequest(f"{field}: {text[:1].lower()}{text[1:]}", field=field)
 
 
-def _unreadable(raw: bytes, format: Format) -> str:
-    """The first name in a map whose value cannot be read, such as a number that is out of range."""
+def _undecodable(raw: bytes, format: Format) -> str:
+    """The first name in a map whose value cannot be decoded, such as a number that is out of range."""
     library = msgspec.json if format == "json" else msgspec.msgpack
-    found: dict[str, Raw] = library.decode(raw, type=dict[str, Raw])
-    for name, value in found.items():
+    values: dict[str, Raw] = library.decode(raw, type=dict[str, Raw])
+    for name, value in values.items():
         try:
             library.decode(value)
         except ValueError:
@@ -139,7 +164,7 @@ def _unreadable(raw: bytes, format: Format) -> str:
 
 
 def is_json(content_type: str) -> bool:
-    """Whether bytes of this type are JSON text."""
+    """Whether a content type is JSON."""
     if content_type == JSON:
         return True
     kind = content_type.partition(";")[0].strip().lower()
@@ -149,62 +174,60 @@ def is_json(content_type: str) -> bool:
 def body_of(
     body: Raw | UnsetType, data: bytes | UnsetType, content_type: str | None, format: Format, place: str = ""
 ) -> tuple[bytes, str]:
-    """The bytes of a body and their type."""
+    """The bytes of a body and their content type; `place` comes before the names of fields in errors."""
     if data is not UNSET:
         if body is not UNSET:
             raise InvalidRequest(f"{place}data: given beside body; give one of them", field=f"{place}data")
         if content_type is not None and is_json(content_type):
-            _check_json(data, f"{place}data")  # it goes out as it is, and would spoil the answer it is in
+            check_json(data, f"{place}data")
         return data, content_type or OCTETS
+    field = f"{place}body"
     if body is UNSET:
-        raise InvalidRequest(f"{place}body: is required (or data, for bytes)", field=f"{place}body")
-    raw = bytes(body)
-    if content_type is not None and "/" not in content_type:
+        raise InvalidRequest(f"{field}: is required (or data, for bytes)", field=field)
+    kind = JSON if content_type is None else content_type
+    if "/" not in kind:
         field = f"{place}content_type"
-        raise InvalidRequest(f"{field}: {content_type[:80]!r} is not a media type such as {JSON}", field=field)
-    if content_type is None or content_type == JSON:
-        return raw if format == "json" else _json_of(raw, f"{place}body"), JSON
-    if is_json(content_type):
-        return raw if format == "json" else _json_of(raw, f"{place}body"), content_type
-    if content_type.startswith("text/"):
-        try:
-            text = msgspec.json.decode(raw if format == "json" else _json_of(raw, f"{place}body"), type=str)
-        except (msgspec.DecodeError, RecursionError):
-            raise InvalidRequest(
-                f"{place}body: must be a string, because content_type is {content_type}", field=f"{place}body"
-            ) from None
-        return text.encode(), content_type
-    raise InvalidRequest(
-        f"{place}body: is for JSON and text; send {content_type} as data (base64 in JSON)", field=f"{place}body"
-    )
+        raise InvalidRequest(f"{field}: {kind[:80]!r} is not a media type such as {JSON}", field=field)
+    is_text = kind.startswith("text/")
+    if not is_text and not is_json(kind):
+        raise InvalidRequest(f"{field}: is for JSON and text; send {kind} as data (base64 in JSON)", field=field)
+    raw = bytes(body) if format == "json" else _json_of(bytes(body), field)
+    if not is_text:
+        return raw, kind
+    try:
+        return msgspec.json.decode(raw, type=str).encode(), kind
+    except (msgspec.DecodeError, RecursionError):
+        raise InvalidRequest(f"{field}: must be a string, because content_type is {kind}", field=field) from None
 
 
 def _json_of(raw: bytes, field: str) -> bytes:
-    """A MessagePack value as JSON, which has no extensions and only text as keys."""
+    """A MessagePack value as JSON, which has no extension types and only strings as keys."""
     try:
         return _json.encode(msgspec.msgpack.decode(raw))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise InvalidRequest(f"{field}: cannot be kept as JSON: {error}", field=field) from None
+        raise InvalidRequest(f"{field}: cannot be stored as JSON: {error}", field=field) from None
 
 
-def _check_json(data: bytes, field: str) -> None:
-    """Refuse bytes that are not JSON text though they are sent as such."""
+def check_json(body: bytes, field: str) -> None:
+    """Refuse a body that is not JSON: it is passed on unchanged, and would make the reply invalid that contains it."""
     try:
-        str(data, "utf-8")
-        msgspec.json.decode(data, type=Raw)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"{field}: is not JSON, though its content type says so: {error}", field=field) from None
+        str(body, "utf-8")
+        msgspec.json.decode(body, type=Raw)
+    except (ValueError, RecursionError):
+        shown = body[:60].decode(errors="replace")
+        text = f"{field}: {shown!r} is not JSON; for text set content_type to text/plain"
+        raise InvalidRequest(text, field=field) from None
 
 
 def wire_body(body: bytes, content_type: str, format: Format) -> tuple[Raw | UnsetType, bytes | UnsetType]:
-    """A body as `body` or as `data`."""
+    """A body as the fields `body` and `data`, one of them unset."""
     if is_json(content_type):
         if format == "json":
             return Raw(body), UNSET
         try:
             return Raw(_msgpack.encode(msgspec.json.decode(body))), UNSET
         except (ValueError, OverflowError, RecursionError):
-            return UNSET, body  # a number that JSON has and MessagePack has not, or more brackets
+            return UNSET, body  # a number out of MessagePack's range, or nested too deeply
     if content_type.startswith("text/"):
         try:
             text = body.decode()
@@ -218,16 +241,14 @@ def wire_body(body: bytes, content_type: str, format: Format) -> tuple[Raw | Uns
 
 
 def problem(error: MiniQError) -> Problem:
-    """An error as it goes on the wire."""
+    """An error as a problem of RFC 9457."""
     status = STATUS.get(error.code, 500)
     return Problem(error.code.replace("_", " "), status, error.code, error.text, error.field)
 
 
-def raised(found: Problem) -> MiniQError:
-    """The error that a problem stands for, of the class that the broker raised."""
-    kind = BY_CODE.get(found.code)
-    if kind is None:
-        kind = TooLarge if found.status == 413 else MiniQError
-    error = kind(found.detail, field=found.field)
-    error.code = found.code
+def raised(problem: Problem) -> MiniQError:
+    """The error for a problem, of the class that the broker raised."""
+    kind = BY_CODE.get(problem.code) or (TooLarge if problem.status == 413 else MiniQError)
+    error = kind(problem.detail, field=problem.field)
+    error.code = problem.code
     return error

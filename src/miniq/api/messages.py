@@ -1,14 +1,13 @@
-"""Messages on the wire, both ways: drafts as they are sent, messages as they are handed out or looked at.
+"""Messages on the wire, in both directions: drafts as they are sent, messages as they are received or peeked at.
 
-A receive may bring a thousand messages, so a client reads them as `Received`, which stands where a `Stored` and its
-`Message` would and reads moments and the body only when it is asked for them. Readers pass over unknown fields: a newer
-broker may say more.
+A receive may return a thousand messages, so a client decodes them as `Received`, which has the attributes of a `Stored`
+and its `Message` and converts moments and body on access. Unknown fields are ignored: a newer broker may send more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from operator import attrgetter
 from typing import Any
 
@@ -18,62 +17,70 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from miniq.api import codec
 from miniq.api.checks import check_headers, check_number, check_text
 from miniq.api.codec import Format, moment
-from miniq.api.shapes import WireDead, WireDraft, WireMessage
-from miniq.message import JSON, NEVER, SECOND, DeadLetter, Draft, PlainDrafts, Status, Stored
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
+from miniq.api.shapes import WireDead, WireDraft, WireMessage, with_fields_of
+from miniq.message import (
+    JSON,
+    NEVER,
+    NOTHING_SPECIAL,
+    SPECIAL,
+    DeadLetter,
+    Draft,
+    Message,
+    PlainDrafts,
+    Status,
+    Stored,
+    special_of,
+)
 
 # Drafts
 
-
-_beside = attrgetter(*Draft.__struct_fields__[2:])
-"""What a draft says beside its body, in the same names and order on the wire."""
-_NOTHING = _beside(Draft(b""))
+_options = attrgetter(*Draft.__struct_fields__[2:])
+"""The fields of a draft beside its body and content type; `WireDraft` has them in the same order."""
+_NO_OPTIONS = _options(Draft(b""))
 _CHECKS: dict[Any, Callable[..., Any]] = {str | None: check_text, float | None: check_number}
 _CHECKED = [(info.name, _CHECKS[info.type]) for info in msgspec.structs.fields(WireDraft) if info.type in _CHECKS]
 
 
 def draft_of(wire: WireDraft, format: Format, place: str = "") -> Draft:
-    """The draft that a message on the wire stands for."""
+    """A draft from the wire; `place` comes before the names of fields in errors."""
     body, content_type = codec.body_of(wire.body, wire.data, wire.content_type, format, place)
-    return Draft(body, content_type, *_beside(wire))
+    return Draft(body, content_type, *_options(wire))
 
 
 def drafts_of(wires: Sequence[WireDraft], format: Format) -> list[Draft]:
-    """The drafts of many messages; most are JSON without a word on their type, which is quickly done."""
+    """Many drafts from the wire. Most are JSON without a content type, which is the fast case."""
     return [
-        Draft(bytes(wire.body), JSON, *_beside(wire))
+        Draft(bytes(wire.body), JSON, *_options(wire))
         if format == "json" and wire.content_type is None and wire.data is UNSET and wire.body is not UNSET
-        else draft_of(wire, format, f"messages[{place}].")
-        for place, wire in enumerate(wires)
+        else draft_of(wire, format, f"messages[{number}].")
+        for number, wire in enumerate(wires)
     ]
 
 
 def wire_drafts(drafts: Sequence[Draft]) -> list[WireDraft]:
-    """Drafts as they travel; JSON text goes as it is."""
+    """Drafts as they are sent; JSON text stays as it is."""
     if isinstance(drafts, PlainDrafts):
         if drafts.content_type == JSON:
             return [WireDraft(Raw(body)) for body in drafts.bodies]
         if drafts.content_type == codec.OCTETS:
             return [WireDraft(UNSET, body) for body in drafts.bodies]
-    alone = len(drafts) == 1
-    return [_wire_draft(draft, None if alone else place) for place, draft in enumerate(drafts)]
+    is_single = len(drafts) == 1
+    return [_wire_draft(draft, None if is_single else number) for number, draft in enumerate(drafts)]
 
 
-def _wire_draft(draft: Draft, place: int | None) -> WireDraft:
-    kind, beside = draft.content_type, _beside(draft)
-    if kind == JSON and beside == _NOTHING:
+def _wire_draft(draft: Draft, number: int | None) -> WireDraft:
+    kind, options = draft.content_type, _options(draft)
+    if kind == JSON and options == _NO_OPTIONS:
         return WireDraft(Raw(draft.body))
     for field, check in _CHECKED:
-        check(getattr(draft, field), field, place)
-    check_headers(draft.headers, place)
+        check(getattr(draft, field), field, number)
+    check_headers(draft.headers, number)
     body, data = codec.wire_body(draft.body, kind, "json")
-    return WireDraft(body, data, None if kind == JSON else kind, *beside)
+    return WireDraft(body, data, None if kind == JSON else kind, *options)
 
 
 def best_format(packed: object) -> Format:
-    """The format for the body of a request: bodies that are bytes would be spelled in base64 in JSON."""
+    """The format for the body of a request: MessagePack if its messages are bytes, which JSON would need in base64."""
     if not isinstance(packed, WireDraft):
         return "json"
     drafts = getattr(packed, "messages", UNSET)
@@ -85,73 +92,82 @@ def best_format(packed: object) -> Format:
 # Messages
 
 
-def wire_messages(taken: Sequence[Stored], format: Format) -> list[WireMessage]:
-    """Messages that were handed out."""
-    moments: dict[int, datetime | None] = {NEVER: None}
-    found: list[WireMessage] = []
-    for stored in taken:
+def wire_messages(leased: Sequence[Stored], format: Format) -> list[WireMessage]:
+    """Messages as a receive returns them."""
+    wires: list[WireMessage] = []
+    last_sent = last_visible = -1
+    sent_at: Any = None
+    visible_at: datetime | None = None
+    for stored in leased:
         message = stored.message
-        sent_at = moments.get(message.sent_at)
-        if sent_at is None:
-            sent_at = moments[message.sent_at] = moment(message.sent_at)
-        visible_at = stored.visible_at
-        if visible_at not in moments:
-            moments[visible_at] = moment(visible_at)
-        until = moments[visible_at]
+        if message.sent_at != last_sent:
+            last_sent = message.sent_at
+            sent_at = moment(last_sent)
+        if stored.visible_at != last_visible:
+            last_visible = stored.visible_at
+            visible_at = None if last_visible == NEVER else moment(last_visible)
         if message.content_type == JSON and format == "json":
             body: Raw | UnsetType = Raw(message.body)
             data: bytes | UnsetType = UNSET
         else:
             body, data = codec.wire_body(message.body, message.content_type, format)
-        dead = message.dead
-        found.append(
-            WireMessage(
-                message.id,
-                message.queue,
-                sent_at,
-                stored.receives,
-                until,
-                message.priority,
-                message.content_type,
-                body,
-                data,
-                UNSET,
-                stored.receipt,
-                until if stored.receipt is not None else None,
-                stored.consumer,
-                message.headers,
-                None if message.expires_at is None else moment(message.expires_at),
-                message.key,
-                message.recipient,
-                message.group,
-                message.dedup_id,
-                None if dead is None else WireDead(dead.origin, dead.reason, dead.receives, moment(dead.at)),
-            )
+        wire = WireMessage(
+            message.id,
+            message.queue,
+            sent_at,
+            stored.receives,
+            visible_at,
+            message.priority,
+            message.content_type,
+            body,
+            data,
+            UNSET,
+            stored.receipt,
+            None if stored.receipt is None else visible_at,
+            stored.consumer,
         )
-    return found
+        special = special_of(message)
+        if special != NOTHING_SPECIAL:
+            _add_special(wire, special)
+        wires.append(wire)
+    return wires
 
 
-def shown_messages(seen: Sequence[Stored], now: int, format: Format) -> list[WireMessage]:
-    """Messages that were looked at: with their state, and without receipts, which are their holders' own."""
-    found = wire_messages(seen, format)
-    for wire, stored in zip(found, seen, strict=True):
+_CONVERSIONS: dict[str, Callable[[Any], Any]] = {
+    "expires_at": moment,
+    "dead": lambda dead: codec.to_wire(WireDead, dead),
+}
+
+
+def _add_special(wire: WireMessage, special: Sequence[Any]) -> None:
+    for name, value in zip(SPECIAL, special, strict=True):
+        if value is not None:
+            convert = _CONVERSIONS.get(name)
+            setattr(wire, name, value if convert is None else convert(value))
+
+
+def shown_messages(peeked: Sequence[Stored], now: int, format: Format) -> list[WireMessage]:
+    """Messages as a peek returns them: with their status, and without receipts, which only their consumers may know."""
+    wires = wire_messages(peeked, format)
+    for wire, stored in zip(wires, peeked, strict=True):
         wire.status = stored.status(now)
         wire.receipt = None
         if wire.status != "leased":
             wire.lease_until = wire.consumer = None
-    return found
+    return wires
 
 
 def claimed_messages(claimed: Sequence[Stored], format: Format) -> list[WireMessage]:
     """Messages of a claim. They are acked with it, so they need no receipts."""
-    found = wire_messages(claimed, format)
-    for wire in found:
+    wires = wire_messages(claimed, format)
+    for wire in wires:
         wire.receipt = None
-    return found
+    return wires
 
 
+@with_fields_of(Message, "due_at")
 class Received(Struct, gc=False):
-    """A message on a wire; to its reader it is a `Stored` and the `Message` in it."""
+    """A message from the wire that can be used as a `Stored`, and as the `Message` in it."""
 
     id: str
     queue: str
@@ -165,12 +181,7 @@ class Received(Struct, gc=False):
     receipt: str | None = None
     lease_until: str | None = None
     consumer: str | None = None
-    headers: dict[str, str] | None = None
     expires: str | None = msgspec.field(name="expires_at", default=None)
-    key: str | None = None
-    recipient: str | None = None
-    group: str | None = None
-    dedup_id: str | None = None
     died: WireDead | None = msgspec.field(name="dead", default=None)
 
     @property
@@ -195,8 +206,7 @@ class Received(Struct, gc=False):
 
     @property
     def dead(self) -> DeadLetter | None:
-        died = self.died
-        return None if died is None else DeadLetter(died.origin, died.reason, died.receives, codec.micros(died.at))
+        return None if self.died is None else codec.from_wire(DeadLetter, self.died)
 
     def status(self, now: int) -> Status:
         if self.visible_at <= now:
@@ -205,7 +215,7 @@ class Received(Struct, gc=False):
 
 
 def body_bytes(raw: Raw | UnsetType, data: bytes, content_type: str) -> bytes:
-    """The bytes that were sent: JSON as it is, text in UTF-8, and other bytes, which came as `data`."""
+    """The bytes that were sent: JSON as it is, text in UTF-8, and other bytes from `data`."""
     if raw is UNSET:
         return data
     if codec.is_json(content_type):
@@ -214,6 +224,5 @@ def body_bytes(raw: Raw | UnsetType, data: bytes, content_type: str) -> bytes:
 
 
 def micros(text: str) -> int:
-    """A moment on the wire as it is kept."""
-    since = datetime.fromisoformat(text) - _EPOCH
-    return (since.days * 86400 + since.seconds) * SECOND + since.microseconds
+    """A timestamp on the wire as a moment."""
+    return codec.micros(datetime.fromisoformat(text))

@@ -1,7 +1,7 @@
-"""What a row of the table of operations says, and what follows from it: which fields of a request go where.
+"""A row of the table of operations, and what is derived from it: where each field of a request is sent.
 
-A request is a record. Its fields that the path names are in the path; the others are in the query of a GET or DELETE,
-and in the body of all other methods.
+A request is a record. Fields named in the path are sent in the path; the others in the query of a GET or DELETE, and in
+the body of all other methods.
 """
 
 from __future__ import annotations
@@ -26,35 +26,36 @@ from miniq.message import JSON, PlainDrafts
 T = TypeVar("T")
 
 Repeat = Literal["freely", "named", "once"]
-"""What a client does whose call may have been carried out without an answer: repeat it; repeat it under the same
-idempotency key; not repeat it."""
+"""What a client does when a call got no reply and may have been carried out: repeat it; repeat it with the same
+idempotency key; do not repeat it."""
 
 
 class Call(Struct, Generic[T], frozen=True, gc=False):
-    """What an operation is asked for; `T` is what it is answered with."""
+    """The request of an operation; `T` is the type of its result."""
 
 
 class AsTable(Call[T], frozen=True):
-    """The same call, answered with a `pyarrow.Table`."""
+    """A call whose result is to be a `pyarrow.Table`."""
 
     call: Call[Any]
 
 
 class Body(Struct, frozen=True):
-    """How the fields of a request travel that are in its body."""
+    """How the fields of a request that belong in its body are sent."""
 
     shape: Any
     """The record of the body, or `dict[str, Any]`."""
     pack: Callable[[Any], Any]
-    """The body of a call, checked; an Arrow stream is `bytes`."""
+    """Checks a call and returns its body; an Arrow stream is `bytes`."""
     unpack: Callable[[Any, Format], Sequence[Any]]
-    """The values of the fields that a body of some format has."""
+    """Returns the values of the fields from a body in some format."""
 
 
 class Operation(Generic[T]):
-    """One call of the API: a row of the table, and what follows from it.
+    """One operation of the API: a row of the table, and what is derived from it.
 
-    `query` names fields that are in the query of a method with a body; `body` is for bodies that are not just fields.
+    `query` names fields that are sent in the query though the method has a body; `body` is for bodies that are more
+    than a record of the fields.
     """
 
     def __init__(
@@ -84,23 +85,23 @@ class Operation(Generic[T]):
         self.method = method
         self.path = path
         self.right = right
-        """The right that it needs (see `keyring.py`)."""
+        """The permission it requires (see `keyring.py`)."""
         self.summary = summary
         self.reply = reply
         self.status = status
         self.hot = hot
-        """Whether HTTP answers it in the fast lane."""
+        """Whether HTTP serves it in the fast lane."""
         self.arrow = arrow
         """Whether its body may be an Arrow stream."""
         self.table = table
-        """Reads the reply to `AsTable`, where there is one."""
+        """Reads the reply to `AsTable`, if that is supported."""
         self.long_poll = long_poll
-        """Whether it may wait, and is for nobody but its caller."""
+        """Whether the call may wait for messages."""
         self.own = own
-        """Whether it shows each key its own part, so that every key may ask."""
+        """Whether any key may call it, and sees only what it may read."""
         self.repeat = repeat
         self.done = frozenset(done)
-        """Codes and outcomes that mean success to a client whose first answer was lost: it had been done by then."""
+        """Error codes and outcomes that mean success if an earlier attempt, which got no reply, was carried out."""
         self.command = name.upper()
         """Its name over ZeroMQ."""
         infos = {info.name: info for info in msgspec.structs.fields(request)}
@@ -108,16 +109,14 @@ class Operation(Generic[T]):
         in_query = [name for name in infos if name not in named and (method in ("GET", "DELETE") or name in query)]
         in_body = [name for name in infos if name not in named and name not in in_query]
         if [*named, *in_query, *in_body] != [*infos]:
-            raise TypeError(
-                f"{request.__name__}: its fields are to be those of the path, the query and the body, in order"
-            )
+            raise TypeError(f"{request.__name__}: order the fields by path, query and body")
         self.in_path = {name: _wire_type(infos[name].type) for name in named}
         self.in_query = {name: infos[name] for name in in_query}
         self.body = body or (_derived(request, [infos[name] for name in in_body]) if method in _BODIES else None)
         self.optional = not any(infos[name].required for name in in_body) if optional is None else optional
-        """Whether the body may be left out."""
+        """Whether the body may be omitted."""
         self.path_values = _values(named)
-        """Reads what a call has in its path."""
+        """Returns the values of a call for its path."""
         self._texts_in_path = [name if str in _members(kind) else None for name, kind in self.in_path.items()]
         self._checks = [(name, check) for name in in_query if (check := _check(infos[name])) is not None]
 
@@ -125,36 +124,36 @@ class Operation(Generic[T]):
         return f"<Operation {self.name}>"
 
     def check_path(self, values: Sequence[Any]) -> None:
-        """Refuse what cannot be in a path."""
+        """Refuse values that cannot be part of a path."""
         for value, name in zip(values, self._texts_in_path, strict=True):
             if name is not None:
                 checks.check_name(value, name)
 
     def query_of(self, call: Any) -> dict[str, Any]:
-        """What a call has in its query and does not go without saying, checked."""
+        """The query of a call, checked and without defaults."""
         for name, check in self._checks:
             check(getattr(call, name), name)
-        found = {}
+        query = {}
         for name, info in self.in_query.items():
             value = getattr(call, name)
             if value is not None and (info.required or value != info.default):
-                found[name] = value.isoformat() if isinstance(value, datetime) else value
-        return found
+                query[name] = value.isoformat() if isinstance(value, datetime) else value
+        return query
 
 
 _BODIES = ("POST", "PUT", "PATCH")
 
 
-# What follows from the types of fields
+# Derived from the types of fields
 
 
 def _wire_type(kind: Any) -> Any:
-    """The type of a field on the wire: the broker says which words there are, and lists come as lists."""
+    """The type of a field on the wire: the broker validates literals, and sequences are lists."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Literal:
         return str
     if origin in (Union, UnionType):
-        return Union[tuple(_wire_type(one) for one in inner)]  # noqa: UP007  not written out
+        return Union[tuple(_wire_type(member) for member in inner)]  # noqa: UP007  not written out
     if origin is not None and origin is not dict and issubclass(origin, Sequence):
         return list[inner]  # type: ignore[valid-type]
     return kind
@@ -180,7 +179,7 @@ def _check(info: FieldInfo) -> Callable[[Any, str], None] | None:
 
 
 def _derived(request: type[Struct], infos: Sequence[FieldInfo]) -> Body:
-    """The body of most operations: a record of some fields of the request."""
+    """The body of most operations: a record of fields of the request."""
     fields: list[Any] = [
         (info.name, _wire_type(info.type)) if info.required else (info.name, _wire_type(info.type), info.default)
         for info in infos
@@ -195,24 +194,24 @@ def _derived(request: type[Struct], infos: Sequence[FieldInfo]) -> Body:
     )
     values = _values([info.name for info in infos])
     checked = [
-        (place, int if check is checks.check_number else str, info.name, check)
-        for place, info in enumerate(infos)
+        (index, int if check is checks.check_number else str, info.name, check)
+        for index, info in enumerate(infos)
         if (check := _check(info)) is not None
     ]
 
     def pack(call: Any) -> Any:
-        found = values(call)
-        for place, usual, name, check in checked:
-            value = found[place]
-            if value is not None and type(value) is not usual:  # most need no closer look
+        body = values(call)
+        for index, usual, name, check in checked:
+            value = body[index]
+            if value is not None and type(value) is not usual:  # values of the usual type are valid
                 check(value, name)
-        return shape(*found)
+        return shape(*body)
 
     return Body(shape, pack, lambda body, format: values(body))
 
 
 def _values(names: Sequence[str]) -> Callable[[Any], Sequence[Any]]:
-    """Reads some attributes."""
+    """Returns a function that reads some attributes."""
     if len(names) > 1:
         return attrgetter(*names)
     if not names:
@@ -221,7 +220,7 @@ def _values(names: Sequence[str]) -> Callable[[Any], Sequence[Any]]:
     return lambda record: (get(record),)
 
 
-# Bodies that are not just fields
+# Bodies that are more than a record of fields
 
 
 def _pack_send(call: Any) -> Any:
@@ -232,12 +231,12 @@ def _pack_send(call: Any) -> Any:
 
 
 def _unpack_send(body: Any, format: Format) -> Sequence[Any]:
-    if type(body) is PlainDrafts or not isinstance(body, shapes.SendBody):  # plain, or an Arrow stream
+    if type(body) is PlainDrafts or not isinstance(body, shapes.SendBody):  # or an Arrow stream
         return (body,)
     if body.messages is UNSET:
         return ([messages.draft_of(body, format)],)
     if body.body is not UNSET or body.data is not UNSET:
-        raise InvalidRequest("messages: given beside body; send one message or many", field="messages")
+        raise InvalidRequest("messages: given beside body; send one message or several", field="messages")
     return (messages.drafts_of(body.messages, format),)
 
 
@@ -271,12 +270,12 @@ def _unpack_edit(edit: Any, format: Format) -> Sequence[Any]:
     if edit.body is not UNSET or edit.data is not UNSET:
         body, content_type = codec.body_of(edit.body, edit.data, content_type, format)
     elif content_type is not None:
-        raise InvalidRequest("content_type: comes only with a new body", field="content_type")
+        raise InvalidRequest("content_type: needs a new body", field="content_type")
     return (body, content_type, *_edited(edit))
 
 
 def _pack_changes(call: Any) -> Any:
-    checks.check_map(call.changes, "changes")
+    checks.check_map(call.changes)
     return call.changes
 
 

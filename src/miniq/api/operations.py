@@ -1,9 +1,9 @@
-"""Every call of the API, once, for both ends: its request as a record, and a row of the table.
+"""Every operation of the API, described once for both ends: its request as a record, and a row of the table.
 
-The server derives HTTP routes, ZeroMQ commands and the OpenAPI document from the table, the clients their requests, the
-way replies are read, and what is repeated. `dispatch.py` says which method of the broker carries a call out. A new
-call is a record and a row here, a shape of its reply if there is none yet, a method of the broker, and a method of the
-async client.
+The server derives HTTP routes, ZeroMQ commands and the OpenAPI document from the table; the clients derive their
+requests, how replies are read, and what is retried. `dispatch.py` maps a call to a method of the broker. A new
+operation is a record and a row here, a shape of its reply if there is none yet, a method of the broker, and a method of
+the async client.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Ack(Call[list[Outcome]], frozen=True):
 
 
 class AckById(Call[bool], frozen=True):
-    """Ack without a receipt: only for `MiniQ`, whose users have none. No wire carries it."""
+    """Ack without a receipt: only for the embedded `MiniQ`, not available over HTTP or ZeroMQ."""
 
     queue: str
     id: str
@@ -71,7 +71,7 @@ class Release(Call[list[Outcome]], frozen=True):
 
 
 class Extend(Call[Extended], frozen=True):
-    """Without a `visibility_timeout`, it is the queue's."""
+    """`visibility_timeout` defaults to the queue's."""
 
     queue: str
     leases: Sequence[Lease]
@@ -98,7 +98,7 @@ class ReleaseOne(Call[bool], frozen=True):
 
 
 class Edit(Call[Stored], frozen=True):
-    """What is None stays as it is."""
+    """Fields that are None stay as they are."""
 
     queue: str
     id: str
@@ -120,14 +120,12 @@ class Remove(Call[None], frozen=True):
 
 
 class OpenClaims(Call[ClaimGroup], frozen=True):
-    """Nothing is in its body yet."""
-
     queue: str
     group: str
 
 
 class NextClaim(Call[tuple[Claim | None, int]], frozen=True):
-    """Ack all claims of a group up to `after`, and give the next one. Answered with the group's epoch, too."""
+    """Ack all claims of a group up to `after`, and return the next one, with the group's epoch."""
 
     queue: str
     group: str
@@ -168,7 +166,7 @@ class ListClaims(Call[list[ClaimGroup]], frozen=True):
 
 
 class Upload(Call[tuple[int, int]], frozen=True):
-    """Answered with how many messages they were, and their bytes. `drafts` may be a `pyarrow.Table`."""
+    """The result is the number of messages and their bytes. `drafts` may be a `pyarrow.Table`."""
 
     queue: str
     job: str
@@ -246,7 +244,7 @@ class Stats(Call[shapes.Stats], frozen=True):
 
 
 class Trends(Call[shapes.Trends], frozen=True):
-    """`series` are names with commas between them."""
+    """`series` are names separated by commas."""
 
     queue: str | None = None
     series: str = "total,sent,acked"
@@ -258,8 +256,8 @@ class WhoAmI(Call[shapes.Identity], frozen=True):
 
 
 class CreateKey(Call[shapes.ApiKey], frozen=True):
-    """A key to make: a name for people, and what it allows, such as `send:orders.*`. With `public`, the public half
-    of a CURVE key of 40 characters, it is one for ZeroMQ."""
+    """A key to create: a display name, and its permissions, such as `send:orders.*`. With `public`, the public half of
+    a CURVE key (40 characters), it is a key for ZeroMQ."""
 
     name: str
     allow: Sequence[str]
@@ -275,7 +273,7 @@ class RevokeKey(Call[None], frozen=True):
 
 
 class Backup(Call[None], frozen=True):
-    """A folder on the server that does not exist yet."""
+    """`path` is a new folder on the server."""
 
     path: str
 
@@ -286,7 +284,7 @@ STAGES = f"{QUEUE}/stages"
 
 OPERATIONS: tuple[Operation[Any], ...] = (
     Operation(
-        Send, "send", "POST", f"{QUEUE}/messages", "send", "Send one message or many, all or nothing",
+        Send, "send", "POST", f"{QUEUE}/messages", "send", "Send one message or several, all or none",
         replies.IDS, status=201, hot=True, body=bodies.SEND, optional=False, arrow=True, repeat="named",
     ),
     Operation(
@@ -298,21 +296,21 @@ OPERATIONS: tuple[Operation[Any], ...] = (
         replies.ACKED, hot=True, done=["missing"],
     ),
     Operation(
-        Release, "release", "POST", f"{QUEUE}/release", "receive", "Give messages back, now or after `delay`",
+        Release, "release", "POST", f"{QUEUE}/release", "receive", "Return messages to the queue, now or after `delay`",
         replies.RELEASED, hot=True, done=["stale", "missing"],
     ),
     Operation(
-        Extend, "extend", "POST", f"{QUEUE}/extend", "receive", "Let leases end `visibility_timeout` from now",
+        Extend, "extend", "POST", f"{QUEUE}/extend", "receive", "Extend leases to end `visibility_timeout` from now",
         replies.EXTENDED, hot=True,
     ),
     Operation(
         Peek, "peek", "GET", f"{QUEUE}/messages", "read", "Browse messages without consuming",
         replies.PAGE, table=tables.read_messages_page,
     ),
-    Operation(Get, "get", "GET", f"{QUEUE}/messages/{{id}}", "read", "Look at one message", replies.MESSAGE),
+    Operation(Get, "get", "GET", f"{QUEUE}/messages/{{id}}", "read", "Get a message without a lease", replies.MESSAGE),
     Operation(
         ReleaseOne, "release_one", "POST", f"{QUEUE}/messages/{{id}}/release", "manage",
-        "Take a message from whoever holds it", replies.RELEASED_ONE,
+        "Release a message that any consumer holds", replies.RELEASED_ONE,
     ),
     Operation(
         Edit, "edit", "PATCH", f"{QUEUE}/messages/{{id}}", "manage",
@@ -326,10 +324,10 @@ OPERATIONS: tuple[Operation[Any], ...] = (
     ),
     Operation(
         OpenClaims, "open_claims", "POST", f"{CLAIMS}/{{group}}/open", "receive",
-        "Begin to read the claims of a group; earlier readers are fenced", replies.CLAIMS_OPENED,
+        "Start reading the claims of a group; earlier readers are fenced", replies.CLAIMS_OPENED,
     ),
     Operation(
-        NextClaim, "claim", "POST", CLAIMS, "receive", "Ack claims up to `after` and give the next one; safe to repeat",
+        NextClaim, "claim", "POST", CLAIMS, "receive", "Ack claims up to `after`, return the next one; safe to repeat",
         replies.CLAIM, long_poll=True,
     ),
     Operation(
@@ -343,25 +341,25 @@ OPERATIONS: tuple[Operation[Any], ...] = (
     ),
     Operation(
         ReleaseClaims, "release_claims", "POST", f"{CLAIMS}/{{group}}/release", "receive",
-        "Give the messages of claims that are not acked back", single(shapes.ClaimsReleasedReply),
+        "Return the messages of unacked claims to the queue", single("ClaimsReleasedReply", released=int),
     ),
-    Operation(ListClaims, "list_claims", "GET", CLAIMS, "read", "All groups with their claims", replies.CLAIM_GROUPS),
+    Operation(ListClaims, "list_claims", "GET", CLAIMS, "read", "List groups with their claims", replies.CLAIM_GROUPS),
     Operation(
         CommitStages, "commit_stages", "POST", f"{STAGES}/{{job}}/{{batch}}/commit", "send",
-        "Make the messages of some stages part of the queue, once per job and batch", replies.COMMITTED,
+        "Add the messages of some stages to the queue, once per job and batch", replies.COMMITTED,
     ),
     Operation(
         Upload, "upload", "POST", f"{STAGES}/{{job}}/{{batch}}/{{partition}}/{{attempt}}", "send",
-        "Keep messages as part `part` of a stage, unseen until they are committed",
+        "Store messages as part `part` of a stage, invisible until they are committed",
         replies.UPLOADED, status=201, body=bodies.UPLOAD, optional=False, query=["part"], arrow=True,
     ),
     Operation(
         DiscardStages, "discard_stages", "DELETE", f"{STAGES}/{{job}}/{{batch}}", "send",
-        "Remove the stages of a batch that are not committed", single(shapes.DiscardReply),
+        "Remove the uncommitted stages of a batch", single("DiscardReply", discarded=int),
     ),
-    Operation(ListStages, "list_stages", "GET", STAGES, "read", "All stages that are not committed", replies.STAGES),
+    Operation(ListStages, "list_stages", "GET", STAGES, "read", "List uncommitted stages", replies.STAGES),
     Operation(
-        ListQueues, "list_queues", "GET", "/v1/queues", "read", "All queues with their counts", replies.QUEUES, own=True
+        ListQueues, "list_queues", "GET", "/v1/queues", "read", "List queues with counts", replies.QUEUES, own=True
     ),
     Operation(
         Configure, "configure", "PUT", QUEUE, "manage", "Create a queue, or change some of its settings",
@@ -373,14 +371,15 @@ OPERATIONS: tuple[Operation[Any], ...] = (
         replies.NONE, status=204, done=["queue_not_found"],
     ),
     Operation(
-        Purge, "purge", "POST", f"{QUEUE}/purge", "manage", "Remove all messages of a queue", single(shapes.PurgeReply)
+        Purge, "purge", "POST", f"{QUEUE}/purge", "manage", "Remove all messages of a queue",
+        single("PurgeReply", purged=int),
     ),
     Operation(
-        Redrive, "redrive", "POST", f"{QUEUE}/redrive", "manage", "Move dead letters back where they came from",
+        Redrive, "redrive", "POST", f"{QUEUE}/redrive", "manage", "Move dead letters back to the queues they came from",
         same(RedriveProgress),
     ),
     Operation(
-        History, "history", "GET", "/v1/history", "read", "What happened, by rising offset",
+        History, "history", "GET", "/v1/history", "read", "Events of messages, by rising offset",
         replies.HISTORY, table=tables.read_history_page,
     ),
     Operation(
@@ -388,26 +387,26 @@ OPERATIONS: tuple[Operation[Any], ...] = (
         same(shapes.Stats), own=True,
     ),
     Operation(
-        Trends, "trends", "GET", "/v1/trends", "read", "Numbers of the last hour", same(shapes.Trends), own=True
+        Trends, "trends", "GET", "/v1/trends", "read", "Time series of the last hour", same(shapes.Trends), own=True
     ),
     Operation(
-        WhoAmI, "whoami", "GET", "/v1/whoami", "read", "Who the caller is, and which rights it has",
+        WhoAmI, "whoami", "GET", "/v1/whoami", "read", "The identity and permissions of the caller",
         same(shapes.Identity), own=True,
     ),
     Operation(
-        CreateKey, "create_key", "POST", "/v1/keys", "admin", "Make an API key; its secret is shown once",
+        CreateKey, "create_key", "POST", "/v1/keys", "admin", "Create an API key; its secret is shown once",
         same(shapes.ApiKey), status=201, repeat="once",
     ),
     Operation(
-        ListKeys, "list_keys", "GET", "/v1/keys", "admin", "All API keys, without their secrets",
-        single(shapes.KeysReply),
+        ListKeys, "list_keys", "GET", "/v1/keys", "admin", "List API keys, without their secrets",
+        single("KeysReply", keys=list[shapes.ApiKey]),
     ),
     Operation(
-        RevokeKey, "revoke_key", "DELETE", "/v1/keys/{id}", "admin", "Make an API key useless",
+        RevokeKey, "revoke_key", "DELETE", "/v1/keys/{id}", "admin", "Revoke an API key",
         replies.NONE, status=204, done=["not_found"],
     ),
     Operation(
-        Backup, "backup", "POST", "/v1/backup", "admin", "Write a copy of everything to a folder on the server",
+        Backup, "backup", "POST", "/v1/backup", "admin", "Write a backup to a folder on the server",
         replies.NONE, status=204, repeat="once",
     ),
 )  # fmt: skip

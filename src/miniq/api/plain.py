@@ -1,6 +1,6 @@
-"""Sends that say nothing but their bodies: JSON, or bytes in MessagePack. Most are so, and need no record per message.
+"""Fast decoding of sends that have nothing but bodies: JSON, or bytes in MessagePack, without a record per message.
 
-What says more, or is wrong, is left to the ordinary readers, which also say what is wrong.
+Sends that have more, or are invalid, are left to the general reader, which also reports errors.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from miniq.api.shapes import SendBody
 from miniq.message import JSON, PlainDrafts
 
 UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
-"""What is raised by bytes that are not a plain send."""
+"""Raised for bytes that are not a plain send."""
 
 
 class SendReader(Reader):
-    """Reads what is sent, plain or not."""
+    """Decodes sends, plain or not."""
 
     def __init__(self) -> None:
         super().__init__(SendBody)
@@ -32,15 +32,15 @@ class SendReader(Reader):
         return self.read_other(raw, format) if body is None else PlainDrafts([body], lone.content_type)
 
     def read_other(self, raw: bytes, format: Format) -> SendBody | PlainDrafts:
-        """The same for what is not a lone plain message."""
+        """Decodes a request that is not a single plain message."""
         if format == "json":
             if raw.startswith(b'{"messages":'):
                 with contextlib.suppress(*UNREADABLE):
                     check_text(raw)
-                    return PlainDrafts([bytes(one.body) for one in _plain_many(raw).messages])
+                    return PlainDrafts([bytes(message.body) for message in _plain_many(raw).messages])
         elif raw.startswith(_MESSAGES):
             with contextlib.suppress(*UNREADABLE):
-                return PlainDrafts([one.data for one in _data_many(raw).messages], OCTETS)
+                return PlainDrafts([message.data for message in _data_many(raw).messages], OCTETS)
         return cast(SendBody, super().read(raw, format))
 
 
@@ -48,7 +48,7 @@ def _lone_json(raw: bytes) -> bytes | None:
     if raw.startswith(b'{"body":'):
         try:
             if not raw.isascii():
-                str(raw, "utf-8")  # see `check_text`
+                str(raw, "utf-8")  # as `check_text`, without a call
             return bytes(_plain_one(raw).body)
         except UNREADABLE:
             pass
@@ -63,19 +63,18 @@ def _lone_bytes(raw: bytes) -> bytes | None:
 
 
 class Lone(NamedTuple):
-    """How a request that sends one plain message is read."""
+    """How a request that sends one plain message is decoded: the content type of its body, and a function that returns
+    the body, or None if the request has anything else."""
 
     content_type: str
-    """Of the body."""
     read: Callable[[bytes], bytes | None]
-    """Gives the body, None if the request says anything else."""
 
 
 LONE: dict[Format, Lone] = {"json": Lone(JSON, _lone_json), "msgpack": Lone(OCTETS, _lone_bytes)}
 
 
 def check_text(raw: bytes) -> None:
-    """A body is handed on unread, so what is not UTF-8 would come out again; raises `UnicodeDecodeError`."""
+    """Raise `UnicodeDecodeError` for invalid UTF-8: bodies are passed on unread, so consumers would get it."""
     if not raw.isascii():
         str(raw, "utf-8")
 
@@ -97,7 +96,7 @@ class _DataMany(Struct, forbid_unknown_fields=True):
 
 
 _DATA, _MESSAGES = b"\x81\xa4data", b"\x81\xa8messages"
-"""How a map in MessagePack begins that has one name."""
+"""The first bytes of a MessagePack map with one key."""
 _plain_one = msgspec.json.Decoder(PlainOne).decode
 _plain_many = msgspec.json.Decoder(_PlainMany).decode
 _data_one = msgspec.msgpack.Decoder(DataOne).decode

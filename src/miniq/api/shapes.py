@@ -1,21 +1,44 @@
-"""The shapes of requests and replies, shared by servers and clients: every record that crosses a wire.
+"""The shapes of requests and replies, shared by servers and clients: every record on the wire.
 
-Requests refuse what they do not know. Replies leave out what is empty. The OpenAPI document is made from these.
+Requests with unknown fields are refused; replies omit fields that are empty. The OpenAPI document is built from these.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from miniq.message import QueueSettings, RedriveProgress
+from miniq.message import Draft, Message, QueueSettings, RedriveProgress
 
-# What comes in
+S = TypeVar("S", bound=Struct)
 
 
+def with_fields_of(record: type[Struct], *omitted: str) -> Callable[[type[S]], type[S]]:
+    """Adds to a shape the fields of a record that it does not have itself: they are on the wire as they are."""
+
+    def extend(shape: type[S]) -> type[S]:
+        known = {*shape.__struct_encode_fields__, *omitted}
+        fields = [field for field in msgspec.structs.fields(record) if field.name not in known]
+        extended: Any = msgspec.defstruct(
+            shape.__name__,
+            [(field.name, field.type, field.default) for field in fields],
+            bases=(shape,),
+            module=shape.__module__,
+            namespace={"__doc__": shape.__doc__},
+        )
+        return extended  # type: ignore[no-any-return]
+
+    return extend
+
+
+# Requests
+
+
+@with_fields_of(Draft)
 class WireDraft(Struct, forbid_unknown_fields=True, omit_defaults=True, gc=False):
     """A message to send: `body` for JSON and text, `data` for other bytes."""
 
@@ -23,13 +46,6 @@ class WireDraft(Struct, forbid_unknown_fields=True, omit_defaults=True, gc=False
     data: bytes | UnsetType = UNSET
     content_type: str | None = None
     headers: dict[str, str] | None = None
-    priority: int = 0
-    delay: float | None = None
-    ttl: float | None = None
-    key: str | None = None
-    recipient: str | None = None
-    group: str | None = None
-    dedup_id: str | None = None
 
 
 class SendBody(WireDraft):
@@ -39,7 +55,7 @@ class SendBody(WireDraft):
 
 
 class EditBody(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """What to change; what is not named stays."""
+    """Fields to change; the others stay as they are."""
 
     body: Raw | UnsetType = UNSET
     data: bytes | UnsetType = UNSET
@@ -57,14 +73,14 @@ class UploadBody(Struct, forbid_unknown_fields=True):
 
 
 class StageId(Struct, forbid_unknown_fields=True):
-    """One try of one task."""
+    """An attempt of a task."""
 
     partition: int | str
     attempt: int | str
 
 
 class Command(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A request over ZeroMQ. `payload` has the names of the HTTP call: those of its path, query and body."""
+    """A request over ZeroMQ. `payload` has the names of the HTTP request: those of its path, query and body."""
 
     type: str
     payload: Raw | UnsetType = UNSET
@@ -72,7 +88,7 @@ class Command(Struct, forbid_unknown_fields=True, omit_defaults=True):
     idempotency_key: str | None = None
 
 
-# What goes out
+# Replies
 
 
 class SentReply(Struct, gc=False):
@@ -86,13 +102,14 @@ class WireDead(Struct, gc=False):
     at: datetime
 
 
+@with_fields_of(Message, "due_at")
 class WireMessage(Struct, omit_defaults=True, gc=False):
     id: str
     queue: str
     sent_at: datetime
     receives: int
     visible_at: datetime | None
-    """When it is or was ready; null for one in a claim, which does not end by itself."""
+    """When it becomes or became ready; null for a message in a claim, which does not expire."""
     priority: int
     content_type: str
     body: Raw | UnsetType = UNSET
@@ -103,10 +120,6 @@ class WireMessage(Struct, omit_defaults=True, gc=False):
     consumer: str | None = None
     headers: dict[str, str] | None = None
     expires_at: datetime | None = None
-    key: str | None = None
-    recipient: str | None = None
-    group: str | None = None
-    dedup_id: str | None = None
     dead: WireDead | None = None
 
 
@@ -118,7 +131,7 @@ class PageReply(Struct, omit_defaults=True):
     messages: list[WireMessage]
     next: str | None
     looked: int | UnsetType = UNSET
-    """How many messages a search with `find` looked at."""
+    """How many messages a search with `find` examined."""
 
 
 class OutcomeReply(Struct, gc=False):
@@ -156,7 +169,7 @@ class QueuesReply(Struct):
 
 
 class Rates(Struct):
-    """Messages a second, over the last five seconds."""
+    """Messages per second, over the last five seconds."""
 
     sent: float
     received: float
@@ -167,7 +180,7 @@ class Rates(Struct):
 
 
 class QueueStats(Struct):
-    """A queue now. `dead` counts what lies in its dead-letter queue."""
+    """The current state of a queue. `dead` counts the messages in its dead-letter queue."""
 
     name: str
     ready: int
@@ -187,20 +200,20 @@ class Stats(Struct):
 
 
 class StatsEvent(Stats):
-    """What `GET /v1/events` sends: queues that changed since the event before, and those that are gone."""
+    """Sent by `GET /v1/events`: queues that changed since the previous event, and queues that were deleted."""
 
     gone: list[str]
 
 
 class QueueTrend(Struct):
-    """Series of a queue, oldest value first; a queue that is younger than the first moment has fewer values."""
+    """Series of a queue, oldest value first; a queue created within that time has fewer values."""
 
     name: str
     series: dict[str, list[float]]
 
 
 class Trends(Struct):
-    """`at` is the moment of the last values, `step` the seconds between two."""
+    """`at` is the time of the last values, `step` the seconds between two values."""
 
     at: datetime
     step: float
@@ -208,25 +221,21 @@ class Trends(Struct):
 
 
 class Identity(Struct):
-    """Who the caller is to the broker, and which rights it has: on a queue, or on the broker as a whole."""
+    """The caller's identity and permissions: on a queue, or on the broker as a whole."""
 
     open: bool
-    """Whether everybody may do everything, because there are no keys."""
+    """Whether every caller may do everything, because there are no keys."""
     name: str | None
     id: str | None
     allow: list[str]
     verbs: list[str]
     report: bool
-    """Whether there may be a page at `/v1/report`."""
+    """Whether `/v1/report` is enabled."""
     version: str
 
 
-class PurgeReply(Struct):
-    purged: int
-
-
 class ClaimReply(Struct):
-    """A claim; its number is null if there was nothing to claim."""
+    """A claim; its number is null if no message was ready."""
 
     group: str
     claim: int | None
@@ -245,10 +254,6 @@ class ClaimsOpenedReply(Struct):
 
 class ClaimsAckedReply(Struct):
     acked: int
-
-
-class ClaimsReleasedReply(Struct):
-    released: int
 
 
 class WireClaim(Struct):
@@ -280,10 +285,6 @@ class UploadReply(Struct):
 class CommitStagesReply(Struct):
     committed: int
     repeated: bool
-
-
-class DiscardReply(Struct):
-    discarded: int
 
 
 class WireStage(Struct):
@@ -333,15 +334,11 @@ class ApiKey(Struct, omit_defaults=True):
     allow: list[str]
     created_at: datetime
     secret: str | None = None
-    """Shown once, in the answer that creates the key."""
+    """Shown once, in the reply that creates the key."""
     public: str | None = None
     """Of a CURVE key."""
     server: str | None = None
-    """The broker's own public key, in the answer that lists a CURVE key."""
-
-
-class KeysReply(Struct):
-    keys: list[ApiKey]
+    """The broker's own public key, in the reply that adds a CURVE key."""
 
 
 class HealthReply(Struct, omit_defaults=True):
@@ -350,7 +347,8 @@ class HealthReply(Struct, omit_defaults=True):
 
 
 class AddressReply(Struct):
-    """Where an endpoint is. The host is that of the server; one who reached it by another name uses the port."""
+    """The address of an endpoint, with the host as the server knows it; a client that uses another host name needs only
+    the port."""
 
     address: str
     port: int
@@ -365,7 +363,7 @@ class CancelReply(Struct):
 
 
 class CommandReply(Struct):
-    """The reply to a command that went well."""
+    """The reply to a command that succeeded."""
 
     ok: bool
     data: Any
@@ -378,14 +376,14 @@ class CommandError(Struct, omit_defaults=True):
 
 
 class CommandRefusal(Struct):
-    """The reply to a command that did not."""
+    """The reply to a command that failed."""
 
     ok: bool
     error: CommandError
 
 
 class Problem(Struct, omit_defaults=True):
-    """RFC 9457. `code` is stable; `field` names the input that was wrong."""
+    """RFC 9457. `code` is stable; `field` names the invalid input."""
 
     title: str
     status: int

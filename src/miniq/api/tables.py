@@ -1,6 +1,6 @@
-"""Tables of many messages or records, without a Python object for each: as they are given, sent and read.
+"""Tables of messages or history, without a Python object per row: given by callers, sent, and read.
 
-The columns are those of the protocol's page on Arrow. `pyarrow` is an extra, imported when a table is asked for.
+docs/protocol.md describes the columns. `pyarrow` is an extra, imported on first use.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from miniq.message import Draft
 
 
 class TablePage(Struct, frozen=True):
-    """A `pyarrow.Table`, and what to give as `after` for the rows that follow; None where there are none. Of history
-    also how far it reaches: its first and last offset."""
+    """A `pyarrow.Table`, and the `after` of the next page, None at the end. For history also its first and last
+    offset."""
 
     table: Any
     next: Any
@@ -27,12 +27,11 @@ class TablePage(Struct, frozen=True):
 
 
 class ArrowStream(Struct, frozen=True):
-    """Messages that came as an Arrow stream, and are not read yet."""
+    """Messages in an Arrow stream that is not decoded yet."""
 
     raw: bytes
 
     def drafts(self) -> Sequence[Draft]:
-        """The messages in it."""
         try:
             return columns.drafts_of(self.raw)
         except MissingExtra as error:
@@ -46,12 +45,12 @@ def to_stream(table: Any) -> bytes:
     whole = to_table(table)
     with arrow.ipc.new_stream(sink, whole.schema) as writer:
         writer.write_table(whole)
-    found: bytes = sink.getvalue().to_pybytes()
-    return found
+    stream: bytes = sink.getvalue().to_pybytes()
+    return stream
 
 
 def to_table(table: Any) -> Any:
-    """The table that was given, perhaps as record batches."""
+    """A table, from one or from record batches."""
     arrow = pyarrow()
     if isinstance(table, arrow.Table):
         return table
@@ -62,34 +61,33 @@ def to_table(table: Any) -> Any:
 
 
 def is_table(messages: Any) -> bool:
-    """Whether messages are given in Arrow, without asking for `pyarrow` where they are not."""
+    """Whether messages are an Arrow object, without importing `pyarrow`."""
     return type(messages).__module__.partition(".")[0] == "pyarrow"
 
 
 def read_table(body: bytes) -> Any:
-    """The table that an Arrow stream holds; `ValueError` if it is none."""
+    """The table in an Arrow stream; `ValueError` if it is invalid."""
     arrow = pyarrow()
     with arrow.ipc.open_stream(body) as reader:
         return reader.read_all()
 
 
 def read_messages_page(body: bytes) -> TablePage:
-    table, about = _page(body)
-    following = about.get(b"miniq-next")
-    return TablePage(table, None if following is None else following.decode())
+    table, metadata = _page(body)
+    cursor = metadata.get(b"miniq-next")
+    return TablePage(table, None if cursor is None else cursor.decode())
 
 
 def read_history_page(body: bytes) -> TablePage:
-    table, about = _page(body)
-    return TablePage(table, *(int(about[name]) for name in (b"miniq-next", b"miniq-first", b"miniq-last")))
+    table, metadata = _page(body)
+    return TablePage(table, *(int(metadata[name]) for name in (b"miniq-next", b"miniq-first", b"miniq-last")))
 
 
 def _page(body: bytes) -> tuple[Any, dict[bytes, bytes]]:
-    """A table, and what stands beside its schema."""
+    """A table, and the metadata of its schema."""
     table = read_table(body)
-    about = table.schema.metadata or {}
-    return table.replace_schema_metadata(None), about
+    return table.replace_schema_metadata(None), table.schema.metadata or {}
 
 
 def only_over_http() -> InvalidRequest:
-    return InvalidRequest("url: tables are given over HTTP, or by a store in this process", field="url")
+    return InvalidRequest("url: tables need HTTP or an embedded broker", field="url")

@@ -1,7 +1,7 @@
 """Bodies: Python values to bytes with a content type, and back.
 
-`bytes` are sent as they are. Text with a content type that is not JSON is sent as text. Everything else is JSON,
-encoded once: dataclasses, `attrs` classes and `msgspec` records as objects, tuples and sets as arrays, `datetime`,
+`bytes` are sent unchanged, and strings with a content type other than JSON as text. Everything else is encoded as JSON:
+dataclasses, `attrs` classes and `msgspec` records as objects, tuples and sets as arrays, `datetime`,
 `date`, `time` and `timedelta` in ISO 8601, `Decimal` and `UUID` as text, enum members as their values, bytes within a
 value in base64. NaN and infinities, which JSON does not have, are refused.
 """
@@ -12,40 +12,29 @@ import codecs
 import contextlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import msgspec
 
 from miniq.api.codec import OCTETS, is_json
 from miniq.errors import InvalidRequest
-from miniq.message import JSON, Draft, PlainDrafts
+from miniq.message import JSON, Draft, DraftOptions, PlainDrafts
 
 _to_json = msgspec.json.Encoder().encode
 _from_json: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 
 
-def draft(
-    body: Any,
-    *,
-    headers: Mapping[str, str] | None = None,
-    priority: int = 0,
-    delay: float | None = None,
-    ttl: float | None = None,
-    key: str | None = None,
-    recipient: str | None = None,
-    group: str | None = None,
-    dedup_id: str | None = None,
-    content_type: str | None = None,
-) -> Draft:
-    """A message ready to be sent, for `send_many`."""
-    data, kind = encode(body, content_type)
-    if headers is not None and isinstance(headers, Mapping):
-        headers = dict(headers)  # a copy: the caller may go on to change his
-    return Draft(data, kind, headers, priority, delay, ttl, key, recipient, group, dedup_id)
+def draft(body: Any, **options: Unpack[DraftOptions]) -> Draft:
+    """A message ready to be sent, for `send_many`; see `DraftOptions` for the keywords."""
+    fields: dict[str, Any] = {**options}
+    data, kind = encode(body, fields.pop("content_type", None))
+    if isinstance(headers := fields.get("headers"), Mapping):
+        fields["headers"] = dict(headers)  # a copy: the caller may change the original
+    return Draft(data, kind, **fields)
 
 
 def drafts(items: Iterable[Any]) -> Sequence[Draft]:
-    """Drafts of plain bodies; what is a draft already stays as it is."""
+    """Drafts of bodies; items that are drafts are kept."""
     if isinstance(items, str | bytes | Mapping):
         raise InvalidRequest(f"messages: one {type(items).__name__}, not a list; use send for one", field="messages")
     items = list(items)
@@ -59,29 +48,19 @@ def drafts(items: Iterable[Any]) -> Sequence[Draft]:
                 for number, item in enumerate(items):
                     _check_numbers(item, f"messages[{number}].body")
             return PlainDrafts(bodies)
-    made: list[Draft] = []
-    add = made.append
     for item in items:
-        kind = type(item)
-        if kind is bytes:
-            add(Draft(item, OCTETS))
-        elif kind is Draft:
-            if isinstance(item.body, bytes) and isinstance(item.content_type, str) and is_json(item.content_type):
-                _read_json(item.body, "not JSON text, as the draft's content_type says")
-            add(item)
-        else:
-            data, content_type = encode(item, None)
-            add(Draft(data, content_type))
-    return made
+        if type(item) is Draft and isinstance(item.body, bytes) and _is_json(item.content_type):
+            _read_json(item.body, "not JSON text, as the draft's content_type says")
+    return [item if type(item) is Draft else Draft(*encode(item, None)) for item in items]
 
 
 def encode(body: Any, content_type: str | None) -> tuple[bytes, str]:
-    """The bytes of a body and the content type they have."""
+    """The bytes of a body and their content type."""
     if isinstance(body, bytes | bytearray | memoryview):
         data = bytes(body)
         if content_type is None:
             return data, OCTETS
-        if isinstance(content_type, str) and is_json(content_type):
+        if _is_json(content_type):
             _read_json(data, "not given as JSON text; use another content_type, or give the value itself")
         return data, content_type
     if content_type is None:
@@ -98,40 +77,44 @@ def encode(body: Any, content_type: str | None) -> tuple[bytes, str]:
         data = _to_json(body)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidRequest(f"body: not a JSON value: {error}", field="body") from None
-    if b"null" in data:  # as which NaN and infinities are written
+    if b"null" in data:  # NaN and infinities are encoded so
         _check_numbers(body, "body")
     return data, content_type
 
 
+def _is_json(content_type: object) -> bool:
+    return isinstance(content_type, str) and is_json(content_type)
+
+
 def _check_numbers(body: Any, field: str) -> None:
-    """Refuse a body with a number that JSON lacks."""
-    where = _lost_number(body)
-    if where is not None:
-        field += where
+    """Refuse NaN and infinities."""
+    path = _non_finite(body)
+    if path is not None:
+        field += path
         raise InvalidRequest(f"{field}: NaN and infinity are not JSON values; send null or text", field=field)
 
 
-def _lost_number(value: Any) -> str | None:
-    """Where in a value there is a number that JSON lacks, such as `.items[2].price`; None if nowhere."""
+def _non_finite(value: Any) -> str | None:
+    """The path of the first NaN or infinity in a value, such as `.items[2].price`; None if there is none."""
     if value is None or isinstance(value, str | int):
         return None
     if isinstance(value, float):
         return None if math.isfinite(value) else ""
     if isinstance(value, Mapping):
         for name, inner in value.items():
-            if (where := _lost_number(inner)) is not None:
-                return f".{name}{where}"
+            if (path := _non_finite(inner)) is not None:
+                return f".{name}{path}"
     elif isinstance(value, list | tuple | set | frozenset):
-        for place, inner in enumerate(value):
-            if (where := _lost_number(inner)) is not None:
-                return f"[{place}]{where}"
+        for index, inner in enumerate(value):
+            if (path := _non_finite(inner)) is not None:
+                return f"[{index}]{path}"
     elif isinstance(builtin := msgspec.to_builtins(value), dict | list | float):
-        return _lost_number(builtin)
+        return _non_finite(builtin)
     return None
 
 
 def decode(data: bytes, content_type: str) -> Any:
-    """A body as its receiver wants it: the JSON value, text, or the bytes."""
+    """A body as a Python value: the JSON value, text, or the bytes."""
     if content_type == JSON or is_json(content_type):
         return _read_json(data, f"not JSON though its content type is {content_type!r}; read `data`")
     if content_type[:5].lower() == "text/":
@@ -157,7 +140,7 @@ def _encode_text(body: str, content_type: str) -> bytes:
 
 
 def _charset(content_type: str) -> str:
-    """The character set that a media type names, UTF-8 if none."""
+    """The charset of a media type, UTF-8 by default."""
     for parameter in content_type.split(";")[1:]:
         name, _, value = parameter.partition("=")
         if name.strip().lower() == "charset":

@@ -1,10 +1,11 @@
-"""How a URL becomes a client: `connect`, `connect_async`, and the one place that tells the transports apart."""
+"""How a URL becomes a client: `connect`, `connect_async`, and the choice of the transport."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Generator
-from typing import Any, Protocol
+from importlib import import_module
+from typing import Any, Protocol, cast
 
 from miniq.client._async.client import AsyncClient
 from miniq.client._async.transport import AsyncTransport
@@ -13,7 +14,7 @@ from miniq.client._sync.transport import Transport
 from miniq.client.url import STORES, ZMQ, locate
 
 
-class Door(Protocol):
+class Opener(Protocol):
     """A module that opens transports to the URLs of its schemes."""
 
     def open(self, url: str, options: dict[str, Any]) -> Transport: ...
@@ -24,30 +25,30 @@ class Door(Protocol):
 def connect(url: str | os.PathLike[str], **options: Any) -> Client:
     """A client of the broker at `url`.
 
-    `http://HOST:PORT` or `https://HOST:PORT` is a server; connections are made when they are needed. `options`:
+    `http://HOST:PORT` or `https://HOST:PORT` is a server; connections are opened on demand. `options`:
 
-    - `api_key`: without it, the one in the environment as MINIQ_API_KEY, if any
-    - `timeout`: seconds to wait for a connection, and for a reply (30); a receive may take its `wait` more
-    - `retry`: seconds for which calls are repeated while the server is unreachable (10); 0 is never. A repeated
+    - `api_key`: by default the environment's MINIQ_API_KEY, if set
+    - `timeout`: seconds to wait for a connection, and for a reply (30); a receive may take its `wait` longer
+    - `retry`: seconds for which calls are retried while the server is unreachable (10); 0 disables retries. A retried
       send adds its messages once.
-    - `ca`, `verify`: with https, a file of authorities to trust instead of the system's, and whether to check
-      the server's certificate at all (True)
+    - `ca`, `verify`: with https, a file of certificate authorities to trust instead of the system's, and whether to
+      verify the server's certificate (True)
 
-    `tcp://HOST:PORT` is a server too, over ZeroMQ; the port is that of its command server. `api_key`, `timeout` and
-    `retry` are the same, and where the server requires CURVE there is
+    `tcp://HOST:PORT` is a server over ZeroMQ; the port is that of its command server. `api_key`, `timeout` and `retry`
+    are the same, and if the server requires CURVE:
 
-    - `curve_key`: the file that `miniq keys curve create` made; without it the one that MINIQ_CURVE_KEY names
+    - `curve_key`: the file written by `miniq keys curve create`; by default the one that MINIQ_CURVE_KEY names
 
     A folder, `rocksdb:DIR`, `leveldb:DIR`, `postgresql://USER@HOST/DATABASE`, `mongodb://HOST/NAME` or `memory:` opens
-    a broker in this process, whose `options` are the fields of `Options`. A folder is created if it does not exist;
+    a broker in this process; `options` are the fields of `Options`. A folder is created if it does not exist;
     one whose name looks like an address is written with `./`.
 
     With `tracing=True`, or a `TracerProvider` of OpenTelemetry, sends, receives and acks are recorded as spans, and
     messages carry the trace context in their headers (needs `miniq[otel]`).
     """
-    door, address = _find(url)
+    opener, address = _find(url)
     provider = options.pop("tracing", False)
-    transport = door.open(address, options)
+    transport = opener.open(address, options)
     if provider is not False:
         from miniq.client._sync.tracing import TracedTransport
 
@@ -61,7 +62,7 @@ def connect_async(url: str | os.PathLike[str], **options: Any) -> Connecting:
 
 
 class Connecting:
-    """A connection that `await` or `async with` makes."""
+    """The result of `connect_async`: `await` it, or use it with `async with`."""
 
     def __init__(self, url: str | os.PathLike[str], options: dict[str, Any]) -> None:
         self._url = url
@@ -80,10 +81,10 @@ class Connecting:
             await self._client.close()
 
     async def _connect(self) -> AsyncClient:
-        door, address = _find(self._url)
+        opener, address = _find(self._url)
         options = dict(self._options)
         provider = options.pop("tracing", False)
-        transport = await door.open_async(address, options)
+        transport = await opener.open_async(address, options)
         if provider is not False:
             from miniq.client._async.tracing import TracedAsyncTransport
 
@@ -91,17 +92,8 @@ class Connecting:
         return AsyncClient(transport)
 
 
-def _find(url: str | os.PathLike[str]) -> tuple[Door, str]:
-    """The transport for a URL, imported only now, and the URL as that transport takes it."""
+def _find(url: str | os.PathLike[str]) -> tuple[Opener, str]:
+    """The transport for a URL, which is imported on first use, and the complete URL."""
     scheme, address = locate(url)
-    if scheme in STORES:
-        from miniq.client import embedded
-
-        return embedded, address
-    if scheme == ZMQ:
-        from miniq.client import zmq
-
-        return zmq, address
-    from miniq.client import http
-
-    return http, address
+    name = "embedded" if scheme in STORES else "zmq" if scheme == ZMQ else "http"
+    return cast(Opener, import_module(f"miniq.client.{name}")), address

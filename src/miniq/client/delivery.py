@@ -1,25 +1,25 @@
-"""A message as its reader has it, without I/O: what it says, whose lease it is, what replies do to it."""
+"""A message as a client has it, without I/O: its fields, its lease, and how replies change it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from datetime import UTC, datetime, timedelta
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from operator import attrgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from miniq.api import codec
 from miniq.client.bodies import decode
 from miniq.errors import InvalidRequest, MessageNotFound, StaleReceipt
 from miniq.message import Extended, Lease, Outcome, Status, Stored
 
 HELD, SETTLED, SEEN = "held", "settled", "seen"
-"""With this reader; acked, released or lost; only looked at."""
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+"""Leased by this client; acked, released or lost; peeked at."""
 _LAST = datetime.max.replace(tzinfo=UTC)
 
 
 class Dead(NamedTuple):
-    """Where a dead letter came from and why, how often it was handed out there, and when it died."""
+    """The queue a dead letter came from, why it was moved, how often it was received there, and when it was moved."""
 
     origin: str
     reason: str
@@ -30,30 +30,36 @@ class Dead(NamedTuple):
 Q = TypeVar("Q")
 
 
+def _field(name: str) -> Any:
+    """A property that is a field of the message."""
+    return property(attrgetter(f"_stored.message.{name}"))
+
+
 class Delivery(Generic[Q]):
     """The base of `Message` and `AsyncMessage`; `Q` is the queue object it came from.
 
-    A thousand of these are made per call, so it only holds the record and reads from it when asked.
+    A call may create a thousand of these, so that it only holds the record and reads fields on access.
     """
 
     __slots__ = ("_body", "_from", "_state", "_stored")
 
     _body: Any
-    """Set once it was decoded."""
+    """Set once it is decoded."""
 
     def __init__(self, source: Q, stored: Stored, state: str = HELD) -> None:
         self._from = source
         self._stored = stored
         self._state = state
 
-    @property
-    def id(self) -> str:
-        return self._stored.message.id
-
-    @property
-    def queue(self) -> str:
-        """The name of its queue."""
-        return self._stored.message.queue
+    id: str = _field("id")
+    queue: str = _field("queue")
+    content_type: str = _field("content_type")
+    priority: int = _field("priority")
+    key: str | None = _field("key")
+    recipient: str | None = _field("recipient")
+    group: str | None = _field("group")
+    dedup_id: str | None = _field("dedup_id")
+    data: bytes = _field("body")
 
     @property
     def body(self) -> Any:
@@ -66,37 +72,8 @@ class Delivery(Generic[Q]):
             return self._body
 
     @property
-    def data(self) -> bytes:
-        """The body's bytes as they were sent."""
-        return self._stored.message.body
-
-    @property
-    def content_type(self) -> str:
-        return self._stored.message.content_type
-
-    @property
     def headers(self) -> dict[str, str]:
         return dict(self._stored.message.headers or ())
-
-    @property
-    def priority(self) -> int:
-        return self._stored.message.priority
-
-    @property
-    def key(self) -> str | None:
-        return self._stored.message.key
-
-    @property
-    def recipient(self) -> str | None:
-        return self._stored.message.recipient
-
-    @property
-    def group(self) -> str | None:
-        return self._stored.message.group
-
-    @property
-    def dedup_id(self) -> str | None:
-        return self._stored.message.dedup_id
 
     @property
     def sent_at(self) -> datetime:
@@ -104,27 +81,27 @@ class Delivery(Generic[Q]):
 
     @property
     def receives(self) -> int:
-        """How often it was handed out, this time included."""
+        """How often it was received, including this time."""
         return self._stored.receives
 
     @property
     def receipt(self) -> str | None:
-        """The proof that this reader holds it; None if it was only looked at."""
+        """Proves that this client holds the lease; None if the message was peeked at."""
         return None if self._state is SEEN else self._stored.receipt
 
     @property
     def consumer(self) -> str | None:
-        """The name that whoever holds it gave."""
+        """The name that the consumer gave when it received the message."""
         return self._stored.consumer
 
     @property
     def lease_until(self) -> datetime | None:
-        """When the lease ends; None if nobody has one."""
+        """When the lease ends; None if there is none."""
         return None if self._stored.receipt is None else moment(self._stored.visible_at)
 
     @property
     def visible_at(self) -> datetime:
-        """When it is or was ready to be received."""
+        """When it becomes or became ready."""
         return moment(self._stored.visible_at)
 
     @property
@@ -144,15 +121,15 @@ class Delivery(Generic[Q]):
         receipt = self._stored.receipt
         if self._state is SEEN or receipt is None:
             raise InvalidRequest(
-                f"receipt: message {self.id!r} was looked at, not received; receive it to ack, release or extend it",
+                f"receipt: message {self.id!r} was peeked at, not received; receive it to ack, release or extend it",
                 field="receipt",
             )
         return Lease(self.id, receipt)
 
     def _renewed(self, outcome: Outcome, until: int) -> None:
         if outcome == "done":
-            now = self._stored
-            self._stored = Stored(now.message, until, now.receives, now.receipt, now.consumer)
+            old = self._stored
+            self._stored = Stored(old.message, until, old.receives, old.receipt, old.consumer)
         else:
             self._state = SETTLED
 
@@ -161,48 +138,45 @@ D = TypeVar("D", bound=Delivery[Any])
 
 
 class MessagePage(list[D]):
-    """The messages of one peek; `next` is the `after` of the following one, None at the end."""
+    """The messages of one page; `next` is the `after` of the next page, None at the end."""
 
     def __init__(self, messages: Iterable[D], next: str | None) -> None:
         super().__init__(messages)
         self.next = next
 
 
-def leases(queue: str, messages: Iterable[Delivery[Any]]) -> list[Lease]:
-    """The leases of messages that were received from one queue."""
-    made: list[Lease] = []
+def leases(queue: str, messages: Sequence[Delivery[Any]]) -> list[Lease]:
+    """The leases of messages, which must be of that queue."""
     for message in messages:
         if message.queue != queue:
-            raise InvalidRequest(
-                f"messages: {message.id!r} is of queue {message.queue!r}, not of {queue!r}", field="messages"
-            )
-        made.append(message._lease())
-    return made
+            text = f"messages: {message.id!r} is of queue {message.queue!r}, not of {queue!r}"
+            raise InvalidRequest(text, field="messages")
+    return [message._lease() for message in messages]
 
 
 def settle(messages: Iterable[Delivery[Any]]) -> None:
-    """These were acked, released or found lost: their readers hold them no longer."""
+    """Mark messages that were acked, released or lost."""
     for message in messages:
         message._state = SETTLED
 
 
 def renew(messages: Iterable[Delivery[Any]], reply: Extended) -> None:
-    """These were extended, as far as they could be."""
+    """Update messages after an extend."""
     for message, outcome in zip(messages, reply.outcomes, strict=True):
         message._renewed(outcome, reply.until)
 
 
 def moment(micros: int) -> datetime:
-    """A moment in UTC; one that does not come is the last there is."""
+    """A moment as a timestamp; one that is never reached is the latest possible."""
     try:
-        return _EPOCH + timedelta(microseconds=micros)
+        return codec.moment(micros)
     except OverflowError:
         return _LAST
 
 
 def check_held(outcome: Outcome, queue: str, id: str) -> None:
-    """Raise what an outcome means to a caller that counted on still having the message."""
+    """Raise the error for an outcome, if the lease was lost."""
     if outcome == "missing":
         raise MessageNotFound(f"id: there is no message {id!r} in queue {queue!r} any more", field="id")
     if outcome != "done":
-        raise StaleReceipt(f"receipt: message {id!r} has been handed out again or given back", field="receipt")
+        raise StaleReceipt(f"receipt: message {id!r} was received again or released", field="receipt")

@@ -1,7 +1,7 @@
 """The in-process transport: a broker in this process, for programs that need no server.
 
-Async: the broker runs in the caller's event loop. Sync: it runs in a loop of its own in a daemon thread, and
-callers of any thread hand it their calls. Both carry calls out as a server does (`dispatch.py`).
+Async: the broker runs in the caller's event loop. Sync: it runs in an event loop of its own in a daemon thread, to
+which callers of any thread pass their calls. Both dispatch calls as a server does (`dispatch.py`).
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ import weakref
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-import msgspec
+from msgspec.structs import replace
 
 from miniq.api.operation import Call
-from miniq.api.operations import BY_REQUEST, Receive, Release
+from miniq.api.operations import BY_REQUEST, Receive
 from miniq.broker import Broker
 from miniq.client._async.transport import foreign_loop
+from miniq.client.give_back import release_of
+from miniq.client.target import convert_options
 from miniq.dispatch import CALLS, OWNER
-from miniq.errors import Closed, InvalidRequest
-from miniq.message import Lease
+from miniq.errors import Closed
 from miniq.options import Options
 from miniq.store import open_store
 
@@ -29,12 +30,12 @@ T = TypeVar("T")
 
 
 def open(url: str, options: dict[str, Any]) -> Embedded:
-    """A broker of its own for callers of any thread; `url` is a store's, `options` are fields of `Options`."""
+    """A broker for callers of any thread; `url` is that of a store, `options` are fields of `Options`."""
     return Embedded(_make_broker(url, options))
 
 
 async def open_async(url: str, options: dict[str, Any]) -> AsyncEmbedded:
-    """A broker in the running event loop; `url` is a store's, `options` are fields of `Options`."""
+    """A broker in the running event loop; `url` is that of a store, `options` are fields of `Options`."""
     broker = _make_broker(url, options)
     await broker.open()
     return AsyncEmbedded(broker)
@@ -43,16 +44,8 @@ async def open_async(url: str, options: dict[str, Any]) -> AsyncEmbedded:
 def _make_broker(url: str, options: dict[str, Any]) -> Broker:
     """A broker that is not yet open."""
     known = [field for field in Options.__struct_fields__ if field != "store"]
-    for field in options:
-        if field not in known:
-            raise InvalidRequest(f"{field}: no such option; there are {', '.join(known)}", field=field)
-    try:
-        made = msgspec.convert(options | {"store": url}, Options)
-    except msgspec.ValidationError as error:
-        text, _, place = str(error).partition(" - at `$.")
-        field = place.rstrip("`") or "options"
-        raise InvalidRequest(f"{field}: {text}", field=field) from None
-    return Broker(open_store(url, made), made)
+    settings = replace(convert_options(Options, options, known), store=url)
+    return Broker(open_store(url, settings), settings)
 
 
 class AsyncEmbedded:
@@ -73,12 +66,11 @@ class AsyncEmbedded:
 
 
 class Embedded:
-    """Performs calls of any thread on a broker in a thread of its own."""
+    """Performs calls from any thread on a broker in a thread of its own."""
 
     def __init__(self, broker: Broker) -> None:
-        """Open the broker; what it raises is raised here."""
         self._core = core = _Core(broker)
-        # The core must not know this object: it goes when its user lets go of it, or at exit.
+        # The core must not refer to this object: the finalizer runs when the object is collected, or at exit.
         self._closer = weakref.finalize(self, core.close)
 
     def perform(self, call: Call[T]) -> T:
@@ -91,8 +83,8 @@ class Embedded:
 
 
 class _Ticket:
-    """A call on its way, and its answer. `done` is a lock that is held until there is one: the cheapest
-    thing that one thread can wait for."""
+    """A call and its result. `done` is a lock that is held until there is a result: the cheapest thing for a thread to
+    wait for."""
 
     __slots__ = ("call", "done", "error", "reply", "task")
 
@@ -112,7 +104,7 @@ class _Ticket:
         try:
             raise error
         finally:
-            del error, self  # no cycle through the traceback
+            del error, self  # avoids a reference cycle through the traceback
 
 
 class _Core:
@@ -122,10 +114,10 @@ class _Core:
         self._broker = broker
         self._process = os.getpid()
         self._gate = threading.Lock()
-        """Held while a call is handed over, so that none slips in behind the end."""
+        """Held while a call is passed to the thread, so that no call is added after closing began."""
         self._closed = False
         self._failure: BaseException | None = None
-        """What went wrong when the broker was closed."""
+        """The error of closing the broker."""
         self._tickets: set[_Ticket] = set()
         self._loop = asyncio.new_event_loop()
         self._ending = asyncio.Event()
@@ -135,9 +127,9 @@ class _Core:
         opened.wait()
 
     def perform(self, call: Call[Any]) -> Any:
-        """Hand a call to the broker's thread and wait for its answer."""
+        """Pass a call to the broker's thread and wait for its result."""
         if self._process != os.getpid():
-            raise Closed("the client was made before this process was forked; connect again in this process")
+            raise Closed("the client was created before this process was forked; connect again in this process")
         ticket = _Ticket(call)
         with self._gate:
             if self._closed:
@@ -146,18 +138,18 @@ class _Core:
         try:
             return ticket.wait()
         except BaseException:
-            if ticket.error is None:  # interrupted while waiting: nobody wants the answer any more
+            if ticket.error is None:  # interrupted while waiting
                 self._abandon(ticket)
             raise
 
     def close(self) -> None:
-        """Close the broker and end the thread. Harmless to repeat, and in a forked child, where neither is."""
+        """Close the broker and end the thread. Safe to repeat, and in a forked child, which has neither."""
         if self._process != os.getpid():
             return
         with self._gate:
-            first, self._closed = not self._closed, True
-            if first:
+            if not self._closed:
                 self._loop.call_soon_threadsafe(self._ending.set)
+            self._closed = True
         if threading.current_thread() is self._thread:  # the garbage collector may run there
             return
         self._thread.join()
@@ -184,7 +176,7 @@ class _Core:
         finally:
             opened.done.release()
         await self._ending.wait()
-        # Whatever is under way comes first, except long polls, which end with the broker.
+        # Running calls finish first, except long polls, which end with the broker.
         await _settled(ticket for ticket in self._tickets if not _is_poll(ticket.call))
         try:
             await self._broker.close()
@@ -207,7 +199,7 @@ class _Core:
         ticket.done.release()
 
     def _abandon(self, ticket: _Ticket) -> None:
-        """The caller was interrupted: what it would have received goes back."""
+        """Release what a caller that was interrupted would have received."""
         with self._gate:
             if not self._closed:
                 self._loop.call_soon_threadsafe(self._give_back, ticket)
@@ -218,13 +210,12 @@ class _Core:
             return
         if ticket.task is not None:
             ticket.task.cancel()
-        elif ticket.reply and call.mode == "at-least-once":
-            leases = [Lease(stored.message.id, stored.receipt or "") for stored in ticket.reply]
-            self._begin(_Ticket(Release(call.queue, leases)))
+        elif (release := release_of(call, ticket.reply)) is not None:
+            self._begin(_Ticket(release))
 
 
 async def _settled(tickets: Iterable[_Ticket]) -> None:
-    """Wait until these have their answers."""
+    """Wait until these calls are done."""
     tasks = [ticket.task for ticket in tickets if ticket.task is not None]
     if tasks:
         await asyncio.wait(tasks)

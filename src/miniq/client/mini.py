@@ -1,6 +1,6 @@
-"""The smallest form of MiniQ: three calls on the queue `default` of an embedded broker.
+"""The smallest interface to MiniQ: three calls on the queue `default` of an embedded broker.
 
-They answer in the shapes of the short HTTP routes, and messages are deleted by id alone.
+They return what the short HTTP routes return, and messages are deleted by id alone.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from miniq.errors import InvalidRequest, NoSpace, QueueFull
 QUEUE = "default"
 BATCH = 1000
 ENOUGH_BYTES = 15 * 1024 * 1024
-"""`read_messages` fetches no more past this: a receive that has more was cut at its cap of 16 MiB."""
+"""`read_messages` stops fetching beyond this: a single receive is capped at 16 MiB."""
 
 
 class MiniQ:
-    """`MiniQ(folder)`; a message that was read and not deleted comes back after `turn_around_time` seconds."""
+    """`MiniQ(folder)`; a message that was read and not deleted is available again after `turn_around_time` seconds."""
 
     def __init__(self, path: str | os.PathLike[str], turn_around_time: float = 30) -> None:
         self._client = connect(path)
@@ -31,7 +31,7 @@ class MiniQ:
     def push_message(self, params: Any) -> dict[str, Any]:
         """Send `params["msg"]`, or `params` itself if it is not a dict: `{"success", "data": {"message_id"}}`.
 
-        What cannot be sent is answered with `{"success": False, "data": why}`.
+        If it cannot be sent: `{"success": False, "data": why}`.
         """
         if params is None or (isinstance(params, dict) and "msg" not in params):
             return _refused('msg: missing; give {"msg": ...} with any JSON value')
@@ -48,24 +48,24 @@ class MiniQ:
     def read_messages(self) -> dict[str, Any]:
         """All messages that are available, up to the response cap, leased for the turn-around time:
         `{"success", "data": [{"id", "msg", ...}]}`."""
-        found: dict[str, Message] = {}
+        messages: dict[str, Message] = {}
         size = 0
         while size < ENOUGH_BYTES:
-            some = self._queue.receive(BATCH, visibility_timeout=self._turn_around_time)
-            if not some or some[0].id in found:  # a very short lease: round again
+            batch = self._queue.receive(BATCH, visibility_timeout=self._turn_around_time)
+            if not batch or batch[0].id in messages:  # a very short lease has already expired
                 break
-            found |= {message.id: message for message in some}
-            size += sum(len(message.data) for message in some)
-        return {"success": True, "data": [_show(message) for message in found.values()]}
+            messages |= {message.id: message for message in batch}
+            size += sum(len(message.data) for message in batch)
+        return {"success": True, "data": [_show(message) for message in messages.values()]}
 
     def delete_message(self, id: str) -> dict[str, Any]:
-        """The message was processed: `{"success": True}`, or False if there is no such message."""
+        """Remove a message after processing: `{"success": True}`, or False if there is no such message."""
         if not isinstance(id, str):
             return {"success": False}
         return {"success": self._client.perform(AckById(QUEUE, id))}
 
     def close(self) -> None:
-        """Close the broker. Harmless to repeat."""
+        """Close the broker. Safe to repeat."""
         self._client.close()
 
     def __enter__(self) -> MiniQ:

@@ -1,4 +1,4 @@
-"""Pauses between two attempts, which end early when the client is closed."""
+"""Pauses between attempts, which end early when the client is closed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A pool of connections for callers that block: each carries one call at a time, of any thread.
+"""A pool of connections for the blocking client: each carries one call at a time, from any thread.
 
-The pool is a stack, so that the connection used last is used next and the others grow old and are dropped.
-Its deque and set are only used by operations that are atomic by themselves: no lock that a fork could leave shut.
+The pool is a stack: the connection used last is used next, and idle ones are dropped. Its deque and set are used only
+by atomic operations, so that there is no lock that a fork could leave locked.
 """
 
 from __future__ import annotations
@@ -14,21 +14,20 @@ from collections import deque
 from time import monotonic
 from typing import Any, Protocol
 
-from miniq.api.operations import Receive, Release
+from miniq.api.operations import Receive
 from miniq.client._sync.attempts import Attempts
 from miniq.client.exchange import Exchange
-from miniq.message import Lease, Stored
+from miniq.client.give_back import release_of
+from miniq.message import Stored
 
 IDLE = 30.0
-"""Seconds after which a connection that nobody used is dropped; the server keeps it for longer."""
+"""Seconds after which an unused connection is dropped; the server keeps it longer."""
 SPARE = 64
-"""Most connections that are kept for later."""
-LAST_WORDS = 1.0
-"""Seconds to wait for the messages of a receive that was interrupted, to give them back."""
+"""The most idle connections that are kept."""
 
 
 class Connection(Protocol):
-    """One connection, which carries one call at a time."""
+    """One connection, for one call at a time."""
 
     used: float
 
@@ -37,27 +36,27 @@ class Connection(Protocol):
         """Whether it can carry another call."""
 
     def carry(self, exchange: Any, reused: bool) -> object:
-        """Send a call; the result that its answer brings."""
+        """Send a call and return the result."""
 
     def last_words(self, exchange: Any) -> list[Stored]:
-        """Take a receive back; the messages that were on their way already."""
+        """Cancel a receive and return the messages that it had already leased."""
 
     def cut(self) -> None:
-        """End what another thread waits for on it."""
+        """End the call that another thread is waiting for."""
 
     def drop(self) -> None: ...
 
 
 class Pool(Attempts):
-    """Performs calls of any thread on connections that are kept."""
+    """Performs calls from any thread on pooled connections."""
 
     def __init__(self, retry: float) -> None:
         super().__init__(retry)
         self._process = os.getpid()
         self._idle: deque[Connection] = deque()
         self._polling: set[Connection] = set()
-        """Those on which a receive waits: closing ends it."""
-        # The finalizer must not know this object: it runs when its user lets go of it, or at exit.
+        """Connections with a long poll, which `close` ends."""
+        # The finalizer must not refer to this object: it runs when the object is collected, or at exit.
         self._closer = weakref.finalize(self, _drop_all, self._idle)
 
     @abstractmethod
@@ -73,10 +72,8 @@ class Pool(Attempts):
             connection.cut()
         self._closer.detach()
 
-    # Inside
-
     def _attempt(self, exchange: Exchange, now: float) -> object:
-        """Send a call on a kept or a new connection, and read its answer."""
+        """Send a call on an idle or a new connection, and read its reply."""
         if self._process != os.getpid():
             self._begin_again()
         connection = None if exchange.operation.repeat == "once" else self._kept(now)
@@ -106,7 +103,7 @@ class Pool(Attempts):
                 self._keep(connection, monotonic())
 
     def _kept(self, now: float) -> Connection | None:
-        """The connection that was used last, if it is not too old; then all others are too."""
+        """The connection used last; if that is too old, all are."""
         try:
             connection = self._idle.pop()
         except IndexError:
@@ -132,21 +129,18 @@ class Pool(Attempts):
                     idle.popleft().drop()
 
     def _begin_again(self) -> None:
-        """This is a forked child: the connections are its parent's."""
+        """Forget the connections of the parent after a fork."""
         _drop_all(self._idle)
         self._polling.clear()
         self._process = os.getpid()
 
     def _give_back(self, connection: Connection, exchange: Exchange) -> None:
-        """A receive was interrupted. The broker is told; messages that it had sent by then are released, so that
-        they need not wait for the end of their lease."""
-        call = exchange.call
-        if not isinstance(call, Receive) or call.mode == "at-most-once":
-            return
+        """Cancel a receive that was interrupted, and release the messages that it had leased."""
         with contextlib.suppress(Exception):
-            leases = [Lease(stored.message.id, stored.receipt or "") for stored in connection.last_words(exchange)]
-            if leases:
-                self._attempt(self._prepare(Release(call.queue, leases)), monotonic())
+            if isinstance(exchange.call, Receive):
+                release = release_of(exchange.call, connection.last_words(exchange))
+                if release is not None:
+                    self._attempt(self._prepare(release), monotonic())
 
 
 def _drop_all(connections: deque[Connection]) -> None:

@@ -1,10 +1,11 @@
-"""What the URLs and options of all servers have in common, checked: host and port, patience, the API key."""
+"""URLs and options that all servers have in common, validated: host and port, timeouts, the API key."""
 
 from __future__ import annotations
 
 import math
 import os
 import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
@@ -15,19 +16,19 @@ from miniq.errors import InvalidRequest
 
 _HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?")
 LONGEST = 1e9
-"""Seconds that a socket can be told to wait."""
+"""The longest timeout of a socket, in seconds."""
 _SECRET = re.compile(r"[!-~]+")
 
 
 class RemoteOptions(Struct, frozen=True, kw_only=True):
-    """What `connect` takes beside the URL of any server."""
+    """The options of `connect` for any server."""
 
     timeout: float = 30.0
-    """Seconds to wait for a connection, and for an answer or its next part; a long poll may take its `wait` more."""
+    """Seconds to wait for a connection, and for a reply or its next part; a long poll may take its `wait` longer."""
     retry: float = 10.0
-    """Seconds for which a call is repeated while the broker is away; 0 is never."""
+    """Seconds for which a call is retried while the broker is unreachable; 0 disables retries."""
     api_key: str | None = None
-    """Without it, the one in the environment as MINIQ_API_KEY, if any."""
+    """By default the environment's MINIQ_API_KEY, if set."""
 
 
 class Address(NamedTuple):
@@ -37,28 +38,32 @@ class Address(NamedTuple):
     path: str
 
     def shown(self, port: int | None) -> str:
-        """Host and port for people, and for those who take them so."""
+        """Host and port as in a URL."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if port is None else f"{host}:{port}"
 
 
-O = TypeVar("O", bound=RemoteOptions)  # noqa: E741
+S = TypeVar("S", bound=Struct)
+R = TypeVar("R", bound=RemoteOptions)
 
 
-def read_options(kind: type[O], options: dict[str, Any]) -> O:
-    """Options as a record; `InvalidRequest` names what is wrong with them. Paths are taken as text."""
-    known = kind.__struct_fields__
-    for field, value in options.items():
+def convert_options(kind: type[S], options: dict[str, Any], known: Sequence[str]) -> S:
+    """Options as a record; `InvalidRequest` names the one that is unknown or invalid."""
+    for field in options:
         if field not in known:
             raise InvalidRequest(f"{field}: no such option; there are {', '.join(known)}", field=field)
-        if isinstance(value, os.PathLike):
-            options = options | {field: os.fspath(value)}
     try:
-        given = msgspec.convert(options, kind)
+        return msgspec.convert(options, kind)
     except msgspec.ValidationError as error:
-        text, _, place = str(error).partition(" - at `$.")
-        field = place.rstrip("`") or "options"
+        text, _, path = str(error).partition(" - at `$.")
+        field = path.rstrip("`") or "options"
         raise InvalidRequest(f"{field}: {text}", field=field) from None
+
+
+def read_options(kind: type[R], options: dict[str, Any]) -> R:
+    """The options for a server, validated. Paths may be `os.PathLike`."""
+    texts = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in options.items()}
+    given = convert_options(kind, texts, kind.__struct_fields__)
     if not 0 < given.timeout <= LONGEST:
         raise InvalidRequest(f"timeout: {given.timeout:g} s; use more than 0, at most {LONGEST:g}", field="timeout")
     if not (math.isfinite(given.retry) and given.retry >= 0):
@@ -71,7 +76,7 @@ def read_options(kind: type[O], options: dict[str, Any]) -> O:
 
 
 def read_address(url: str, right: str) -> Address:
-    """The parts of a URL; `right` is what would be one."""
+    """The parts of a URL; errors suggest the form `right`."""
     try:
         parts = urlsplit(url)
         scheme, host, port = parts.scheme.lower(), parts.hostname or "", parts.port
@@ -80,9 +85,9 @@ def read_address(url: str, right: str) -> Address:
     except ValueError as error:
         raise bad_url(url, str(error), right) from None
     if _HOST.fullmatch(host) is None:
-        raise bad_url(url, "there is no host in it" if not host else f"{host!r} is no host name", right)
+        raise bad_url(url, "there is no host in it" if not host else f"{host!r} is not a host name", right)
     if port == 0:
-        raise bad_url(url, "0 is no port", right)
+        raise bad_url(url, "0 is not a port", right)
     if parts.username is not None:
         raise bad_url(url, "it has a user name; give the key as api_key", right)
     if parts.query or parts.fragment:

@@ -1,4 +1,4 @@
-"""Spans of send, receive and ack, as a client writes them down."""
+"""Spans of send, receive and ack, as recorded by a client."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Spans:
 
     @contextmanager
     def around(self, call: Send | Receive | Ack) -> Iterator[Span]:
-        """The span in which a call is made."""
+        """The span of a call."""
         from opentelemetry.trace import SpanKind
 
         name = type(call).__name__.lower()
@@ -47,7 +47,7 @@ class Spans:
                 raise
 
     def prepared(self, call: Call[Any]) -> Call[Any]:
-        """The call as it goes out: messages carry the context, unless they carry one of their own."""
+        """The call with the trace context in the headers of its messages, unless they have one already."""
         if not isinstance(call, Send) or is_table(call.drafts):
             return call
         carried = tracing.current_headers()
@@ -61,8 +61,8 @@ class Spans:
         ]
         return Send(call.queue, drafts)
 
-    def told(self, span: Span, call: Call[Any], reply: Any) -> None:
-        """What the reply adds to the span."""
+    def record(self, span: Span, call: Call[Any], reply: Any) -> None:
+        """Add the reply to the span."""
         if isinstance(call, Receive):
             span.set_attribute("messaging.batch.message_count", len(reply))
             for link in tracing.links(stored.message.headers for stored in reply):
@@ -74,5 +74,5 @@ def _with(draft: Any, carried: dict[str, str]) -> dict[str, str]:
 
 
 def _header_lines() -> bytes:
-    """The context of the call as lines of an HTTP request."""
+    """The trace context as header lines of an HTTP request."""
     return "".join(f"{name}: {value}\r\n" for name, value in tracing.current_headers().items()).encode()

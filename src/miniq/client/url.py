@@ -1,7 +1,7 @@
-"""What a URL means: a server, a store or a folder; and what was probably meant by text that is none of them.
+"""Whether a URL is that of a server, a store or a folder, and suggestions for those that are none.
 
-A folder may have any name but one that looks like an address: `127.0.0.1:5000` without its scheme would otherwise
-silently become a store of its own, and what is sent to it would never reach the broker. `./127.0.0.1:5000` is a folder.
+A folder's name must not look like an address: `127.0.0.1:5000` without a scheme would otherwise silently become a store
+of its own, and messages sent to it would never reach the broker. `./127.0.0.1:5000` is a folder.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ HTTP = ("http", "https")
 ZMQ = "tcp"
 REMOTE = (*HTTP, ZMQ)
 FOLDERS = ("rocksdb", "leveldb")
-"""Engines of stores in a folder; a folder alone is one of the first."""
+"""Engines of stores in a folder; the first is the default."""
 DATABASES = ("postgresql", "postgres", "mongodb", "mongodb+srv")
 MEMORY = "memory"
 STORES = frozenset({*FOLDERS, *DATABASES, MEMORY})
-"""Schemes of stores, on which a broker is opened in this process."""
+"""Schemes of stores, for a broker in this process."""
 SCHEMES = (*REMOTE, *FOLDERS, *DATABASES, MEMORY)
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?!\d+(?:/|$))")
-"""What stands before a colon that is not the one of a port."""
+"""Text before a colon that is not followed by a port."""
 _NO_COLON = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*);?//")
 _ADDRESS = re.compile(
     r"""(?::?//)?
@@ -44,7 +44,7 @@ _ALL = (
 
 
 def locate(url: str | os.PathLike[str], field: str = "url") -> tuple[str, str]:
-    """The scheme of a URL in lower case, and the URL with it; `InvalidRequest` says what would be right."""
+    """The scheme of a URL, and the complete URL; `InvalidRequest` suggests a valid one."""
     if isinstance(url, os.PathLike):
         return FOLDERS[0], f"{FOLDERS[0]}:{os.fspath(url)}"
     if not isinstance(url, str) or not url:
@@ -58,7 +58,7 @@ def locate(url: str | os.PathLike[str], field: str = "url") -> tuple[str, str]:
     if scheme == MEMORY:
         right = not rest
     elif scheme in FOLDERS:
-        right = rest != "" and not rest.startswith("//")  # surely not meant to be at the root
+        right = rest != "" and not rest.startswith("//")  # `rocksdb://data` is not meant to be the folder //data
     else:
         right = rest.startswith("//") and url == url.strip()
     if not right:
@@ -84,7 +84,7 @@ def _is_folder(url: str) -> bool:
 
 
 def _refused(url: str, field: str) -> InvalidRequest:
-    """The error, with the nearest URL that would be right."""
+    """The error, with a suggestion."""
     hidden = _PASSWORD.sub(r"\1:***@", url)
     right = _guess(hidden.strip())
     if right is None:
@@ -96,7 +96,7 @@ def _refused(url: str, field: str) -> InvalidRequest:
 
 
 def _guess(url: str) -> str | None:
-    """The URL that was probably meant."""
+    """The URL that was probably meant, None if there is no good guess."""
     if url == MEMORY:
         return f"{MEMORY}:"
     scheme, rest = _scheme_in(url)
@@ -113,10 +113,10 @@ def _guess(url: str) -> str | None:
 
 
 def _scheme_in(url: str) -> tuple[str | None, str]:
-    """The known scheme that text begins with, perhaps misspelt, and what follows it."""
-    found = _NO_COLON.match(url) or _SCHEME.match(url)
-    if found is not None:
-        return _nearest(found[1]), url[found.end() :]
+    """The known scheme at the start of a text, perhaps misspelt, and the rest."""
+    match = _NO_COLON.match(url) or _SCHEME.match(url)
+    if match is not None:
+        return _nearest(match[1]), url[match.end() :]
     name, colon, rest = url.partition(":")
     return (_nearest(name) if colon and name.lower() in SCHEMES else None), rest
 
@@ -130,11 +130,11 @@ def _nearest(name: str) -> str | None:
 
 
 def _with_scheme(url: str) -> str | None:
-    """An address without a scheme, with the one of the server that listens on such a port."""
+    """An address without a scheme, with the scheme of the server that usually listens on its port."""
     if url.isdigit():
         url = f":{url}"
-    found = _ADDRESS.fullmatch(url)
-    if found is None or (found["port"] is None and _ALWAYS_A_HOST.fullmatch(found["host"]) is None):
+    address = _ADDRESS.fullmatch(url)
+    if address is None or (address["port"] is None and _ALWAYS_A_HOST.fullmatch(address["host"]) is None):
         return None
-    port = found["port"] or _HTTP_PORT
-    return f"{ZMQ if port in _ZMQ_PORTS else 'http'}://{found['host'] or '127.0.0.1'}:{port}"
+    port = address["port"] or _HTTP_PORT
+    return f"{ZMQ if port in _ZMQ_PORTS else 'http'}://{address['host'] or '127.0.0.1'}:{port}"

@@ -1,7 +1,7 @@
-"""The worker loop of the client for event loops: handlers are tasks, plain functions run in threads.
+"""The worker loop of the async client: coroutine handlers run as tasks, functions in threads.
 
-The loop lives in a task of its own, so that cancelling `consume` (Ctrl-C under `asyncio.run` does that) lets
-running handlers finish; cancelling it once more does not wait for them.
+The loop runs in a task of its own, so that cancelling `consume` (as Ctrl-C does under `asyncio.run`) lets running
+handlers finish; cancelling it a second time does not wait for them.
 """
 
 from __future__ import annotations
@@ -13,18 +13,9 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING
 
 from miniq.client.delivery import HELD
-from miniq.worker.plan import (
-    AWAY,
-    LOOK,
-    Backoff,
-    Plan,
-    Shift,
-    check_lease,
-    note_failure,
-    note_lost,
-    note_unextended,
-    note_unsettled,
-)
+from miniq.errors import StoreUnavailable
+from miniq.worker import plan as rules
+from miniq.worker.plan import LOOK, Backoff, Plan, Shift
 
 if TYPE_CHECKING:
     from miniq.client._async.message import AsyncMessage
@@ -44,7 +35,7 @@ class TaskWorker:
         self._error: BaseException | None = None
 
     async def run(self) -> None:
-        """Work until stopped or cancelled; raise what ended it if that was an error."""
+        """Work until stopped or cancelled; raise the error that ended it, if any."""
         life = asyncio.create_task(self._live())
         try:
             await asyncio.wait({life})
@@ -62,16 +53,16 @@ class TaskWorker:
             raise self._error
 
     async def _live(self) -> None:
-        """Fetch until stopped, give back what is left, wait for the handlers."""
+        """Fetch until stopped, release what was not started, wait for the handlers."""
         try:
             try:
                 await self._fetch_until_stopped()
             finally:
-                for portion in self._shift.end():
+                for batch in self._shift.end():
                     try:
-                        await self._queue.release(portion)
+                        await self._queue.release(batch)
                     except Exception as problem:
-                        note_unsettled(portion[0], "release", problem)
+                        rules.note_unsettled(batch[0], "release", problem)
                 if self._handlers:
                     await asyncio.wait(self._handlers)
         except asyncio.CancelledError:
@@ -91,11 +82,11 @@ class TaskWorker:
             wanted = self._shift.wanted()
             try:
                 if fetched and self._keeper is None:
-                    # Asked only now because before its first message the queue may not exist.
+                    # Only now, because the queue may not exist before its first message.
                     timeout = timeout or (await self._queue.info()).settings.visibility_timeout
-                    self._keeper = asyncio.create_task(self._keep(check_lease(timeout) / 3))
+                    self._keeper = asyncio.create_task(self._keep(rules.check_lease(timeout) / 3))
                 messages = await self._queue.receive(wanted, plan.wait, timeout, plan.consumer) if wanted else []
-            except AWAY as error:
+            except StoreUnavailable as error:
                 await asyncio.sleep(backoff.failed(error))
                 continue
             backoff.worked()
@@ -103,25 +94,25 @@ class TaskWorker:
                 fetched = True
                 self._shift.add(messages)
                 self._start()
-            elif not wanted and self._handlers:  # all may have finished while the queue was asked for its settings
+            elif not wanted and self._handlers:  # all may have finished while the settings were fetched
                 await asyncio.wait(self._handlers, timeout=LOOK, return_when=asyncio.FIRST_COMPLETED)
 
     def _start(self) -> None:
-        """Give each free handler a message that waits."""
+        """Start waiting messages while handlers are free."""
         while (message := self._shift.start()) is not None:
             task = asyncio.create_task(self._work(message))
             self._handlers.add(task)
             task.add_done_callback(self._handlers.discard)
 
     async def _keep(self, every: float) -> None:
-        """Extend everything that is held, again and again."""
+        """Extend all leases at regular intervals."""
         while True:
             await asyncio.sleep(every)
-            for portion in self._shift.held():
+            for batch in self._shift.held():
                 try:
-                    note_lost(portion, await self._queue.extend(portion, 3 * every))
+                    rules.note_lost(batch, await self._queue.extend(batch, 3 * every))
                 except Exception as problem:
-                    note_unextended(len(portion), problem)
+                    rules.note_unextended(len(batch), problem)
 
     async def _work(self, message: AsyncMessage) -> None:
         try:
@@ -135,11 +126,11 @@ class TaskWorker:
         try:
             await self._call(message)
         except Exception as error:
-            note_failure(message, error)
+            rules.note_failure(message, error)
             verb = "release"
         except asyncio.CancelledError:
             if self._pool is not None:
-                raise  # a thread cannot be stopped: the message stays with it until its lease runs out
+                raise  # a thread cannot be cancelled: it keeps the message until the lease runs out
             verb = "release"
         except BaseException as error:
             self._error = self._error or error
@@ -153,7 +144,7 @@ class TaskWorker:
             else:
                 await message.release(self._plan.retry_delay)
         except Exception as problem:
-            note_unsettled(message, verb, problem)
+            rules.note_unsettled(message, verb, problem)
 
     async def _call(self, message: AsyncMessage) -> None:
         handler, argument = self._plan.handler, self._plan.argument(message)

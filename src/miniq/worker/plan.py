@@ -1,8 +1,8 @@
-"""The worker loop without its I/O: what it holds, when it fetches, and what becomes of a message.
+"""The worker loop without its I/O: which messages it holds, when it fetches, and what is logged.
 
-A lease is extended at a third of its time, so that two attempts may fail before it is lost. `threads.py` and
-`tasks.py` drive this with threads and with tasks. They catch every exception of an ack, release or extend,
-whatever a transport may raise: the message comes again by itself, and a dead thread would be missed by nobody.
+A lease is extended after a third of its time, so that two attempts may fail before it is lost. `thread_worker.py` and
+`async_worker.py` drive this with threads and with tasks. They catch every exception of an ack, release or extend: the
+message is delivered again anyway, and a thread that died would go unnoticed.
 """
 
 from __future__ import annotations
@@ -17,18 +17,16 @@ from typing import Any, Generic, Protocol
 from msgspec import Struct
 
 from miniq.client.delivery import HELD, D, Delivery
-from miniq.errors import InvalidRequest, StaleReceipt, StoreUnavailable
+from miniq.errors import InvalidRequest, StaleReceipt
 from miniq.message import Outcome
 
 log = logging.getLogger("miniq.worker")
 
-AWAY: tuple[type[Exception], ...] = (StoreUnavailable,)
-"""Errors that pass: a worker tries again after them. All others end it."""
 LOOK = 0.1
-"""Seconds between two looks at `stop` while all handlers are busy."""
+"""Seconds between checks of `stop` while all handlers are busy."""
 SLOWEST_RETRY = 5.0
 BULK = 500
-"""Most leases in one call."""
+"""The most leases in one call."""
 
 
 class Event(Protocol):
@@ -36,11 +34,11 @@ class Event(Protocol):
 
 
 Stop = Event | Callable[[], object] | None
-"""`threading.Event`, `asyncio.Event`, or a function: says when a worker is to end."""
+"""`threading.Event`, `asyncio.Event`, or a function that returns whether the worker is to end."""
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """How a worker works."""
+    """The options of a worker."""
 
     handler: Callable[[Any], Any]
     concurrency: int
@@ -50,7 +48,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     consumer: str | None
     retry_delay: float
     pass_message: bool
-    """Whether the handler is called with the message, and not with its body."""
+    """Whether the handler is called with the message instead of its body."""
     stop: Stop
 
     def __post_init__(self) -> None:
@@ -68,24 +66,24 @@ class Plan(Struct, frozen=True, kw_only=True):
 
     @property
     def is_coroutine(self) -> bool:
-        """Whether the handler is a coroutine function, or an object that is called like one."""
+        """Whether the handler is a coroutine function, or an object whose `__call__` is one."""
         call = getattr(self.handler, "__call__", None)  # noqa: B004  not whether, but how it is called
         return inspect.iscoroutinefunction(self.handler) or inspect.iscoroutinefunction(call)
 
     def stopped(self) -> bool:
-        """Whether the one who started the worker wants it to end."""
+        """Whether `stop` says that the worker is to end."""
         if self.stop is None:
             return False
         is_set = getattr(self.stop, "is_set", None)
         return bool(self.stop() if is_set is None else is_set())  # type: ignore[operator]
 
     def argument(self, message: Delivery[Any]) -> Any:
-        """What the handler is called with."""
+        """The argument of the handler."""
         return message if self.pass_message else message.body
 
 
 class Shift(Generic[D]):
-    """The messages of one worker loop: fetched and waiting for a free handler, or being worked on."""
+    """The messages of one worker loop: fetched and waiting for a free handler, or being handled."""
 
     def __init__(self, plan: Plan) -> None:
         self.ending = False
@@ -94,19 +92,18 @@ class Shift(Generic[D]):
         self._running: set[D] = set()
 
     def wanted(self) -> int:
-        """How many messages to fetch now: none while some wait or nobody is free."""
+        """How many messages to fetch now: none while some wait or no handler is free."""
         free = self._plan.concurrency - len(self._running)
         if self.ending or self._waiting or free <= 0:
             return 0
         return self._plan.batch or min(free, BULK)
 
     def add(self, messages: Iterable[D]) -> None:
-        """Messages were fetched."""
         self._waiting.extend(messages)
 
     def start(self) -> D | None:
-        """The next message to work on, if there is one and somebody is free. One whose lease was lost is
-        somebody else's by now."""
+        """The next message to handle, if there is one and a handler is free. Messages whose lease was lost are
+        skipped."""
         while self._waiting and not self.ending and len(self._running) < self._plan.concurrency:
             message = self._waiting.popleft()
             if message._state is HELD:
@@ -115,24 +112,27 @@ class Shift(Generic[D]):
         return None
 
     def finish(self, message: D) -> None:
-        """The handler is through with it."""
         self._running.discard(message)
 
     def held(self) -> list[list[D]]:
-        """All whose leases are to be extended, in portions of one call."""
-        mine = [message for message in (*self._running, *self._waiting) if message._state is HELD]
-        return [mine[start : start + BULK] for start in range(0, len(mine), BULK)]
+        """The messages whose leases are to be extended, in batches for one call each."""
+        return _batches((*self._running, *self._waiting))
 
     def end(self) -> list[list[D]]:
-        """Start nothing more; these were fetched and not started, and are to be released."""
+        """Start no more messages, and return those that were not started, to be released."""
         self.ending = True
-        mine = [message for message in self._waiting if message._state is HELD]
+        batches = _batches(self._waiting)
         self._waiting.clear()
-        return [mine[start : start + BULK] for start in range(0, len(mine), BULK)]
+        return batches
+
+
+def _batches(messages: Iterable[D]) -> list[list[D]]:
+    held = [message for message in messages if message._state is HELD]
+    return [held[start : start + BULK] for start in range(0, len(held), BULK)]
 
 
 class Backoff:
-    """How long to wait after each failure in a row."""
+    """Pauses after consecutive failures to receive."""
 
     def __init__(self) -> None:
         self._next = LOOK
@@ -149,7 +149,7 @@ class Backoff:
 
 
 def check_lease(seconds: float) -> float:
-    """A lease that a worker can live with: it needs some time."""
+    """Refuse a lease that leaves no time to work."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not math.isfinite(seconds) or seconds <= 0:
         raise InvalidRequest(
             f"visibility_timeout: {seconds!r} leaves no time to work; use a number of seconds above 0",
@@ -159,25 +159,25 @@ def check_lease(seconds: float) -> float:
 
 
 def note_failure(message: Delivery[Any], error: BaseException) -> None:
-    """The handler raised: the message goes back."""
+    """Log that the handler raised, so that the message is released."""
     log.error("handler failed on message %s of %s", message.id, message.queue, exc_info=error)
 
 
 def note_lost(messages: Iterable[Delivery[Any]], outcomes: Iterable[Outcome]) -> None:
-    """Some leases could not be extended because somebody else has the messages by now."""
+    """Log leases that were lost to another consumer."""
     for message, outcome in zip(messages, outcomes, strict=True):
         if outcome == "stale":
-            log.warning("lost the lease on message %s of %s, somebody else may work on it", message.id, message.queue)
+            log.warning("lost the lease on message %s of %s, another consumer may have it", message.id, message.queue)
 
 
 def note_unsettled(message: Delivery[Any], verb: str, problem: Exception) -> None:
-    """An ack or release did not come through: the message is or will be somebody else's."""
+    """Log that an ack or release failed."""
     if isinstance(problem, StaleReceipt):
         note_lost([message], ["stale"])
     else:
-        log.error("could not %s message %s of %s, it comes again: %s", verb, message.id, message.queue, problem)
+        log.error("could not %s message %s of %s, to be delivered again: %s", verb, message.id, message.queue, problem)
 
 
 def note_unextended(count: int, problem: Exception) -> None:
-    """Some leases were not extended this time; two thirds of their time are left."""
-    log.warning("could not extend %d leases, trying again: %s", count, problem)
+    """Log that leases could not be extended; two thirds of their time are left."""
+    log.warning("could not extend %d leases, will retry: %s", count, problem)

@@ -1,6 +1,6 @@
-"""The worker loop of the blocking client: one thread fetches, one keeps leases alive, the others handle.
+"""The worker loop of the blocking client: one thread fetches, one extends leases, the others run handlers.
 
-The caller's thread only waits, so that Ctrl-C interrupts nothing that is half done.
+The caller's thread only waits, so that Ctrl-C does not interrupt an operation midway.
 """
 
 from __future__ import annotations
@@ -11,19 +11,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from miniq.client.delivery import HELD
-from miniq.errors import InvalidRequest
-from miniq.worker.plan import (
-    AWAY,
-    LOOK,
-    Backoff,
-    Plan,
-    Shift,
-    check_lease,
-    note_failure,
-    note_lost,
-    note_unextended,
-    note_unsettled,
-)
+from miniq.errors import InvalidRequest, StoreUnavailable
+from miniq.worker import plan as rules
+from miniq.worker.plan import LOOK, Backoff, Plan, Shift
 
 if TYPE_CHECKING:
     from miniq.client._sync.message import Message
@@ -42,14 +32,14 @@ class ThreadWorker:
         self._plan = plan
         self._shift: Shift[Message] = Shift(plan)
         self._changed = threading.Condition()
-        """Guards `_shift`; told of when messages come or go and when it all ends."""
+        """Guards `_shift`; notified when messages are added or finished, and at the end."""
         self._over = threading.Event()
-        """No lease needs to be kept alive any more."""
+        """Set when leases need no more extending."""
         self._keeper: threading.Thread | None = None
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        """Work until stopped; raise what ended it if that was an error."""
+        """Work until stopped; raise the error that ended it, if any."""
         handlers = [_thread(self._handle, str(number)) for number in range(self._plan.concurrency)]
         fetcher = _thread(self._fetch, "fetch")
         try:
@@ -63,7 +53,7 @@ class ThreadWorker:
             for thread in handlers:
                 _join(thread)
         finally:
-            # Also after a second Ctrl-C: leases of handlers that are left behind then run out.
+            # Also after a second Ctrl-C: the leases of handlers that still run expire.
             self._end(None)
             self._over.set()
         if self._keeper is not None:
@@ -72,19 +62,19 @@ class ThreadWorker:
             raise self._error
 
     def _fetch(self) -> None:
-        """Receive whenever a handler is free; give back what is left at the end."""
+        """Receive whenever a handler is free; release what was not started at the end."""
         try:
             self._fetch_until_stopped()
         except BaseException as error:
             self._end(error)
         with self._changed:
-            portions = self._shift.end()
+            batchs = self._shift.end()
             self._changed.notify_all()
-        for portion in portions:
+        for batch in batchs:
             try:
-                self._queue.release(portion)
+                self._queue.release(batch)
             except Exception as problem:
-                note_unsettled(portion[0], "release", problem)
+                rules.note_unsettled(batch[0], "release", problem)
 
     def _fetch_until_stopped(self) -> None:
         plan, timeout, backoff, fetched = self._plan, self._plan.visibility_timeout, Backoff(), False
@@ -93,12 +83,12 @@ class ThreadWorker:
                 wanted = self._shift.wanted()
             try:
                 if fetched and self._keeper is None:
-                    # Asked only now because before its first message the queue may not exist.
+                    # Only now, because the queue may not exist before its first message.
                     timeout = timeout or self._queue.info().settings.visibility_timeout
-                    self._keeper = _thread(partial(self._keep, check_lease(timeout) / 3), "keep")
+                    self._keeper = _thread(partial(self._keep, rules.check_lease(timeout) / 3), "keep")
                     self._keeper.start()
                 messages = self._queue.receive(wanted, plan.wait, timeout, plan.consumer) if wanted else []
-            except AWAY as error:
+            except StoreUnavailable as error:
                 self._over.wait(backoff.failed(error))
                 continue
             backoff.worked()
@@ -111,18 +101,18 @@ class ThreadWorker:
                     self._changed.wait(LOOK)
 
     def _keep(self, every: float) -> None:
-        """Extend everything that is held, again and again."""
+        """Extend all leases at regular intervals."""
         while not self._over.wait(every):
             with self._changed:
-                portions = self._shift.held()
-            for portion in portions:
+                batchs = self._shift.held()
+            for batch in batchs:
                 try:
-                    note_lost(portion, self._queue.extend(portion, 3 * every))
+                    rules.note_lost(batch, self._queue.extend(batch, 3 * every))
                 except Exception as problem:
-                    note_unextended(len(portion), problem)
+                    rules.note_unextended(len(batch), problem)
 
     def _handle(self) -> None:
-        """Work on one message after the other."""
+        """Handle one message after the other."""
         while True:
             with self._changed:
                 while (message := self._shift.start()) is None:
@@ -141,7 +131,7 @@ class ThreadWorker:
         try:
             self._plan.handler(self._plan.argument(message))
         except Exception as error:
-            note_failure(message, error)
+            rules.note_failure(message, error)
             verb = "release"
         except BaseException as error:
             self._end(None if isinstance(error, KeyboardInterrupt) else error)
@@ -154,10 +144,10 @@ class ThreadWorker:
             else:
                 message.release(self._plan.retry_delay)
         except Exception as problem:
-            note_unsettled(message, verb, problem)
+            rules.note_unsettled(message, verb, problem)
 
     def _end(self, error: BaseException | None) -> None:
-        """Begin to end; the first error is the one that is told."""
+        """Begin to end; the first error is raised by `run`."""
         with self._changed:
             self._error = self._error or error
             self._shift.ending = True

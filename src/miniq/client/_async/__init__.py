@@ -1,1 +1,1 @@
-"""The client for event loops. `_sync` is generated from these modules by `make generate`."""
+"""The async client. `_sync` is generated from these modules by `make generate`."""

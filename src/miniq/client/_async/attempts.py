@@ -1,4 +1,4 @@
-"""Attempts until a call comes through, whatever the wire."""
+"""Repeats a call until it succeeds or fails for good, over any wire."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class AsyncAttempts(ABC):
-    """Performs calls on a server: of any thread, or in the event loop it was made in."""
+    """Performs calls on a server: from any thread, or in the event loop it was created in."""
 
     def __init__(self, retry: float) -> None:
         self._retry = retry
@@ -27,11 +27,11 @@ class AsyncAttempts(ABC):
 
     @abstractmethod
     def _prepare(self, call: Call[Any]) -> Exchange:
-        """A call, ready to be sent."""
+        """A call, encoded."""
 
     @abstractmethod
     async def _attempt(self, exchange: Any, now: float) -> object:
-        """Send a call and read its answer; `Retryable` if that may go better the next time."""
+        """Send a call and read its reply; `Retryable` if another attempt may succeed."""
 
     async def perform(self, call: Call[T]) -> T:
         if asyncio.get_running_loop() is not self._loop:  # async only
@@ -44,13 +44,13 @@ class AsyncAttempts(ABC):
                 raise Closed("the client is closed")
             try:
                 return cast(T, await self._attempt(exchange, now))
-            except Retryable as trouble:
+            except Retryable as failure:
                 if self._closed.is_set():
                     if exchange.operation.long_poll:
                         return cast(T, exchange.nothing)
                     raise Closed("the client is closed") from None
                 retries = retries or Retries(exchange, self._retry, began)
-                seconds = retries.pause(trouble, monotonic())
+                seconds = retries.pause(failure, monotonic())
             if seconds:
                 await async_pause(self._closed, seconds)
             now = monotonic()

@@ -1,4 +1,4 @@
-"""A connection to a broker: its queues, its history, its keys. Methods build calls and have them carried out."""
+"""A connection to a broker: its queues, history and keys. Each method makes one call."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ T = TypeVar("T")
 
 
 class AsyncClient:
-    """A connection to a broker, made by `miniq.connect_async`. A blocking one may be used by many threads at once, one
-    for an event loop only in the loop that it was made in."""
+    """A connection to a broker, created by `miniq.connect_async`. A blocking client may be used by many threads at
+    once, an async one only in the event loop that it was created in."""
 
     def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
 
     async def perform(self, call: Call[T]) -> T:
-        """Make a call by its record (see `api/operations.py`); the other methods do so, too."""
+        """Make a call, given as a record of `api/operations.py`."""
         return await self._transport.perform(call)
 
     def queue(self, name: str) -> AsyncQueue:
-        """A queue by name; asks nothing yet."""
+        """A queue by name; makes no call yet."""
         return AsyncQueue(self._transport, name)
 
     async def queues(self) -> list[QueueInfo]:
@@ -49,32 +49,32 @@ class AsyncClient:
         since: datetime | None = None,
         before: int = 0,
     ) -> HistoryPage:
-        """What happened, by rising offset; give the page's `next` as `after` for more. Of one message, of one kind of
-        event or of one consumer if they are named, and only from a moment on or below an offset."""
+        """Events by rising offset; pass the page's `next` as `after` for more. They can be limited to a queue, a
+        message, a kind of event, a consumer, a start time (`since`) and an end offset (`before`)."""
         return await self._transport.perform(ops.History(after, limit, queue, id, event, consumer, since, before))
 
     async def history_table(self, after: int = 0, limit: int = 10_000, queue: str | None = None) -> TablePage:
-        """What happened, up to 100,000 records at a time as a `pyarrow.Table`."""
+        """Events as a `pyarrow.Table`, up to 100,000 at a time."""
         call: AsTable[TablePage] = AsTable(ops.History(after, limit, queue))
         return await self._transport.perform(call)
 
     async def stats(self, queue: str | None = None) -> Stats:
-        """All queues, or one, as they are now: counts, messages per second, dead letters."""
+        """The current counts, rates per second and dead letters of all queues, or of one."""
         return await self._transport.perform(ops.Stats(queue))
 
     async def trends(
         self, queue: str | None = None, series: Iterable[str] = ("total", "sent", "acked"), points: int = 60
     ) -> Trends:
-        """The last hour of all queues, or of one, at so many points in time."""
+        """Time series of the last hour of all queues, or of one, with that many points."""
         return await self._transport.perform(ops.Trends(queue, ",".join(series), points))
 
     async def whoami(self, queue: str | None = None) -> Identity:
-        """Who this client is to the broker, and which rights it has: on a queue, or on the broker as a whole."""
+        """This client's identity and permissions: on a queue, or on the broker as a whole."""
         return await self._transport.perform(ops.WhoAmI(queue))
 
     async def create_key(self, name: str, allow: Iterable[str], public: str | None = None) -> ApiKey:
-        """Make an API key, whose secret is shown only now, or, with the public half of one, list a CURVE key. `allow`
-        has what it may do, such as `send:orders.*`."""
+        """Create an API key, whose secret is shown only now; with `public`, the public half of a CURVE key, add that.
+        `allow` lists its permissions, such as `send:orders.*`."""
         return await self._transport.perform(ops.CreateKey(name, list(allow), public))
 
     async def list_keys(self) -> list[ApiKey]:
@@ -82,15 +82,15 @@ class AsyncClient:
         return await self._transport.perform(ops.ListKeys())
 
     async def revoke_key(self, id: str) -> None:
-        """A key is no longer good from now on."""
+        """Revoke a key."""
         await self._transport.perform(ops.RevokeKey(id))
 
     async def backup(self, path: str | os.PathLike[str]) -> None:
-        """Write a consistent copy of everything to a new folder, while work goes on."""
+        """Write a consistent backup to a new folder on the server, without interrupting work."""
         await self._transport.perform(ops.Backup(os.fspath(path)))
 
     async def close(self) -> None:
-        """End the connection; receives that wait come back at once. Harmless to repeat."""
+        """Close the connection; waiting receives return at once. Safe to repeat."""
         await self._transport.close()
 
     async def __aenter__(self) -> AsyncClient:

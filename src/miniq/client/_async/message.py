@@ -1,4 +1,4 @@
-"""A message in the hands of its reader: ack, release, extend."""
+"""A message with what a consumer does with it: ack, release, extend."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from miniq.client.delivery import HELD, SETTLED, Delivery, check_held, moment
 from miniq.errors import MessageNotFound, MiniQError, StaleReceipt
 
 if TYPE_CHECKING:
-    from miniq.client._async.queue import AsyncQueue  # noqa: F401  named in a text below
+    from miniq.client._async.queue import AsyncQueue  # noqa: F401  used in a string below
 
 
 class AsyncMessage(Delivery["AsyncQueue"]):
-    """A message that was received, or looked at.
+    """A message that was received, or peeked at.
 
     `async with message:` acks it on success and releases it on an exception, unless that was done by hand.
     """
@@ -23,7 +23,7 @@ class AsyncMessage(Delivery["AsyncQueue"]):
     __slots__ = ()
 
     async def ack(self) -> bool:
-        """It was processed: remove it. False if it was gone already; `StaleReceipt` if somebody else has it."""
+        """Remove the message after processing. False if it was removed before; `StaleReceipt` if the lease was lost."""
         [outcome] = await self._from._perform(Ack(self.queue, [self._lease()]))
         self._state = SETTLED
         if outcome != "missing":
@@ -31,13 +31,13 @@ class AsyncMessage(Delivery["AsyncQueue"]):
         return outcome == "done"
 
     async def release(self, delay: float = 0) -> None:
-        """Give it back, ready again at once or after `delay` seconds."""
+        """Return it to the queue, ready at once or after `delay` seconds."""
         [outcome] = await self._from._perform(Release(self.queue, [self._lease()], delay))
         self._state = SETTLED
         check_held(outcome, self.queue, self.id)
 
     async def extend(self, seconds: float | None = None) -> datetime:
-        """Let the lease end so many seconds from now (the queue's visibility timeout), and say when that is."""
+        """Extend the lease to that many seconds from now (default: the queue's visibility timeout); returns its end."""
         reply = await self._from._perform(Extend(self.queue, [self._lease()], seconds))
         self._renewed(reply.outcomes[0], reply.until)
         check_held(reply.outcomes[0], self.queue, self.id)
@@ -58,5 +58,5 @@ class AsyncMessage(Delivery["AsyncQueue"]):
             await self.release()
         except (StaleReceipt, MessageNotFound):
             pass
-        except MiniQError as problem:  # told beside the exception that led to it, which matters more
+        except MiniQError as problem:  # the handler's exception matters more
             error.add_note(f"message {self.id} could not be released: {problem}")

@@ -1,8 +1,8 @@
-"""One queue of a broker: its messages, its settings, and what is in it as a whole."""
+"""One queue of a broker: its messages, claims and stages, and its settings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, Unpack
 
 from msgspec import UNSET, UnsetType
@@ -21,6 +21,7 @@ from miniq.errors import BadName
 from miniq.message import (
     ClaimGroup,
     Committed,
+    DraftOptions,
     Mode,
     Outcome,
     QueueChanges,
@@ -29,7 +30,6 @@ from miniq.message import (
     Stage,
     StageName,
     Status,
-    Stored,
 )
 from miniq.worker.async_worker import TaskWorker
 from miniq.worker.plan import Plan, Stop
@@ -52,37 +52,13 @@ class AsyncQueue:
 
     # Messages
 
-    async def send(
-        self,
-        body: Any,
-        *,
-        headers: Mapping[str, str] | None = None,
-        priority: int = 0,
-        delay: float | None = None,
-        ttl: float | None = None,
-        key: str | None = None,
-        recipient: str | None = None,
-        group: str | None = None,
-        dedup_id: str | None = None,
-        content_type: str | None = None,
-    ) -> str:
-        """Send one message (see `bodies.py` for what a body may be) and return its id once it is safe."""
-        draft = bodies.draft(
-            body,
-            headers=headers,
-            priority=priority,
-            delay=delay,
-            ttl=ttl,
-            key=key,
-            recipient=recipient,
-            group=group,
-            dedup_id=dedup_id,
-            content_type=content_type,
-        )
-        return (await self._perform(ops.Send(self.name, [draft])))[0]
+    async def send(self, body: Any, **options: Unpack[DraftOptions]) -> str:
+        """Send one message and return its id once it is stored. `body` is any JSON value, text or bytes; `options` are
+        `headers`, `priority`, `delay`, `ttl`, `key`, `recipient`, `group`, `dedup_id` and `content_type`."""
+        return (await self._perform(ops.Send(self.name, [bodies.draft(body, **options)])))[0]
 
     async def send_many(self, messages: Iterable[Any]) -> list[str]:
-        """Send plain bodies or drafts (`miniq.draft`), all or none, and return their ids in order."""
+        """Send bodies or drafts (`miniq.draft`), all or none, and return their ids in order."""
         drafts = bodies.drafts(messages)
         return await self._perform(ops.Send(self.name, drafts)) if drafts else []
 
@@ -94,7 +70,7 @@ class AsyncQueue:
         consumer: str | None = None,
         mode: Mode | None = None,
     ) -> list[AsyncMessage]:
-        """Lease up to `max` messages; with `wait`, wait that long for the first one."""
+        """Lease up to `max` messages; wait up to `wait` seconds for the first one."""
         call = ops.Receive(self.name, max, wait, visibility_timeout, consumer, mode or "at-least-once")
         state = SETTLED if mode == "at-most-once" else HELD
         return [AsyncMessage(self, stored, state) for stored in await self._perform(call)]
@@ -113,13 +89,13 @@ class AsyncQueue:
         stop: Stop = None,
     ) -> None:
         """Call `handler` with the body of each message (with the message itself if `pass_message`), up to
-        `concurrency` at a time, until `stop` says so or Ctrl-C.
+        `concurrency` at a time, until `stop` is set or returns true, or Ctrl-C.
 
-        The handler is a function, which runs in a thread, or within an event loop also a coroutine function, which
-        runs as a task. The lease is extended while it runs; then the message is acked, or released (after
-        `retry_delay`) if the handler raised. At the end running handlers are waited for, and what was fetched but not
-        started is released; that takes up to `wait` seconds. `batch` is how many messages are fetched at once, by
-        default as many as there are free handlers.
+        The handler is a function, which runs in a thread, or with the async client also a coroutine function, which
+        runs as a task. The lease is extended while it runs; then the message is acked, or released (with
+        `retry_delay`) if the handler raised. At the end, running handlers finish, and messages that were fetched but
+        not started are released; this takes up to `wait` seconds. `batch` is the number of messages to fetch at once,
+        by default as many as there are free handlers.
         """
         plan = Plan(
             handler=handler,
@@ -135,21 +111,21 @@ class AsyncQueue:
         await TaskWorker(self, plan).run()
 
     async def ack(self, messages: Iterable[AsyncMessage]) -> list[Outcome]:
-        """Ack many at once: for each `done`, `stale` or `missing`."""
+        """Ack several messages; the outcome of each is `done`, `stale` or `missing`."""
         messages = list(messages)
         outcomes = await self._perform(ops.Ack(self.name, leases(self.name, messages))) if messages else []
         settle(messages)
         return outcomes
 
     async def release(self, messages: Iterable[AsyncMessage], delay: float = 0) -> list[Outcome]:
-        """Release many at once: for each `done`, `stale` or `missing`."""
+        """Release several messages; the outcome of each is `done`, `stale` or `missing`."""
         messages = list(messages)
         outcomes = await self._perform(ops.Release(self.name, leases(self.name, messages), delay)) if messages else []
         settle(messages)
         return outcomes
 
     async def extend(self, messages: Iterable[AsyncMessage], seconds: float | None = None) -> list[Outcome]:
-        """Extend many leases at once: for each `done`, `stale` or `missing`."""
+        """Extend several leases; the outcome of each is `done`, `stale` or `missing`."""
         messages = list(messages)
         if not messages:
             return []
@@ -160,10 +136,10 @@ class AsyncQueue:
     async def peek(
         self, status: Status | None = None, after: str | None = None, limit: int = 100, find: str | None = None
     ) -> MessagePage[AsyncMessage]:
-        """Browse without consuming; give the page's `next` as `after` for more. `find` is a text that the id, key,
-        headers or body has in it, whatever its case; a search ends after some thousand messages."""
+        """Browse without consuming; pass the page's `next` as `after` for more. With `find`, only messages whose id,
+        key, headers or body contain that text, in any case; a search ends after some thousand messages."""
         page = await self._perform(ops.Peek(self.name, status, after, limit, find))
-        return MessagePage([self._seen(stored) for stored in page.messages], page.next)
+        return MessagePage([AsyncMessage(self, stored, SEEN) for stored in page.messages], page.next)
 
     async def peek_table(
         self, status: Status | None = None, after: str | None = None, limit: int = 10_000
@@ -173,8 +149,8 @@ class AsyncQueue:
         return await self._perform(call)
 
     async def get(self, id: str) -> AsyncMessage:
-        """Look at one message without consuming it."""
-        return self._seen(await self._perform(ops.Get(self.name, id)))
+        """Get one message without consuming it."""
+        return AsyncMessage(self, await self._perform(ops.Get(self.name, id)), SEEN)
 
     async def edit(
         self,
@@ -187,20 +163,21 @@ class AsyncQueue:
         delay: float | None = None,
         receipt: str | None = None,
     ) -> AsyncMessage:
-        """Change a message that is not leased, or whose receipt you hold; what is not named stays."""
+        """Change a message that is not leased, or whose receipt you hold; fields that are not given stay as they
+        are."""
         data: bytes | None = None
-        if body is not UNSET:  # None is a body like any other
+        if body is not UNSET:  # None is a valid body
             data, content_type = bodies.encode(body, content_type)
         call = ops.Edit(self.name, id, data, content_type, headers, priority, delay, receipt)
-        return self._seen(await self._perform(call))
+        return AsyncMessage(self, await self._perform(call), SEEN)
 
     async def remove(self, id: str, receipt: str | None = None) -> None:
         """Delete one message that is not leased, or whose receipt you hold."""
         await self._perform(ops.Remove(self.name, id, receipt))
 
     async def release_by_id(self, id: str, delay: float = 0) -> bool:
-        """Take a message from whoever holds it, whose receipt is no longer good; False if nobody holds it. For those
-        who manage the queue."""
+        """Release a message that any consumer holds, whose receipt becomes invalid; False if it is not leased. Requires
+        the permission `manage`."""
         return await self._perform(ops.ReleaseOne(self.name, id, delay))
 
     async def send_table(self, table: Any) -> list[str]:
@@ -209,28 +186,28 @@ class AsyncQueue:
         return await self._perform(ops.Send(self.name, to_table(table)))
 
     def stage(self, job: str, batch: int | str, partition: int | str, attempt: int | str) -> AsyncStaging:
-        """A place for the messages of one try of one task of a job, unseen until they are committed; asks nothing
-        yet."""
+        """A stage for the messages of one attempt of one task of a job, invisible until they are committed; makes no
+        call yet."""
         return AsyncStaging(self, StageName(job, str(batch), str(partition), str(attempt)))
 
     async def commit_stages(
         self, job: str, batch: int | str, stages: Iterable[tuple[int | str, int | str]]
     ) -> Committed:
-        """Make the messages of some stages, (partition, attempt), part of the queue, all at once, and once per job and
-        batch: repeated, it adds nothing. Other stages of the batch are removed."""
-        listed = [StageId(str(partition), str(attempt)) for partition, attempt in stages]
-        return await self._perform(ops.CommitStages(self.name, job, str(batch), listed))
+        """Add the messages of some stages, (partition, attempt), to the queue, all at once, and once per job and batch:
+        a repeated commit adds nothing. Other stages of the batch are removed."""
+        stage_ids = [StageId(str(partition), str(attempt)) for partition, attempt in stages]
+        return await self._perform(ops.CommitStages(self.name, job, str(batch), stage_ids))
 
     async def discard_stages(self, job: str, batch: int | str) -> int:
-        """Remove the stages of a batch that are not committed, and say how many there were."""
+        """Remove the uncommitted stages of a batch, and return their number."""
         return await self._perform(ops.DiscardStages(self.name, job, str(batch)))
 
     async def stages(self) -> list[Stage]:
-        """All stages that are not committed."""
+        """All uncommitted stages."""
         return await self._perform(ops.ListStages(self.name))
 
     def claims(self, group: str) -> AsyncClaims:
-        """The claims of a group of readers: frozen batches that can be read again; asks nothing yet."""
+        """The claims of a group of readers: frozen batches that can be read again; makes no call yet."""
         return AsyncClaims(self, group)
 
     async def claim_groups(self) -> list[ClaimGroup]:
@@ -240,14 +217,14 @@ class AsyncQueue:
     # The queue itself
 
     async def purge(self) -> int:
-        """Remove all messages, leased ones too, and say how many there were."""
+        """Remove all messages, including leased ones, and return their number."""
         return await self._perform(ops.Purge(self.name))
 
     async def redrive(
         self, ids: Iterable[str] | None = None, to: str | None = None, rate: float | None = None
     ) -> RedriveProgress:
-        """Move dead letters back where they came from or `to` another queue: all, or some `ids`; with
-        `rate`, in the background at so many a second."""
+        """Move dead letters back to the queues they came from, or `to` another queue: all, or those with the given
+        `ids`; with `rate`, in the background at that many per second."""
         return await self._perform(ops.Redrive(self.name, None if ids is None else list(ids), to, rate))
 
     async def configure(self, **settings: Unpack[QueueChanges]) -> QueueInfo:
@@ -261,6 +238,3 @@ class AsyncQueue:
     async def delete(self) -> None:
         """Remove the queue with everything in it."""
         await self._perform(ops.DeleteQueue(self.name))
-
-    def _seen(self, stored: Stored) -> AsyncMessage:
-        return AsyncMessage(self, stored, SEEN)

@@ -1,4 +1,4 @@
-"""Stages: messages that a task uploads, unseen until they are committed."""
+"""Stages: messages that a task uploads, invisible until they are committed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class AsyncStaging:
-    """The messages of one try of one task, uploaded in as many parts as it likes."""
+    """The messages of one attempt of one task, uploaded in any number of parts."""
 
     def __init__(self, queue: AsyncQueue, name: StageName) -> None:
         self.queue = queue
@@ -23,8 +23,8 @@ class AsyncStaging:
         """How many parts were uploaded through this object."""
 
     async def upload(self, messages: Any, part: int | None = None) -> int:
-        """Keep messages (drafts, plain bodies or a `pyarrow.Table`) as the next part, or as `part`, and say how many
-        they were. A part that is there already stays as it is, so that an upload can be repeated."""
+        """Upload messages (drafts, bodies or a `pyarrow.Table`) as the next part, or as `part`; returns their number. A
+        part that exists stays as it is, so that an upload can be repeated."""
         drafts = messages if is_table(messages) else bodies.drafts(messages)
         number = self.parts if part is None else part
         name = self.name

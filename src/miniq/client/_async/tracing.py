@@ -1,4 +1,4 @@
-"""A transport around another one that writes down spans of send, receive and ack."""
+"""A transport that wraps another one and records spans of send, receive and ack."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class TracedAsyncTransport:
-    """Carries calls by another transport."""
+    """Performs calls by another transport, and records spans."""
 
     def __init__(self, inner: AsyncTransport, provider: TracerProvider | bool) -> None:
         self._inner = inner
@@ -27,7 +27,7 @@ class TracedAsyncTransport:
             return await self._inner.perform(call)
         with self._spans.around(call) as span:
             reply = await self._inner.perform(self._spans.prepared(call))
-            self._spans.told(span, call, reply)
+            self._spans.record(span, call, reply)
             return cast(T, reply)
 
     async def close(self) -> None:

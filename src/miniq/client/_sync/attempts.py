@@ -1,5 +1,5 @@
 # Generated from ../_async/attempts.py by `make generate`: change that file.
-"""Attempts until a call comes through, whatever the wire."""
+"""Repeats a call until it succeeds or fails for good, over any wire."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Attempts(ABC):
-    """Performs calls on a server: of any thread, or in the event loop it was made in."""
+    """Performs calls on a server: from any thread, or in the event loop it was created in."""
 
     def __init__(self, retry: float) -> None:
         self._retry = retry
@@ -26,11 +26,11 @@ class Attempts(ABC):
 
     @abstractmethod
     def _prepare(self, call: Call[Any]) -> Exchange:
-        """A call, ready to be sent."""
+        """A call, encoded."""
 
     @abstractmethod
     def _attempt(self, exchange: Any, now: float) -> object:
-        """Send a call and read its answer; `Retryable` if that may go better the next time."""
+        """Send a call and read its reply; `Retryable` if another attempt may succeed."""
 
     def perform(self, call: Call[T]) -> T:
         exchange = self._prepare(call)
@@ -41,13 +41,13 @@ class Attempts(ABC):
                 raise Closed("the client is closed")
             try:
                 return cast(T, self._attempt(exchange, now))
-            except Retryable as trouble:
+            except Retryable as failure:
                 if self._closed.is_set():
                     if exchange.operation.long_poll:
                         return cast(T, exchange.nothing)
                     raise Closed("the client is closed") from None
                 retries = retries or Retries(exchange, self._retry, began)
-                seconds = retries.pause(trouble, monotonic())
+                seconds = retries.pause(failure, monotonic())
             if seconds:
                 pause(self._closed, seconds)
             now = monotonic()

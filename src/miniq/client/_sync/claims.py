@@ -16,23 +16,23 @@ if TYPE_CHECKING:
 
 
 class Claims:
-    """The claims of one group of readers: batches numbered 1, 2, 3 that stay as they are until they are acked.
+    """The claims of one group of readers: batches numbered 1, 2, 3 that do not change until they are acked.
 
     `open` makes this the group's newest reader, and fences earlier ones. `next(after=n)` acks all claims up to n and
-    gives claim n + 1; asked again it gives the same. The messages of a claim are acked with it, not one by one.
+    returns claim n + 1; repeated, it returns the same. The messages of a claim are acked with it, not one by one.
     """
 
     def __init__(self, queue: Queue, group: str) -> None:
         self.queue = queue
         self.group = group
         self.epoch: int | None = None
-        """Set by `open`; then a call of a reader that was overtaken raises `Fenced`."""
+        """Set by `open`; once there is a newer reader, calls raise `Fenced`."""
 
     def open(self) -> ClaimGroup:
-        """Begin to read; says which claim was acked last, and which is the last one made."""
-        found = self.queue._perform(ops.OpenClaims(self.queue.name, self.group))
-        self.epoch = found.epoch
-        return found
+        """Start reading; returns the group with its last acked and its last created claim."""
+        group = self.queue._perform(ops.OpenClaims(self.queue.name, self.group))
+        self.epoch = group.epoch
+        return group
 
     def next(
         self,
@@ -43,8 +43,8 @@ class Claims:
         wait: float = 0,
         consumer: str | None = None,
     ) -> Claim | None:
-        """Ack all claims up to `after` and give the next one, made now if need be; None if nothing is ready within
-        `wait` seconds."""
+        """Ack all claims up to `after` and return the next one, which is created if there is none; None if no message
+        becomes ready within `wait` seconds."""
         claim, _ = self.queue._perform(
             ops.NextClaim(self.queue.name, self.group, after, self.epoch, max_messages, max_bytes, wait, consumer)
         )
@@ -61,9 +61,9 @@ class Claims:
         return self.queue._perform(call)
 
     def ack(self, upto: int) -> None:
-        """Ack all claims up to a number. Harmless to repeat."""
+        """Ack all claims up to a number. Safe to repeat."""
         self.queue._perform(ops.AckClaims(self.queue.name, self.group, upto, self.epoch))
 
     def release(self) -> int:
-        """Give the messages of claims that are not acked back, and say how many."""
+        """Return the messages of unacked claims to the queue; returns their number."""
         return self.queue._perform(ops.ReleaseClaims(self.queue.name, self.group, self.epoch))

@@ -1,5 +1,5 @@
 # Generated from ../_async/client.py by `make generate`: change that file.
-"""A connection to a broker: its queues, its history, its keys. Methods build calls and have them carried out."""
+"""A connection to a broker: its queues, history and keys. Each method makes one call."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ T = TypeVar("T")
 
 
 class Client:
-    """A connection to a broker, made by `miniq.connect`. A blocking one may be used by many threads at once, one
-    for an event loop only in the loop that it was made in."""
+    """A connection to a broker, created by `miniq.connect`. A blocking client may be used by many threads at
+    once, an async one only in the event loop that it was created in."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
     def perform(self, call: Call[T]) -> T:
-        """Make a call by its record (see `api/operations.py`); the other methods do so, too."""
+        """Make a call, given as a record of `api/operations.py`."""
         return self._transport.perform(call)
 
     def queue(self, name: str) -> Queue:
-        """A queue by name; asks nothing yet."""
+        """A queue by name; makes no call yet."""
         return Queue(self._transport, name)
 
     def queues(self) -> list[QueueInfo]:
@@ -50,32 +50,32 @@ class Client:
         since: datetime | None = None,
         before: int = 0,
     ) -> HistoryPage:
-        """What happened, by rising offset; give the page's `next` as `after` for more. Of one message, of one kind of
-        event or of one consumer if they are named, and only from a moment on or below an offset."""
+        """Events by rising offset; pass the page's `next` as `after` for more. They can be limited to a queue, a
+        message, a kind of event, a consumer, a start time (`since`) and an end offset (`before`)."""
         return self._transport.perform(ops.History(after, limit, queue, id, event, consumer, since, before))
 
     def history_table(self, after: int = 0, limit: int = 10_000, queue: str | None = None) -> TablePage:
-        """What happened, up to 100,000 records at a time as a `pyarrow.Table`."""
+        """Events as a `pyarrow.Table`, up to 100,000 at a time."""
         call: AsTable[TablePage] = AsTable(ops.History(after, limit, queue))
         return self._transport.perform(call)
 
     def stats(self, queue: str | None = None) -> Stats:
-        """All queues, or one, as they are now: counts, messages per second, dead letters."""
+        """The current counts, rates per second and dead letters of all queues, or of one."""
         return self._transport.perform(ops.Stats(queue))
 
     def trends(
         self, queue: str | None = None, series: Iterable[str] = ("total", "sent", "acked"), points: int = 60
     ) -> Trends:
-        """The last hour of all queues, or of one, at so many points in time."""
+        """Time series of the last hour of all queues, or of one, with that many points."""
         return self._transport.perform(ops.Trends(queue, ",".join(series), points))
 
     def whoami(self, queue: str | None = None) -> Identity:
-        """Who this client is to the broker, and which rights it has: on a queue, or on the broker as a whole."""
+        """This client's identity and permissions: on a queue, or on the broker as a whole."""
         return self._transport.perform(ops.WhoAmI(queue))
 
     def create_key(self, name: str, allow: Iterable[str], public: str | None = None) -> ApiKey:
-        """Make an API key, whose secret is shown only now, or, with the public half of one, list a CURVE key. `allow`
-        has what it may do, such as `send:orders.*`."""
+        """Create an API key, whose secret is shown only now; with `public`, the public half of a CURVE key, add that.
+        `allow` lists its permissions, such as `send:orders.*`."""
         return self._transport.perform(ops.CreateKey(name, list(allow), public))
 
     def list_keys(self) -> list[ApiKey]:
@@ -83,15 +83,15 @@ class Client:
         return self._transport.perform(ops.ListKeys())
 
     def revoke_key(self, id: str) -> None:
-        """A key is no longer good from now on."""
+        """Revoke a key."""
         self._transport.perform(ops.RevokeKey(id))
 
     def backup(self, path: str | os.PathLike[str]) -> None:
-        """Write a consistent copy of everything to a new folder, while work goes on."""
+        """Write a consistent backup to a new folder on the server, without interrupting work."""
         self._transport.perform(ops.Backup(os.fspath(path)))
 
     def close(self) -> None:
-        """End the connection; receives that wait come back at once. Harmless to repeat."""
+        """Close the connection; waiting receives return at once. Safe to repeat."""
         self._transport.close()
 
     def __enter__(self) -> Client:

@@ -1,5 +1,5 @@
 # Generated from ../_async/stages.py by `make generate`: change that file.
-"""Stages: messages that a task uploads, unseen until they are committed."""
+"""Stages: messages that a task uploads, invisible until they are committed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Staging:
-    """The messages of one try of one task, uploaded in as many parts as it likes."""
+    """The messages of one attempt of one task, uploaded in any number of parts."""
 
     def __init__(self, queue: Queue, name: StageName) -> None:
         self.queue = queue
@@ -24,8 +24,8 @@ class Staging:
         """How many parts were uploaded through this object."""
 
     def upload(self, messages: Any, part: int | None = None) -> int:
-        """Keep messages (drafts, plain bodies or a `pyarrow.Table`) as the next part, or as `part`, and say how many
-        they were. A part that is there already stays as it is, so that an upload can be repeated."""
+        """Upload messages (drafts, bodies or a `pyarrow.Table`) as the next part, or as `part`; returns their number. A
+        part that exists stays as it is, so that an upload can be repeated."""
         drafts = messages if is_table(messages) else bodies.drafts(messages)
         number = self.parts if part is None else part
         name = self.name

@@ -1,5 +1,5 @@
 # Generated from ../_async/tracing.py by `make generate`: change that file.
-"""A transport around another one that writes down spans of send, receive and ack."""
+"""A transport that wraps another one and records spans of send, receive and ack."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class TracedTransport:
-    """Carries calls by another transport."""
+    """Performs calls by another transport, and records spans."""
 
     def __init__(self, inner: Transport, provider: TracerProvider | bool) -> None:
         self._inner = inner
@@ -28,7 +28,7 @@ class TracedTransport:
             return self._inner.perform(call)
         with self._spans.around(call) as span:
             reply = self._inner.perform(self._spans.prepared(call))
-            self._spans.told(span, call, reply)
+            self._spans.record(span, call, reply)
             return cast(T, reply)
 
     def close(self) -> None:

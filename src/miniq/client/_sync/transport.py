@@ -1,5 +1,5 @@
 # Generated from ../_async/transport.py by `make generate`: change that file.
-"""What carries the calls of a client to a broker: HTTP, ZeroMQ, or a broker in the same process."""
+"""The interface of transports: HTTP, ZeroMQ, or a broker in the same process."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ T = TypeVar("T")
 
 
 class Transport(Protocol):
-    """Carries calls to a broker: of many threads at once, or of one event loop."""
+    """Performs calls on a broker: from many threads at once, or in one event loop."""
 
     def perform(self, call: Call[T]) -> T:
-        """The reply, or the broker's error raised again."""
+        """The result; raises the broker's error."""
         ...
 
     def close(self) -> None:
-        """Let go of everything; calls that wait come back soon. Harmless to repeat."""
+        """Release all resources; waiting calls return soon. Safe to repeat."""
         ...

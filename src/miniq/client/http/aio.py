@@ -1,5 +1,4 @@
-"""The HTTP transport for event loops: connections as protocols, and a pool of them. What a call means is decided
-where the blocking transport has it decided too."""
+"""The HTTP transport for event loops: connections as `asyncio` protocols, in a pool."""
 
 from __future__ import annotations
 
@@ -13,50 +12,45 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from miniq.api.operation import Call
-from miniq.api.operations import Receive, Release
+from miniq.api.operations import Receive
 from miniq.client._async.attempts import AsyncAttempts
 from miniq.client.exchange import lost, unanswered, unreachable
+from miniq.client.give_back import LAST_WORDS, Background, release_of
 from miniq.client.http.answers import Answer, garbled, judge, untrusted
 from miniq.client.http.requests import HttpExchange
 from miniq.client.http.sync import SMALL
 from miniq.client.http.target import Target
-from miniq.client.pool import IDLE, LAST_WORDS, SPARE
-from miniq.message import Lease
+from miniq.client.pool import IDLE, SPARE
 
 
 class AsyncHttp(AsyncAttempts):
-    """Performs calls on a broker behind HTTP, in the event loop it was made in."""
+    """Performs calls over HTTP, in the event loop it was created in."""
 
     def __init__(self, target: Target) -> None:
         super().__init__(target.retry)
         self._target = target
         self._idle: deque[_Connection] = deque()
         self._all: set[_Connection] = set()
-        self._errands: set[asyncio.Task[None]] = set()
+        self._background = Background()
 
     def _prepare(self, call: Call[Any]) -> HttpExchange:
         return HttpExchange(self._target, call)
 
     def carry(self, lines: Callable[[], bytes]) -> None:
-        """Let every request say more, in lines that are made for it."""
+        """Add header lines to every request, computed for each."""
         self._target = replace(self._target, lines=lines)
 
     async def close(self) -> None:
         self._closed.set()
-        if self._errands:
-            _, late = await asyncio.wait(self._errands, timeout=2 * LAST_WORDS)
-            for errand in late:
-                errand.cancel()
+        await self._background.finish()
         for connection in list(self._all):
             if connection.ends_with_client:
                 connection.drop()
         self._idle.clear()
-        await asyncio.sleep(0)  # transports say goodbye in the next round of the loop
-
-    # Inside
+        await asyncio.sleep(0)  # transports close in the next iteration of the loop
 
     async def _attempt(self, exchange: HttpExchange, now: float) -> object:
-        """Send a call on a kept or a new connection, and read its answer."""
+        """Send a call on an idle or a new connection, and read its reply."""
         connection = None if exchange.operation.repeat == "once" else self._kept(now)
         reused = connection is not None
         if connection is None:
@@ -68,9 +62,7 @@ class AsyncHttp(AsyncAttempts):
             answer = await connection.exchange(exchange, self._target, reused)
         except asyncio.CancelledError:
             if isinstance(exchange.call, Receive) and not self._closed.is_set():
-                errand = self._loop.create_task(self._give_back(connection, exchange))
-                self._errands.add(errand)
-                errand.add_done_callback(self._errands.discard)
+                self._background.start(self._give_back(connection, exchange))
             else:
                 connection.drop()
             raise
@@ -96,7 +88,7 @@ class AsyncHttp(AsyncAttempts):
         return connection
 
     def _kept(self, now: float) -> _Connection | None:
-        """The connection that was used last, if it is still there and not too old."""
+        """The connection used last that is still open and not too old."""
         while self._idle:
             connection = self._idle.pop()
             if connection.is_open and connection.answer.reusable and now - connection.used < IDLE:
@@ -115,24 +107,20 @@ class AsyncHttp(AsyncAttempts):
             idle.popleft().drop()
 
     async def _give_back(self, connection: _Connection, exchange: HttpExchange) -> None:
-        """A receive was cancelled. The broker is told by the end of what we say; messages that it had sent by
-        then are released, so that they need not wait for the end of their lease."""
-        call = exchange.call
+        """Cancel a receive by closing the sending side, and release the messages that it had leased."""
         try:
-            if not await connection.last_words() or not isinstance(call, Receive) or call.mode == "at-most-once":
-                return
-            taken = judge(exchange, connection.answer, self._target)
-            leases = [Lease(stored.message.id, stored.receipt or "") for stored in taken]
-            if leases:
-                await self._attempt(HttpExchange(self._target, Release(call.queue, leases)), monotonic())
-        except Exception:  # noqa: S110  nobody waits for it, and the lease runs out by itself
+            if await connection.last_words():
+                release = release_of(exchange.call, judge(exchange, connection.answer, self._target))
+                if release is not None:
+                    await self._attempt(self._prepare(release), monotonic())
+        except Exception:  # noqa: S110  the lease runs out by itself
             pass
         finally:
             connection.drop()
 
 
 class _Connection(asyncio.Protocol):
-    """One connection, which carries one call at a time."""
+    """One connection, for one call at a time."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, all: set[_Connection]) -> None:
         self.answer = Answer()
@@ -148,11 +136,11 @@ class _Connection(asyncio.Protocol):
 
     @property
     def ends_with_client(self) -> bool:
-        """Whether closing the client ends it at once: nothing is on it, or a receive that waits."""
+        """Whether closing the client closes it at once: it is idle, or has a long poll."""
         return self._polling or self._waiter is None
 
     async def exchange(self, exchange: HttpExchange, target: Target, reused: bool) -> Answer:
-        """Send a call and wait for its answer."""
+        """Send a call and wait for its reply."""
         answer, transport = self.answer, self._transport
         answer.begin()
         self._polling = exchange.operation.long_poll
@@ -173,12 +161,12 @@ class _Connection(asyncio.Protocol):
             raise garbled(target, error) from None
         finally:
             self._waiter = None
-        if transport.get_write_buffer_size():  # refused without having been heard out
+        if transport.get_write_buffer_size():  # refused before it was read completely
             answer.more = True
         return answer
 
     async def last_words(self) -> bool:
-        """Say no more, and hear the answer that may be on its way; whether there was one."""
+        """Close the sending side and wait for a reply that may be under way; whether there was one."""
         if not self.is_open or self.answer.done:
             return self.answer.done
         waiter = self._waiter = self._loop.create_future()
@@ -201,20 +189,20 @@ class _Connection(asyncio.Protocol):
     # Time
 
     def _watch(self, seconds: float) -> None:
-        """Let the wait for an answer end. One timer serves many calls: it is moved only when it must be."""
+        """Set the deadline for the reply. One timer serves many calls: it is moved only if it would be late."""
         self._deadline = self._loop.time() + seconds
         self._patience = seconds
         if self._timer is None or self._timer.when() > self._deadline:
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer = self._loop.call_at(self._deadline, self._look)
+            self._timer = self._loop.call_at(self._deadline, self._check_deadline)
 
-    def _look(self) -> None:
+    def _check_deadline(self) -> None:
         self._timer = None
         if self._waiter is None or self._waiter.done():
             return
         if self._loop.time() < self._deadline:
-            self._timer = self._loop.call_at(self._deadline, self._look)
+            self._timer = self._loop.call_at(self._deadline, self._check_deadline)
         else:
             self._waiter.set_exception(TimeoutError())
 

@@ -1,6 +1,6 @@
-"""What comes back: reading an HTTP answer piece by piece, and what it means. No I/O.
+"""Reading HTTP replies piece by piece, and what they mean. No I/O.
 
-An answer is the result of its call, the broker's error, or not ours at all: a proxy's page, something cut off.
+A reply is the result of its call, the broker's error, or not from a broker at all, such as a proxy's page.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from miniq.client.exchange import Exchange, Retryable
 from miniq.client.http.target import Target
 from miniq.errors import InvalidRequest, MiniQError, StoreUnavailable
 
-_AWAY = (502, 503, 504)
-"""What a proxy says while the broker behind it is away."""
+_UNREACHABLE = (502, 503, 504)
+"""The statuses of a proxy while the broker behind it is unreachable."""
 _problem = msgspec.json.Decoder(shapes.Problem).decode
 
 
 class Answer:
-    """Takes the bytes of one answer after another; `done` says that one is complete."""
+    """Parses one reply after another; `done` is set when one is complete."""
 
     def __init__(self) -> None:
         self._parser = HttpResponseParser(self)
         self.begin()
 
     def begin(self) -> None:
-        """The next bytes are those of a new answer."""
+        """Start a new reply."""
         self.done = False
         self.status = 0
         self.media = b""
         self.location = b""
         self.size: int | None = None
         self.more = False
-        """Whether bytes came that nobody asked for."""
+        """Whether there were bytes after the reply."""
         self._body: list[bytes] = []
         self.begun = False
         self._headed = self._chunked = self._lasting = False
 
     def feed(self, data: bytes) -> bool:
-        """Take some bytes; True when the answer is complete. `ValueError` if they are not HTTP."""
+        """Parse some bytes; True when the reply is complete. `ValueError` if they are not HTTP."""
         self.begun = True
         try:
             self._parser.feed_data(data)
@@ -50,7 +50,7 @@ class Answer:
         return self.done
 
     def end(self) -> bool:
-        """The connection was closed: True if that is how this answer ends."""
+        """Handle the end of the connection: True if that completes the reply."""
         if self._headed and self.size is None and not self._chunked:
             self.done = True
         return self.done
@@ -61,7 +61,7 @@ class Answer:
 
     @property
     def reusable(self) -> bool:
-        """Whether its connection can carry another call."""
+        """Whether the connection can be used for another call."""
         return self.done and not self.more and self.status != 503 and self._lasting
 
     # The parser calls these
@@ -97,29 +97,29 @@ class Answer:
 
 
 def judge(exchange: Exchange, answer: Answer, target: Target) -> Any:
-    """The result that an answer brings, or the error that it is."""
+    """The result of a reply; raises the error that it is."""
     status = answer.status
     if 200 <= status < 300:
         try:
             return exchange.result(answer.body)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise MiniQError(
-                f"{target.url} answered {status} with what is not of a MiniQ broker: {_told(answer, error)}"
+                f"{target.url} replied {status}, but not as a MiniQ broker does: {_excerpt(answer, error)}"
             ) from None
     problem = _read_problem(answer)
     if problem is None:
-        raise _not_ours(answer, target)
+        raise _foreign_reply(answer, target)
     return exchange.refused(problem, target.url)
 
 
 def untrusted(target: Target, problem: Exception) -> MiniQError:
-    """The broker's certificate is not good."""
+    """The broker's certificate cannot be verified."""
     text = getattr(problem, "verify_message", None) or str(problem)
     return InvalidRequest(f"ca: the certificate of {target.url} is not trusted: {text}", field="ca")
 
 
 def garbled(target: Target, problem: ValueError) -> MiniQError:
-    """What came is not even HTTP."""
+    """The reply is not HTTP."""
     return MiniQError(f"{target.url} does not speak HTTP like a MiniQ broker: {problem}")
 
 
@@ -132,19 +132,19 @@ def _read_problem(answer: Answer) -> shapes.Problem | None:
         return None
 
 
-def _not_ours(answer: Answer, target: Target) -> Exception:
+def _foreign_reply(answer: Answer, target: Target) -> Exception:
     status = answer.status
     if 300 <= status < 400:
         where = answer.location.decode("latin-1")[:200] or "nowhere"
-        return MiniQError(f"{target.url} answered {status} and sent us to {where}; redirects are not followed")
-    text = f"{target.url} answered {status}, and not as a MiniQ broker: {_told(answer)}"
-    if status in _AWAY:
+        return MiniQError(f"{target.url} replied {status} with a redirect to {where}; redirects are not followed")
+    text = f"{target.url} replied {status}, but not as a MiniQ broker does: {_excerpt(answer)}"
+    if status in _UNREACHABLE:
         return Retryable(StoreUnavailable(text), heard=True)
     return MiniQError(text)
 
 
-def _told(answer: Answer, error: Exception | None = None) -> str:
-    """A short look at an answer, for people."""
+def _excerpt(answer: Answer, error: Exception | None = None) -> str:
+    """A short excerpt of a reply, for error texts."""
     media = answer.media.decode("latin-1")[:80] or "no content type"
     begin = answer.body[:80].decode("utf-8", "replace")
     return f"{media}, {begin!r}" + (f" ({error})" if error else "")

@@ -1,4 +1,4 @@
-"""How a call becomes an HTTP request, by its row in the table of operations. No I/O."""
+"""Encodes calls as HTTP requests, by the table of operations. No I/O."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HEADS: dict[Literal["json", "msgpack", "arrow"], bytes] = {
 
 
 class HttpExchange(Exchange):
-    """One call on its way over HTTP: the bytes to send."""
+    """One call over HTTP: the bytes to send."""
 
     __slots__ = ("_target", "body", "head")
 
@@ -33,7 +33,7 @@ class HttpExchange(Exchange):
         names = operation.path_values(call)
         try:
             line = _line(operation, target.prefix, *names)
-        except TypeError:  # what cannot be remembered is no name
+        except TypeError:  # not hashable, therefore not a name
             operation.check_path(names)
             raise
         if operation.in_query and (query := operation.query_of(call)):
@@ -59,7 +59,7 @@ class HttpExchange(Exchange):
 
 @lru_cache(1024)
 def _line(operation: Operation[Any], prefix: str, *values: Any) -> bytes:
-    """How a request begins: method and path."""
+    """Method and path of a request."""
     operation.check_path(values)
     path, *parts = operation.path.split("{")
     for value, part in zip(values, parts, strict=True):

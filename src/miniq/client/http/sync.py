@@ -13,21 +13,22 @@ from msgspec.structs import replace
 
 from miniq.api.operation import Call
 from miniq.client.exchange import Retryable, lost, unanswered, unreachable
+from miniq.client.give_back import LAST_WORDS
 from miniq.client.http.answers import Answer, garbled, judge, untrusted
 from miniq.client.http.requests import HttpExchange
 from miniq.client.http.target import Target
-from miniq.client.pool import LAST_WORDS, Connection, Pool
+from miniq.client.pool import Connection, Pool
 from miniq.errors import StoreUnavailable
 from miniq.message import Stored
 
 CHUNK = 64 * 1024
-"""Most bytes read at once. More is slower: it would be taken from the system and given back each time."""
+"""The most bytes to read at once. More is slower: each larger buffer is allocated and freed by the system."""
 SMALL = 32 * 1024
 """A body up to this size is sent together with its head."""
 
 
 class Http(Pool):
-    """Performs calls of any thread on a broker behind HTTP."""
+    """Performs calls from any thread over HTTP."""
 
     def __init__(self, target: Target) -> None:
         super().__init__(target.retry)
@@ -37,7 +38,7 @@ class Http(Pool):
         return HttpExchange(self._target, call)
 
     def carry(self, lines: Callable[[], bytes]) -> None:
-        """Let every request say more, in lines that are made for it."""
+        """Add header lines to every request, computed for each."""
         self._target = replace(self._target, lines=lines)
 
     def _connect(self) -> Connection:
@@ -45,7 +46,7 @@ class Http(Pool):
 
 
 class _Connection:
-    """One socket, which carries one call at a time."""
+    """One socket, for one call at a time."""
 
     __slots__ = ("_poll", "_socket", "_target", "_timeout", "answer", "used")
 
@@ -67,11 +68,11 @@ class _Connection:
         return judge(exchange, self.exchange(exchange, target, reused), target)
 
     def exchange(self, exchange: HttpExchange, target: Target, reused: bool) -> Answer:
-        """Send a call and read its answer."""
+        """Send a call and read its reply."""
         answer, sock = self.answer, self._socket
         answer.begin()
-        if reused and self._poll.poll(0):  # it was closed, or says what nobody asked for: no answer to this call
-            raise Retryable(StoreUnavailable(f"{target.url}: a kept connection was closed"), stale=True)
+        if reused and self._poll.poll(0):  # it was closed, or has bytes that are no reply to this call
+            raise Retryable(StoreUnavailable(f"{target.url}: an idle connection was closed"), stale=True)
         if exchange.patience != self._timeout:
             sock.settimeout(exchange.patience)
             self._timeout = exchange.patience
@@ -85,7 +86,7 @@ class _Connection:
             except TimeoutError:
                 raise
             except OSError:
-                # It may have refused what is too large without hearing it out.
+                # The broker may have refused a request that is too large before reading all of it.
                 with contextlib.suppress(OSError):
                     while (data := sock.recv(CHUNK)) and not answer.feed(data):
                         pass
@@ -107,16 +108,15 @@ class _Connection:
         raise lost(target.url, "it was closed", stale=reused and not answer.begun)
 
     def last_words(self, exchange: HttpExchange) -> list[Stored]:
-        """Say no more, by which the broker is told, and hear the answer that may be on its way."""
+        """Close the sending side, which cancels the receive, and read a reply that may be under way."""
         socket.socket.shutdown(self._socket, socket.SHUT_WR)
         self._socket.settimeout(LAST_WORDS)
         while not self.answer.done and (data := self._socket.recv(CHUNK)):
             self.answer.feed(data)
-        taken: list[Stored] = judge(exchange, self.answer, self._target) if self.answer.done else []
-        return taken
+        received: list[Stored] = judge(exchange, self.answer, self._target) if self.answer.done else []
+        return received
 
     def cut(self) -> None:
-        """End what another thread waits for on it."""
         with contextlib.suppress(OSError):
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 

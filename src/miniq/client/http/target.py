@@ -1,4 +1,4 @@
-"""Where a broker is and how to talk to it: the URL and the options of `connect("http://…")`, checked."""
+"""The URL and the options of `connect("http://…")`, validated."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ PORTS = {"http": 80, "https": 443}
 
 
 class HttpOptions(RemoteOptions, frozen=True, kw_only=True):
-    """What `connect` takes beside an HTTP URL."""
+    """The options of `connect` for HTTP."""
 
     ca: str | None = None
-    """A file with the certificates of authorities to trust, instead of the system's."""
+    """A file of certificate authorities to trust instead of the system's."""
     verify: bool = True
-    """Whether to check the broker's certificate; False is for trying things out."""
+    """Whether to verify the broker's certificate; False is for tests only."""
 
 
 class Target(Struct, frozen=True):
-    """One broker: its address, what every request to it says, and how patient its callers are."""
+    """The address of a broker, the headers of every request, and timeouts."""
 
     url: str
-    """For people."""
+    """For error texts."""
     host: str
     port: int
     tls: ssl.SSLContext | None
     prefix: str
-    """What comes before the path of every call."""
+    """Comes before the path of every request."""
     headers: bytes
     """The header lines of every request."""
     timeout: float
     retry: float
     lines: Callable[[], bytes] | None = None
-    """More header lines, made anew for each request."""
+    """Computes more header lines for each request."""
 
 
 def read_target(url: str, options: dict[str, Any]) -> Target:
-    """The broker that a URL and options mean; `InvalidRequest` names what is wrong with them."""
+    """The target for a URL and options; `InvalidRequest` names what is invalid."""
     given = read_options(HttpOptions, options)
     address = read_address(url, "http://HOST:PORT")
     scheme, host = address.scheme, address.host

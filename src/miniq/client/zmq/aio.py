@@ -1,4 +1,4 @@
-"""The ZeroMQ transport for event loops: one line that carries all calls at once."""
+"""The ZeroMQ transport for event loops: one line for all concurrent calls."""
 
 from __future__ import annotations
 
@@ -12,45 +12,39 @@ from typing import Any
 import zmq
 
 from miniq.api.operation import Call
-from miniq.api.operations import Receive, Release
+from miniq.api.operations import Receive
 from miniq.client._async.attempts import AsyncAttempts
 from miniq.client.exchange import Retryable, lost, unanswered, unreachable
-from miniq.client.pool import LAST_WORDS
+from miniq.client.give_back import LAST_WORDS, Background, release_of
 from miniq.client.zmq.line import HUNG_UP, HungUp, Line, is_address
 from miniq.client.zmq.requests import ZmqExchange, judge
 from miniq.client.zmq.target import Target
 from miniq.errors import MiniQError
-from miniq.message import Lease
 
 
 class AsyncZmq(AsyncAttempts):
-    """Performs calls on a broker behind ZeroMQ, in the event loop it was made in."""
+    """Performs calls over ZeroMQ, in the event loop it was created in."""
 
     def __init__(self, target: Target) -> None:
         super().__init__(target.retry)
         self._target = target
         self._line: _AsyncLine | None = None
         self._opening: asyncio.Task[_AsyncLine] | None = None
-        self._errands: set[asyncio.Task[None]] = set()
+        self._background = Background()
 
     def _prepare(self, call: Call[Any]) -> ZmqExchange:
         return ZmqExchange(self._target, call)
 
     async def close(self) -> None:
         self._closed.set()
-        if self._errands:
-            _, late = await asyncio.wait(self._errands, timeout=2 * LAST_WORDS)
-            for errand in late:
-                errand.cancel()
+        await self._background.finish()
         if self._opening is not None:
             self._opening.cancel()
         if self._line is not None:
             self._line.retire()
 
-    # Inside
-
     async def _attempt(self, exchange: ZmqExchange, now: float) -> object:
-        """Send a call on the line, which is made if there is none, and wait for its answer."""
+        """Send a call on the line, which is opened if there is none, and wait for its reply."""
         line = self._line
         reused = line is not None and line.usable
         if line is None or not reused:
@@ -64,17 +58,15 @@ class AsyncZmq(AsyncAttempts):
         except (asyncio.CancelledError, Retryable) as problem:
             is_given_up = not isinstance(problem, Retryable) or problem.final
             if is_given_up and isinstance(exchange.call, Receive) and not self._closed.is_set():
-                errand = self._loop.create_task(self._give_back(line, asked, exchange))
-                self._errands.add(errand)
-                errand.add_done_callback(self._errands.discard)
+                self._background.start(self._give_back(line, asked, exchange))
             else:
                 line.forget(asked)
             raise
         return judge(exchange, body, self._target)
 
     async def _ready(self) -> _AsyncLine:
-        """The line, which calls that come at the same time make together."""
-        if self._opening is None or self._opening.done():  # all who waited for that one were cancelled
+        """Opens the line; concurrent calls share one attempt."""
+        if self._opening is None or self._opening.done():  # all its waiters were cancelled
             self._opening = self._loop.create_task(self._open())
             self._opening.add_done_callback(_look_at)
         opening = self._opening
@@ -89,7 +81,7 @@ class AsyncZmq(AsyncAttempts):
                 self._opening = None
 
     async def _open(self) -> _AsyncLine:
-        trouble: Exception | None = None
+        failure: Exception | None = None
         for host in await self._hosts():
             for _ in range(HUNG_UP):
                 line = _AsyncLine(self._target, host)
@@ -99,41 +91,39 @@ class AsyncZmq(AsyncAttempts):
                     return line
                 except Retryable as error:
                     line.drop()
-                    trouble = error
+                    failure = error
                     if not isinstance(error, HungUp):
                         break
                 except BaseException:
                     line.drop()
                     raise
-        raise trouble or unreachable(self._target.url, "it has no address", self._target.timeout)
+        raise failure or unreachable(self._target.url, "it has no address", self._target.timeout)
 
     async def _hosts(self) -> list[str]:
         target = self._target
         if is_address(target.host):
             return [target.host]
         try:
-            found = await self._loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+            infos = await self._loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
             raise unreachable(target.url, error, target.timeout) from error
-        return list(dict.fromkeys(str(one[4][0]) for one in found))
+        return list(dict.fromkeys(str(info[4][0]) for info in infos))
 
     async def _give_back(self, line: _AsyncLine, asked: _Asked, exchange: ZmqExchange) -> None:
-        """A receive was cancelled, or not waited for any longer. The broker is told; messages that it had found by then
-        are released, so that they need not wait for the end of their lease."""
-        call = exchange.call
+        """Cancel a receive whose caller was cancelled or timed out, and release the messages that it had leased."""
         try:
-            taken = judge(exchange, await line.last_words(asked, exchange), self._target)
-            if isinstance(call, Receive) and call.mode != "at-most-once" and taken:
-                leases = [Lease(stored.message.id, stored.receipt or "") for stored in taken]
-                await self._attempt(self._prepare(Release(call.queue, leases)), monotonic())
-        except Exception:  # noqa: S110  nobody waits for it, and the lease runs out by itself
+            received = judge(exchange, await line.last_words(asked, exchange), self._target)
+            release = release_of(exchange.call, received)
+            if release is not None:
+                await self._attempt(self._prepare(release), monotonic())
+        except Exception:  # noqa: S110  the lease runs out by itself
             pass
         finally:
             line.forget(asked)
 
 
 class _Asked:
-    """A request that waits for its answer."""
+    """A request that waits for its reply."""
 
     __slots__ = ("future", "is_poll", "late", "name")
 
@@ -142,11 +132,11 @@ class _Asked:
         self.future = future
         self.is_poll = is_poll
         self.late: bytes | None = None
-        """An answer that came when nobody waited for it any more."""
+        """A reply that arrived after its caller had given up."""
 
 
 class _AsyncLine(Line):
-    """A line in an event loop, with the calls that wait for their answers on it."""
+    """A line in an event loop, with its pending calls."""
 
     def __init__(self, target: Target, host: str) -> None:
         super().__init__(target, host)
@@ -167,9 +157,9 @@ class _AsyncLine(Line):
         return self.up and self.lost is None and not self.socket.closed
 
     async def open(self) -> None:
-        """Wait until it is up; `Retryable`, or what will not pass."""
+        """Wait until it is up; raises `Retryable`, or an error that is permanent."""
         try:
-            async with asyncio.timeout(self._timeout + 1):  # the library says so itself, before that
+            async with asyncio.timeout(self._timeout + 1):  # libzmq reports a timeout before that
                 await self._is_up
         except TimeoutError as error:
             raise unreachable(self._url, error, self._timeout) from None
@@ -200,11 +190,11 @@ class _AsyncLine(Line):
         return body
 
     async def last_words(self, asked: _Asked, exchange: ZmqExchange) -> bytes:
-        """Take a receive back that was given up, and hear what it had found by then."""
+        """Cancel a receive that was given up, and return the reply with what it had leased."""
         if asked.late is not None:
             return asked.late
         future = asked.future
-        if future.done() and (future.cancelled() or future.exception() is not None):  # its caller waits no longer
+        if future.done() and (future.cancelled() or future.exception() is not None):  # its caller gave up
             asked.future = self._loop.create_future()
             self.send(asked.name, exchange.cancel())
             self._again()
@@ -212,13 +202,13 @@ class _AsyncLine(Line):
             return await asked.future
 
     def forget(self, asked: _Asked) -> None:
-        """Nobody waits for this answer any more."""
+        """Drop a pending call."""
         self._waiting.pop(asked.name, None)
         if self._retired and not self._waiting:
             self.drop()
 
     def retire(self) -> None:
-        """End receives that wait, and the line once nothing else is on it."""
+        """End long polls, and close the line once no other call is pending."""
         self._retired = True
         for asked in [asked for asked in self._waiting.values() if asked.is_poll]:
             del self._waiting[asked.name]
@@ -237,7 +227,7 @@ class _AsyncLine(Line):
     # The event loop calls these
 
     def _again(self) -> None:
-        """The file descriptor says only once that something has changed, so look again after each change of ours."""
+        """Read again soon: the file descriptor is edge-triggered, and each operation of ours may consume the edge."""
         if not self._looking:
             self._looking = True
             self._loop.call_soon(self._read_again)
@@ -253,7 +243,7 @@ class _AsyncLine(Line):
             self._deliver()
             self.look()
             if self.lost is not None:
-                self._deliver()  # what came just before the end
+                self._deliver()  # replies that came just before the end
         except MiniQError as error:
             self._fail(error)
             self.drop()
@@ -269,9 +259,9 @@ class _AsyncLine(Line):
             self.drop()
 
     def _deliver(self) -> None:
-        """Hand out the answers that are there."""
+        """Pass the replies that have arrived to their callers."""
         with contextlib.suppress(zmq.Again):
-            while self.up:  # before that it may be anybody's
+            while self.up:  # before the handshake the peer is not authenticated
                 name, body = self.receive()
                 asked = self._waiting.pop(name, None)
                 if asked is None:
@@ -289,7 +279,7 @@ class _AsyncLine(Line):
 
 
 def _look_at(opening: asyncio.Task[_AsyncLine]) -> None:
-    """Else it is told as an oversight where nobody waits for it any more."""
+    """Retrieve the exception: asyncio logs those that are never retrieved."""
     if not opening.cancelled():
         opening.exception()
 

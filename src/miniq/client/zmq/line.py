@@ -1,7 +1,7 @@
-"""One connection to a broker: a DEALER socket, and the socket on which the library tells what becomes of it.
+"""One connection to a broker: a DEALER socket, and the monitor socket that reports its state.
 
-The library would connect again behind our back, and a call that was on the connection would never be answered. So it
-may not: a line that is lost stays lost, its calls are told, and the next attempt makes a new one.
+libzmq would reconnect silently, and calls on the lost connection would never be answered. So reconnecting is disabled:
+a line that is lost stays lost, its calls fail, and the next attempt opens a new one.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from miniq.errors import InvalidRequest, MiniQError, StoreUnavailable, Unauthori
 
 HEARTBEAT = 10_000
 LOST = 30_000
-"""Milliseconds: how often a silent broker is asked whether it is there, and when it is not."""
+"""Milliseconds between heartbeats to a silent broker, and until it counts as lost."""
 A_DAY = 86_400_000
 HUNG_UP = 3
-"""How often it is asked again at once when it has hung up."""
+"""How often connecting is tried when the peer hangs up."""
 GIVE_KEY = "give a curve_key (or MINIQ_CURVE_KEY)"
 EVENTS = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -41,21 +41,18 @@ _contexts: dict[int, zmq.Context[zmq.Socket[bytes]]] = {}
 
 
 class HungUp(Retryable):
-    """The other side ended the connection before it was made. If it was because of CURVE it may tell us the next
-    time: who learns of that first is a matter of chance."""
+    """The peer closed the connection during the handshake. If CURVE is the cause, another attempt may say so: which
+    event comes first is a race."""
 
 
 def context() -> zmq.Context[zmq.Socket[bytes]]:
     """The library's threads, shared by all clients of a process; a forked child needs its own."""
     process = os.getpid()
-    found = _contexts.get(process)
-    if found is None:
-        found = _contexts.setdefault(process, zmq.Context())
-    return found
+    return _contexts.get(process) or _contexts.setdefault(process, zmq.Context())
 
 
 def is_address(host: str) -> bool:
-    """Whether a host needs no looking up."""
+    """Whether a host is an IP address."""
     try:
         ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -64,21 +61,21 @@ def is_address(host: str) -> bool:
 
 
 class Line:
-    """A connection that is being made, is up, or is lost."""
+    """A connection that is being established, up, or lost."""
 
     def __init__(self, target: Target, host: str) -> None:
         self._target = target
         self._process = os.getpid()
         self.up = False
         self.lost: Exception | None = None
-        """Why it is lost: `Retryable`, or an error that will not pass."""
+        """Why it is lost: `Retryable`, or an error that is permanent."""
         self.socket = socket = context().socket(zmq.DEALER)
         socket.linger = 0
-        socket.reconnect_ivl = A_DAY  # with "never", it would throw away answers that came just before the end
-        socket.sndhwm = socket.rcvhwm = 0  # no more than the calls that wait
-        patience = max(1, min(int(target.timeout * 1000), 2**31 - 1))
-        socket.connect_timeout = patience
-        socket.handshake_ivl = patience
+        socket.reconnect_ivl = A_DAY  # with "never", libzmq would discard replies that arrived just before the end
+        socket.sndhwm = socket.rcvhwm = 0  # unlimited: there are no more messages than pending calls
+        timeout = max(1, min(int(target.timeout * 1000), 2**31 - 1))
+        socket.connect_timeout = timeout
+        socket.handshake_ivl = timeout
         socket.heartbeat_ivl = HEARTBEAT
         socket.heartbeat_timeout = LOST
         socket.tcp_keepalive = 1
@@ -89,17 +86,17 @@ class Line:
             socket.curve_publickey = target.curve.public.encode()
             socket.curve_secretkey = target.curve.secret.encode()
             socket.curve_serverkey = target.curve.server.encode()
-        place = f"inproc://miniq-{next(_numbers)}"
-        socket.monitor(place, EVENTS)
+        address = f"inproc://miniq-{next(_numbers)}"
+        socket.monitor(address, EVENTS)
         self.events = context().socket(zmq.PAIR)
         self.events.linger = 0
-        self.events.connect(place)
+        self.events.connect(address)
         socket.connect(f"tcp://{host}:{target.port}")
 
     def look(self) -> None:
-        """Learn what has become of the connection."""
+        """Read the events of the connection."""
         events = self.events
-        while int(events.getsockopt(zmq.EVENTS)) & _IN:  # to be told by an exception that there is nothing takes longer
+        while int(events.getsockopt(zmq.EVENTS)) & _IN:  # cheaper than an exception
             event, value = _EVENT.unpack(events.recv(zmq.NOBLOCK))
             while events.getsockopt(zmq.RCVMORE):
                 events.recv(zmq.NOBLOCK)
@@ -111,18 +108,18 @@ class Line:
     def _why(self, event: int, value: int) -> Exception:
         target = self._target
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-            return Unauthorized(f"curve_key: {target.url} does not let this key in; is it listed, or was it revoked?")
+            return Unauthorized(f"curve_key: {target.url} refused this key; is it listed, or was it revoked?")
         if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
             wanted = f"speaks CURVE; {GIVE_KEY}" if target.curve is None else "does not speak CURVE; omit curve_key"
             return InvalidRequest(f"curve_key: {target.url} {wanted}", field="curve_key")
         if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and value != errno.EAGAIN:
             text = f"or it speaks CURVE; {GIVE_KEY}" if target.curve is None else "or it is not this key's broker"
-            text = f"it hung up at once; perhaps it is no ZeroMQ port, {text}"
+            text = f"it hung up at once; perhaps it is not a ZeroMQ port, {text}"
             return HungUp(StoreUnavailable(f"{target.url} cannot be reached: {text}"))
         if self.up:
             return Retryable(StoreUnavailable(f"{target.url}: the connection broke"), heard=True)
         late = event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-        return unreachable(target.url, TimeoutError() if late else "no connection could be made", target.timeout)
+        return unreachable(target.url, TimeoutError() if late else "no connection could be established", target.timeout)
 
     def send(self, name: bytes, body: bytes, reused: bool = False) -> None:
         send = self.socket.send
@@ -130,10 +127,10 @@ class Line:
             send(b"", _MORE)
             send(name, _MORE)
             send(body, _NOW)
-        except zmq.ZMQError:  # it was lost in this moment
+        except zmq.ZMQError:  # it was just lost
             error = StoreUnavailable(f"{self._target.url}: the connection broke before the call was sent")
-            self.lost = trouble = Retryable(error, stale=reused)
-            raise trouble from None
+            self.lost = Retryable(error, stale=reused)
+            raise self.lost from None
 
     def receive(self) -> tuple[bytes, bytes]:
         """The name and the body of the next reply; raises `zmq.Again` if there is none."""
@@ -144,12 +141,12 @@ class Line:
             frame = receive(_NOW, copy=False)
             frames.append(frame.bytes)
         if len(frames) != 3:
-            raise MiniQError(f"{self._target.url} answered in {len(frames)} frames, unlike a MiniQ broker")
+            raise MiniQError(f"{self._target.url} replied in {len(frames)} frames, unlike a MiniQ broker")
         return frames[1], frames[2]
 
     def drop(self) -> None:
         if self._process != os.getpid():
-            _inherited.append(self)  # it is the parent's, and not to be touched
+            _inherited.append(self)  # the parent's, not to be closed here
         elif not self.socket.closed:
             self.socket.disable_monitor()
             self.events.close(0)

@@ -1,4 +1,4 @@
-"""How a call becomes a ZeroMQ request, by its row in the table of operations, and what its reply means. No I/O."""
+"""Encodes calls as ZeroMQ requests, by the table of operations, and decodes replies. No I/O."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from miniq.client.exchange import Exchange, encoded
 from miniq.client.zmq.target import Target
 from miniq.errors import MiniQError
 
-CANCEL = codec.encode(shapes.Command("CANCEL"), "json")
 _GOOD = b'{"ok":true,"data":'
-"""How a broker begins a reply; what follows is read as it is."""
+"""The start of a successful reply; the data follows."""
 
 
 class ZmqExchange(Exchange):
-    """One call on its way over ZeroMQ: the body of the request."""
+    """One call over ZeroMQ: the body of the request."""
 
     __slots__ = ("_target", "body", "format")
 
@@ -38,7 +37,7 @@ class ZmqExchange(Exchange):
         names = operation.path_values(call)
         try:
             path = _path(operation, *names)
-        except TypeError:  # what cannot be remembered is no name
+        except TypeError:  # not hashable, therefore not a name
             operation.check_path(names)
             raise
         self.format: codec.Format = best_format(packed)
@@ -51,7 +50,7 @@ class ZmqExchange(Exchange):
         self.body = codec.encode(command, self.format)
 
     def cancel(self) -> bytes:
-        """The request that takes this one back."""
+        """The request that cancels this one."""
         return codec.encode(shapes.Command("CANCEL", api_key=self._target.api_key), "json")
 
 
@@ -66,7 +65,7 @@ _msgpack_reply = msgspec.msgpack.Decoder(_Reply).decode
 
 
 def judge(exchange: ZmqExchange, body: bytes, target: Target) -> Any:
-    """The result that a reply brings, or the error that it is."""
+    """The result of a reply; raises the error that it is."""
     try:
         if exchange.format == "json" and body.startswith(_GOOD):
             return exchange.result(body[len(_GOOD) : -1])
@@ -79,35 +78,35 @@ def judge(exchange: ZmqExchange, body: bytes, target: Target) -> Any:
             raise ValueError("no error")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         begin = body[:80].decode("utf-8", "replace")
-        raise MiniQError(f"{target.url} answered what is not of a MiniQ broker: {begin!r} ({error})") from None
+        raise MiniQError(f"{target.url} replied, but not as a MiniQ broker does: {begin!r} ({error})") from None
     status = codec.STATUS.get(error.code, 500)
     return exchange.refused(shapes.Problem(error.code, status, error.code, error.text, error.field), target.url)
 
 
 def _json_of(data: bytes) -> bytes:
-    """What came in MessagePack, as it would be in JSON: replies to sends, which are ids."""
+    """A MessagePack reply as JSON. Only sends get one, so it is a list of ids."""
     return codec.encode_json(msgspec.msgpack.decode(data))
 
 
 @lru_cache(1024)
 def _path(operation: Operation[Any], *values: Any) -> bytes:
-    """What HTTP has in its path, as an object."""
+    """The values of the HTTP path, as a JSON object."""
     operation.check_path(values)
     return encoded(dict(zip(operation.in_path, values, strict=True)))
 
 
 def _joined(*objects: bytes) -> bytes:
-    """One object in JSON with the names of several."""
-    return b"{%b}" % b",".join([one[1:-1] for one in objects if len(one) > 2])
+    """JSON objects merged into one."""
+    return b"{%b}" % b",".join([text[1:-1] for text in objects if len(text) > 2])
 
 
 def _fields(record: Struct) -> dict[str, Any]:
-    """The fields of a record that say something else than is said by leaving them out."""
+    """The fields of a record that are not defaults."""
     names, defaults = record.__struct_fields__, record.__struct_defaults__
-    usual = (NODEFAULT,) * (len(names) - len(defaults)) + defaults
-    found = {}
-    for name, other in zip(names, usual, strict=True):
+    defaults = (NODEFAULT,) * (len(names) - len(defaults)) + defaults
+    fields = {}
+    for name, default in zip(names, defaults, strict=True):
         value = getattr(record, name)
-        if value is not other and (type(value) is not type(other) or value != other):
-            found[name] = value
-    return found
+        if value is not default and (type(value) is not type(default) or value != default):
+            fields[name] = value
+    return fields

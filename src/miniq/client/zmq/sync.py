@@ -1,4 +1,4 @@
-"""The blocking ZeroMQ transport: lines in a pool, each with one call at a time."""
+"""The blocking ZeroMQ transport: connections in a pool, each with one call at a time."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from zmq.backend import zmq_poll
 
 from miniq.api.operation import Call
 from miniq.client.exchange import Retryable, lost, unanswered, unreachable
-from miniq.client.pool import LAST_WORDS, Connection, Pool
+from miniq.client.give_back import LAST_WORDS
+from miniq.client.pool import Connection, Pool
 from miniq.client.zmq.line import HUNG_UP, HungUp, Line, is_address
 from miniq.client.zmq.requests import ZmqExchange, judge
 from miniq.client.zmq.target import Target
 from miniq.message import Stored
 
 LOOK = 100
-"""Milliseconds between two looks at whether the client was closed: nobody can wake a thread that waits here."""
+"""Milliseconds between checks whether the client was closed: a waiting thread cannot be woken."""
 _names = itertools.count(1)
 
 
 class Zmq(Pool):
-    """Performs calls of any thread on a broker behind ZeroMQ."""
+    """Performs calls from any thread over ZeroMQ."""
 
     def __init__(self, target: Target) -> None:
         super().__init__(target.retry)
@@ -36,7 +37,7 @@ class Zmq(Pool):
 
     def _connect(self) -> Connection:
         target = self._target
-        trouble: Exception | None = None
+        failure: Exception | None = None
         for host in _hosts(target):
             for _ in range(HUNG_UP):
                 connection = _Connection(target, host)
@@ -45,17 +46,17 @@ class Zmq(Pool):
                     return connection
                 except Retryable as error:
                     connection.drop()
-                    trouble = error
+                    failure = error
                     if not isinstance(error, HungUp):
                         break
                 except BaseException:
                     connection.drop()
                     raise
-        raise trouble or unreachable(target.url, "it has no address", target.timeout)
+        raise failure or unreachable(target.url, "it has no address", target.timeout)
 
 
 class _Connection:
-    """One line."""
+    """One line, for one call at a time."""
 
     __slots__ = ("_cut", "_line", "_name", "_poll", "_target", "reusable", "used")
 
@@ -69,9 +70,9 @@ class _Connection:
         self._poll = [(self._line.socket, zmq.POLLIN), (self._line.events, zmq.POLLIN)]
 
     def open(self) -> None:
-        """Wait until the line is up; `Retryable`, or what will not pass."""
+        """Wait until the line is up; raises `Retryable`, or an error that is permanent."""
         line = self._line
-        late = monotonic() + self._target.timeout + 1  # the library says so itself, before that
+        late = monotonic() + self._target.timeout + 1  # libzmq reports a timeout before that
         while not line.up:
             if line.events.poll(LOOK):
                 line.look()
@@ -104,7 +105,7 @@ class _Connection:
                     name, body = line.receive()
                     if name == self._name:
                         return body
-            if line.lost is not None:  # and no answer came just before
+            if line.lost is not None:  # and no reply came just before
                 raise lost(target.url, "it was closed", stale=reused)
             if ready:
                 line.look()
@@ -114,10 +115,10 @@ class _Connection:
                 raise unanswered(target.url, exchange)
 
     def last_words(self, exchange: ZmqExchange) -> list[Stored]:
-        """Take the receive back, and hear what it had found by then."""
+        """Cancel the receive, and return what it had leased."""
         self._line.send(self._name, exchange.cancel())
-        taken: list[Stored] = judge(exchange, self._wait(exchange, LAST_WORDS, False), self._target)
-        return taken
+        received: list[Stored] = judge(exchange, self._wait(exchange, LAST_WORDS, False), self._target)
+        return received
 
     def cut(self) -> None:
         self._cut = True
@@ -128,11 +129,11 @@ class _Connection:
 
 
 def _hosts(target: Target) -> list[str]:
-    """The addresses of a host, to be tried in turn."""
+    """The addresses of a host, to try in turn."""
     if is_address(target.host):
         return [target.host]
     try:
-        found = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+        infos = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise unreachable(target.url, error, target.timeout) from error
-    return list(dict.fromkeys(str(one[4][0]) for one in found))
+    return list(dict.fromkeys(str(info[4][0]) for info in infos))

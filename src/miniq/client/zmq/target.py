@@ -1,4 +1,4 @@
-"""Where a broker is and how to talk to it: the URL and the options of `connect("tcp://…")`, checked."""
+"""The URL and the options of `connect("tcp://…")`, validated."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ RIGHT = "tcp://HOST:PORT"
 
 
 class ZmqOptions(RemoteOptions, frozen=True, kw_only=True):
-    """What `connect` takes beside a ZeroMQ URL."""
+    """The options of `connect` for ZeroMQ."""
 
     curve_key: str | None = None
-    """The file that `miniq keys curve create` made. Without it, the one in the environment as MINIQ_CURVE_KEY."""
+    """The file written by `miniq keys curve create`; by default the one that MINIQ_CURVE_KEY names."""
 
 
 class CurveKey(Struct, frozen=True, forbid_unknown_fields=True):
@@ -32,10 +32,10 @@ class CurveKey(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Target(Struct, frozen=True):
-    """One broker: the address of its command server, and how patient its callers are."""
+    """The address of a broker's command server, keys and timeouts."""
 
     url: str
-    """For people."""
+    """For error texts."""
     host: str
     port: int
     api_key: str | None
@@ -45,14 +45,14 @@ class Target(Struct, frozen=True):
 
 
 def read_target(url: str, options: dict[str, Any]) -> Target:
-    """The broker that a URL and options mean; `InvalidRequest` names what is wrong with them."""
+    """The target for a URL and options; `InvalidRequest` names what is invalid."""
     given = read_options(ZmqOptions, options)
     address = read_address(url, RIGHT)
     if address.path not in ("", "/"):
         raise bad_url(url, "it has a path", RIGHT)
     port = address.port or PORT
-    file = given.curve_key or os.environ.get("MINIQ_CURVE_KEY") or None
-    curve = None if file is None else _read_key(file)
+    file = given.curve_key or os.environ.get("MINIQ_CURVE_KEY")
+    curve = _read_key(file) if file else None
     shown = f"tcp://{address.shown(port)}"
     return Target(shown, address.host, port, given.api_key, curve, given.timeout, given.retry)
 
