@@ -16,7 +16,7 @@ import time
 from collections.abc import Awaitable
 from typing import Any, TypeVar
 
-from miniq.client import calls
+from miniq.api import operations as calls
 from miniq.client._async.transport import AsyncTransport
 from miniq.client.connection import _find
 from miniq.errors import (
@@ -235,7 +235,7 @@ class Crew:
                 ended = True
 
     async def _claim(self, door: AsyncTransport, after: int, epoch: int) -> tuple[int | None, list[list[str]]]:
-        claim = await door.perform(calls.NextClaim(self.queue, READERS, after, epoch, 20, wait=0.05))
+        claim, _ = await door.perform(calls.NextClaim(self.queue, READERS, after, epoch, 20, wait=0.05))
         if claim is None:
             return None, []
         held: list[Stored] = []

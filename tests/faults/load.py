@@ -17,10 +17,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from miniq.client import calls, embedded, http, zmq
+from miniq.api import operations as calls
+from miniq.api import shapes
+from miniq.client import embedded, http, zmq
 from miniq.client._async.transport import AsyncTransport
 from miniq.errors import MiniQError
-from miniq.message import Committed, Draft, Lease, Mode, PlainDrafts, StageName
+from miniq.message import Committed, Draft, Lease, Mode, PlainDrafts
 from miniq.store.embedded import store as store
 from miniq.store.embedded.kv import KV, Op
 
@@ -124,7 +126,7 @@ async def stream_reader(door: AsyncTransport, chance: random.Random, name: str) 
     while True:
         tell("acking claim", after)
         most = chance.choice([1, 40, 400])
-        claim = await door.perform(calls.NextClaim(STREAM, "readers", after, state.epoch, most, wait=0.05))
+        claim, _ = await door.perform(calls.NextClaim(STREAM, "readers", after, state.epoch, most, wait=0.05))
         tell("acked claim", after)
         if claim is not None:
             got = [
@@ -148,12 +150,12 @@ async def stream_job(door: AsyncTransport, chance: random.Random, name: str) -> 
         count = 0
         for partition in range(chance.choice([1, 2])):
             for attempt in range(chance.choice([1, 1, 2])):
-                stage = StageName(job, str(batch), str(partition), str(attempt))
                 bodies = [b'"%d"' % n for n in range(chance.choice([1, 20, 200]))]
-                part = (await door.perform(calls.Upload(COMMITTED, stage, 0, PlainDrafts(bodies))))[0]
+                names = (job, str(batch), str(partition), str(attempt))
+                part = (await door.perform(calls.Upload(COMMITTED, *names, 0, PlainDrafts(bodies))))[0]
             listed.append((str(partition), str(attempt)))
             count += part
-        call = calls.CommitStages(COMMITTED, job, str(batch), listed)
+        call = calls.CommitStages(COMMITTED, job, str(batch), [shapes.StageId(*stage) for stage in listed])
         tell("committing", job, batch, listed, count)
         done = await door.perform(call)
         assert done == Committed(count), done
