@@ -361,7 +361,7 @@ def test_keys_are_made_used_and_revoked_and_a_reader_sees_no_buttons(
         expect(page.get_by_role("heading", name="API key required")).to_be_visible()
         page.get_by_label("API key", exact=True).fill("mq_000000000000_wrong")
         other.button("Sign in")
-        expect(page.locator("dialog .error").first).to_contain_text("not known")
+        expect(page.locator("dialog .error").first).to_contain_text("is unknown or was revoked")
         page.get_by_label("API key", exact=True).fill(reading)
         other.button("Sign in")
         expect(page.locator("tbody tr")).to_have_count(1)
