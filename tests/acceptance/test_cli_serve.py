@@ -220,3 +220,19 @@ def test_it_speaks_https_with_a_certificate(tmp_path: Path) -> None:
     finally:
         process.send_signal(signal.SIGTERM)
         assert collect(process).code == 0
+
+
+def test_clients_that_pipeline_and_leave_before_the_reply_cause_no_traceback(tmp_path: Path) -> None:
+    process, line = started(tmp_path, "--store", "rocksdb:data", "--port", "0")
+    port = int(line.split()[2].rsplit(":", 1)[1])
+    send = b'POST /v1/queues/q/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 10\r\n\r\n{"body":1}'
+    configure = b"PUT /v1/queues/q HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}"
+    for request in (send, configure):
+        for _ in range(30):
+            with socket.create_connection(("127.0.0.1", port)) as client:
+                client.sendall(request * 4)
+    assert Shell(line.split()[2], tmp_path)("queues").code == 0
+    process.send_signal(signal.SIGTERM)
+    ended = collect(process)
+    assert ended.code == 0
+    assert "Traceback" not in ended.err

@@ -179,6 +179,8 @@ class FastLane(HttpToolsProtocol):
         """Cache of heads, shared by all connections."""
         self.eager = broker.eager
         self.logs_replies = log.isEnabledFor(logging.DEBUG)
+        self._asgi_cycle: Any = None
+        """The request that Starlette is answering."""
         self._hot: HotCycle | None = None
         """The hot request that is being read."""
         self._parts: list[bytes] = []
@@ -287,9 +289,18 @@ class FastLane(HttpToolsProtocol):
         cycle: Any = self.cycle
         if isinstance(cycle, HotCycle) and cycle.task is not None and cycle.head.operation.name == "receive":
             cycle.task.cancel()  # nobody would get the messages; a send or an ack continues
+        asgi_cycle, self._asgi_cycle = self._asgi_cycle, None
+        if asgi_cycle is not None:
+            # uvicorn tells only the newest request of a pipeline; this one is running and would write its reply.
+            asgi_cycle.disconnected = True
+            asgi_cycle.message_event.set()
         if self.timeout_keep_alive_task is not None:
             self.timeout_keep_alive_task.cancel()
         super().connection_lost(exc)
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._asgi_cycle = cycle
+        super()._start_asgi_task(cycle, app)
 
     def pause_writing(self) -> None:
         """Stop reading requests of a client that does not read its replies."""
