@@ -213,10 +213,10 @@ class Broker:
         if self.catalog.find(queue) is None:
             self.check_open()
             await self.catalog.check_usable(queue)
-        take = partial(self.deliveries.take, queue, max, visibility_timeout, consumer, mode)
-        taken = await take()
+        taken = await self.deliveries.take(queue, max, visibility_timeout, consumer, mode)
         if taken or not wait:
             return taken
+        take = partial(self.deliveries.take, queue, max, visibility_timeout, consumer, mode)
         return await self.deliveries.long_poll(queue, consumer, wait, take, bool)
 
     async def ack(self, queue: str, leases: Sequence[Lease]) -> list[Outcome]:
