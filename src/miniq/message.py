@@ -177,15 +177,14 @@ class PlainBatch(Sequence[Message]):
 
 SHOWN = tuple(name for name in Draft.__struct_fields__ if name in Message.__struct_fields__)
 """The fields that a sender gives and a receiver sees."""
-SPECIAL = Message.__struct_fields__[Message.__struct_fields__.index("priority") + 1 :]
+special_of = attrgetter(*Message.__struct_fields__[Message.__struct_fields__.index("priority") + 1 :])
 """The fields that only some messages have, and a `PlainBatch` does not."""
-special_of = attrgetter(*SPECIAL)
-NOTHING_SPECIAL = special_of(Message("", "", 0, 0, b""))
+_NOTHING_SPECIAL = special_of(Message("", "", 0, 0, b""))
 
 
 def is_plain(message: Message) -> bool:
     """Whether a message can be part of a `PlainBatch`."""
-    return bool(special_of(message) == NOTHING_SPECIAL)
+    return bool(special_of(message) == _NOTHING_SPECIAL)
 
 
 class Stored(Struct, frozen=True, gc=False):

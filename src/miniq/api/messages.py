@@ -18,19 +18,7 @@ from miniq.api import codec
 from miniq.api.checks import check_headers, check_number, check_text
 from miniq.api.codec import Format, moment
 from miniq.api.shapes import WireDead, WireDraft, WireMessage, with_fields_of
-from miniq.message import (
-    JSON,
-    NEVER,
-    NOTHING_SPECIAL,
-    SPECIAL,
-    DeadLetter,
-    Draft,
-    Message,
-    PlainDrafts,
-    Status,
-    Stored,
-    special_of,
-)
+from miniq.message import JSON, NEVER, DeadLetter, Draft, Message, PlainDrafts, Status, Stored
 
 # Drafts
 
@@ -111,39 +99,32 @@ def wire_messages(leased: Sequence[Stored], format: Format) -> list[WireMessage]
             data: bytes | UnsetType = UNSET
         else:
             body, data = codec.wire_body(message.body, message.content_type, format)
-        wire = WireMessage(
-            message.id,
-            message.queue,
-            sent_at,
-            stored.receives,
-            visible_at,
-            message.priority,
-            message.content_type,
-            body,
-            data,
-            UNSET,
-            stored.receipt,
-            None if stored.receipt is None else visible_at,
-            stored.consumer,
+        wires.append(
+            # Written out for speed; a unit test fails if a field of `Message` is missing.
+            WireMessage(  # type: ignore[call-arg]
+                message.id,
+                message.queue,
+                sent_at,
+                stored.receives,
+                visible_at,
+                message.priority,
+                message.content_type,
+                body,
+                data,
+                UNSET,
+                stored.receipt,
+                None if stored.receipt is None else visible_at,
+                stored.consumer,
+                message.headers,
+                None if message.expires_at is None else moment(message.expires_at),
+                None if message.dead is None else codec.to_wire(WireDead, message.dead),
+                message.key,  # from here on the derived fields, in the order of `Message`
+                message.recipient,
+                message.group,
+                message.dedup_id,
+            )
         )
-        special = special_of(message)
-        if special != NOTHING_SPECIAL:
-            _add_special(wire, special)
-        wires.append(wire)
     return wires
-
-
-_CONVERSIONS: dict[str, Callable[[Any], Any]] = {
-    "expires_at": moment,
-    "dead": lambda dead: codec.to_wire(WireDead, dead),
-}
-
-
-def _add_special(wire: WireMessage, special: Sequence[Any]) -> None:
-    for name, value in zip(SPECIAL, special, strict=True):
-        if value is not None:
-            convert = _CONVERSIONS.get(name)
-            setattr(wire, name, value if convert is None else convert(value))
 
 
 def shown_messages(peeked: Sequence[Stored], now: int, format: Format) -> list[WireMessage]:

@@ -26,9 +26,10 @@ _from_json: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 
 def draft(body: Any, **options: Unpack[DraftOptions]) -> Draft:
     """A message ready to be sent, for `send_many`; see `DraftOptions` for the keywords."""
-    fields: dict[str, Any] = {**options}
+    fields: Any = options
     data, kind = encode(body, fields.pop("content_type", None))
-    if isinstance(headers := fields.get("headers"), Mapping):
+    headers = fields.get("headers")
+    if headers is not None and isinstance(headers, Mapping):
         fields["headers"] = dict(headers)  # a copy: the caller may change the original
     return Draft(data, kind, **fields)
 
