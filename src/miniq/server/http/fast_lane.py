@@ -4,8 +4,8 @@ It is a uvicorn protocol on top of uvicorn's own httptools protocol. Other reque
 another one of their connection is being answered, take the ordinary lane (`app.py`). Both lanes read requests and write
 replies with the same functions.
 
-Clients repeat themselves: the request line and headers of a hot request are parsed into a `Head` once, and recognised
-by their bytes from then on.
+Clients repeat themselves: the request line and headers of a hot request are parsed into a `Head` once
+(`request_head.py`), and recognised by their bytes from then on.
 """
 
 from __future__ import annotations
@@ -14,33 +14,26 @@ import asyncio
 import logging
 import re
 import sys
-from collections.abc import Sequence
 from functools import partial
 from http import HTTPStatus
 from time import perf_counter
 from typing import Any
 
-from msgspec import Struct
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from miniq.api import codec, shapes
 from miniq.api.codec import MSGPACK, PROBLEM
-from miniq.api.plain import LONE, Lone, SendReader
 from miniq.broker import Broker
-from miniq.errors import BadRequest, WrongMedia
-from miniq.message import JSON, PlainDrafts
+from miniq.errors import BadRequest
+from miniq.message import JSON
 from miniq.server.busy_poll import BusyPoll
 from miniq.server.http.app import (
     error_headers,
-    is_arrow,
-    prepare,
-    reply_format,
-    request_format,
     too_large,
-    trace_context,
 )
-from miniq.server.http.guard import ID, Guard, Violation, given_id, log, log_answer, next_number
-from miniq.server.operations import OPERATIONS, READERS, Operation, Request, bearer, fault, give_back, run, start
+from miniq.server.http.guard import ID, Guard, log, log_answer, next_number
+from miniq.server.http.request_head import Head, read_head
+from miniq.server.operations import fault, give_back, run, start
 
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 _END = b"\r\n\r\n"
@@ -48,89 +41,10 @@ _UPDATE = b"UPDATE /messages/"
 _UPGRADE = re.compile(rb"\r\nupgrade[ \t]*:", re.IGNORECASE)
 _MEDIA = {"json": JSON.encode(), "msgpack": MSGPACK.encode()}
 _PROBLEM = PROBLEM.encode()
-_HOT = {operation.path.rpartition("/")[2].encode(): operation for operation in OPERATIONS if operation.hot}
-_PREFIX = b"/v1/queues/"
-_NO_QUERY: dict[str, str] = {}
-_SENDS = SendReader()
 MAX_HEADS, MAX_HEAD_BYTES = 1024, 1024
 """How many heads are cached, and the size of the largest."""
 READ_TIMEOUT = 120.0
 """Seconds that a request may take to arrive."""
-
-
-class Head(Struct, frozen=True):
-    """The request line and headers of a hot request, parsed."""
-
-    operation: Operation
-    queue: str
-    keep_alive: bool
-    content_type: str
-    secret: str | None
-    call: str | None
-    id: bytes | None
-    """The caller's request id."""
-    violation: Violation | None
-    trace: dict[str, str] | None
-    length: int
-    """Bytes of the body; -1 if the headers do not say."""
-    format: codec.Format | None
-    """Format of the body; None if it is Arrow or not supported."""
-    out: codec.Format
-    """Format of the reply."""
-    lone: Lone | None
-    """For a send, the reader of a lone plain message."""
-
-    def request(self, raw: bytes, lone_body: bytes | None) -> Request:
-        """The request with this head and the body `raw`; `lone_body` if that is a lone plain message."""
-        path, format = {"queue": self.queue}, self.format
-        request = Request(path, _NO_QUERY, None, format or "json", self.secret, self.call, self.out, self.trace)
-        if not raw or format is None:
-            request.format = request_format(self.content_type) if raw else "json"
-            prepare(self.operation, request, raw, self.content_type)
-        elif self.lone is None:
-            request.body = READERS[self.operation.name].read(raw, format)
-        elif lone_body is None:
-            request.body = _SENDS.read_other(raw, format)
-        else:
-            request.body = PlainDrafts([lone_body], self.lone.content_type)
-        return request
-
-
-def read_head(
-    method: bytes, url: bytes, headers: Sequence[tuple[bytes, bytes]], keep_alive: bool, guard: Guard
-) -> Head | None:
-    """The head of a hot request, None if the request is not hot."""
-    if not url.startswith(_PREFIX) or method != b"POST":
-        return None
-    queue, _, call = url[len(_PREFIX) :].partition(b"/")
-    operation = _HOT.get(call)
-    if operation is None or b"%" in queue:
-        return None
-    fields = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(headers)}
-    content_type = fields.get("content-type", "")
-    format: codec.Format | None = "json"
-    if content_type not in ("", JSON):
-        try:
-            format = None if is_arrow(content_type) else request_format(content_type)
-        except WrongMedia:
-            format = None
-    length = int(fields["content-length"]) if "content-length" in fields else -1
-    body_format = (format if length else None) or "json"
-    return Head(
-        operation,
-        queue.decode("latin-1"),
-        keep_alive,
-        content_type,
-        bearer(fields["authorization"]) if "authorization" in fields else None,
-        fields.get("idempotency-key"),
-        given_id(fields["x-request-id"]) if "x-request-id" in fields else None,
-        guard.violation(fields.get("host", ""), fields.get("origin"), fields.get("sec-fetch-site"), False),
-        trace_context(fields) if "traceparent" in fields or "tracestate" in fields else None,
-        length,
-        format,
-        reply_format(fields["accept"], body_format) if "accept" in fields else body_format,
-        LONE[format] if operation.name == "send" and format is not None else None,
-    )
 
 
 class _NoEvent:

@@ -1,0 +1,95 @@
+"""The request line and headers of a hot request: which call, on which queue, by whom, in which format."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from miniq.api import codec
+from miniq.api.plain import LONE, Lone, SendReader
+from miniq.errors import WrongMedia
+from miniq.message import JSON, PlainDrafts
+from miniq.server.http.app import is_arrow, prepare, reply_format, request_format, trace_context
+from miniq.server.http.guard import Guard, Violation, given_id
+from miniq.server.operations import OPERATIONS, READERS, Operation, Request, bearer
+
+_HOT = {operation.path.rpartition("/")[2].encode(): operation for operation in OPERATIONS if operation.hot}
+_PREFIX = b"/v1/queues/"
+_NO_QUERY: dict[str, str] = {}
+_SENDS = SendReader()
+
+
+class Head(Struct, frozen=True):
+    """The request line and headers of a hot request, parsed."""
+
+    operation: Operation
+    queue: str
+    keep_alive: bool
+    content_type: str
+    secret: str | None
+    call: str | None
+    id: bytes | None
+    """The caller's request id."""
+    violation: Violation | None
+    trace: dict[str, str] | None
+    length: int
+    """Bytes of the body; -1 if the headers do not say."""
+    format: codec.Format | None
+    """Format of the body; None if it is Arrow or not supported."""
+    out: codec.Format
+    """Format of the reply."""
+    lone: Lone | None
+    """For a send, the reader of a lone plain message."""
+
+    def request(self, raw: bytes, lone_body: bytes | None) -> Request:
+        """The request with this head and the body `raw`; `lone_body` if that is a lone plain message."""
+        path, format = {"queue": self.queue}, self.format
+        request = Request(path, _NO_QUERY, None, format or "json", self.secret, self.call, self.out, self.trace)
+        if not raw or format is None:
+            request.format = request_format(self.content_type) if raw else "json"
+            prepare(self.operation, request, raw, self.content_type)
+        elif self.lone is None:
+            request.body = READERS[self.operation.name].read(raw, format)
+        elif lone_body is None:
+            request.body = _SENDS.read_other(raw, format)
+        else:
+            request.body = PlainDrafts([lone_body], self.lone.content_type)
+        return request
+
+
+def read_head(
+    method: bytes, url: bytes, headers: Sequence[tuple[bytes, bytes]], keep_alive: bool, guard: Guard
+) -> Head | None:
+    """The head of a hot request, None if the request is not hot."""
+    if not url.startswith(_PREFIX) or method != b"POST":
+        return None
+    queue, _, call = url[len(_PREFIX) :].partition(b"/")
+    operation = _HOT.get(call)
+    if operation is None or b"%" in queue:
+        return None
+    fields = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(headers)}
+    content_type = fields.get("content-type", "")
+    format: codec.Format | None = "json"
+    if content_type not in ("", JSON):
+        try:
+            format = None if is_arrow(content_type) else request_format(content_type)
+        except WrongMedia:
+            format = None
+    length = int(fields["content-length"]) if "content-length" in fields else -1
+    body_format = (format if length else None) or "json"
+    return Head(
+        operation,
+        queue.decode("latin-1"),
+        keep_alive,
+        content_type,
+        bearer(fields["authorization"]) if "authorization" in fields else None,
+        fields.get("idempotency-key"),
+        given_id(fields["x-request-id"]) if "x-request-id" in fields else None,
+        guard.violation(fields.get("host", ""), fields.get("origin"), fields.get("sec-fetch-site"), False),
+        trace_context(fields) if "traceparent" in fields or "tracestate" in fields else None,
+        length,
+        format,
+        reply_format(fields["accept"], body_format) if "accept" in fields else body_format,
+        LONE[format] if operation.name == "send" and format is not None else None,
+    )
