@@ -15,7 +15,7 @@ from miniq.logs import LogFormat
 MIB = 1024 * 1024
 
 
-class Limits(Struct, frozen=True, kw_only=True):
+class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Upper limits on a single call. Durations are in seconds."""
 
     body_bytes: int = MIB

@@ -158,3 +158,15 @@ print(q.receive()[0].body)
 def test_importing_miniq_imports_no_store_driver() -> None:
     ended = run("import sys, miniq; print([m for m in ('rocksdict', 'plyvel', 'miniq.store') if m in sys.modules])")
     assert (ended.stdout, complaints(ended.stderr)) == ("[]\n", "")
+
+
+def test_a_missing_driver_leaves_no_folder_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "plyvel", None)
+    with pytest.raises(miniq.MissingExtra, match="LevelDB driver is not installed"):
+        miniq.connect(f"leveldb:{tmp_path}/new")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_limit_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(miniq.InvalidRequest, match="unknown field `batches`"):
+        miniq.connect(tmp_path / "new", limits={"batches": 1})

@@ -50,6 +50,7 @@ async def _messages(batches: AsyncIterator[Sequence[Stored]], count: int, format
 
 
 async def arrow_claim(broker: Broker, call: ops.ReadClaim) -> Streamed:
+    arrow.arrow()  # if it is not installed, say so before the reply begins
     part = await broker.claims.find(call.queue, call.group, call.claim, call.part, call.parts)
     return Streamed(_arrow_messages(part.read()), arrow.MEDIA)
 

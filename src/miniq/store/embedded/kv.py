@@ -45,6 +45,18 @@ class KV(Protocol):
     def close(self) -> None: ...
 
 
+def require_driver(engine: str) -> None:
+    """Raise `MissingExtra` if the driver of an engine is not installed."""
+    if engine == "leveldb":
+        try:
+            import plyvel  # noqa: F401
+        except ImportError:
+            raise MissingExtra(
+                "store: the LevelDB driver is not installed; pip install 'miniq[leveldb]' (Python 3.11 or 3.12)",
+                field="store",
+            ) from None
+
+
 def open_kv(engine: str, path: str) -> KV:
     """Open or create the database of an engine in a folder."""
     return RocksKV(path) if engine == "rocksdb" else LevelKV(path)
@@ -166,13 +178,8 @@ class RocksKV:
 
 class LevelKV:
     def __init__(self, path: str) -> None:
-        try:
-            import plyvel
-        except ImportError:
-            raise MissingExtra(
-                "store: the LevelDB driver is not installed; pip install 'miniq[leveldb]' (Python 3.11 or 3.12)",
-                field="store",
-            ) from None
+        import plyvel
+
         self._plyvel = plyvel
         self._path = path
         damaged = wal.damage(path)

@@ -25,7 +25,7 @@ from miniq.store.embedded.commit import GroupCommit
 from miniq.store.embedded.core import Core
 from miniq.store.embedded.folder import Folder, Space, begin_backup, end_backup
 from miniq.store.embedded.history import HistoryLog
-from miniq.store.embedded.kv import KV, open_kv
+from miniq.store.embedded.kv import KV, open_kv, require_driver
 from miniq.store.embedded.messages import Messages
 from miniq.store.embedded.stages import Stages
 from miniq.store.transfer import Item, portions, with_history
@@ -50,6 +50,7 @@ class EmbeddedStore(SingleProcessStore):
 
     async def open(self) -> None:
         engine = self._folder.engine
+        require_driver(engine)  # before the folder is created
         self._folder.open()
         try:
             self._kv = kv = open_kv(engine, self._folder.data)
