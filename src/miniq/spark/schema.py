@@ -109,8 +109,8 @@ def messages_of(batch: pa.RecordBatch, content_type: str | None) -> pa.RecordBat
         columns["body"] = _as_json(columns["body"])
     if content_type is not None:
         columns["content_type"] = pa.repeat(pa.scalar(content_type), batch.num_rows)
-    casted = [column.cast(WRITTEN[name]) for name, column in columns.items()]
-    return pa.RecordBatch.from_arrays(casted, names=list(columns))
+    arrays = [column.cast(WRITTEN[name]) for name, column in columns.items()]
+    return pa.RecordBatch.from_arrays(arrays, names=list(columns))
 
 
 def _is_text(kind: pa.DataType) -> bool:
