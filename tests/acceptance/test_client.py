@@ -269,7 +269,7 @@ def test_a_message_that_was_only_looked_at_cannot_be_acked(q: Any) -> None:
     [held] = q.receive()
     for seen in (q.get(id), *q.peek()):
         assert (seen.receipt, seen.status) == (None, "leased")
-        with pytest.raises(miniq.InvalidRequest, match="looked at"):
+        with pytest.raises(miniq.InvalidRequest, match="peeked at"):
             seen.ack()
     assert held.ack() is True
 

@@ -92,7 +92,7 @@ def test_what_is_not_there_is_an_error_all_the_same(opener: Opener, proxy: Proxy
 
 def test_a_backup_is_not_begun_a_second_time(opener: Opener, proxy: Proxy, tmp_path: Path) -> None:
     proxy.cuts = [Cut(answer=proxy.greeting + 1)]
-    with pytest.raises(miniq.StoreUnavailable, match="broke before the answer"):
+    with pytest.raises(miniq.StoreUnavailable, match="broke before the reply"):
         opener(proxy.url).backup(tmp_path / "copy")
     assert proxy.accepted == 1
 
