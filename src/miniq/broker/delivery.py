@@ -135,12 +135,15 @@ class Deliveries:
                 if done(result):
                     broker.waiters.wake_each(queue)
                     return result
-                if broker.clock.now() >= deadline or broker.is_closing:
+                if broker.clock.now() >= deadline:
                     return result
                 if broker.catalog.find(queue) is not None:
                     # As of before the attempt, which may have missed what became visible during it.
                     broker.waiters.expect(queue, await broker.store.messages.next_visible(queue, before))
-                await waiter.until(deadline)
+                if not broker.is_closing:
+                    await waiter.until(deadline)
+                if broker.is_closing:  # another attempt would be refused
+                    return result
 
     async def _select(self, queue: str, settings: QueueSettings, taken: list[Stored], now: int) -> list[Stored]:
         """The taken messages that may be handed out; drop expired ones and bury those over max_receives."""
