@@ -117,6 +117,19 @@ async def test_a_redriven_message_keeps_its_place_by_age(broker: Broker) -> None
     assert await drain(broker, "q") == ["old", "young"]
 
 
+async def test_redrive_skips_what_its_target_would_drop_at_once(broker: Broker, clock: FrozenClock) -> None:
+    await broker.configure("q", {"max_receives": 1, "retention": 60})
+    await send(broker, "q", 1)
+    await broker.release("q", leases(await broker.receive("q")))
+    clock.advance(61)
+    done = await broker.redrive("q.dead")
+    assert (done.moved, done.skipped) == (0, 1)
+    assert await states(broker, "q.dead") == (1, 0, 0)
+    await broker.configure("q", {"retention": 3600})
+    assert (await broker.redrive("q.dead")).moved == 1
+    assert await drain(broker, "q") == [1]
+
+
 async def test_redrive_leaves_leased_messages_alone(broker: Broker) -> None:
     await broker.configure("q", {"max_receives": 1})
     await send(broker, "q", 1, 2)

@@ -111,8 +111,13 @@ class Redrives:
             to = job.to or (message.dead.origin if message.dead is not None else None)
             if to is None or to == job.queue:
                 job.skipped += 1
+                continue
+            revived = rules.revive(message, to, now)
+            settings = broker.catalog.find(to)
+            if settings is not None and rules.ends_at(revived, settings) <= now:
+                job.skipped += 1  # past the retention of the target, which would drop it at once
             else:
-                targets.setdefault(to, []).append(((message.id, FREE), rules.revive(message, to, now)))
+                targets.setdefault(to, []).append(((message.id, FREE), revived))
         for to, moves in targets.items():
             outcomes = await broker.move(job.queue, to, moves, event="redriven")
             settings = broker.catalog.settings(to)
