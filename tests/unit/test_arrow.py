@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -12,8 +13,11 @@ pytest.importorskip("pyarrow")
 import pyarrow as pa
 
 from miniq.api import arrow
-from miniq.errors import BadRequest, InvalidRequest
+from miniq.api.operations import ReadClaim
+from miniq.broker import Broker
+from miniq.errors import BadRequest, InvalidRequest, MissingExtra
 from miniq.message import Event, HistoryRecord, Message, PlainBatch, PlainDrafts, Portion, Stored
+from miniq.server import streams
 
 
 def stream(columns: dict[str, Any]) -> bytes:
@@ -169,3 +173,14 @@ def test_what_is_wrong_is_named(columns: dict[str, Any], told: str) -> None:
 def test_what_is_no_arrow_is_refused(body: bytes) -> None:
     with pytest.raises(BadRequest, match="not an Arrow stream"):
         arrow.drafts_of(body)
+
+
+def test_a_claim_as_arrow_without_pyarrow_is_refused_before_the_reply_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def absent() -> None:
+        raise MissingExtra("Arrow needs pyarrow")
+
+    monkeypatch.setattr(arrow, "arrow", absent)
+    with pytest.raises(MissingExtra):
+        asyncio.run(streams.arrow_claim(cast(Broker, None), ReadClaim("q", "g", 1)))
