@@ -1,5 +1,5 @@
 """`python -m tests.faults [--rounds N] [--only TEXT] [--jobs N] [--page]`: every fault many times, and the table in
-docs/reliability.md."""
+docs/reliability.md. `python -m tests.faults differential`: see `differential.py`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from tests.faults import catalog, databases
+from tests.faults import catalog, databases, differential
 from tests.faults.catalog import Fault
 from tests.faults.checker import Verdict
 
@@ -112,6 +112,8 @@ def progress(text: str) -> None:
 
 
 def main() -> int:
+    if sys.argv[1:2] == ["differential"]:
+        return differential.main(sys.argv[2:])
     parser = argparse.ArgumentParser(prog="python -m tests.faults")
     parser.add_argument("--rounds", type=int, help="rounds for each fault instead of its own number")
     parser.add_argument("--only", default="", help="faults whose name and store contain this")

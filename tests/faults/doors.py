@@ -63,7 +63,7 @@ class Door:
     def __init__(self) -> None:
         self._stack = AsyncExitStack()
         self._knocks = 0
-        self._faults = _Faults()
+        self._faults = Faults()
 
     async def knock(self, data: bytes) -> None:
         """Come in with these bytes; raises what is the broker's own fault."""
@@ -176,7 +176,7 @@ class ZmqDoor(Door):
 DOORS: dict[str, Callable[[], Door]] = {"http": HttpDoor, "zmq": ZmqDoor}
 
 
-class _Faults(logging.Handler):
+class Faults(logging.Handler):
     """Listens for what the broker logs where it is to blame."""
 
     def __init__(self) -> None:
