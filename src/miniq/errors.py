@@ -4,6 +4,8 @@ MiniQError                error              base class
 ├── InvalidRequest        invalid            a field is invalid; the text names it and what is allowed
 │   ├── BadName           bad_name           invalid queue name
 │   └── TooLarge          too_large          body, headers or batch over a limit
+│       ├── HeadTooLarge  head_too_large     HTTP headers or trailers over a limit
+│       └── UrlTooLong    url_too_long       URL over a limit
 ├── NotFound              not_found
 │   ├── QueueNotFound     queue_not_found
 │   ├── MessageNotFound   message_not_found
@@ -59,6 +61,14 @@ class BadName(InvalidRequest):
 
 class TooLarge(InvalidRequest):
     code = "too_large"
+
+
+class HeadTooLarge(TooLarge):
+    code = "head_too_large"
+
+
+class UrlTooLong(TooLarge):
+    code = "url_too_long"
 
 
 class NotFound(MiniQError):

@@ -275,7 +275,7 @@ async def test_crowds_of_queues_that_are_no_more_are_forgotten(puts: Puts, monke
 class Lane:
     """A connection: what became of its request."""
 
-    call = FastLane._call
+    call, _check = FastLane._call, FastLane._check
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker

@@ -163,11 +163,10 @@ def is_loopback(host: str) -> bool:
 
 
 def _config(broker: Broker, options: Options, busy_poll: BusyPoll) -> uvicorn.Config:
-    limit = options.limits.request_bytes
     guard = Guard(broker.keys, options.allowed_hosts)
     return uvicorn.Config(
-        HttpApp(broker, limit, guard).asgi,
-        http=cast(Any, partial(FastLane, broker, limit, guard, busy_poll, {})),
+        HttpApp(broker, options.limits.request_bytes, guard).asgi,
+        http=cast(Any, partial(FastLane, broker, options.limits, guard, busy_poll, {})),
         ws="none",
         lifespan="off",
         log_config=None,

@@ -107,12 +107,12 @@ class HttpApp:
         limit = limit or self._max_request
         size = request.headers.get("content-length", "0")
         if size.isdigit() and int(size) > limit:
-            raise too_large(int(size), limit)
+            raise too_large(limit, int(size))
         raw = bytearray()
         async for chunk in request.stream():
             raw += chunk
             if len(raw) > limit:
-                raise too_large(len(raw), limit)
+                raise too_large(limit)
         return bytes(raw)
 
     def _endpoint(self, operation: Operation) -> Any:
@@ -177,7 +177,7 @@ class HttpApp:
         if isinstance(error, HTTPException):
             allow = (error.headers or {}).get("Allow")
             error = _from_starlette(request, error)
-        shown = fault(request.url.path, error)
+        shown = fault(request.scope["path"], error)
         self._broker.metrics.errors["http", shown.code] += 1
         response = problem_response(shown)
         if allow is not None:
@@ -190,8 +190,9 @@ def trace_context(headers: Mapping[str, str]) -> dict[str, str] | None:
     return {name: headers[name] for name in ("traceparent", "tracestate") if name in headers} or None
 
 
-def too_large(size: int, limit: int) -> TooLarge:
-    return TooLarge(f"request: {size} bytes; at most {limit}", field="request")
+def too_large(limit: int, size: int | None = None) -> TooLarge:
+    """The error for a body over the limit; `size` is what the request declares."""
+    return TooLarge(f"request: {f'over {limit}' if size is None else size} bytes; at most {limit}", field="request")
 
 
 def error_headers(problem: shapes.Problem) -> list[tuple[str, str]]:
@@ -235,7 +236,7 @@ async def _disconnected(http: HTTPRequest) -> None:
 
 
 def _from_starlette(request: HTTPRequest, error: HTTPException) -> MiniQError:
-    path = request.url.path[:200]
+    path = request.scope["path"][:200]
     if error.status_code == 404:
         return NoRoute(f"not found: {path}; see /docs")
     if error.status_code == 405:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from msgspec import Struct
@@ -11,11 +12,12 @@ from miniq.api.plain import LONE, Lone, SendReader
 from miniq.errors import WrongMedia
 from miniq.message import JSON, PlainDrafts
 from miniq.server.http.app import is_arrow, prepare, reply_format, request_format, trace_context
-from miniq.server.http.guard import Guard, Violation, given_id
+from miniq.server.http.guard import Guard, Violation, fields_of, given_id
 from miniq.server.operations import OPERATIONS, READERS, Operation, Request, bearer
 
 _HOT = {operation.path.rpartition("/")[2].encode(): operation for operation in OPERATIONS if operation.hot}
 _PREFIX = b"/v1/queues/"
+_NOT_PLAIN = re.compile(rb"[%?#]")
 _NO_QUERY: dict[str, str] = {}
 _SENDS = SendReader()
 
@@ -66,9 +68,9 @@ def read_head(
         return None
     queue, _, call = url[len(_PREFIX) :].partition(b"/")
     operation = _HOT.get(call)
-    if operation is None or b"%" in queue:
+    if operation is None or _NOT_PLAIN.search(queue):
         return None
-    fields = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(headers)}
+    fields = fields_of(headers)
     content_type = fields.get("content-type", "")
     format: codec.Format | None = "json"
     if content_type not in ("", JSON):
@@ -86,7 +88,7 @@ def read_head(
         bearer(fields["authorization"]) if "authorization" in fields else None,
         fields.get("idempotency-key"),
         given_id(fields["x-request-id"]) if "x-request-id" in fields else None,
-        guard.violation(fields.get("host", ""), fields.get("origin"), fields.get("sec-fetch-site"), False),
+        guard.violation(fields, headers, is_safe=False),
         trace_context(fields) if "traceparent" in fields or "tracestate" in fields else None,
         length,
         format,

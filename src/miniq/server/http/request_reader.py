@@ -1,0 +1,223 @@
+"""Cuts the bytes of a connection into requests, and limits them before anything is kept.
+
+httptools judges what is HTTP. It never gets bytes past the end of a message: a head, a chunk and trailers end with an
+empty line, so it is fed up to the next one, and a body of known length up to that length. So the connection decides
+when the next request is read, and a limit holds however the bytes arrive.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import httptools
+
+from miniq.errors import BadRequest, HeadTooLarge, UrlTooLong
+from miniq.options import Limits
+
+_END = b"\r\n\r\n"
+_BLANK = re.compile(rb"[\r\n]+")
+_UPDATE = b"UPDATE /messages/"
+_VERSIONS = ("1.0", "1.1")
+_FRAMING = (b"content-length", b"transfer-encoding")
+FEEDS = 1000
+"""Most feeds of one call: a body of many empty lines must not delay other connections."""
+
+
+class RequestReader:
+    """The requests of one connection: `add` bytes, then read a `head` and its `body`, in turns."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._data = b""
+        self._start = 0
+        """Where what is still needed begins: the head that is being read."""
+        self._at = 0
+        """How far the parser has read."""
+        self.parser: Any = httptools.HttpRequestParser(self)
+        self._into: bytearray | None = None
+        self._in_head = True
+        self._progress = False
+        self._idle_bytes = 0
+        """Bytes fed since the parser last reported something; it may be keeping them."""
+        self._trailers = 0
+        self._left = -1
+        """Bytes of the body that have not been read; -1 if its length is not known."""
+        self.complete = False
+        """Whether the request was read to its end."""
+        self.raw = b""
+        """The request line and headers as they arrived."""
+        self.method = b""
+        self.url = b""
+        self.headers: list[tuple[bytes, bytes]] = []
+        """In lower case, without trailers."""
+        self.version = "1.1"
+        self.keep_alive = True
+        self.expects_continue = False
+
+    @property
+    def has_bytes(self) -> bool:
+        return self._at < len(self._data) or (self._in_head and self._start < self._at)
+
+    def add(self, data: bytes) -> None:
+        start = self._start
+        if start < len(self._data):
+            data = self._data[start:] + data
+        self._data = data
+        self._at -= start
+        self._start = 0
+
+    def close(self) -> None:
+        """Let go of the parser, which refers to this reader."""
+        self.parser = None
+        self._data = b""
+        self._start = self._at = 0
+
+    def whole_head(self) -> bytes:
+        """The bytes of the next head, if it has arrived and nothing of it was parsed; else empty."""
+        self._skip_blank_lines()
+        if self._at > self._start:
+            return b""
+        end = self._data.find(_END, self._start, self._start + self._limits.head_bytes)
+        return self._data[self._start : end + len(_END)] if end >= 0 else b""
+
+    def take(self, head_size: int, length: int) -> bytes | None:
+        """Skip a head that is known, and return its body; None if that has not arrived completely."""
+        begin = self._start + head_size
+        if len(self._data) - begin < length:
+            return None
+        self._start = self._at = begin + length
+        return self._data[begin : self._at]
+
+    def head(self) -> bool:
+        """Read on to the end of the head; False if that has not arrived."""
+        if not self._in_head:  # a new request
+            self._in_head = True
+            self.complete = self.expects_continue = False
+            self.url = b""
+            self.headers = []
+        self._skip_blank_lines()
+        data, start = self._data, self._start
+        if self._at == start:
+            if data.startswith(_UPDATE, start):
+                # The parser does not know the method UPDATE of the short routes, which treat it like PATCH.
+                self._data = data = b"PATCH" + data[start + len(b"UPDATE") :]
+                self._start = self._at = start = 0
+            elif start == len(data) or _UPDATE.startswith(data[start : start + len(_UPDATE)]):
+                return False
+        limit = start + self._limits.head_bytes
+        end = data.find(_END, max(start, self._at - len(_END) + 1), limit)
+        self._feed(end + len(_END) if end >= 0 else min(len(data), limit))
+        if self._in_head:
+            if len(data) >= limit:
+                raise HeadTooLarge(f"request: its head is over {self._limits.head_bytes} bytes", field="request")
+            return False
+        self.raw = self._data[start : self._at]
+        self._start = self._at
+        self._idle_bytes = self._trailers = 0
+        self._left = -1
+        for name, value in self.headers:
+            if name == b"content-length":
+                self._left = int(value)
+            elif name == b"transfer-encoding" and value.lower() != b"chunked":
+                raise BadRequest(f"transfer-encoding: {value[:80]!r} is not supported; use chunked", field="request")
+        return True
+
+    def body(self, into: bytearray | None) -> bool:
+        """Read on to the end of the body and append it to `into`; False if that has not arrived, or there is more to
+        read (`has_bytes`). Without `into` it is discarded."""
+        self._into = into
+        if self._left >= 0:
+            stop = min(len(self._data), self._at + self._left)
+            self._left -= stop - self._at
+            self._feed(stop)
+            self._start = self._at
+            return self.complete
+        for _ in range(FEEDS):
+            data, at = self._data, self._at
+            if self.complete or at == len(data):
+                break
+            end = data.find(_END, max(self._start, at - len(_END) + 1))
+            stop = end + len(_END) if end >= 0 else len(data)
+            self._progress = False
+            self._feed(stop)
+            self._idle_bytes = 0 if self._progress else self._idle_bytes + stop - at
+            if self._idle_bytes > self._limits.head_bytes:
+                raise self._trailers_too_large()
+            self._start = stop if self.complete else max(self._start, stop - len(_END) + 1)
+        return self.complete
+
+    # The parser calls these
+
+    def on_url(self, url: bytes) -> None:
+        if len(self.url) + len(url) > self._limits.url_bytes:
+            raise UrlTooLong(f"request: its URL is over {self._limits.url_bytes} bytes", field="request")
+        self.url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._progress = True
+        if self._in_head:
+            name = name.lower()
+            if name == b"expect" and value.lower() == b"100-continue":
+                self.expects_continue = True
+            self.headers.append((name, value))
+            if len(self.headers) > self._limits.head_lines:
+                raise HeadTooLarge(f"request: over {self._limits.head_lines} headers", field="request")
+        else:
+            self._trailers += len(name) + len(value) + 4
+            if self._trailers > self._limits.head_bytes:
+                raise self._trailers_too_large()
+
+    def on_headers_complete(self) -> None:
+        self.method = self.parser.get_method()
+        self.version = self.parser.get_http_version()
+        if self.version not in _VERSIONS:
+            raise BadRequest(f"request: HTTP/{self.version} is not supported; use HTTP/1.1", field="request")
+        self.keep_alive = self.version == "1.1" and self.parser.should_keep_alive()
+        self._in_head = False
+
+    def on_body(self, body: bytes) -> None:
+        self._progress = True
+        if self._into is not None:
+            self._into += body
+
+    def on_message_complete(self) -> None:
+        self.complete = True
+
+    # Inside
+
+    def _skip_blank_lines(self) -> None:
+        """Skip empty lines before a request."""
+        if self._at == self._start:
+            blank = _BLANK.match(self._data, self._start)
+            if blank is not None:
+                self._start = self._at = blank.end()
+
+    def _feed(self, stop: int) -> None:
+        try:
+            with memoryview(self._data) as view:
+                self.parser.feed_data(view[self._at : stop])
+        except httptools.HttpParserUpgrade:
+            self._ignore_upgrade()
+        except httptools.HttpParserError as error:
+            # The parser wraps what the callbacks raise.
+            if isinstance(error.__context__, BadRequest | HeadTooLarge | UrlTooLong):
+                raise error.__context__ from None
+            raise BadRequest(f"request: invalid HTTP: {error}", field="request") from None
+        self._at = stop
+
+    def _ignore_upgrade(self) -> None:
+        """Go on with the request of a client that offers another protocol. The parser would skip its body."""
+        url, headers = self.url, self.headers
+        method, version, keep_alive = self.method, self.version, self.keep_alive
+        lines = b"".join(b"%b: %b\r\n" % header for header in headers if header[0] in _FRAMING)
+        self.complete = False
+        self._in_head = True
+        self.url, self.headers = b"", []
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % lines)
+        self.url, self.headers = url, headers
+        self.method, self.version, self.keep_alive = method, version, keep_alive
+
+    def _trailers_too_large(self) -> HeadTooLarge:
+        return HeadTooLarge(f"request: its trailers are over {self._limits.head_bytes} bytes", field="request")
