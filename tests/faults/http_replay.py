@@ -336,6 +336,7 @@ def _answered(connection: Connection, methods: Sequence[bytes]) -> bool:
 def _wrong_interim(asked: Sequence[Asked], answers: Sequence[Answer]) -> str:
     """Whether a sender was told to continue that need not have been, or that is refused for its head."""
     for one, answer in zip(asked, answers, strict=False):
-        if answer.continued and (not one.expects or answer.status in (401, 403, 413)):
+        is_early = answer.status in (401, 403) or (answer.status == 413 and b"request: " in answer.body)
+        if answer.continued and (is_early or not one.expects):
             return f"{one.label}: 100 before {answer.status}"
     return ""
