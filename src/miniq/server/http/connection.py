@@ -13,7 +13,8 @@ import logging
 import select
 from collections import deque
 from time import perf_counter
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from urllib.parse import unquote
 
 import httptools
@@ -274,6 +275,8 @@ class Connection(asyncio.Protocol):
         request.keep_alive = False
         request.error = request.error or error
         if isinstance(request, AsgiCycle):
+            write, is_closing = self.transport.write, self.transport.is_closing
+            request.transport = cast(Any, SimpleNamespace(write=write, is_closing=is_closing, close=self.linger))
             request.message_event.set()
         elif request is self.current:
             self.refuse(request, request.error)

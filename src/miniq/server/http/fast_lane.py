@@ -136,6 +136,11 @@ class FastLane(Connection):
             raw, request.body = bytes(request.body), bytearray()
             self._call(request, raw)
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self.busy_poll.last is self:
+            self.busy_poll.last = None
+
     def abandon(self, request: Cycle) -> None:
         if isinstance(request, HotCycle) and request.task is not None and request.head.operation.name == "receive":
             request.task.cancel()  # nobody would get the messages; a send or an ack continues
