@@ -409,7 +409,7 @@ async def test_a_body_that_was_refused_is_not_kept(monkeypatch: pytest.MonkeyPat
         writer.write(b"x" * 100_000)
         await asyncio.sleep(0.05)
         assert lanes[0]._reading is not None
-        assert (lanes[0]._reading.body, lanes[0].reader.has_bytes) == (b"", False)
+        assert (lanes[0]._reading.body, lanes[0].reader.at) == (b"", lanes[0].reader.size)
         writer.close()
 
 
