@@ -31,8 +31,8 @@ async def serving(keep_alive: int) -> AsyncIterator[int]:
 
 
 @asynccontextmanager
-async def listening(broker: Broker, keep_alive: int) -> AsyncIterator[int]:
-    config = server._config(broker, Options(), BusyPoll(0))
+async def listening(broker: Broker, keep_alive: int, options: Options | None = None) -> AsyncIterator[int]:
+    config = server._config(broker, options or Options(), BusyPoll(0))
     config.timeout_keep_alive = keep_alive
     listener = server.bind("127.0.0.1", 0)
     running = uvicorn.Server(config)
@@ -409,7 +409,7 @@ async def test_a_body_that_was_refused_is_not_kept(monkeypatch: pytest.MonkeyPat
         writer.write(b"x" * 100_000)
         await asyncio.sleep(0.05)
         assert lanes[0]._reading is not None
-        assert (lanes[0]._reading.body, lanes[0].reader.has_bytes) == (b"", False)
+        assert (lanes[0]._reading.body, lanes[0].reader.at) == (b"", lanes[0].reader.size)
         writer.close()
 
 

@@ -81,6 +81,17 @@ def test_wrong_parameters_of_events_are_named(wire: Http, query: str, field: str
     assert wire.refused("GET", "/v1/events?queue=nowhere").code == "queue_not_found"
 
 
+def test_the_head_of_events_is_answered_at_once(wire: Http) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", wire.served.port, timeout=5)
+    for method, path, kind in (("HEAD", "/v1/events", "text/event-stream"), ("GET", "/health", "application/json")):
+        connection.request(method, path)
+        reply = connection.getresponse()
+        assert (reply.status, reply.headers["content-type"].startswith(kind)) == (200, True)
+        reply.read()
+    connection.close()
+    assert wire.call("HEAD", "/v1/events?queue=nowhere")[0] == 404
+
+
 def test_a_server_with_listeners_stops_at_once() -> None:
     with serving("memory:") as served:
         stream = Http(served).events("/v1/events?interval=60")
@@ -161,6 +172,9 @@ def test_names_can_be_allowed_and_keys_make_them_all_fine() -> None:
             wire.ok(method, path, body, host=f"{EVIL}:80", origin=f"https://{EVIL}")
             # A proxy that does not pass the name on.
             wire.ok(method, path, body, origin="https://mq.example.com")
+            # Another server of that machine is another site.
+            for other in ("https://mq.example.com:8443", f"http://{EVIL}:5000", "ftp://mq.example.com"):
+                assert wire.refused(method, path, body, host=EVIL, origin=other).code == "cross_origin"
         assert wire.refused("GET", "/v1/queues", host="other.example.com").code == "cross_origin"
         key = wire.ok("POST", "/v1/keys", {"name": "boss", "allow": ["*"]})
         bearer = {"authorization": f"Bearer {key['secret']}"}

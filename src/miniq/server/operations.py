@@ -159,9 +159,22 @@ def check_query(query: Mapping[str, str], known: Collection[str]) -> None:
 def integer(fields: Mapping[str, str], name: str) -> int:
     """A field of a path or query as an integer."""
     try:
-        return int(fields[name])
+        return int(_plain(fields[name]))
     except ValueError:
         raise InvalidRequest(f"{name}: {fields[name][:80]!r} is not a whole number", field=name) from None
+
+
+def seconds(fields: Mapping[str, str], name: str) -> float:
+    """A field of a query as a duration."""
+    try:
+        return float(_plain(fields[name]))
+    except ValueError:
+        raise InvalidRequest(f"{name}: {fields[name][:80]!r} is not a number of seconds", field=name) from None
+
+
+def _plain(number: str) -> str:
+    """A number without what only Python allows in one, as in 1_000."""
+    return number if number.isascii() and "_" not in number and " " not in number else ""
 
 
 def timestamp(fields: Mapping[str, str], name: str) -> datetime:

@@ -13,7 +13,8 @@ import logging
 import select
 from collections import deque
 from time import perf_counter
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from urllib.parse import unquote
 
 import httptools
@@ -23,6 +24,7 @@ from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
 
 from miniq.errors import BadRequest, Closed, MiniQError
 from miniq.options import MIB, Limits
+from miniq.server.http.app import too_large
 from miniq.server.http.guard import ID, next_number
 from miniq.server.http.request_reader import RequestReader
 
@@ -119,11 +121,6 @@ class Connection(asyncio.Protocol):
         self._idle_since = self.loop.time()
         self._check_timeouts_in(self._config.timeout_keep_alive)
 
-    def data_received(self, data: bytes) -> None:
-        if not self._is_last or self._reading is not None:
-            self.reader.add(data)
-            self.proceed()
-
     def connection_lost(self, exc: Exception | None) -> None:
         self.server_state.connections.discard(self)
         for timer in (self._timer, self._write_timer, self._watch_timer):
@@ -170,27 +167,32 @@ class Connection(asyncio.Protocol):
         if self._proceeding or self.transport.is_closing():
             return
         self._proceeding = True
-        more = True
+        reader, is_full, is_over = self.reader, False, False
         try:
             for _ in range(self.limits.pipeline):
-                if not (self._begin_next() or self._read_next()):
-                    more = False
+                if self.current is None and self._waiting and not self.flow.write_paused:
+                    self._begin(self._waiting.popleft())
+                    continue
+                is_full = self._is_full()
+                if is_full or reader.at == reader.size or not self._read_next():
+                    is_over = self._reading is None or reader.at == reader.size
                     break
         except MiniQError as error:
+            is_over = True
             self._fail(error)
-            self._begin_next()
+            if self.current is None and self._waiting:
+                self._begin(self._waiting.popleft())
         finally:
             self._proceeding = False
-        if more or (self._reading is not None and not self._is_full() and self.reader.has_bytes):
+        if is_full or not is_over:
             self._pause_reading()
-            self.loop.call_soon(self.proceed)  # after a turn of other connections
-        elif self._is_full():
-            self._pause_reading()
+            if not is_full:
+                self.loop.call_soon(self.proceed)  # after a turn of other connections
         elif self._read_paused and not self.transport.is_closing():
             self._read_paused = False
             self._reading_since = 0.0
             self.transport.resume_reading()
-        if self._reading is None and not self.reader.has_bytes:
+        if self._reading is None and reader.start == reader.size:
             self._reading_since = 0.0
         elif not self._reading_since:
             self._reading_since = self.loop.time()
@@ -205,10 +207,8 @@ class Connection(asyncio.Protocol):
         is_taken = request is self.current and isinstance(request, Cycle)
         return not is_taken and len(request.body) > WAITING_BYTES
 
-    def _begin_next(self) -> bool:
-        if self.current is not None or not self._waiting or self.flow.write_paused:
-            return False
-        self.current = request = self._waiting.popleft()
+    def _begin(self, request: Request) -> None:
+        self.current = request
         self._idle_since = 0.0
         if isinstance(request, AsgiCycle):
             task = self.loop.create_task(request.run_asgi(self._config.loaded_app))
@@ -220,31 +220,22 @@ class Connection(asyncio.Protocol):
             self.carry_out(request)
         elif request.expects_continue:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        return True
 
     def _read_next(self) -> bool:
-        """Read a head or more of a body; False if that is not possible now."""
+        """Read a head or more of a body; False if more bytes are needed for that."""
         request, reader = self._reading, self.reader
-        if self._is_full():
-            return False
         if request is None:
-            if self._is_last:
+            if self._is_last or not reader.head():
                 return False
-            request = self.recall()
-            if request is None:
-                if not reader.head():
-                    return False
-                request = self.open()
-                request.more_body = not reader.complete
-                if request.more_body:
-                    self._reading = request
-                elif isinstance(request, AsgiCycle):
-                    request.message_event.set()
+            request = self.open()
+            request.more_body = not reader.complete
+            if request.more_body:
+                self._reading = request
+            elif isinstance(request, AsgiCycle):
+                request.message_event.set()
             self._is_last = not request.keep_alive
             self._waiting.append(request)
             return True
-        if not reader.has_bytes:
-            return False
         discard = request.response_complete or request.error is not None
         complete = reader.body(None if discard else request.body)
         if complete:
@@ -256,8 +247,12 @@ class Connection(asyncio.Protocol):
             if complete or request.body:
                 request.message_event.set()
         elif not discard:
-            self.check_size(request)
-            if complete and request is self.current and not request.response_complete:
+            if len(request.body) > self.limits.request_bytes:
+                request.body = bytearray()
+                request.error = too_large(self.limits.request_bytes)
+                if request is self.current:
+                    self.refuse(request, request.error)
+            elif complete and request is self.current:
                 self.carry_out(request)
         return complete
 
@@ -274,6 +269,8 @@ class Connection(asyncio.Protocol):
         request.keep_alive = False
         request.error = request.error or error
         if isinstance(request, AsgiCycle):
+            write, is_closing = self.transport.write, self.transport.is_closing
+            request.transport = cast(Any, SimpleNamespace(write=write, is_closing=is_closing, close=self.linger))
             request.message_event.set()
         elif request is self.current:
             self.refuse(request, request.error)
@@ -327,16 +324,8 @@ class Connection(asyncio.Protocol):
 
     # The fast lane answers hot calls
 
-    def recall(self) -> Request | None:
-        """The next request, if it has arrived completely and its head is known."""
-        raise NotImplementedError
-
     def open(self) -> Request:
         """The request whose head was read."""
-        raise NotImplementedError
-
-    def check_size(self, request: Cycle) -> None:
-        """Refuse a request whose body is too large."""
         raise NotImplementedError
 
     def carry_out(self, request: Cycle) -> None:

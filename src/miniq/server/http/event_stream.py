@@ -10,34 +10,35 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from starlette.requests import Request as HTTPRequest
-from starlette.responses import StreamingResponse
+from starlette.responses import Response, StreamingResponse
 
 from miniq import dispatch
 from miniq.api import codec, shapes
 from miniq.api.operations import Stats
 from miniq.broker import Broker, rules
 from miniq.dispatch import Caller
-from miniq.errors import InvalidRequest, MiniQError
-from miniq.server.operations import BY_NAME, Request, authorise, bearer, check_query, integer
+from miniq.errors import MiniQError
+from miniq.server.operations import BY_NAME, Request, authorise, bearer, check_query, integer, seconds
 
 PARAMETERS = {"interval": float, "queue": str, "count": int}
 PATH = "/v1/events"
+MEDIA = "text/event-stream"
 
 
-async def listen(broker: Broker, http: HTTPRequest) -> StreamingResponse:
-    """Check the request and return its event stream."""
+async def listen(broker: Broker, http: HTTPRequest) -> Response:
+    """Check the request and return its event stream; for HEAD, an empty one."""
     query = http.query_params
     check_query(query, PARAMETERS)
-    interval = _seconds(query.get("interval", "2"))
+    interval = rules.check_seconds(seconds(query, "interval") if "interval" in query else 2.0, "interval", 0.1, 60)
     count = rules.check_count(integer(query, "count") if "count" in query else 2**31, "count", 1, 2**31)
     request = Request({}, query, None, "json", bearer(http.headers.get("authorization")))
     authorise(broker, BY_NAME["stats"], request)
     first = await _stats_by_queue(broker, request)
-    return StreamingResponse(
-        _events(broker, request, first, interval, count),
-        media_type="text/event-stream",
-        headers={"cache-control": "no-store", "x-accel-buffering": "no"},
-    )
+    headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+    if http.method == "HEAD":
+        return Response(media_type=MEDIA, headers=headers)
+    events = _events(broker, request, first, interval, count)
+    return StreamingResponse(events, media_type=MEDIA, headers=headers)
 
 
 async def _events(
@@ -64,10 +65,3 @@ async def _events(
 async def _stats_by_queue(broker: Broker, request: Request) -> dict[str, shapes.QueueStats]:
     reply = await dispatch.perform(broker, Stats(request.query.get("queue")), Caller(request.secret))
     return {entry.name: entry for entry in reply.queues}
-
-
-def _seconds(text: str) -> float:
-    try:
-        return rules.check_seconds(float(text), "interval", 0.1, 60)
-    except ValueError:
-        raise InvalidRequest(f"interval: {text[:80]!r} is not a number of seconds", field="interval") from None

@@ -91,21 +91,11 @@ class FastLane(Connection):
                 self.current = hot = HotCycle(head, self)
                 self._call(hot, data[len(self._head_bytes) :])
                 return
-        super().data_received(data)
+        if not self._is_last or self._reading is not None:
+            self.reader.add(data)
+            self.proceed()
 
     # The connection calls these
-
-    def recall(self) -> Request | None:
-        raw = self.reader.whole_head()
-        head = self.heads.get(raw) if raw else None
-        if head is None:
-            return None
-        body = self.reader.take(len(raw), head.length)
-        if body is None:
-            return None
-        hot = HotCycle(head, self)
-        hot.body += body
-        return hot
 
     def open(self) -> Request:
         reader = self.reader
@@ -115,7 +105,8 @@ class FastLane(Connection):
         hot = HotCycle(head, self)
         hot.expects_continue = reader.expects_continue
         try:
-            self._check(head)
+            if head.violation is not None or not self.broker.keys.open:
+                self._check(head)
             if head.length > self.limits.request_bytes:
                 raise too_large(self.limits.request_bytes, head.length)
         except MiniQError as error:
@@ -124,17 +115,15 @@ class FastLane(Connection):
             self._remember(head)
         return hot
 
-    def check_size(self, request: Cycle) -> None:
-        if len(request.body) > self.limits.request_bytes:
-            request.body = bytearray()
-            request.error = too_large(self.limits.request_bytes)
-            if request is self.current:
-                self.refuse(request, request.error)
-
     def carry_out(self, request: Cycle) -> None:
         if isinstance(request, HotCycle):
             raw, request.body = bytes(request.body), bytearray()
             self._call(request, raw)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self.busy_poll.last is self:
+            self.busy_poll.last = None
 
     def abandon(self, request: Cycle) -> None:
         if isinstance(request, HotCycle) and request.task is not None and request.head.operation.name == "receive":

@@ -30,9 +30,11 @@ class RequestReader:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._data = b""
-        self._start = 0
+        self.size = 0
+        """How many bytes there are."""
+        self.start = 0
         """Where what is still needed begins: the head that is being read."""
-        self._at = 0
+        self.at = 0
         """How far the parser has read."""
         self.parser: Any = httptools.HttpRequestParser(self)
         self._into: bytearray | None = None
@@ -55,65 +57,49 @@ class RequestReader:
         self.keep_alive = True
         self.expects_continue = False
 
-    @property
-    def has_bytes(self) -> bool:
-        return self._at < len(self._data) or (self._in_head and self._start < self._at)
-
     def add(self, data: bytes) -> None:
-        start = self._start
-        if start < len(self._data):
+        start = self.start
+        if start < self.size:
             data = self._data[start:] + data
         self._data = data
-        self._at -= start
-        self._start = 0
+        self.size = len(data)
+        self.at -= start
+        self.start = 0
 
     def close(self) -> None:
         """Let go of the parser, which refers to this reader."""
         self.parser = None
         self._data = b""
-        self._start = self._at = 0
-
-    def whole_head(self) -> bytes:
-        """The bytes of the next head, if it has arrived and nothing of it was parsed; else empty."""
-        self._skip_blank_lines()
-        if self._at > self._start:
-            return b""
-        end = self._data.find(_END, self._start, self._start + self._limits.head_bytes)
-        return self._data[self._start : end + len(_END)] if end >= 0 else b""
-
-    def take(self, head_size: int, length: int) -> bytes | None:
-        """Skip a head that is known, and return its body; None if that has not arrived completely."""
-        begin = self._start + head_size
-        if len(self._data) - begin < length:
-            return None
-        self._start = self._at = begin + length
-        return self._data[begin : self._at]
+        self.start = self.at = self.size = 0
 
     def head(self) -> bool:
-        """Read on to the end of the head; False if that has not arrived."""
+        """Read on to the end of the head; False if that has not arrived. There must be bytes to read."""
         if not self._in_head:  # a new request
             self._in_head = True
             self.complete = self.expects_continue = False
             self.url = b""
             self.headers = []
-        self._skip_blank_lines()
-        data, start = self._data, self._start
-        if self._at == start:
+        data, start = self._data, self.start
+        if self.at == start:
+            if data[start] in b"\r\n":
+                blank = _BLANK.match(data, start)
+                self.start = self.at = start = blank.end() if blank is not None else start
             if data.startswith(_UPDATE, start):
                 # The parser does not know the method UPDATE of the short routes, which treat it like PATCH.
                 self._data = data = b"PATCH" + data[start + len(b"UPDATE") :]
-                self._start = self._at = start = 0
-            elif start == len(data) or _UPDATE.startswith(data[start : start + len(_UPDATE)]):
+                self.start = self.at = start = 0
+                self.size = len(data)
+            elif _UPDATE.startswith(data[start : start + len(_UPDATE)]):  # or nothing
                 return False
         limit = start + self._limits.head_bytes
-        end = data.find(_END, max(start, self._at - len(_END) + 1), limit)
+        end = data.find(_END, max(start, self.at - len(_END) + 1), limit)
         self._feed(end + len(_END) if end >= 0 else min(len(data), limit))
         if self._in_head:
             if len(data) >= limit:
                 raise HeadTooLarge(f"request: its head is over {self._limits.head_bytes} bytes", field="request")
             return False
-        self.raw = self._data[start : self._at]
-        self._start = self._at
+        self.raw = self._data[start : self.at]
+        self.start = self.at
         self._idle_bytes = self._trailers = 0
         self._left = -1
         for name, value in self.headers:
@@ -125,26 +111,26 @@ class RequestReader:
 
     def body(self, into: bytearray | None) -> bool:
         """Read on to the end of the body and append it to `into`; False if that has not arrived, or there is more to
-        read (`has_bytes`). Without `into` it is discarded."""
+        read. Without `into` it is discarded."""
         self._into = into
         if self._left >= 0:
-            stop = min(len(self._data), self._at + self._left)
-            self._left -= stop - self._at
+            stop = min(len(self._data), self.at + self._left)
+            self._left -= stop - self.at
             self._feed(stop)
-            self._start = self._at
+            self.start = self.at
             return self.complete
         for _ in range(FEEDS):
-            data, at = self._data, self._at
+            data, at = self._data, self.at
             if self.complete or at == len(data):
                 break
-            end = data.find(_END, max(self._start, at - len(_END) + 1))
+            end = data.find(_END, max(self.start, at - len(_END) + 1))
             stop = end + len(_END) if end >= 0 else len(data)
             self._progress = False
             self._feed(stop)
             self._idle_bytes = 0 if self._progress else self._idle_bytes + stop - at
             if self._idle_bytes > self._limits.head_bytes:
                 raise self._trailers_too_large()
-            self._start = stop if self.complete else max(self._start, stop - len(_END) + 1)
+            self.start = stop if self.complete else max(self.start, stop - len(_END) + 1)
         return self.complete
 
     # The parser calls these
@@ -186,17 +172,10 @@ class RequestReader:
 
     # Inside
 
-    def _skip_blank_lines(self) -> None:
-        """Skip empty lines before a request."""
-        if self._at == self._start:
-            blank = _BLANK.match(self._data, self._start)
-            if blank is not None:
-                self._start = self._at = blank.end()
-
     def _feed(self, stop: int) -> None:
         try:
             with memoryview(self._data) as view:
-                self.parser.feed_data(view[self._at : stop])
+                self.parser.feed_data(view[self.at : stop])
         except httptools.HttpParserUpgrade:
             self._ignore_upgrade()
         except httptools.HttpParserError as error:
@@ -204,7 +183,7 @@ class RequestReader:
             if isinstance(error.__context__, BadRequest | HeadTooLarge | UrlTooLong):
                 raise error.__context__ from None
             raise BadRequest(f"request: invalid HTTP: {error}", field="request") from None
-        self._at = stop
+        self.at = stop
 
     def _ignore_upgrade(self) -> None:
         """Go on with the request of a client that offers another protocol. The parser would skip its body."""

@@ -17,7 +17,7 @@ from miniq.api import codec
 from miniq.broker import Broker
 from miniq.errors import InvalidRequest, MiniQError
 from miniq.message import JSON, NEVER, Draft, Stored
-from miniq.server.operations import bearer, integer
+from miniq.server.operations import bearer, integer, seconds
 
 QUEUE = "default"
 ReadBody = Callable[[HTTPRequest], Awaitable[bytes]]
@@ -165,16 +165,12 @@ class _Short:
         """Receive with the visibility timeout and limit in these query parameters."""
         self._check(request, "receive")
         query = request.query_params
-        seconds, limit = None, self._broker.options.limits.batch
+        timeout, limit = None, self._broker.options.limits.batch
         if limit_name is not None and limit_name in query:
             limit = integer(query, limit_name)
         if timeout_name in query:
-            try:
-                seconds = float(query[timeout_name])
-            except ValueError:
-                text = f"{timeout_name}: {query[timeout_name][:80]!r} is not a number of seconds"
-                raise InvalidRequest(text, field=timeout_name) from None
-        return await self._broker.receive(QUEUE, max=limit, visibility_timeout=seconds)
+            timeout = seconds(query, timeout_name)
+        return await self._broker.receive(QUEUE, max=limit, visibility_timeout=timeout)
 
 
 def _body(stored: Stored) -> Any:
