@@ -53,15 +53,15 @@ def perform(broker: Broker, call: Call[T], caller: Caller = OWNER) -> Coroutine[
 
 
 def send(broker: Broker, call: ops.Send, caller: Caller) -> Coroutine[Any, Any, list[str]]:
-    return broker.send(call.queue, drafts_of(call.drafts), caller.call)
+    return broker.send(call.queue, drafts_of(call.drafts, broker.options.limits.batch), caller.call)
 
 
-def drafts_of(drafts: Any) -> Sequence[Draft]:
-    """Drafts, which may be given as an Arrow stream or as a table."""
+def drafts_of(drafts: Any, most: int) -> Sequence[Draft]:
+    """Drafts, which may be given as a table, or as an Arrow stream of at most `most` rows."""
     if type(drafts) is PlainDrafts or type(drafts) is list:
         return drafts
     if isinstance(drafts, ArrowStream):
-        return drafts.drafts()
+        return drafts.drafts(most)
     if tables.is_table(drafts):
         return arrow.drafts_of_table(tables.to_table(drafts))
     return cast("Sequence[Draft]", drafts)
@@ -100,7 +100,8 @@ async def read_claim(broker: Broker, call: ops.ReadClaim, caller: Caller) -> lis
 async def upload(broker: Broker, call: ops.Upload, caller: Caller) -> tuple[int, int]:
     name = StageName(call.job, call.batch, call.partition, call.attempt)
     is_stream = isinstance(call.drafts, ArrowStream)  # decoding one may take long: not in the event loop
-    drafts = await asyncio.to_thread(drafts_of, call.drafts) if is_stream else drafts_of(call.drafts)
+    most = broker.options.limits.upload
+    drafts = await asyncio.to_thread(drafts_of, call.drafts, most) if is_stream else drafts_of(call.drafts, most)
     return await broker.stages.upload(call.queue, name, call.part, drafts)
 
 
