@@ -51,6 +51,8 @@ STATUS: dict[str, int] = {
     "claim_gone": 410,
     "wrong_media": 415,
     "queue_full": 429,
+    "too_many_queues": 429,
+    "too_many_streams": 503,
     "closed": 503,
     "store_unavailable": 503,
     "store_failed": 503,
