@@ -339,6 +339,7 @@ class ApiKey(Struct, omit_defaults=True):
     """Of a CURVE key."""
     server: str | None = None
     """The broker's own public key, in the reply that adds a CURVE key."""
+    max_queues: int | None = None
 
 
 class HealthReply(Struct, omit_defaults=True):

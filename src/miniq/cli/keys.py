@@ -19,6 +19,10 @@ from miniq.errors import InvalidRequest
 
 allow = click.option("--allow", multiple=True, required=True, metavar="SPEC", help="VERB:PATTERN; may be repeated.")
 
+max_queues = click.option(
+    "--max-queues", type=click.IntRange(0), metavar="N", help="Create no queue while N match its patterns."
+)
+
 
 def with_client(command: Callable[..., None]) -> Callable[..., None]:
     """Pass a command a client of the broker, or of the store that `--store` names: the first key is created without a
@@ -54,17 +58,18 @@ def keys() -> None:
 @keys.command()
 @click.argument("name")
 @allow
+@max_queues
 @store
 @as_json
 @with_client
-def create(client: Client, name: str, allow: tuple[str, ...], as_json: bool) -> None:
+def create(client: Client, name: str, allow: tuple[str, ...], max_queues: int | None, as_json: bool) -> None:
     """Create a key and print its secret, which is not shown again.
 
     \b
     Example:
       miniq keys create shop --allow 'send:orders.*'
     """
-    key = client.create_key(name, allow)
+    key = client.create_key(name, allow, max_queues=max_queues)
     if as_json:
         json_line(key)
         return
