@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from multiprocessing import get_context
 from random import Random
 
 from msgspec import Struct
@@ -178,7 +179,7 @@ def main(arguments: Sequence[str]) -> int:
     parts = [numbers[start : start + PART] for start in range(0, len(numbers), PART)]
     seen: Counter[str] = Counter()
     began = time.monotonic()
-    with ProcessPoolExecutor(asked.jobs) as pool:
+    with ProcessPoolExecutor(asked.jobs, get_context("spawn")) as pool:
         for part, found in zip(parts, pool.map(partial(_search, asked.seed, asked.ignore), parts), strict=True):
             for difference in found:
                 seen[difference.kind] += 1

@@ -5,28 +5,25 @@ connection, or one request per connection, in one piece or in many. Ids, receipt
 from __future__ import annotations
 
 import asyncio
-import itertools
 import re
-import secrets
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import Any
-from unittest import mock
 
 from msgspec import Struct
 from uvicorn.server import ServerState
 
 from miniq.broker import Broker
-from miniq.options import Limits, Options
+from miniq.options import Options
 from miniq.server import server
 from miniq.server.busy_poll import BusyPoll
 from miniq.store import open_store
 from tests.clock import FrozenClock
-from tests.faults import http_requests
+from tests.faults import predictable
 from tests.faults.doors import Faults
-from tests.faults.http_requests import KEYS, Asked
+from tests.faults.http_requests import LIMITS, Asked
 from tests.kit import draft, sleepers
 
 END = b"GET /health HTTP/1.1\r\nhost: x\r\nx-request-id: the-end\r\n\r\n"
@@ -35,9 +32,7 @@ QUIET = 60
 """Turns of the event loop without an answer after which a long poll is what is waited for."""
 PATIENCE = 300
 """Milliseconds without an answer after which none is expected."""
-OPTIONS = Options(
-    upkeep_interval=0, limits=Limits(request_bytes=http_requests.REQUEST_LIMIT, body_bytes=http_requests.BODY_LIMIT)
-)
+OPTIONS = Options(upkeep_interval=0, limits=LIMITS)
 IGNORED = {b"date"}
 _OWN_ID = re.compile(rb"[0-9a-f]{8}-[0-9a-f]+")
 
@@ -86,23 +81,18 @@ class Outcome(Struct):
 @asynccontextmanager
 async def fresh(keyed: bool) -> AsyncIterator[tuple[Broker, Callable[[], Any]]]:
     """A broker with some messages, in which all that is random is predictable; and what makes its connections."""
-    counters: dict[int, itertools.count[int]] = {}
-
-    def token(size: int) -> str:
-        return f"{next(counters.setdefault(size, itertools.count(1))):0{2 * size}x}"
-
     async with AsyncExitStack() as stack:
-        stack.enter_context(mock.patch.object(secrets, "token_hex", token))
-        stack.enter_context(mock.patch.object(secrets, "token_urlsafe", lambda size: token(16)))
+        stack.enter_context(predictable.tokens())
         broker = await stack.enter_async_context(Broker(open_store("memory:"), OPTIONS, FrozenClock()))
-        http_requests.seed_ids(broker.ids)
+        predictable.seed_ids(broker.ids)
         for queue in ("q", "default", "q"):
             await broker.send(queue, [draft(queue)])
         for queue in ("q", "default"):
             await broker.receive(queue)
         if keyed:
             keys = [
-                (await broker.keys.create(name, allow, number))[0] for number, (name, allow) in enumerate(KEYS.items())
+                (await broker.keys.create(name, allow, number))[0]
+                for number, (name, allow) in enumerate(predictable.KEYS.items())
             ]
             await broker.keys.revoke(keys[-1].id)
         config = server._config(broker, OPTIONS, BusyPoll(0))

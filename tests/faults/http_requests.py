@@ -1,7 +1,7 @@
 """Random HTTP requests as raw bytes, with what HTTP itself says about each: whether the connection outlives it.
 
-The broker they are for has predictable ids, receipts and keys (`differential.py`), so a request can name a message or a
-lease that an earlier request of its sequence will make.
+The broker they are for has `predictable` ids, receipts and keys, so a request can name a message or a lease that an
+earlier request of its sequence will make.
 """
 
 from __future__ import annotations
@@ -15,19 +15,12 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from miniq.ids import IdSource
-from tests.clock import START
+from miniq.options import Limits
+from tests.faults import predictable
+from tests.faults.http_oddities import BAD, HARMLESS, ODD
 
-REQUEST_LIMIT, BODY_LIMIT = 3000, 1000
+LIMITS = Limits(request_bytes=3000, body_bytes=1000, head_bytes=4000, url_bytes=1000, pipeline=8)
 """Small ones: what is too large need not be large."""
-KEYS: dict[str, list[str]] = {
-    "all": ["*"],
-    "sender": ["send:q*"],
-    "consumer": ["receive:q", "receive:default"],
-    "reader": ["read"],
-    "manager": ["manage:q", "send:r"],
-    "revoked": ["*"],
-}
 
 
 class Asked(Struct, frozen=True):
@@ -71,33 +64,10 @@ class Asked(Struct, frozen=True):
 SLOWED = b"POST /v1/queues/"
 
 
-def predictable_id(number: int) -> str:
-    """The id of the first message of the `number`-th send to a broker that began at `START`."""
-    return _IDS[number]
-
-
-def predictable_receipt(number: int) -> str:
-    return f"{number:024x}"
-
-
-def predictable_secret(number: int) -> str:
-    """The secret of the `number`-th key."""
-    return f"mq_{number:012x}_{number:032x}"
-
-
-def seed_ids(source: IdSource) -> IdSource:
-    source._random = Random(7)
-    return source
-
-
-_source = seed_ids(IdSource())
-_IDS = [_source.run(1, START)[0] for _ in range(40)]
-
-
 def sequence(chance: Random, keyed: bool) -> list[Asked]:
     """A few requests, each cut in pieces; mostly proper ones."""
     made = _Sequence(chance, keyed)
-    asked = [made.request() for _ in range(chance.choice([1, 2, 2, 3, 4, 6, 10]))]
+    asked = [made.request() for _ in range(chance.choice([1, 2, 2, 2, 3, 3, 4, 6, 10, 20]))]
     return [replace(one, cuts=_cuts(chance, len(one.raw()))) for one in asked]
 
 
@@ -125,7 +95,7 @@ class _Sequence:
         chance = self._chance
         kinds: list[tuple[int, Callable[[], Asked]]] = [
             (10, self._hot), (4, self._cold), (3, self._short), (2, self._odd_name), (1, self._odd_head),
-            (1, self._bad_head), (1, self._bad_body), (1, self._too_large),
+            (1, self._bad_head), (1, self._bad_body), (1, self._too_large), (1, self._long_head),
         ]  # fmt: skip
         make = chance.choices([kind for _, kind in kinds], [weight for weight, _ in kinds])[0]
         return self._with_headers(make())
@@ -173,8 +143,8 @@ class _Sequence:
 
     def _lease(self) -> dict[str, Any]:
         number = self._chance.randrange(max(self._receives, 3)) + 1
-        id = predictable_id(number - 1 if self._chance.random() < 0.7 else self._chance.randrange(self._sends))
-        lease = {"id": id, "receipt": predictable_receipt(number)}
+        id = predictable.message_id(number - 1 if self._chance.random() < 0.7 else self._chance.randrange(self._sends))
+        lease = {"id": id, "receipt": predictable.receipt(number)}
         return self._chance.choice([lease, lease, lease, {"id": "x", "receipt": "y"}, {"id": id}])
 
     def _encoded(self, value: Any) -> tuple[bytes, bytes]:
@@ -197,7 +167,7 @@ class _Sequence:
 
     def _cold(self) -> Asked:
         chance, queue = self._chance, self._queue()
-        id = predictable_id(chance.randrange(self._sends + 1)).encode()
+        id = predictable.message_id(chance.randrange(self._sends + 1)).encode()
         get = [
             b"/v1/queues", b"/v1/queues/%b" % queue, b"/v1/queues/%b/messages" % queue, b"/health", b"/ready",
             b"/v1/queues/%b/messages?limit=2" % queue, b"/v1/queues/%b/messages?limit=1_0" % queue,
@@ -239,7 +209,7 @@ class _Sequence:
 
     def _short(self) -> Asked:
         chance = self._chance
-        id = predictable_id(chance.randrange(self._sends + 1)).encode()
+        id = predictable.message_id(chance.randrange(self._sends + 1)).encode()
         field = {b"/push_message": "msg", b"/messages/produce": "message", b"/messages": "text"}
         kind = chance.randrange(5)
         if kind == 0:
@@ -290,7 +260,7 @@ class _Sequence:
         """Unusual, and valid unless `closes` is None: there the parser decides, which must not depend on pieces."""
         chance = self._chance
         asked = self._hot() if chance.random() < 0.7 else Asked("cold", b"GET /v1/queues/q HTTP/1.1", ())
-        change = chance.choice(_ODD)
+        change = chance.choice(ODD)
         label, line, headers, before, closes = change
         return replace(
             asked,
@@ -304,7 +274,7 @@ class _Sequence:
 
     def _bad_head(self) -> Asked:
         chance = self._chance
-        label, line, headers, body = chance.choice(_BAD)
+        label, line, headers, body = chance.choice(BAD)
         return Asked(f"bad {label}", line, (b"host: x", *headers), body, closes=True, needed=9)
 
     def _bad_body(self) -> Asked:
@@ -336,10 +306,38 @@ class _Sequence:
 
     def _too_large(self) -> Asked:
         chance = self._chance
-        size = chance.choice([REQUEST_LIMIT - 11, REQUEST_LIMIT - 10, REQUEST_LIMIT + 1, BODY_LIMIT + 1, 70_000])
+        size = chance.choice(
+            [
+                LIMITS.request_bytes - 11,
+                LIMITS.request_bytes - 10,
+                LIMITS.request_bytes + 1,
+                LIMITS.body_bytes + 1,
+                70_000,
+            ]
+        )
         line = chance.choice([b"POST /v1/queues/q/messages", b"POST /push_message", b"PUT /v1/queues/q"])
         asked = self._framed("too large", line + b" HTTP/1.1", b"", b'{"body":"%b"}' % (b"x" * (size - 11)))
         return replace(asked, closes=None)
+
+    def _long_head(self) -> Asked:
+        """A head, URL, number of headers or trailers near the limit."""
+        chance = self._chance
+        more = chance.choice([-1, 0, 1, 1, 5000])
+        kind = chance.randrange(4)
+        if kind == 0:
+            url = b"/v1/queues/" + b"x" * (LIMITS.url_bytes + more - len(b"/v1/queues/"))
+            return Asked("long URL", b"GET %b HTTP/1.1" % url, (), closes=None)
+        if kind == 1:
+            lines = tuple(b"x-%d: y" % number for number in range(LIMITS.head_lines + min(more, 50) - 1))
+            return Asked("many headers", b"GET /v1/queues HTTP/1.1", (b"host: x", *lines), closes=None, needed=999)
+        if kind == 2:
+            asked = Asked("long head", b"GET /v1/queues HTTP/1.1", (b"host: x", b"x: "), closes=None, needed=2)
+            padding = b"y" * (LIMITS.head_bytes + more - len(asked.raw()))
+            return replace(asked, headers=(b"host: x", b"x: " + padding))
+        trailers = b"a: bcd\r\n" * ((LIMITS.head_bytes + max(more, 9)) // 8)
+        line = chance.choice([b"POST /v1/queues/q/messages HTTP/1.1", b"POST /push_message HTTP/1.1"])
+        body = b'a\r\n{"body":1}\r\n0\r\n' + trailers + b"\r\n"
+        return Asked("long trailers", line, (b"transfer-encoding: chunked",), body, closes=True, needed=1, early=True)
 
     # Framing and headers
 
@@ -367,7 +365,7 @@ class _Sequence:
             body = body[size:]
         trailers = [
             b"x-trailer: 1\r\n",
-            b"authorization: Bearer %b\r\n" % predictable_secret(1).encode(),
+            b"authorization: Bearer %b\r\n" % predictable.secret(1).encode(),
             b"content-type: text/csv\r\n",
             b"idempotency-key: trailer\r\n",
             b"accept: application/msgpack\r\n",
@@ -392,94 +390,9 @@ class _Sequence:
                 else chance.choice([b"host: 127.0.0.1:5000", b"Host: x", b"host: a.example.com"])
             )
         if self._keyed and chance.random() < 0.9:
-            names = list(KEYS)
+            names = list(predictable.KEYS)
             number = 1 if chance.random() < 0.4 else 1 + chance.randrange(len(names))
-            more.append(b"authorization: Bearer " + predictable_secret(number).encode())
+            more.append(b"authorization: Bearer " + predictable.secret(number).encode())
         if chance.random() < 0.3:
-            more.append(chance.choice(_HARMLESS))
+            more.append(chance.choice(HARMLESS))
         return replace(asked, headers=(*asked.headers, *more))
-
-
-_HARMLESS = [
-    b"accept: application/msgpack", b"accept: */*", b"accept: application/json", b"idempotency-key: one",
-    b"idempotency-key: two", b"idempotency-key: " + b"x" * 300, b"x-request-id: mine", b"x-request-id: not mine",
-    b"origin: http://evil.example", b"origin: http://x", b"origin: null", b"sec-fetch-site: cross-site",
-    b"authorization: Basic eDp5", b"authorization: Bearer nonsense", b"authorization: bearer",
-    b"traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", b"x: \xff\xfe", b"x:", b"cookie: a=b",
-    b"content-encoding: gzip", b"content-encoding: identity", b"user-agent: curl/8", b"te: trailers",
-    b"range: bytes=0-3", b"if-none-match: *", b"x-http-method-override: DELETE", b"x-forwarded-for: 1.2.3.4",
-    b"content-type: application/json", b"connection: keep-alive",
-]  # fmt: skip
-
-_ODD: list[tuple[str, bytes, tuple[bytes, ...], bytes, bool | None]] = [
-    # label, version, headers in front, bytes before, closes
-    ("connection: close", b"", (b"connection: close",), b"", True),
-    ("Connection: Close", b"", (b"Connection: foo, Close",), b"", True),
-    ("HTTP/1.0", b"HTTP/1.0", (), b"", True),
-    ("HTTP/1.0 keep-alive", b"HTTP/1.0", (b"connection: keep-alive",), b"", None),
-    ("empty lines before", b"", (), b"\r\n\r\n", False),
-    ("upgrade", b"", (b"connection: upgrade", b"upgrade: h2c"), b"", None),
-    ("upgrade websocket", b"", (b"Connection: Upgrade", b"Upgrade: websocket", b"sec-websocket-key: x"), b"", None),
-    ("upgrade without connection", b"", (b"upgrade: h2c",), b"", False),
-    ("host twice", b"", (b"host: x", b"host: a.example.com"), b"", None),
-    ("host twice the same", b"", (b"host: x", b"host: x"), b"", None),
-    ("empty host", b"", (b"host:",), b"", None),
-    ("origin twice", b"", (b"origin: http://x", b"origin: http://evil.example"), b"", None),
-    (
-        "authorization twice",
-        b"",
-        tuple(b"authorization: Bearer " + predictable_secret(n).encode() for n in (1, 4)),
-        b"",
-        None,
-    ),
-    (
-        "authorization twice, wrong first",
-        b"",
-        (b"authorization: Bearer no", b"authorization: Bearer " + predictable_secret(1).encode()),
-        b"",
-        None,
-    ),
-    ("content-type twice", b"", (b"content-type: text/csv", b"content-type: application/json"), b"", None),
-    ("accept twice", b"", (b"accept: application/json", b"accept: application/msgpack"), b"", None),
-    ("idempotency-key twice", b"", (b"idempotency-key: one", b"idempotency-key: two"), b"", None),
-    ("expect twice", b"", (b"expect: 100-continue", b"expect: 100-continue"), b"", None),
-    ("expect something", b"", (b"expect: 200-maybe",), b"", None),
-    ("folded header", b"", (b"x: a", b" b"), b"", None),
-    ("90 headers", b"", tuple(b"x-%d: y" % number for number in range(90)), b"", False),
-    ("many headers", b"", tuple(b"x-%d: y" % number for number in range(120)), b"", None),
-    ("large header", b"", (b"x: " + b"y" * 20_000,), b"", False),
-    ("long host", b"", (b"host: " + b"y" * 5_000,), b"", None),
-    ("keep-alive header", b"", (b"connection: keep-alive", b"keep-alive: timeout=5"), b"", False),
-    ("empty content-length list", b"", (b"connection: ,",), b"", None),
-]
-
-_CL5 = b"12345"
-_SEND = b"POST /v1/queues/q/messages HTTP/1.1"
-_BAD: list[tuple[str, bytes, tuple[bytes, ...], bytes]] = [
-    # label, line, headers, body; the connection ends with each
-    ("method", b"BREW /v1/queues/q HTTP/1.1", (), b""),
-    ("lower-case method", b"post /v1/queues/q/messages HTTP/1.1", (b"content-length: 10",), b'{"body":1}'),
-    ("version", b"GET /health HTTP/9.9", (), b""),
-    ("version 2", b"PRI * HTTP/2.0", (), b""),
-    ("line", b"GET", (), b""),
-    ("spaces in the target", b"GET /hea lth HTTP/1.1", (), b""),
-    ("header without a colon", _SEND, (b"content-length: 10", b"nonsense"), b'{"body":1}'),
-    ("space before the colon", _SEND, (b"content-length : 10",), b'{"body":1}'),
-    ("NUL in a header", _SEND, (b"content-length: 10", b"x: a\x00b"), b'{"body":1}'),
-    ("CR in a header", _SEND, (b"content-length: 10", b"x: a\rb"), b'{"body":1}'),
-    ("name of a header", _SEND, (b"content-length: 10", b"x y: ab"), b'{"body":1}'),
-    ("two lengths", _SEND, (b"content-length: 10", b"content-length: 11"), b'{"body":1}'),
-    ("two equal lengths", _SEND, (b"content-length: 10", b"content-length: 10"), b'{"body":1}'),
-    ("length with a sign", _SEND, (b"content-length: +10",), b'{"body":1}'),
-    ("negative length", _SEND, (b"content-length: -1",), b'{"body":1}'),
-    ("length in hexadecimal", _SEND, (b"content-length: 0xa",), b'{"body":1}'),
-    ("length with a space", _SEND, (b"content-length: 1 0",), b'{"body":1}'),
-    ("list of lengths", _SEND, (b"content-length: 10, 10",), b'{"body":1}'),
-    ("length that overflows", _SEND, (b"content-length: 99999999999999999999999",), b'{"body":1}'),
-    ("length and chunks", _SEND, (b"content-length: 10", b"transfer-encoding: chunked"), b"0\r\n\r\n"),
-    ("chunks and length", _SEND, (b"transfer-encoding: chunked", b"content-length: 10"), b"0\r\n\r\n"),
-    ("transfer encoding", _SEND, (b"transfer-encoding: gzip",), b"0\r\n\r\n"),
-    ("transfer encoding identity", _SEND, (b"transfer-encoding: identity",), b"0\r\n\r\n"),
-    ("chunked not last", _SEND, (b"transfer-encoding: chunked, gzip",), b"0\r\n\r\n"),
-    ("TLS", b"\x16\x03\x01\x02\x00\x01", (), b""),
-]  # fmt: skip
