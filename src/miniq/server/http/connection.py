@@ -167,13 +167,15 @@ class Connection(asyncio.Protocol):
         if self._proceeding or self.transport.is_closing():
             return
         self._proceeding = True
-        reader, is_full, is_over = self.reader, False, False
+        reader = self.reader
+        is_full: Any = False
+        is_over = False
         try:
             for _ in range(self.limits.pipeline):
                 if self.current is None and self._waiting and not self.flow.write_paused:
                     self._begin(self._waiting.popleft())
                     continue
-                is_full = self._is_full()
+                is_full = (self._waiting or self._reading or self.flow.write_paused) and self._is_full()
                 if is_full or reader.at == reader.size or not self._read_next():
                     is_over = self._reading is None or reader.at == reader.size
                     break
@@ -217,7 +219,7 @@ class Connection(asyncio.Protocol):
         elif request.error is not None:
             self.refuse(request, request.error)
         elif not request.more_body:
-            self.carry_out(request)
+            self.carry_out(request, bytes(request.body))
         elif request.expects_continue:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
@@ -234,26 +236,35 @@ class Connection(asyncio.Protocol):
             elif isinstance(request, AsgiCycle):
                 request.message_event.set()
             self._is_last = not request.keep_alive
-            self._waiting.append(request)
+            if self.current is None and not self._waiting:
+                self._begin(request)
+            else:
+                self._waiting.append(request)
             return True
         discard = request.response_complete or request.error is not None
         complete = reader.body(None if discard else request.body)
+        piece, reader.piece = reader.piece, b""
         if complete:
             self._reading = None
             request.more_body = False
             if self._idle_since:  # it was answered before it had arrived completely
                 self._idle_since = self.loop.time()
         if isinstance(request, AsgiCycle):
+            request.body += piece
             if complete or request.body:
                 request.message_event.set()
         elif not discard:
+            if piece and request is self.current:
+                self.carry_out(request, piece)
+                return True
+            request.body += piece
             if len(request.body) > self.limits.request_bytes:
                 request.body = bytearray()
                 request.error = too_large(self.limits.request_bytes)
                 if request is self.current:
                     self.refuse(request, request.error)
             elif complete and request is self.current:
-                self.carry_out(request)
+                self.carry_out(request, bytes(request.body))
         return complete
 
     def _fail(self, error: MiniQError) -> None:
@@ -328,7 +339,7 @@ class Connection(asyncio.Protocol):
         """The request whose head was read."""
         raise NotImplementedError
 
-    def carry_out(self, request: Cycle) -> None:
+    def carry_out(self, request: Cycle, raw: bytes) -> None:
         """Answer the current request, whose body is complete."""
         raise NotImplementedError
 

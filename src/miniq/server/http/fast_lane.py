@@ -99,7 +99,7 @@ class FastLane(Connection):
 
     def open(self) -> Request:
         reader = self.reader
-        head = read_head(reader.method, reader.url, reader.headers, reader.keep_alive, self.guard)
+        head = read_head(reader, self.guard)
         if head is None:
             return self.asgi_cycle()
         hot = HotCycle(head, self)
@@ -115,9 +115,9 @@ class FastLane(Connection):
             self._remember(head)
         return hot
 
-    def carry_out(self, request: Cycle) -> None:
+    def carry_out(self, request: Cycle, raw: bytes) -> None:
         if isinstance(request, HotCycle):
-            raw, request.body = bytes(request.body), bytearray()
+            request.body = bytearray()
             self._call(request, raw)
 
     def connection_lost(self, exc: Exception | None) -> None:

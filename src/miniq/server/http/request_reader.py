@@ -14,6 +14,7 @@ import httptools
 
 from miniq.errors import BadRequest, HeadTooLarge, UrlTooLong
 from miniq.options import Limits
+from miniq.server.http.guard import fields_of
 
 _END = b"\r\n\r\n"
 _BLANK = re.compile(rb"[\r\n]+")
@@ -38,6 +39,9 @@ class RequestReader:
         """How far the parser has read."""
         self.parser: Any = httptools.HttpRequestParser(self)
         self._into: bytearray | None = None
+        self._is_whole = False
+        """Whether the body is read in one piece."""
+        self.piece = b""
         self._in_head = True
         self._progress = False
         self._idle_bytes = 0
@@ -52,7 +56,9 @@ class RequestReader:
         self.method = b""
         self.url = b""
         self.headers: list[tuple[bytes, bytes]] = []
-        """In lower case, without trailers."""
+        """With names in lower case, without trailers."""
+        self.fields: dict[str, str] = {}
+        """The headers by name; of those that are repeated, the first."""
         self.version = "1.1"
         self.keep_alive = True
         self.expects_continue = False
@@ -76,7 +82,7 @@ class RequestReader:
         """Read on to the end of the head; False if that has not arrived. There must be bytes to read."""
         if not self._in_head:  # a new request
             self._in_head = True
-            self.complete = self.expects_continue = False
+            self.complete = False
             self.url = b""
             self.headers = []
         data, start = self._data, self.start
@@ -101,21 +107,23 @@ class RequestReader:
         self.raw = self._data[start : self.at]
         self.start = self.at
         self._idle_bytes = self._trailers = 0
-        self._left = -1
-        for name, value in self.headers:
-            if name == b"content-length":
-                self._left = int(value)
-            elif name == b"transfer-encoding" and value.lower() != b"chunked":
-                raise BadRequest(f"transfer-encoding: {value[:80]!r} is not supported; use chunked", field="request")
+        self.fields = fields = fields_of(self.headers)
+        self.expects_continue = "expect" in fields and fields["expect"].lower() == "100-continue"
+        self._left = int(fields["content-length"]) if "content-length" in fields else -1
+        coding = fields.get("transfer-encoding", "chunked")
+        if coding.lower() != "chunked":
+            raise BadRequest(f"transfer-encoding: {coding[:80]!r} is not supported; use chunked", field="request")
         return True
 
     def body(self, into: bytearray | None) -> bool:
         """Read on to the end of the body and append it to `into`; False if that has not arrived, or there is more to
-        read. Without `into` it is discarded."""
+        read. A body that arrives in one piece is `piece` instead. Without `into` it is discarded."""
         self._into = into
+        self._is_whole = False
         if self._left >= 0:
-            stop = min(len(self._data), self.at + self._left)
+            stop = min(self.size, self.at + self._left)
             self._left -= stop - self.at
+            self._is_whole = not self._left and not into
             self._feed(stop)
             self.start = self.at
             return self.complete
@@ -141,20 +149,17 @@ class RequestReader:
         self.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._progress = True
         if self._in_head:
-            name = name.lower()
-            if name == b"expect" and value.lower() == b"100-continue":
-                self.expects_continue = True
-            self.headers.append((name, value))
-            if len(self.headers) > self._limits.head_lines:
-                raise HeadTooLarge(f"request: over {self._limits.head_lines} headers", field="request")
+            self.headers.append((name.lower(), value))
         else:
+            self._progress = True
             self._trailers += len(name) + len(value) + 4
             if self._trailers > self._limits.head_bytes:
                 raise self._trailers_too_large()
 
     def on_headers_complete(self) -> None:
+        if len(self.headers) > self._limits.head_lines:
+            raise HeadTooLarge(f"request: over {self._limits.head_lines} headers", field="request")
         self.method = self.parser.get_method()
         self.version = self.parser.get_http_version()
         if self.version not in _VERSIONS:
@@ -164,7 +169,9 @@ class RequestReader:
 
     def on_body(self, body: bytes) -> None:
         self._progress = True
-        if self._into is not None:
+        if self._is_whole:
+            self.piece = body
+        elif self._into is not None:
             self._into += body
 
     def on_message_complete(self) -> None:
@@ -174,8 +181,7 @@ class RequestReader:
 
     def _feed(self, stop: int) -> None:
         try:
-            with memoryview(self._data) as view:
-                self.parser.feed_data(view[self.at : stop])
+            self.parser.feed_data(memoryview(self._data)[self.at : stop])
         except httptools.HttpParserUpgrade:
             self._ignore_upgrade()
         except httptools.HttpParserError as error:
