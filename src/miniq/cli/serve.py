@@ -6,7 +6,6 @@ import os
 import shlex
 import shutil
 import signal
-import ssl
 import sys
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -17,9 +16,8 @@ from msgspec import structs
 from miniq import config
 from miniq.cli.flags import DEFAULT_URL
 from miniq.cli.root import discard_output, say
-from miniq.errors import InvalidRequest, MiniQError, StoreLocked
+from miniq.errors import MiniQError, StoreLocked
 from miniq.logs import log_to_stderr
-from miniq.options import Options
 
 if TYPE_CHECKING:
     from miniq.server.server import Ready
@@ -108,7 +106,6 @@ def serve(file: str | None, log_level: str, **flags: Any) -> int:
         log_to_stderr(log_level, options.log_format)
         if options.durability == "relaxed":
             say("durability is relaxed: confirmed messages may be lost if the machine loses power")
-        check_tls(options)
         from miniq.server.server import run
 
         return run(options, announce)
@@ -140,16 +137,3 @@ def this_command() -> str:
         return "miniq"
     here = os.path.relpath(path)
     return shlex.quote(path if here.startswith(os.pardir) else here)
-
-
-def check_tls(options: Options) -> None:
-    """Refuse a certificate and key that do not match, before the store is opened."""
-    if options.tls_cert is None:
-        return
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(options.tls_cert, options.tls_key)
-    except (ssl.SSLError, OSError) as error:
-        both = f"{options.tls_cert} and {options.tls_key or options.tls_cert}"
-        raise InvalidRequest(
-            f"tls_cert: {both} are not a certificate and its private key: {error}", field="tls_cert"
-        ) from None

@@ -34,7 +34,7 @@ _ADDRESS = re.compile(
     re.VERBOSE,
 )
 _ALWAYS_A_HOST = re.compile(r"localhost|\d+\.\d+\.\d+\.\d+|\[.*\]")
-_PASSWORD = re.compile(r"(?<=//)([^:/@]*):[^/@]*@")
+_PASSWORD = re.compile(r"(?<=//)([^:/@]*):.*@")
 _ALIASES = {"zmq": ZMQ, "zeromq": ZMQ, "postgres": "postgresql", "pg": "postgresql"}
 _HTTP_PORT, _ZMQ_PORTS = "5000", ("5555", "5556", "5557")
 _ALL = (
@@ -46,8 +46,10 @@ _ALL = (
 def locate(url: str | os.PathLike[str], field: str = "url") -> tuple[str, str]:
     """The scheme of a URL, and the complete URL; `InvalidRequest` suggests a valid one."""
     if isinstance(url, os.PathLike):
-        return FOLDERS[0], f"{FOLDERS[0]}:{os.fspath(url)}"
-    if not isinstance(url, str) or not url:
+        url = os.fspath(url)
+        if isinstance(url, str) and "\0" not in url:
+            return FOLDERS[0], f"{FOLDERS[0]}:{url}"
+    if not isinstance(url, str) or not url or "\0" in url:
         raise InvalidRequest(f"{field}: {url!r} is not a URL; use {_ALL}", field=field)
     name, colon, rest = url.partition(":")
     scheme = name.lower() if name.lower() in REMOTE else name
@@ -85,7 +87,7 @@ def _is_folder(url: str) -> bool:
 
 def _refused(url: str, field: str) -> InvalidRequest:
     """The error, with a suggestion."""
-    hidden = _PASSWORD.sub(r"\1:***@", url)
+    hidden = without_password(url)
     right = _guess(hidden.strip())
     if right is None:
         return InvalidRequest(f"{field}: cannot connect to {hidden!r}; use {_ALL}", field=field)
@@ -93,6 +95,11 @@ def _refused(url: str, field: str) -> InvalidRequest:
     if "://" not in hidden and os.path.basename(hidden) == hidden:
         folder = f", or './{hidden}' for a folder of that name"
     return InvalidRequest(f"{field}: cannot connect to {hidden!r}; use {right!r}{folder}", field=field)
+
+
+def without_password(url: str) -> str:
+    """A URL for error texts. A password may have any characters, so everything up to the last @ is hidden."""
+    return _PASSWORD.sub(r"\1:***@", url)
 
 
 def _guess(url: str) -> str | None:

@@ -7,6 +7,8 @@ quiet broker from a dead connection.
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
 from collections.abc import AsyncIterator
 
 from starlette.requests import Request as HTTPRequest
@@ -17,7 +19,7 @@ from miniq import dispatch
 from miniq.api import codec, shapes
 from miniq.broker import Broker, rules
 from miniq.broker.trends import QueueStats
-from miniq.dispatch import Caller
+from miniq.dispatch import OWNER, Caller
 from miniq.errors import MiniQError, TooManyStreams
 from miniq.server.operations import BY_NAME, Request, authorise, bearer, check_query, integer, seconds
 
@@ -60,26 +62,51 @@ class _EventStream(StreamingResponse):
 
 
 async def _events(
-    broker: Broker, request: Request, previous: dict[str, QueueStats], interval: float, count: int
+    broker: Broker, request: Request, current: dict[str, QueueStats], interval: float, count: int
 ) -> AsyncIterator[bytes]:
     caller = Caller(request.secret)
-    changed, deleted = list(previous.values()), list[str]()
+    previous: dict[str, QueueStats] = _NOTHING
     while True:
-        queues = await dispatch.wire_stats(broker, changed, caller)
-        event = shapes.StatsEvent(codec.moment(broker.clock.now()), queues, deleted)
-        yield b"event: stats\ndata: %b\n\n" % codec.encode_json(event)
+        if "queue" not in request.query and caller.may(broker, "read", None):
+            yield await _shared_event(broker, previous, current)
+        else:
+            yield await _event(broker, previous, current, caller)
         count -= 1
         if not count or not await broker.trends.pause(interval):
             return
+        previous = current
         try:
             authorise(broker, BY_NAME["stats"], request)
             current = await _stats_by_queue(broker, request, interval)
         except MiniQError as error:
             yield b"event: problem\ndata: %b\n\n" % codec.encode_json(codec.problem(error))
             return
-        changed = [entry for name, entry in current.items() if previous.get(name) is not entry]
-        deleted = [name for name in previous if name not in current and caller.may(broker, "read", name)]
-        previous = current
+
+
+_NOTHING: dict[str, QueueStats] = {}
+_shared: deque[tuple[dict[str, QueueStats], dict[str, QueueStats], asyncio.Task[bytes]]] = deque(maxlen=4)
+"""The latest events for callers that may see all queues, with the numbers before and after."""
+
+
+async def _shared_event(broker: Broker, previous: dict[str, QueueStats], current: dict[str, QueueStats]) -> bytes:
+    """An event that is encoded once for all streams with the same numbers."""
+    for before, after, task in _shared:
+        if before is previous and after is current:
+            return await asyncio.shield(task)
+    task = asyncio.create_task(_event(broker, previous, current, OWNER))
+    _shared.append((previous, current, task))
+    return await asyncio.shield(task)
+
+
+async def _event(
+    broker: Broker, previous: dict[str, QueueStats], current: dict[str, QueueStats], caller: Caller
+) -> bytes:
+    """What has changed from the previous numbers to the current ones."""
+    changed = [entry for name, entry in current.items() if previous.get(name) is not entry]
+    deleted = [name for name in previous if name not in current and caller.may(broker, "read", name)]
+    queues = await dispatch.wire_stats(broker, changed, caller)
+    event = shapes.StatsEvent(codec.moment(broker.clock.now()), queues, deleted)
+    return b"event: stats\ndata: %b\n\n" % codec.encode_json(event)
 
 
 async def _stats_by_queue(broker: Broker, request: Request, interval: float) -> dict[str, QueueStats]:
