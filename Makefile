@@ -11,7 +11,7 @@ WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve browser pictures quick test check generate fmt bench bench-postgres bench-http bench-zmq bench-backlog bench-peers bench-peers-backlog
-.PHONY: bench-spark bench-console copy-large faults faults-spark fuzz demo clean
+.PHONY: bench-spark bench-console copy-large faults faults-spark fuzz differential demo clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -94,6 +94,9 @@ copy-large: setup ## a file of 1 GiB through a queue by `miniq pipeline copy`, c
 fuzz: setup ## every door under atheris, which looks for input that is answered with a fault (a minute or two)
 	$(PIP) --group fuzz
 	$(BIN)/python -m tests.faults.fuzz
+
+differential: setup ## random HTTP requests, pipelined, in pieces and in both lanes, must be answered alike (10 minutes)
+	$(BIN)/python -m tests.faults differential --sequences 20000
 
 faults: setup ## every fault many times under load, and the table in docs/reliability.md (two to three hours)
 	$(BIN)/python -m tests.faults --jobs 4
