@@ -31,9 +31,12 @@ def tokens() -> Iterator[None]:
     def token(size: int) -> str:
         return f"{next(counters.setdefault(size, itertools.count(1))):0{2 * size}x}"
 
+    def url_token(size: int) -> str:
+        return token(16)
+
     with (
         mock.patch.object(secrets, "token_hex", token),
-        mock.patch.object(secrets, "token_urlsafe", lambda size: token(16)),
+        mock.patch.object(secrets, "token_urlsafe", url_token),
     ):
         yield
 
