@@ -21,8 +21,9 @@ _BLANK = re.compile(rb"[\r\n]+")
 _UPDATE = b"UPDATE /messages/"
 _VERSIONS = ("1.0", "1.1")
 _FRAMING = (b"content-length", b"transfer-encoding")
-FEEDS = 1000
-"""Most feeds of one call: a body of many empty lines must not delay other connections."""
+SLICE, STEPS = 16384, 2000
+"""A body of tiny chunks or of empty lines must not delay other connections: most bytes of a feed, and about how many
+steps (feeds and chunks) are made at a time."""
 
 
 class RequestReader:
@@ -43,8 +44,8 @@ class RequestReader:
         """Whether the body is read in one piece."""
         self.piece = b""
         self._in_head = True
-        self._progress = False
-        self._idle_bytes = 0
+        self._steps = 0
+        self._unreported = 0
         """Bytes fed since the parser last reported something; it may be keeping them."""
         self._trailers = 0
         self._left = -1
@@ -106,7 +107,7 @@ class RequestReader:
             return False
         self.raw = self._data[start : self.at]
         self.start = self.at
-        self._idle_bytes = self._trailers = 0
+        self._unreported = self._trailers = 0
         self.fields = fields = fields_of(self.headers)
         self.expects_continue = "expect" in fields and fields["expect"].lower() == "100-continue"
         self._left = int(fields["content-length"]) if "content-length" in fields else -1
@@ -127,17 +128,16 @@ class RequestReader:
             self._feed(stop)
             self.start = self.at
             return self.complete
-        for _ in range(FEEDS):
-            data, at = self._data, self.at
-            if self.complete or at == len(data):
-                break
-            end = data.find(_END, max(self.start, at - len(_END) + 1))
-            stop = end + len(_END) if end >= 0 else len(data)
-            self._progress = False
+        self._steps = 0
+        while not self.complete and self.at < self.size and self._steps < STEPS:
+            at, steps = self.at, self._steps
+            end = self._data.find(_END, max(self.start, at - len(_END) + 1), at + SLICE)
+            stop = end + len(_END) if end >= 0 else min(self.size, at + SLICE)
             self._feed(stop)
-            self._idle_bytes = 0 if self._progress else self._idle_bytes + stop - at
-            if self._idle_bytes > self._limits.head_bytes:
+            self._unreported = 0 if self._steps > steps else self._unreported + stop - at
+            if self._unreported > self._limits.head_bytes:
                 raise self._trailers_too_large()
+            self._steps += 1
             self.start = stop if self.complete else max(self.start, stop - len(_END) + 1)
         return self.complete
 
@@ -152,7 +152,7 @@ class RequestReader:
         if self._in_head:
             self.headers.append((name.lower(), value))
         else:
-            self._progress = True
+            self._steps += 1
             self._trailers += len(name) + len(value) + 4
             if self._trailers > self._limits.head_bytes:
                 raise self._trailers_too_large()
@@ -168,7 +168,7 @@ class RequestReader:
         self._in_head = False
 
     def on_body(self, body: bytes) -> None:
-        self._progress = True
+        self._steps += 1
         if self._is_whole:
             self.piece = body
         elif self._into is not None:
