@@ -175,7 +175,7 @@ def is_loopback(host: str) -> bool:
 def _config(broker: Broker, options: Options, busy_poll: BusyPoll, certificate: Certificate | None) -> uvicorn.Config:
     limit = options.limits.request_bytes
     guard = Guard(broker.keys, options.allowed_hosts)
-    return uvicorn.Config(
+    config = uvicorn.Config(
         HttpApp(broker, limit, guard).asgi,
         http=cast(Any, partial(FastLane, broker, limit, guard, busy_poll, {})),
         ws="none",
@@ -185,8 +185,13 @@ def _config(broker: Broker, options: Options, busy_poll: BusyPoll, certificate: 
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=GRACE,
-        ssl_context_factory=None if certificate is None else lambda config, default: certificate.context,
+        ssl_certfile=options.tls_cert,
+        ssl_keyfile=options.tls_key,
     )
+    if certificate is not None:
+        config.load()
+        config.ssl = certificate.context
+    return config
 
 
 class _Server(uvicorn.Server):
