@@ -176,7 +176,7 @@ def _config(
     broker: Broker, options: Options, busy_poll: BusyPoll, certificate: Certificate | None = None
 ) -> uvicorn.Config:
     guard = Guard(broker.keys, options.allowed_hosts)
-    return uvicorn.Config(
+    config = uvicorn.Config(
         HttpApp(broker, options.limits.request_bytes, guard).asgi,
         http=cast(Any, partial(FastLane, broker, options.limits, guard, busy_poll, {})),
         ws="none",
@@ -186,8 +186,13 @@ def _config(
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=GRACE,
-        ssl_context_factory=None if certificate is None else lambda config, default: certificate.context,
+        ssl_certfile=options.tls_cert,
+        ssl_keyfile=options.tls_key,
     )
+    if certificate is not None:
+        config.load()
+        config.ssl = certificate.context
+    return config
 
 
 class _Server(uvicorn.Server):

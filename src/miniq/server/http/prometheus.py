@@ -46,7 +46,7 @@ def _lines(broker: Broker, queues: dict[str, QueueStats]) -> Iterator[str]:
         states = {"ready": queue.counts.ready, "delayed": queue.counts.delayed, "leased": queue.counts.leased}
         if name in own:
             yield "".join(
-                f'miniq_queue_messages{{queue="{name}",state="{state}"}} {n}\n' for state, n in states.items()
+                f'miniq_queue_messages{{queue="{name}",state="{state}"}} {float(n)}\n' for state, n in states.items()
             )
         else:
             others.update(states, bytes=queue.counts.bytes)
@@ -54,13 +54,13 @@ def _lines(broker: Broker, queues: dict[str, QueueStats]) -> Iterator[str]:
             yield ""
     if others:
         for state in ("ready", "delayed", "leased"):
-            yield f'miniq_queue_messages{{queue="{OTHERS}",state="{state}"}} {others[state]}\n'
+            yield f'miniq_queue_messages{{queue="{OTHERS}",state="{state}"}} {float(others[state])}\n'
     labelled = [queue for name, queue in queues.items() if name in own]
     yield _head("miniq_queue_bytes", "Bytes of messages by queue", "gauge")
     for queue in labelled:
-        yield f'miniq_queue_bytes{{queue="{queue.name}"}} {queue.counts.bytes}\n'
+        yield f'miniq_queue_bytes{{queue="{queue.name}"}} {float(queue.counts.bytes)}\n'
     if others:
-        yield f'miniq_queue_bytes{{queue="{OTHERS}"}} {others["bytes"]}\n'
+        yield f'miniq_queue_bytes{{queue="{OTHERS}"}} {float(others["bytes"])}\n'
     yield _head("miniq_queue_oldest_age_seconds", "Age of the oldest ready message", "gauge")
     for queue in labelled:
         yield f'miniq_queue_oldest_age_seconds{{queue="{queue.name}"}} {_age(queue, now)}\n'
@@ -71,15 +71,15 @@ def _lines(broker: Broker, queues: dict[str, QueueStats]) -> Iterator[str]:
     events: Counter[str] = Counter()
     for (name, event), count in list(metrics.messages.items()):
         if name in own:
-            yield f'miniq_messages_total{{queue="{name}",event="{event}"}} {count}\n'
+            yield f'miniq_messages_total{{queue="{name}",event="{event}"}} {float(count)}\n'
         else:
             events[event] += count
             yield ""
     for event, count in events.items():
-        yield f'miniq_messages_total{{queue="{OTHERS}",event="{event}"}} {count}\n'
+        yield f'miniq_messages_total{{queue="{OTHERS}",event="{event}"}} {float(count)}\n'
     yield _head("miniq_errors_total", "Failed calls by protocol and error code", "counter")
     for (wire, code), count in list(metrics.errors.items()):
-        yield f'miniq_errors_total{{wire="{wire}",code="{code}"}} {count}\n'
+        yield f'miniq_errors_total{{wire="{wire}",code="{code}"}} {float(count)}\n'
 
     yield _head("miniq_call_seconds", "Duration of calls, long polling included", "histogram")
     summed: defaultdict[tuple[str, str], Latency] = defaultdict(Latency)
@@ -95,9 +95,9 @@ def _lines(broker: Broker, queues: dict[str, QueueStats]) -> Iterator[str]:
     commits = getattr(broker.store, "commits", None)
     if commits is not None:  # databases have their own metrics for this
         yield _head("miniq_store_syncs_total", "Fsyncs that confirmed writes", "counter")
-        yield f"miniq_store_syncs_total {commits[1]}\n"
+        yield f"miniq_store_syncs_total {float(commits[1])}\n"
     yield _head("miniq_store_up", "1 unless the store has failed", "gauge")
-    yield f"miniq_store_up {0 if broker.store.failure() else 1}\n"
+    yield f"miniq_store_up {0.0 if broker.store.failure() else 1.0}\n"
 
 
 def _head(name: str, text: str, kind: str) -> str:
@@ -113,8 +113,9 @@ def _histogram(wire: str, call: str, queue: str, latency: Latency) -> str:
     labels = f'wire="{wire}",call="{call}",queue="{queue}"'
     counts = itertools.accumulate(latency.buckets)
     lines = [
-        f'miniq_call_seconds_bucket{{{labels},le="{bound}"}} {n}\n' for bound, n in zip(_BOUNDS, counts, strict=True)
+        f'miniq_call_seconds_bucket{{{labels},le="{bound}"}} {float(n)}\n'
+        for bound, n in zip(_BOUNDS, counts, strict=True)
     ]
-    lines.append(f"miniq_call_seconds_count{{{labels}}} {latency.count}\n")
+    lines.append(f"miniq_call_seconds_count{{{labels}}} {float(latency.count)}\n")
     lines.append(f"miniq_call_seconds_sum{{{labels}}} {latency.total}\n")
     return "".join(lines)

@@ -49,7 +49,7 @@ IN_FLIGHT = 1000
 """Maximum number of requests of one client that wait for their replies."""
 HELD = 4
 """Reading pauses while the requests in progress hold this many times the maximum request size."""
-WAITING_REQUESTS = 64
+WAITING_REQUESTS = 8
 WAITING_REPLIES = 1000
 """Messages that the library queues per client in each direction."""
 LARGE = 64 * 1024
@@ -227,6 +227,9 @@ class Router:
         size = 0
         for _ in range(AT_ONCE):
             if self._held + size >= limit:
+                break
+            if size >= self._max_request:  # large requests are answered one by one
+                self._poll_soon()
                 break
             request = self._read()
             if request is None:
