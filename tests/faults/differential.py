@@ -21,7 +21,7 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
@@ -113,38 +113,33 @@ async def check(asked: Sequence[Asked], keyed: bool, ways: Sequence[Way]) -> Dif
 
 async def shrink(found: Difference) -> Difference:
     """The shortest sequence that still shows a difference of the same kind."""
-
-    async def shows(asked: list[Asked], keyed: bool) -> bool:
-        nonlocal found
-        seen = await check(asked, keyed, [] if found.way == PLAIN else [found.way])
-        if seen is None or seen.kind != found.kind:
-            return False
-        found = seen
-        return True
-
-    if found.keyed:
-        await shows(found.asked, False)
-    size = -1
-    while size != (size := sum(len(one.raw()) + len(one.cuts) for one in found.asked)):
-        for number in reversed(range(len(found.asked))):
-            if len(found.asked) > 1:
-                await shows([*found.asked[:number], *found.asked[number + 1 :]], found.keyed)
-        for number, one in enumerate(found.asked):
-            for smaller in _smaller(one):
-                await shows([*found.asked[:number], smaller, *found.asked[number + 1 :]], found.keyed)
+    smaller = True
+    while smaller:
+        smaller = False
+        for asked, keyed in _smaller(found.asked, found.keyed):
+            seen = await check(asked, keyed, [] if found.way == PLAIN else [found.way])
+            if seen is not None and seen.kind == found.kind:
+                found, smaller = seen, True
+                break
     return found
 
 
-def _smaller(one: Asked) -> list[Asked]:
-    """Simpler forms of a request."""
-    made = [
-        replace(one, headers=one.headers[:at] + one.headers[at + 1 :]) for at in range(one.needed, len(one.headers))
-    ]
-    if one.cuts:
-        made.append(replace(one, cuts=()))
-        half = len(one.cuts) // 2
-        made += [replace(one, cuts=cuts) for cuts in (one.cuts[:half], one.cuts[half:], one.cuts[1:], one.cuts[:-1])]
-    return made[:40]
+def _smaller(asked: list[Asked], keyed: bool) -> Iterator[tuple[list[Asked], bool]]:
+    """Sequences that are a little smaller."""
+    if keyed:
+        yield asked, False
+    for number, one in enumerate(asked):
+        before, after = asked[:number], asked[number + 1 :]
+        if before or after:
+            yield [*before, *after], keyed
+        headers, cuts = one.headers, one.cuts
+        made = [replace(one, headers=headers[:at] + headers[at + 1 :]) for at in range(one.needed, len(headers))]
+        if cuts:
+            half = len(cuts) // 2
+            fewer = [(), cuts[:half], cuts[half:], cuts[1:], cuts[:-1]] if half else [()]
+            made += [replace(one, cuts=left) for left in fewer]
+        for simpler in made:
+            yield [*before, simpler, *after], keyed
 
 
 # Many
