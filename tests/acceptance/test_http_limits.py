@@ -261,6 +261,16 @@ async def test_bad_bytes_are_answered_after_the_requests_before_them(
     assert await client.closed()
 
 
+async def test_bad_bytes_are_not_refused_for_what_was_wrong_with_the_request_before_them(broker: Broker) -> None:
+    before = hot(b"%71", b"content-encoding: gzip\r\n")
+    coding = HOT.replace(b"content-length: 10", b"transfer-encoding: chunked, gzip")
+    for bad, refused in ((HOT.replace(b"/q/", b"/%b/" % (b"q" * 9000)), 414), (coding, 400)):
+        for count in range(3, 9):  # in some cases, the last is read when another one is answered
+            async with connected(broker, Options(limits=Limits(pipeline=3))) as client:
+                client.writer.write(before * count + bad)
+                assert [(await client.answer())[0] for _ in range(count + 1)] == [415] * count + [refused]
+
+
 POLL = b'{"wait":30,"mode":"at-most-once"}'
 CLAIM = b'{"group":"g","after":0,"wait":30}'
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import httptools
 
-from miniq.errors import BadRequest, HeadTooLarge, UrlTooLong
+from miniq.errors import BadRequest, HeadTooLarge, MiniQError, UrlTooLong
 from miniq.options import Limits
 from miniq.server.http.guard import fields_of
 
@@ -44,6 +44,7 @@ class RequestReader:
         """Whether the body is read in one piece."""
         self.piece = b""
         self._in_head = True
+        self._refusal: MiniQError | None = None
         self._steps = 0
         self._unreported = 0
         """Bytes fed since the parser last reported something; it may be keeping them."""
@@ -145,7 +146,7 @@ class RequestReader:
 
     def on_url(self, url: bytes) -> None:
         if len(self.url) + len(url) > self._limits.url_bytes:
-            raise UrlTooLong(f"request: its URL is over {self._limits.url_bytes} bytes", field="request")
+            raise self._refuse(UrlTooLong, f"its URL is over {self._limits.url_bytes} bytes")
         self.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -159,11 +160,11 @@ class RequestReader:
 
     def on_headers_complete(self) -> None:
         if len(self.headers) > self._limits.head_lines:
-            raise HeadTooLarge(f"request: over {self._limits.head_lines} headers", field="request")
+            raise self._refuse(HeadTooLarge, f"over {self._limits.head_lines} headers")
         self.method = self.parser.get_method()
         self.version = self.parser.get_http_version()
         if self.version not in _VERSIONS:
-            raise BadRequest(f"request: HTTP/{self.version} is not supported; use HTTP/1.1", field="request")
+            raise self._refuse(BadRequest, f"HTTP/{self.version} is not supported; use HTTP/1.1")
         self.keep_alive = self.version == "1.1" and self.parser.should_keep_alive()
         self._in_head = False
 
@@ -185,9 +186,8 @@ class RequestReader:
         except httptools.HttpParserUpgrade:
             self._ignore_upgrade()
         except httptools.HttpParserError as error:
-            # The parser wraps what the callbacks raise.
-            if isinstance(error.__context__, BadRequest | HeadTooLarge | UrlTooLong):
-                raise error.__context__ from None
+            if self._refusal is not None:
+                raise self._refusal from None
             raise BadRequest(f"request: invalid HTTP: {error}", field="request") from None
         self.at = stop
 
@@ -204,5 +204,10 @@ class RequestReader:
         self.url, self.headers = url, headers
         self.method, self.version, self.keep_alive = method, version, keep_alive
 
-    def _trailers_too_large(self) -> HeadTooLarge:
-        return HeadTooLarge(f"request: its trailers are over {self._limits.head_bytes} bytes", field="request")
+    def _trailers_too_large(self) -> MiniQError:
+        return self._refuse(HeadTooLarge, f"its trailers are over {self._limits.head_bytes} bytes")
+
+    def _refuse(self, kind: type[MiniQError], text: str) -> MiniQError:
+        """The error for a request. The parser wraps what its callbacks raise, so it is kept."""
+        self._refusal = kind(f"request: {text}", field="request")
+        return self._refusal
