@@ -42,7 +42,7 @@ class GroupCommit:
 
     def __init__(self, write: Write, durable: bool) -> None:
         self.batch = Batch()
-        self.complete: Callable[[Batch], None] | None = None
+        self.complete: Callable[[Batch], None] = lambda batch: None
         """Adds records that are written once per batch, such as counters."""
         self.failed: MiniQError | None = None
         """The error that ended all writing."""
@@ -63,9 +63,8 @@ class GroupCommit:
         self._beside: set[asyncio.Future[None]] = set()
         self._loop = asyncio.get_running_loop()
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._ended = False
-        """Whether the thread was asked to stop."""
-        threading.Thread(target=self._run, name="miniq-commit", daemon=True).start()
+        self._running = False
+        """Whether the thread was started, which is done for its first batch, and not asked to stop."""
 
     async def commit(self, sync: bool) -> None:
         """Wait until everything staged so far is written, and on disk if `sync`."""
@@ -120,8 +119,8 @@ class GroupCommit:
                 self.failed = closed
             while self._beside:
                 await asyncio.wait(self._beside)
-            if not self._ended:
-                self._ended = True
+            if self._running:
+                self._running = False
                 ended = self._loop.create_future()
 
                 def end() -> None:
@@ -140,8 +139,7 @@ class GroupCommit:
         if self._busy is not None or self.failed is not None or not batch.waiting:
             return
         self.batch = Batch()
-        if self.complete is not None:
-            self.complete(batch)
+        self.complete(batch)
         sync = batch.sync and self._durable
         self.writes += 1
         self.syncs += sync
@@ -153,6 +151,9 @@ class GroupCommit:
         if inline:
             self._finish(batch, self._attempt(batch, sync))
         else:
+            if not self._running:
+                self._running = True
+                threading.Thread(target=self._run, name="miniq-commit", daemon=True).start()
             self._jobs.put(partial(self._write_in_thread, batch, sync))
 
     def _write_in_thread(self, batch: Batch, sync: bool) -> None:

@@ -48,7 +48,7 @@ class Messages(MessageStore):
             shelf, ids = self._shelf(messages[0].queue), [message.id for message in messages]
             size = sum([len(message.body) for message in messages])
             deduped = any(message.dedup_id for message in messages)
-        self._core.space.check(size, len(ids))
+        self._core.check_space(size, len(ids))
         fresh = messages
         brought: dict[str, str] = {}
         if call is not None:
@@ -78,7 +78,7 @@ class Messages(MessageStore):
         self, batch: PlainBatch, calls: Sequence[str | None], until: int, change: Change
     ) -> list[list[str]]:
         shelf = self._shelf(batch.queue)
-        self._core.space.check(batch.size, len(batch.ids))
+        self._core.check_space(batch.size, len(batch.ids))
         fresh, answers = self._dedup.sift_calls(shelf, batch, calls, change.now, until)
         if not fresh.ids:
             await self._commit.settle()

@@ -62,7 +62,7 @@ class Stages(StageStore):
 
     async def upload(self, queue: str, upload: Upload, messages: Sequence[Message]) -> tuple[int, int]:
         shelf = self._core.shelf(queue)
-        self._core.space.check(size_of(messages), len(messages))
+        self._core.check_space(size_of(messages), len(messages))
         name, number = upload.stage, upload.part
         parts = shelf.stages.get(name)
         if parts is not None and stage_of(name, parts.values()).until <= upload.now:

@@ -1,4 +1,4 @@
-"""The messages of the memory store."""
+"""The messages of the oracle."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from miniq.store import events
 from miniq.store.arguments import Change, Edit, Fence, NewTime, Put, Scan, Take
 from miniq.store.contract import MessageStore
 from miniq.store.decisions import Budget, check_room, ended, sift, size_of
-from miniq.store.memory.shelves import Readers, Shelf, Shelves
 from miniq.store.names import call_record
+from tests.oracle.shelves import Readers, Shelf, Shelves
 
 
 class Messages(MessageStore):

@@ -1,0 +1,35 @@
+"""The keys of the memory store are ordered, whatever is written and removed."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from miniq.store import memory
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_keys_in_memory_are_those_of_a_sorted_dict(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "PART", 4)
+    monkeypatch.setattr(memory, "PAGE", 3)
+    chance = random.Random(seed)
+    kv = memory.MemoryKV()
+    expected: dict[bytes, bytes] = {}
+
+    def key() -> bytes:
+        return bytes(chance.choices(b"abc", k=chance.randint(1, 4)))
+
+    for step in range(400):
+        ops = [(key(), None if chance.random() < (0.3 if step < 200 else 0.7) else b"%d" % step) for _ in range(3)]
+        kv.write(ops, sync=False)
+        for written, value in ops:
+            if value is None:
+                expected.pop(written, None)
+            else:
+                expected[written] = value
+        start, end = sorted((key(), key()))
+        within = [(each, expected[each]) for each in sorted(expected) if start <= each < end]
+        assert list(kv.scan(start, end)) == within
+        assert kv.last(start, end) == (within[-1][0] if within else None)
+        assert kv.get(start) == expected.get(start)
