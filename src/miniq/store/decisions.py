@@ -29,15 +29,13 @@ def fence(visible_at: int, held_by: str | None, receipt: str, now: int) -> Outco
     return "done" if receipt in (ANY, held_by) else "stale"
 
 
-class Budget:
+class Budget(Struct):
     """The limits of an answer in messages and bytes; the first message always fits."""
 
-    __slots__ = ("bytes", "count", "limit", "max_bytes")
-
-    def __init__(self, limit: int, max_bytes: int, count: int = 0, size: int = 0) -> None:
-        self.limit = limit
-        self.max_bytes = max_bytes
-        self.count, self.bytes = count, size
+    limit: int
+    max_bytes: int
+    count: int = 0
+    bytes: int = 0
 
     def admits(self, size: int) -> bool:
         """Count one more message if it fits."""

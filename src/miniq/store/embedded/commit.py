@@ -14,6 +14,8 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from msgspec import Struct
+
 from miniq.errors import Closed, MiniQError, StoreError, StoreFailed
 from miniq.store.embedded.keys import EventRun
 from miniq.store.embedded.kv import Op
@@ -21,20 +23,17 @@ from miniq.store.embedded.kv import Op
 Write = Callable[[Sequence[Op], bool], None]
 
 
-class Batch:
+class Batch(Struct, eq=False):
     """Changes that will be written together, and the calls that wait for them."""
 
-    __slots__ = ("done", "events", "large", "ops", "sync", "waiting")
-
-    def __init__(self) -> None:
-        self.ops: list[Op] = []
-        self.events: list[EventRun] = []
-        self.done: list[Callable[[], None]] = []
-        """Called in order once the batch is written, before the waiting calls go on."""
-        self.waiting: list[asyncio.Future[None]] = []
-        self.sync = False
-        self.large = False
-        """Whether it takes too long to write in the event loop's thread."""
+    ops: list[Op] = []
+    events: list[EventRun] = []
+    done: list[Callable[[], None]] = []
+    """Called in order once the batch is written, before the waiting calls go on."""
+    waiting: list[asyncio.Future[None]] = []
+    sync: bool = False
+    large: bool = False
+    """Whether it takes too long to write in the event loop's thread."""
 
 
 class GroupCommit:
