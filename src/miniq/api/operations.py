@@ -285,7 +285,7 @@ STAGES = f"{QUEUE}/stages"
 OPERATIONS: tuple[Operation[Any], ...] = (
     Operation(
         Send, "send", "POST", f"{QUEUE}/messages", "send", "Send one message or several, all or none",
-        replies.IDS, status=201, hot=True, body=bodies.SEND, optional=False, arrow=True, repeat="named",
+        replies.IDS, status=201, hot=True, body=bodies.SEND, arrow=True, repeat="named",
     ),
     Operation(
         Receive, "receive", "POST", f"{QUEUE}/receive", "receive", "Lease messages; with `wait`, wait for the first",
@@ -315,7 +315,7 @@ OPERATIONS: tuple[Operation[Any], ...] = (
     Operation(
         Edit, "edit", "PATCH", f"{QUEUE}/messages/{{id}}", "manage",
         "Change a message that is not leased, or with its receipt",
-        replies.MESSAGE, body=bodies.EDIT, optional=False,
+        replies.MESSAGE, body=bodies.EDIT,
     ),
     Operation(
         Remove, "remove", "DELETE", f"{QUEUE}/messages/{{id}}", "manage",
@@ -351,7 +351,7 @@ OPERATIONS: tuple[Operation[Any], ...] = (
     Operation(
         Upload, "upload", "POST", f"{STAGES}/{{job}}/{{batch}}/{{partition}}/{{attempt}}", "send",
         "Store messages as part `part` of a stage, invisible until they are committed",
-        replies.UPLOADED, status=201, body=bodies.UPLOAD, optional=False, query=["part"], arrow=True,
+        replies.UPLOADED, status=201, body=bodies.UPLOAD, query=["part"], arrow=True,
     ),
     Operation(
         DiscardStages, "discard_stages", "DELETE", f"{STAGES}/{{job}}/{{batch}}", "send",
@@ -363,7 +363,7 @@ OPERATIONS: tuple[Operation[Any], ...] = (
     ),
     Operation(
         Configure, "configure", "PUT", QUEUE, "manage", "Create a queue, or change some of its settings",
-        replies.QUEUE, body=bodies.CHANGES, optional=True,
+        replies.QUEUE, body=bodies.CHANGES,
     ),
     Operation(GetQueue, "get_queue", "GET", QUEUE, "read", "Settings and counts of a queue", replies.QUEUE),
     Operation(
