@@ -7,6 +7,7 @@ PostgreSQL checks fences and fitness inside its queries: `queries.sql`, `schema.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import TypeVar
 
 from msgspec import Struct
@@ -14,7 +15,7 @@ from msgspec.structs import astuple, replace
 
 from miniq.errors import ClaimGone, ClaimUnknown, Fenced, QueueFull, StageUnknown
 from miniq.ids import RUN
-from miniq.message import NEVER, Claim, ClaimGroup, Committed, Message, Outcome, PlainBatch, Stage, StageName
+from miniq.message import NEVER, Claim, ClaimGroup, Committed, Message, Outcome, PlainBatch, Stage, StageName, is_plain
 from miniq.store.arguments import ANY, FREE, Batch, NextClaim, Room
 
 # Messages
@@ -66,6 +67,19 @@ def check_room(room: Room | None, queue: str, held: tuple[int, int], more: tuple
 def size_of(messages: Sequence[Message]) -> int:
     """The total size of messages."""
     return messages.size if isinstance(messages, PlainBatch) else sum(message.size for message in messages)
+
+
+_common = attrgetter("queue", "sent_at", "due_at", "content_type", "priority")
+
+
+def plain_batch(messages: Sequence[Message]) -> PlainBatch | None:
+    """Messages as a batch, None if they differ in more than id and body."""
+    common = _common(messages[0])
+    if not all(is_plain(message) and _common(message) == common for message in messages):
+        return None
+    queue, sent_at, due_at, content_type, priority = common
+    ids, bodies = [message.id for message in messages], [message.body for message in messages]
+    return PlainBatch(ids, queue, sent_at, due_at, bodies, content_type, priority)
 
 
 class Sifted(Struct):

@@ -13,8 +13,8 @@ from typing import Any
 from miniq.message import Claim, ClaimGroup, Message, Portion, Stored
 from miniq.store.arguments import Change, NextClaim, Places
 from miniq.store.contract import UNFIT, Claimed, ClaimStore
-from miniq.store.decisions import Budget, check_reader, claim_name, no_claim, plan_claim
-from miniq.store.postgres import parcels, rows
+from miniq.store.decisions import Budget, check_reader, claim_name, no_claim, plain_batch, plan_claim
+from miniq.store.postgres import rows
 from miniq.store.postgres.access import FIRST_ID, LONG, RETURNED, Access, Row, execute, existing, pipeline
 from miniq.store.postgres.connections import Connection
 from miniq.store.postgres.rows import escape, unescape
@@ -193,7 +193,7 @@ def _portions(queue: str, claimed: Sequence[Row], start: int, end: int) -> Itera
             receives, place = row[4], row[8]
             messages += rows.messages(queue, row)[max(0, start - place) : max(0, end - place)]
         if messages:
-            yield Portion(parcels.parcel_of(messages) or messages, receives)
+            yield Portion(plain_batch(messages) or messages, receives)
 
 
 def _end(claimed: Sequence[Row], places: Places) -> int:

@@ -15,7 +15,7 @@ from miniq.message import Counts, History, Message, Outcome, Page, PlainBatch, S
 from miniq.store import decisions
 from miniq.store.arguments import FREE, Change, Edit, Fence, NewTime, Put, Scan, Take
 from miniq.store.contract import MessageStore, no_queue
-from miniq.store.decisions import check_room
+from miniq.store.decisions import check_room, plain_batch
 from miniq.store.postgres import parcels, rows
 from miniq.store.postgres.access import FIRST_ID, LONG, RETURNED, Access, Row, Step, execute, existing, pipeline, tags
 from miniq.store.postgres.connections import Connection
@@ -37,7 +37,7 @@ class Messages(MessageStore):
         self._db = db
 
     async def put(self, messages: Sequence[Message], put: Put) -> list[str]:
-        parcel = messages if isinstance(messages, PlainBatch) else parcels.parcel_of(messages)
+        parcel = messages if isinstance(messages, PlainBatch) else plain_batch(messages)
         if parcel is not None and put.room is None:
             return await self._put_parcel(parcel, put)
         return await self._put_mixed(messages, put)
