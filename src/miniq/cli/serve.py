@@ -20,6 +20,7 @@ from miniq.cli.root import discard_output, say
 from miniq.errors import InvalidRequest, MiniQError, StoreLocked
 from miniq.logs import log_to_stderr
 from miniq.options import Options
+from miniq.store_urls import FORMS
 
 if TYPE_CHECKING:
     from miniq.server.server import Ready
@@ -32,8 +33,7 @@ LEVELS = ("debug", "info", "warning", "error")
 @click.option(
     "--store",
     metavar="URL",
-    help="A folder, rocksdb:DIR, leveldb:DIR, postgresql://USER@HOST/DATABASE, mongodb://HOST/NAME or memory:. "
-    "[default: rocksdb:./miniq-data]",
+    help=f"A folder, {FORMS}. [default: rocksdb:./miniq-data]",
 )
 @click.option("--host", help="Address to listen on; any but loopback needs an API key. [default: 127.0.0.1]")
 @click.option("--port", type=PORT, help="HTTP port; 0 for any free one, for ZeroMQ too. [default: 5000]")

@@ -11,14 +11,15 @@ import re
 from difflib import get_close_matches
 
 from miniq.errors import InvalidRequest
+from miniq.store_urls import FORMS, schemes
 
 HTTP = ("http", "https")
 ZMQ = "tcp"
 REMOTE = (*HTTP, ZMQ)
-FOLDERS = ("rocksdb", "leveldb")
+FOLDERS = schemes("folder")
 """Engines of stores in a folder; the first is the default."""
-DATABASES = ("postgresql", "postgres", "mongodb", "mongodb+srv")
-MEMORY = "memory"
+DATABASES = schemes("database")
+(MEMORY,) = schemes("memory")
 STORES = frozenset({*FOLDERS, *DATABASES, MEMORY})
 """Schemes of stores, for a broker in this process."""
 SCHEMES = (*REMOTE, *FOLDERS, *DATABASES, MEMORY)
@@ -37,10 +38,7 @@ _ALWAYS_A_HOST = re.compile(r"localhost|\d+\.\d+\.\d+\.\d+|\[.*\]")
 _PASSWORD = re.compile(r"(?<=//)([^:/@]*):[^/@]*@")
 _ALIASES = {"zmq": ZMQ, "zeromq": ZMQ, "postgres": "postgresql", "pg": "postgresql"}
 _HTTP_PORT, _ZMQ_PORTS = "5000", ("5555", "5556", "5557")
-_ALL = (
-    "http://HOST:PORT, tcp://HOST:PORT, a folder, rocksdb:DIR, leveldb:DIR, postgresql://USER@HOST/DATABASE, "
-    "mongodb://HOST/NAME or memory:"
-)
+_ALL = f"http://HOST:PORT, tcp://HOST:PORT, a folder, {FORMS}"
 
 
 def locate(url: str | os.PathLike[str], field: str = "url") -> tuple[str, str]:
