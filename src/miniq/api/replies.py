@@ -73,13 +73,14 @@ def single(name: str, **field: Any) -> Reply[Any]:
     return _pair(shape, shape, attrgetter(*field))
 
 
-def _list(shape: Any, write: Callable[[T], Any], read: Callable[[Any], T]) -> Reply[list[T]]:
-    """The result is a list, whose elements are in the only field of the shape."""
-    elements = attrgetter(*shape.__struct_fields__)
+def _list(name: str, write: Callable[[T], Any], read: Callable[[Any], T], **field: Any) -> Reply[list[T]]:
+    """The result is a list, whose elements are in the only field of a shape with that name."""
+    ((key, element),) = field.items()
+    shape: Any = msgspec.defstruct(name, [(key, list[element])])  # type: ignore[valid-type]
     return _pair(
         shape,
         lambda results: shape([write(result) for result in results]),
-        lambda reply: [read(element) for element in elements(reply)],
+        lambda reply: [read(element) for element in getattr(reply, key)],
     )
 
 
@@ -239,7 +240,9 @@ CLAIMS_OPENED: Reply[ClaimGroup] = _pair(
 CLAIMS_ACKED: Reply[None] = Reply(
     shapes.ClaimsAckedReply, lambda result, call, format, now: shapes.ClaimsAckedReply(call.upto), lambda body: None
 )
-CLAIM_GROUPS: Reply[list[ClaimGroup]] = _list(shapes.ClaimGroupsReply, _write_group, _read_group)
+CLAIM_GROUPS: Reply[list[ClaimGroup]] = _list(
+    "ClaimGroupsReply", _write_group, _read_group, groups=shapes.WireClaimGroup
+)
 UPLOADED: Reply[tuple[int, int]] = _pair(
     shapes.UploadReply, lambda result: shapes.UploadReply(*result), lambda reply: (reply.messages, reply.bytes)
 )
@@ -248,7 +251,7 @@ COMMITTED: Reply[Committed] = _pair(
     lambda result: shapes.CommitStagesReply(result.messages, result.repeated),
     lambda reply: Committed(reply.committed, reply.repeated),
 )
-STAGES: Reply[list[Stage]] = _list(shapes.StagesReply, _write_stage, _read_stage)
+STAGES: Reply[list[Stage]] = _list("StagesReply", _write_stage, _read_stage, stages=shapes.WireStage)
 
 
 # Queues, history, the broker
@@ -290,5 +293,5 @@ def _read_history(body: bytes) -> HistoryPage:
 
 
 QUEUE: Reply[QueueInfo] = _pair(shapes.QueueReply, queue_reply, _read_queue)
-QUEUES: Reply[list[QueueInfo]] = _list(shapes.QueuesReply, queue_reply, _read_queue)
+QUEUES: Reply[list[QueueInfo]] = _list("QueuesReply", queue_reply, _read_queue, queues=shapes.QueueReply)
 HISTORY: Reply[HistoryPage] = Reply(shapes.HistoryReply, _write_history, _read_history)

@@ -164,10 +164,6 @@ class QueueReply(Struct):
     redrive: RedriveProgress | None = None
 
 
-class QueuesReply(Struct):
-    queues: list[QueueReply]
-
-
 class Rates(Struct):
     """Messages per second, over the last five seconds."""
 
@@ -273,10 +269,6 @@ class WireClaimGroup(Struct):
     claims: list[WireClaim]
 
 
-class ClaimGroupsReply(Struct):
-    groups: list[WireClaimGroup]
-
-
 class UploadReply(Struct):
     messages: int
     bytes: int
@@ -297,10 +289,6 @@ class WireStage(Struct):
     bytes: int
     made_at: datetime
     expires_at: datetime
-
-
-class StagesReply(Struct):
-    stages: list[WireStage]
 
 
 class WireEvent(Struct, omit_defaults=True):

@@ -106,21 +106,10 @@ class States:
         self._version += 1
         key = b"%b%b%b" % (shelf.state_prefix, block.name.encode(), self._version.to_bytes(8, "big"))
         start, stop = places.start, places.stop
-        record = keys.StateRecord(
-            block.owner,
-            block.priority,
-            block.count,
-            start,
-            stop,
-            visible_at,
-            receives,
-            receipt,
-            consumer,
-            taken_at,
-            block.group,
-            block.waiting,
-        )
-        run = Run(block, places, key, visible_at, receives, receipt, consumer, taken_at, stop - start)
+        state = (visible_at, receives, receipt, consumer, taken_at)
+        owner, priority, group = block.owner, block.priority, block.group
+        record = keys.StateRecord(owner, priority, block.count, start, stop, *state, group, block.waiting)
+        run = Run(block, places, key, *state, stop - start)
         if any(block.runs[start:stop]):
             for place in places:
                 old = block.runs[place]
