@@ -156,7 +156,7 @@ class Readers(Struct, eq=False):
     """Held while claims are acked, made or released, which takes several steps."""
 
 
-class Part(StagePart, frozen=True, gc=False):
+class UploadedPart(StagePart, frozen=True, gc=False):
     """A part of a stage."""
 
     upload: int
@@ -195,7 +195,7 @@ class Shelf(Struct, eq=False):
     dedup: dict[str, keys.DedupRecord] = {}
     """Dedup records that are not written yet."""
     readers: dict[str, Readers] = {}
-    stages: dict[StageName, dict[int, Part]] = {}
+    stages: dict[StageName, dict[int, UploadedPart]] = {}
     """The parts of each stage that is not committed."""
 
     def __post_init__(self) -> None:

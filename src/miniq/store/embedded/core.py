@@ -65,6 +65,19 @@ class Core:
         self.garbage.discard(number)
 
 
+class Part:
+    """A part of the store, with what all parts share."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._kv = core.kv
+        self._commit = core.commit
+        self._window = core.window
+        self._states = core.states
+        self._ledger = core.ledger
+        self._dedup = core.dedup
+
+
 def _load_shelves(kv: KV) -> ByName[Shelf]:
     """All queues with their counters."""
     shelves: ByName[Shelf] = ByName()

@@ -17,24 +17,19 @@ from miniq.store.decisions import check_room, fence, sift, size_of
 from miniq.store.embedded.blocks import Block, Shelf
 from miniq.store.embedded.browse import browse, browse_held
 from miniq.store.embedded.claims import Claims
-from miniq.store.embedded.core import Core
+from miniq.store.embedded.core import Core, Part
 from miniq.store.embedded.history import event_run, record_left, record_taken
 from miniq.store.embedded.keys import EventRun
 from miniq.store.embedded.states import Run
 from miniq.store.names import call_record
 
 
-class Messages(MessageStore):
+class Messages(Part, MessageStore):
     """See `MessageStore`."""
 
     def __init__(self, core: Core, claims: Claims, sync_takes: bool) -> None:
-        self._core = core
+        super().__init__(core)
         self._shelf = core.shelf
-        self._commit = core.commit
-        self._ledger = core.ledger
-        self._states = core.states
-        self._window = core.window
-        self._dedup = core.dedup
         self._claims = claims
         self._sync_takes = sync_takes
 

@@ -17,7 +17,7 @@ from miniq.store.arguments import FREE, Change, Edit, Fence, NewTime, Put, Scan,
 from miniq.store.contract import MessageStore, no_queue
 from miniq.store.decisions import check_room, plain_batch
 from miniq.store.postgres import parcels, rows
-from miniq.store.postgres.access import FIRST_ID, LONG, RETURNED, Access, Row, Step, execute, existing, pipeline, tags
+from miniq.store.postgres.access import FIRST_ID, LONG, RETURNED, Part, Row, Step, execute, existing, pipeline, tags
 from miniq.store.postgres.connections import Connection
 from miniq.store.postgres.parcels import Cut
 from miniq.store.postgres.rows import Blobs, escape
@@ -30,11 +30,8 @@ PAUSES = (0.002, 0.005, 0.01)
 """Seconds between retries of a take that found only parcels locked by other calls, which may be splitting them."""
 
 
-class Messages(MessageStore):
+class Messages(Part, MessageStore):
     """See `MessageStore`."""
-
-    def __init__(self, db: Access) -> None:
-        self._db = db
 
     async def put(self, messages: Sequence[Message], put: Put) -> list[str]:
         parcel = messages if isinstance(messages, PlainBatch) else plain_batch(messages)

@@ -25,7 +25,7 @@ from miniq.store.decisions import (
     stretches,
 )
 from miniq.store.postgres import parcels, rows
-from miniq.store.postgres.access import LONG, Access, Row, execute, existing, pipeline
+from miniq.store.postgres.access import LONG, Part, Row, execute, existing, pipeline
 from miniq.store.postgres.connections import Connection
 from miniq.store.postgres.rows import Blobs, escape, unescape
 
@@ -50,11 +50,8 @@ COPY = f"COPY staged ({', '.join(COLUMNS)}) FROM STDIN (FORMAT BINARY)".encode()
 TRIES = 3
 
 
-class Stages(StageStore):
+class Stages(Part, StageStore):
     """See `StageStore`."""
-
-    def __init__(self, db: Access) -> None:
-        self._db = db
 
     async def upload(self, queue: str, upload: Upload, messages: Sequence[Message]) -> tuple[int, int]:
         name = upload.stage
