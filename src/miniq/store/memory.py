@@ -41,7 +41,8 @@ class ImmediateCommit(GroupCommit):
         batch, self.batch = self.batch, Batch()
         self.complete(batch)
         self._finish(batch, self._attempt(batch, False))
-        self.check()
+        if self.failed is not None:
+            raise self.failed
 
 
 class MemoryKV:

@@ -62,8 +62,9 @@ class GroupCommit:
         self._beside: set[asyncio.Future[None]] = set()
         self._loop = asyncio.get_running_loop()
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._running = False
-        """Whether the thread was started, which is done for its first batch, and not asked to stop."""
+        self._ended = False
+        """Whether the thread was asked to stop."""
+        threading.Thread(target=self._run, name="miniq-commit", daemon=True).start()
 
     async def commit(self, sync: bool) -> None:
         """Wait until everything staged so far is written, and on disk if `sync`."""
@@ -118,8 +119,8 @@ class GroupCommit:
                 self.failed = closed
             while self._beside:
                 await asyncio.wait(self._beside)
-            if self._running:
-                self._running = False
+            if not self._ended:
+                self._ended = True
                 ended = self._loop.create_future()
 
                 def end() -> None:
@@ -150,9 +151,6 @@ class GroupCommit:
         if inline:
             self._finish(batch, self._attempt(batch, sync))
         else:
-            if not self._running:
-                self._running = True
-                threading.Thread(target=self._run, name="miniq-commit", daemon=True).start()
             self._jobs.put(partial(self._write_in_thread, batch, sync))
 
     def _write_in_thread(self, batch: Batch, sync: bool) -> None:

@@ -1,4 +1,4 @@
-"""The keys of the memory store are ordered, whatever is written and removed."""
+"""The memory store: its keys are ordered, whatever is written and removed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from miniq.errors import Closed
 from miniq.store import memory
 
 
@@ -33,3 +34,13 @@ def test_keys_in_memory_are_those_of_a_sorted_dict(seed: int, monkeypatch: pytes
         assert list(kv.scan(start, end)) == within
         assert kv.last(start, end) == (within[-1][0] if within else None)
         assert kv.get(start) == expected.get(start)
+
+
+async def test_a_memory_store_closes_while_something_is_staged() -> None:
+    store = memory.MemoryStore()
+    await store.open()
+    store._commit.batch.ops.append((b"kx", b"1"))
+    await store.close()
+    assert store._keys.get(b"kx") == b"1"
+    with pytest.raises(Closed):
+        await store.queues()
