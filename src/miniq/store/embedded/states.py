@@ -71,9 +71,8 @@ class States:
 
     def _restore(self, shelf: Shelf, block: Block, record: keys.StateRecord, key: bytes) -> None:
         """Set a state that was read from disk; later versions override earlier ones."""
-        places = range(record.start, record.stop)
         state = (record.visible_at, record.receives, record.receipt, record.consumer, record.taken_at)
-        run = Run(block, places, key, *state)
+        run = Run(block, range(record.start, record.stop), key, *state)
         for place in run.places:
             if not block.is_gone(place):
                 old = block.runs[place]

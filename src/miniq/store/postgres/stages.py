@@ -16,14 +16,7 @@ from miniq.ids import RUN
 from miniq.message import JSON, Committed, Message, PlainBatch, Stage, StageName
 from miniq.store.arguments import Batch, Upload
 from miniq.store.contract import StageStore
-from miniq.store.decisions import (
-    check_listed,
-    check_room,
-    repeated_commit,
-    size_of,
-    stands_alone,
-    stretches,
-)
+from miniq.store.decisions import check_listed, check_room, repeated_commit, size_of, stands_alone, stretches
 from miniq.store.postgres import parcels, rows
 from miniq.store.postgres.access import LONG, Part, Row, execute, existing, pipeline
 from miniq.store.postgres.connections import Connection
