@@ -218,12 +218,13 @@ class Shelf(Struct, eq=False):
         lows = {}
         for priority, lane in enumerate(self.tracks[""]):
             low = lane.fresh[0].name if lane.fresh else lane.seen
-            # What was given back may be part of a block, whose name is the lowest id of its run.
-            lows[priority] = min(low, run_of(lane.back[0][0])[0]) if lane.back else low
+            if low:
+                # What was given back may be part of a block, whose name is the lowest id of its run.
+                lows[priority] = min(low, run_of(lane.back[0][0])[0]) if lane.back else low
         for block in self.arriving.values():
-            if not block.owner and not block.waiting:
+            if block.priority in lows and not block.owner and not block.waiting:
                 lows[block.priority] = min(lows[block.priority], block.name)
-        return {priority: low for priority, low in lows.items() if low}
+        return lows
 
     def runs(self) -> Iterator[Run]:
         """Every run that still has messages."""
