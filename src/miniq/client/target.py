@@ -65,7 +65,9 @@ def read_options(kind: type[R], options: dict[str, Any]) -> R:
     texts = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in options.items()}
     given = convert_options(kind, texts, kind.__struct_fields__)
     if not 0 < given.timeout <= LONGEST:
-        raise InvalidRequest(f"timeout: {given.timeout:.15g} s; use more than 0, at most {LONGEST:.15g}", field="timeout")
+        raise InvalidRequest(
+            f"timeout: {given.timeout:.15g} s; use more than 0, at most {LONGEST:.15g}", field="timeout"
+        )
     if not (math.isfinite(given.retry) and given.retry >= 0):
         raise InvalidRequest(f"retry: {given.retry:.15g} s; use 0 or more", field="retry")
     if given.api_key is None and os.environ.get("MINIQ_API_KEY"):
