@@ -13,17 +13,14 @@ import weakref
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from msgspec.structs import replace
-
 from miniq.api.operation import AsTable, Call
 from miniq.api.operations import BY_REQUEST, AckById, Receive, operation_of
 from miniq.broker import Broker
 from miniq.client._async.transport import foreign_loop
 from miniq.client.give_back import release_of
-from miniq.client.target import convert_options
 from miniq.dispatch import CALLS, OWNER
-from miniq.errors import Closed
-from miniq.options import Options
+from miniq.errors import Closed, InvalidRequest
+from miniq.options import assembled, checked, dotted
 from miniq.store import open_store
 
 T = TypeVar("T")
@@ -43,8 +40,10 @@ async def open_async(url: str, options: dict[str, Any]) -> AsyncEmbedded:
 
 def _make_broker(url: str, options: dict[str, Any]) -> Broker:
     """A broker that is not yet open."""
-    known = [field for field in Options.__struct_fields__ if field != "store"]
-    settings = replace(convert_options(Options, options, known), store=url)
+    if "store" in options:
+        raise InvalidRequest(f"store: {options['store']!r} is given besides the url {url!r}", field="store")
+    given = {name: checked(name, value) for name, value in dotted(options).items()}
+    settings = assembled(given | {"store": url})
     return Broker(open_store(url, settings), settings)
 
 
