@@ -23,13 +23,11 @@ WORDS = [
         (r"\basync (def|with|for)\b", r"\1"),
         (r"\bawait ", ""),
         (r"Async(?=[A-Z])", ""),
-        (r"\basync_worker\b", "thread_worker"),
         (r"\basync_(?=[a-z])", ""),
         (r"\b__a(enter|exit|iter|next)__\b", r"__\1__"),
         (r"\bconnect_async\b", "connect"),
         (r"\b_async\b", "_sync"),
         (r"\basyncio\b", "threading"),
-        (r"\bTaskWorker\b", "ThreadWorker"),
         (r"The async client\. `_sync` is", "The blocking client,"),
     )
 ]

@@ -16,6 +16,7 @@ from miniq.client._async.claims import AsyncClaims
 from miniq.client._async.message import AsyncMessage
 from miniq.client._async.stages import AsyncStaging
 from miniq.client._async.transport import AsyncTransport
+from miniq.client._async.worker import AsyncWorker
 from miniq.client.arguments import as_list, as_texts
 from miniq.client.delivery import HELD, SEEN, SETTLED, MessagePage, as_messages, leases, renew, settle
 from miniq.errors import BadName, InvalidRequest
@@ -32,7 +33,6 @@ from miniq.message import (
     StageName,
     Status,
 )
-from miniq.worker.async_worker import TaskWorker
 from miniq.worker.plan import Plan, Stop
 
 
@@ -109,7 +109,7 @@ class AsyncQueue:
             pass_message=pass_message,
             stop=stop,
         )
-        await TaskWorker(self, plan).run()
+        await AsyncWorker(self, plan).run()
 
     async def ack(self, messages: Iterable[AsyncMessage]) -> list[Outcome]:
         """Ack several messages; the outcome of each is `done`, `stale` or `missing`."""

@@ -17,6 +17,7 @@ from miniq.client._sync.claims import Claims
 from miniq.client._sync.message import Message
 from miniq.client._sync.stages import Staging
 from miniq.client._sync.transport import Transport
+from miniq.client._sync.worker import Worker
 from miniq.client.arguments import as_list, as_texts
 from miniq.client.delivery import HELD, SEEN, SETTLED, MessagePage, as_messages, leases, renew, settle
 from miniq.errors import BadName, InvalidRequest
@@ -34,7 +35,6 @@ from miniq.message import (
     Status,
 )
 from miniq.worker.plan import Plan, Stop
-from miniq.worker.thread_worker import ThreadWorker
 
 
 class Queue:
@@ -110,7 +110,7 @@ class Queue:
             pass_message=pass_message,
             stop=stop,
         )
-        ThreadWorker(self, plan).run()
+        Worker(self, plan).run()
 
     def ack(self, messages: Iterable[Message]) -> list[Outcome]:
         """Ack several messages; the outcome of each is `done`, `stale` or `missing`."""
