@@ -28,8 +28,10 @@ class Crew:
 
     def run(self, works: Iterable[Callable[[], None]], interrupt: Callable[[], None]) -> None:
         """Run functions until all have returned; on Ctrl-C call `interrupt`, and wait until they have."""
-        threads = [_started(work) for work in works]
+        threads = [_thread(work) for work in works]
         try:
+            for thread in threads:
+                thread.start()
             _join(threads)
         except KeyboardInterrupt:
             interrupt()
@@ -37,7 +39,9 @@ class Crew:
 
     def start(self, work: Callable[[], None]) -> None:
         """Start a function that `finish` waits for."""
-        self._others.append(_started(work))
+        thread = _thread(work)
+        thread.start()
+        self._others.append(thread)
 
     def finish(self) -> None:
         _join(self._others)
@@ -47,10 +51,8 @@ class Crew:
         self._plan.handler(self._plan.argument(message))
 
 
-def _started(work: Callable[[], None]) -> threading.Thread:
-    thread = threading.Thread(target=work, name="miniq-worker", daemon=True)
-    thread.start()
-    return thread
+def _thread(work: Callable[[], None]) -> threading.Thread:
+    return threading.Thread(target=work, name="miniq-worker", daemon=True)
 
 
 def _join(threads: Iterable[threading.Thread]) -> None:

@@ -44,7 +44,7 @@ class AsyncWorker:
     async def run(self) -> None:
         """Work until stopped or interrupted; raise the error that ended it, if any."""
         try:
-            await self._crew.run([self._fetch, *[self._handle] * self._plan.concurrency], self._end)
+            await self._crew.run([*[self._handle] * self._plan.concurrency, self._fetch], self._end)
         finally:
             # Also after a second interruption: the leases of handlers that still run expire.
             self._end()

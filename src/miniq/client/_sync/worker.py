@@ -45,7 +45,7 @@ class Worker:
     def run(self) -> None:
         """Work until stopped or interrupted; raise the error that ended it, if any."""
         try:
-            self._crew.run([self._fetch, *[self._handle] * self._plan.concurrency], self._end)
+            self._crew.run([*[self._handle] * self._plan.concurrency, self._fetch], self._end)
         finally:
             # Also after a second interruption: the leases of handlers that still run expire.
             self._end()
