@@ -24,11 +24,11 @@ class Crew:
                 f"handler: {plan.handler!r} is a coroutine function; use miniq.connect_async for it", field="handler"
             )
         self._plan = plan
-        self._others: list[threading.Thread] = []
+        self._others: list[_Thread] = []
 
     def run(self, works: Iterable[Callable[[], None]], interrupt: Callable[[], None]) -> None:
         """Run functions until all have returned; on Ctrl-C call `interrupt`, and wait until they have."""
-        threads = [_thread(work) for work in works]
+        threads = [_Thread(work) for work in works]
         try:
             for thread in threads:
                 thread.start()
@@ -39,7 +39,7 @@ class Crew:
 
     def start(self, work: Callable[[], None]) -> None:
         """Start a function that `finish` waits for."""
-        thread = _thread(work)
+        thread = _Thread(work)
         thread.start()
         self._others.append(thread)
 
@@ -51,15 +51,27 @@ class Crew:
         self._plan.handler(self._plan.argument(message))
 
 
-def _thread(work: Callable[[], None]) -> threading.Thread:
-    return threading.Thread(target=work, name="miniq-worker", daemon=True)
+class _Thread(threading.Thread):
+    """A thread that can be waited for again after Ctrl-C: before Python 3.13, an interrupted `join` marks it as ended
+    while it runs."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        super().__init__(name="miniq-worker", daemon=True)
+        self._work = work
+        self.ended = threading.Event()
+
+    def run(self) -> None:
+        try:
+            self._work()
+        finally:
+            self.ended.set()
 
 
-def _join(threads: Iterable[threading.Thread]) -> None:
-    """Wait for threads in steps, so that Ctrl-C is seen on every platform."""
+def _join(threads: Iterable[_Thread]) -> None:
+    """Wait for the threads that were started, in steps, so that Ctrl-C is seen on every platform."""
     for thread in threads:
-        while thread.is_alive():
-            thread.join(0.5)
+        while thread.ident is not None and not thread.ended.wait(0.5):
+            pass
 
 
 class AsyncCrew:
