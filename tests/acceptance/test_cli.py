@@ -289,7 +289,7 @@ def test_keys_are_made_without_a_broker_and_then_used_with_one(tmp_path: Path) -
             "is unknown or was revoked" in shop("send", "orders.new", "1", "--api-key", made_now["secret"], code=1).err
         )
         assert "no key 'nope'" in boss("keys", "revoke", "nope", code=1).err
-        assert "is not VERB:PATTERN" in boss("keys", "create", "x", "--allow", "sned:q", code=1).err
+        assert "is not VERB:PATTERN" in boss("keys", "create", "x", "--allow", "sned:q", code=2).err
     assert "admin" in away("keys", "list", "--store", "rocksdb:data").out
     away("keys", "revoke", listed[0]["id"], "--store", "rocksdb:data")
     assert away("keys", "list", "--store", "rocksdb:data", "--json").out == ""
@@ -330,7 +330,7 @@ def test_curve_keys_are_made_listed_and_revoked(tmp_path: Path) -> None:
     assert "File exists: worker.key" in again.err
     assert (
         "is not VERB:PATTERN"
-        in away("keys", "curve", "create", "x", "--allow", "fly", "--store", "rocksdb:data", code=1).err
+        in away("keys", "curve", "create", "x", "--allow", "fly", "--store", "rocksdb:data", code=2).err
     )
     assert not (tmp_path / "x.key").exists()
     public = zmq.curve_keypair()[0].decode()
@@ -339,7 +339,7 @@ def test_curve_keys_are_made_listed_and_revoked(tmp_path: Path) -> None:
     assert (
         "is not the public half"
         in away(
-            "keys", "curve", "create", "y", "--allow", "*", "--public", "short", "--store", "rocksdb:data", code=1
+            "keys", "curve", "create", "y", "--allow", "*", "--public", "short", "--store", "rocksdb:data", code=2
         ).err
     )
     listed = away("keys", "curve", "list", "--json", "--store", "rocksdb:data").objects
@@ -387,7 +387,7 @@ def test_what_a_broker_refuses_is_one_line(server: Shell) -> None:
         (["queues", "create", "q9", "--visibility-timeout", "13h"], "out of range"),
         (["send", "q", "--file", "/dev/null", "--content-type", "nonsense"], "not a media type"),
     ]:
-        result = server(*command, code=1)
+        result = server(*command, code=2)
         assert said in result.err
         assert result.err.count("\n") == 1
 
@@ -420,7 +420,7 @@ def test_a_client_command_never_creates_a_store(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     for url in ("./new", "empty", "rocksdb:new"):
-        assert run([*command, "--url", url]) == 1
+        assert run([*command, "--url", url]) == 2
         said = capsys.readouterr()
         assert said.out == ""
         assert f"url: there is no store in {url.removeprefix('rocksdb:')}" in said.err
@@ -433,10 +433,10 @@ def test_an_address_without_a_scheme_is_refused_with_the_right_spelling(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run([*command, "--url", "127.0.0.1:5000"]) == 1
+    assert run([*command, "--url", "127.0.0.1:5000"]) == 2
     by_flag = capsys.readouterr()
     monkeypatch.setenv("MINIQ_URL", "127.0.0.1:5000")
-    assert run(command) == 1
+    assert run(command) == 2
     assert capsys.readouterr() == by_flag
     assert by_flag.out == ""
     assert "use 'http://127.0.0.1:5000'" in by_flag.err
@@ -453,15 +453,15 @@ def test_a_wrong_url_does_not_matter_where_another_is_given(tmp_path: Path) -> N
 
 def test_a_backup_of_no_store_is_refused(tmp_path: Path) -> None:
     miniq = Shell("http://127.0.0.1:1", tmp_path)
-    assert "store: there is no store in data" in miniq("backup", "copy", "--store", "rocksdb:data", code=1).err
+    assert "store: there is no store in data" in miniq("backup", "copy", "--store", "rocksdb:data", code=2).err
     assert (
-        "store: cannot connect to 'localhost:5000'" in miniq("backup", "copy", "--store", "localhost:5000", code=1).err
+        "store: cannot connect to 'localhost:5000'" in miniq("backup", "copy", "--store", "localhost:5000", code=2).err
     )
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_url_that_is_none_is_refused(tmp_path: Path) -> None:
-    assert "cannot connect" in Shell("gopher://x", tmp_path)("queues", code=1).err
+    assert "cannot connect" in Shell("gopher://x", tmp_path)("queues", code=2).err
 
 
 def test_the_environment_is_clean() -> None:

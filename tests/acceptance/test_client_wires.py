@@ -21,7 +21,7 @@ import pytest
 
 import miniq
 from miniq.api.operations import AckById
-from miniq.client import pool
+from miniq.client._sync import pool
 from tests.acceptance.client_wires import HTTP, Proxy, Wire
 from tests.acceptance.faces import Opener
 from tests.kit import case, wait_for

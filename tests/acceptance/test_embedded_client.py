@@ -58,6 +58,11 @@ def test_a_url_that_cannot_be_connected_to_says_what_can(opener: Opener, bad: An
         ({"durability": "maybe"}, "durability"),
         ({"auto_create": "no"}, "auto_create"),
         ({"limits": {"batch": "x"}}, "limits.batch"),
+        ({"limits": {"batch": -1}}, "limits.batch"),
+        ({"limits": {"batch": 0}}, "limits.batch"),
+        ({"limits": {"bach": 5}}, "limits.bach"),
+        ({"limits": 5}, "limits"),
+        ({"stage_ttl": -1}, "stage_ttl"),
         ({"store": "memory:"}, "store"),
     ],
 )
@@ -168,5 +173,5 @@ def test_a_missing_driver_leaves_no_folder_behind(tmp_path: Path, monkeypatch: p
 
 
 def test_an_unknown_limit_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(miniq.InvalidRequest, match="unknown field `batches`"):
+    with pytest.raises(miniq.InvalidRequest, match="limits.batches: no such option"):
         miniq.connect(tmp_path / "new", limits={"batches": 1})

@@ -105,3 +105,12 @@ def test_a_path_is_a_folder_whatever_its_name(tmp_path: Path, monkeypatch: pytes
     with miniq.connect(Path("localhost:5000")) as mq:
         mq.queue("q").send(1)
     assert (tmp_path / "localhost:5000" / "MINIQ").exists()
+
+
+def test_a_tilde_in_the_path_of_a_store_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for url in ("~/plain", "rocksdb:~/named", Path("~/path")):
+        with miniq.connect(url) as mq:
+            mq.queue("jobs").send(1)
+    assert sorted(folder.name for folder in tmp_path.iterdir()) == ["named", "path", "plain"]

@@ -104,6 +104,9 @@ class Operation(Generic[T]):
         """Returns the values of a call for its path."""
         self._texts_in_path = [name if str in _members(kind) else None for name, kind in self.in_path.items()]
         self._checks = [(name, check) for name in in_query if (check := _check(infos[name])) is not None]
+        self._types = msgspec.defstruct(
+            f"{request.__name__}Types", [(name, _wire_type(infos[name].type)) for name in (*in_query, *in_body)]
+        )
 
     def __repr__(self) -> str:
         return f"<Operation {self.name}>"
@@ -113,6 +116,16 @@ class Operation(Generic[T]):
         for value, name in zip(values, self._texts_in_path, strict=True):
             if name is not None:
                 checks.check_name(value, name)
+
+    def checked(self, call: Any) -> Call[T]:
+        """A call as a server would read it from a wire; refuses values of the wrong type."""
+        names = self.path_values(call)
+        self.check_path(names)
+        fields = {name: getattr(call, name) for name in self._types.__struct_fields__}
+        try:
+            return self.request(*names, *msgspec.structs.astuple(msgspec.convert(fields, self._types)))
+        except msgspec.ValidationError as error:
+            raise codec.invalid(error, fields) from None
 
     def query_of(self, call: Any) -> dict[str, Any]:
         """The query of a call, checked and without defaults."""

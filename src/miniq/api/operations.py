@@ -16,6 +16,7 @@ from miniq.api import operation as bodies
 from miniq.api import replies, shapes, tables
 from miniq.api.operation import Call, Operation
 from miniq.api.replies import same, single
+from miniq.errors import InvalidRequest
 from miniq.message import (
     Claim,
     ClaimGroup,
@@ -413,3 +414,13 @@ OPERATIONS: tuple[Operation[Any], ...] = (
 
 BY_NAME = {operation.name: operation for operation in OPERATIONS}
 BY_REQUEST = {operation.request: operation for operation in OPERATIONS}
+
+
+def operation_of(call: Call[Any]) -> Operation[Any]:
+    """The operation of a call."""
+    operation = BY_REQUEST.get(type(call))
+    if operation is not None:
+        return operation
+    if isinstance(call, AckById):
+        raise InvalidRequest("id: a message is acked with its receipt; receive it first", field="id")
+    raise InvalidRequest(f"call: {call!r:.80} is not a call; use a record of miniq.api.operations", field="call")

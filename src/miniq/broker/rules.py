@@ -61,8 +61,8 @@ def check_seconds(value: object, field: str, low: float, high: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value or abs(value) == math.inf:
         raise InvalidRequest(f"{field}: {_show(value)} is not a number of seconds", field=field)
     if not low <= value <= high:
-        shown = f"{value:g}" if abs(value) < 1e300 else "the number of"  # an int may be too large for a float
-        raise InvalidRequest(f"{field}: {shown} s is out of range; use {low:g} to {high:g}", field=field)
+        shown = f"{value:.15g}" if abs(value) < 1e300 else "the number of"  # an int may be too large for a float
+        raise InvalidRequest(f"{field}: {shown} s is out of range; use {low:.15g} to {high:.15g}", field=field)
     return value
 
 

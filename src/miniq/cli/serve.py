@@ -8,6 +8,7 @@ import shutil
 import signal
 import ssl
 import sys
+from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from msgspec import structs
 from miniq import config
 from miniq.cli.flags import DEFAULT_URL
 from miniq.cli.root import discard_output, say
+from miniq.client.url import store_of
 from miniq.errors import InvalidRequest, MiniQError, StoreLocked
 from miniq.logs import log_to_stderr
 from miniq.options import Options
@@ -103,19 +105,27 @@ def serve(file: str | None, log_level: str, **flags: Any) -> int:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, on_signal)
         options = config.load(flags, file=file)
-        if ":" not in options.store:
-            options = structs.replace(options, store=f"rocksdb:{options.store}")
+        options = structs.replace(options, store=store_of(options.store, "store"))
         log_to_stderr(log_level, options.log_format)
         if options.durability == "relaxed":
             say("durability is relaxed: confirmed messages may be lost if the machine loses power")
         check_tls(options)
-        from miniq.server.server import run
+        return run_server(options, announce)
+    except KeyboardInterrupt:
+        return 0
 
+
+def run_server(options: Options, announce: Callable[[Ready], None]) -> int:
+    """Serve until it is stopped. An error now, such as a port that is taken, is not wrong usage: the options are
+    valid."""
+    from miniq.server.server import run
+
+    try:
         return run(options, announce)
     except StoreLocked as error:
         raise MiniQError(f"{error.text} with --store") from None
-    except KeyboardInterrupt:
-        return 0
+    except InvalidRequest as error:
+        raise MiniQError(error.text) from None
 
 
 def addresses(started: Ready) -> list[str]:

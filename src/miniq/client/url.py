@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from difflib import get_close_matches
 
 from miniq.errors import InvalidRequest
@@ -38,13 +39,14 @@ _ALWAYS_A_HOST = re.compile(r"localhost|\d+\.\d+\.\d+\.\d+|\[.*\]")
 _PASSWORD = re.compile(r"(?<=//)([^:/@]*):[^/@]*@")
 _ALIASES = {"zmq": ZMQ, "zeromq": ZMQ, "postgres": "postgresql", "pg": "postgresql"}
 _HTTP_PORT, _ZMQ_PORTS = "5000", ("5555", "5556", "5557")
-_ALL = f"http://HOST:PORT, tcp://HOST:PORT, a folder, {FORMS}"
+_ALL_STORES = f"a folder, {FORMS}"
+_ALL = f"http://HOST:PORT, tcp://HOST:PORT, {_ALL_STORES}"
 
 
 def locate(url: str | os.PathLike[str], field: str = "url") -> tuple[str, str]:
-    """The scheme of a URL, and the complete URL; `InvalidRequest` suggests a valid one."""
+    """The scheme of a URL, and the complete URL; `InvalidRequest` suggests a valid one. `~` is a home folder."""
     if isinstance(url, os.PathLike):
-        return FOLDERS[0], f"{FOLDERS[0]}:{os.fspath(url)}"
+        return FOLDERS[0], f"{FOLDERS[0]}:{os.path.expanduser(os.fspath(url))}"
     if not isinstance(url, str) or not url:
         raise InvalidRequest(f"{field}: {url!r} is not a URL; use {_ALL}", field=field)
     name, colon, rest = url.partition(":")
@@ -52,7 +54,7 @@ def locate(url: str | os.PathLike[str], field: str = "url") -> tuple[str, str]:
     if not colon or scheme not in SCHEMES:
         if not _is_folder(url):
             raise _refused(url, field)
-        return FOLDERS[0], f"{FOLDERS[0]}:{url}"
+        return FOLDERS[0], f"{FOLDERS[0]}:{os.path.expanduser(url)}"
     if scheme == MEMORY:
         right = not rest
     elif scheme in FOLDERS:
@@ -61,7 +63,16 @@ def locate(url: str | os.PathLike[str], field: str = "url") -> tuple[str, str]:
         right = rest.startswith("//") and url == url.strip()
     if not right:
         raise _refused(url, field)
-    return scheme, url
+    return scheme, f"{scheme}:{os.path.expanduser(rest)}" if scheme in FOLDERS else url
+
+
+def store_of(url: str, field: str) -> str:
+    """The complete URL of a store; `InvalidRequest` if it is none, such as that of a server."""
+    with suppress(InvalidRequest):
+        scheme, whole = locate(url, field)
+        if scheme in STORES:
+            return whole
+    raise InvalidRequest(f"{field}: {_hidden(url)!r} is not a store; use {_ALL_STORES}", field=field)
 
 
 def folder_of(url: str | os.PathLike[str], field: str = "url") -> str | None:
@@ -83,7 +94,7 @@ def _is_folder(url: str) -> bool:
 
 def _refused(url: str, field: str) -> InvalidRequest:
     """The error, with a suggestion."""
-    hidden = _PASSWORD.sub(r"\1:***@", url)
+    hidden = _hidden(url)
     right = _guess(hidden.strip())
     if right is None:
         return InvalidRequest(f"{field}: cannot connect to {hidden!r}; use {_ALL}", field=field)
@@ -91,6 +102,11 @@ def _refused(url: str, field: str) -> InvalidRequest:
     if "://" not in hidden and os.path.basename(hidden) == hidden:
         folder = f", or './{hidden}' for a folder of that name"
     return InvalidRequest(f"{field}: cannot connect to {hidden!r}; use {right!r}{folder}", field=field)
+
+
+def _hidden(url: str) -> str:
+    """A URL without its password."""
+    return _PASSWORD.sub(r"\1:***@", url)
 
 
 def _guess(url: str) -> str | None:

@@ -155,7 +155,7 @@ class HttpApp:
         try:
             await self._broker.store.check()
         except StoreUnavailable as error:
-            return _json(shapes.HealthReply("away", str(error)), 503)
+            return _json(shapes.HealthReply("unavailable", str(error)), 503)
         return _json(shapes.HealthReply("ready"))
 
     async def _metrics(self, request: HTTPRequest) -> Response:
