@@ -14,6 +14,7 @@ import zmq
 
 from miniq.cli.root import run
 from tests.acceptance.shell import Shell, collect, environment, on_folder, serving
+from tests.server import clear
 
 FILE = str(Path(__file__).parents[2] / "ops" / "miniq.toml")
 
@@ -29,8 +30,7 @@ def miniq(request: pytest.FixtureRequest, server: Shell, tmp_path: Path) -> Shel
     """The same commands against a broker and against a store in a folder."""
     if request.param == "folder":
         return on_folder(tmp_path)
-    for name in (line.split()[0] for line in server("queues").lines[1:]):
-        server("purge", name, "--yes") if name == "default" else server("queues", "delete", name, "--yes")
+    clear(server.url)
     return server
 
 
