@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 
-from miniq.errors import StoreFailed
+from miniq.errors import Closed, StoreFailed
 from miniq.message import QueueSettings
 from miniq.store import transfer
 from miniq.store.contract import SingleProcessStore
-from miniq.store.embedded import copying, keys
+from miniq.store.embedded import copying, forks, keys
 from miniq.store.embedded.blocks import Shelf
 from miniq.store.embedded.claims import Claims
 from miniq.store.embedded.commit import GroupCommit
@@ -51,6 +51,7 @@ class EmbeddedStore(SingleProcessStore):
     async def open(self) -> None:
         engine = self._folder.engine
         require_driver(engine)  # before the folder is created
+        forks.check(self._folder.path)
         self._folder.open()
         try:
             self._kv = kv = open_kv(engine, self._folder.data)
@@ -72,16 +73,27 @@ class EmbeddedStore(SingleProcessStore):
         except BaseException:
             await self.close()
             raise
+        forks.watch(self)
 
     async def close(self) -> None:
         try:
             if hasattr(self, "_commit"):
                 await self._commit.close()
         finally:
-            if hasattr(self, "_kv"):
-                self._kv.close()
-                del self._kv
-            self._folder.close()
+            try:
+                if hasattr(self, "_kv"):
+                    self._kv.close()
+                    del self._kv
+            finally:
+                self._folder.close()
+
+    def abandon(self, refusal: Closed) -> None:
+        """See `forks.py`."""
+        if hasattr(self, "_kv"):
+            forks.keep_alive(self._kv)
+            del self._kv
+        self._commit.abandon(refusal)
+        self._folder.abandon()
 
     def failure(self) -> Exception | None:
         failed = self._commit.failed
