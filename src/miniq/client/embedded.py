@@ -113,8 +113,9 @@ class _Core:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._process = os.getpid()
-        self._gate = threading.Lock()
-        """Held while a call is passed to the thread, so that no call is added after closing began."""
+        self._gate = threading.RLock()
+        """Held while a call is passed to the thread, so that no call is added after closing began. A signal handler may
+        call while its thread holds it."""
         self._closed = False
         self._failure: BaseException | None = None
         """The error of closing the broker."""

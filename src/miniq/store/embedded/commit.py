@@ -130,6 +130,12 @@ class GroupCommit:
                 self._jobs.put(None)
                 await ended
 
+    def abandon(self, refusal: MiniQError) -> None:
+        """In a forked child, which has no commit thread: write nothing any more, and refuse everything."""
+        self.failed = self.refusal = refusal
+        self._beside.clear()
+        self._ended = True
+
     def _begin_turn(self) -> None:
         self._wrote = False
 

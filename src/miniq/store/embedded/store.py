@@ -15,11 +15,11 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Sequence
 
-from miniq.errors import StoreFailed
+from miniq.errors import Closed, StoreFailed
 from miniq.message import QueueSettings
 from miniq.store import transfer
 from miniq.store.contract import SingleProcessStore
-from miniq.store.embedded import copying, keys
+from miniq.store.embedded import copying, forks, keys
 from miniq.store.embedded.blocks import Shelf
 from miniq.store.embedded.claims import Claims
 from miniq.store.embedded.commit import GroupCommit
@@ -173,6 +173,7 @@ class EmbeddedStore(KeyValueStore):
     async def open(self) -> None:
         engine = self._folder.engine
         require_driver(engine)  # before the folder is created
+        forks.check(self._folder.path)
         self._folder.open()
         try:
             kv = open_kv(engine, self._folder.data)
@@ -181,12 +182,21 @@ class EmbeddedStore(KeyValueStore):
             raise
         # LevelDB does not sync a full log before it starts the next, so a later fsync may miss an unsynced lease.
         await self._start(kv, GroupCommit(kv.write, self._durable), self._space.check, sync_takes=engine == "leveldb")
+        forks.watch(self)
 
     async def close(self) -> None:
         try:
             await super().close()
         finally:
             self._folder.close()
+
+    def abandon(self, refusal: Closed) -> None:
+        """See `forks.py`."""
+        if hasattr(self, "_kv"):
+            forks.keep_alive(self._kv)
+            del self._kv
+        self._commit.abandon(refusal)
+        self._folder.abandon()
 
     async def backup(self, path: str) -> None:
         self._commit.check()
