@@ -53,7 +53,10 @@ def perform(broker: Broker, call: Call[T], caller: Caller = OWNER) -> Coroutine[
 
 
 def send(broker: Broker, call: ops.Send, caller: Caller) -> Coroutine[Any, Any, list[str]]:
-    return broker.send(call.queue, drafts_of(call.drafts), caller.call)
+    drafts = drafts_of(call.drafts)
+    if caller.call is None:
+        return broker.send(call.queue, drafts)
+    return broker.send(call.queue, drafts, caller.call, broker.keys.scope(caller.secret))
 
 
 def drafts_of(drafts: Any) -> Sequence[Draft]:

@@ -28,7 +28,7 @@ Outcome = Literal["done", "stale", "leased", "missing"]
 message."""
 
 
-class Draft(Struct, frozen=True, gc=False):
+class Draft(Struct, frozen=True, omit_defaults=True, gc=False):
     """A message to send. With `delay=None` the queue's own delay applies."""
 
     body: bytes

@@ -46,7 +46,7 @@ from miniq.message import (
     Stored,
 )
 from miniq.options import Options
-from miniq.store.arguments import ANY, FREE, Change, Edit, Fence, NewTime, Once, Scan
+from miniq.store.arguments import ANY, FREE, Change, Edit, Fence, NewTime, Scan
 from miniq.store.contract import Store
 from miniq.store.transfer import check_complete
 
@@ -165,20 +165,21 @@ class Broker:
 
     # Messages
 
-    async def send(self, queue: str, drafts: Sequence[Draft], call: str | None = None) -> list[str]:
+    async def send(self, queue: str, drafts: Sequence[Draft], call: str | None = None, scope: str = "") -> list[str]:
         """Add messages, all or none, and return their ids once they are on disk. A `call` (idempotency key) of the last
-        five minutes adds nothing and gets the same answer."""
+        five minutes in the same `scope` (see `KeyRing.scope`) adds nothing and gets the same answer; with other
+        messages it is refused."""
         settings = self.catalog.find(queue) or await self.catalog.get_or_create(queue)
         now = self.clock.now()
         messages = rules.admit(queue, settings, drafts, self.ids, now, self._limits)
         once = None
         if call is not None:
-            once = Once(rules.check_call(call, self._limits), now + rules.CALL_WINDOW)
+            once = rules.once(rules.check_call(call, self._limits), scope, drafts, now)
         try:
             ids = await self.store.messages.put(messages, rules.put(settings, now, once))
         except QueueNotFound:
             self.catalog.forget(queue)  # just deleted by a concurrent call
-            return await self.send(queue, drafts, call)
+            return await self.send(queue, drafts, call, scope)
         if not isinstance(messages, PlainBatch):
             ends = [message.expires_at for message in messages if message.expires_at is not None]
             if ends:

@@ -159,6 +159,11 @@ class KeyRing:
             target = "the broker" if queue is None else f"queue {queue[: rules.NAME_LENGTH]!r}"
             raise Forbidden(f"key {key.name!r} does not allow {verb} on {target}")
 
+    def scope(self, secret: Secret | None) -> str:
+        """Within which a caller's idempotency keys are its own: the id of its key. While there are no keys, all callers
+        share one scope."""
+        return "" if self.open else self.identify(secret).id
+
     def may(self, secret: Secret | None, verb: str, queue: str | None) -> bool:
         """Whether `check` would pass."""
         with suppress(Unauthorized, Forbidden):

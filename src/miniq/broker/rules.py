@@ -5,12 +5,14 @@ Every refusal names the field, the value and what is allowed.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 import msgspec
+from msgspec.structs import replace
 
 from miniq.errors import BadName, InvalidRequest, MessageLeased, MessageNotFound, StaleReceipt, TooLarge
 from miniq.ids import SHARE, IdSource
@@ -30,11 +32,15 @@ from miniq.message import (
 )
 from miniq.options import Limits
 from miniq.store.arguments import ANY, FREE, Fence, Fit, Once, Put, Refusal, Room
-from miniq.store.names import CALL, COMMITTED
+from miniq.store.names import CALL, RESERVED, scoped_name
 
 NAME_LENGTH = 128
 _NAME = re.compile(rf"[A-Za-z0-9._-]{{1,{NAME_LENGTH}}}")
+_encode = msgspec.msgpack.Encoder().encode
 _CONTENT_TYPE = re.compile(r"[!-~]+/[!-~][ -~]*")
+TRACE_HEADERS = ("traceparent", "tracestate")
+DIGEST = 24
+"""Characters of the digest that is kept of a named call's messages: 96 bits."""
 CALL_WINDOW = 300 * SECOND
 """How long an idempotency key is remembered."""
 MANY = 100_000
@@ -91,7 +97,7 @@ def check_text(value: object, field: str, limits: Limits) -> str:
 def check_call(value: object, limits: Limits) -> str:
     """Raise unless this is a valid idempotency key."""
     name = check_text(value, "idempotency-key", limits)
-    if name.startswith(COMMITTED):
+    if name.startswith(RESERVED):
         text = f"idempotency-key: {_show(name)} has a reserved prefix; use another key"
         raise InvalidRequest(text, field="idempotency-key")
     return name
@@ -100,6 +106,21 @@ def check_call(value: object, limits: Limits) -> str:
 def is_simple(name: str, limits: Limits) -> bool:
     """A fast test: whether `check_call` certainly accepts an idempotency key."""
     return name.isascii() and name.isprintable() and 0 < len(name) <= limits.name_bytes
+
+
+def once(call: str, scope: str, drafts: Sequence[Draft], now: int) -> Once:
+    """A named call of a sender: `scope` is the id of its API key, or empty."""
+    return Once(scoped_name(scope, call), now + CALL_WINDOW, content_of(drafts))
+
+
+def content_of(drafts: Sequence[Draft]) -> str:
+    """A digest of messages to send, the same for each attempt of a call. Trace headers may differ between attempts."""
+    plain = [replace(draft, headers=_untraced(draft.headers)) if draft.headers else draft for draft in drafts]
+    return hashlib.sha256(_encode(plain)).hexdigest()[:DIGEST]
+
+
+def _untraced(headers: Mapping[str, str]) -> dict[str, str] | None:
+    return {name: headers[name] for name in sorted(headers) if name not in TRACE_HEADERS} or None
 
 
 def check_body(body: object, content_type: object, limits: Limits) -> None:

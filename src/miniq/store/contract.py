@@ -43,7 +43,7 @@ from typing import Protocol, TypeVar
 
 from msgspec import Struct
 
-from miniq.errors import QueueNotFound
+from miniq.errors import IdempotencyMismatch, QueueNotFound
 from miniq.message import (
     Claim,
     ClaimGroup,
@@ -106,19 +106,22 @@ class MessageStore(Protocol):
         """Add messages of one existing queue, all or none; each is ready at its `due_at`.
 
         A message whose `dedup_id` is on record and has not expired at `now` is not added; the answer has the recorded
-        id. Other dedup ids are recorded until `dedup_until`. A `call` on record adds nothing and gets the ids of the
-        first time. Raises `QueueFull` if the queue would exceed `room`, `NoSpace` if the disk is nearly full.
+        id. Other dedup ids are recorded until `dedup_until`. A `call` on record adds nothing: see
+        `decisions.repeated_call`. Raises `QueueFull` if the queue would exceed `room`, `NoSpace` if the disk is nearly
+        full.
         """
 
     async def put_each(
-        self, batch: PlainBatch, calls: Sequence[str | None], until: int, change: Change
-    ) -> list[list[str]]:
-        """Add messages each of which is a call of its own, remembered until `until` if it is named. A repeated call,
-        also within the batch, adds nothing; each call gets its own answer."""
-        answers: list[list[str]] = []
-        for message, name in zip(batch, calls, strict=True):
-            call = None if name is None else Once(name, until)
-            answers.append(await self.put([message], Put(now=change.now, keep=change.keep, call=call)))
+        self, batch: PlainBatch, calls: Sequence[Once | None], change: Change
+    ) -> list[list[str] | IdempotencyMismatch]:
+        """Add messages each of which is a call of its own, named or not. A repeated call, also within the batch, adds
+        nothing; each call gets its own answer, or the reason why it was refused."""
+        answers: list[list[str] | IdempotencyMismatch] = []
+        for message, call in zip(batch, calls, strict=True):
+            try:
+                answers.append(await self.put([message], Put(now=change.now, keep=change.keep, call=call)))
+            except IdempotencyMismatch as error:
+                answers.append(error)
         return answers
 
     async def take(self, queue: str, take: Take) -> list[Stored]:
