@@ -78,13 +78,27 @@ async def test_a_deleted_queue_is_gone_with_its_messages(broker: Broker) -> None
 
 
 async def test_bad_queue_names_are_refused_everywhere(broker: Broker) -> None:
-    for name in ("", "a b", "a/b", "x" * 129, "ä", "a\n", "*"):
+    for name in ("", "a b", "a/b", "x" * 129, "ä", "a\n", "*", ".", ".."):
         ack = broker.ack(name, [Lease("i", "r")])
         for call in (send(broker, name, 1), broker.receive(name), broker.configure(name), ack):
             with case(name), pytest.raises(BadName) as error:
                 await call
             assert error.value.field == "queue"
     assert len(await broker.queues()) == 1
+
+
+async def test_a_queue_that_was_named_by_dots_can_still_be_used_and_deleted(broker: Broker) -> None:
+    await broker.store.save_queue("..", QueueSettings(history="events"))
+    await broker.close()
+    async with Broker(broker.store, broker.options, broker.clock) as again:
+        await again.configure("..", {"delay": 0})
+        await send(again, "..", 1, 2)
+        assert bodies((await again.peek("..")).messages) == [1, 2]
+        assert await drain(again, "..") == [1, 2]
+        assert (await again.history(queue="..")).records
+        await again.delete_queue("..")
+        with pytest.raises(BadName):
+            await send(again, "..", 1)
 
 
 WRONG_SETTINGS: list[dict[str, Any]] = [
@@ -96,6 +110,7 @@ WRONG_SETTINGS: list[dict[str, Any]] = [
     {"max_receives": 1.5},
     {"max_receives": True},
     {"dead_letter_queue": "a b"},
+    {"dead_letter_queue": ".."},
     {"retention": -1},
     {"delay": math.inf},
     {"dedup_window": None},

@@ -77,6 +77,8 @@ class Operation(Generic[T]):
         table: Callable[[bytes], Any] | None = None,
         long_poll: bool = False,
         own: bool = False,
+        sends_to: str | None = None,
+        unread: Callable[[Any], None] | None = None,
         repeat: Repeat = "freely",
         done: Sequence[str] = (),
     ) -> None:
@@ -99,6 +101,10 @@ class Operation(Generic[T]):
         """Whether the call may wait for messages."""
         self.own = own
         """Whether any key may call it, and sees only what it may read."""
+        self.sends_to = () if sends_to is None else tuple(sends_to.split("."))
+        """The field, or the entry of a field, that names a queue on which the caller needs `send` as well."""
+        self.unread = unread
+        """Removes from a reply what only a caller with `read` on the queue may see."""
         self.repeat = repeat
         self.done = frozenset(done)
         """Error codes and outcomes that mean success if an earlier attempt, which got no reply, was carried out."""

@@ -20,6 +20,7 @@ from miniq.message import (
     Claim,
     ClaimGroup,
     Committed,
+    ConfiguredQueue,
     Extended,
     HistoryPage,
     Lease,
@@ -201,7 +202,7 @@ class ListQueues(Call[list[QueueInfo]], frozen=True):
     pass
 
 
-class Configure(Call[QueueInfo], frozen=True):
+class Configure(Call[ConfiguredQueue], frozen=True):
     queue: str
     changes: dict[str, Any]
 
@@ -315,7 +316,7 @@ OPERATIONS: tuple[Operation[Any], ...] = (
     Operation(
         Edit, "edit", "PATCH", f"{QUEUE}/messages/{{id}}", "manage",
         "Change a message that is not leased, or with its receipt",
-        replies.MESSAGE, body=bodies.EDIT, optional=False,
+        replies.MESSAGE, body=bodies.EDIT, optional=False, unread=replies.without_content,
     ),
     Operation(
         Remove, "remove", "DELETE", f"{QUEUE}/messages/{{id}}", "manage",
@@ -363,7 +364,8 @@ OPERATIONS: tuple[Operation[Any], ...] = (
     ),
     Operation(
         Configure, "configure", "PUT", QUEUE, "manage", "Create a queue, or change some of its settings",
-        replies.QUEUE, body=bodies.CHANGES, optional=True,
+        replies.QUEUE_CHANGED, body=bodies.CHANGES, optional=True, sends_to="changes.dead_letter_queue",
+        unread=replies.without_counts,
     ),
     Operation(GetQueue, "get_queue", "GET", QUEUE, "read", "Settings and counts of a queue", replies.QUEUE),
     Operation(
@@ -376,7 +378,7 @@ OPERATIONS: tuple[Operation[Any], ...] = (
     ),
     Operation(
         Redrive, "redrive", "POST", f"{QUEUE}/redrive", "manage", "Move dead letters back to the queues they came from",
-        same(RedriveProgress),
+        same(RedriveProgress), sends_to="to",
     ),
     Operation(
         History, "history", "GET", "/v1/history", "read", "Events of messages, by rising offset",

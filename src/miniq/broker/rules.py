@@ -50,16 +50,19 @@ COMMIT_WINDOW = 7 * 86400 * SECOND
 YEARS_100 = 100 * 366 * 86400.0
 
 
-def check_name(name: object, field: str = "queue", kind: str = "queue name") -> str:
-    """Raise unless this is a valid queue name."""
+def check_name(name: object, field: str = "queue") -> str:
+    """Raise unless this is a valid name for a new queue."""
+    check_label(name, field, "queue name")
+    if name in (".", ".."):
+        text = f"{field}: {name!r} is not a queue name, because URLs give it another meaning; use another name"
+        raise BadName(text, field=field)
+    return str(name)
+
+
+def check_label(name: object, field: str, kind: str = "name") -> None:
+    """Raise unless this is a valid name for a group, job, batch, partition or attempt."""
     if not isinstance(name, str) or _NAME.fullmatch(name) is None:
         raise BadName(f"{field}: {_show(name)} is not a {kind}; use 1 to 128 of A-Z a-z 0-9 . _ -", field=field)
-    return name
-
-
-def check_label(name: object, field: str) -> None:
-    """Raise unless this is a valid name for a group, job, batch, partition or attempt."""
-    check_name(name, field, "name")
 
 
 def check_seconds(value: object, field: str, low: float, high: float) -> float:
@@ -349,10 +352,13 @@ def ends_at(message: Message, settings: QueueSettings) -> int:
 
 def put(settings: QueueSettings, now: int, call: Once | None = None) -> Put:
     """The conditions under which a queue accepts messages."""
-    is_limited = settings.max_length or settings.max_bytes
-    room = Room(settings.max_length, settings.max_bytes) if is_limited else None
     dedup_until = now + micros(settings.dedup_window)
-    return Put(now=now, keep=settings.history, dedup_until=dedup_until, room=room, call=call)
+    return Put(now=now, keep=settings.history, dedup_until=dedup_until, room=room(settings), call=call)
+
+
+def room(settings: QueueSettings) -> Room | None:
+    """The limits of a queue, None if it has none."""
+    return Room(settings.max_length, settings.max_bytes) if settings.max_length or settings.max_bytes else None
 
 
 def fences(leases: Sequence[Lease]) -> list[Fence]:
@@ -384,19 +390,18 @@ def check_done(queue: str, id: str, outcome: Outcome) -> None:
 
 
 def bury(message: Message, to: str, reason: str, receives: int, now: int) -> Message:
-    """A message as a dead letter. The retention of the dead-letter queue applies."""
-    return msgspec.structs.replace(
-        message,
-        queue=to,
-        due_at=now,
-        expires_at=None,
-        dead=DeadLetter(message.queue, reason, receives, now),
-    )
+    """A message as a dead letter. The retention of the dead-letter queue applies, not its own ttl."""
+    lifetime = message.lifetime
+    if lifetime is None and message.expires_at is not None:
+        lifetime = message.expires_at - message.sent_at
+    dead = DeadLetter(message.queue, reason, receives, now)
+    return replace(message, queue=to, due_at=now, expires_at=None, dead=dead, lifetime=lifetime)
 
 
 def revive(message: Message, to: str, now: int) -> Message:
-    """A dead letter as a message again; its receives count from 0."""
-    return msgspec.structs.replace(message, queue=to, due_at=now, dead=None)
+    """A dead letter as a message again; its receives count from 0, and its ttl from now."""
+    expires_at = None if message.lifetime is None else now + message.lifetime
+    return replace(message, queue=to, due_at=now, expires_at=expires_at, dead=None)
 
 
 def change_settings(

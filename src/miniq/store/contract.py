@@ -61,7 +61,21 @@ from miniq.message import (
     Stage,
     Stored,
 )
-from miniq.store.arguments import Batch, Change, Edit, Fence, NewTime, NextClaim, Once, Places, Put, Scan, Take, Upload
+from miniq.store.arguments import (
+    Batch,
+    Change,
+    Edit,
+    Fence,
+    NewTime,
+    NextClaim,
+    Once,
+    Places,
+    Put,
+    Room,
+    Scan,
+    Take,
+    Upload,
+)
 from miniq.store.transfer import Item
 
 T = TypeVar("T")
@@ -142,11 +156,17 @@ class MessageStore(Protocol):
         """Change one message in place; its lease continues unless `due_at` is set."""
 
     async def move(
-        self, queue: str, moves: Sequence[tuple[Fence, Message]], change: Change, keep_to: History
+        self,
+        queue: str,
+        moves: Sequence[tuple[Fence, Message]],
+        change: Change,
+        keep_to: History,
+        room: Room | None = None,
     ) -> list[Outcome]:
         """Remove messages from `queue` and, in the same change, put each as given (same id) into the existing queue it
         names, ready at its `due_at`, with `receives` 0 and no receipt. `keep_to` is the history setting for their
-        arrivals."""
+        arrivals. With `room`, all go to one queue; raises `QueueFull`, with nothing changed, if it has no room for
+        them."""
 
     async def clear(self, queue: str, change: Change) -> int:
         """Remove all messages in any state and return how many there were. The history gets one `purged` event with

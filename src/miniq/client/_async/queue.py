@@ -21,6 +21,7 @@ from miniq.errors import BadName
 from miniq.message import (
     ClaimGroup,
     Committed,
+    ConfiguredQueue,
     DraftOptions,
     Mode,
     Outcome,
@@ -227,7 +228,7 @@ class AsyncQueue:
         `ids`; with `rate`, in the background at that many per second."""
         return await self._perform(ops.Redrive(self.name, None if ids is None else list(ids), to, rate))
 
-    async def configure(self, **settings: Unpack[QueueChanges]) -> QueueInfo:
+    async def configure(self, **settings: Unpack[QueueChanges]) -> ConfiguredQueue:
         """Create the queue or change some of its settings (see `QueueSettings`)."""
         return await self._perform(ops.Configure(self.name, dict(settings)))
 

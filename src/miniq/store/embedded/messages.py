@@ -12,7 +12,7 @@ from miniq.errors import IdempotencyMismatch
 from miniq.ids import sent_ms
 from miniq.message import NEVER, Counts, History, Message, Outcome, Page, PlainBatch, Stored
 from miniq.store import events
-from miniq.store.arguments import Change, Edit, Fence, NewTime, Once, Put, Scan, Take
+from miniq.store.arguments import Change, Edit, Fence, NewTime, Once, Put, Room, Scan, Take
 from miniq.store.contract import MessageStore
 from miniq.store.decisions import call_answer, check_room, fence, repeated_call, sift, size_of
 from miniq.store.embedded.blocks import Block, Shelf
@@ -206,10 +206,18 @@ class Messages(MessageStore):
         return outcome
 
     async def move(
-        self, queue: str, moves: Sequence[tuple[Fence, Message]], change: Change, keep_to: History
+        self,
+        queue: str,
+        moves: Sequence[tuple[Fence, Message]],
+        change: Change,
+        keep_to: History,
+        room: Room | None = None,
     ) -> list[Outcome]:
         shelf, now = self._shelf(queue), change.now
         targets = [self._core.shelves[message.queue] for _, message in moves]  # raises before anything is changed
+        if room is not None:
+            given = [message for _, message in moves]
+            check_room(room, targets[0].name, (targets[0].count, targets[0].size), (len(given), size_of(given)))
         outcomes: list[Outcome] = []
         touched: dict[Block, None] = {}
         for ((id, receipt), message), target in zip(moves, targets, strict=True):

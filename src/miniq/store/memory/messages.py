@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from miniq.errors import InvalidRequest
 from miniq.message import NEVER, Counts, History, Message, Outcome, Page, Status, Stored
 from miniq.store import events
-from miniq.store.arguments import Change, Edit, Fence, NewTime, Put, Scan, Take
+from miniq.store.arguments import Change, Edit, Fence, NewTime, Put, Room, Scan, Take
 from miniq.store.contract import MessageStore
 from miniq.store.decisions import Budget, call_answer, check_room, ended, repeated_call, sift, size_of
 from miniq.store.memory.shelves import Readers, Shelf, Shelves
@@ -84,10 +84,18 @@ class Messages(MessageStore):
         return outcome
 
     async def move(
-        self, queue: str, moves: Sequence[tuple[Fence, Message]], change: Change, keep_to: History
+        self,
+        queue: str,
+        moves: Sequence[tuple[Fence, Message]],
+        change: Change,
+        keep_to: History,
+        room: Room | None = None,
     ) -> list[Outcome]:
         shelf = self._shelves[queue]
         targets = [self._shelves[message.queue] for _, message in moves]  # raises before anything is changed
+        if room is not None:
+            given = [message for _, message in moves]
+            check_room(room, given[0].queue, (len(targets[0].rows), targets[0].bytes), (len(given), size_of(given)))
         outcomes: list[Outcome] = []
         for (fence, message), target in zip(moves, targets, strict=True):
             row, outcome = shelf.check(fence, change.now)

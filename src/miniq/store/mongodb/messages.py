@@ -12,7 +12,7 @@ from pymongo.read_concern import ReadConcern
 
 from miniq.message import NEVER, Counts, Event, History, Message, Outcome, Page, Stored
 from miniq.store import events
-from miniq.store.arguments import Change, Edit, Fence, NewTime, Put, Scan, Take
+from miniq.store.arguments import Change, Edit, Fence, NewTime, Put, Room, Scan, Take
 from miniq.store.contract import MessageStore, ReadyHint, no_queue
 from miniq.store.decisions import call_answer, check_room, repeated_call, sift, size_of
 from miniq.store.mongodb import browse, counters, dedup, groups, queries, upkeep
@@ -198,7 +198,12 @@ class Messages(MessageStore):
         return outcome
 
     async def move(
-        self, queue: str, moves: Sequence[tuple[Fence, Message]], change: Change, keep_to: History
+        self,
+        queue: str,
+        moves: Sequence[tuple[Fence, Message]],
+        change: Change,
+        keep_to: History,
+        room: Room | None = None,
     ) -> list[Outcome]:
         now = change.now
 
@@ -225,6 +230,10 @@ class Messages(MessageStore):
             heads: list[str | None] = []
             for to, messages in come.items():
                 target = named[to].number
+                if room is not None:
+                    await counters.take_turn(db, session, to, target)
+                    more = (len(messages), size_of(messages))
+                    check_room(room, to, await counters.total(db, session, target), more)
                 waiting = await groups.join(db, session, target, messages)
                 documents = [message_document(one, target, now, one.id in waiting) for one in messages]
                 await db.messages.bulk_write(

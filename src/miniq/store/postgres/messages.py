@@ -13,7 +13,7 @@ from miniq.errors import InvalidRequest, StoreUnavailable
 from miniq.ids import from_spans
 from miniq.message import Counts, History, Message, Outcome, Page, PlainBatch, Stored
 from miniq.store import decisions
-from miniq.store.arguments import FREE, Change, Edit, Fence, NewTime, Put, Scan, Take
+from miniq.store.arguments import FREE, Change, Edit, Fence, NewTime, Put, Room, Scan, Take
 from miniq.store.contract import MessageStore, no_queue
 from miniq.store.decisions import call_answer, check_room, repeated_call
 from miniq.store.postgres import parcels, rows
@@ -205,7 +205,12 @@ class Messages(MessageStore):
         return outcome
 
     async def move(
-        self, queue: str, moves: Sequence[tuple[Fence, Message]], change: Change, keep_to: History
+        self,
+        queue: str,
+        moves: Sequence[tuple[Fence, Message]],
+        change: Change,
+        keep_to: History,
+        room: Room | None = None,
     ) -> list[Outcome]:
         fences = [fence for fence, _ in moves]
         params = {"queue": queue, "now": change.now, "event": change.event, "reason": change.reason}
@@ -228,6 +233,11 @@ class Messages(MessageStore):
                         "floors": parcels.floors([message.id for message in messages]),
                     }
                     groups = sorted({message.group for message in messages if message.group is not None})
+                    if room is not None:
+                        await execute(connection, *self._db.step("lock_queue", {"queue": to}))
+                        held = await execute(connection, *self._db.step("room_used", {"queue": to}))
+                        more = (len(messages), sum(message.size for message in messages))
+                        check_room(room, to, (int(held[0][0]), int(held[0][1])), more)
                     steps = []
                     if groups:
                         names = [escape(group) for group in groups]

@@ -118,6 +118,11 @@ SELECT d.ids FROM queues q JOIN dedup d ON d.queue = q.id AND d.call AND d.name 
 -- Room is checked by one put at a time.
 SELECT id FROM queues WHERE name = %(queue)s FOR NO KEY UPDATE;
 
+-- name: room_used
+-- What a queue holds, while its row is locked.
+SELECT coalesce(sum(t.messages), 0)::bigint, coalesce(sum(t.bytes), 0)::bigint
+FROM queues q JOIN tallies t ON t.queue = q.id WHERE q.name = %(queue)s;
+
 -- name: claim_call
 -- Enter a call by its name, unless it stands there already.
 INSERT INTO dedup AS d (queue, call, name, ids, until)
