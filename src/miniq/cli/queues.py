@@ -238,7 +238,7 @@ def confirm(question: str, yes: bool) -> None:
         click.echo(err=True)  # ends the line of the question
         raise
     if not agreed:
-        click.echo("Cancelled, nothing removed", err=True)
+        click.echo("Cancelled, nothing changed", err=True)
         click.get_current_context().exit(1)
 
 
