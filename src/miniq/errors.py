@@ -14,6 +14,7 @@ MiniQError                error              base class
 │   ├── MessageLeased     message_leased     a consumer holds the message; its receipt is required
 │   ├── QueueFull         queue_full         over the queue's max_length or max_bytes
 │   ├── StageUnknown      stage_unknown      the stage to commit does not exist
+│   ├── IdempotencyMismatch  idempotency_mismatch  the idempotency key was used for other messages
 │   ├── Fenced            fenced             a newer reader has taken over the group's claims
 │   └── QueueProtected    queue_protected    the queue `default` cannot be deleted
 ├── Denied                denied
@@ -99,6 +100,10 @@ class QueueFull(Conflict):
 
 class StageUnknown(Conflict):
     code = "stage_unknown"
+
+
+class IdempotencyMismatch(Conflict):
+    code = "idempotency_mismatch"
 
 
 class Fenced(Conflict):

@@ -273,6 +273,7 @@ def test_keys_are_made_without_a_broker_and_then_used_with_one(tmp_path: Path) -
     admin = made.out.strip()
     assert admin.startswith("mq_")
     assert "not shown again" in made.err
+    assert "first key: from now on, calls without a key are refused" in made.err
     with serving(tmp_path) as miniq:
         assert "API key is required" in miniq("queues", code=1).err
         assert "is open in process" in miniq("keys", "list", "--store", "rocksdb:data", code=1).err
@@ -291,8 +292,25 @@ def test_keys_are_made_without_a_broker_and_then_used_with_one(tmp_path: Path) -
         assert "no key 'nope'" in boss("keys", "revoke", "nope", code=1).err
         assert "is not VERB:PATTERN" in boss("keys", "create", "x", "--allow", "sned:q", code=2).err
     assert "admin" in away("keys", "list", "--store", "rocksdb:data").out
-    away("keys", "revoke", listed[0]["id"], "--store", "rocksdb:data")
+    assert "that was the last key" in away("keys", "revoke", listed[0]["id"], "--store", "rocksdb:data").err
     assert away("keys", "list", "--store", "rocksdb:data", "--json").out == ""
+
+
+def test_a_broker_without_keys_left_stays_closed_and_the_folder_is_the_way_back(tmp_path: Path) -> None:
+    away = Shell("http://127.0.0.1:1", tmp_path)
+    store = ("--store", "rocksdb:data")
+    first = ("keys", "create", "shop", "--allow", "send", *store)
+    assert "locks everyone out of managing keys" in away(*first, code=2).err
+    assert away("keys", "list", *store, "--json").objects == [], "nothing was created"
+    made = away(*first, "--yes", "--json")
+    assert "no key allows admin" in made.err
+    assert len(made.objects[0]["warnings"]) == 2
+    assert "last key" in away("keys", "revoke", made.objects[0]["id"], *store).err
+    with serving(tmp_path) as miniq:
+        assert "--allow '*' --store" in miniq("queues", code=1).err
+    admin = away("keys", "create", "admin", "--allow", "*", *store).out.strip()
+    with serving(tmp_path) as miniq:
+        assert Shell(miniq.url, tmp_path, MINIQ_API_KEY=admin)("queues").out
 
 
 def test_the_same_commands_work_over_zeromq(tmp_path: Path) -> None:
@@ -320,7 +338,9 @@ def test_the_same_commands_work_over_zeromq(tmp_path: Path) -> None:
 
 def test_curve_keys_are_made_listed_and_revoked(tmp_path: Path) -> None:
     away = Shell("http://127.0.0.1:1", tmp_path)
-    made = away("keys", "curve", "create", "worker", "--allow", "send:jobs", "--store", "rocksdb:data")
+    worker = ("keys", "curve", "create", "worker", "--allow", "send:jobs", "--store", "rocksdb:data")
+    assert "locks everyone out" in away(*worker, code=2).err
+    made = away(*worker, "--yes")
     assert made.out == "worker.key\n"
     file = tmp_path / "worker.key"
     assert file.stat().st_mode & 0o077 == 0

@@ -404,6 +404,20 @@ def test_a_key_opens_what_it_allows_and_nothing_else(
             opener(url, api_key="other").queue("jobs").receive()
 
 
+def test_a_client_that_may_manage_but_not_read_gets_no_counts_and_no_contents(opener: Opener, wire: Wire) -> None:
+    with serving("memory:") as served:
+        id = opener(wire.of(served)).queue("jobs").send({"secret": 1}, key="k")
+        manager = opener(wire.of(served), api_key=make_key(served.url, ["manage:jobs"])).queue("jobs")
+        changed = manager.configure(delay=3)
+        assert (changed.settings.delay, changed.counts) == (3, None)
+        edited = manager.edit(id, priority=4)
+        assert (edited.id, edited.priority, edited.key, edited.data) == (id, 4, None, b"")
+        with pytest.raises(miniq.Forbidden, match="does not allow send on queue 'victim'"):
+            manager.configure(dead_letter_queue="victim")
+        with pytest.raises(miniq.Forbidden):
+            manager.redrive(to="victim")
+
+
 def make_key(url: str, allow: list[str]) -> str:
     body = json.dumps({"name": "test", "allow": allow}).encode()
     request = urllib.request.Request(f"{url}/v1/keys", body, {"content-type": "application/json"})  # noqa: S310

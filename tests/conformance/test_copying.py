@@ -25,7 +25,7 @@ from tests.oracle import Oracle
 from tests.store.calls import Maker, claim, commit, drop, put, take, upload
 
 NOW = START + 10 * SECOND
-CALL = Once("call", START + 300 * SECOND)
+CALL = Once("call", START + 300 * SECOND, "digest")
 
 
 class Contents:

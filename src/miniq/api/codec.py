@@ -51,6 +51,7 @@ STATUS: dict[str, int] = {
     "stage_unknown": 409,
     "claim_gone": 410,
     "wrong_media": 415,
+    "idempotency_mismatch": 422,
     "queue_full": 429,
     "closed": 503,
     "store_unavailable": 503,

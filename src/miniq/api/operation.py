@@ -82,6 +82,10 @@ class Operation(Generic[T]):
     """Whether the call may wait for messages."""
     own: bool = False
     """Whether any key may call it, and sees only what it may read."""
+    sends_to: str = ""
+    """The field, or `field.entry`, that names a queue on which the caller needs `send` as well."""
+    unread: Callable[[Any], None] | None = None
+    """Removes from a reply what only a caller with `read` on the queue may see."""
     repeat: Repeat = "freely"
     done: Collection[str] = ()
     """Error codes and outcomes that mean success if an earlier attempt, which got no reply, was carried out."""

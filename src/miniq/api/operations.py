@@ -21,6 +21,7 @@ from miniq.message import (
     Claim,
     ClaimGroup,
     Committed,
+    ConfiguredQueue,
     Extended,
     HistoryPage,
     Lease,
@@ -202,7 +203,7 @@ class ListQueues(Call[list[QueueInfo]], frozen=True):
     pass
 
 
-class Configure(Call[QueueInfo], frozen=True):
+class Configure(Call[ConfiguredQueue], frozen=True):
     queue: str
     changes: dict[str, Any]
 
@@ -316,7 +317,7 @@ OPERATIONS: tuple[Operation[Any], ...] = (
     Operation(
         Edit, "edit", "PATCH", f"{QUEUE}/messages/{{id}}", "manage",
         "Change a message that is not leased, or with its receipt",
-        replies.MESSAGE, body=bodies.EDIT,
+        replies.MESSAGE, body=bodies.EDIT, unread=replies.without_content,
     ),
     Operation(
         Remove, "remove", "DELETE", f"{QUEUE}/messages/{{id}}", "manage",
@@ -364,7 +365,8 @@ OPERATIONS: tuple[Operation[Any], ...] = (
     ),
     Operation(
         Configure, "configure", "PUT", QUEUE, "manage", "Create a queue, or change some of its settings",
-        replies.QUEUE, body=bodies.CHANGES,
+        replies.QUEUE_CHANGED, body=bodies.CHANGES, sends_to="changes.dead_letter_queue",
+        unread=replies.without_counts,
     ),
     Operation(GetQueue, "get_queue", "GET", QUEUE, "read", "Settings and counts of a queue", replies.QUEUE),
     Operation(
@@ -377,7 +379,7 @@ OPERATIONS: tuple[Operation[Any], ...] = (
     ),
     Operation(
         Redrive, "redrive", "POST", f"{QUEUE}/redrive", "manage", "Move dead letters back to the queues they came from",
-        same(RedriveProgress),
+        same(RedriveProgress), sends_to="to",
     ),
     Operation(
         History, "history", "GET", "/v1/history", "read", "Events of messages, by rising offset",

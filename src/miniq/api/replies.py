@@ -18,9 +18,11 @@ from miniq.api.codec import Format, from_wire, moment, to_wire
 from miniq.api.messages import Received, body_bytes, micros, shown_messages, wire_messages
 from miniq.message import (
     JSON,
+    SHOWN,
     Claim,
     ClaimGroup,
     Committed,
+    ConfiguredQueue,
     Counts,
     Event,
     Extended,
@@ -257,13 +259,36 @@ STAGES: Reply[list[Stage]] = _list("StagesReply", _write_stage, _read_stage, sta
 # Queues, history, the broker
 
 
-def queue_reply(info: QueueInfo) -> shapes.QueueReply:
+def queue_reply(info: ConfiguredQueue) -> shapes.QueueReply:
     """A queue as it is sent to clients."""
-    return to_wire(shapes.QueueReply, info, counts=to_wire(shapes.WireCounts, info.counts))
+    counts = None if info.counts is None else to_wire(shapes.WireCounts, info.counts)
+    return to_wire(shapes.QueueReply, info, counts=counts)
+
+
+def without_counts(reply: shapes.QueueReply) -> None:
+    """A queue for a caller that may not read it."""
+    reply.counts = reply.redrive = None
+
+
+def without_content(reply: shapes.WireMessage) -> None:
+    """A message for a caller that may not read it: the state, without anything that a sender gave or a consumer did."""
+    reply.body = reply.data = UNSET
+    reply.dead = reply.consumer = None
+    for field in SHOWN:
+        if field not in ("body", "content_type", "priority"):
+            setattr(reply, field, None)
 
 
 def _read_queue(queue: shapes.QueueReply) -> QueueInfo:
-    return from_wire(QueueInfo, queue, counts=from_wire(Counts, queue.counts))
+    info = _read_configured(queue)
+    if info.counts is None:
+        raise ValueError("a queue without counts")
+    return cast(QueueInfo, info)
+
+
+def _read_configured(queue: shapes.QueueReply) -> ConfiguredQueue:
+    counts = None if queue.counts is None else from_wire(Counts, queue.counts)
+    return from_wire(ConfiguredQueue if counts is None else QueueInfo, queue, counts=counts)
 
 
 def wire_event(record: HistoryRecord, format: Format) -> shapes.WireEvent:
@@ -293,5 +318,6 @@ def _read_history(body: bytes) -> HistoryPage:
 
 
 QUEUE: Reply[QueueInfo] = _pair(shapes.QueueReply, queue_reply, _read_queue)
+QUEUE_CHANGED: Reply[ConfiguredQueue] = _pair(shapes.QueueReply, queue_reply, _read_configured)
 QUEUES: Reply[list[QueueInfo]] = _list("QueuesReply", queue_reply, _read_queue, queues=shapes.QueueReply)
 HISTORY: Reply[HistoryPage] = Reply(shapes.HistoryReply, _write_history, _read_history)

@@ -102,7 +102,7 @@ class WireDead(Struct, gc=False):
     at: datetime
 
 
-@with_fields_of(Message, "due_at")
+@with_fields_of(Message, "due_at", "lifetime")
 class WireMessage(Struct, omit_defaults=True, gc=False):
     id: str
     queue: str
@@ -160,7 +160,8 @@ class WireCounts(Struct):
 class QueueReply(Struct):
     name: str
     settings: QueueSettings
-    counts: WireCounts
+    counts: WireCounts | None
+    """Null in the reply to a caller that may not read the queue."""
     redrive: RedriveProgress | None = None
 
 
@@ -176,7 +177,8 @@ class Rates(Struct):
 
 
 class QueueStats(Struct):
-    """The current state of a queue. `dead` counts the messages in its dead-letter queue."""
+    """The current state of a queue. `dead` counts the messages in its dead-letter queue; it is null if the caller may
+    not read that one."""
 
     name: str
     ready: int
@@ -187,7 +189,7 @@ class QueueStats(Struct):
     oldest: datetime | None
     rates: Rates
     dead_letter_queue: str | None
-    dead: int
+    dead: int | None
 
 
 class Stats(Struct):
@@ -327,6 +329,8 @@ class ApiKey(Struct, omit_defaults=True):
     """Of a CURVE key."""
     server: str | None = None
     """The broker's own public key, in the reply that adds a CURVE key."""
+    warnings: list[str] = []
+    """What the new key changes for others, in the reply that creates it."""
 
 
 class HealthReply(Struct, omit_defaults=True):

@@ -13,10 +13,10 @@ from typing import TypeVar
 from msgspec import Struct
 from msgspec.structs import astuple, replace
 
-from miniq.errors import ClaimGone, ClaimUnknown, Fenced, QueueFull, StageUnknown
-from miniq.ids import RUN
+from miniq.errors import ClaimGone, ClaimUnknown, Fenced, IdempotencyMismatch, QueueFull, StageUnknown
+from miniq.ids import RUN, from_spans, spans
 from miniq.message import NEVER, Claim, ClaimGroup, Committed, Message, Outcome, PlainBatch, Stage, StageName, is_plain
-from miniq.store.arguments import ANY, FREE, Batch, NextClaim, Room
+from miniq.store.arguments import ANY, FREE, Batch, NextClaim, Once, Room
 
 # Messages
 
@@ -108,6 +108,27 @@ def sift(messages: Iterable[Message], standing: Callable[[str], str | None]) -> 
         sifted.ids.append(message.id)
         sifted.fresh.append(message)
     return sifted
+
+
+# Named calls
+
+
+def call_answer(ids: Sequence[str], call: Once) -> str:
+    """The record of a call: the ids of its answer, and what identifies its messages."""
+    return f"{spans(ids)}#{call.content}" if call.content else spans(ids)
+
+
+def repeated_call(answer: str, call: Once) -> list[str]:
+    """The answer to a repeated call, from the record of the first. Raises `IdempotencyMismatch` if the first had other
+    messages; records of earlier versions do not tell."""
+    first, _, content = answer.partition("#")
+    if content and call.content and content != call.content:
+        raise IdempotencyMismatch(
+            "idempotency-key: it was used for other messages within the last five minutes; choose a new key for each "
+            "call, and repeat a call unchanged",
+            field="idempotency-key",
+        )
+    return from_spans(first)
 
 
 # Claims

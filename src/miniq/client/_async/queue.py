@@ -23,6 +23,7 @@ from miniq.errors import BadName, InvalidRequest
 from miniq.message import (
     ClaimGroup,
     Committed,
+    ConfiguredQueue,
     DraftOptions,
     Mode,
     Outcome,
@@ -232,7 +233,7 @@ class AsyncQueue:
         `ids`; with `rate`, in the background at that many per second."""
         return await self._perform(ops.Redrive(self.name, None if ids is None else as_texts(ids, "ids"), to, rate))
 
-    async def configure(self, **settings: Unpack[QueueChanges]) -> QueueInfo:
+    async def configure(self, **settings: Unpack[QueueChanges]) -> ConfiguredQueue:
         """Create the queue or change some of its settings (see `QueueSettings`)."""
         return await self._perform(ops.Configure(self.name, dict(settings)))
 

@@ -24,6 +24,7 @@ from miniq.errors import BadName, InvalidRequest
 from miniq.message import (
     ClaimGroup,
     Committed,
+    ConfiguredQueue,
     DraftOptions,
     Mode,
     Outcome,
@@ -229,7 +230,7 @@ class Queue:
         `ids`; with `rate`, in the background at that many per second."""
         return self._perform(ops.Redrive(self.name, None if ids is None else as_texts(ids, "ids"), to, rate))
 
-    def configure(self, **settings: Unpack[QueueChanges]) -> QueueInfo:
+    def configure(self, **settings: Unpack[QueueChanges]) -> ConfiguredQueue:
         """Create the queue or change some of its settings (see `QueueSettings`)."""
         return self._perform(ops.Configure(self.name, dict(settings)))
 

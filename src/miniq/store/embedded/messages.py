@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import repeat
 
-from miniq.ids import from_spans, sent_ms, spans
+from miniq.errors import IdempotencyMismatch
+from miniq.ids import sent_ms
 from miniq.message import NEVER, Counts, History, Message, Outcome, Page, PlainBatch, Stored
 from miniq.store import events
-from miniq.store.arguments import Change, Edit, Fence, NewTime, Put, Scan, Take
+from miniq.store.arguments import Change, Edit, Fence, NewTime, Once, Put, Room, Scan, Take
 from miniq.store.contract import MessageStore
-from miniq.store.decisions import check_room, fence, sift, size_of
+from miniq.store.decisions import call_answer, check_room, fence, repeated_call, sift, size_of
 from miniq.store.embedded.blocks import Block, Shelf
 from miniq.store.embedded.browse import browse, browse_held
 from miniq.store.embedded.claims import Claims
@@ -49,8 +50,9 @@ class Messages(Part, MessageStore):
         if call is not None:
             answer = self._dedup.standing(shelf, call_record(call.name), now)
             if answer is not None:
+                given = repeated_call(answer, call)
                 await self._commit.settle()
-                return from_spans(answer)
+                return given
         if deduped:
             sifted = sift(messages, lambda name: self._dedup.standing(shelf, name, now))
             fresh, ids, brought = sifted.fresh, sifted.ids, sifted.brought
@@ -60,7 +62,7 @@ class Messages(Part, MessageStore):
         if put.room is not None:
             check_room(put.room, shelf.name, (shelf.count, shelf.size), (len(fresh), size_of(fresh)))
         if call is not None:
-            self._dedup.remember(shelf, {call_record(call.name): spans(ids)}, call.until)
+            self._dedup.remember(shelf, {call_record(call.name): call_answer(ids, call)}, call.until)
         if brought:
             self._dedup.remember(shelf, brought, put.dedup_until)
         blocks = self._ledger.arrive(shelf, fresh, now)
@@ -70,11 +72,11 @@ class Messages(Part, MessageStore):
         return ids
 
     async def put_each(
-        self, batch: PlainBatch, calls: Sequence[str | None], until: int, change: Change
-    ) -> list[list[str]]:
+        self, batch: PlainBatch, calls: Sequence[Once | None], change: Change
+    ) -> list[list[str] | IdempotencyMismatch]:
         shelf = self._shelf(batch.queue)
         self._core.check_space(batch.size, len(batch.ids))
-        fresh, answers = self._dedup.sift_calls(shelf, batch, calls, change.now, until)
+        fresh, answers = self._dedup.sift_calls(shelf, batch, calls, change.now)
         if not fresh.ids:
             await self._commit.settle()
             return answers
@@ -199,10 +201,18 @@ class Messages(Part, MessageStore):
         return outcome
 
     async def move(
-        self, queue: str, moves: Sequence[tuple[Fence, Message]], change: Change, keep_to: History
+        self,
+        queue: str,
+        moves: Sequence[tuple[Fence, Message]],
+        change: Change,
+        keep_to: History,
+        room: Room | None = None,
     ) -> list[Outcome]:
         shelf, now = self._shelf(queue), change.now
         targets = [self._core.shelves[message.queue] for _, message in moves]  # raises before anything is changed
+        if room is not None:
+            given = [message for _, message in moves]
+            check_room(room, targets[0].name, (targets[0].count, targets[0].size), (len(given), size_of(given)))
         outcomes: list[Outcome] = []
         touched: dict[Block, None] = {}
         for ((id, receipt), message), target in zip(moves, targets, strict=True):

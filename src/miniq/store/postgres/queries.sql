@@ -115,6 +115,11 @@ SELECT d.ids FROM queues q JOIN dedup d ON d.queue = q.id AND d.call AND d.name 
 -- Only one put at a time checks the limits of the queue.
 SELECT id FROM queues WHERE name = %(queue)s FOR NO KEY UPDATE;
 
+-- name: room_used
+-- What a queue holds, while its row is locked.
+SELECT coalesce(sum(t.messages), 0)::bigint, coalesce(sum(t.bytes), 0)::bigint
+FROM queues q JOIN tallies t ON t.queue = q.id WHERE q.name = %(queue)s;
+
 -- name: claim_call
 -- Records a named call, unless it is on record.
 INSERT INTO dedup AS d (queue, call, name, ids, until)
