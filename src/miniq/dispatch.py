@@ -22,6 +22,7 @@ from miniq.api.operations import OPERATIONS
 from miniq.api.tables import ArrowStream, TablePage
 from miniq.broker import Broker
 from miniq.broker.keyring import FIRST_KEY, LOCKED_OUT, VERBS, Secret
+from miniq.broker.trends import QueueStats
 from miniq.broker.waiters import Permit
 from miniq.errors import InvalidRequest
 from miniq.message import (
@@ -48,6 +49,12 @@ class Caller(Struct, frozen=True, gc=False):
     """The name of this call (Idempotency-Key)."""
     is_owner: bool = False
 
+    def check_new_queue(self, broker: Broker, queue: str) -> None:
+        """Raise if the call would create a queue that its key must not create."""
+        catalog = broker.catalog
+        if not self.is_owner and catalog.find(queue) is None:
+            broker.keys.check_new_queue(self.secret, queue, catalog.queues, catalog.changes)
+
     def may(self, broker: Broker, right: str, queue: str | None) -> bool:
         return self.is_owner or broker.keys.may(self.secret, right, queue)
 
@@ -70,18 +77,19 @@ def perform(broker: Broker, call: Call[T], caller: Caller = OWNER) -> Coroutine[
 
 
 def send(broker: Broker, call: ops.Send, caller: Caller) -> Coroutine[Any, Any, list[str]]:
-    drafts = drafts_of(call.drafts)
+    caller.check_new_queue(broker, call.queue)
+    drafts = drafts_of(call.drafts, broker.options.limits.batch)
     if caller.call is None:
         return broker.send(call.queue, drafts)
     return broker.send(call.queue, drafts, caller.call, broker.keys.scope(caller.secret))
 
 
-def drafts_of(drafts: Any) -> Sequence[Draft]:
-    """Drafts, which may be given as an Arrow stream or as a table."""
+def drafts_of(drafts: Any, most: int) -> Sequence[Draft]:
+    """Drafts, which may be given as a table, or as an Arrow stream of at most `most` rows."""
     if type(drafts) is PlainDrafts or type(drafts) is list:
         return drafts
     if isinstance(drafts, ArrowStream):
-        return drafts.drafts()
+        return drafts.drafts(most)
     if tables.is_table(drafts):
         return arrow.drafts_of_table(tables.to_table(drafts))
     return cast("Sequence[Draft]", drafts)
@@ -131,18 +139,26 @@ async def read_claim(broker: Broker, call: ops.ReadClaim, caller: Caller) -> lis
 
 
 async def upload(broker: Broker, call: ops.Upload, caller: Caller) -> tuple[int, int]:
+    caller.check_new_queue(broker, call.queue)
     name = StageName(call.job, call.batch, call.partition, call.attempt)
     is_stream = isinstance(call.drafts, ArrowStream)  # decoding one may take long: not in the event loop
-    drafts = await asyncio.to_thread(drafts_of, call.drafts) if is_stream else drafts_of(call.drafts)
+    most = broker.options.limits.upload
+    drafts = await asyncio.to_thread(drafts_of, call.drafts, most) if is_stream else drafts_of(call.drafts, most)
     return await broker.stages.upload(call.queue, name, call.part, drafts)
 
 
 def commit_stages(broker: Broker, call: ops.CommitStages, caller: Caller) -> Coroutine[Any, Any, Any]:
+    caller.check_new_queue(broker, call.queue)
     stages = [(str(stage.partition), str(stage.attempt)) for stage in call.stages]
     return broker.stages.commit(call.queue, call.job, call.batch, stages)
 
 
 # The broker as a whole
+
+
+def configure(broker: Broker, call: ops.Configure, caller: Caller) -> Coroutine[Any, Any, QueueInfo]:
+    caller.check_new_queue(broker, call.queue)
+    return broker.configure(call.queue, call.changes)
 
 
 async def list_queues(broker: Broker, call: ops.ListQueues, caller: Caller) -> list[QueueInfo]:
@@ -157,18 +173,26 @@ async def history(broker: Broker, call: ops.History, caller: Caller) -> HistoryP
 
 
 async def stats(broker: Broker, call: ops.Stats, caller: Caller) -> shapes.Stats:
-    queues = [
-        to_wire(
-            shapes.QueueStats,
-            queue.counts,
-            name=queue.name,
-            rates=shapes.Rates(**queue.rates),
-            dead_letter_queue=queue.dead_letter_queue,
-            dead=queue.dead if _may_read(broker, queue.dead_letter_queue, caller) else None,
-        )
-        for queue in await broker.trends.stats(_visible(broker, call.queue, caller))
-    ]
-    return shapes.Stats(moment(broker.clock.now()), queues)
+    if call.queue is not None:
+        broker.catalog.settings(call.queue)
+        entries = await broker.trends.stats([call.queue])
+    else:
+        entries = list((await broker.trends.current()).values())
+    return shapes.Stats(moment(broker.clock.now()), await wire_stats(broker, entries, caller))
+
+
+async def wire_stats(broker: Broker, entries: Sequence[QueueStats], caller: Caller) -> list[shapes.QueueStats]:
+    """The numbers of the queues that a caller may see, as they are sent. Other calls run in between."""
+    queues = []
+    for number, queue in enumerate(entries):
+        if number % 500 == 499:
+            await asyncio.sleep(0)
+        if caller.may(broker, "read", queue.name):
+            rates = shapes.Rates(**queue.rates)
+            dead = queue.dead if _may_read(broker, queue.dead_letter_queue, caller) else None
+            others = {"name": queue.name, "dead_letter_queue": queue.dead_letter_queue, "dead": dead}
+            queues.append(to_wire(shapes.QueueStats, queue.counts, rates=rates, **others))
+    return queues
 
 
 async def trends(broker: Broker, call: ops.Trends, caller: Caller) -> shapes.Trends:
@@ -202,10 +226,10 @@ async def whoami(broker: Broker, call: ops.WhoAmI, caller: Caller) -> shapes.Ide
 async def create_key(broker: Broker, call: ops.CreateKey, caller: Caller) -> shapes.ApiKey:
     keys, now, was_open = broker.keys, broker.clock.now(), broker.keys.open
     if call.public is not None:
-        key = await keys.register(call.name, call.allow, call.public, now)
+        key = await keys.register(call.name, call.allow, call.public, now, call.max_queues)
         secret, server = None, (await keys.own_pair()).public
     else:
-        key, secret = await keys.create(call.name, call.allow, now)
+        key, secret = await keys.create(call.name, call.allow, now, call.max_queues)
         server = None
     warnings = [FIRST_KEY] if was_open else []
     if not keys.managed:
@@ -301,6 +325,7 @@ CALLS: dict[type[Call[Any]], Handler] = {operation.request: _method(operation.na
     ops.DiscardStages: _method("stages.discard"),
     ops.ListStages: _method("stages.list"),
     ops.ListQueues: list_queues,
+    ops.Configure: configure,
     ops.GetQueue: _method("queue"),
     ops.Redrive: redrive,
     ops.History: history,

@@ -13,6 +13,7 @@ MiniQError                error              base class
 │   ├── StaleReceipt      stale_receipt      the lease expired, was released, or another consumer holds it
 │   ├── MessageLeased     message_leased     a consumer holds the message; its receipt is required
 │   ├── QueueFull         queue_full         over the queue's max_length or max_bytes
+│   ├── TooManyQueues     too_many_queues    over the broker's or the key's max_queues
 │   ├── StageUnknown      stage_unknown      the stage to commit does not exist
 │   ├── IdempotencyMismatch  idempotency_mismatch  the idempotency key was used for other messages
 │   ├── Fenced            fenced             a newer reader has taken over the group's claims
@@ -25,6 +26,7 @@ MiniQError                error              base class
 │   ├── NoRoute           no_route
 │   ├── WrongMethod       wrong_method
 │   └── WrongMedia        wrong_media        unsupported content type
+├── TooManyStreams        too_many_streams   over max_streams event streams; retry later
 ├── Closed                closed             the broker or client is closed
 ├── MissingExtra          missing_extra      an optional dependency is not installed
 └── StoreError            store_error
@@ -98,6 +100,10 @@ class QueueFull(Conflict):
     code = "queue_full"
 
 
+class TooManyQueues(Conflict):
+    code = "too_many_queues"
+
+
 class StageUnknown(Conflict):
     code = "stage_unknown"
 
@@ -144,6 +150,10 @@ class WrongMethod(BadRequest):
 
 class WrongMedia(BadRequest):
     code = "wrong_media"
+
+
+class TooManyStreams(MiniQError):
+    code = "too_many_streams"
 
 
 class Closed(MiniQError):

@@ -86,6 +86,13 @@ class Options(Struct, frozen=True, kw_only=True):
     durability: Literal["fsync", "relaxed"] = "fsync"
     """`fsync`: confirmed means on disk. `relaxed`: confirmed means handed to the operating system."""
     auto_create: bool = True
+    max_queues: CountOrZero = 10_000
+    """Beyond it, callers can create no further queue, by a first message or otherwise. Dead-letter queues that the
+    broker needs itself are still created."""
+    max_streams: CountOrZero = 100
+    """Event streams (`GET /v1/events`, the console, `miniq top`) at the same time; beyond it they get 503."""
+    metrics_queues: CountOrZero = 1000
+    """Queues with labels of their own in `/metrics`; all others are summed up as `queue="*"`."""
     min_free_bytes: CountOrZero = 64 * MIB
     """Sends fail with `no_space` while less than this is free on the disk."""
     history_retention: SecondsOrZero = 7 * 86400.0

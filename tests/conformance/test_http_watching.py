@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.conformance.wires import Caller, HttpWire
+from tests.kit import wait_for
 from tests.serving import Served, serving
 
 Q = "/v1/queues/q"
@@ -70,6 +71,24 @@ def test_events_begin_with_everything_and_go_on_with_what_changed(wire: Http) ->
     assert changed.get("default", 0) == 0
     stream.close()  # type: ignore[attr-defined]
     assert len(list(wire.events("/v1/events?interval=0.1&count=3&queue=b"))) == 3
+
+
+def test_beyond_max_streams_a_stream_is_refused_until_another_one_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "miniq.toml").write_text("max_streams = 2\n")
+    with serving("memory:", 0, "--config", str(tmp_path / "miniq.toml")) as served:
+        wire = Http(served)
+        streams = [wire.events("/v1/events?interval=60") for _ in range(2)]
+        for stream in streams:
+            next(stream)
+        status, problem, headers = wire.call("GET", "/v1/events")
+        assert (status, problem["code"], headers["retry-after"]) == (503, "too_many_streams", "1")
+        assert "2 event streams are open, as many as max_streams allows" in problem["detail"]
+        status, _, headers = wire.call("HEAD", "/v1/events")
+        assert (status, headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+        streams[0].close()  # type: ignore[attr-defined]
+        wait_for(lambda: wire.call("GET", "/v1/events?count=1", raw=b"")[0] == 200)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from miniq.errors import (
     QueueNotFound,
     QueueProtected,
     TooLarge,
+    TooManyQueues,
 )
 from miniq.message import SECOND, Draft, Lease, Message, QueueSettings
 from miniq.options import Options
@@ -53,6 +54,27 @@ async def test_without_auto_create_an_unknown_queue_is_refused(url: str, clock: 
                 await call
         await broker.configure("new")
         await send(broker, "new", 1)
+
+
+async def test_beyond_max_queues_no_caller_creates_a_queue(url: str, clock: FrozenClock) -> None:
+    options = Options(upkeep_interval=0, max_queues=3)
+    async with Broker(open_store(url), options, clock) as broker:
+        await broker.configure("q", {"max_receives": 1, "dead_letter_queue": "failed"})  # with default, three
+        for call in (
+            send(broker, "new", 1),
+            broker.configure("new"),
+            broker.configure("q", {"dead_letter_queue": "x"}),
+        ):
+            with pytest.raises(TooManyQueues, match="cannot be created, there are 3 queues; delete some, or raise"):
+                await call
+        await send(broker, "q", 1)
+        await broker.configure("q", {"visibility_timeout": 5})
+        assert [info.name for info in await broker.queues()] == ["default", "failed", "q"]
+        await broker.delete_queue("failed")
+        (message,) = await broker.receive("q")
+        await send(broker, "new", 1)
+        assert await broker.release("q", leases([message])) == ["done"]  # its dead-letter queue is not refused
+        assert [info.name for info in await broker.queues()] == ["default", "failed", "new", "q"]
 
 
 async def test_settings_change_one_by_one_and_stay(broker: Broker) -> None:

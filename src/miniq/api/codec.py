@@ -11,11 +11,13 @@ import re
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import cache
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from miniq.api import bounds
+from miniq.api.bounds import Format as Format
 from miniq.api.shapes import Problem
 from miniq.errors import BY_CODE, InvalidRequest, MiniQError, TooLarge
 from miniq.message import JSON, SECOND
@@ -24,7 +26,6 @@ MSGPACK = "application/msgpack"
 PROBLEM = "application/problem+json"
 OCTETS = "application/octet-stream"
 
-Format = Literal["json", "msgpack"]
 S = TypeVar("S", bound=Struct)
 
 MEDIA: dict[Format, str] = {"json": JSON, "msgpack": MSGPACK}
@@ -53,6 +54,8 @@ STATUS: dict[str, int] = {
     "wrong_media": 415,
     "idempotency_mismatch": 422,
     "queue_full": 429,
+    "too_many_queues": 429,
+    "too_many_streams": 503,
     "closed": 503,
     "store_unavailable": 503,
     "store_failed": 503,
@@ -120,11 +123,18 @@ class Reader:
         self.kind = kind
         self._json = msgspec.json.Decoder(kind).decode
         self._msgpack = msgspec.msgpack.Decoder(kind).decode
+        fields = msgspec.structs.fields(kind) if isinstance(kind, type) and issubclass(kind, Struct) else ()
+        self.has_bodies = any(field.name == "messages" or Raw in _kinds(field.type) for field in fields)
 
     def read(self, raw: bytes, format: Format) -> Any:
+        bounds.check_values(raw, format, self.has_bodies)
+        return self.decode(raw, format)
+
+    def decode(self, raw: bytes, format: Format) -> Any:
+        """`read`, when the number of values is known to be bounded."""
         try:
             if format == "json":
-                str(raw, "utf-8")  # a body is passed on unread, so invalid UTF-8 would be sent to consumers
+                bounds.check_text(raw)
                 return self._json(raw)
             return self._msgpack(raw)
         except UnicodeDecodeError as error:
@@ -134,6 +144,10 @@ class Reader:
         except (msgspec.DecodeError, RecursionError) as error:
             name = "JSON" if format == "json" else "MessagePack"
             raise InvalidRequest(f"request: not valid {name}: {error}", field="request") from None
+
+
+def _kinds(kind: Any) -> tuple[Any, ...]:
+    return (kind, *get_args(kind))
 
 
 def invalid(error: msgspec.ValidationError, request: Any, format: Format | None = None) -> InvalidRequest:
@@ -216,6 +230,7 @@ def body_of(
 
 def _json_of(raw: bytes, field: str) -> bytes:
     """A MessagePack value as JSON, which has no extension types and only strings as keys."""
+    bounds.check_body(raw, field)
     try:
         return _json.encode(msgspec.msgpack.decode(raw))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -225,7 +240,7 @@ def _json_of(raw: bytes, field: str) -> bytes:
 def check_json(body: bytes, field: str) -> None:
     """Refuse a body that is not JSON: it is passed on unchanged, and would make the reply invalid that contains it."""
     try:
-        str(body, "utf-8")
+        bounds.check_text(body)
         msgspec.json.decode(body, type=Raw)
     except (ValueError, RecursionError):
         shown = body[:60].decode(errors="replace")

@@ -259,11 +259,13 @@ class WhoAmI(Call[shapes.Identity], frozen=True):
 
 class CreateKey(Call[shapes.ApiKey], frozen=True):
     """A key to create: a display name, and its permissions, such as `send:orders.*`. With `public`, the public half of
-    a CURVE key (40 characters), it is a key for ZeroMQ."""
+    a CURVE key (40 characters), it is a key for ZeroMQ. It creates no queue while `max_queues` match its permissions.
+    """
 
     name: str
     allow: Sequence[str]
     public: str | None = None
+    max_queues: int | None = None
 
 
 class ListKeys(Call[list[shapes.ApiKey]], frozen=True):

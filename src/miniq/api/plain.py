@@ -12,6 +12,8 @@ from typing import NamedTuple, cast
 import msgspec
 from msgspec import Raw, Struct
 
+from miniq.api import bounds
+from miniq.api.bounds import check_text
 from miniq.api.codec import OCTETS, Format, Reader
 from miniq.api.shapes import SendBody
 from miniq.message import JSON, PlainDrafts
@@ -33,6 +35,7 @@ class SendReader(Reader):
 
     def read_other(self, raw: bytes, format: Format) -> SendBody | PlainDrafts:
         """Decodes a request that is not a single plain message."""
+        bounds.check_values(raw, format, True)
         if format == "json":
             if raw.startswith(b'{"messages":'):
                 with contextlib.suppress(*UNREADABLE):
@@ -41,14 +44,14 @@ class SendReader(Reader):
         elif raw.startswith(_MESSAGES):
             with contextlib.suppress(*UNREADABLE):
                 return PlainDrafts([message.data for message in _data_many(raw).messages], OCTETS)
-        return cast(SendBody, super().read(raw, format))
+        return cast(SendBody, self.decode(raw, format))
 
 
 def _lone_json(raw: bytes) -> bytes | None:
     if raw.startswith(b'{"body":'):
         try:
             if not raw.isascii():
-                str(raw, "utf-8")  # as `check_text`, without a call
+                check_text(raw)
             return bytes(_plain_one(raw).body)
         except UNREADABLE:
             pass
@@ -71,12 +74,6 @@ class Lone(NamedTuple):
 
 
 LONE: dict[Format, Lone] = {"json": Lone(JSON, _lone_json), "msgpack": Lone(OCTETS, _lone_bytes)}
-
-
-def check_text(raw: bytes) -> None:
-    """Raise `UnicodeDecodeError` for invalid UTF-8: bodies are passed on unread, so consumers would get it."""
-    if not raw.isascii():
-        str(raw, "utf-8")
 
 
 class PlainOne(Struct, forbid_unknown_fields=True, gc=False):

@@ -331,6 +331,7 @@ class ApiKey(Struct, omit_defaults=True):
     """The broker's own public key, in the reply that adds a CURVE key."""
     warnings: list[str] = []
     """What the new key changes for others, in the reply that creates it."""
+    max_queues: int | None = None
 
 
 class HealthReply(Struct, omit_defaults=True):

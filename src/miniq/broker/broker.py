@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -158,11 +157,11 @@ class Broker:
         """All queues by name."""
         self.check_open()
         await self.catalog.refresh()
-        queues = []
-        for name in sorted(self.catalog.names()):
-            with suppress(QueueNotFound):  # deleted in the meantime
-                queues.append(await self.queue(name))
-        return queues
+        return [
+            QueueInfo(name, settings, counts, self._redrives.progress(name))
+            for name, counts in (await self.trends.count(self.catalog.names())).items()
+            if (settings := self.catalog.find(name)) is not None  # else deleted in the meantime
+        ]
 
     # Messages
 

@@ -13,7 +13,7 @@ import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 
@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from miniq.broker import rules
-from miniq.errors import Forbidden, InvalidRequest, NotFound, Unauthorized
+from miniq.errors import Forbidden, InvalidRequest, NotFound, TooManyQueues, Unauthorized
 from miniq.options import Limits
 from miniq.store.contract import Store
 
@@ -53,6 +53,8 @@ class ApiKey(Struct, frozen=True, omit_defaults=True):
     hash: str
     public: str | None = None
     """The public half of a CURVE key, whose `hash` is empty."""
+    max_queues: int | None = None
+    """The key creates no queue while as many match its scopes."""
 
 
 class CurveIdentity(Struct, frozen=True):
@@ -87,6 +89,8 @@ class KeyRing:
         self._known: dict[Secret, ApiKey] = {}
         """Cache of verified credentials, so that not every call has to hash."""
         self._allowed: dict[tuple[str, str, str], bool] = {}
+        self._counted: dict[str, tuple[tuple[int, int] | None, int]] = {}
+        """By key: how many queues match its scopes, and of which state of the catalog."""
 
     async def load(self) -> None:
         """Read all keys, and clear the caches."""
@@ -97,24 +101,29 @@ class KeyRing:
         self.open = not keys and not self._closed
         self._known.clear()
         self._allowed.clear()
+        self._counted.clear()
         if had - self._keys.keys() or (was_open and not self.open):
             self.on_loss()
 
     def list(self) -> list[ApiKey]:
         return sorted(self._keys.values(), key=lambda key: key.created_at)
 
-    async def create(self, name: str, allow: Sequence[str], now: int) -> tuple[ApiKey, str]:
+    async def create(
+        self, name: str, allow: Sequence[str], now: int, max_queues: int | None = None
+    ) -> tuple[ApiKey, str]:
         """Create an API key; return it with its secret, which is not stored."""
-        self._check(name, allow)
+        self._check(name, allow, max_queues)
         id = secrets.token_hex(6)
         secret = f"mq_{id}_{secrets.token_urlsafe(24)}"
-        key = ApiKey(id, name, list(allow), now, _hash(secret))
+        key = ApiKey(id, name, list(allow), now, _hash(secret), None, max_queues)
         await self._add(key)
         return key, secret
 
-    async def register(self, name: str, allow: Sequence[str], public: str, now: int) -> ApiKey:
+    async def register(
+        self, name: str, allow: Sequence[str], public: str, now: int, max_queues: int | None = None
+    ) -> ApiKey:
         """Add a CURVE key by its public half (40 characters, Z85)."""
-        self._check(name, allow)
+        self._check(name, allow, max_queues)
         if _CURVE.fullmatch(public) is None:
             raise InvalidRequest(
                 f"public: {public[:80]!r} is not the public half of a CURVE key; use 40 characters of Z85",
@@ -122,7 +131,7 @@ class KeyRing:
             )
         if self.curve_identity(public) is not None:
             raise InvalidRequest(f"public: {public} is already registered; revoke it first", field="public")
-        key = ApiKey(secrets.token_hex(6), name, list(allow), now, "", public)
+        key = ApiKey(secrets.token_hex(6), name, list(allow), now, "", public, max_queues)
         await self._add(key)
         return key
 
@@ -191,8 +200,30 @@ class KeyRing:
             return True
         return False
 
-    def _check(self, name: str, allow: Sequence[str]) -> None:
+    def check_new_queue(self, secret: Secret | None, queue: str, queues: Collection[str], version: int) -> None:
+        """Raise if the holder of `secret` may not create a further queue. `version` changes with `queues`."""
+        if self.open:
+            return
+        key = self.identify(secret)
+        if key.max_queues is None:
+            return
+        state = (version, len(queues))
+        counted, count = self._counted.get(key.id, (None, 0))
+        if counted != state:  # counting is expensive, so refused calls are not counted for again
+            patterns = {scope.partition(":")[2] or "*" for scope in key.allow}
+            count = sum(any(fnmatchcase(name, pattern) for pattern in patterns) for name in queues)
+            self._counted[key.id] = state, count
+        if count >= key.max_queues:
+            raise TooManyQueues(
+                f"queue: {queue[: rules.NAME_LENGTH]!r} cannot be created, {count} queues match key {key.name!r}, "
+                f"whose max_queues is {key.max_queues}; delete some, or use a key with a higher max_queues",
+                field="queue",
+            )
+
+    def _check(self, name: str, allow: Sequence[str], max_queues: int | None) -> None:
         rules.check_text(name, "name", Limits())
+        if max_queues is not None:
+            rules.check_count(max_queues, "max_queues", 0, 2**31)
         if not allow:
             raise InvalidRequest("allow: empty; use at least one VERB:PATTERN such as send:orders.*", field="allow")
         for scope in allow:

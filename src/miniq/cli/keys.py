@@ -21,6 +21,10 @@ from miniq.errors import InvalidRequest
 allow = click.option("--allow", multiple=True, required=True, metavar="SPEC", help="VERB:PATTERN; may be repeated.")
 yes = click.option("--yes", is_flag=True, help="Do not ask, even if the key locks everyone out of managing keys.")
 
+max_queues = click.option(
+    "--max-queues", type=click.IntRange(0), metavar="N", help="Create no queue while N match its patterns."
+)
+
 
 def with_client(command: Callable[..., None]) -> Callable[..., None]:
     """Pass a command a client of the broker, or of the store that `--store` names: the first key is created without a
@@ -57,11 +61,14 @@ def keys() -> None:
 @keys.command()
 @click.argument("name")
 @allow
+@max_queues
 @yes
 @store
 @as_json
 @with_client
-def create(client: Client, name: str, allow: tuple[str, ...], yes: bool, as_json: bool) -> None:
+def create(
+    client: Client, name: str, allow: tuple[str, ...], max_queues: int | None, yes: bool, as_json: bool
+) -> None:
     """Create a key and print its secret, which is not shown again.
 
     \b
@@ -69,7 +76,7 @@ def create(client: Client, name: str, allow: tuple[str, ...], yes: bool, as_json
       miniq keys create shop --allow 'send:orders.*'
     """
     confirm_lockout(client, allow, yes)
-    key = client.create_key(name, allow)
+    key = client.create_key(name, allow, max_queues=max_queues)
     warn(key)
     if as_json:
         json_line(key)

@@ -6,7 +6,6 @@ import os
 import shlex
 import shutil
 import signal
-import ssl
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -109,7 +108,6 @@ def serve(file: str | None, log_level: str, **flags: Any) -> int:
         log_to_stderr(log_level, options.log_format)
         if options.durability == "relaxed":
             say("durability is relaxed: confirmed messages may be lost if the machine loses power")
-        check_tls(options)
         return run_server(options, announce)
     except KeyboardInterrupt:
         return 0
@@ -150,16 +148,3 @@ def this_command() -> str:
         return "miniq"
     here = os.path.relpath(path)
     return shlex.quote(path if here.startswith(os.pardir) else here)
-
-
-def check_tls(options: Options) -> None:
-    """Refuse a certificate and key that do not match, before the store is opened."""
-    if options.tls_cert is None:
-        return
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(options.tls_cert, options.tls_key)
-    except (ssl.SSLError, OSError) as error:
-        both = f"{options.tls_cert} and {options.tls_key or options.tls_cert}"
-        raise InvalidRequest(
-            f"tls_cert: {both} are not a certificate and its private key: {error}", field="tls_cert"
-        ) from None

@@ -12,11 +12,13 @@ import msgspec
 from msgspec import Struct
 
 from miniq.api import codec
+from miniq.client.url import without_password
 from miniq.errors import InvalidRequest
 
 _HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?")
 LONGEST = 1e9
 """The longest timeout of a socket, in seconds."""
+_USER_NAME = "it has a user name; give the key as api_key"
 _SECRET = re.compile(r"[!-~]+")
 
 
@@ -77,18 +79,19 @@ def read_address(url: str, right: str) -> Address:
         scheme, host, port = parts.scheme.lower(), parts.hostname or "", parts.port
         if not host.isascii():
             host = host.encode("idna").decode()
-    except ValueError as error:
-        raise bad_url(url, str(error), right) from None
+    except ValueError as error:  # whose text may have a part of a password
+        raise bad_url(url, _USER_NAME if "@" in url else str(error), right) from None
     if _HOST.fullmatch(host) is None:
         raise bad_url(url, "there is no host in it" if not host else f"{host!r} is not a host name", right)
     if port == 0:
         raise bad_url(url, "0 is not a port", right)
     if parts.username is not None:
-        raise bad_url(url, "it has a user name; give the key as api_key", right)
+        raise bad_url(url, _USER_NAME, right)
     if parts.query or parts.fragment:
         raise bad_url(url, "it has a query or a fragment", right)
     return Address(scheme, host, port, parts.path)
 
 
 def bad_url(url: str, problem: str, right: str) -> InvalidRequest:
+    url = without_password(url)
     return InvalidRequest(f"url: cannot connect to {url!r}, {problem}; use {right}", field="url")

@@ -36,7 +36,7 @@ _ADDRESS = re.compile(
     re.VERBOSE,
 )
 _ALWAYS_A_HOST = re.compile(r"localhost|\d+\.\d+\.\d+\.\d+|\[.*\]")
-_PASSWORD = re.compile(r"(?<=//)([^:/@]*):[^/@]*@")
+_PASSWORD = re.compile(r"(?<=//)([^:/@]*):.*@")
 _ALIASES = {"zmq": ZMQ, "zeromq": ZMQ, "postgres": "postgresql", "pg": "postgresql"}
 _HTTP_PORT, _ZMQ_PORTS = "5000", ("5555", "5556", "5557")
 _ALL_STORES = f"a folder, {FORMS}"
@@ -46,8 +46,10 @@ _ALL = f"http://HOST:PORT, tcp://HOST:PORT, {_ALL_STORES}"
 def locate(url: str | os.PathLike[str], field: str = "url") -> tuple[str, str]:
     """The scheme of a URL, and the complete URL; `InvalidRequest` suggests a valid one. `~` is a home folder."""
     if isinstance(url, os.PathLike):
-        return FOLDERS[0], f"{FOLDERS[0]}:{os.path.expanduser(os.fspath(url))}"
-    if not isinstance(url, str) or not url:
+        url = os.fspath(url)
+        if isinstance(url, str) and "\0" not in url:
+            return FOLDERS[0], f"{FOLDERS[0]}:{os.path.expanduser(url)}"
+    if not isinstance(url, str) or not url or "\0" in url:
         raise InvalidRequest(f"{field}: {url!r} is not a URL; use {_ALL}", field=field)
     name, colon, rest = url.partition(":")
     scheme = name.lower() if name.lower() in REMOTE else name
@@ -72,7 +74,7 @@ def store_of(url: str, field: str) -> str:
         scheme, whole = locate(url, field)
         if scheme in STORES:
             return whole
-    raise InvalidRequest(f"{field}: {_hidden(url)!r} is not a store; use {_ALL_STORES}", field=field)
+    raise InvalidRequest(f"{field}: {without_password(url)!r} is not a store; use {_ALL_STORES}", field=field)
 
 
 def folder_of(url: str | os.PathLike[str], field: str = "url") -> str | None:
@@ -94,7 +96,7 @@ def _is_folder(url: str) -> bool:
 
 def _refused(url: str, field: str) -> InvalidRequest:
     """The error, with a suggestion."""
-    hidden = _hidden(url)
+    hidden = without_password(url)
     right = _guess(hidden.strip())
     if right is None:
         return InvalidRequest(f"{field}: cannot connect to {hidden!r}; use {_ALL}", field=field)
@@ -104,8 +106,8 @@ def _refused(url: str, field: str) -> InvalidRequest:
     return InvalidRequest(f"{field}: cannot connect to {hidden!r}; use {right!r}{folder}", field=field)
 
 
-def _hidden(url: str) -> str:
-    """A URL without its password."""
+def without_password(url: str) -> str:
+    """A URL for error texts. A password may have any characters, so everything up to the last @ is hidden."""
     return _PASSWORD.sub(r"\1:***@", url)
 
 

@@ -98,6 +98,9 @@ async def perform(broker: Broker, operation: Operation, request: Request) -> Any
         call: Any = operation.request(request.path["queue"], *values)
     else:
         call = read_call(operation, request)
+        if request.trace_headers:
+            drafts = dispatch.drafts_of(call.drafts, broker.options.limits.batch)
+            call = ops.Send(call.queue, [_with_trace(draft, request.trace_headers) for draft in drafts])
         if request.arrow and operation.name in streams.ARROW:
             return await streams.ARROW[operation.name](broker, call)
         if operation.name == "read_claim":
@@ -136,9 +139,6 @@ def read_call(operation: Operation, request: Request) -> Any:
     values += [_read(query, name, info) for name, info in operation.in_query.items()]
     if body is not None:
         values += body.unpack(request.body, request.format)
-    if request.trace_headers:
-        drafts = dispatch.drafts_of(values[1])
-        return ops.Send(values[0], [_with_trace(draft, request.trace_headers) for draft in drafts])
     return operation.request(*values)
 
 

@@ -74,10 +74,12 @@ class Client:
         """This client's identity and permissions: on a queue, or on the broker as a whole."""
         return self._transport.perform(ops.WhoAmI(queue))
 
-    def create_key(self, name: str, allow: Iterable[str], public: str | None = None) -> ApiKey:
+    def create_key(
+        self, name: str, allow: Iterable[str], public: str | None = None, max_queues: int | None = None
+    ) -> ApiKey:
         """Create an API key, whose secret is shown only now; with `public`, the public half of a CURVE key, add that.
-        `allow` lists its permissions, such as `send:orders.*`."""
-        return self._transport.perform(ops.CreateKey(name, as_texts(allow, "allow"), public))
+        `allow` lists its permissions, such as `send:orders.*`. It creates no queue while `max_queues` match them."""
+        return self._transport.perform(ops.CreateKey(name, as_texts(allow, "allow"), public, max_queues))
 
     def list_keys(self) -> list[ApiKey]:
         """All keys, without their secrets."""

@@ -160,7 +160,7 @@ class HttpApp:
 
     async def _metrics(self, request: HTTPRequest) -> Response:
         authorise_read(self._broker, request)
-        return Response(await prometheus.render(self._broker), media_type=prometheus.CONTENT_TYPE)
+        return StreamingResponse(await prometheus.render(self._broker), media_type=prometheus.CONTENT_TYPE)
 
     async def _report(self, request: HTTPRequest) -> Response:
         authorise_read(self._broker, request)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import shutil
 
 from miniq.errors import InvalidRequest, NoSpace, StoreError, StoreFormat, StoreLocked, StoreUnavailable
 from miniq.store.embedded.keys import FORMAT
 
+log = logging.getLogger("miniq.store")
 CHECK_BYTES = 1024 * 1024
 ENGINES = ("rocksdb", "leveldb")
 MARKER = "MINIQ"
@@ -56,6 +58,7 @@ class Folder:
             if not self._check_format():
                 _write_marker(self.path, self.engine)
             _make_folder(self.data)
+            tighten(self.path)
         except BaseException:
             self.close()
             raise
@@ -63,6 +66,7 @@ class Folder:
     def close(self) -> None:
         """Unlock the folder. Idempotent."""
         if self._lock is not None:
+            tighten(self.path)
             # A forked child shares the open file: closing alone would leave the folder locked.
             fcntl.flock(self._lock, fcntl.LOCK_UN)
             os.close(self._lock)
@@ -143,12 +147,13 @@ class Space:
 
 def begin_backup(path: str) -> str:
     """Create the folder of a backup and return the path for its database. The marker is written last."""
-    if os.path.exists(path):
-        raise InvalidRequest(f"path: {path} exists; name a folder that does not", field="path")
     try:
-        os.makedirs(path)
-    except OSError as error:
-        raise InvalidRequest(f"path: cannot make {path}: {error.strerror}", field="path") from None
+        os.makedirs(path, 0o700)
+    except FileExistsError:
+        raise InvalidRequest(f"path: {path} exists; name a folder that does not", field="path") from None
+    except (OSError, ValueError) as error:  # a NUL, or half of a surrogate pair
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InvalidRequest(f"path: cannot make {path[:200]!r}: {reason}; name a new folder", field="path") from None
     return os.path.join(path, "data")
 
 
@@ -157,6 +162,7 @@ def end_backup(path: str, engine: str) -> None:
     try:
         _sync_tree(path)
         _write_marker(path, engine)
+        tighten(path)
     except OSError as error:
         raise StoreError(f"path: cannot write {path}: {error.strerror}", field="path") from None
 
@@ -186,6 +192,19 @@ def _write_marker(folder: str, engine: str) -> None:
         os.fsync(file.fileno())
     os.replace(path + NEW, path)
     sync_folder(folder)
+
+
+def tighten(folder: str) -> None:
+    """Let only the owner into a store's folder, whatever the umask: it holds messages and hashes of keys. Files that
+    the engine creates later follow the umask, in a folder that is closed to others; a server sets its umask."""
+    for at, _, names in os.walk(folder):
+        for path, mode in [(at, 0o700), *((os.path.join(at, name), 0o600) for name in names)]:
+            try:
+                if not os.path.islink(path) and os.stat(path).st_mode & 0o077:
+                    os.chmod(path, mode)
+            except OSError as error:
+                log.warning("%s can be read by other users: %s", path, error.strerror)
+                return
 
 
 def _make_folder(path: str) -> None:
