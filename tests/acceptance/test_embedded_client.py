@@ -173,5 +173,5 @@ def test_a_missing_driver_leaves_no_folder_behind(tmp_path: Path, monkeypatch: p
 
 
 def test_an_unknown_limit_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(miniq.InvalidRequest, match="limits.batches: no such option"):
+    with pytest.raises(miniq.InvalidRequest, match=r"limits\.batches: no such option"):
         miniq.connect(tmp_path / "new", limits={"batches": 1})
