@@ -56,9 +56,9 @@ HINTS = {
 """What to do about an error, in terms of the command line."""
 
 
-NOT_USAGE = frozenset({None, "ca", "body", "path", "folder"})
-"""Invalid fields that another command line would not mend: a server's certificate, the body of a message, a folder
-that must not exist yet."""
+NOT_USAGE = frozenset({None, "ca", "curve_key", "body", "path", "folder"})
+"""Fields that are invalid because of data or of what others have: a server's certificate and keys, the body of a
+message, a folder that must not exist yet."""
 
 _UNWRITABLE = (errno.EBADF, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Errors of a file that is closed, or on a disk that is full or broken."""
