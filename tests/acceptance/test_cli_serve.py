@@ -13,10 +13,12 @@ import time
 import urllib.request
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.acceptance.shell import MINIQ, Shell, collect, environment, interrupted, serving
 from tests.certificate import write_certificate
+from tests.kit import wait_for
 from tests.serving import free_ports
 
 
@@ -71,7 +73,8 @@ def test_it_finishes_what_it_is_answering_before_it_ends(tmp_path: Path) -> None
     process, line = started(tmp_path, "--store", "rocksdb:data", "--port", "0")
     miniq = Shell(line.split()[2], tmp_path)
     waiting = miniq.start("receive", "q", "--wait", "30")
-    time.sleep(1)
+    wait_for(lambda: "ESTABLISHED" in [one.status for one in psutil.Process(process.pid).net_connections()])
+    time.sleep(0.3)  # its request follows at once
     process.send_signal(signal.SIGTERM)
     assert collect(process).code == 0
     assert collect(waiting).code == 0
