@@ -114,6 +114,8 @@ def test_a_tilde_in_the_path_of_a_store_is_the_home_folder(tmp_path: Path, monke
         with miniq.connect(url) as mq:
             mq.queue("jobs").send(1)
     assert sorted(folder.name for folder in tmp_path.iterdir()) == ["named", "path", "plain"]
+
+
 def test_a_password_is_not_repeated_and_a_nul_is_refused() -> None:
     for url in (
         "http://user:s3cret@host",

@@ -66,9 +66,7 @@ def keys() -> None:
 @store
 @as_json
 @with_client
-def create(
-    client: Client, name: str, allow: tuple[str, ...], max_queues: int | None, yes: bool, as_json: bool
-) -> None:
+def create(client: Client, name: str, allow: tuple[str, ...], max_queues: int | None, yes: bool, as_json: bool) -> None:
     """Create a key and print its secret, which is not shown again.
 
     \b
