@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from importlib.metadata import version
 from operator import attrgetter
 from typing import Any, TypeVar, cast
@@ -16,14 +17,26 @@ from msgspec import Struct
 from miniq.api import arrow, shapes, tables
 from miniq.api import operations as ops
 from miniq.api.codec import micros, moment, to_wire
-from miniq.api.operation import AsTable, Call
+from miniq.api.operation import AsTable, Call, Operation
 from miniq.api.operations import OPERATIONS
 from miniq.api.tables import ArrowStream, TablePage
 from miniq.broker import Broker
-from miniq.broker.keyring import VERBS, Secret
+from miniq.broker.keyring import FIRST_KEY, LOCKED_OUT, VERBS, Secret
 from miniq.broker.trends import QueueStats
+from miniq.broker.waiters import Permit
 from miniq.errors import InvalidRequest
-from miniq.message import Draft, Extended, HistoryPage, Page, PlainDrafts, QueueInfo, StageName, Stored
+from miniq.message import (
+    Claim,
+    Draft,
+    Extended,
+    HistoryPage,
+    Page,
+    PlainDrafts,
+    QueueInfo,
+    RedriveProgress,
+    StageName,
+    Stored,
+)
 
 T = TypeVar("T")
 
@@ -45,6 +58,10 @@ class Caller(Struct, frozen=True, gc=False):
     def may(self, broker: Broker, right: str, queue: str | None) -> bool:
         return self.is_owner or broker.keys.may(self.secret, right, queue)
 
+    def permit(self, broker: Broker, right: str, queue: str) -> Permit | None:
+        """Tells a call that waits whether it is still allowed."""
+        return None if self.is_owner else partial(broker.keys.check, self.secret, right, queue)
+
 
 OWNER = Caller(is_owner=True)
 
@@ -61,7 +78,10 @@ def perform(broker: Broker, call: Call[T], caller: Caller = OWNER) -> Coroutine[
 
 def send(broker: Broker, call: ops.Send, caller: Caller) -> Coroutine[Any, Any, list[str]]:
     caller.check_new_queue(broker, call.queue)
-    return broker.send(call.queue, drafts_of(call.drafts, broker.options.limits.batch), caller.call)
+    drafts = drafts_of(call.drafts, broker.options.limits.batch)
+    if caller.call is None:
+        return broker.send(call.queue, drafts)
+    return broker.send(call.queue, drafts, caller.call, broker.keys.scope(caller.secret))
 
 
 def drafts_of(drafts: Any, most: int) -> Sequence[Draft]:
@@ -83,6 +103,7 @@ def receive(broker: Broker, call: ops.Receive, caller: Caller) -> Coroutine[Any,
         wait=call.wait,
         consumer=call.consumer,
         mode=call.mode,
+        permit=caller.permit(broker, "receive", call.queue) if call.wait else None,
     )
 
 
@@ -97,7 +118,19 @@ async def peek(broker: Broker, call: ops.Peek, caller: Caller) -> Page:
     return await broker.search.messages(call.queue, call.find, status=call.status, after=call.after, limit=call.limit)
 
 
+# Queues
+
+
+def redrive(broker: Broker, call: ops.Redrive, caller: Caller) -> Coroutine[Any, Any, RedriveProgress]:
+    may_send = None if caller.is_owner else partial(caller.may, broker, "send")
+    return broker.redrive(**_fields(call), may_send=may_send)
+
+
 # Claims and stages
+
+
+def next_claim(broker: Broker, call: ops.NextClaim, caller: Caller) -> Coroutine[Any, Any, tuple[Claim | None, int]]:
+    return broker.claims.next(**_fields(call), permit=caller.permit(broker, "receive", call.queue))
 
 
 async def read_claim(broker: Broker, call: ops.ReadClaim, caller: Caller) -> list[Stored]:
@@ -156,7 +189,8 @@ async def wire_stats(broker: Broker, entries: Sequence[QueueStats], caller: Call
             await asyncio.sleep(0)
         if caller.may(broker, "read", queue.name):
             rates = shapes.Rates(**queue.rates)
-            others = {"name": queue.name, "dead_letter_queue": queue.dead_letter_queue, "dead": queue.dead}
+            dead = queue.dead if _may_read(broker, queue.dead_letter_queue, caller) else None
+            others = {"name": queue.name, "dead_letter_queue": queue.dead_letter_queue, "dead": dead}
             queues.append(to_wire(shapes.QueueStats, queue.counts, rates=rates, **others))
     return queues
 
@@ -165,6 +199,10 @@ async def trends(broker: Broker, call: ops.Trends, caller: Caller) -> shapes.Tre
     queues = broker.trends.last_hour(_visible(broker, call.queue, caller), call.series.split(","), call.points)
     entries = [shapes.QueueTrend(queue.name, queue.series) for queue in queues]
     return shapes.Trends(moment(broker.trends.last), 3600 / call.points, entries)
+
+
+def _may_read(broker: Broker, queue: str | None, caller: Caller) -> bool:
+    return queue is None or caller.may(broker, "read", queue)
 
 
 def _visible(broker: Broker, queue: str | None, caller: Caller) -> list[str]:
@@ -186,16 +224,21 @@ async def whoami(broker: Broker, call: ops.WhoAmI, caller: Caller) -> shapes.Ide
 
 
 async def create_key(broker: Broker, call: ops.CreateKey, caller: Caller) -> shapes.ApiKey:
-    keys, now = broker.keys, broker.clock.now()
+    keys, now, was_open = broker.keys, broker.clock.now(), broker.keys.open
     if call.public is not None:
         key = await keys.register(call.name, call.allow, call.public, now, call.max_queues)
-        return to_wire(shapes.ApiKey, key, secret=None, server=(await keys.own_pair()).public)
-    key, secret = await keys.create(call.name, call.allow, now, call.max_queues)
-    return to_wire(shapes.ApiKey, key, secret=secret, server=None)
+        secret, server = None, (await keys.own_pair()).public
+    else:
+        key, secret = await keys.create(call.name, call.allow, now, call.max_queues)
+        server = None
+    warnings = [FIRST_KEY] if was_open else []
+    if not keys.managed:
+        warnings.append(LOCKED_OUT)
+    return to_wire(shapes.ApiKey, key, secret=secret, server=server, warnings=warnings)
 
 
 async def list_keys(broker: Broker, call: ops.ListKeys, caller: Caller) -> list[shapes.ApiKey]:
-    return [to_wire(shapes.ApiKey, key, secret=None, server=None) for key in broker.keys.list()]
+    return [to_wire(shapes.ApiKey, key, secret=None, server=None, warnings=[]) for key in broker.keys.list()]
 
 
 # Tables
@@ -241,6 +284,21 @@ def _fields(call: Any) -> dict[str, Any]:
     return {name: getattr(call, name) for name in call.__struct_fields__}
 
 
+def _with_targets(operation: Operation[Any], handler: Handler) -> Handler:
+    """A handler that first checks the caller's right to send to the queue that a field of the call names."""
+    field, *entry = operation.sends_to.split(".")
+
+    async def checked(broker: Broker, call: Any, caller: Caller) -> Any:
+        target = getattr(call, field)
+        for name in entry:
+            target = target.get(name)
+        if isinstance(target, str) and not caller.is_owner:
+            broker.keys.check(caller.secret, "send", target)
+        return await handler(broker, call, caller)
+
+    return checked
+
+
 def _method(path: str) -> Handler:
     """A method of the broker, or of a part of it, whose parameters are the fields of the call."""
     method = attrgetter(path)
@@ -257,7 +315,7 @@ CALLS: dict[type[Call[Any]], Handler] = {operation.request: _method(operation.na
     ops.Extend: extend,
     ops.Peek: peek,
     ops.OpenClaims: _method("claims.open"),
-    ops.NextClaim: _method("claims.next"),
+    ops.NextClaim: next_claim,
     ops.ReadClaim: read_claim,
     ops.AckClaims: _method("claims.ack"),
     ops.ReleaseClaims: _method("claims.release"),
@@ -269,6 +327,7 @@ CALLS: dict[type[Call[Any]], Handler] = {operation.request: _method(operation.na
     ops.ListQueues: list_queues,
     ops.Configure: configure,
     ops.GetQueue: _method("queue"),
+    ops.Redrive: redrive,
     ops.History: history,
     ops.Stats: stats,
     ops.Trends: trends,
@@ -278,3 +337,7 @@ CALLS: dict[type[Call[Any]], Handler] = {operation.request: _method(operation.na
     ops.RevokeKey: _method("keys.revoke"),
     AsTable: lambda broker, call, caller: TABLES[type(call.call)](broker, call.call),
 }
+
+for operation in OPERATIONS:
+    if operation.sends_to:
+        CALLS[operation.request] = _with_targets(operation, CALLS[operation.request])

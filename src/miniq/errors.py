@@ -17,6 +17,7 @@ MiniQError                error              base class
 │   ├── QueueFull         queue_full         over the queue's max_length or max_bytes
 │   ├── TooManyQueues     too_many_queues    over the broker's or the key's max_queues
 │   ├── StageUnknown      stage_unknown      the stage to commit does not exist
+│   ├── IdempotencyMismatch  idempotency_mismatch  the idempotency key was used for other messages
 │   ├── Fenced            fenced             a newer reader has taken over the group's claims
 │   └── QueueProtected    queue_protected    the queue `default` cannot be deleted
 ├── Denied                denied
@@ -115,6 +116,10 @@ class TooManyQueues(Conflict):
 
 class StageUnknown(Conflict):
     code = "stage_unknown"
+
+
+class IdempotencyMismatch(Conflict):
+    code = "idempotency_mismatch"
 
 
 class Fenced(Conflict):

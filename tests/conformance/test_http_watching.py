@@ -147,6 +147,18 @@ def test_a_key_sees_its_own_queues_and_what_it_may_do() -> None:
         assert (kind, problem["code"]) == ("problem", "unauthorized")
 
 
+def test_an_event_stream_ends_at_once_with_its_key() -> None:
+    with serving("memory:") as served:
+        wire = Http(served)
+        admin = {"authorization": f"Bearer {wire.ok('POST', '/v1/keys', {'name': 'boss', 'allow': ['*']})['secret']}"}
+        made = wire.ok("POST", "/v1/keys", {"name": "ann", "allow": ["read"]}, **admin)
+        stream = wire.events("/v1/events?interval=60", authorization=f"Bearer {made['secret']}")
+        assert next(stream)[0] == "stats"
+        wire.ok("DELETE", f"/v1/keys/{made['id']}", **admin)
+        ((kind, problem),) = stream
+        assert (kind, problem["code"]) == ("problem", "unauthorized")
+
+
 CALLS = [("POST", f"{Q}/messages", {"body": 1}), ("PUT", Q, {}), ("POST", "/push_message", {"msg": 1})]
 """The fast lane, the other one, and a short route."""
 

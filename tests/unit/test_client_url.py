@@ -107,6 +107,15 @@ def test_a_path_is_a_folder_whatever_its_name(tmp_path: Path, monkeypatch: pytes
     assert (tmp_path / "localhost:5000" / "MINIQ").exists()
 
 
+def test_a_tilde_in_the_path_of_a_store_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for url in ("~/plain", "rocksdb:~/named", Path("~/path")):
+        with miniq.connect(url) as mq:
+            mq.queue("jobs").send(1)
+    assert sorted(folder.name for folder in tmp_path.iterdir()) == ["named", "path", "plain"]
+
+
 def test_a_password_is_not_repeated_and_a_nul_is_refused() -> None:
     for url in (
         "http://user:s3cret@host",

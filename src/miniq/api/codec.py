@@ -7,6 +7,8 @@ unchanged. Moments are RFC 3339 in UTC.
 
 from __future__ import annotations
 
+import re
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any, TypeVar, get_args
@@ -51,6 +53,7 @@ STATUS: dict[str, int] = {
     "stage_unknown": 409,
     "claim_gone": 410,
     "wrong_media": 415,
+    "idempotency_mismatch": 422,
     "queue_full": 429,
     "too_many_queues": 429,
     "too_many_streams": 503,
@@ -126,7 +129,8 @@ class Reader:
         self.has_bodies = any(field.name == "messages" or Raw in _kinds(field.type) for field in fields)
 
     def read(self, raw: bytes, format: Format) -> Any:
-        bounds.check_values(raw, format, self.has_bodies)
+        if len(raw) > bounds.SMALL:
+            bounds.check_values(raw, format, self.has_bodies)
         return self.decode(raw, format)
 
     def decode(self, raw: bytes, format: Format) -> Any:
@@ -139,7 +143,7 @@ class Reader:
         except UnicodeDecodeError as error:
             raise InvalidRequest(f"request: not UTF-8 at byte {error.start}", field="request") from None
         except msgspec.ValidationError as error:
-            raise _named(error, raw, format) from None
+            raise invalid(error, raw, format) from None
         except (msgspec.DecodeError, RecursionError) as error:
             name = "JSON" if format == "json" else "MessagePack"
             raise InvalidRequest(f"request: not valid {name}: {error}", field="request") from None
@@ -149,24 +153,35 @@ def _kinds(kind: Any) -> tuple[Any, ...]:
     return (kind, *get_args(kind))
 
 
-def _named(error: msgspec.ValidationError, raw: bytes, format: Format) -> InvalidRequest:
-    """A validation error of `msgspec` as one that names the field."""
+def invalid(error: msgspec.ValidationError, request: Any, format: Format | None = None) -> InvalidRequest:
+    """A validation error of `msgspec` as one that names the field and its value. `request` is what was validated: bytes
+    in a format, or an object."""
     text, _, path = str(error).partition(" - at `$")
     path = path.rstrip("`").lstrip(".")
     if path.startswith("[...]"):  # some value of a map
-        path = _undecodable(raw, format)
+        path = _undecodable(request, format)
     for start, problem in (("Object contains unknown", "there is no such field"), ("Object missing", "is required")):
         if text.startswith(start):
             name = text.split("`")[1][:80]
             field = f"{path}.{name}" if path else name
             return InvalidRequest(f"{field}: {problem}", field=field)
     field = path or "request"
-    return InvalidRequest(f"{field}: {text[:1].lower()}{text[1:]}", field=field)
+    problem = f"{text[:1].lower()}{text[1:]}"
+    with suppress(ValueError, LookupError, TypeError, RecursionError):  # a value in a map, or one out of range
+        value = request if format is None else _library(format).decode(request)
+        for name, index in re.findall(r"(\w+)|\[(\d+)\]", path):
+            value = value[name] if name else value[int(index)]
+        problem = f"{value!r:.80} is invalid: {problem}"
+    return InvalidRequest(f"{field}: {problem}", field=field)
 
 
-def _undecodable(raw: bytes, format: Format) -> str:
+def _library(format: Format | None) -> Any:
+    return msgspec.msgpack if format == "msgpack" else msgspec.json
+
+
+def _undecodable(raw: bytes, format: Format | None) -> str:
     """The first name in a map whose value cannot be decoded, such as a number that is out of range."""
-    library = msgspec.json if format == "json" else msgspec.msgpack
+    library = _library(format)
     values: dict[str, Raw] = library.decode(raw, type=dict[str, Raw])
     for name, value in values.items():
         try:

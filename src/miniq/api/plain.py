@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import NamedTuple, cast
+from typing import Annotated, NamedTuple, cast
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Meta, Raw, Struct
 
 from miniq.api import bounds
 from miniq.api.bounds import check_text
@@ -18,6 +18,8 @@ from miniq.api.codec import OCTETS, Format, Reader
 from miniq.api.shapes import SendBody
 from miniq.message import JSON, PlainDrafts
 
+FEW = 10 * bounds.VALUES
+"""A request of this size has fewer plain messages than `VALUES`, because each takes more than ten bytes."""
 UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 """Raised for bytes that are not a plain send."""
 
@@ -35,15 +37,17 @@ class SendReader(Reader):
 
     def read_other(self, raw: bytes, format: Format) -> SendBody | PlainDrafts:
         """Decodes a request that is not a single plain message."""
-        bounds.check_values(raw, format, True)
         if format == "json":
             if raw.startswith(b'{"messages":'):
+                if len(raw) > FEW:
+                    bounds.check_values(raw, format, True)
                 with contextlib.suppress(*UNREADABLE):
                     check_text(raw)
                     return PlainDrafts([bytes(message.body) for message in _plain_many(raw).messages])
         elif raw.startswith(_MESSAGES):
             with contextlib.suppress(*UNREADABLE):
                 return PlainDrafts([message.data for message in _data_many(raw).messages], OCTETS)
+        bounds.check_values(raw, format, True)
         return cast(SendBody, self.decode(raw, format))
 
 
@@ -89,7 +93,7 @@ class _PlainMany(Struct, forbid_unknown_fields=True):
 
 
 class _DataMany(Struct, forbid_unknown_fields=True):
-    messages: list[DataOne]
+    messages: Annotated[list[DataOne], Meta(max_length=bounds.VALUES)]
 
 
 _DATA, _MESSAGES = b"\x81\xa4data", b"\x81\xa8messages"

@@ -144,10 +144,11 @@ class Catalog:
 
     async def change(self, queue: str, changes: dict[str, Any]) -> None:
         """Create a queue or change some of its settings. Its dead-letter queue is created, too."""
-        rules.check_name(queue)
         while True:
             await self.refresh()
             before = self.queues.get(queue)
+            if before is None:
+                rules.check_name(queue)
             settings = rules.change_settings(queue, before, changes, self._broker.options.limits)
             await self._check_room(queue)
             dead = rules.dead_letter_queue(queue, settings)

@@ -2,8 +2,9 @@
 
 An API key is a secret that is shown once; only its hash is stored. A CURVE key authenticates a ZeroMQ connection
 during its handshake; only its public half is stored. A key has a list of `VERB:PATTERN` scopes, where the verb is one
-of `VERBS` or `*` and the pattern is a queue name with `*` for any characters. While no keys exist, every call is
-allowed, and the server listens on loopback only.
+of `VERBS` or `*` and the pattern is a queue name with `*` for any characters. Until the first key is created, every
+call is allowed, and the server listens on loopback only. From then on calls need a key, also after the last one was
+revoked: a new one is then created on the store, without the broker (`miniq keys create --store`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 
@@ -30,6 +31,16 @@ remove, purge, redrive and delete; `admin` is keys and backups."""
 
 KIND = "key"
 PAIR_KIND = "curve"
+CLOSED_KIND = "closed"
+"""The kind of the record that there have been keys."""
+FIRST_KEY = "this is the first key: from now on, calls without a key are refused"
+LOCKED_OUT = (
+    "no key allows admin on all queues: keys can be created and revoked only on the store, by `miniq keys` with --store"
+)
+_NO_KEYS = (
+    "; all keys of this broker were revoked: stop it if its store is a folder, and create a key with "
+    "`miniq keys create NAME --allow '*' --store STORE`"
+)
 _CACHE = 1024
 _CURVE = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 
@@ -70,7 +81,11 @@ class KeyRing:
         self._store = store
         self._keys: dict[str, ApiKey] = {}
         self.open = True
-        """Whether there are no keys, so that every call is allowed."""
+        """Whether there never were any keys, so that every call is allowed."""
+        self._closed = False
+        """Whether the store has the record that there have been keys."""
+        self.on_loss: Callable[[], None] = lambda: None
+        """Called when some callers have lost their rights. The broker sets it."""
         self._known: dict[Secret, ApiKey] = {}
         """Cache of verified credentials, so that not every call has to hash."""
         self._allowed: dict[tuple[str, str, str], bool] = {}
@@ -80,11 +95,15 @@ class KeyRing:
     async def load(self) -> None:
         """Read all keys, and clear the caches."""
         keys = [msgspec.json.decode(value, type=ApiKey) for value in (await self._store.records(KIND)).values()]
+        self._closed = bool(await self._store.records(CLOSED_KIND))
+        had, was_open = self._keys.keys(), self.open
         self._keys = {key.id: key for key in keys}
-        self.open = not keys
+        self.open = not keys and not self._closed
         self._known.clear()
         self._allowed.clear()
         self._counted.clear()
+        if had - self._keys.keys() or (was_open and not self.open):
+            self.on_loss()
 
     def list(self) -> list[ApiKey]:
         return sorted(self._keys.values(), key=lambda key: key.created_at)
@@ -137,16 +156,17 @@ class KeyRing:
             await self.load()
         if id not in self._keys:
             raise NotFound(f"id: there is no key {id!r}", field="id")
+        await self._close()
         await self._store.save_record(KIND, id, None)
         self._keys.pop(id, None)
-        self.open = not self._keys
         self._known = {secret: key for secret, key in self._known.items() if key.id != id}
         self._allowed.clear()
+        self.on_loss()
 
     def identify(self, secret: Secret | None) -> ApiKey:
         """The key that a credential belongs to; raise `Unauthorized` if it is missing or unknown."""
         if secret is None:
-            raise Unauthorized(
+            raise self._unauthorized(
                 "an API key is required: `Authorization: Bearer KEY` over HTTP, `api_key` in a ZeroMQ request"
             )
         return self._known.get(secret) or self._identify(secret)
@@ -167,6 +187,11 @@ class KeyRing:
         if not allowed:
             target = "the broker" if queue is None else f"queue {queue[: rules.NAME_LENGTH]!r}"
             raise Forbidden(f"key {key.name!r} does not allow {verb} on {target}")
+
+    def scope(self, secret: Secret | None) -> str:
+        """Within which a caller's idempotency keys are its own: the id of its key. While there are no keys, all callers
+        share one scope."""
+        return "" if self.open else self.identify(secret).id
 
     def may(self, secret: Secret | None, verb: str, queue: str | None) -> bool:
         """Whether `check` would pass."""
@@ -208,21 +233,38 @@ class KeyRing:
                     f"allow: {scope!r:.80} is not VERB:PATTERN; the verbs are {', '.join(VERBS)} and *", field="allow"
                 )
 
+    @property
+    def managed(self) -> bool:
+        """Whether some key allows to create and revoke keys."""
+        return any(_covers(scope, "admin", None) for key in self._keys.values() for scope in key.allow)
+
     async def _add(self, key: ApiKey) -> None:
+        await self._close()
         await self._store.save_record(KIND, key.id, msgspec.json.encode(key))
         self._keys[key.id] = key
-        self.open = False
+        was_open, self.open = self.open, False
+        if was_open:
+            self.on_loss()
+
+    async def _close(self) -> None:
+        """Record that there have been keys, before the first is created or, in older stores, one is revoked."""
+        if not self._closed:
+            await self._store.save_record(CLOSED_KIND, "since", b"")
+            self._closed = True
+
+    def _unauthorized(self, text: str) -> Unauthorized:
+        return Unauthorized(text if self._keys else text + _NO_KEYS)
 
     def _identify(self, secret: Secret) -> ApiKey:
         if isinstance(secret, CurveIdentity):
             key = self._keys.get(secret.id)
             if key is None:
-                raise Unauthorized("the CURVE key of this connection was revoked")
+                raise self._unauthorized("the CURVE key of this connection was revoked")
         else:
             parts = secret.split("_", 2)
             key = self._keys.get(parts[1]) if len(parts) == 3 else None
             if key is None or not hmac.compare_digest(key.hash, _hash(secret)):
-                raise Unauthorized("this API key is unknown or was revoked")
+                raise self._unauthorized("this API key is unknown or was revoked")
         if len(self._known) >= _CACHE:
             self._known.clear()
         self._known[secret] = key

@@ -77,7 +77,8 @@ class Trends:
         """By queue: rows of step, gauges and counters, concatenated. A row equal to its predecessor is left out."""
         self._step = 0
         """The latest step for which rows were stored."""
-        self._ending = asyncio.Event()
+        self._next_turn = asyncio.Event()
+        self._is_ending = False
         self._current: dict[str, QueueStats] = {}
         self._as_of = -math.inf
         """When the pass over the queues that found `_current` began."""
@@ -88,13 +89,20 @@ class Trends:
 
     def end(self) -> None:
         """End all event streams: the broker will close soon."""
-        self._ending.set()
+        self._is_ending = True
+        self.wake()
+
+    def wake(self) -> None:
+        """Give all event streams their next turn now."""
+        self._next_turn.set()
+        self._next_turn = asyncio.Event()
 
     async def pause(self, seconds: float) -> bool:
         """Wait until an event stream's next turn; False if the stream should end."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._ending.wait(), seconds)
-        return not self._ending.is_set()
+        if not self._is_ending:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._next_turn.wait(), seconds)
+        return not self._is_ending
 
     async def run(self) -> None:
         """Sample the numbers once per second."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct
 
+from miniq.api import codec
 from miniq.client.url import without_password
 from miniq.errors import InvalidRequest
 
@@ -45,31 +45,26 @@ class Address(NamedTuple):
         return host if port is None else f"{host}:{port}"
 
 
-S = TypeVar("S", bound=Struct)
 R = TypeVar("R", bound=RemoteOptions)
-
-
-def convert_options(kind: type[S], options: dict[str, Any], known: Sequence[str]) -> S:
-    """Options as a record; `InvalidRequest` names the one that is unknown or invalid."""
-    for field in options:
-        if field not in known:
-            raise InvalidRequest(f"{field}: no such option; there are {', '.join(known)}", field=field)
-    try:
-        return msgspec.convert(options, kind)
-    except msgspec.ValidationError as error:
-        text, _, path = str(error).partition(" - at `$.")
-        field = path.rstrip("`") or "options"
-        raise InvalidRequest(f"{field}: {text}", field=field) from None
 
 
 def read_options(kind: type[R], options: dict[str, Any]) -> R:
     """The options for a server, validated. Paths may be `os.PathLike`."""
     texts = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in options.items()}
-    given = convert_options(kind, texts, kind.__struct_fields__)
+    for field in texts:
+        if field not in kind.__struct_fields__:
+            known = ", ".join(kind.__struct_fields__)
+            raise InvalidRequest(f"{field}: no such option; there are {known}", field=field)
+    try:
+        given = msgspec.convert(texts, kind)
+    except msgspec.ValidationError as error:
+        raise codec.invalid(error, texts) from None
     if not 0 < given.timeout <= LONGEST:
-        raise InvalidRequest(f"timeout: {given.timeout:g} s; use more than 0, at most {LONGEST:g}", field="timeout")
+        raise InvalidRequest(
+            f"timeout: {given.timeout:.15g} s; use more than 0, at most {LONGEST:.15g}", field="timeout"
+        )
     if not (math.isfinite(given.retry) and given.retry >= 0):
-        raise InvalidRequest(f"retry: {given.retry:g} s; use 0 or more", field="retry")
+        raise InvalidRequest(f"retry: {given.retry:.15g} s; use 0 or more", field="retry")
     if given.api_key is None and os.environ.get("MINIQ_API_KEY"):
         given = msgspec.structs.replace(given, api_key=os.environ["MINIQ_API_KEY"])
     if given.api_key is not None and _SECRET.fullmatch(given.api_key) is None:

@@ -108,7 +108,10 @@ async def perform(broker: Broker, operation: Operation, request: Request) -> Any
     is_anonymous = request.secret is None and request.call is None
     caller = _ANONYMOUS if is_anonymous else Caller(request.secret, request.call)
     result = await dispatch.CALLS[operation.request](broker, call, caller)
-    return operation.reply.write(result, call, request.out, broker.clock.now)
+    reply = operation.reply.write(result, call, request.out, broker.clock.now)
+    if operation.unread is not None and not caller.may(broker, "read", call.queue):
+        operation.unread(reply)
+    return reply
 
 
 def fault(operation: str, error: Exception, request: bytes = b"") -> MiniQError:

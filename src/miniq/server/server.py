@@ -85,6 +85,12 @@ async def serve(options: Options, announce: Callable[[Ready], None]) -> int:
                 f"`miniq keys create NAME --allow '*' --store {options.store}`, or use 127.0.0.1",
                 field="host",
             )
+        if not broker.keys.open and not broker.keys.list():
+            log.warning(
+                "all API keys were revoked, so every call is refused; stop the broker if its store is a folder, and "
+                "create a key with `miniq keys create NAME --allow '*' --store %s`",
+                shown(options.store),
+            )
         broker.spawn(broker.trends.run())
         if options.tracing:
             broker.tracer = ServerTracer(exporting_provider())

@@ -13,6 +13,7 @@ from miniq.api.shapes import ApiKey, Identity, Stats, Trends
 from miniq.api.tables import TablePage
 from miniq.client._async.queue import AsyncQueue
 from miniq.client._async.transport import AsyncTransport
+from miniq.client.arguments import as_texts
 from miniq.message import HistoryPage, QueueInfo
 
 T = TypeVar("T")
@@ -66,7 +67,7 @@ class AsyncClient:
         self, queue: str | None = None, series: Iterable[str] = ("total", "sent", "acked"), points: int = 60
     ) -> Trends:
         """Time series of the last hour of all queues, or of one, with that many points."""
-        return await self._transport.perform(ops.Trends(queue, ",".join(series), points))
+        return await self._transport.perform(ops.Trends(queue, ",".join(as_texts(series, "series")), points))
 
     async def whoami(self, queue: str | None = None) -> Identity:
         """This client's identity and permissions: on a queue, or on the broker as a whole."""
@@ -77,7 +78,7 @@ class AsyncClient:
     ) -> ApiKey:
         """Create an API key, whose secret is shown only now; with `public`, the public half of a CURVE key, add that.
         `allow` lists its permissions, such as `send:orders.*`. It creates no queue while `max_queues` match them."""
-        return await self._transport.perform(ops.CreateKey(name, list(allow), public, max_queues))
+        return await self._transport.perform(ops.CreateKey(name, as_texts(allow, "allow"), public, max_queues))
 
     async def list_keys(self) -> list[ApiKey]:
         """All keys, without their secrets."""
@@ -89,7 +90,7 @@ class AsyncClient:
 
     async def backup(self, path: str | os.PathLike[str]) -> None:
         """Write a consistent backup to a new folder on the server, without interrupting work."""
-        await self._transport.perform(ops.Backup(os.fspath(path)))
+        await self._transport.perform(ops.Backup(os.fspath(path) if isinstance(path, os.PathLike) else path))
 
     async def close(self) -> None:
         """Close the connection; waiting receives return at once. Safe to repeat."""

@@ -39,8 +39,8 @@ from miniq.server.streams import Streamed
 
 def prepare(operation: Operation, request: Request, raw: bytes, content_type: str) -> None:
     """Read the body of a request; without a content type it is JSON."""
-    reader = READERS.get(operation.name)
-    if reader is None:
+    reader, body = READERS.get(operation.name), operation.body
+    if reader is None or body is None:
         return
     if raw and is_arrow(content_type):
         if not operation.arrow:
@@ -48,7 +48,7 @@ def prepare(operation: Operation, request: Request, raw: bytes, content_type: st
         request.body = ArrowStream(raw)
         return
     if not raw:
-        if not operation.optional:
+        if not body.optional:
             raise InvalidRequest("request: empty; send a JSON object", field="request")
         raw = b"{}" if request_format(content_type) == "json" else b"\x80"
     request.body = reader.read(raw, request_format(content_type))
@@ -155,7 +155,7 @@ class HttpApp:
         try:
             await self._broker.store.check()
         except StoreUnavailable as error:
-            return _json(shapes.HealthReply("away", str(error)), 503)
+            return _json(shapes.HealthReply("unavailable", str(error)), 503)
         return _json(shapes.HealthReply("ready"))
 
     async def _metrics(self, request: HTTPRequest) -> Response:

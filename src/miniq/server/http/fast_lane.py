@@ -151,7 +151,7 @@ class FastLane(Connection):
             if (
                 lone is not None
                 and body is not None
-                and broker.intake.add(head.queue, lone.content_type, body, head.call, hot, _answer_sends)
+                and broker.intake.add(head.queue, lone.content_type, body, head.call, head.secret, hot, _answer_sends)
             ):
                 return
             call = run(broker, head.operation, head.request(raw, body))

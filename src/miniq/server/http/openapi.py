@@ -123,7 +123,7 @@ def _describe(operation: Operation) -> dict[str, Any]:
     if operation.body is not None:
         kind = QueueSettings if operation.name == "configure" else operation.body.shape
         description["requestBody"] = {
-            "required": not operation.optional,
+            "required": not operation.body.optional,
             "content": {media: {"schema": _ref(kind)} for media in (JSON, MSGPACK)},
         }
     return description

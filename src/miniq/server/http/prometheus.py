@@ -71,15 +71,15 @@ def _lines(broker: Broker, queues: dict[str, QueueStats]) -> Iterator[str]:
     events: Counter[str] = Counter()
     for (name, event), count in list(metrics.messages.items()):
         if name in own:
-            yield f'miniq_messages_total{{queue="{name}",event="{event}"}} {float(count)}\n'
+            yield f'miniq_messages_total{{event="{event}",queue="{name}"}} {float(count)}\n'
         else:
             events[event] += count
             yield ""
     for event, count in events.items():
-        yield f'miniq_messages_total{{queue="{OTHERS}",event="{event}"}} {float(count)}\n'
+        yield f'miniq_messages_total{{event="{event}",queue="{OTHERS}"}} {float(count)}\n'
     yield _head("miniq_errors_total", "Failed calls by protocol and error code", "counter")
     for (wire, code), count in list(metrics.errors.items()):
-        yield f'miniq_errors_total{{wire="{wire}",code="{code}"}} {float(count)}\n'
+        yield f'miniq_errors_total{{code="{code}",wire="{wire}"}} {float(count)}\n'
 
     yield _head("miniq_call_seconds", "Duration of calls, long polling included", "histogram")
     summed: defaultdict[tuple[str, str], Latency] = defaultdict(Latency)
@@ -110,12 +110,9 @@ def _age(queue: QueueStats, now: int) -> float:
 
 
 def _histogram(wire: str, call: str, queue: str, latency: Latency) -> str:
-    labels = f'wire="{wire}",call="{call}",queue="{queue}"'
-    counts = itertools.accumulate(latency.buckets)
-    lines = [
-        f'miniq_call_seconds_bucket{{{labels},le="{bound}"}} {float(n)}\n'
-        for bound, n in zip(_BOUNDS, counts, strict=True)
-    ]
-    lines.append(f"miniq_call_seconds_count{{{labels}}} {float(latency.count)}\n")
-    lines.append(f"miniq_call_seconds_sum{{{labels}}} {latency.total}\n")
+    rest = f'queue="{queue}",wire="{wire}"'
+    counts = zip(_BOUNDS, itertools.accumulate(latency.buckets), strict=True)
+    lines = [f'miniq_call_seconds_bucket{{call="{call}",le="{bound}",{rest}}} {float(n)}\n' for bound, n in counts]
+    lines.append(f'miniq_call_seconds_count{{call="{call}",{rest}}} {float(latency.count)}\n')
+    lines.append(f'miniq_call_seconds_sum{{call="{call}",{rest}}} {latency.total}\n')
     return "".join(lines)

@@ -376,7 +376,8 @@ class Router:
         if type(body) is not PlainDrafts or len(body.bodies) != 1:
             return False
         queue = request.path["queue"]
-        if not self._broker.intake.add(queue, body.content_type, body.bodies[0], request.call, pending, self._sent):
+        plain, call, secret = body.bodies[0], request.call, request.secret
+        if not self._broker.intake.add(queue, body.content_type, plain, call, secret, pending, self._sent):
             return False
         self._coalesced += 1
         return True

@@ -72,6 +72,12 @@ class Folder:
             os.close(self._lock)
             self._lock = None
 
+    def abandon(self) -> None:
+        """In a forked child: drop the lock, which belongs to the parent, so that it ends with the parent."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
     def _check_format(self) -> bool:
         """True if the folder is a store, False if it can become one; raises otherwise."""
         if not os.path.isdir(self.path):
