@@ -405,9 +405,9 @@ def _answer(target: Target, connection: socket.socket) -> None:
 # Cheap load
 
 
-@flood("1,000 event streams of 2,000 queues")
+@flood("1,000 event streams of 1,000 queues")
 def _streams(target: Target, stack: contextlib.ExitStack) -> None:
-    _fill(target, 2000)
+    _fill(target, 1000)
     for _ in range(1000):
         connection = stack.enter_context(target.connect())
         connection.sendall(head(b"GET", b"/v1/events?interval=0.1", secret=target.all))
