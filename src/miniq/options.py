@@ -56,14 +56,14 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     one."""
     response_bytes: Count = 16 * MIB
     """A receive or peek stops adding messages past this size, but always returns at least one."""
-    head_bytes: int = 64 * 1024
+    head_bytes: Count = 64 * 1024
     """Maximum size of an HTTP request's line and headers, and of its trailers."""
-    head_lines: int = 100
+    head_lines: Count = 100
     """Maximum number of headers of an HTTP request."""
-    url_bytes: int = 8 * 1024
-    pipeline: int = 64
+    url_bytes: Count = 8 * 1024
+    pipeline: Count = 64
     """HTTP requests of one connection that may wait for their turn; then no more are read."""
-    write_timeout: float = 30.0
+    write_timeout: Seconds = 30.0
     """Time within which an HTTP client must read its replies, or 1 MiB of them."""
 
 

@@ -32,7 +32,7 @@ async def serving(keep_alive: int) -> AsyncIterator[int]:
 
 @asynccontextmanager
 async def listening(broker: Broker, keep_alive: int, options: Options | None = None) -> AsyncIterator[int]:
-    config = server._config(broker, options or Options(), BusyPoll(0))
+    config = server._config(broker, options or Options(), BusyPoll(0), None)
     config.timeout_keep_alive = keep_alive
     listener = server.bind("127.0.0.1", 0)
     running = uvicorn.Server(config)

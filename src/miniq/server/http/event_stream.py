@@ -37,9 +37,9 @@ async def listen(broker: Broker, http: HTTPRequest) -> Response:
     count = rules.check_count(integer(query, "count") if "count" in query else 2**31, "count", 1, 2**31)
     request = Request({}, query, None, "json", bearer(http.headers.get("authorization")))
     authorise(broker, BY_NAME["stats"], request)
+    first = await _stats_by_queue(broker, request, interval)
     if http.method == "HEAD":
         return Response(media_type=MEDIA, headers=HEADERS)
-    first = await _stats_by_queue(broker, request, interval)
     if broker.trends.streams >= broker.options.max_streams:
         text = f"{PATH}: {broker.trends.streams} event streams are open, as many as max_streams allows; try again later"
         raise TooManyStreams(text)
