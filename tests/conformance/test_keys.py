@@ -7,15 +7,16 @@ from typing import Any
 import pytest
 
 from miniq import dispatch
-from miniq.api.operations import NextClaim, Receive
+from miniq.api.operations import NextClaim, Receive, Send
 from miniq.broker import Broker, keyring
 from miniq.broker.keyring import ApiKey
 from miniq.dispatch import Caller
-from miniq.errors import Forbidden, Unauthorized
+from miniq.errors import Forbidden, IdempotencyMismatch, Unauthorized
 from miniq.message import Mode, Stored
 from miniq.options import Options
 from miniq.store import open_store
-from tests.kit import bodies, send, waiting
+from tests.conftest import STORES
+from tests.kit import bodies, draft, send, waiting
 
 
 async def test_the_store_holds_no_secret_that_opens_anything(broker: Broker) -> None:
@@ -134,3 +135,16 @@ async def test_a_receive_ends_with_its_key_though_another_broker_revoked_it(url:
         await revoke(one, key)
         with pytest.raises(Unauthorized):
             await poll
+
+
+@pytest.mark.parametrize("url", [store for store in STORES if store != "memory"], indirect=True)
+async def test_a_named_send_is_recognised_by_another_broker_and_after_a_restart(url: str) -> None:
+    """As the Python client repeats it."""
+    call = Send("q", [draft(1)])
+    async with Broker(open_store(url)) as broker:
+        _, secret = await broker.keys.create("sender", ["send:q"], broker.clock.now())
+        ids = await dispatch.perform(broker, call, Caller(secret, "name"))
+    async with Broker(open_store(url)) as broker:
+        assert await dispatch.perform(broker, call, Caller(secret, "name")) == ids
+        with pytest.raises(IdempotencyMismatch):
+            await dispatch.perform(broker, Send("q", [draft(2)]), Caller(secret, "name"))
