@@ -341,6 +341,7 @@ def test_keys_are_made_used_and_revoked_and_a_reader_sees_no_buttons(
         visit.button("Create")
         secret = page.get_by_label("Secret").input_value()
         assert secret.startswith("mq_")
+        expect(page.get_by_text("from now on, calls without a key are refused")).to_be_visible()
         visit.button("Done")
         expect(page.locator("#who")).to_contain_text("key boss")
         visit.button("New key")

@@ -11,10 +11,11 @@ from miniq.api.operations import CommitStages, Configure, DeleteQueue, NextClaim
 from miniq.broker import Broker, keyring
 from miniq.broker.keyring import ApiKey
 from miniq.dispatch import Caller, perform
-from miniq.errors import Forbidden, TooManyQueues, Unauthorized
+from miniq.errors import Forbidden, IdempotencyMismatch, TooManyQueues, Unauthorized
 from miniq.message import Mode, Stored
 from miniq.options import Options
 from miniq.store import open_store
+from tests.conftest import STORES
 from tests.kit import bodies, draft, send, waiting
 
 
@@ -154,3 +155,16 @@ async def test_a_receive_ends_with_its_key_though_another_broker_revoked_it(url:
         await revoke(one, key)
         with pytest.raises(Unauthorized):
             await poll
+
+
+@pytest.mark.parametrize("url", [store for store in STORES if store != "memory"], indirect=True)
+async def test_a_named_send_is_recognised_by_another_broker_and_after_a_restart(url: str) -> None:
+    """As the Python client repeats it."""
+    call = Send("q", [draft(1)])
+    async with Broker(open_store(url)) as broker:
+        _, secret = await broker.keys.create("sender", ["send:q"], broker.clock.now())
+        ids = await dispatch.perform(broker, call, Caller(secret, "name"))
+    async with Broker(open_store(url)) as broker:
+        assert await dispatch.perform(broker, call, Caller(secret, "name")) == ids
+        with pytest.raises(IdempotencyMismatch):
+            await dispatch.perform(broker, Send("q", [draft(2)]), Caller(secret, "name"))
