@@ -18,11 +18,6 @@ WAIT = 1.0
 WRITE_TIMEOUT = 1.0
 
 
-GROWS = pytest.mark.xfail(
-    strict=True, reason="a queue of the embedded store takes 14 KiB: ten lanes with a deque each (embedded/blocks.py)"
-)
-
-
 @pytest.fixture
 def target(tmp_path: Path) -> Iterator[Target]:
     """A server of its own for each flood: memory that an earlier flood has left would hide what this one takes."""
@@ -32,9 +27,7 @@ def target(tmp_path: Path) -> Iterator[Target]:
         yield Target(served)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=GROWS if name.startswith("6,000 queues") else ()) for name in FLOODS]
-)
+@pytest.mark.parametrize("name", FLOODS)
 def test_a_flood_takes_little_memory_and_lets_others_through(name: str, target: Target) -> None:
     cost = target.measure(FLOODS[name])
     assert cost.wall < DEAF, "/health was not answered"

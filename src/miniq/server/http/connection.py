@@ -217,7 +217,7 @@ class Connection(asyncio.Protocol):
             task.add_done_callback(self.server_state.tasks.discard)
             self.server_state.tasks.add(task)
         elif request.error is not None:
-            self.refuse(request, request.error)
+            self.refuse(request, self.reason(request, request.error))
         elif not request.more_body:
             self.carry_out(request, bytes(request.body))
         elif request.expects_continue:
@@ -341,6 +341,10 @@ class Connection(asyncio.Protocol):
 
     def carry_out(self, request: Cycle, raw: bytes) -> None:
         """Answer the current request, whose body is complete."""
+        raise NotImplementedError
+
+    def reason(self, request: Cycle, error: MiniQError) -> MiniQError:
+        """Why a request is refused now that its turn has come: since it arrived, its key may have been revoked."""
         raise NotImplementedError
 
     def refuse(self, request: Cycle, error: Exception) -> None:

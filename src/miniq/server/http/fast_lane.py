@@ -16,6 +16,8 @@ from http import HTTPStatus
 from time import perf_counter
 from typing import Any
 
+from msgspec.structs import replace
+
 from miniq.api import codec, shapes
 from miniq.api.codec import MSGPACK, PROBLEM
 from miniq.broker import Broker
@@ -120,6 +122,14 @@ class FastLane(Connection):
             request.body = bytearray()
             self._call(request, raw)
 
+    def reason(self, request: Cycle, error: MiniQError) -> MiniQError:
+        if isinstance(request, HotCycle):
+            try:
+                self._check(request.head)
+            except MiniQError as denied:
+                return denied
+        return error
+
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         if self.busy_poll.last is self:
@@ -143,6 +153,8 @@ class FastLane(Connection):
         if self.busy_poll.last is not None:
             self.busy_poll.asked(self)
         head, broker = hot.head, self.broker
+        if not raw:
+            hot.head = head = replace(head, out=head.out_empty)
         try:
             if head.violation is not None or not broker.keys.open:
                 self._check(head)

@@ -41,6 +41,8 @@ class Head(Struct, frozen=True):
     """Format of the body; None if it is Arrow or not supported."""
     out: codec.Format
     """Format of the reply."""
+    out_empty: codec.Format
+    """Format of the reply if the body is empty, which is taken for JSON."""
     lone: Lone | None
     """For a send, the reader of a lone plain message."""
 
@@ -77,7 +79,7 @@ def read_head(reader: RequestReader, guard: Guard) -> Head | None:
         except WrongMedia:
             format = None
     length = int(fields["content-length"]) if "content-length" in fields else -1
-    body_format = (format if length else None) or "json"
+    accept = fields.get("accept", "")
     return Head(
         operation,
         queue.decode("latin-1"),
@@ -90,6 +92,7 @@ def read_head(reader: RequestReader, guard: Guard) -> Head | None:
         trace_context(fields) if "traceparent" in fields or "tracestate" in fields else None,
         length,
         format,
-        reply_format(fields["accept"], body_format) if "accept" in fields else body_format,
+        reply_format(accept, format or "json"),
+        reply_format(accept, "json"),
         LONE[format] if operation.name == "send" and format is not None else None,
     )

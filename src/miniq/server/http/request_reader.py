@@ -151,7 +151,7 @@ class RequestReader:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_head:
-            self.headers.append((name.lower(), value))
+            self.headers.append((name.lower(), value.rstrip(b" \t")))
         else:
             self._steps += 1
             self._trailers += len(name) + len(value) + 4

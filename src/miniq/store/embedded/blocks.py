@@ -109,13 +109,17 @@ Back = tuple[str, int, Block, int, "Run | None"]
 """A message that is ready out of turn: id, a tie breaker, block, place, its run."""
 
 
+NO_BLOCKS: deque[Block] = deque()
+"""Of all lanes that never had any: each queue has ten lanes, and an empty deque takes 760 bytes."""
+
+
 class Lane(Struct, eq=False):
     """The line of one priority and owner."""
 
     prefix: bytes
     more: bool
     """Whether there may be blocks on disk after `seen` that are not in memory."""
-    fresh: deque[Block] = field(default_factory=deque)
+    fresh: deque[Block] = field(default_factory=lambda: NO_BLOCKS)
     back: list[Back] = []
     """A heap."""
     seen: str = ""

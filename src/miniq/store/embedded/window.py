@@ -7,6 +7,7 @@ are skipped when reading and admitted once they are written.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from itertools import count
@@ -16,7 +17,7 @@ from miniq.errors import StoreCorrupt
 from miniq.ids import run_of
 from miniq.message import Message, PlainBatch
 from miniq.store.embedded import keys
-from miniq.store.embedded.blocks import Block, Lane, Shelf
+from miniq.store.embedded.blocks import NO_BLOCKS, Block, Lane, Shelf
 from miniq.store.embedded.kv import KV
 
 if TYPE_CHECKING:
@@ -150,6 +151,7 @@ class Window:
             if not lane.more or (back and back[0][0] <= lane.seen):
                 return bool(back)
             self._read(shelf, lane)
+            fresh = lane.fresh
 
     def _line_up(self, shelf: Shelf, lane: Lane, block: Block) -> None:
         """Put a fresh block at the end of its lane. A block that stands alone may belong between the messages of an
@@ -159,6 +161,8 @@ class Window:
         if block.alone:
             self.push_back(lane, block, 0, None)
             return
+        if lane.fresh is NO_BLOCKS:
+            lane.fresh = deque()
         lane.fresh.append(block)
         lane.size += block.count
         self._messages += block.count
