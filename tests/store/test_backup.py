@@ -12,7 +12,7 @@ import pytest
 
 from miniq.errors import InvalidRequest, MiniQError, StoreFormat
 from miniq.message import Draft
-from miniq.store.embedded.folder import restore
+from miniq.store.embedded.backup import restore
 from miniq.store.embedded.kv import KV
 from miniq.store.embedded.store import EmbeddedStore
 from tests.clock import FrozenClock

@@ -13,17 +13,19 @@ The parts of the contract are in `messages.py`, `claims.py`, `stages.py` and `hi
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 
 from miniq.errors import StoreFailed
 from miniq.message import QueueSettings
 from miniq.store import transfer
 from miniq.store.contract import SingleProcessStore
-from miniq.store.embedded import copying, keys
+from miniq.store.embedded import backup, copying, keys
 from miniq.store.embedded.blocks import Shelf
+from miniq.store.embedded.check import check_counts
 from miniq.store.embedded.claims import Claims
 from miniq.store.embedded.commit import GroupCommit
 from miniq.store.embedded.core import Core
-from miniq.store.embedded.folder import Folder, Space, begin_backup, end_backup
+from miniq.store.embedded.folder import Folder, Space
 from miniq.store.embedded.history import HistoryLog
 from miniq.store.embedded.kv import KV, open_kv, require_driver
 from miniq.store.embedded.messages import Messages
@@ -60,6 +62,7 @@ class EmbeddedStore(SingleProcessStore):
         try:
             self._commit = GroupCommit(kv.write, self._durable)
             self._core = core = Core(kv, self._commit, self._space, self.on_ready)
+            check_counts(kv, core.shelves.values())
             self.history = core.history
             self.claims = Claims(core)
             self.stages = Stages(core)
@@ -150,15 +153,9 @@ class EmbeddedStore(SingleProcessStore):
 
     async def backup(self, path: str) -> None:
         self._commit.check()
-        engine = self._folder.engine
-        data = begin_backup(path)
+        backup.check_target(path)
         await self._commit.settle()
-
-        def write() -> None:
-            self._kv.checkpoint(data)
-            end_backup(path, engine)
-
-        await self._commit.beside(write)
+        await self._commit.beside(partial(backup.write_backup, path, self._folder.engine, self._kv.checkpoint))
 
     # Copying
 

@@ -1,0 +1,201 @@
+"""Damage to the files of a store that nobody has open: every bit of its small files, cuts at every byte of them, files
+that are missing, and random flips and cuts in logs and tables. Each is refused, or costs nothing.
+
+Refused means an error of the store: when it is opened, when a backup is restored, or for a table at the latest when it
+is read. What is refused is left as it is: no file of the database is gone after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import random
+import shutil
+import signal
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from miniq.broker import Broker
+from miniq.errors import MiniQError
+from miniq.message import Draft
+from miniq.options import Options
+from miniq.store import open_store
+from miniq.store.embedded import kv
+from miniq.store.embedded.backup import restore
+from tests.clock import FrozenClock
+from tests.kit import leases
+
+RANDOM = 1000
+"""Flips and cuts in all logs and tables of a folder, half of each."""
+STATES = ("closed", "killed", "backup")
+_LARGE = (".log", ".sst", ".ldb")
+_SECONDS = 60
+"""An engine that does not come back from a damaged file is killed."""
+
+
+class Damage(Struct, frozen=True):
+    """Something that happens to one file."""
+
+    file: str
+    how: str
+    """flip, cut or missing"""
+    at: int = 0
+    """The number of the bit, or how many bytes are left."""
+
+    @property
+    def kind(self) -> str:
+        """The file without its number."""
+        name = os.path.basename(self.file)
+        return f"*{Path(name).suffix}" if name.endswith(_LARGE) else name.partition("-0")[0]
+
+    def apply(self, folder: Path) -> None:
+        path = folder / self.file
+        if self.how == "missing":
+            path.unlink()
+            return
+        raw = bytearray(path.read_bytes())
+        if self.how == "flip":
+            raw[self.at // 8] ^= 1 << self.at % 8
+        else:
+            del raw[self.at :]
+        path.unlink()  # it may be linked
+        path.write_bytes(raw)
+
+
+class Subject(Struct, frozen=True):
+    """A folder that is damaged again and again, each time as a copy."""
+
+    folder: Path
+    engine: str
+    state: str
+    contents: str
+    """The digest of everything in it."""
+
+    def damages(self, chance: random.Random, large: int = RANDOM, every: int = 1) -> Iterator[Damage]:
+        """What can happen to its files; of the small ones `every` n-th place."""
+        files = {str(path.relative_to(self.folder)): path.stat().st_size for path in database(self.folder)}
+        for file, size in files.items():
+            yield Damage(file, "missing")
+            if not file.endswith(_LARGE):
+                for place in range(chance.randrange(every), size, every):
+                    yield Damage(file, "cut", place)
+                    yield from (Damage(file, "flip", place * 8 + bit) for bit in range(8))
+        sizes = {file: size for file, size in files.items() if file.endswith(_LARGE) and size}
+        for number, file in enumerate(chance.choices(list(sizes), list(sizes.values()), k=large)):
+            how, unit = ("flip", 8) if number % 2 else ("cut", 1)
+            yield Damage(file, how, chance.randrange(sizes[file] * unit))
+
+
+def database(folder: Path) -> list[Path]:
+    """The files that a folder consists of, without those that are made anew at each start."""
+    names = ("LOCK", "LOG")
+    return sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(names))
+
+
+async def make(engine: str, folder: Path) -> list[Subject]:
+    """A folder in each state, with several tables and a log, and something of everything."""
+    kv.MIB = 1024
+    clock = FrozenClock()
+    chance = random.Random(17)
+    closed, killed, backup = (folder / state for state in STATES)
+    for number, rounds in enumerate((30, 6)):
+        async with _broker(f"{engine}:{closed}", clock) as broker:
+            await broker.configure("jobs", {"history": "events", "dedup_window": 600})
+            for size in (3000, 10, 40):
+                for _ in range(rounds):
+                    bodies = [chance.randbytes(size) for _ in range(10)]
+                    await broker.send("jobs", [Draft(body, "application/x-noise") for body in bodies])
+            await broker.send("jobs", [Draft(b"1", group="g"), Draft(b"2", group="g"), Draft(b"3", recipient="ann")])
+            await broker.send("other", [Draft(b"4", dedup_id=f"d{number}"), Draft(b"5", delay=900.0)])
+            held = await broker.receive("jobs", max=15, visibility_timeout=3600)
+            await broker.ack("jobs", leases(held[:6]))
+            if number:
+                await broker.backup(str(backup))
+                await broker.send("jobs", [Draft(b"last")])
+                shutil.copytree(closed, killed)
+    subjects = []
+    for state in STATES:
+        copy = folder / "copy"
+        shutil.copytree(folder / state, copy)
+        subjects.append(Subject(folder / state, engine, state, await contents(f"{engine}:{copy}")))
+        shutil.rmtree(copy)
+    return subjects
+
+
+def _broker(url: str, clock: FrozenClock) -> Broker:
+    options = Options(upkeep_interval=0)
+    return Broker(open_store(url, options), options, clock)
+
+
+async def contents(url: str) -> str:
+    """A digest of everything that is in a store."""
+    store = open_store(url)
+    await store.open()
+    digest = hashlib.sha256()
+    try:
+        async for items in store.dump():
+            for item in items:
+                digest.update(type(item).__name__.encode() + msgspec.msgpack.encode(item))
+    finally:
+        await store.close()
+    return digest.hexdigest()
+
+
+def outcome(subject: Subject, damage: Damage) -> tuple[Damage, str]:
+    """What comes of a damaged copy: refused, complete, or what is wrong with it."""
+    signal.alarm(_SECONDS)
+    with tempfile.TemporaryDirectory(prefix="miniq-damage-", ignore_cleanup_errors=True) as place:
+        copy, restored = Path(place) / "copy", Path(place) / "restored"
+        # Nothing writes to a table; all else is copied.
+        shutil.copytree(subject.folder, copy, copy_function=_link_tables)
+        damage.apply(copy)
+        before = {path.name for path in database(copy)}
+        try:
+            if subject.state == "backup":
+                restore(str(copy), str(restored))
+            found = asyncio.run(contents(f"{subject.engine}:{restored if subject.state == 'backup' else copy}"))
+        except MiniQError as error:
+            gone = before - {path.name for path in database(copy)}
+            opened = "MANIFEST" not in damage.file and damage.file.endswith((".sst", ".ldb"))
+            return damage, f"{sorted(gone)} gone after {error}" if gone and not opened else "refused"
+        except Exception as error:
+            return damage, f"{type(error).__name__}: {error}"
+        finally:
+            signal.alarm(0)
+        return damage, "complete" if found == subject.contents else "opened with something missing"
+
+
+def _link_tables(source: str, target: str) -> None:
+    (os.link if source.endswith((".sst", ".ldb")) else shutil.copyfile)(source, target)
+
+
+class Row(Struct):
+    """What came of all damage of one kind to one kind of file."""
+
+    outcomes: Counter[str]
+    wrong: list[str]
+
+
+def sweep(
+    subject: Subject,
+    damages: list[Damage],
+    pool: ProcessPoolExecutor,
+    told: Callable[[int, int], None] = lambda *_: None,
+) -> dict[tuple[str, str], Row]:
+    """Do all that to copies of a folder; the outcomes by file and kind of damage."""
+    rows: dict[tuple[str, str], Row] = {}
+    for number, (damage, came) in enumerate(pool.map(partial(outcome, subject), damages, chunksize=8)):
+        row = rows.setdefault((damage.kind, damage.how), Row(Counter(), []))
+        row.outcomes[came if came in ("refused", "complete") else "wrong"] += 1
+        if came not in ("refused", "complete"):
+            row.wrong.append(f"{subject.engine}, {subject.state}, {damage.how} {damage.file} {damage.at}: {came}")
+        told(number + 1, len(damages))
+    return rows
