@@ -1,5 +1,5 @@
 """`python -m tests.faults [--rounds N] [--only TEXT] [--jobs N] [--page]`: every fault many times, and the table in
-docs/reliability.md."""
+docs/reliability.md; `python -m tests.faults damage`: see `damage.py`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from tests.faults import catalog, databases
+from tests.faults import catalog, damage, databases
 from tests.faults.catalog import Fault
 from tests.faults.checker import Verdict
 
@@ -134,4 +134,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(damage.main(PAGE, sys.argv[2:]) if sys.argv[1:2] == ["damage"] else main())

@@ -1,5 +1,9 @@
-"""Damage to the files of a store that nobody has open: every bit of its small files, cuts at every byte of them, files
-that are missing, and random flips and cuts in logs and tables. Each is refused, or costs nothing.
+"""`python -m tests.faults damage [--every N] [--jobs N] [--page]`: damage to the files of a store that nobody has open,
+and the table of it in docs/reliability.md.
+
+Every file is removed. Small files are cut at every byte, and every bit of them is flipped (in the newest of RocksDB's
+OPTIONS, which nothing reads, one bit of every byte); logs and tables are cut and flipped at random places. Each is
+refused, or costs nothing.
 
 Refused means an error of the store: when it is opened, when a backup is restored, or for a table at the latest when it
 is read. What is refused is left as it is: no file of the database is gone after it.
@@ -7,15 +11,19 @@ is read. What is refused is left as it is: no file of the database is gone after
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import datetime
 import hashlib
+import logging
+import multiprocessing
 import os
 import random
 import shutil
 import signal
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -31,10 +39,12 @@ from miniq.store import open_store
 from miniq.store.embedded import kv
 from miniq.store.embedded.backup import restore
 from tests.clock import FrozenClock
+from tests.conftest import ENGINES
 from tests.kit import leases
 
 RANDOM = 1000
 """Flips and cuts in all logs and tables of a folder, half of each."""
+BEGIN, END = "<!-- table: made by `make faults-damage` -->", "<!-- end of damage -->"
 STATES = ("closed", "killed", "backup")
 _LARGE = (".log", ".sst", ".ldb")
 _SECONDS = 60
@@ -82,12 +92,14 @@ class Subject(Struct, frozen=True):
     def damages(self, chance: random.Random, large: int = RANDOM, every: int = 1) -> Iterator[Damage]:
         """What can happen to its files; of the small ones `every` n-th place."""
         files = {str(path.relative_to(self.folder)): path.stat().st_size for path in database(self.folder)}
+        newest = max((file for file in files if "OPTIONS" in file), default="")
         for file, size in files.items():
             yield Damage(file, "missing")
-            if not file.endswith(_LARGE):
+            if not file.endswith(_LARGE) and ("OPTIONS" not in file or (file == newest and self.state != "killed")):
+                bits = [chance.randrange(8)] if "OPTIONS" in file else range(8)
                 for place in range(chance.randrange(every), size, every):
                     yield Damage(file, "cut", place)
-                    yield from (Damage(file, "flip", place * 8 + bit) for bit in range(8))
+                    yield from (Damage(file, "flip", place * 8 + bit) for bit in bits)
         sizes = {file: size for file, size in files.items() if file.endswith(_LARGE) and size}
         for number, file in enumerate(chance.choices(list(sizes), list(sizes.values()), k=large)):
             how, unit = ("flip", 8) if number % 2 else ("cut", 1)
@@ -128,6 +140,10 @@ async def make(engine: str, folder: Path) -> list[Subject]:
         subjects.append(Subject(folder / state, engine, state, await contents(f"{engine}:{copy}")))
         shutil.rmtree(copy)
     return subjects
+
+
+def made(engine: str, folder: Path) -> list[Subject]:
+    return asyncio.run(make(engine, folder))
 
 
 def _broker(url: str, clock: FrozenClock) -> Broker:
@@ -178,24 +194,63 @@ def _link_tables(source: str, target: str) -> None:
 
 
 class Row(Struct):
-    """What came of all damage of one kind to one kind of file."""
+    """What came of all damage to one kind of file."""
 
+    engine: str
+    state: str
+    file: str
+    hows: Counter[str]
     outcomes: Counter[str]
     wrong: list[str]
 
+    def __str__(self) -> str:
+        counts = [self.hows["flip"], self.hows["cut"], self.hows["missing"]]
+        counts += [self.outcomes["refused"], self.outcomes["complete"], len(self.wrong)]
+        cells = [self.engine, self.state, self.file.replace("*", "\\*"), *(f"{count:,}" for count in counts)]
+        return f"| {' | '.join([*cells, datetime.date.today().isoformat()])} |"
 
-def sweep(
-    subject: Subject,
-    damages: list[Damage],
-    pool: ProcessPoolExecutor,
-    told: Callable[[int, int], None] = lambda *_: None,
-) -> dict[tuple[str, str], Row]:
-    """Do all that to copies of a folder; the outcomes by file and kind of damage."""
-    rows: dict[tuple[str, str], Row] = {}
-    for number, (damage, came) in enumerate(pool.map(partial(outcome, subject), damages, chunksize=8)):
-        row = rows.setdefault((damage.kind, damage.how), Row(Counter(), []))
-        row.outcomes[came if came in ("refused", "complete") else "wrong"] += 1
+
+def sweep(subject: Subject, damages: list[Damage], pool: ProcessPoolExecutor) -> list[Row]:
+    """Do all that to copies of a folder."""
+    rows: dict[str, Row] = {}
+    for damage, came in pool.map(partial(outcome, subject), damages, chunksize=8):
+        row = rows.setdefault(damage.kind, Row(subject.engine, subject.state, damage.kind, Counter(), Counter(), []))
+        row.hows[damage.how] += 1
+        row.outcomes[came] += 1
         if came not in ("refused", "complete"):
             row.wrong.append(f"{subject.engine}, {subject.state}, {damage.how} {damage.file} {damage.at}: {came}")
-        told(number + 1, len(damages))
-    return rows
+    return list(rows.values())
+
+
+def pool(jobs: int) -> ProcessPoolExecutor:
+    """Processes that live on. Those of RocksDB must not be forked from one that had it open."""
+    return ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), logging.disable, (logging.WARNING,))
+
+
+def write(page: Path, rows: list[Row]) -> None:
+    before, rest = page.read_text().split(BEGIN)
+    after = rest.split(END)[1]
+    head = ["| engine | folder | file | flips | cuts | removals | refused | complete | lost something | made |"]
+    page.write_text("\n".join([before + BEGIN, *head, "|---" * 10 + "|", *map(str, rows), END + after]))
+
+
+def main(page: Path, given: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.faults damage")
+    parser.add_argument("--every", type=int, default=1, help="only every n-th byte of small files (1)")
+    parser.add_argument("--random", type=int, default=RANDOM, help=f"places in logs and tables ({RANDOM})")
+    parser.add_argument("--jobs", type=int, default=2, help="processes (2)")
+    parser.add_argument("--page", action="store_true", help="write the table also when it is not complete")
+    asked = parser.parse_args(given)
+    rows: list[Row] = []
+    with pool(asked.jobs) as workers:
+        for engine in ENGINES:
+            with tempfile.TemporaryDirectory(prefix="miniq-damage-") as folder:
+                for subject in workers.submit(made, engine, Path(folder)).result():
+                    damages = list(subject.damages(random.Random(7), asked.random, asked.every))
+                    rows += sweep(subject, damages, workers)
+                    print(*rows[-len({damage.kind for damage in damages}) :], sep="\n", flush=True)
+    wrong = [text for row in rows for text in row.wrong]
+    print(*wrong, sep="\n")
+    if asked.page or (asked.every, asked.random) == (1, RANDOM):
+        write(page, rows)
+    return 1 if wrong else 0

@@ -116,7 +116,9 @@ class RocksKV:
         self._lazy = rd.WriteOptions()
 
     def _open(self, options: Any, access: Any) -> Any:
-        return self._rd.Rdict(self._path, options, access_type=access)
+        # Otherwise it loads them from the file OPTIONS, and a damaged one ends the process.
+        columns = {"default": options}
+        return self._rd.Rdict(self._path, options, columns, access)
 
     def _check(self, found: Found) -> None:
         """Raise if the logs do not follow the tables, or end too early."""
@@ -159,6 +161,8 @@ class RocksKV:
             pairs.status()
         except Exception as error:
             raise _translate(error, self._path, False) from error
+        finally:
+            pairs = None  # the traceback of an error would keep it, and an iterator keeps the database open
 
     def last(self, start: bytes, end: bytes) -> bytes | None:
         bounds = self._rd.ReadOptions()
