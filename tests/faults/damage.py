@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import msgspec
 from msgspec import Struct
@@ -114,7 +115,6 @@ def database(folder: Path) -> list[Path]:
 
 async def make(engine: str, folder: Path) -> list[Subject]:
     """A folder in each state, with several tables and a log, and something of everything."""
-    kv.MIB = 1024
     clock = FrozenClock()
     chance = random.Random(17)
     closed, killed, backup = (folder / state for state in STATES)
@@ -143,7 +143,8 @@ async def make(engine: str, folder: Path) -> list[Subject]:
 
 
 def made(engine: str, folder: Path) -> list[Subject]:
-    return asyncio.run(make(engine, folder))
+    with patch.object(kv, "MIB", 1024):
+        return asyncio.run(make(engine, folder))
 
 
 def _broker(url: str, clock: FrozenClock) -> Broker:
@@ -167,7 +168,6 @@ async def contents(url: str) -> str:
 
 def outcome(subject: Subject, damage: Damage) -> tuple[Damage, str]:
     """What comes of a damaged copy: refused, complete, or what is wrong with it."""
-    signal.alarm(_SECONDS)
     with tempfile.TemporaryDirectory(prefix="miniq-damage-", ignore_cleanup_errors=True) as place:
         copy, restored = Path(place) / "copy", Path(place) / "restored"
         # Nothing writes to a table; all else is copied.
@@ -184,9 +184,15 @@ def outcome(subject: Subject, damage: Damage) -> tuple[Damage, str]:
             return damage, f"{sorted(gone)} gone after {error}" if gone and not opened else "refused"
         except Exception as error:
             return damage, f"{type(error).__name__}: {error}"
-        finally:
-            signal.alarm(0)
         return damage, "complete" if found == subject.contents else "opened with something missing"
+
+
+def _outcome_in_time(subject: Subject, damage: Damage) -> tuple[Damage, str]:
+    signal.alarm(_SECONDS)
+    try:
+        return outcome(subject, damage)
+    finally:
+        signal.alarm(0)
 
 
 def _link_tables(source: str, target: str) -> None:
@@ -213,7 +219,7 @@ class Row(Struct):
 def sweep(subject: Subject, damages: list[Damage], pool: ProcessPoolExecutor) -> list[Row]:
     """Do all that to copies of a folder."""
     rows: dict[str, Row] = {}
-    for damage, came in pool.map(partial(outcome, subject), damages, chunksize=8):
+    for damage, came in pool.map(partial(_outcome_in_time, subject), damages, chunksize=8):
         row = rows.setdefault(damage.kind, Row(subject.engine, subject.state, damage.kind, Counter(), Counter(), []))
         row.hows[damage.how] += 1
         row.outcomes[came] += 1

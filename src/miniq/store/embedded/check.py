@@ -87,7 +87,7 @@ def _check(folder: str, report: Report, told: Told) -> None:
         return
     require_driver(report.engine)
     data = os.path.join(folder, "data")
-    sizes = [entry.stat().st_size for entry in os.scandir(data)] if os.path.isdir(data) else []
+    sizes = [os.stat(os.path.join(data, name)).st_size for name in os.listdir(data)] if os.path.isdir(data) else []
     report.files, report.bytes = len(sizes), sum(sizes)
     done, total = 0, report.bytes * (1 if files is None else 2)
 
@@ -117,12 +117,12 @@ def _opened_copy(engine: str, data: str) -> Iterator[KV]:
     with tempfile.TemporaryDirectory(prefix="miniq-check-") as place:
         copy = os.path.join(place, "data")
         os.mkdir(copy)
-        for entry in os.scandir(data):
-            target = os.path.join(copy, entry.name)
-            if entry.name.endswith((*TABLES, ".log")):
-                os.symlink(os.path.abspath(entry.path), target)
-            elif entry.name != "LOCK" and not entry.name.startswith("LOG") and entry.is_file():
-                shutil.copyfile(entry.path, target)
+        for name in os.listdir(data):
+            source, target = os.path.abspath(os.path.join(data, name)), os.path.join(copy, name)
+            if name.endswith((*TABLES, ".log")):
+                os.symlink(source, target)
+            elif not name.startswith(("LOCK", "LOG")):
+                shutil.copyfile(source, target)
         try:
             kv = open_kv(engine, copy, read_only=True)
             try:

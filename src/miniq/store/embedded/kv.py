@@ -138,7 +138,7 @@ class RocksKV:
             counts = ("rocksdb.num-entries-active-mem-table", "rocksdb.num-entries-imm-mem-tables")
             last = start - 1 + sum(self._db.property_int_value(name) for name in counts)
         if last < found.note.log.written:
-            text = f"it ends at change {last}, and there were {found.note.log.written}"
+            text = f"it or the log after it ends at change {last}, and there were {found.note.log.written}"
             raise corrupt(_newest_log(self._path) or self._path, text)
 
     def get(self, key: bytes) -> bytes | None:

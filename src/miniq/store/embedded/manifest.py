@@ -44,7 +44,7 @@ def current(data: str) -> int | None:
         with open(path, "rb") as file:
             name = _NAME.fullmatch(file.read(64))
     except FileNotFoundError:
-        if any(is_data(entry) for entry in os.scandir(data)):
+        if any(_is_data(os.path.join(data, name)) for name in os.listdir(data)):
             raise corrupt(path, "it is missing") from None
         return None
     if name is None:
@@ -54,9 +54,9 @@ def current(data: str) -> int | None:
     return int(name[1])
 
 
-def is_data(entry: os.DirEntry[str]) -> bool:
+def _is_data(path: str) -> bool:
     """Whether a file holds data: a table, or a log in which something was written."""
-    return entry.name.endswith(TABLES) or (entry.name.endswith(".log") and entry.stat().st_size > 0)
+    return path.endswith(TABLES) or (path.endswith(".log") and os.stat(path).st_size > 0)
 
 
 def manifest_path(data: str, number: int) -> str:
