@@ -101,10 +101,14 @@ class Subject(Struct, frozen=True):
                 for place in range(chance.randrange(every), size, every):
                     yield Damage(file, "cut", place)
                     yield from (Damage(file, "flip", place * 8 + bit) for bit in bits)
-        sizes = {file: size for file, size in files.items() if file.endswith(_LARGE) and size}
-        for number, file in enumerate(chance.choices(list(sizes), list(sizes.values()), k=large)):
-            how, unit = ("flip", 8) if number % 2 else ("cut", 1)
-            yield Damage(file, how, chance.randrange(sizes[file] * unit))
+        kinds = [[file for file in files if file.endswith(".log") == logs and files[file]] for logs in (True, False)]
+        for number in range(large):
+            # Logs and tables in turn, and in each the places of all files alike.
+            names = [file for file in kinds[number % 2] if file.endswith(_LARGE)]
+            if names:
+                (file,) = chance.choices(names, [files[name] for name in names])
+                how, unit = ("flip", 8) if number % 4 < 2 else ("cut", 1)
+                yield Damage(file, how, chance.randrange(files[file] * unit))
 
 
 def database(folder: Path) -> list[Path]:
@@ -131,7 +135,8 @@ async def make(engine: str, folder: Path) -> list[Subject]:
             await broker.ack("jobs", leases(held[:6]))
             if number:
                 await broker.backup(str(backup))
-                await broker.send("jobs", [Draft(b"last")])
+                for _ in range(4):
+                    await broker.send("jobs", [Draft(chance.randbytes(1000), "application/x-noise") for _ in range(10)])
                 shutil.copytree(closed, killed)
     subjects = []
     for state in STATES:

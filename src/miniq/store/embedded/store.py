@@ -7,7 +7,8 @@ never rolled back.
 
 The parts of the contract are in `messages.py`, `claims.py`, `stages.py` and `history.py`; they share `core.py`.
 `keys.py` describes the records, `blocks.py` the data in memory, `window.py` reads the backlog, `ledger.py` and
-`states.py` stage changes, `commit.py` is the group commit, `folder.py` the folder with its lock and format.
+`states.py` stage changes, `commit.py` is the group commit, `folder.py` the folder with its lock and format. `verify.py`
+checks the files before the engine in `kv.py` opens them.
 """
 
 from __future__ import annotations
