@@ -8,10 +8,13 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 BASE := $(VENV)/.base
 READY := $(VENV)/.ready
 WORKERS ?= 2
+# Tests start hundreds of Pythons: each would compile MiniQ anew where the environment forbids bytecode. Files run in the
+# order of their names: acceptance, which takes longest, comes first and the short unit tests last, on both workers.
+TESTS := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve browser pictures quick test check generate fmt bench bench-postgres bench-http bench-zmq bench-backlog bench-peers bench-peers-backlog
-.PHONY: bench-spark bench-console copy-large faults faults-damage faults-spark fuzz demo clean
+.PHONY: bench-spark bench-console copy-large faults faults-damage faults-spark fuzz differential demo clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -43,10 +46,10 @@ browser: ## install Chromium from Debian's packages, if it is missing and root a
 	else echo 'There is no chromium: the tests of the console need it.'; fi
 
 quick: setup ## unit tests, the broker's rules on the store in memory, and the wires (half a minute)
-	$(BIN)/python -m pytest -q -n $(WORKERS) --stores memory tests/unit tests/conformance
+	$(TESTS) -q --stores memory tests/unit tests/conformance
 
 test: setup browser ## set up and run all tests
-	CI=$${CI:-true} $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	CI=$${CI:-true} $(TESTS) --dist loadfile --no-loadscope-reorder
 
 generate: setup ## write the blocking client from the one for event loops
 	$(BIN)/python scripts/generate_sync.py
@@ -94,6 +97,9 @@ copy-large: setup ## a file of 1 GiB through a queue by `miniq pipeline copy`, c
 fuzz: setup ## every door under atheris, which looks for input that is answered with a fault (a minute or two)
 	$(PIP) --group fuzz
 	$(BIN)/python -m tests.faults.fuzz
+
+differential: setup ## random HTTP requests, pipelined, in pieces and in both lanes, must be answered alike (10 minutes)
+	$(BIN)/python -m tests.faults differential --sequences 20000
 
 faults: setup ## every fault many times under load, and the table in docs/reliability.md (two to three hours)
 	$(BIN)/python -m tests.faults --jobs 4

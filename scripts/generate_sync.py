@@ -1,7 +1,8 @@
 """Generates `src/miniq/client/_sync` from `src/miniq/client/_async`: the async client without `await`.
 
-Words are replaced, also in docstrings, and lines that end in `# async only` are omitted; `ruff` then sorts imports and
-formats. With --check, nothing is written, and files that differ are listed.
+Words are replaced, also in docstrings, lines that end in `# async only` are omitted, and those that begin with
+`# sync only: ` are uncommented; `ruff` then sorts imports and formats. With --check, nothing is written, and files that
+differ are listed.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ ONLY = re.compile(r".*# async only\n", re.MULTILINE)
 WORDS = [
     (re.compile(pattern), word)
     for pattern, word in (
+        (r"# sync only: ", ""),
+        (r"\bself\._background\.start\((.+)\)", r"\1"),
         (r"\basync (def|with|for)\b", r"\1"),
         (r"\bawait ", ""),
         (r"Async(?=[A-Z])", ""),
-        (r"\basync_worker\b", "thread_worker"),
         (r"\basync_(?=[a-z])", ""),
         (r"\b__a(enter|exit|iter|next)__\b", r"__\1__"),
         (r"\bconnect_async\b", "connect"),
         (r"\b_async\b", "_sync"),
         (r"\basyncio\b", "threading"),
-        (r"\bTaskWorker\b", "ThreadWorker"),
         (r"The async client\. `_sync` is", "The blocking client,"),
     )
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -19,6 +20,8 @@ from tests.clock import FrozenClock
 
 # Who runs the tests in the background may have Ctrl-C ignored; the programs under test would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# A Java of the tests lives for seconds: its optimising compiler would cost more than it saves.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
 
 ENGINES = ("rocksdb", "leveldb") if sys.version_info < (3, 13) else ("rocksdb",)
 """Those of the embedded store. There is no driver of LevelDB for a later Python."""
@@ -62,6 +65,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if deselected:
         config.hook.pytest_deselected(items=deselected)
         items[:] = [item for item in items if not left_out & stores_of(item)]
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays to the end: no garbage collection has to walk through it again."""
+    gc.freeze()
 
 
 def chosen_stores(config: pytest.Config) -> set[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from importlib.metadata import version
 from operator import attrgetter
 from typing import Any, TypeVar, cast
@@ -16,13 +17,26 @@ from msgspec import Struct
 from miniq.api import arrow, shapes, tables
 from miniq.api import operations as ops
 from miniq.api.codec import micros, moment, to_wire
-from miniq.api.operation import AsTable, Call
+from miniq.api.operation import AsTable, Call, Operation
 from miniq.api.operations import OPERATIONS
 from miniq.api.tables import ArrowStream, TablePage
 from miniq.broker import Broker
-from miniq.broker.keyring import VERBS, Secret
+from miniq.broker.keyring import FIRST_KEY, LOCKED_OUT, VERBS, Secret
+from miniq.broker.trends import QueueStats
+from miniq.broker.waiters import Permit
 from miniq.errors import InvalidRequest
-from miniq.message import Draft, Extended, HistoryPage, Page, PlainDrafts, QueueInfo, StageName, Stored
+from miniq.message import (
+    Claim,
+    Draft,
+    Extended,
+    HistoryPage,
+    Page,
+    PlainDrafts,
+    QueueInfo,
+    RedriveProgress,
+    StageName,
+    Stored,
+)
 
 T = TypeVar("T")
 
@@ -35,8 +49,18 @@ class Caller(Struct, frozen=True, gc=False):
     """The name of this call (Idempotency-Key)."""
     is_owner: bool = False
 
+    def check_new_queue(self, broker: Broker, queue: str) -> None:
+        """Raise if the call would create a queue that its key must not create."""
+        catalog = broker.catalog
+        if not self.is_owner and catalog.find(queue) is None:
+            broker.keys.check_new_queue(self.secret, queue, catalog.queues, catalog.changes)
+
     def may(self, broker: Broker, right: str, queue: str | None) -> bool:
         return self.is_owner or broker.keys.may(self.secret, right, queue)
+
+    def permit(self, broker: Broker, right: str, queue: str) -> Permit | None:
+        """Tells a call that waits whether it is still allowed."""
+        return None if self.is_owner else partial(broker.keys.check, self.secret, right, queue)
 
 
 OWNER = Caller(is_owner=True)
@@ -53,15 +77,19 @@ def perform(broker: Broker, call: Call[T], caller: Caller = OWNER) -> Coroutine[
 
 
 def send(broker: Broker, call: ops.Send, caller: Caller) -> Coroutine[Any, Any, list[str]]:
-    return broker.send(call.queue, drafts_of(call.drafts), caller.call)
+    caller.check_new_queue(broker, call.queue)
+    drafts = drafts_of(call.drafts, broker.options.limits.batch)
+    if caller.call is None:
+        return broker.send(call.queue, drafts)
+    return broker.send(call.queue, drafts, caller.call, broker.keys.scope(caller.secret))
 
 
-def drafts_of(drafts: Any) -> Sequence[Draft]:
-    """Drafts, which may be given as an Arrow stream or as a table."""
+def drafts_of(drafts: Any, most: int) -> Sequence[Draft]:
+    """Drafts, which may be given as a table, or as an Arrow stream of at most `most` rows."""
     if type(drafts) is PlainDrafts or type(drafts) is list:
         return drafts
     if isinstance(drafts, ArrowStream):
-        return drafts.drafts()
+        return drafts.drafts(most)
     if tables.is_table(drafts):
         return arrow.drafts_of_table(tables.to_table(drafts))
     return cast("Sequence[Draft]", drafts)
@@ -75,6 +103,7 @@ def receive(broker: Broker, call: ops.Receive, caller: Caller) -> Coroutine[Any,
         wait=call.wait,
         consumer=call.consumer,
         mode=call.mode,
+        permit=caller.permit(broker, "receive", call.queue) if call.wait else None,
     )
 
 
@@ -89,7 +118,19 @@ async def peek(broker: Broker, call: ops.Peek, caller: Caller) -> Page:
     return await broker.search.messages(call.queue, call.find, status=call.status, after=call.after, limit=call.limit)
 
 
+# Queues
+
+
+def redrive(broker: Broker, call: ops.Redrive, caller: Caller) -> Coroutine[Any, Any, RedriveProgress]:
+    may_send = None if caller.is_owner else partial(caller.may, broker, "send")
+    return broker.redrive(**_fields(call), may_send=may_send)
+
+
 # Claims and stages
+
+
+def next_claim(broker: Broker, call: ops.NextClaim, caller: Caller) -> Coroutine[Any, Any, tuple[Claim | None, int]]:
+    return broker.claims.next(**_fields(call), permit=caller.permit(broker, "receive", call.queue))
 
 
 async def read_claim(broker: Broker, call: ops.ReadClaim, caller: Caller) -> list[Stored]:
@@ -98,18 +139,26 @@ async def read_claim(broker: Broker, call: ops.ReadClaim, caller: Caller) -> lis
 
 
 async def upload(broker: Broker, call: ops.Upload, caller: Caller) -> tuple[int, int]:
+    caller.check_new_queue(broker, call.queue)
     name = StageName(call.job, call.batch, call.partition, call.attempt)
     is_stream = isinstance(call.drafts, ArrowStream)  # decoding one may take long: not in the event loop
-    drafts = await asyncio.to_thread(drafts_of, call.drafts) if is_stream else drafts_of(call.drafts)
+    most = broker.options.limits.upload
+    drafts = await asyncio.to_thread(drafts_of, call.drafts, most) if is_stream else drafts_of(call.drafts, most)
     return await broker.stages.upload(call.queue, name, call.part, drafts)
 
 
 def commit_stages(broker: Broker, call: ops.CommitStages, caller: Caller) -> Coroutine[Any, Any, Any]:
+    caller.check_new_queue(broker, call.queue)
     stages = [(str(stage.partition), str(stage.attempt)) for stage in call.stages]
     return broker.stages.commit(call.queue, call.job, call.batch, stages)
 
 
 # The broker as a whole
+
+
+def configure(broker: Broker, call: ops.Configure, caller: Caller) -> Coroutine[Any, Any, QueueInfo]:
+    caller.check_new_queue(broker, call.queue)
+    return broker.configure(call.queue, call.changes)
 
 
 async def list_queues(broker: Broker, call: ops.ListQueues, caller: Caller) -> list[QueueInfo]:
@@ -124,24 +173,36 @@ async def history(broker: Broker, call: ops.History, caller: Caller) -> HistoryP
 
 
 async def stats(broker: Broker, call: ops.Stats, caller: Caller) -> shapes.Stats:
-    queues = [
-        to_wire(
-            shapes.QueueStats,
-            queue.counts,
-            name=queue.name,
-            rates=shapes.Rates(**queue.rates),
-            dead_letter_queue=queue.dead_letter_queue,
-            dead=queue.dead,
-        )
-        for queue in await broker.trends.stats(_visible(broker, call.queue, caller))
-    ]
-    return shapes.Stats(moment(broker.clock.now()), queues)
+    if call.queue is not None:
+        broker.catalog.settings(call.queue)
+        entries = await broker.trends.stats([call.queue])
+    else:
+        entries = list((await broker.trends.current()).values())
+    return shapes.Stats(moment(broker.clock.now()), await wire_stats(broker, entries, caller))
+
+
+async def wire_stats(broker: Broker, entries: Sequence[QueueStats], caller: Caller) -> list[shapes.QueueStats]:
+    """The numbers of the queues that a caller may see, as they are sent. Other calls run in between."""
+    queues = []
+    for number, queue in enumerate(entries):
+        if number % 500 == 499:
+            await asyncio.sleep(0)
+        if caller.may(broker, "read", queue.name):
+            rates = shapes.Rates(**queue.rates)
+            dead = queue.dead if _may_read(broker, queue.dead_letter_queue, caller) else None
+            others = {"name": queue.name, "dead_letter_queue": queue.dead_letter_queue, "dead": dead}
+            queues.append(to_wire(shapes.QueueStats, queue.counts, rates=rates, **others))
+    return queues
 
 
 async def trends(broker: Broker, call: ops.Trends, caller: Caller) -> shapes.Trends:
     queues = broker.trends.last_hour(_visible(broker, call.queue, caller), call.series.split(","), call.points)
     entries = [shapes.QueueTrend(queue.name, queue.series) for queue in queues]
     return shapes.Trends(moment(broker.trends.last), 3600 / call.points, entries)
+
+
+def _may_read(broker: Broker, queue: str | None, caller: Caller) -> bool:
+    return queue is None or caller.may(broker, "read", queue)
 
 
 def _visible(broker: Broker, queue: str | None, caller: Caller) -> list[str]:
@@ -163,16 +224,21 @@ async def whoami(broker: Broker, call: ops.WhoAmI, caller: Caller) -> shapes.Ide
 
 
 async def create_key(broker: Broker, call: ops.CreateKey, caller: Caller) -> shapes.ApiKey:
-    keys, now = broker.keys, broker.clock.now()
+    keys, now, was_open = broker.keys, broker.clock.now(), broker.keys.open
     if call.public is not None:
-        key = await keys.register(call.name, call.allow, call.public, now)
-        return to_wire(shapes.ApiKey, key, secret=None, server=(await keys.own_pair()).public)
-    key, secret = await keys.create(call.name, call.allow, now)
-    return to_wire(shapes.ApiKey, key, secret=secret, server=None)
+        key = await keys.register(call.name, call.allow, call.public, now, call.max_queues)
+        secret, server = None, (await keys.own_pair()).public
+    else:
+        key, secret = await keys.create(call.name, call.allow, now, call.max_queues)
+        server = None
+    warnings = [FIRST_KEY] if was_open else []
+    if not keys.managed:
+        warnings.append(LOCKED_OUT)
+    return to_wire(shapes.ApiKey, key, secret=secret, server=server, warnings=warnings)
 
 
 async def list_keys(broker: Broker, call: ops.ListKeys, caller: Caller) -> list[shapes.ApiKey]:
-    return [to_wire(shapes.ApiKey, key, secret=None, server=None) for key in broker.keys.list()]
+    return [to_wire(shapes.ApiKey, key, secret=None, server=None, warnings=[]) for key in broker.keys.list()]
 
 
 # Tables
@@ -218,6 +284,21 @@ def _fields(call: Any) -> dict[str, Any]:
     return {name: getattr(call, name) for name in call.__struct_fields__}
 
 
+def _with_targets(operation: Operation[Any], handler: Handler) -> Handler:
+    """A handler that first checks the caller's right to send to the queue that a field of the call names."""
+    field, *entry = operation.sends_to.split(".")
+
+    async def checked(broker: Broker, call: Any, caller: Caller) -> Any:
+        target = getattr(call, field)
+        for name in entry:
+            target = target.get(name)
+        if isinstance(target, str) and not caller.is_owner:
+            broker.keys.check(caller.secret, "send", target)
+        return await handler(broker, call, caller)
+
+    return checked
+
+
 def _method(path: str) -> Handler:
     """A method of the broker, or of a part of it, whose parameters are the fields of the call."""
     method = attrgetter(path)
@@ -234,7 +315,7 @@ CALLS: dict[type[Call[Any]], Handler] = {operation.request: _method(operation.na
     ops.Extend: extend,
     ops.Peek: peek,
     ops.OpenClaims: _method("claims.open"),
-    ops.NextClaim: _method("claims.next"),
+    ops.NextClaim: next_claim,
     ops.ReadClaim: read_claim,
     ops.AckClaims: _method("claims.ack"),
     ops.ReleaseClaims: _method("claims.release"),
@@ -244,7 +325,9 @@ CALLS: dict[type[Call[Any]], Handler] = {operation.request: _method(operation.na
     ops.DiscardStages: _method("stages.discard"),
     ops.ListStages: _method("stages.list"),
     ops.ListQueues: list_queues,
+    ops.Configure: configure,
     ops.GetQueue: _method("queue"),
+    ops.Redrive: redrive,
     ops.History: history,
     ops.Stats: stats,
     ops.Trends: trends,
@@ -254,3 +337,7 @@ CALLS: dict[type[Call[Any]], Handler] = {operation.request: _method(operation.na
     ops.RevokeKey: _method("keys.revoke"),
     AsTable: lambda broker, call, caller: TABLES[type(call.call)](broker, call.call),
 }
+
+for operation in OPERATIONS:
+    if operation.sends_to:
+        CALLS[operation.request] = _with_targets(operation, CALLS[operation.request])

@@ -4,6 +4,8 @@ MiniQError                error              base class
 ├── InvalidRequest        invalid            a field is invalid; the text names it and what is allowed
 │   ├── BadName           bad_name           invalid queue name
 │   └── TooLarge          too_large          body, headers or batch over a limit
+│       ├── HeadTooLarge  head_too_large     HTTP headers or trailers over a limit
+│       └── UrlTooLong    url_too_long       URL over a limit
 ├── NotFound              not_found
 │   ├── QueueNotFound     queue_not_found
 │   ├── MessageNotFound   message_not_found
@@ -13,7 +15,9 @@ MiniQError                error              base class
 │   ├── StaleReceipt      stale_receipt      the lease expired, was released, or another consumer holds it
 │   ├── MessageLeased     message_leased     a consumer holds the message; its receipt is required
 │   ├── QueueFull         queue_full         over the queue's max_length or max_bytes
+│   ├── TooManyQueues     too_many_queues    over the broker's or the key's max_queues
 │   ├── StageUnknown      stage_unknown      the stage to commit does not exist
+│   ├── IdempotencyMismatch  idempotency_mismatch  the idempotency key was used for other messages
 │   ├── Fenced            fenced             a newer reader has taken over the group's claims
 │   └── QueueProtected    queue_protected    the queue `default` cannot be deleted
 ├── Denied                denied
@@ -24,6 +28,7 @@ MiniQError                error              base class
 │   ├── NoRoute           no_route
 │   ├── WrongMethod       wrong_method
 │   └── WrongMedia        wrong_media        unsupported content type
+├── TooManyStreams        too_many_streams   over max_streams event streams; retry later
 ├── Closed                closed             the broker or client is closed
 ├── MissingExtra          missing_extra      an optional dependency is not installed
 └── StoreError            store_error
@@ -59,6 +64,14 @@ class BadName(InvalidRequest):
 
 class TooLarge(InvalidRequest):
     code = "too_large"
+
+
+class HeadTooLarge(TooLarge):
+    code = "head_too_large"
+
+
+class UrlTooLong(TooLarge):
+    code = "url_too_long"
 
 
 class NotFound(MiniQError):
@@ -97,8 +110,16 @@ class QueueFull(Conflict):
     code = "queue_full"
 
 
+class TooManyQueues(Conflict):
+    code = "too_many_queues"
+
+
 class StageUnknown(Conflict):
     code = "stage_unknown"
+
+
+class IdempotencyMismatch(Conflict):
+    code = "idempotency_mismatch"
 
 
 class Fenced(Conflict):
@@ -139,6 +160,10 @@ class WrongMethod(BadRequest):
 
 class WrongMedia(BadRequest):
     code = "wrong_media"
+
+
+class TooManyStreams(MiniQError):
+    code = "too_many_streams"
 
 
 class Closed(MiniQError):

@@ -28,7 +28,7 @@ Outcome = Literal["done", "stale", "leased", "missing"]
 message."""
 
 
-class Draft(Struct, frozen=True, gc=False):
+class Draft(Struct, frozen=True, omit_defaults=True, gc=False):
     """A message to send. With `delay=None` the queue's own delay applies."""
 
     body: bytes
@@ -110,6 +110,8 @@ class Message(Struct, frozen=True, array_like=True, gc=False):
     group: str | None = None
     dedup_id: str | None = None
     dead: DeadLetter | None = None
+    lifetime: int | None = None
+    """Of a message that is or was a dead letter: its ttl, which starts again when it is redriven."""
 
     @property
     def size(self) -> int:
@@ -257,21 +259,30 @@ class Counts(Struct, frozen=True):
         return self.ready + self.delayed + self.leased
 
 
-class QueueInfo(Struct, frozen=True):
-    """A queue's name, settings, current counts, and the redrive that is running on it, if any."""
+class ConfiguredQueue(Struct, frozen=True):
+    """A queue's name, settings, current counts, and the redrive that is running on it, if any. A caller that may
+    configure the queue but not read it gets no counts."""
 
     name: str
     settings: QueueSettings
-    counts: Counts
+    counts: Counts | None
     redrive: RedriveProgress | None = None
 
 
-class RedriveProgress(Struct, frozen=True):
-    """The progress of a redrive: messages moved, messages skipped for want of a target queue, whether it still runs."""
+class QueueInfo(ConfiguredQueue, frozen=True):
+    """A queue's name, settings, current counts, and the redrive that is running on it, if any."""
+
+    counts: Counts
+
+
+class RedriveProgress(Struct, frozen=True, omit_defaults=True):
+    """The progress of a redrive: messages moved, messages skipped, whether it still runs, and how many were skipped for
+    each reason: `no_source`, `expired`, `leased`, `missing`, `queue_full`, `forbidden`."""
 
     moved: int
     skipped: int
     running: bool
+    reasons: dict[str, int] = {}
 
 
 class Lease(Struct, frozen=True, forbid_unknown_fields=True, gc=False):

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import miniq
+from tests.acceptance import forks
+from tests.acceptance.forks import PATIENCE
 
 MINIQ = [sys.executable, "-m", "miniq"]
-PATIENCE = 60
 STARTING = """
 import os, signal, miniq_command
 real = signal.signal
@@ -80,10 +81,7 @@ class Shell:
 
     def __call__(self, *args: str, stdin: bytes = b"", code: int = 0) -> Result:
         """Run a command; it must end with `code`, without a traceback."""
-        ended = subprocess.run(
-            [*MINIQ, *args], input=stdin, capture_output=True, env=self.env, cwd=self.folder, timeout=PATIENCE
-        )
-        result = Result(ended)
+        result = Result(forks.run(args, stdin, self.env, self.folder))
         assert "Traceback" not in result.err, result.err
         assert result.code == code, f"{args}: {result.code}\n{result.out}{result.err}"
         return result

@@ -14,6 +14,7 @@ import zmq
 
 from miniq.cli.root import run
 from tests.acceptance.shell import Shell, collect, environment, on_folder, serving
+from tests.server import clear
 
 FILE = str(Path(__file__).parents[2] / "ops" / "miniq.toml")
 
@@ -29,8 +30,7 @@ def miniq(request: pytest.FixtureRequest, server: Shell, tmp_path: Path) -> Shel
     """The same commands against a broker and against a store in a folder."""
     if request.param == "folder":
         return on_folder(tmp_path)
-    for name in (line.split()[0] for line in server("queues").lines[1:]):
-        server("purge", name, "--yes") if name == "default" else server("queues", "delete", name, "--yes")
+    clear(server.url)
     return server
 
 
@@ -273,6 +273,7 @@ def test_keys_are_made_without_a_broker_and_then_used_with_one(tmp_path: Path) -
     admin = made.out.strip()
     assert admin.startswith("mq_")
     assert "not shown again" in made.err
+    assert "first key: from now on, calls without a key are refused" in made.err
     with serving(tmp_path) as miniq:
         assert "API key is required" in miniq("queues", code=1).err
         assert "is open in process" in miniq("keys", "list", "--store", "rocksdb:data", code=1).err
@@ -289,10 +290,27 @@ def test_keys_are_made_without_a_broker_and_then_used_with_one(tmp_path: Path) -
             "is unknown or was revoked" in shop("send", "orders.new", "1", "--api-key", made_now["secret"], code=1).err
         )
         assert "no key 'nope'" in boss("keys", "revoke", "nope", code=1).err
-        assert "is not VERB:PATTERN" in boss("keys", "create", "x", "--allow", "sned:q", code=1).err
+        assert "is not VERB:PATTERN" in boss("keys", "create", "x", "--allow", "sned:q", code=2).err
     assert "admin" in away("keys", "list", "--store", "rocksdb:data").out
-    away("keys", "revoke", listed[0]["id"], "--store", "rocksdb:data")
+    assert "that was the last key" in away("keys", "revoke", listed[0]["id"], "--store", "rocksdb:data").err
     assert away("keys", "list", "--store", "rocksdb:data", "--json").out == ""
+
+
+def test_a_broker_without_keys_left_stays_closed_and_the_folder_is_the_way_back(tmp_path: Path) -> None:
+    away = Shell("http://127.0.0.1:1", tmp_path)
+    store = ("--store", "rocksdb:data")
+    first = ("keys", "create", "shop", "--allow", "send", *store)
+    assert "locks everyone out of managing keys" in away(*first, code=2).err
+    assert away("keys", "list", *store, "--json").objects == [], "nothing was created"
+    made = away(*first, "--yes", "--json")
+    assert "no key allows admin" in made.err
+    assert len(made.objects[0]["warnings"]) == 2
+    assert "last key" in away("keys", "revoke", made.objects[0]["id"], *store).err
+    with serving(tmp_path) as miniq:
+        assert "--allow '*' --store" in miniq("queues", code=1).err
+    admin = away("keys", "create", "admin", "--allow", "*", *store).out.strip()
+    with serving(tmp_path) as miniq:
+        assert Shell(miniq.url, tmp_path, MINIQ_API_KEY=admin)("queues").out
 
 
 def test_the_same_commands_work_over_zeromq(tmp_path: Path) -> None:
@@ -320,7 +338,9 @@ def test_the_same_commands_work_over_zeromq(tmp_path: Path) -> None:
 
 def test_curve_keys_are_made_listed_and_revoked(tmp_path: Path) -> None:
     away = Shell("http://127.0.0.1:1", tmp_path)
-    made = away("keys", "curve", "create", "worker", "--allow", "send:jobs", "--store", "rocksdb:data")
+    worker = ("keys", "curve", "create", "worker", "--allow", "send:jobs", "--store", "rocksdb:data")
+    assert "locks everyone out" in away(*worker, code=2).err
+    made = away(*worker, "--yes")
     assert made.out == "worker.key\n"
     file = tmp_path / "worker.key"
     assert file.stat().st_mode & 0o077 == 0
@@ -330,7 +350,7 @@ def test_curve_keys_are_made_listed_and_revoked(tmp_path: Path) -> None:
     assert "File exists: worker.key" in again.err
     assert (
         "is not VERB:PATTERN"
-        in away("keys", "curve", "create", "x", "--allow", "fly", "--store", "rocksdb:data", code=1).err
+        in away("keys", "curve", "create", "x", "--allow", "fly", "--store", "rocksdb:data", code=2).err
     )
     assert not (tmp_path / "x.key").exists()
     public = zmq.curve_keypair()[0].decode()
@@ -339,7 +359,7 @@ def test_curve_keys_are_made_listed_and_revoked(tmp_path: Path) -> None:
     assert (
         "is not the public half"
         in away(
-            "keys", "curve", "create", "y", "--allow", "*", "--public", "short", "--store", "rocksdb:data", code=1
+            "keys", "curve", "create", "y", "--allow", "*", "--public", "short", "--store", "rocksdb:data", code=2
         ).err
     )
     listed = away("keys", "curve", "list", "--json", "--store", "rocksdb:data").objects
@@ -387,7 +407,7 @@ def test_what_a_broker_refuses_is_one_line(server: Shell) -> None:
         (["queues", "create", "q9", "--visibility-timeout", "13h"], "out of range"),
         (["send", "q", "--file", "/dev/null", "--content-type", "nonsense"], "not a media type"),
     ]:
-        result = server(*command, code=1)
+        result = server(*command, code=2)
         assert said in result.err
         assert result.err.count("\n") == 1
 
@@ -420,7 +440,7 @@ def test_a_client_command_never_creates_a_store(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     for url in ("./new", "empty", "rocksdb:new"):
-        assert run([*command, "--url", url]) == 1
+        assert run([*command, "--url", url]) == 2
         said = capsys.readouterr()
         assert said.out == ""
         assert f"url: there is no store in {url.removeprefix('rocksdb:')}" in said.err
@@ -433,10 +453,10 @@ def test_an_address_without_a_scheme_is_refused_with_the_right_spelling(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run([*command, "--url", "127.0.0.1:5000"]) == 1
+    assert run([*command, "--url", "127.0.0.1:5000"]) == 2
     by_flag = capsys.readouterr()
     monkeypatch.setenv("MINIQ_URL", "127.0.0.1:5000")
-    assert run(command) == 1
+    assert run(command) == 2
     assert capsys.readouterr() == by_flag
     assert by_flag.out == ""
     assert "use 'http://127.0.0.1:5000'" in by_flag.err
@@ -453,15 +473,15 @@ def test_a_wrong_url_does_not_matter_where_another_is_given(tmp_path: Path) -> N
 
 def test_a_backup_of_no_store_is_refused(tmp_path: Path) -> None:
     miniq = Shell("http://127.0.0.1:1", tmp_path)
-    assert "store: there is no store in data" in miniq("backup", "copy", "--store", "rocksdb:data", code=1).err
+    assert "store: there is no store in data" in miniq("backup", "copy", "--store", "rocksdb:data", code=2).err
     assert (
-        "store: cannot connect to 'localhost:5000'" in miniq("backup", "copy", "--store", "localhost:5000", code=1).err
+        "store: cannot connect to 'localhost:5000'" in miniq("backup", "copy", "--store", "localhost:5000", code=2).err
     )
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_url_that_is_none_is_refused(tmp_path: Path) -> None:
-    assert "cannot connect" in Shell("gopher://x", tmp_path)("queues", code=1).err
+    assert "cannot connect" in Shell("gopher://x", tmp_path)("queues", code=2).err
 
 
 def test_the_environment_is_clean() -> None:

@@ -13,10 +13,12 @@ import time
 import urllib.request
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.acceptance.shell import MINIQ, Shell, collect, environment, interrupted, serving
 from tests.certificate import write_certificate
+from tests.kit import wait_for
 from tests.serving import free_ports
 
 
@@ -71,7 +73,8 @@ def test_it_finishes_what_it_is_answering_before_it_ends(tmp_path: Path) -> None
     process, line = started(tmp_path, "--store", "rocksdb:data", "--port", "0")
     miniq = Shell(line.split()[2], tmp_path)
     waiting = miniq.start("receive", "q", "--wait", "30")
-    time.sleep(1)
+    wait_for(lambda: "ESTABLISHED" in [one.status for one in psutil.Process(process.pid).net_connections()])
+    time.sleep(0.3)  # its request follows at once
     process.send_signal(signal.SIGTERM)
     assert collect(process).code == 0
     assert collect(waiting).code == 0
@@ -182,14 +185,14 @@ def test_ctrl_c_at_any_moment_of_the_start_ends_it_without_a_traceback(tmp_path:
 
 def test_bad_configuration_is_refused_with_its_name_and_value(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text("prot = 5001\n")
-    assert "bad.toml: prot: no such option (5001)" in refused(tmp_path, "--config", "bad.toml")
-    assert "cannot read nothing.toml" in refused(tmp_path, "--config", "nothing.toml")
-    assert "MINIQ_PORT: 'x' is invalid" in refused(tmp_path, MINIQ_PORT="x")
-    assert "MINIQ_DURABILTY: no such option" in refused(tmp_path, MINIQ_DURABILTY="relaxed")
-    assert "'redis:x' is not a store" in refused(tmp_path, "--store", "redis:x", "--port", "0")
-    assert "tls_cert: cannot read 'no.pem'" in refused(tmp_path, "--tls-cert", "no.pem", "--port", "0")
+    assert "bad.toml: prot: no such option (5001)" in refused(tmp_path, "--config", "bad.toml", code=2)
+    assert "cannot read nothing.toml" in refused(tmp_path, "--config", "nothing.toml", code=2)
+    assert "MINIQ_PORT: 'x' is invalid" in refused(tmp_path, MINIQ_PORT="x", code=2)
+    assert "MINIQ_DURABILTY: no such option" in refused(tmp_path, MINIQ_DURABILTY="relaxed", code=2)
+    assert "'redis:x' is not a store" in refused(tmp_path, "--store", "redis:x", "--port", "0", code=2)
+    assert "tls_cert: cannot read 'no.pem'" in refused(tmp_path, "--tls-cert", "no.pem", "--port", "0", code=2)
     (tmp_path / "no.pem").write_text("nothing")
-    assert "not a certificate and its private key" in refused(tmp_path, "--tls-cert", "no.pem", "--port", "0")
+    assert "not a certificate and its private key" in refused(tmp_path, "--tls-cert", "no.pem", "--port", "0", code=2)
     refused(tmp_path, "--durability", "perhaps", code=2)
     refused(tmp_path, "--port", "70000", code=2)
     refused(tmp_path, "--nonsense", code=2)

@@ -228,9 +228,9 @@ def test_programs_get_json_and_pipes_get_tables(shell: Shell) -> None:
 
 
 def test_what_is_wrong_is_said(shell: Shell, tmp_path: Path) -> None:
-    assert "not a broker's address" in shell("top", "--url", on_folder(tmp_path).url, code=1).err
+    assert "not a broker's address" in shell("top", "--url", on_folder(tmp_path).url, code=2).err
     assert "cannot be reached" in shell("top", "--once", "--url", "http://127.0.0.1:9", code=1).err
-    assert "interval: 0.01 s is too short" in shell("top", "--interval", "10ms", code=1).err
+    assert "interval: 0.01 s is too short" in shell("top", "--interval", "10ms", code=2).err
     with terminal(shell.url, rows=3, columns=12) as tiny:
         tiny.type(b"q")
         assert tiny.end() == 0

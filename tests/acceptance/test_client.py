@@ -371,6 +371,7 @@ WRONG: list[tuple[Callable[[Any], Any], str, str, str]] = [
     (lambda q: q.send(b"{", content_type="application/json"), "invalid", "body", "JSON"),
     (lambda q: q.send(1, content_type=5), "invalid", "content_type", "5 is not a media type"),
     (lambda q: q.send(1, priority=10), "invalid", "priority", "10 is out of range; use 0 to 9"),
+    (lambda q: q.send(1, delay=-1), "invalid", "delay", "-1 s is out of range; use 0 to 1209600"),
     (lambda q: q.send(1, headers=["a"]), "invalid", "headers", "is not a map"),
     (lambda q: q.send("x" * 2**20), "too_large", "body", "at most 1048576"),
     (lambda q: q.send_many("abc"), "invalid", "messages", "not a list"),
@@ -528,3 +529,52 @@ def test_an_async_client_in_another_loop_is_told_so(place: str) -> None:
     for call in (mq.queues, lambda: mq.queue("a").send(1)):
         with pytest.raises(miniq.InvalidRequest, match="another event loop"):
             asyncio.run(call())
+
+
+# Arguments of the wrong type
+
+
+WRONG_ARGUMENTS: list[tuple[str, Callable[[Any], object], str, str]] = [
+    ("redrive, a text", lambda mq: mq.queue("jobs").redrive(ids="abc"), "ids", "'abc'"),
+    ("redrive, a number", lambda mq: mq.queue("jobs").redrive(ids=5), "ids", "5"),
+    ("redrive, numbers", lambda mq: mq.queue("jobs").redrive(ids=[5]), "ids", "5"),
+    ("ack, a text", lambda mq: mq.queue("jobs").ack("abc"), "messages", "'abc'"),
+    ("ack, texts", lambda mq: mq.queue("jobs").ack(["abc"]), "messages", "'abc'"),
+    ("release, a number", lambda mq: mq.queue("jobs").release(5), "messages", "5"),
+    ("extend, numbers", lambda mq: mq.queue("jobs").extend([5]), "messages", "5"),
+    ("send_many", lambda mq: mq.queue("jobs").send_many(5), "messages", "5"),
+    ("upload", lambda mq: mq.queue("jobs").stage("job", 1, 1, 1).upload(5), "messages", "5"),
+    ("commit_stages, numbers", lambda mq: mq.queue("jobs").commit_stages("job", 1, [0]), "stages", "0"),
+    ("commit_stages, a text", lambda mq: mq.queue("jobs").commit_stages("job", 1, "ab"), "stages", "'ab'"),
+    ("trends, a text", lambda mq: mq.trends(series="sent"), "series", "'sent'"),
+    ("trends, numbers", lambda mq: mq.trends(series=[5]), "series", "5"),
+    ("create_key, a text", lambda mq: mq.create_key("x", "send"), "allow", "'send'"),
+    ("create_key, a number", lambda mq: mq.create_key("x", 5), "allow", "5"),
+    ("history, since", lambda mq: mq.history(since="x"), "since", "'x'"),
+    ("history, id", lambda mq: mq.history(id=5), "id", "5"),
+    ("history, event", lambda mq: mq.history(event=5), "event", "5"),
+    ("peek, after", lambda mq: mq.queue("jobs").peek(after=5), "after", "5"),
+    ("peek, find", lambda mq: mq.queue("jobs").peek(find=5), "find", "5"),
+    ("whoami", lambda mq: mq.whoami(5), "queue", "5"),
+    ("backup", lambda mq: mq.backup(5), "path", "5"),
+    ("perform", lambda mq: mq.perform("X"), "call", "'X'"),
+]
+
+
+def test_an_argument_of_the_wrong_type_is_refused_with_its_name_and_value(opener: Opener, place: str) -> None:
+    mq = opener(place)
+    mq.queue("jobs").send(1)
+    for name, call, field, value in WRONG_ARGUMENTS:
+        with case(name):
+            with pytest.raises(miniq.InvalidRequest) as caught:
+                call(mq)
+            assert caught.value.field == field
+            assert value in caught.value.text
+    assert mq.queue("jobs").info().counts.total == 1
+    for id in (5, None):
+        with pytest.raises(miniq.MiniQError, match="id: "):
+            mq.queue("jobs").get(id)
+        with pytest.raises(miniq.MiniQError, match="id: "):
+            mq.queue("jobs").remove(id)
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    assert mq.history(since=at.isoformat()) == mq.history(since=at)  # as text, it is a moment on every wire

@@ -21,7 +21,7 @@ import pytest
 
 import miniq
 from miniq.api.operations import AckById
-from miniq.client import pool
+from miniq.client._sync import pool
 from tests.acceptance.client_wires import HTTP, Proxy, Wire
 from tests.acceptance.faces import Opener
 from tests.kit import case, wait_for
@@ -402,6 +402,20 @@ def test_a_key_opens_what_it_allows_and_nothing_else(
         assert opener(url).queue("jobs").receive()[0].ack() is True
         with pytest.raises(miniq.Unauthorized):
             opener(url, api_key="other").queue("jobs").receive()
+
+
+def test_a_client_that_may_manage_but_not_read_gets_no_counts_and_no_contents(opener: Opener, wire: Wire) -> None:
+    with serving("memory:") as served:
+        id = opener(wire.of(served)).queue("jobs").send({"secret": 1}, key="k")
+        manager = opener(wire.of(served), api_key=make_key(served.url, ["manage:jobs"])).queue("jobs")
+        changed = manager.configure(delay=3)
+        assert (changed.settings.delay, changed.counts) == (3, None)
+        edited = manager.edit(id, priority=4)
+        assert (edited.id, edited.priority, edited.key, edited.data) == (id, 4, None, b"")
+        with pytest.raises(miniq.Forbidden, match="does not allow send on queue 'victim'"):
+            manager.configure(dead_letter_queue="victim")
+        with pytest.raises(miniq.Forbidden):
+            manager.redrive(to="victim")
 
 
 def make_key(url: str, allow: list[str]) -> str:

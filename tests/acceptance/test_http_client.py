@@ -16,7 +16,8 @@ import msgspec
 import pytest
 
 import miniq
-from miniq.client.http import aio, sync
+from miniq.client._async import pool
+from miniq.client._sync.http import HttpConnection
 from tests.acceptance.client_wires import HTTP, Proxy, Wire
 from tests.acceptance.faces import Opener
 from tests.certificate import write_certificate
@@ -95,7 +96,7 @@ def test_many_tasks_use_as_many_connections_and_no_more(proxy: Proxy) -> None:
 
 
 def test_connections_that_no_task_uses_are_dropped(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aio, "IDLE", 0.2)
+    monkeypatch.setattr(pool, "IDLE", 0.2)
 
     async def main() -> None:
         async with miniq.connect_async(proxy.url) as mq:
@@ -109,7 +110,7 @@ def test_connections_that_no_task_uses_are_dropped(proxy: Proxy, monkeypatch: py
 
 
 def test_a_connection_is_not_old_because_a_task_used_it_for_long(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aio, "IDLE", 0.2)
+    monkeypatch.setattr(pool, "IDLE", 0.2)
 
     async def main() -> None:
         async with miniq.connect_async(proxy.url) as mq:
@@ -126,9 +127,9 @@ def test_a_connection_is_not_old_because_a_task_used_it_for_long(proxy: Proxy, m
 def test_messages_that_come_while_a_receive_is_interrupted_are_given_back(
     server_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(self: Any, exchange: Any, target: Any, reused: bool) -> Any:
-        self.answer.begin()
-        self._socket.sendall(exchange.head + exchange.body)
+    def interrupted(self: Any, exchange: Any, reused: bool) -> Any:
+        self._answer.begin()
+        self._stream.send(exchange.head, exchange.body, exchange.patience)
         time.sleep(0.2)  # the answer is there, but nobody has read it yet
         monkeypatch.undo()
         raise KeyboardInterrupt
@@ -136,7 +137,7 @@ def test_messages_that_come_while_a_receive_is_interrupted_are_given_back(
     with miniq.connect(server_url) as mq:
         q = mq.queue("jobs")
         q.send_many([1, 2])
-        monkeypatch.setattr(sync._Connection, "exchange", interrupted)
+        monkeypatch.setattr(HttpConnection, "_exchange", interrupted)
         with pytest.raises(KeyboardInterrupt):
             q.receive(max=2)
         assert [(m.body, m.receives) for m in q.receive(max=9)] == [(1, 2), (2, 2)]

@@ -23,6 +23,7 @@ import miniq
 from miniq.errors import InvalidRequest
 from miniq.spark import pipelines
 from miniq.spark.pipelines import Run
+from miniq.spark.pipelines.copy import BLOCK, _read, _verify, _write
 from tests.acceptance.test_cli_copy import CASES
 from tests.serving import Served
 
@@ -172,6 +173,18 @@ def test_a_continuous_run_processes_new_messages_until_stopped(
 
 
 @pytest.mark.parametrize("name", CASES)
+def test_the_pieces_of_any_file_put_together_are_that_file(tmp_path: Path, name: str) -> None:
+    source, copy = tmp_path / "in", tmp_path / "out"
+    source.write_bytes(CASES[name])
+    copy.touch()
+    blocks = pa.RecordBatch.from_pydict({"id": pa.array(range(0, len(CASES[name]), BLOCK), pa.int64())})
+    list(_write(str(copy), _read(str(source), iter([blocks]))))
+    assert copy.read_bytes() == CASES[name]
+    lines = CASES[name].count(b"\n") + (not CASES[name].endswith(b"\n") and bool(CASES[name]))
+    assert _verify(str(source), str(copy)) == (len(CASES[name]), lines)
+
+
+@pytest.mark.parametrize("name", ["empty file", "every byte", "a line of 5 MiB"])
 def test_the_copy_is_byte_identical(
     spark: SparkSession, broker: miniq.Client, run: Run, tmp_path: Path, name: str
 ) -> None:

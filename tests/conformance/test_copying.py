@@ -18,14 +18,14 @@ from miniq.options import Options
 from miniq.store import open_store
 from miniq.store.arguments import ANY, FREE, Change, NewTime, Once
 from miniq.store.contract import Store
-from miniq.store.memory import MemoryStore
 from miniq.store.transfer import MARK, Item, copy
 from tests.clock import START, FrozenClock
 from tests.conftest import STORES, store_url
+from tests.oracle import Oracle
 from tests.store.calls import Maker, claim, commit, drop, put, take, upload
 
 NOW = START + 10 * SECOND
-CALL = Once("call", START + 300 * SECOND)
+CALL = Once("call", START + 300 * SECOND, "digest")
 
 
 class Contents:
@@ -108,11 +108,11 @@ async def fresh(tmp_path: Path) -> AsyncIterator[Callable[[str], Any]]:
 async def test_a_copy_is_the_same_and_goes_on_in_the_same_way(
     kind: str, fresh: Callable[..., Any], tmp_path: Path
 ) -> None:
-    oracle, filled, contents = MemoryStore(), await fresh(kind, "filled"), Contents()
+    oracle, filled, contents = Oracle(), await fresh(kind, "filled"), Contents()
     await contents.fill(oracle)
     await contents.fill(filled)
     assert await items(filled) == await items(oracle)
-    middle, target = MemoryStore(), await fresh(kind)
+    middle, target = Oracle(), await fresh(kind)
     await copy(filled, middle, now=NOW)
     copied = await copy(middle, target, now=NOW)
     assert await items(target) == await items(middle) == await items(filled)
@@ -140,7 +140,7 @@ async def test_a_copy_is_the_same_and_goes_on_in_the_same_way(
 
 
 async def test_a_history_goes_on_at_its_offset(store: Store) -> None:
-    source = MemoryStore()
+    source = Oracle()
     await fill(source)
     last = (await source.history.span()).last
     await source.history.trim(last)
@@ -151,7 +151,7 @@ async def test_a_history_goes_on_at_its_offset(store: Store) -> None:
 
 
 async def test_a_store_that_is_not_empty_is_refused_and_left_alone(store: Store) -> None:
-    source = MemoryStore()
+    source = Oracle()
     await fill(source)
     await store.save_queue("default", QueueSettings())
     await store.save_queue("mine", QueueSettings())
@@ -168,7 +168,7 @@ async def test_a_copy_that_was_cut_off_is_refused_by_brokers_and_by_migrate(
 ) -> None:
     url = store_url(kind, tmp_path / "target")
 
-    class CutOff(MemoryStore):
+    class CutOff(Oracle):
         async def dump(self) -> AsyncIterator[list[Item]]:
             async for portion in super().dump():
                 yield portion[: len(portion) // 2]
@@ -189,7 +189,7 @@ async def test_a_copy_that_was_cut_off_is_refused_by_brokers_and_by_migrate(
 
 
 async def test_a_source_that_changes_meanwhile_is_noticed(store: Store) -> None:
-    class Busy(MemoryStore):
+    class Busy(Oracle):
         async def dump(self) -> AsyncIterator[list[Item]]:
             async for portion in super().dump():
                 yield portion
@@ -203,7 +203,7 @@ async def test_a_source_that_changes_meanwhile_is_noticed(store: Store) -> None:
 
 
 async def test_a_copy_that_differs_is_noticed(store: Store) -> None:
-    class Lossy(MemoryStore):
+    class Lossy(Oracle):
         async def load(self, items: Any, now: int) -> None:
             await super().load(items[:-1], now)
 

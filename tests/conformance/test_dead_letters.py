@@ -130,6 +130,57 @@ async def test_redrive_skips_what_its_target_would_drop_at_once(broker: Broker, 
     assert await drain(broker, "q") == [1]
 
 
+async def test_the_ttl_of_a_redriven_message_starts_again_each_time(broker: Broker, clock: FrozenClock) -> None:
+    await broker.configure("q", {"max_receives": 1})
+    await send(broker, "q", "mortal", ttl=60)
+    for _ in range(2):
+        clock.advance(40)
+        await broker.release("q", leases(await broker.receive("q")))
+        clock.advance(100)
+        assert (await broker.redrive("q.dead")).moved == 1
+        (stored,) = (await broker.peek("q")).messages
+        assert stored.message.expires_at == clock.now() + 60_000_000
+    clock.advance(60)
+    assert await broker.receive("q") == []
+
+
+@pytest.mark.parametrize("limit", [{"max_length": 8}, {"max_bytes": 8}], ids=["max_length", "max_bytes"])
+async def test_redrive_moves_what_its_target_has_room_for_and_loses_nothing(
+    broker: Broker, limit: dict[str, int]
+) -> None:
+    await broker.configure("q", {"max_receives": 1})
+    await send(broker, "q", *range(9))
+    await broker.release("q", leases(await broker.receive("q", max=9)))
+    await broker.configure("q", limit)
+    await send(broker, "q", 9)
+    for to in (None, "q"):
+        done = await broker.redrive("q.dead", to=to)
+        assert (done.moved + done.skipped, done.reasons) == (9 if to is None else 2, {"queue_full": 2})
+    assert await states(broker, "q") == (8, 0, 0)
+    assert await drain(broker, "q.dead") == [7, 8]
+    assert await drain(broker, "q") == [*range(7), 9]
+
+
+async def test_a_dead_letter_queue_takes_what_dies_though_it_is_full(broker: Broker) -> None:
+    await broker.configure("q", {"max_receives": 1})
+    await broker.configure("q.dead", {"max_length": 1})
+    await send(broker, "q", 1, 2, 3)
+    await broker.release("q", leases(await broker.receive("q", max=3)))
+    assert await states(broker, "q.dead") == (3, 0, 0)
+
+
+async def test_redrive_says_why_it_left_a_message(broker: Broker) -> None:
+    for name in ("mine", "theirs"):
+        await broker.configure(name, {"max_receives": 1, "dead_letter_queue": "dead"})
+        await send(broker, name, name)
+        await broker.release(name, leases(await broker.receive(name)))
+    await send(broker, "dead", "by hand")
+    done = await broker.redrive("dead", may_send=lambda queue: queue == "mine")
+    assert (done.moved, done.skipped, done.reasons) == (1, 2, {"forbidden": 1, "no_source": 1})
+    assert await states(broker, "theirs") == (0, 0, 0)
+    assert sorted(await drain(broker, "dead")) == ["by hand", "theirs"]
+
+
 async def test_redrive_leaves_leased_messages_alone(broker: Broker) -> None:
     await broker.configure("q", {"max_receives": 1})
     await send(broker, "q", 1, 2)

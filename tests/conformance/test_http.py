@@ -194,6 +194,35 @@ def test_the_openapi_document_names_every_route(wire: Http) -> None:
     assert b"http://" not in page + wire.ok("GET", "/docs.js")
 
 
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", f"{Q}/messages"), ("POST", f"{Q}/ack"), ("GET", "/health"), ("GET", "/docs"), ("GET", "/console"),
+        ("GET", "/nowhere"), ("POST", "/push_message"), ("PUT", "/health"), ("OPTIONS", "*"),
+    ],
+)  # fmt: skip
+def test_no_answer_is_taken_for_what_it_is_not(wire: Http, method: str, path: str) -> None:
+    _, _, headers = wire.call(method, path, {"body": 1} if method == "POST" else None)
+    assert headers.get_all("x-content-type-options") == ["nosniff"]
+
+
+@pytest.mark.parametrize("path", ["/docs", "/docs.js", "/console"])
+def test_pages_may_not_be_framed(wire: Http, path: str) -> None:
+    assert "frame-ancestors 'none'" in wire.call("GET", path)[2]["content-security-policy"]
+
+
+@pytest.mark.parametrize("number", ["1_0", "%EF%BC%91", "%201"])
+def test_numbers_are_written_as_everywhere(wire: Http, number: str) -> None:
+    for path, field in (
+        (f"{Q}/messages?limit={number}", "limit"),
+        (f"/v1/events?count={number}", "count"),
+        (f"/v1/events?interval={number}", "interval"),
+    ):
+        wire.ok("PUT", Q)
+        assert wire.refused("GET", path).field == field
+    assert wire.call("GET", f"/messages/consume?visibility_timeout={number}")[0] == 400
+
+
 def test_a_json_request_may_be_answered_in_messagepack(wire: Http) -> None:
     kind = "application/msgpack"
     status, found, headers = wire.call("POST", f"{Q}/messages", {"body": 1}, accept=kind)

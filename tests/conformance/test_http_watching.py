@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.conformance.wires import Caller, HttpWire
+from tests.kit import wait_for
 from tests.serving import Served, serving
 
 Q = "/v1/queues/q"
@@ -72,6 +73,24 @@ def test_events_begin_with_everything_and_go_on_with_what_changed(wire: Http) ->
     assert len(list(wire.events("/v1/events?interval=0.1&count=3&queue=b"))) == 3
 
 
+def test_beyond_max_streams_a_stream_is_refused_until_another_one_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "miniq.toml").write_text("max_streams = 2\n")
+    with serving("memory:", 0, "--config", str(tmp_path / "miniq.toml")) as served:
+        wire = Http(served)
+        streams = [wire.events("/v1/events?interval=60") for _ in range(2)]
+        for stream in streams:
+            next(stream)
+        status, problem, headers = wire.call("GET", "/v1/events")
+        assert (status, problem["code"], headers["retry-after"]) == (503, "too_many_streams", "1")
+        assert "2 event streams are open, as many as max_streams allows" in problem["detail"]
+        status, _, headers = wire.call("HEAD", "/v1/events")
+        assert (status, headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+        streams[0].close()  # type: ignore[attr-defined]
+        wait_for(lambda: wire.call("GET", "/v1/events?count=1", raw=b"")[0] == 200)
+
+
 @pytest.mark.parametrize(
     ("query", "field"),
     [("interval=0", "interval"), ("interval=x", "interval"), ("count=0", "count"), ("colour=red", "colour")],
@@ -79,6 +98,17 @@ def test_events_begin_with_everything_and_go_on_with_what_changed(wire: Http) ->
 def test_wrong_parameters_of_events_are_named(wire: Http, query: str, field: str) -> None:
     assert wire.refused("GET", f"/v1/events?{query}").field == field
     assert wire.refused("GET", "/v1/events?queue=nowhere").code == "queue_not_found"
+
+
+def test_the_head_of_events_is_answered_at_once(wire: Http) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", wire.served.port, timeout=5)
+    for method, path, kind in (("HEAD", "/v1/events", "text/event-stream"), ("GET", "/health", "application/json")):
+        connection.request(method, path)
+        reply = connection.getresponse()
+        assert (reply.status, reply.headers["content-type"].startswith(kind)) == (200, True)
+        reply.read()
+    connection.close()
+    assert wire.call("HEAD", "/v1/events?queue=nowhere")[0] == 404
 
 
 def test_a_server_with_listeners_stops_at_once() -> None:
@@ -114,6 +144,18 @@ def test_a_key_sees_its_own_queues_and_what_it_may_do() -> None:
         assert [queue["name"] for queue in next(stream)[1]["queues"]] == ["mine"]
         wire.ok("DELETE", f"/v1/keys/{made['id']}", **admin)
         *_, (kind, problem) = stream
+        assert (kind, problem["code"]) == ("problem", "unauthorized")
+
+
+def test_an_event_stream_ends_at_once_with_its_key() -> None:
+    with serving("memory:") as served:
+        wire = Http(served)
+        admin = {"authorization": f"Bearer {wire.ok('POST', '/v1/keys', {'name': 'boss', 'allow': ['*']})['secret']}"}
+        made = wire.ok("POST", "/v1/keys", {"name": "ann", "allow": ["read"]}, **admin)
+        stream = wire.events("/v1/events?interval=60", authorization=f"Bearer {made['secret']}")
+        assert next(stream)[0] == "stats"
+        wire.ok("DELETE", f"/v1/keys/{made['id']}", **admin)
+        ((kind, problem),) = stream
         assert (kind, problem["code"]) == ("problem", "unauthorized")
 
 
@@ -161,6 +203,9 @@ def test_names_can_be_allowed_and_keys_make_them_all_fine() -> None:
             wire.ok(method, path, body, host=f"{EVIL}:80", origin=f"https://{EVIL}")
             # A proxy that does not pass the name on.
             wire.ok(method, path, body, origin="https://mq.example.com")
+            # Another server of that machine is another site.
+            for other in ("https://mq.example.com:8443", f"http://{EVIL}:5000", "ftp://mq.example.com"):
+                assert wire.refused(method, path, body, host=EVIL, origin=other).code == "cross_origin"
         assert wire.refused("GET", "/v1/queues", host="other.example.com").code == "cross_origin"
         key = wire.ok("POST", "/v1/keys", {"name": "boss", "allow": ["*"]})
         bearer = {"authorization": f"Bearer {key['secret']}"}

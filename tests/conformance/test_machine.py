@@ -49,11 +49,11 @@ from miniq.store.arguments import (
 )
 from miniq.store.contract import Claimed, Store
 from miniq.store.embedded import claims, window
-from miniq.store.memory import MemoryStore
 from miniq.store.transfer import copy
 from tests import mongod
 from tests.clock import START
 from tests.conftest import ENGINES, store_url
+from tests.oracle import Oracle
 
 STEPS = int(os.environ.get("MINIQ_STEPS", "2000"))
 STEPS_PER_EXAMPLE = 50
@@ -85,7 +85,7 @@ class Machine(RuleBasedStateMachine):
         """Ids that are or were in each queue."""
         self.receipts: dict[str, list[str]] = {}
         """By id, all receipts it ever had, the newest last."""
-        self.oracle: Store = MemoryStore()
+        self.oracle: Store = Oracle()
         self.store = self.open()
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
@@ -479,7 +479,7 @@ class Machine(RuleBasedStateMachine):
         self.store = self.open()
         try:
             self.run(copy(old, self.store, now=self.now))
-            oracle = MemoryStore()  # claims that are acked and can still be read are not copied
+            oracle = Oracle()  # claims that are acked and can still be read are not copied
             self.run(copy(self.oracle, oracle, now=self.now))
             self.oracle = oracle
         except InvalidRequest:  # a claim is held

@@ -14,16 +14,19 @@ from miniq.broker import Broker
 from miniq.errors import (
     BadName,
     Closed,
+    IdempotencyMismatch,
     InvalidRequest,
     MiniQError,
     QueueFull,
     QueueNotFound,
     QueueProtected,
     TooLarge,
+    TooManyQueues,
 )
-from miniq.message import Draft, Lease, QueueSettings
+from miniq.message import SECOND, Draft, Lease, Message, QueueSettings
 from miniq.options import Options
 from miniq.store import open_store
+from miniq.store.arguments import Once, Put
 from tests.clock import FrozenClock
 from tests.conftest import STORES
 from tests.kit import bodies, case, draft, drain, ids, leases, send, states
@@ -53,6 +56,27 @@ async def test_without_auto_create_an_unknown_queue_is_refused(url: str, clock: 
         await send(broker, "new", 1)
 
 
+async def test_beyond_max_queues_no_caller_creates_a_queue(url: str, clock: FrozenClock) -> None:
+    options = Options(upkeep_interval=0, max_queues=3)
+    async with Broker(open_store(url), options, clock) as broker:
+        await broker.configure("q", {"max_receives": 1, "dead_letter_queue": "failed"})  # with default, three
+        for call in (
+            send(broker, "new", 1),
+            broker.configure("new"),
+            broker.configure("q", {"dead_letter_queue": "x"}),
+        ):
+            with pytest.raises(TooManyQueues, match="cannot be created, there are 3 queues; delete some, or raise"):
+                await call
+        await send(broker, "q", 1)
+        await broker.configure("q", {"visibility_timeout": 5})
+        assert [info.name for info in await broker.queues()] == ["default", "failed", "q"]
+        await broker.delete_queue("failed")
+        (message,) = await broker.receive("q")
+        await send(broker, "new", 1)
+        assert await broker.release("q", leases([message])) == ["done"]  # its dead-letter queue is not refused
+        assert [info.name for info in await broker.queues()] == ["default", "failed", "new", "q"]
+
+
 async def test_settings_change_one_by_one_and_stay(broker: Broker) -> None:
     await broker.configure("q", {"visibility_timeout": 5, "max_receives": 3})
     await broker.configure("q", {"history": "full"})
@@ -76,13 +100,26 @@ async def test_a_deleted_queue_is_gone_with_its_messages(broker: Broker) -> None
 
 
 async def test_bad_queue_names_are_refused_everywhere(broker: Broker) -> None:
-    for name in ("", "a b", "a/b", "x" * 129, "ä", "a\n", "*"):
+    for name in ("", "a b", "a/b", "x" * 129, "ä", "a\n", "*", ".", ".."):
         ack = broker.ack(name, [Lease("i", "r")])
         for call in (send(broker, name, 1), broker.receive(name), broker.configure(name), ack):
             with case(name), pytest.raises(BadName) as error:
                 await call
             assert error.value.field == "queue"
     assert len(await broker.queues()) == 1
+
+
+async def test_a_queue_that_was_named_by_dots_can_still_be_used_and_deleted(broker: Broker) -> None:
+    await broker.store.save_queue("..", QueueSettings(history="events"))
+    await broker.catalog.load()  # as at the next start
+    await broker.configure("..", {"delay": 0})
+    await send(broker, "..", 1, 2)
+    assert bodies((await broker.peek("..")).messages) == [1, 2]
+    assert await drain(broker, "..") == [1, 2]
+    assert (await broker.history(queue="..")).records
+    await broker.delete_queue("..")
+    with pytest.raises(BadName):
+        await send(broker, "..", 1)
 
 
 WRONG_SETTINGS: list[dict[str, Any]] = [
@@ -94,6 +131,7 @@ WRONG_SETTINGS: list[dict[str, Any]] = [
     {"max_receives": 1.5},
     {"max_receives": True},
     {"dead_letter_queue": "a b"},
+    {"dead_letter_queue": ".."},
     {"retention": -1},
     {"delay": math.inf},
     {"dedup_window": None},
@@ -408,13 +446,14 @@ async def test_bodies_are_kept_to_the_byte(broker: Broker) -> None:
 
 
 async def test_a_repeated_call_adds_nothing_and_gets_the_same_answer(broker: Broker, clock: FrozenClock) -> None:
-    first = await broker.send("q", [draft(n) for n in range(200)], call="c1")
-    again = await asyncio.gather(*[broker.send("q", [draft("other")], call="c1") for _ in range(3)])
+    drafts = [draft(n) for n in range(200)]
+    first = await broker.send("q", drafts, call="c1")
+    again = await asyncio.gather(*[broker.send("q", drafts, call="c1") for _ in range(3)])
     assert again == [first] * 3
     assert (await broker.queue("q")).counts.total == 200
-    assert await broker.send("elsewhere", [draft(1)], call="c1") != first
+    assert await broker.send("elsewhere", drafts, call="c1") != first
     await broker.purge("q")
-    assert await broker.send("q", [draft(1)], call="c1") == first
+    assert await broker.send("q", drafts, call="c1") == first
     clock.advance(300)
     assert await broker.send("q", [draft(1)], call="c1") != first
     with pytest.raises(InvalidRequest) as error:
@@ -423,9 +462,41 @@ async def test_a_repeated_call_adds_nothing_and_gets_the_same_answer(broker: Bro
 
 
 async def test_calls_at_once_with_one_name_add_once(broker: Broker) -> None:
-    answers = await asyncio.gather(*[broker.send("q", [draft(n)], call="same") for n in range(10)])
+    answers = await asyncio.gather(*[broker.send("q", [draft(1)], call="same") for n in range(10)])
     assert len({tuple(ids) for ids in answers}) == 1
     assert (await broker.queue("q")).counts.total == 1
+
+
+@pytest.mark.parametrize("settings", [{}, {"max_length": 9}], ids=["unlimited", "limited"])
+@pytest.mark.parametrize("fields", [{}, {"dedup_id": "d"}, {"key": "k"}], ids=["plain", "dedup_id", "key"])
+async def test_a_call_repeated_with_other_messages_is_refused(
+    broker: Broker, settings: dict[str, Any], fields: dict[str, Any]
+) -> None:
+    await broker.configure("q", settings)
+    first = await broker.send("q", [draft(1, **fields)], call="c")
+    for other in ([draft(2, **fields)], [draft(1, **fields)] * 2, [draft(1, **fields, priority=1)]):
+        with pytest.raises(IdempotencyMismatch, match="other messages") as refused:
+            await broker.send("q", other, call="c")
+        assert refused.value.field == "idempotency-key"
+    assert await broker.send("q", [draft(1, **fields)], call="c") == first, "the first one still counts"
+    assert bodies(await broker.receive("q", max=9)) == [1]
+
+
+async def test_the_call_of_another_sender_does_not_count(broker: Broker) -> None:
+    first, second = [await broker.send("q", [draft(1)], "c", scope) for scope in ("", "7a")]
+    assert first != second
+    assert await broker.send("q", [draft(1)], "c", "7a") == second
+    with pytest.raises(InvalidRequest, match="reserved"):
+        await broker.send("q", [draft(1)], "key\0007a\0c")
+    assert (await broker.queue("q")).counts.total == 2
+
+
+async def test_a_call_that_an_earlier_version_recorded_still_counts(broker: Broker) -> None:
+    await broker.configure("q")
+    now = broker.clock.now()
+    message = Message(broker.reserve(1), "q", now, now, b"1")
+    recorded = await broker.store.messages.put([message], Put(now=now, call=Once("c", now + SECOND)))
+    assert await broker.send("q", [draft(2)], "c") == recorded
 
 
 async def test_a_queue_that_is_deleted_meanwhile_stops_no_other_call(

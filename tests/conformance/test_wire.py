@@ -165,6 +165,9 @@ def test_stages_are_uploaded_listed_committed_and_discarded(wire: Caller) -> Non
 def test_a_repeated_send_with_an_idempotency_key_adds_nothing(wire: Caller) -> None:
     first = wire.ok("POST", f"{Q}/messages", {"body": 1}, idempotency_key="abc")
     assert wire.ok("POST", f"{Q}/messages", {"body": 1}, idempotency_key="abc") == first
+    for other in ({"body": 2}, {"messages": [{"body": 1}] * 2}, {"body": 1, "priority": 3}):
+        refused = wire.refused("POST", f"{Q}/messages", other, idempotency_key="abc")
+        assert refused[:3] == (422, "idempotency_mismatch", "idempotency-key")
     assert wire.ok("GET", Q)["counts"]["total"] == 1
 
 
@@ -292,6 +295,9 @@ BAD: list[tuple[str, str, Any, int, str, str | None]] = [
     ("POST", "/v1/queues/a%20b/messages", {"body": 1}, 400, "bad_name", "queue"),
     ("POST", "/v1/queues/" + "x" * 129 + "/messages", {"body": 1}, 400, "bad_name", "queue"),
     ("POST", "/v1/queues/a*b/receive", {}, 400, "bad_name", "queue"),
+    *[("POST", f"/v1/queues/{dots}/messages", {"body": 1}, 400, "bad_name", "queue") for dots in (".", "..")],
+    ("PUT", "/v1/queues/..", {}, 400, "bad_name", "queue"),
+    ("POST", "/v1/queues/default/redrive", {"to": ".."}, 400, "bad_name", "to"),
     ("POST", "/v1/queues/nope/ack", {"leases": [{"id": "x", "receipt": "r"}]}, 404, "queue_not_found", "queue"),
     ("POST", "/v1/queues/nope/purge", None, 404, "queue_not_found", "queue"),
     ("POST", "/v1/queues/nope/redrive", {}, 404, "queue_not_found", "queue"),

@@ -33,7 +33,7 @@ class Peer:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.socket = self._context.socket(kind)
         self.socket.linger = 0
-        self.socket.rcvtimeo = PATIENCE
+        self.socket.rcvtimeo = self.socket.sndtimeo = PATIENCE  # a socket that is not let in has nowhere to send
         self.socket.sndhwm = self.socket.rcvhwm = 0
         for name, value in options.items():
             setattr(self.socket, name, value)
@@ -398,7 +398,7 @@ def test_other_keys_and_plain_connections_are_not_let_in(curved: tuple[Served, s
 
 
 def refused(address: str, **keys: Any) -> bool:
-    with Peer(address, rcvtimeo=400, **keys) as peer:
+    with Peer(address, rcvtimeo=400, sndtimeo=400, **keys) as peer:
         try:
             peer.ask("LIST_QUEUES")
         except zmq.Again:

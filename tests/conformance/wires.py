@@ -40,7 +40,7 @@ class Wire(Protocol):
     def packed(self, method: str, path: str, body: Any) -> Any:
         """The same in MessagePack."""
 
-    def begin(self, method: str, path: str, body: Any) -> Pending:
+    def begin(self, method: str, path: str, body: Any, **headers: str) -> Pending:
         """Ask, and fetch the answer later."""
 
     def close(self) -> None: ...
@@ -115,8 +115,8 @@ class HttpWire:
         assert headers["content-type"] == kind
         return _judged(status, found, headers)
 
-    def begin(self, method: str, path: str, body: Any) -> HttpPending:
-        return self._begin(method, path, body)
+    def begin(self, method: str, path: str, body: Any, **headers: str) -> HttpPending:
+        return self._begin(method, path, body, **headers)
 
     def _begin(self, method: str, path: str, body: Any = None, raw: bytes | None = None, **headers: str) -> HttpPending:
         connection = http.client.HTTPConnection("127.0.0.1", self.served.port, timeout=PATIENCE / 1000)
@@ -175,6 +175,8 @@ class ZmqWire:
     def __init__(self, served: Served) -> None:
         self.served = served
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.secret = ""
+        """Opens endpoints, where there are keys."""
         self._addresses = {"command": served.tcp}
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
 
@@ -191,8 +193,8 @@ class ZmqWire:
         socket.send(msgspec.msgpack.encode(command))
         return _judged_reply(msgspec.msgpack.decode(socket.recv()))
 
-    def begin(self, method: str, path: str, body: Any) -> ZmqPending:
-        place, request = zmq_request(method, path, body)
+    def begin(self, method: str, path: str, body: Any, **headers: str) -> ZmqPending:
+        place, request = zmq_request(method, path, body, **headers)
         socket = self._connect(place)
         socket.send(request)
         return ZmqPending(socket)
@@ -216,7 +218,8 @@ class ZmqWire:
 
     def _open(self, place: str) -> str:
         socket = self._socket("command")
-        socket.send_json({"type": {"producer": "PRODUCE_MSG", "consumer": "CONSUME"}[place]})
+        named = {"producer": "PRODUCE_MSG", "consumer": "CONSUME"}[place]
+        socket.send_json({"type": named} | ({"api_key": self.secret} if self.secret else {}))
         address: str = _read(socket.recv())["address"]
         return address
 

@@ -1,5 +1,5 @@
 """`python -m tests.faults [--rounds N] [--only TEXT] [--jobs N] [--page]`: every fault many times, and the table in
-docs/reliability.md; `python -m tests.faults damage`: see `damage.py`."""
+docs/reliability.md. `python -m tests.faults damage`, `differential` and `floods`: see the modules of these names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from tests.faults import catalog, damage, databases
+from tests.faults import catalog, damage, databases, differential, floods
 from tests.faults.catalog import Fault
 from tests.faults.checker import Verdict
 
@@ -112,6 +112,9 @@ def progress(text: str) -> None:
 
 
 def main() -> int:
+    others = {"damage": damage.main, "differential": differential.main, "floods": floods.main}
+    if sys.argv[1:] and sys.argv[1] in others:
+        return others[sys.argv[1]](sys.argv[2:])
     parser = argparse.ArgumentParser(prog="python -m tests.faults")
     parser.add_argument("--rounds", type=int, help="rounds for each fault instead of its own number")
     parser.add_argument("--only", default="", help="faults whose name and store contain this")
@@ -134,4 +137,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(damage.main(PAGE, sys.argv[2:]) if sys.argv[1:2] == ["damage"] else main())
+    sys.exit(main())

@@ -45,6 +45,7 @@ from tests.kit import leases
 
 RANDOM = 1000
 """Flips and cuts in all logs and tables of a folder, half of each."""
+PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 BEGIN, END = "<!-- table: made by `make faults-damage` -->", "<!-- end of damage -->"
 STATES = ("closed", "killed", "backup")
 _LARGE = (".log", ".sst", ".ldb")
@@ -238,14 +239,14 @@ def pool(jobs: int) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), logging.disable, (logging.WARNING,))
 
 
-def write(page: Path, rows: list[Row]) -> None:
-    before, rest = page.read_text().split(BEGIN)
+def write(rows: list[Row]) -> None:
+    before, rest = PAGE.read_text().split(BEGIN)
     after = rest.split(END)[1]
     head = ["| engine | folder | file | flips | cuts | removals | refused | complete | lost something | made |"]
-    page.write_text("\n".join([before + BEGIN, *head, "|---" * 10 + "|", *map(str, rows), END + after]))
+    PAGE.write_text("\n".join([before + BEGIN, *head, "|---" * 10 + "|", *map(str, rows), END + after]))
 
 
-def main(page: Path, given: list[str]) -> int:
+def main(given: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults damage")
     parser.add_argument("--every", type=int, default=1, help="only every n-th byte of small files (1)")
     parser.add_argument("--random", type=int, default=RANDOM, help=f"places in logs and tables ({RANDOM})")
@@ -263,5 +264,5 @@ def main(page: Path, given: list[str]) -> int:
     wrong = [text for row in rows for text in row.wrong]
     print(*wrong, sep="\n")
     if asked.page or (asked.every, asked.random) == (1, RANDOM):
-        write(page, rows)
+        write(rows)
     return 1 if wrong else 0

@@ -63,7 +63,7 @@ class Door:
     def __init__(self) -> None:
         self._stack = AsyncExitStack()
         self._knocks = 0
-        self._faults = _Faults()
+        self._faults = Faults()
 
     async def knock(self, data: bytes) -> None:
         """Come in with these bytes; raises what is the broker's own fault."""
@@ -127,17 +127,15 @@ class HttpDoor(Door):
         connection = protocol(
             config=self._config, server_state=self._state, app_state={}, _loop=asyncio.get_running_loop()
         )
-        connection.parser = _Parser(connection.parser)
+        connection.reader.parser = _Parser(connection.reader.parser)
         connection.connection_made(line)
         connection.data_received(data)
         for _ in range(TURNS):
-            if line.said and (connection.cycle is None or connection.cycle.response_complete):
+            if line.said and connection.current is None:
                 break
             await asyncio.sleep(0)
         line.close()
         connection.connection_lost(None)
-        if connection.timeout_keep_alive_task is not None:
-            connection.timeout_keep_alive_task.cancel()
         for _ in range(3):
             await asyncio.sleep(0)
         found = re.search(rb"HTTP/1\.1 5\d\d.*", line.said, re.DOTALL)
@@ -176,7 +174,7 @@ class ZmqDoor(Door):
 DOORS: dict[str, Callable[[], Door]] = {"http": HttpDoor, "zmq": ZmqDoor}
 
 
-class _Faults(logging.Handler):
+class Faults(logging.Handler):
     """Listens for what the broker logs where it is to blame."""
 
     def __init__(self) -> None:
@@ -209,7 +207,7 @@ class _Parser:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
-            if not isinstance(error.__context__, (httptools.HttpParserError, UnicodeDecodeError)):
+            if not isinstance(error.__context__, MiniQError):
                 raise AssertionError("the parser's caller failed") from error
             raise
 
@@ -230,6 +228,14 @@ class _Line(asyncio.Transport):
 
     def close(self) -> None:
         self._closed = True
+
+    write_eof = abort = close
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def get_write_buffer_size(self) -> int:
+        return 0
 
     def pause_reading(self) -> None:
         pass

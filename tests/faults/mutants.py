@@ -76,8 +76,8 @@ def no_dedup() -> None:
     """A call that is repeated is carried out again."""
     send, add = Broker.send, Intake.add
 
-    async def forgetful(self: Broker, queue: str, drafts: Any, call: str | None = None) -> list[str]:
-        return await send(self, queue, drafts, None)
+    async def forgetful(self: Broker, queue: str, drafts: Any, *call: str | None) -> list[str]:
+        return await send(self, queue, drafts)
 
     def add_forgetful(self: Intake, queue: str, kind: str, body: bytes, call: str | None, *rest: Any) -> bool:
         return add(self, queue, kind, body, None, *rest)

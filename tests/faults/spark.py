@@ -37,7 +37,7 @@ SLOWEST = 3.0
 """Seconds after a batch was begun within which the victim is killed."""
 PACE = 0.05
 AHEAD = 2000
-LEASE = 5
+LEASE = 2
 SQL = "select body from messages"
 
 
@@ -109,7 +109,7 @@ class Rig:
         assert (ended.returncode, ended.stderr) == (0, ""), ended.stderr
         with miniq.connect(self._url, retry=10) as client:
             waiting = client.queue(QUEUE).info().counts
-            left = client.queue(QUEUE).receive(max=1000, wait=6)
+            left = client.queue(QUEUE).receive(max=1000, wait=LEASE + 1)
             assert not left, f"{len(left)} messages came back after the end: {waiting}"
             found = tokens_in_files(self._out) if self._pipeline == "drain" else tokens_in_queue(client, TARGET)
         recorder = Recorder(self._history("sink"))

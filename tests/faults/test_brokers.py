@@ -8,7 +8,6 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ import pytest
 import miniq
 from miniq.errors import Unauthorized
 from tests.conftest import store_url
+from tests.server import clear
 from tests.serving import Served, serving
 
 QUEUE = "work"
@@ -23,15 +23,26 @@ GROUPS = "abcdef"
 PER_PRODUCER = 60
 
 
-@pytest.fixture(params=["postgresql", "mongodb"])
-def brokers(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Served, Served, Served]]:
+Brokers = tuple[Served, Served, Served]
+
+
+@pytest.fixture(scope="module", params=["postgresql", "mongodb"])
+def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
     """Three servers on a database of their own. They look at each other's changes only when told to: what is known at
     once is known by hints."""
-    config = tmp_path / "miniq.toml"
+    folder = tmp_path_factory.mktemp("brokers")
+    config = folder / "miniq.toml"
     config.write_text("refresh_interval = 30.0\n", encoding="utf-8")
-    url, flags = store_url(request.param, tmp_path), ("--config", str(config))
+    url, flags = store_url(request.param, folder), ("--config", str(config))
     with serving(url, 0, *flags) as one, serving(url, 0, *flags) as two, serving(url, 0, *flags) as three:
         yield one, two, three
+
+
+@pytest.fixture
+def brokers(running: Brokers) -> Brokers:
+    """The same three, without what an earlier test left in them."""
+    clear(running[0].url)
+    return running
 
 
 class Ledger:
@@ -84,7 +95,7 @@ async def consume(url: str, ledger: Ledger, expected: asyncio.Event, chance: ran
 
 
 async def test_nobody_holds_a_message_twice_none_is_lost_and_groups_keep_their_order(
-    brokers: tuple[Served, Served, Served],
+    brokers: Brokers,
 ) -> None:
     urls = [served.url for served in brokers]
     chance = random.Random(5)
@@ -107,7 +118,7 @@ async def test_nobody_holds_a_message_twice_none_is_lost_and_groups_keep_their_o
     assert info.counts.total == 0
 
 
-async def test_a_long_poll_on_one_broker_wakes_for_a_send_on_another(brokers: tuple[Served, Served, Served]) -> None:
+async def test_a_long_poll_on_one_broker_wakes_for_a_send_on_another(brokers: Brokers) -> None:
     one, two, _ = brokers
     async with miniq.connect_async(one.url) as waits, miniq.connect_async(two.url) as sends:
         await sends.queue(QUEUE).send("first")
@@ -120,7 +131,7 @@ async def test_a_long_poll_on_one_broker_wakes_for_a_send_on_another(brokers: tu
                 assert [message.body for message in await task] == [number]
 
 
-async def test_what_is_changed_on_one_broker_is_known_to_the_others(brokers: tuple[Served, Served, Served]) -> None:
+async def test_what_is_changed_on_one_broker_is_known_to_the_others(brokers: Brokers) -> None:
     one, two, _ = brokers
     async with miniq.connect_async(one.url) as here, miniq.connect_async(two.url) as there:
         await here.queue("made").configure(visibility_timeout=7)
@@ -133,7 +144,7 @@ async def test_what_is_changed_on_one_broker_is_known_to_the_others(brokers: tup
         assert (await here.queue("made").info()).counts.total == 1
 
 
-async def test_a_lease_is_acked_and_fenced_on_any_broker(brokers: tuple[Served, Served, Served]) -> None:
+async def test_a_lease_is_acked_and_fenced_on_any_broker(brokers: Brokers) -> None:
     urls = [served.url for served in brokers]
     async with contextlib.AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(miniq.connect_async(url)) for url in urls]
@@ -144,7 +155,7 @@ async def test_a_lease_is_acked_and_fenced_on_any_broker(brokers: tuple[Served, 
         assert await clients[0].queue(QUEUE).ack([held]) == ["missing"]
 
 
-async def test_a_key_counts_on_every_broker(brokers: tuple[Served, Served, Served]) -> None:
+async def test_a_key_counts_on_every_broker(brokers: Brokers) -> None:
     from tests.faults.test_databases import ask
 
     one, two, _ = brokers
@@ -159,3 +170,4 @@ async def test_a_key_counts_on_every_broker(brokers: tuple[Served, Served, Serve
         assert time.monotonic() < deadline
     async with miniq.connect_async(two.url, api_key=made["secret"]) as known:
         await known.queue(QUEUE).send("x")
+        await known.revoke_key(made["id"])

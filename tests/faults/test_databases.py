@@ -82,7 +82,8 @@ def test_while_the_database_is_away_calls_are_told_so_and_then_they_work_again(
             status, headers, problem = ask(served, path, body)
             assert (status, problem["code"], headers["retry-after"]) == (503, "store_unavailable", "1"), path
             assert "Traceback" not in json.dumps(problem)
-        assert ask(served, "/ready")[0] == 503
+        status, _, health = ask(served, "/ready")
+        assert (status, health["status"]) == (503, "unavailable")
         assert ask(served, "/health")[0] == 200
         database.start()
         database.wait()

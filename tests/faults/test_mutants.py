@@ -92,7 +92,7 @@ MUTANTS = [
     killed("any-receipt", {"I2"}),
     killed("no-expiry", {"I1"}),
     killed("early-expiry", {"I2"}),
-    killed("thawed-claims", {"I1", "I6"}),
+    killed("thawed-claims", {"I6"}),
     Mutant("no-dedup", cut_off, {"I1"}),
     *(without_power(engine, lose_power) for engine in ENGINES for lose_power in POWER_LOSSES),
     *(killed_at_write(engine) for engine in ENGINES),

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from miniq.errors import StoreError, StoreFormat, StoreLocked
+from miniq.errors import StoreError, StoreFailed, StoreFormat, StoreLocked
 from miniq.store import open_store
 from tests.kit import drain, send
 from tests.store.parts import opened
@@ -205,5 +205,22 @@ async def test_refused_folder_is_not_left_locked(url: str, folder: Path) -> None
     (folder / "notes.txt").write_text("mine")
     await refused(url, StoreFormat)
     (folder / "notes.txt").unlink()
+    async with opened(url):
+        pass
+
+
+async def test_a_close_that_fails_gives_the_lock_back(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(kv: object) -> None:
+        close(kv)
+        raise StoreFailed("store: no space")
+
+    store = open_store(url)
+    await store.open()
+    kind = type(store._kv)  # type: ignore[attr-defined]
+    close = kind.close
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, "close", fail)
+        with pytest.raises(StoreFailed):
+            await store.close()
     async with opened(url):
         pass

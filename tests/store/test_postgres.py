@@ -215,7 +215,7 @@ async def test_room_holds_across_brokers(two: tuple[Broker, Broker]) -> None:
 async def test_one_of_many_equal_sends_counts_across_brokers(two: tuple[Broker, Broker]) -> None:
     one, other = two
     sends = [broker.send("q", [draft(n, dedup_id="same")]) for n, broker in enumerate((one, other) * 6)]
-    calls = [broker.send("q", [draft(n)], call="same") for n, broker in enumerate((one, other) * 6)]
+    calls = [broker.send("q", [draft(1)], call="same") for broker in (one, other) * 6]
     assert len({tuple(ids) for ids in await asyncio.gather(*sends)}) == 1
     assert len({tuple(ids) for ids in await asyncio.gather(*calls)}) == 1
     assert (await one.queue("q")).counts.total == 2

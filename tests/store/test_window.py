@@ -14,9 +14,9 @@ from miniq.store.arguments import ANY, FREE, Change, Edit, NewTime, Put, Take
 from miniq.store.contract import Store
 from miniq.store.embedded import window
 from miniq.store.embedded.store import EmbeddedStore
-from miniq.store.memory import MemoryStore
 from tests.clock import START
 from tests.kit import bodies, leases, send
+from tests.oracle import Oracle
 from tests.store.calls import BIG, Maker, drop, put, scan, take, take_all
 from tests.store.parts import opened, store_in
 
@@ -318,7 +318,7 @@ async def test_tiny_window_answers_as_the_oracle_does(url: str, tiny: None, seed
     makers["dead"]._ids = makers["q"]._ids
     now = START
     known: dict[str, list[str]] = {"q": [], "dead": []}
-    oracle = MemoryStore()
+    oracle = Oracle()
     engine, _, path = url.partition(":")
     store: Store = EmbeddedStore(engine, path)
     await store.open()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
@@ -15,8 +16,8 @@ import pyarrow as pa
 from miniq.api import arrow
 from miniq.api.operations import ReadClaim
 from miniq.broker import Broker
-from miniq.errors import BadRequest, InvalidRequest, MissingExtra
-from miniq.message import Event, HistoryRecord, Message, PlainBatch, PlainDrafts, Portion, Stored
+from miniq.errors import BadRequest, InvalidRequest, MissingExtra, TooLarge
+from miniq.message import Draft, Event, HistoryRecord, Message, PlainBatch, PlainDrafts, Portion, Stored
 from miniq.server import streams
 
 
@@ -106,18 +107,22 @@ def test_a_stream_comes_in_pieces() -> None:
     assert len(pieces[1]) < len(pieces[0])
 
 
+def drafts_of(body: bytes, most: int = 1000) -> Sequence[Draft]:
+    return arrow.drafts_of(body, most)
+
+
 def test_plain_bodies_are_taken_as_they_are() -> None:
-    found = arrow.drafts_of(stream({"body": ["1", '{"a": [1, 2]}', ' "spaces" ']}))
+    found = drafts_of(stream({"body": ["1", '{"a": [1, 2]}', ' "spaces" ']}))
     assert isinstance(found, PlainDrafts)
     assert found.bodies == [b"1", b'{"a": [1, 2]}', b' "spaces" ']
-    found = arrow.drafts_of(stream({"data": [b"\xff", b""]}))
+    found = drafts_of(stream({"data": [b"\xff", b""]}))
     assert isinstance(found, PlainDrafts)
     assert (found.bodies, found.content_type) == ([b"\xff", b""], "application/octet-stream")
-    assert list(arrow.drafts_of(stream({"body": pa.array([], pa.string())}))) == []
+    assert list(drafts_of(stream({"body": pa.array([], pa.string())}))) == []
 
 
 def test_every_field_may_be_given() -> None:
-    found = arrow.drafts_of(
+    found = drafts_of(
         stream(
             {
                 "body": ["1", "hello", None],
@@ -165,14 +170,63 @@ def test_every_field_may_be_given() -> None:
 )
 def test_what_is_wrong_is_named(columns: dict[str, Any], told: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        arrow.drafts_of(stream(columns))
+        drafts_of(stream(columns))
     assert caught.value.text.startswith(told)
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"\xff" * 100, stream({"body": ["1"]})[:-40]])
 def test_what_is_no_arrow_is_refused(body: bytes) -> None:
     with pytest.raises(BadRequest, match="not an Arrow stream"):
-        arrow.drafts_of(body)
+        drafts_of(body)
+
+
+def stream_of(schema: pa.Schema, *batches: pa.RecordBatch) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
+def test_rows_are_counted_before_anything_is_decoded() -> None:
+    schema = pa.schema([("body", pa.null())])
+    for rows in ([2_000_000_000], [1001], [600, 401]):
+        batches = [pa.RecordBatch.from_arrays([pa.nulls(count)], schema=schema) for count in rows]
+        with pytest.raises(TooLarge, match=f"messages: {sum(rows)} in one call; at most 1000"):
+            drafts_of(stream_of(schema, *batches))
+    assert len(drafts_of(stream({"body": ["1"] * 1000}))) == 1000
+
+
+def test_batches_without_rows_are_counted_too() -> None:
+    schema = pa.schema([("body", pa.string())])
+    empty = pa.RecordBatch.from_arrays([pa.array([], pa.string())], schema=schema)
+    with pytest.raises(TooLarge, match="more than 4096 record batches"):
+        drafts_of(stream_of(schema, *[empty] * 4097))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.list_(pa.null(), 2**31 - 1),
+        pa.struct([]),
+        pa.run_end_encoded(pa.int32(), pa.string()),
+        pa.map_(pa.string(), pa.list_(pa.null(), 2**31 - 1)),
+    ],
+    ids=str,
+)
+def test_a_column_of_a_type_that_could_grow_is_refused_by_its_schema(kind: pa.DataType) -> None:
+    with pytest.raises(InvalidRequest, match=r"headers: is a column of .*; use map<string, string>"):
+        drafts_of(stream_of(pa.schema([("body", pa.string()), ("headers", kind)])))
+
+
+def test_large_metadata_are_refused() -> None:
+    with pytest.raises(TooLarge, match="bytes of Arrow metadata; at most 262144"):
+        drafts_of(stream_of(pa.schema([(f"column {number}", pa.null()) for number in range(10_000)])))
+
+
+def test_the_name_of_a_column_that_is_not_utf8_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="the name of a column is not UTF-8; use body, data"):
+        drafts_of(stream({"body": ["1"]}).replace(b"body", b"b\xffdy"))
 
 
 def test_a_claim_as_arrow_without_pyarrow_is_refused_before_the_reply_begins(

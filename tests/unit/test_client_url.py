@@ -105,3 +105,27 @@ def test_a_path_is_a_folder_whatever_its_name(tmp_path: Path, monkeypatch: pytes
     with miniq.connect(Path("localhost:5000")) as mq:
         mq.queue("q").send(1)
     assert (tmp_path / "localhost:5000" / "MINIQ").exists()
+
+
+def test_a_tilde_in_the_path_of_a_store_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for url in ("~/plain", "rocksdb:~/named", Path("~/path")):
+        with miniq.connect(url) as mq:
+            mq.queue("jobs").send(1)
+    assert sorted(folder.name for folder in tmp_path.iterdir()) == ["named", "path", "plain"]
+
+
+def test_a_password_is_not_repeated_and_a_nul_is_refused() -> None:
+    for url in (
+        "http://user:s3cret@host",
+        "http://user:s3:c/r@et@host",
+        "htp://user:s3cret@host",
+        "tcp://u:s3cret@h:1",
+    ):
+        with pytest.raises(miniq.InvalidRequest) as caught:
+            miniq.connect(url)
+        assert "s3" not in caught.value.text
+    for wrong in ("\0", "a\0b", "http://a\0b", Path("a\0b")):
+        with pytest.raises(miniq.InvalidRequest, match=r"^url: .*is not a URL; use http://HOST:PORT"):
+            miniq.connect(wrong)

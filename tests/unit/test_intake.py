@@ -11,14 +11,14 @@ import pytest
 from miniq.api.plain import LONE
 from miniq.broker import Broker
 from miniq.broker.intake import Reply
-from miniq.errors import Closed, Forbidden, InvalidRequest, NoSpace, Unauthorized
+from miniq.errors import Closed, Forbidden, IdempotencyMismatch, InvalidRequest, NoSpace, Unauthorized
 from miniq.message import JSON, Message, PlainBatch
 from miniq.options import Limits, Options
 from miniq.server.busy_poll import BusyPoll
 from miniq.server.http.fast_lane import FastLane, Head, HotCycle
 from miniq.server.operations import OPERATIONS, Request, start
 from miniq.store import open_store
-from miniq.store.arguments import Change, Put
+from miniq.store.arguments import Change, Once, Put
 
 SEND = next(operation for operation in OPERATIONS if operation.name == "send")
 
@@ -38,7 +38,7 @@ class Puts:
 
     def add(self, body: bytes, queue: str = "q", reply: Reply | None = None) -> None:
         call = None if body < b"5" else body.decode()
-        assert self.broker.intake.add(queue, JSON, body, call, body, reply or self.answer)
+        assert self.broker.intake.add(queue, JSON, body, call, None, body, reply or self.answer)
 
     async def put(self, messages: Sequence[Message], put: Put) -> list[str]:
         if isinstance(messages, PlainBatch):  # else `put_each` of this store does it one by one
@@ -46,11 +46,12 @@ class Puts:
         return await self._put(messages, put)
 
     async def put_each(
-        self, batch: PlainBatch, calls: Sequence[str | None], until: int, change: Change
-    ) -> list[list[str]]:
-        assert calls == [None if body < b"5" else body.decode() for body in batch.bodies]
+        self, batch: PlainBatch, calls: Sequence[Once | None], change: Change
+    ) -> list[list[str] | IdempotencyMismatch]:
+        names = [None if call is None else call.name for call in calls]
+        assert names == [None if body < b"5" else body.decode() for body in batch.bodies]
         await self._wait(batch)
-        return await self._put_each(batch, calls, until, change)
+        return await self._put_each(batch, calls, change)
 
     async def _wait(self, batch: PlainBatch) -> None:
         self.lots.append(batch.bodies)
@@ -275,7 +276,7 @@ async def test_crowds_of_queues_that_are_no_more_are_forgotten(puts: Puts, monke
 class Lane:
     """A connection: what became of its request."""
 
-    call = FastLane._call
+    call, _check = FastLane._call, FastLane._check
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker

@@ -22,6 +22,7 @@ from miniq.client.http.requests import HttpExchange
 from miniq.client.http.target import read_target
 from miniq.client.zmq import target as zmq_target
 from miniq.client.zmq.requests import ZmqExchange
+from miniq.errors import InvalidRequest
 from miniq.message import (
     Claim,
     ClaimGroup,
@@ -186,7 +187,7 @@ def test_messages_are_read_as_they_were_written(name: str) -> None:
     if isinstance(found, Page):
         assert (found.next, found.looked) == ("after", 7)
     for field in Message.__struct_fields__:
-        if field != "due_at":
+        if field not in ("due_at", "lifetime"):
             assert getattr(back.message, field) == getattr(MESSAGE, field), field
     assert (back.visible_at, back.receives, back.consumer) == (2_000_000, 1, "me")
     assert back.receipt == ("" if name == "peek" else "receipt")
@@ -215,3 +216,21 @@ def test_rows_are_unique() -> None:
         assert len({getattr(operation, column) for operation in OPERATIONS}) == len(OPERATIONS)
     assert len({(operation.method, operation.path) for operation in OPERATIONS}) == len(OPERATIONS)
     assert msgspec.json.schema_components([one.body.shape for one in OPERATIONS if one.body])
+
+
+@pytest.mark.parametrize("format", ["json", "msgpack"])
+@pytest.mark.parametrize(
+    ("request_body", "field", "value"),
+    [
+        ({"messages": [{"body": 1}, {"body": 1, "priority": "high"}]}, "messages[1].priority", "'high'"),
+        ({"body": 1, "headers": [1]}, "headers", "[1]"),
+        ([1], "request", "[1]"),
+    ],
+)
+def test_the_error_for_a_wrong_type_has_the_field_and_its_value(
+    request_body: object, field: str, value: str, format: codec.Format
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        codec.Reader(shapes.SendBody).read(codec.encode(request_body, format), format)
+    assert caught.value.field == field
+    assert caught.value.text.startswith(f"{field}: {value} is invalid: expected")

@@ -91,7 +91,7 @@ def test_a_wrong_send_is_refused_with_the_field_named(body: bytes, field: str) -
 
 
 def test_an_endpoint_takes_plain_sends_only_if_sends_are_its_own() -> None:
-    found = read_command(command(payload={"queue": "q", "body": 1}), "json", "CONSUME")
+    found = read_command(command(payload={"queue": "q", "body": 1}), "json", None)
     with pytest.raises(BadRequest, match="not available at this endpoint"):
         resolve(found, "json", frozenset({"receive"}))
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 import msgspec
 
 from miniq.api.codec import OCTETS, check_json, is_json
-from miniq.errors import BadRequest, InvalidRequest, MissingExtra
+from miniq.errors import BadRequest, InvalidRequest, MissingExtra, TooLarge
 from miniq.message import JSON, SHOWN, Draft, Event, HistoryRecord, Message, PlainBatch, PlainDrafts, Portion, Stored
 
 if TYPE_CHECKING:
@@ -28,6 +28,10 @@ SENT = ("body", "data", *Draft.__struct_fields__[1:])
 """The columns that a sender may give."""
 _DICTIONARY, _BATCH = 2, 3
 """Types of Arrow messages."""
+METADATA = 256 * 1024
+"""Maximum size of the metadata of a schema or batch, in bytes."""
+BATCHES = 4096
+"""Maximum number of batches in a stream; each takes some KB, however few rows it has."""
 _raw_values = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
@@ -221,15 +225,16 @@ def encode(batches: Iterable[pa.RecordBatch], schema: pa.Schema, metadata: dict[
 # Arrow to drafts
 
 
-def drafts_of(body: bytes) -> Sequence[Draft]:
-    """The messages of an Arrow stream; an error names what is wrong with it."""
+def drafts_of(body: bytes, most: int) -> Sequence[Draft]:
+    """The messages of an Arrow stream, at most `most`; an error names what is wrong with it. What its metadata declare
+    is checked first: rows of nulls take no bytes in the stream, and much memory when they are decoded."""
     pa = arrow()
     try:
-        for message in pa.ipc.MessageReader.open_stream(body):
-            _check_message(message.metadata.to_pybytes())
+        _check_messages(pa.ipc.MessageReader.open_stream(body), most)
         with pa.ipc.open_stream(body) as reader:
-            batches = list(reader)
             schema = reader.schema
+            _check_columns(schema)
+            batches = list(reader)
         for batch in batches:
             batch.validate(full=True)
     except (pa.ArrowException, OSError, ValueError, struct.error, IndexError) as error:
@@ -250,8 +255,26 @@ def drafts_of_table(table: pa.Table) -> Sequence[Draft]:
     return list(_drafts(columns, table.num_rows))
 
 
-def _check_message(metadata: bytes) -> None:
-    """Refuse compressed batches and dictionaries, which could become much larger when decoded.
+def _check_messages(messages: Iterable[Any], most: int) -> None:
+    """Refuse a stream whose messages declare more than it may have."""
+    rows = batches = 0
+    for message in messages:
+        metadata = message.metadata
+        if metadata.size > METADATA:
+            raise TooLarge(f"request: {metadata.size} bytes of Arrow metadata; at most {METADATA}", field="request")
+        declared = _rows(metadata.to_pybytes())
+        if declared is not None:
+            rows += declared
+            batches += 1
+        if rows > most:
+            raise TooLarge(f"messages: {rows} in one call; at most {most}", field="messages")
+        if batches > BATCHES:
+            raise TooLarge(f"request: more than {BATCHES} record batches; combine them", field="request")
+
+
+def _rows(metadata: bytes) -> int | None:
+    """The rows that a record batch declares, None for other messages. Refuses compressed batches and dictionaries,
+    which could become much larger when decoded.
 
     `metadata` is a FlatBuffers table `Message` (see Arrow's Message.fbs), whose content pyarrow does not expose.
     """
@@ -268,42 +291,66 @@ def _check_message(metadata: bytes) -> None:
     kind, header = field(message, 1), field(message, 2)
     if kind and header and metadata[kind] == _DICTIONARY:
         raise InvalidRequest("request: has columns with dictionaries; cast them to strings", field="request")
-    if kind and header and metadata[kind] == _BATCH:
-        batch = header + struct.unpack_from("<I", metadata, header)[0]
-        if field(batch, 3):
-            raise InvalidRequest("request: is a compressed Arrow stream; write it without compression", field="request")
+    if not (kind and header and metadata[kind] == _BATCH):
+        return None
+    batch = header + struct.unpack_from("<I", metadata, header)[0]
+    if field(batch, 3):
+        raise InvalidRequest("request: is a compressed Arrow stream; write it without compression", field="request")
+    length = field(batch, 0)
+    rows: int = struct.unpack_from("<q", metadata, length)[0] if length else 0
+    if rows < 0:
+        raise ValueError(f"a record batch of {rows} rows")
+    return rows
 
 
 def _check_columns(schema: pa.Schema) -> None:
     seen: set[str] = set()
-    for name in schema.names:
+    try:
+        names = schema.names
+    except UnicodeDecodeError:
+        raise InvalidRequest(
+            f"request: the name of a column is not UTF-8; use {', '.join(SENT)}", field="request"
+        ) from None
+    for name in names:
         if name not in SENT:
-            raise InvalidRequest(f"{name}: no such column; there are {', '.join(SENT)}", field=name)
+            raise InvalidRequest(f"{name[:80]}: no such column; there are {', '.join(SENT)}", field=name[:80])
         if name in seen:
             raise InvalidRequest(f"{name}: there are two columns of that name", field=name)
         seen.add(name)
+        if not _is_convertible(schema.field(name).type, _sent_schema().field(name).type):
+            raise _wrong_type(schema.field(name).type, name)
     if "body" not in seen and "data" not in seen:
         raise InvalidRequest("body: is missing, and so is data", field="body")
 
 
-def _converted(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
-    """A column in the type of the schema; other widths of numbers and strings are converted."""
-    pa = arrow()
-    wanted, given, is_type = _sent_schema().field(name).type, column.type, arrow().types
-    if given.equals(wanted):
-        return column
+def _is_convertible(given: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether a column can be converted to a type of the schema: other widths of numbers and strings, and nulls."""
+    pa, is_type = arrow(), arrow().types
+    if is_type.is_map(given) and is_type.is_map(wanted):
+        return _is_convertible(given.key_type, wanted.key_type) and _is_convertible(given.item_type, wanted.item_type)
     accepted = {
-        pa.string(): (is_type.is_string, is_type.is_large_string, is_type.is_string_view),
+        pa.string(): (is_type.is_large_string, is_type.is_string_view),
         pa.binary(): (is_type.is_large_binary, is_type.is_binary_view),
         pa.int32(): (is_type.is_integer,),
         pa.float64(): (is_type.is_integer, is_type.is_floating),
-    }.get(wanted, (is_type.is_map,))
+    }.get(wanted, ())
+    return given.equals(wanted) or any(test(given) for test in (*accepted, is_type.is_null))
+
+
+def _wrong_type(given: pa.DataType, name: str) -> InvalidRequest:
+    wanted = _sent_schema().field(name).type
+    return InvalidRequest(f"{name}: is a column of {str(given)[:80]}; use {wanted}", field=name)
+
+
+def _converted(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+    """A column in the type of the schema."""
+    wanted = _sent_schema().field(name).type
+    if column.type.equals(wanted):
+        return column
     try:
-        if any(test(given) for test in (*accepted, is_type.is_null)):
-            return column.cast(wanted)
-    except pa.ArrowException:
-        pass
-    raise InvalidRequest(f"{name}: is a column of {given}; use {wanted}", field=name)
+        return column.cast(wanted)
+    except arrow().ArrowException:
+        raise _wrong_type(column.type, name) from None
 
 
 def _json_bodies(column: pa.ChunkedArray) -> list[bytes]:

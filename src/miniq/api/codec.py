@@ -7,13 +7,17 @@ unchanged. Moments are RFC 3339 in UTC.
 
 from __future__ import annotations
 
+import re
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import cache
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from miniq.api import bounds
+from miniq.api.bounds import Format as Format
 from miniq.api.shapes import Problem
 from miniq.errors import BY_CODE, InvalidRequest, MiniQError, TooLarge
 from miniq.message import JSON, SECOND
@@ -22,7 +26,6 @@ MSGPACK = "application/msgpack"
 PROBLEM = "application/problem+json"
 OCTETS = "application/octet-stream"
 
-Format = Literal["json", "msgpack"]
 S = TypeVar("S", bound=Struct)
 
 MEDIA: dict[Format, str] = {"json": JSON, "msgpack": MSGPACK}
@@ -32,6 +35,7 @@ STATUS: dict[str, int] = {
     "bad_name": 400,
     "bad_request": 400,
     "too_large": 413,
+    "url_too_long": 414,
     "unauthorized": 401,
     "forbidden": 403,
     "cross_origin": 403,
@@ -49,7 +53,11 @@ STATUS: dict[str, int] = {
     "stage_unknown": 409,
     "claim_gone": 410,
     "wrong_media": 415,
+    "idempotency_mismatch": 422,
     "queue_full": 429,
+    "too_many_queues": 429,
+    "too_many_streams": 503,
+    "head_too_large": 431,
     "closed": 503,
     "store_unavailable": 503,
     "store_failed": 503,
@@ -117,40 +125,63 @@ class Reader:
         self.kind = kind
         self._json = msgspec.json.Decoder(kind).decode
         self._msgpack = msgspec.msgpack.Decoder(kind).decode
+        fields = msgspec.structs.fields(kind) if isinstance(kind, type) and issubclass(kind, Struct) else ()
+        self.has_bodies = any(field.name == "messages" or Raw in _kinds(field.type) for field in fields)
 
     def read(self, raw: bytes, format: Format) -> Any:
+        if len(raw) > bounds.SMALL:
+            bounds.check_values(raw, format, self.has_bodies)
+        return self.decode(raw, format)
+
+    def decode(self, raw: bytes, format: Format) -> Any:
+        """`read`, when the number of values is known to be bounded."""
         try:
             if format == "json":
-                str(raw, "utf-8")  # a body is passed on unread, so invalid UTF-8 would be sent to consumers
+                bounds.check_text(raw)
                 return self._json(raw)
             return self._msgpack(raw)
         except UnicodeDecodeError as error:
             raise InvalidRequest(f"request: not UTF-8 at byte {error.start}", field="request") from None
         except msgspec.ValidationError as error:
-            raise _named(error, raw, format) from None
+            raise invalid(error, raw, format) from None
         except (msgspec.DecodeError, RecursionError) as error:
             name = "JSON" if format == "json" else "MessagePack"
             raise InvalidRequest(f"request: not valid {name}: {error}", field="request") from None
 
 
-def _named(error: msgspec.ValidationError, raw: bytes, format: Format) -> InvalidRequest:
-    """A validation error of `msgspec` as one that names the field."""
+def _kinds(kind: Any) -> tuple[Any, ...]:
+    return (kind, *get_args(kind))
+
+
+def invalid(error: msgspec.ValidationError, request: Any, format: Format | None = None) -> InvalidRequest:
+    """A validation error of `msgspec` as one that names the field and its value. `request` is what was validated: bytes
+    in a format, or an object."""
     text, _, path = str(error).partition(" - at `$")
     path = path.rstrip("`").lstrip(".")
     if path.startswith("[...]"):  # some value of a map
-        path = _undecodable(raw, format)
+        path = _undecodable(request, format)
     for start, problem in (("Object contains unknown", "there is no such field"), ("Object missing", "is required")):
         if text.startswith(start):
             name = text.split("`")[1][:80]
             field = f"{path}.{name}" if path else name
             return InvalidRequest(f"{field}: {problem}", field=field)
     field = path or "request"
-    return InvalidRequest(f"{field}: {text[:1].lower()}{text[1:]}", field=field)
+    problem = f"{text[:1].lower()}{text[1:]}"
+    with suppress(ValueError, LookupError, TypeError, RecursionError):  # a value in a map, or one out of range
+        value = request if format is None else _library(format).decode(request)
+        for name, index in re.findall(r"(\w+)|\[(\d+)\]", path):
+            value = value[name] if name else value[int(index)]
+        problem = f"{value!r:.80} is invalid: {problem}"
+    return InvalidRequest(f"{field}: {problem}", field=field)
 
 
-def _undecodable(raw: bytes, format: Format) -> str:
+def _library(format: Format | None) -> Any:
+    return msgspec.msgpack if format == "msgpack" else msgspec.json
+
+
+def _undecodable(raw: bytes, format: Format | None) -> str:
     """The first name in a map whose value cannot be decoded, such as a number that is out of range."""
-    library = msgspec.json if format == "json" else msgspec.msgpack
+    library = _library(format)
     values: dict[str, Raw] = library.decode(raw, type=dict[str, Raw])
     for name, value in values.items():
         try:
@@ -202,6 +233,7 @@ def body_of(
 
 def _json_of(raw: bytes, field: str) -> bytes:
     """A MessagePack value as JSON, which has no extension types and only strings as keys."""
+    bounds.check_body(raw, field)
     try:
         return _json.encode(msgspec.msgpack.decode(raw))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -211,7 +243,7 @@ def _json_of(raw: bytes, field: str) -> bytes:
 def check_json(body: bytes, field: str) -> None:
     """Refuse a body that is not JSON: it is passed on unchanged, and would make the reply invalid that contains it."""
     try:
-        str(body, "utf-8")
+        bounds.check_text(body)
         msgspec.json.decode(body, type=Raw)
     except (ValueError, RecursionError):
         shown = body[:60].decode(errors="replace")

@@ -146,7 +146,7 @@ def claimed_messages(claimed: Sequence[Stored], format: Format) -> list[WireMess
     return wires
 
 
-@with_fields_of(Message, "due_at")
+@with_fields_of(Message, "due_at", "lifetime")
 class Received(Struct, gc=False):
     """A message from the wire that can be used as a `Stored`, and as the `Message` in it."""
 

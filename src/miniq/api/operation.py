@@ -7,7 +7,8 @@ the body of all other methods.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import KW_ONLY, dataclass
 from datetime import datetime
 from operator import attrgetter
 from types import NoneType, UnionType
@@ -49,76 +50,67 @@ class Body(Struct, frozen=True):
     """Checks a call and returns its body; an Arrow stream is `bytes`."""
     unpack: Callable[[Any, Format], Sequence[Any]]
     """Returns the values of the fields from a body in some format."""
+    optional: bool = False
+    """Whether it may be omitted."""
 
 
+@dataclass(eq=False)
 class Operation(Generic[T]):
-    """One operation of the API: a row of the table, and what is derived from it.
+    """One operation of the API: a row of the table, and what is derived from it."""
 
-    `query` names fields that are sent in the query though the method has a body; `body` is for bodies that are more
-    than a record of the fields.
-    """
+    request: type[Call[T]]
+    name: str
+    method: str
+    path: str
+    right: str
+    """The permission it requires (see `keyring.py`)."""
+    summary: str
+    reply: Reply[T]
+    _: KW_ONLY
+    status: int = 200
+    hot: bool = False
+    """Whether HTTP serves it in the fast lane."""
+    body: Body | None = None
+    """For bodies that are more than a record of the fields."""
+    query: Sequence[str] = ()
+    """Fields that are sent in the query though the method has a body."""
+    arrow: bool = False
+    """Whether its body may be an Arrow stream."""
+    table: Callable[[bytes], Any] | None = None
+    """Reads the reply to `AsTable`, if that is supported."""
+    long_poll: bool = False
+    """Whether the call may wait for messages."""
+    own: bool = False
+    """Whether any key may call it, and sees only what it may read."""
+    sends_to: str = ""
+    """The field, or `field.entry`, that names a queue on which the caller needs `send` as well."""
+    unread: Callable[[Any], None] | None = None
+    """Removes from a reply what only a caller with `read` on the queue may see."""
+    repeat: Repeat = "freely"
+    done: Collection[str] = ()
+    """Error codes and outcomes that mean success if an earlier attempt, which got no reply, was carried out."""
 
-    def __init__(
-        self,
-        request: type[Call[T]],
-        name: str,
-        method: str,
-        path: str,
-        right: str,
-        summary: str,
-        reply: Reply[T],
-        *,
-        status: int = 200,
-        hot: bool = False,
-        body: Body | None = None,
-        optional: bool | None = None,
-        query: Sequence[str] = (),
-        arrow: bool = False,
-        table: Callable[[bytes], Any] | None = None,
-        long_poll: bool = False,
-        own: bool = False,
-        repeat: Repeat = "freely",
-        done: Sequence[str] = (),
-    ) -> None:
-        self.request = request
-        self.name = name
-        self.method = method
-        self.path = path
-        self.right = right
-        """The permission it requires (see `keyring.py`)."""
-        self.summary = summary
-        self.reply = reply
-        self.status = status
-        self.hot = hot
-        """Whether HTTP serves it in the fast lane."""
-        self.arrow = arrow
-        """Whether its body may be an Arrow stream."""
-        self.table = table
-        """Reads the reply to `AsTable`, if that is supported."""
-        self.long_poll = long_poll
-        """Whether the call may wait for messages."""
-        self.own = own
-        """Whether any key may call it, and sees only what it may read."""
-        self.repeat = repeat
-        self.done = frozenset(done)
-        """Error codes and outcomes that mean success if an earlier attempt, which got no reply, was carried out."""
-        self.command = name.upper()
+    def __post_init__(self) -> None:
+        request, path, method = self.request, self.path, self.method
+        self.command = self.name.upper()
         """Its name over ZeroMQ."""
         infos = {info.name: info for info in msgspec.structs.fields(request)}
         named = re.findall(r"{(\w+)}", path)
-        in_query = [name for name in infos if name not in named and (method in ("GET", "DELETE") or name in query)]
+        in_query = [name for name in infos if name not in named and (method in ("GET", "DELETE") or name in self.query)]
         in_body = [name for name in infos if name not in named and name not in in_query]
         if [*named, *in_query, *in_body] != [*infos]:
             raise TypeError(f"{request.__name__}: order the fields by path, query and body")
         self.in_path = {name: _wire_type(infos[name].type) for name in named}
         self.in_query = {name: infos[name] for name in in_query}
-        self.body = body or (_derived(request, [infos[name] for name in in_body]) if method in _BODIES else None)
-        self.optional = not any(infos[name].required for name in in_body) if optional is None else optional
-        """Whether the body may be omitted."""
+        if self.body is None and method in _BODIES:
+            self.body = _derived(request, [infos[name] for name in in_body])
         self.path_values = _values(named)
         """Returns the values of a call for its path."""
         self._texts_in_path = [name if str in _members(kind) else None for name, kind in self.in_path.items()]
         self._checks = [(name, check) for name in in_query if (check := _check(infos[name])) is not None]
+        self._types = msgspec.defstruct(
+            f"{request.__name__}Types", [(name, _wire_type(infos[name].type)) for name in (*in_query, *in_body)]
+        )
 
     def __repr__(self) -> str:
         return f"<Operation {self.name}>"
@@ -128,6 +120,16 @@ class Operation(Generic[T]):
         for value, name in zip(values, self._texts_in_path, strict=True):
             if name is not None:
                 checks.check_name(value, name)
+
+    def checked(self, call: Any) -> Call[T]:
+        """A call as a server would read it from a wire; refuses values of the wrong type."""
+        names = self.path_values(call)
+        self.check_path(names)
+        fields = {name: getattr(call, name) for name in self._types.__struct_fields__}
+        try:
+            return self.request(*names, *msgspec.structs.astuple(msgspec.convert(fields, self._types)))
+        except msgspec.ValidationError as error:
+            raise codec.invalid(error, fields) from None
 
     def query_of(self, call: Any) -> dict[str, Any]:
         """The query of a call, checked and without defaults."""
@@ -207,7 +209,8 @@ def _derived(request: type[Struct], infos: Sequence[FieldInfo]) -> Body:
                 check(value, name)
         return shape(*body)
 
-    return Body(shape, pack, lambda body, format: values(body))
+    optional = not any(info.required for info in infos)
+    return Body(shape, pack, lambda body, format: values(body), optional)
 
 
 def _values(names: Sequence[str]) -> Callable[[Any], Sequence[Any]]:
@@ -282,4 +285,4 @@ def _pack_changes(call: Any) -> Any:
 SEND = Body(shapes.SendBody, _pack_send, _unpack_send)
 UPLOAD = Body(shapes.UploadBody, _pack_upload, _unpack_upload)
 EDIT = Body(shapes.EditBody, _pack_edit, _unpack_edit)
-CHANGES = Body(dict[str, Any], _pack_changes, lambda changes, format: (changes,))
+CHANGES = Body(dict[str, Any], _pack_changes, lambda changes, format: (changes,), optional=True)

@@ -16,10 +16,12 @@ from miniq.api import operation as bodies
 from miniq.api import replies, shapes, tables
 from miniq.api.operation import Call, Operation
 from miniq.api.replies import same, single
+from miniq.errors import InvalidRequest
 from miniq.message import (
     Claim,
     ClaimGroup,
     Committed,
+    ConfiguredQueue,
     Extended,
     HistoryPage,
     Lease,
@@ -201,7 +203,7 @@ class ListQueues(Call[list[QueueInfo]], frozen=True):
     pass
 
 
-class Configure(Call[QueueInfo], frozen=True):
+class Configure(Call[ConfiguredQueue], frozen=True):
     queue: str
     changes: dict[str, Any]
 
@@ -257,11 +259,13 @@ class WhoAmI(Call[shapes.Identity], frozen=True):
 
 class CreateKey(Call[shapes.ApiKey], frozen=True):
     """A key to create: a display name, and its permissions, such as `send:orders.*`. With `public`, the public half of
-    a CURVE key (40 characters), it is a key for ZeroMQ."""
+    a CURVE key (40 characters), it is a key for ZeroMQ. It creates no queue while `max_queues` match its permissions.
+    """
 
     name: str
     allow: Sequence[str]
     public: str | None = None
+    max_queues: int | None = None
 
 
 class ListKeys(Call[list[shapes.ApiKey]], frozen=True):
@@ -285,7 +289,7 @@ STAGES = f"{QUEUE}/stages"
 OPERATIONS: tuple[Operation[Any], ...] = (
     Operation(
         Send, "send", "POST", f"{QUEUE}/messages", "send", "Send one message or several, all or none",
-        replies.IDS, status=201, hot=True, body=bodies.SEND, optional=False, arrow=True, repeat="named",
+        replies.IDS, status=201, hot=True, body=bodies.SEND, arrow=True, repeat="named",
     ),
     Operation(
         Receive, "receive", "POST", f"{QUEUE}/receive", "receive", "Lease messages; with `wait`, wait for the first",
@@ -315,7 +319,7 @@ OPERATIONS: tuple[Operation[Any], ...] = (
     Operation(
         Edit, "edit", "PATCH", f"{QUEUE}/messages/{{id}}", "manage",
         "Change a message that is not leased, or with its receipt",
-        replies.MESSAGE, body=bodies.EDIT, optional=False,
+        replies.MESSAGE, body=bodies.EDIT, unread=replies.without_content,
     ),
     Operation(
         Remove, "remove", "DELETE", f"{QUEUE}/messages/{{id}}", "manage",
@@ -351,7 +355,7 @@ OPERATIONS: tuple[Operation[Any], ...] = (
     Operation(
         Upload, "upload", "POST", f"{STAGES}/{{job}}/{{batch}}/{{partition}}/{{attempt}}", "send",
         "Store messages as part `part` of a stage, invisible until they are committed",
-        replies.UPLOADED, status=201, body=bodies.UPLOAD, optional=False, query=["part"], arrow=True,
+        replies.UPLOADED, status=201, body=bodies.UPLOAD, query=["part"], arrow=True,
     ),
     Operation(
         DiscardStages, "discard_stages", "DELETE", f"{STAGES}/{{job}}/{{batch}}", "send",
@@ -363,7 +367,8 @@ OPERATIONS: tuple[Operation[Any], ...] = (
     ),
     Operation(
         Configure, "configure", "PUT", QUEUE, "manage", "Create a queue, or change some of its settings",
-        replies.QUEUE, body=bodies.CHANGES, optional=True,
+        replies.QUEUE_CHANGED, body=bodies.CHANGES, sends_to="changes.dead_letter_queue",
+        unread=replies.without_counts,
     ),
     Operation(GetQueue, "get_queue", "GET", QUEUE, "read", "Settings and counts of a queue", replies.QUEUE),
     Operation(
@@ -376,7 +381,7 @@ OPERATIONS: tuple[Operation[Any], ...] = (
     ),
     Operation(
         Redrive, "redrive", "POST", f"{QUEUE}/redrive", "manage", "Move dead letters back to the queues they came from",
-        same(RedriveProgress),
+        same(RedriveProgress), sends_to="to",
     ),
     Operation(
         History, "history", "GET", "/v1/history", "read", "Events of messages, by rising offset",
@@ -413,3 +418,13 @@ OPERATIONS: tuple[Operation[Any], ...] = (
 
 BY_NAME = {operation.name: operation for operation in OPERATIONS}
 BY_REQUEST = {operation.request: operation for operation in OPERATIONS}
+
+
+def operation_of(call: Call[Any]) -> Operation[Any]:
+    """The operation of a call."""
+    operation = BY_REQUEST.get(type(call))
+    if operation is not None:
+        return operation
+    if isinstance(call, AckById):
+        raise InvalidRequest("id: a message is acked with its receipt; receive it first", field="id")
+    raise InvalidRequest(f"call: {call!r:.80} is not a call; use a record of miniq.api.operations", field="call")

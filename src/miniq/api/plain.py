@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import NamedTuple, cast
+from typing import Annotated, NamedTuple, cast
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Meta, Raw, Struct
 
+from miniq.api import bounds
+from miniq.api.bounds import check_text
 from miniq.api.codec import OCTETS, Format, Reader
 from miniq.api.shapes import SendBody
 from miniq.message import JSON, PlainDrafts
 
+FEW = 10 * bounds.VALUES
+"""A request of this size has fewer plain messages than `VALUES`, because each takes more than ten bytes."""
 UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 """Raised for bytes that are not a plain send."""
 
@@ -35,20 +39,23 @@ class SendReader(Reader):
         """Decodes a request that is not a single plain message."""
         if format == "json":
             if raw.startswith(b'{"messages":'):
+                if len(raw) > FEW:
+                    bounds.check_values(raw, format, True)
                 with contextlib.suppress(*UNREADABLE):
                     check_text(raw)
                     return PlainDrafts([bytes(message.body) for message in _plain_many(raw).messages])
         elif raw.startswith(_MESSAGES):
             with contextlib.suppress(*UNREADABLE):
                 return PlainDrafts([message.data for message in _data_many(raw).messages], OCTETS)
-        return cast(SendBody, super().read(raw, format))
+        bounds.check_values(raw, format, True)
+        return cast(SendBody, self.decode(raw, format))
 
 
 def _lone_json(raw: bytes) -> bytes | None:
     if raw.startswith(b'{"body":'):
         try:
             if not raw.isascii():
-                str(raw, "utf-8")  # as `check_text`, without a call
+                check_text(raw)
             return bytes(_plain_one(raw).body)
         except UNREADABLE:
             pass
@@ -73,12 +80,6 @@ class Lone(NamedTuple):
 LONE: dict[Format, Lone] = {"json": Lone(JSON, _lone_json), "msgpack": Lone(OCTETS, _lone_bytes)}
 
 
-def check_text(raw: bytes) -> None:
-    """Raise `UnicodeDecodeError` for invalid UTF-8: bodies are passed on unread, so consumers would get it."""
-    if not raw.isascii():
-        str(raw, "utf-8")
-
-
 class PlainOne(Struct, forbid_unknown_fields=True, gc=False):
     body: Raw
 
@@ -92,7 +93,7 @@ class _PlainMany(Struct, forbid_unknown_fields=True):
 
 
 class _DataMany(Struct, forbid_unknown_fields=True):
-    messages: list[DataOne]
+    messages: Annotated[list[DataOne], Meta(max_length=bounds.VALUES)]
 
 
 _DATA, _MESSAGES = b"\x81\xa4data", b"\x81\xa8messages"

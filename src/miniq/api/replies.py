@@ -18,9 +18,11 @@ from miniq.api.codec import Format, from_wire, moment, to_wire
 from miniq.api.messages import Received, body_bytes, micros, shown_messages, wire_messages
 from miniq.message import (
     JSON,
+    SHOWN,
     Claim,
     ClaimGroup,
     Committed,
+    ConfiguredQueue,
     Counts,
     Event,
     Extended,
@@ -73,13 +75,14 @@ def single(name: str, **field: Any) -> Reply[Any]:
     return _pair(shape, shape, attrgetter(*field))
 
 
-def _list(shape: Any, write: Callable[[T], Any], read: Callable[[Any], T]) -> Reply[list[T]]:
-    """The result is a list, whose elements are in the only field of the shape."""
-    elements = attrgetter(*shape.__struct_fields__)
+def _list(name: str, write: Callable[[T], Any], read: Callable[[Any], T], **field: Any) -> Reply[list[T]]:
+    """The result is a list, whose elements are in the only field of a shape with that name."""
+    ((key, element),) = field.items()
+    shape: Any = msgspec.defstruct(name, [(key, list[element])])  # type: ignore[valid-type]
     return _pair(
         shape,
         lambda results: shape([write(result) for result in results]),
-        lambda reply: [read(element) for element in elements(reply)],
+        lambda reply: [read(element) for element in getattr(reply, key)],
     )
 
 
@@ -239,7 +242,9 @@ CLAIMS_OPENED: Reply[ClaimGroup] = _pair(
 CLAIMS_ACKED: Reply[None] = Reply(
     shapes.ClaimsAckedReply, lambda result, call, format, now: shapes.ClaimsAckedReply(call.upto), lambda body: None
 )
-CLAIM_GROUPS: Reply[list[ClaimGroup]] = _list(shapes.ClaimGroupsReply, _write_group, _read_group)
+CLAIM_GROUPS: Reply[list[ClaimGroup]] = _list(
+    "ClaimGroupsReply", _write_group, _read_group, groups=shapes.WireClaimGroup
+)
 UPLOADED: Reply[tuple[int, int]] = _pair(
     shapes.UploadReply, lambda result: shapes.UploadReply(*result), lambda reply: (reply.messages, reply.bytes)
 )
@@ -248,19 +253,42 @@ COMMITTED: Reply[Committed] = _pair(
     lambda result: shapes.CommitStagesReply(result.messages, result.repeated),
     lambda reply: Committed(reply.committed, reply.repeated),
 )
-STAGES: Reply[list[Stage]] = _list(shapes.StagesReply, _write_stage, _read_stage)
+STAGES: Reply[list[Stage]] = _list("StagesReply", _write_stage, _read_stage, stages=shapes.WireStage)
 
 
 # Queues, history, the broker
 
 
-def queue_reply(info: QueueInfo) -> shapes.QueueReply:
+def queue_reply(info: ConfiguredQueue) -> shapes.QueueReply:
     """A queue as it is sent to clients."""
-    return to_wire(shapes.QueueReply, info, counts=to_wire(shapes.WireCounts, info.counts))
+    counts = None if info.counts is None else to_wire(shapes.WireCounts, info.counts)
+    return to_wire(shapes.QueueReply, info, counts=counts)
+
+
+def without_counts(reply: shapes.QueueReply) -> None:
+    """A queue for a caller that may not read it."""
+    reply.counts = reply.redrive = None
+
+
+def without_content(reply: shapes.WireMessage) -> None:
+    """A message for a caller that may not read it: the state, without anything that a sender gave or a consumer did."""
+    reply.body = reply.data = UNSET
+    reply.dead = reply.consumer = None
+    for field in SHOWN:
+        if field not in ("body", "content_type", "priority"):
+            setattr(reply, field, None)
 
 
 def _read_queue(queue: shapes.QueueReply) -> QueueInfo:
-    return from_wire(QueueInfo, queue, counts=from_wire(Counts, queue.counts))
+    info = _read_configured(queue)
+    if info.counts is None:
+        raise ValueError("a queue without counts")
+    return cast(QueueInfo, info)
+
+
+def _read_configured(queue: shapes.QueueReply) -> ConfiguredQueue:
+    counts = None if queue.counts is None else from_wire(Counts, queue.counts)
+    return from_wire(ConfiguredQueue if counts is None else QueueInfo, queue, counts=counts)
 
 
 def wire_event(record: HistoryRecord, format: Format) -> shapes.WireEvent:
@@ -290,5 +318,6 @@ def _read_history(body: bytes) -> HistoryPage:
 
 
 QUEUE: Reply[QueueInfo] = _pair(shapes.QueueReply, queue_reply, _read_queue)
-QUEUES: Reply[list[QueueInfo]] = _list(shapes.QueuesReply, queue_reply, _read_queue)
+QUEUE_CHANGED: Reply[ConfiguredQueue] = _pair(shapes.QueueReply, queue_reply, _read_configured)
+QUEUES: Reply[list[QueueInfo]] = _list("QueuesReply", queue_reply, _read_queue, queues=shapes.QueueReply)
 HISTORY: Reply[HistoryPage] = Reply(shapes.HistoryReply, _write_history, _read_history)

@@ -102,7 +102,7 @@ class WireDead(Struct, gc=False):
     at: datetime
 
 
-@with_fields_of(Message, "due_at")
+@with_fields_of(Message, "due_at", "lifetime")
 class WireMessage(Struct, omit_defaults=True, gc=False):
     id: str
     queue: str
@@ -160,12 +160,9 @@ class WireCounts(Struct):
 class QueueReply(Struct):
     name: str
     settings: QueueSettings
-    counts: WireCounts
+    counts: WireCounts | None
+    """Null in the reply to a caller that may not read the queue."""
     redrive: RedriveProgress | None = None
-
-
-class QueuesReply(Struct):
-    queues: list[QueueReply]
 
 
 class Rates(Struct):
@@ -180,7 +177,8 @@ class Rates(Struct):
 
 
 class QueueStats(Struct):
-    """The current state of a queue. `dead` counts the messages in its dead-letter queue."""
+    """The current state of a queue. `dead` counts the messages in its dead-letter queue; it is null if the caller may
+    not read that one."""
 
     name: str
     ready: int
@@ -191,7 +189,7 @@ class QueueStats(Struct):
     oldest: datetime | None
     rates: Rates
     dead_letter_queue: str | None
-    dead: int
+    dead: int | None
 
 
 class Stats(Struct):
@@ -273,10 +271,6 @@ class WireClaimGroup(Struct):
     claims: list[WireClaim]
 
 
-class ClaimGroupsReply(Struct):
-    groups: list[WireClaimGroup]
-
-
 class UploadReply(Struct):
     messages: int
     bytes: int
@@ -297,10 +291,6 @@ class WireStage(Struct):
     bytes: int
     made_at: datetime
     expires_at: datetime
-
-
-class StagesReply(Struct):
-    stages: list[WireStage]
 
 
 class WireEvent(Struct, omit_defaults=True):
@@ -339,6 +329,9 @@ class ApiKey(Struct, omit_defaults=True):
     """Of a CURVE key."""
     server: str | None = None
     """The broker's own public key, in the reply that adds a CURVE key."""
+    warnings: list[str] = []
+    """What the new key changes for others, in the reply that creates it."""
+    max_queues: int | None = None
 
 
 class HealthReply(Struct, omit_defaults=True):

@@ -31,9 +31,9 @@ class ArrowStream(Struct, frozen=True):
 
     raw: bytes
 
-    def drafts(self) -> Sequence[Draft]:
+    def drafts(self, most: int) -> Sequence[Draft]:
         try:
-            return columns.drafts_of(self.raw)
+            return columns.drafts_of(self.raw, most)
         except MissingExtra as error:
             raise WrongMedia(error.text, field="content-type") from None
 

@@ -7,8 +7,7 @@ raises a `MiniQError` has changed nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,7 +24,7 @@ from miniq.broker.search import Search
 from miniq.broker.stages import Stages
 from miniq.broker.trends import Trends
 from miniq.broker.upkeep import Upkeep
-from miniq.broker.waiters import Waiters
+from miniq.broker.waiters import Permit, Waiters
 from miniq.errors import Closed, InvalidRequest, QueueNotFound
 from miniq.ids import IdSource
 from miniq.message import (
@@ -46,7 +45,7 @@ from miniq.message import (
     Stored,
 )
 from miniq.options import Options
-from miniq.store.arguments import ANY, FREE, Change, Edit, Fence, NewTime, Once, Scan
+from miniq.store.arguments import ANY, FREE, Change, Edit, Fence, NewTime, Scan
 from miniq.store.contract import Store
 from miniq.store.transfer import check_complete
 
@@ -91,6 +90,7 @@ class Broker:
         """Open the store, load queues and keys, start the background tasks."""
         self.store.on_ready = self.waiters.wake
         self.store.on_change = self.catalog.on_change
+        self.keys.on_loss = self._check_permits
         await self.store.open()
         try:
             await check_complete(self.store)
@@ -157,28 +157,29 @@ class Broker:
         """All queues by name."""
         self.check_open()
         await self.catalog.refresh()
-        queues = []
-        for name in sorted(self.catalog.names()):
-            with suppress(QueueNotFound):  # deleted in the meantime
-                queues.append(await self.queue(name))
-        return queues
+        return [
+            QueueInfo(name, settings, counts, self._redrives.progress(name))
+            for name, counts in (await self.trends.count(self.catalog.names())).items()
+            if (settings := self.catalog.find(name)) is not None  # else deleted in the meantime
+        ]
 
     # Messages
 
-    async def send(self, queue: str, drafts: Sequence[Draft], call: str | None = None) -> list[str]:
+    async def send(self, queue: str, drafts: Sequence[Draft], call: str | None = None, scope: str = "") -> list[str]:
         """Add messages, all or none, and return their ids once they are on disk. A `call` (idempotency key) of the last
-        five minutes adds nothing and gets the same answer."""
+        five minutes in the same `scope` (see `KeyRing.scope`) adds nothing and gets the same answer; with other
+        messages it is refused."""
         settings = self.catalog.find(queue) or await self.catalog.get_or_create(queue)
         now = self.clock.now()
         messages = rules.admit(queue, settings, drafts, self.ids, now, self._limits)
         once = None
         if call is not None:
-            once = Once(rules.check_call(call, self._limits), now + rules.CALL_WINDOW)
+            once = rules.once(rules.check_call(call, self._limits), scope, drafts, now)
         try:
             ids = await self.store.messages.put(messages, rules.put(settings, now, once))
         except QueueNotFound:
             self.catalog.forget(queue)  # just deleted by a concurrent call
-            return await self.send(queue, drafts, call)
+            return await self.send(queue, drafts, call, scope)
         if not isinstance(messages, PlainBatch):
             ends = [message.expires_at for message in messages if message.expires_at is not None]
             if ends:
@@ -195,8 +196,9 @@ class Broker:
         wait: float = 0,
         consumer: str | None = None,
         mode: Mode = "at-least-once",
+        permit: Permit | None = None,
     ) -> list[Stored]:
-        """Lease up to `max` messages; with `wait`, wait that long for the first one.
+        """Lease up to `max` messages; with `wait`, wait that long for the first one, while there is a `permit`.
 
         With `auto_create`, a queue that does not exist counts as empty.
         """
@@ -217,7 +219,8 @@ class Broker:
         if taken or not wait:
             return taken
         take = partial(self.deliveries.take, queue, max, visibility_timeout, consumer, mode)
-        return await self.deliveries.long_poll(queue, consumer, wait, take, bool)
+        undo = partial(self.deliveries.give_back_taken, queue) if mode == "at-least-once" else None
+        return await self.deliveries.long_poll(queue, consumer, wait, take, bool, permit, undo)
 
     async def ack(self, queue: str, leases: Sequence[Lease]) -> list[Outcome]:
         """Delete messages that were processed."""
@@ -370,11 +373,13 @@ class Broker:
         ids: Sequence[str] | None = None,
         to: str | None = None,
         rate: float | None = None,
+        may_send: Callable[[str], bool] | None = None,
     ) -> RedriveProgress:
         """Move dead letters back to their source queue, or `to` another one: all, or those in `ids`. With `rate` it
-        runs in the background at this many messages per second, and `queue()` shows the progress."""
+        runs in the background at this many messages per second, and `queue()` shows the progress. Messages stay for
+        which the target has no room, or to which the caller may not send."""
         await self.catalog.require(queue)
-        return await self._redrives.run(queue, ids, to, rate)
+        return await self._redrives.run(queue, ids, to, rate, may_send)
 
     # History, backup, upkeep
 
@@ -386,7 +391,7 @@ class Broker:
         self.check_open()
         rules.check_count(after, "after", 0, 2**63 - 1)
         rules.check_count(limit, "limit", 1, rules.MANY if many else self._limits.batch)
-        if queue is not None:
+        if queue is not None and self.catalog.find(queue) is None:
             rules.check_name(queue)
         span = await self.store.history.span()
         records: list[HistoryRecord] = []
@@ -434,18 +439,26 @@ class Broker:
         *,
         event: EventName,
         reason: str | None = None,
+        limited: bool = False,
     ) -> list[Outcome]:
-        """Move messages to another queue, which is created if necessary."""
+        """Move messages to another queue, which is created if necessary. With `limited`, its limits apply as to a
+        send: a message must be dead-lettered even if there is no room."""
         settings = self.catalog.settings(queue)
         change = Change(self.clock.now(), settings.history, event, reason)
         while True:
             target = await self.catalog.ensure(to)
             try:
-                return await self.store.messages.move(queue, moves, change, target.history)
+                room = rules.room(target) if limited else None
+                return await self.store.messages.move(queue, moves, change, target.history, room)
             except QueueNotFound:
                 if queue not in await self.store.queues():
                     raise
                 self.catalog.forget(to)  # just deleted by a concurrent call
+
+    def _check_permits(self) -> None:
+        """Make long polls and event streams look whether they are still allowed."""
+        self.waiters.wake_all()
+        self.trends.wake()
 
     def check_open(self) -> None:
         """Raise `Closed` unless the broker is open."""

@@ -13,7 +13,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from miniq.broker import rules
-from miniq.errors import MiniQError, QueueNotFound, QueueProtected
+from miniq.errors import MiniQError, QueueNotFound, QueueProtected, TooManyQueues
 from miniq.message import QueueSettings
 
 if TYPE_CHECKING:
@@ -119,7 +119,18 @@ class Catalog:
         rules.check_name(queue)
         if not self._broker.options.auto_create:
             return await self.require(queue)
+        await self._check_room(queue)
         return await self.ensure(queue)
+
+    async def _check_room(self, queue: str) -> None:
+        """Raise unless a queue exists or may be created by a caller. Brokers that share a store count for themselves,
+        and may create a few more."""
+        if queue not in self.queues:
+            await self.refresh()
+        most = self._broker.options.max_queues
+        if queue not in self.queues and len(self.queues) >= most:
+            text = f"queue: {queue!r} cannot be created, there are {most} queues; delete some, or raise max_queues"
+            raise TooManyQueues(text, field="queue")
 
     # Changing
 
@@ -133,13 +144,16 @@ class Catalog:
 
     async def change(self, queue: str, changes: dict[str, Any]) -> None:
         """Create a queue or change some of its settings. Its dead-letter queue is created, too."""
-        rules.check_name(queue)
         while True:
             await self.refresh()
             before = self.queues.get(queue)
+            if before is None:
+                rules.check_name(queue)
             settings = rules.change_settings(queue, before, changes, self._broker.options.limits)
+            await self._check_room(queue)
             dead = rules.dead_letter_queue(queue, settings)
             if dead is not None:
+                await self._check_room(dead)
                 await self.ensure(dead)
             if await self._put(queue, before, settings):
                 return

@@ -7,11 +7,13 @@ returns the same claim. A reader that opens the group fences off all earlier rea
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from miniq.broker import rules
+from miniq.broker.waiters import Permit
 from miniq.message import Claim, ClaimGroup, Portion, QueueSettings, Stored
 from miniq.options import MIB
 from miniq.store.arguments import Change, NextClaim, Places
@@ -49,9 +51,10 @@ class Claims:
         max_bytes: int = 64 * MIB,
         wait: float = 0,
         consumer: str | None = None,
+        permit: Permit | None = None,
     ) -> tuple[Claim | None, int]:
         """Ack all claims up to `after`, and return the one that follows with the group's epoch; with `wait`, wait that
-        long for messages. None if there is nothing to claim."""
+        long for messages, while there is a `permit`. None if there is nothing to claim."""
         broker = self._broker
         limits = broker.options.limits
         await self._settings(queue)
@@ -66,8 +69,9 @@ class Claims:
         request = NextClaim(after=after, now=0, epoch=epoch, limit=max_messages, max_bytes=max_bytes, consumer=consumer)
         claimed = await self._claim(queue, group, request)
         if claimed.claim is None and wait:
+            claim = partial(self._claim, queue, group, request)
             claimed = await broker.deliveries.long_poll(
-                queue, consumer, wait, lambda: self._claim(queue, group, request), lambda claimed: claimed.claim
+                queue, consumer, wait, claim, lambda claimed: claimed.claim, permit
             )
         return claimed.claim, claimed.epoch
 

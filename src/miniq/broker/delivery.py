@@ -9,7 +9,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from miniq.broker import rules
-from miniq.errors import MiniQError, QueueNotFound, StoreUnavailable
+from miniq.broker.waiters import Permit
+from miniq.errors import Denied, MiniQError, QueueNotFound, StoreUnavailable
 from miniq.message import Lease, Message, Mode, Outcome, QueueSettings, Stored
 from miniq.store.arguments import FREE, Change, Fence, NewTime, Take
 
@@ -123,17 +124,28 @@ class Deliveries:
         wait: float,
         attempt: Callable[[], Awaitable[T]],
         done: Callable[[T], Any],
+        permit: Permit | None = None,
+        undo: Callable[[T], None] | None = None,
     ) -> T:
         """Repeat `attempt` whenever messages may be ready, until it is `done`, `wait` seconds have passed or the broker
-        shuts down; return the last result."""
+        shuts down; return the last result. Raises as soon as `permit` does; a result of which the caller lost the right
+        meanwhile is undone."""
         broker = self._broker
         deadline = broker.clock.now() + rules.micros(wait)
         with broker.waiters.join(queue, consumer) as waiter:
             while True:
+                if permit is not None:
+                    permit()
                 before = broker.clock.now()
                 result = await attempt()
                 if done(result):
                     broker.waiters.wake_each(queue)
+                    if permit is not None and undo is not None:
+                        try:
+                            permit()
+                        except Denied:
+                            undo(result)
+                            raise
                     return result
                 if broker.clock.now() >= deadline:
                     return result
@@ -192,6 +204,10 @@ class Deliveries:
     def give_back(self, queue: str, leases: list[Lease]) -> None:
         """Release messages whose consumer disconnected before it got them."""
         self._spawn(self._broker.release(queue, leases))
+
+    def give_back_taken(self, queue: str, taken: list[Stored]) -> None:
+        """Release messages whose consumer lost its right to them meanwhile."""
+        self.give_back(queue, [Lease(stored.message.id, stored.receipt or FREE) for stored in taken])
 
     async def _release_token(self, queue: str, token: str) -> None:
         """Release what was leased under a token by a call that was cancelled, or that lost its result because the store

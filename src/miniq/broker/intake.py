@@ -19,7 +19,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from miniq.broker import rules
-from miniq.errors import QueueNotFound
+from miniq.broker.keyring import Secret
+from miniq.errors import IdempotencyMismatch, QueueNotFound
 from miniq.message import PlainDrafts, QueueSettings
 from miniq.store.arguments import Change, Put
 
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
     from miniq.broker.broker import Broker
 
 Reply = Callable[[list[Any], list[list[str]], Exception | None], None]
-"""Called with the senders of one put and the ids for each once all are on disk, or with the senders and the error. Each
-gets one id, except that a repeated call gets the answer to the first one."""
+"""Called with senders of one put and the ids for each once all are on disk, or with senders and their error. Each gets
+one id, except that a repeated call gets the answer to the first one."""
 
 log = logging.getLogger("miniq.broker")
 
@@ -44,8 +45,10 @@ CROWDS = 1024
 
 _Key = tuple[str, str, Reply]
 """Queue, content type and reply function, which the messages of one put have in common."""
-_Send = tuple[bytes, str | None, Any]
-"""Body, idempotency key and sender."""
+_Call = tuple[str, str]
+"""Scope and idempotency key."""
+_Send = tuple[bytes, _Call | None, Any]
+"""Body, name and sender."""
 
 
 class Intake:
@@ -62,23 +65,35 @@ class Intake:
         self._put_seconds = 0.0
         """Moving average of the duration of a put."""
 
-    def add(self, queue: str, content_type: str, body: bytes, call: str | None, sender: Any, reply: Reply) -> bool:
+    def add(
+        self,
+        queue: str,
+        content_type: str,
+        body: bytes,
+        call: str | None,
+        secret: Secret | None,
+        sender: Any,
+        reply: Reply,
+    ) -> bool:
         """Send a message with the next put of its queue. False if it does not qualify: use `Broker.send`, which also
         reports what is invalid."""
         broker = self._broker
-        if len(body) > self._limits.body_bytes or (
-            call is not None and (broker.store.shared or not rules.is_simple(call, self._limits))
-        ):
+        if len(body) > self._limits.body_bytes:
             return False
+        name = None
+        if call is not None:
+            if broker.store.shared or not rules.is_simple(call, self._limits):
+                return False
+            name = (broker.keys.scope(secret), call)
         key = (queue, content_type, reply)
         waiting = self._waiting.get(key)
         if waiting is not None:
-            waiting.append((body, call, sender))
+            waiting.append((body, name, sender))
             return True
         settings = broker.catalog.find(queue)
         if settings is None or settings.max_length or settings.max_bytes or broker.tracer is not None:
             return False  # with a tracer, each message has its own trace
-        self._waiting[key] = [(body, call, sender)]
+        self._waiting[key] = [(body, name, sender)]
         # It starts after this turn of the loop, which may read more messages.
         self._tasks[key] = asyncio.get_running_loop().create_task(self._run(key))
         return True
@@ -101,27 +116,28 @@ class Intake:
                 bodies, calls, senders = _cut(waiting, 1 if limited else min(MESSAGES, self._limits.batch))
                 if len(bodies) >= CROWD and not incomplete:
                     self._remember(key, len(bodies))
-                answers: list[list[str]] = []
+                answers: list[list[str] | IdempotencyMismatch] = []
                 problem: Exception | None = None
                 began = perf_counter()
                 try:
                     if settings is None or limited:  # since it was added
-                        answers = [await self._broker.send(queue, PlainDrafts(bodies, content_type), calls[0])]
+                        scope, call = calls[0] or ("", None)
+                        answers = [await self._broker.send(queue, PlainDrafts(bodies, content_type), call, scope)]
                     else:
                         answers = await self._put(queue, settings, content_type, bodies, calls)
                 except Exception as error:
                     problem = error
                 self._put_seconds += (perf_counter() - began - self._put_seconds) / 4
                 try:
-                    reply(senders, answers, problem)
+                    _answer(reply, senders, answers, problem)
                 except Exception:
                     log.exception("not all senders to queue %s could be answered", queue)
         finally:
             del self._waiting[key], self._tasks[key]
 
     async def _put(
-        self, queue: str, settings: QueueSettings, content_type: str, bodies: list[bytes], calls: list[str | None]
-    ) -> list[list[str]]:
+        self, queue: str, settings: QueueSettings, content_type: str, bodies: list[bytes], calls: list[_Call | None]
+    ) -> list[list[str] | IdempotencyMismatch]:
         """Put messages that are one call each, and return the ids for each call."""
         broker = self._broker
         now = broker.clock.now()
@@ -129,7 +145,11 @@ class Intake:
         try:
             if any(calls):
                 change = Change(now, settings.history)
-                answers = await broker.store.messages.put_each(batch, calls, now + rules.CALL_WINDOW, change)
+                named = [
+                    None if call is None else rules.once(call[1], call[0], PlainDrafts([body], content_type), now)
+                    for call, body in zip(calls, bodies, strict=True)
+                ]
+                answers = await broker.store.messages.put_each(batch, named, change)
             else:
                 ids = await broker.store.messages.put(batch, Put(now=now, keep=settings.history))
                 answers = [[id] for id in ids]
@@ -155,8 +175,23 @@ class Intake:
         self._crowds[key] = crowd
 
 
-def _cut(waiting: list[_Send], most: int) -> tuple[list[bytes], list[str | None], list[Any]]:
-    """Remove the messages of the next put from `waiting`: bodies, idempotency keys and senders."""
+def _answer(
+    reply: Reply, senders: list[Any], answers: list[list[str] | IdempotencyMismatch], problem: Exception | None
+) -> None:
+    """Answer the senders of a put, and those whose call was refused separately."""
+    ids = [answer for answer in answers if isinstance(answer, list)]
+    if len(ids) < len(answers):
+        for sender, answer in zip(senders, answers, strict=True):
+            if isinstance(answer, Exception):
+                reply([sender], [], answer)
+        senders = [sender for sender, answer in zip(senders, answers, strict=True) if isinstance(answer, list)]
+        if not senders:
+            return
+    reply(senders, ids, problem)
+
+
+def _cut(waiting: list[_Send], most: int) -> tuple[list[bytes], list[_Call | None], list[Any]]:
+    """Remove the messages of the next put from `waiting`: bodies, names and senders."""
     if len(waiting) == 1:  # the common case, in fewer steps
         ((body, call, sender),) = waiting
         waiting.clear()

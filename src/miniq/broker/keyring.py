@@ -2,8 +2,9 @@
 
 An API key is a secret that is shown once; only its hash is stored. A CURVE key authenticates a ZeroMQ connection
 during its handshake; only its public half is stored. A key has a list of `VERB:PATTERN` scopes, where the verb is one
-of `VERBS` or `*` and the pattern is a queue name with `*` for any characters. While no keys exist, every call is
-allowed, and the server listens on loopback only.
+of `VERBS` or `*` and the pattern is a queue name with `*` for any characters. Until the first key is created, every
+call is allowed, and the server listens on loopback only. From then on calls need a key, also after the last one was
+revoked: a new one is then created on the store, without the broker (`miniq keys create --store`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 
@@ -20,7 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from miniq.broker import rules
-from miniq.errors import Forbidden, InvalidRequest, NotFound, Unauthorized
+from miniq.errors import Forbidden, InvalidRequest, NotFound, TooManyQueues, Unauthorized
 from miniq.options import Limits
 from miniq.store.contract import Store
 
@@ -30,6 +31,16 @@ remove, purge, redrive and delete; `admin` is keys and backups."""
 
 KIND = "key"
 PAIR_KIND = "curve"
+CLOSED_KIND = "closed"
+"""The kind of the record that there have been keys."""
+FIRST_KEY = "this is the first key: from now on, calls without a key are refused"
+LOCKED_OUT = (
+    "no key allows admin on all queues: keys can be created and revoked only on the store, by `miniq keys` with --store"
+)
+_NO_KEYS = (
+    "; all keys of this broker were revoked: stop it if its store is a folder, and create a key with "
+    "`miniq keys create NAME --allow '*' --store STORE`"
+)
 _CACHE = 1024
 _CURVE = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 
@@ -42,6 +53,8 @@ class ApiKey(Struct, frozen=True, omit_defaults=True):
     hash: str
     public: str | None = None
     """The public half of a CURVE key, whose `hash` is empty."""
+    max_queues: int | None = None
+    """The key creates no queue while as many match its scopes."""
 
 
 class CurveIdentity(Struct, frozen=True):
@@ -68,34 +81,49 @@ class KeyRing:
         self._store = store
         self._keys: dict[str, ApiKey] = {}
         self.open = True
-        """Whether there are no keys, so that every call is allowed."""
+        """Whether there never were any keys, so that every call is allowed."""
+        self._closed = False
+        """Whether the store has the record that there have been keys."""
+        self.on_loss: Callable[[], None] = lambda: None
+        """Called when some callers have lost their rights. The broker sets it."""
         self._known: dict[Secret, ApiKey] = {}
         """Cache of verified credentials, so that not every call has to hash."""
         self._allowed: dict[tuple[str, str, str], bool] = {}
+        self._counted: dict[str, tuple[tuple[int, int] | None, int]] = {}
+        """By key: how many queues match its scopes, and of which state of the catalog."""
 
     async def load(self) -> None:
         """Read all keys, and clear the caches."""
         keys = [msgspec.json.decode(value, type=ApiKey) for value in (await self._store.records(KIND)).values()]
+        self._closed = bool(await self._store.records(CLOSED_KIND))
+        had, was_open = self._keys.keys(), self.open
         self._keys = {key.id: key for key in keys}
-        self.open = not keys
+        self.open = not keys and not self._closed
         self._known.clear()
         self._allowed.clear()
+        self._counted.clear()
+        if had - self._keys.keys() or (was_open and not self.open):
+            self.on_loss()
 
     def list(self) -> list[ApiKey]:
         return sorted(self._keys.values(), key=lambda key: key.created_at)
 
-    async def create(self, name: str, allow: Sequence[str], now: int) -> tuple[ApiKey, str]:
+    async def create(
+        self, name: str, allow: Sequence[str], now: int, max_queues: int | None = None
+    ) -> tuple[ApiKey, str]:
         """Create an API key; return it with its secret, which is not stored."""
-        self._check(name, allow)
+        self._check(name, allow, max_queues)
         id = secrets.token_hex(6)
         secret = f"mq_{id}_{secrets.token_urlsafe(24)}"
-        key = ApiKey(id, name, list(allow), now, _hash(secret))
+        key = ApiKey(id, name, list(allow), now, _hash(secret), None, max_queues)
         await self._add(key)
         return key, secret
 
-    async def register(self, name: str, allow: Sequence[str], public: str, now: int) -> ApiKey:
+    async def register(
+        self, name: str, allow: Sequence[str], public: str, now: int, max_queues: int | None = None
+    ) -> ApiKey:
         """Add a CURVE key by its public half (40 characters, Z85)."""
-        self._check(name, allow)
+        self._check(name, allow, max_queues)
         if _CURVE.fullmatch(public) is None:
             raise InvalidRequest(
                 f"public: {public[:80]!r} is not the public half of a CURVE key; use 40 characters of Z85",
@@ -103,7 +131,7 @@ class KeyRing:
             )
         if self.curve_identity(public) is not None:
             raise InvalidRequest(f"public: {public} is already registered; revoke it first", field="public")
-        key = ApiKey(secrets.token_hex(6), name, list(allow), now, "", public)
+        key = ApiKey(secrets.token_hex(6), name, list(allow), now, "", public, max_queues)
         await self._add(key)
         return key
 
@@ -128,16 +156,17 @@ class KeyRing:
             await self.load()
         if id not in self._keys:
             raise NotFound(f"id: there is no key {id!r}", field="id")
+        await self._close()
         await self._store.save_record(KIND, id, None)
         self._keys.pop(id, None)
-        self.open = not self._keys
         self._known = {secret: key for secret, key in self._known.items() if key.id != id}
         self._allowed.clear()
+        self.on_loss()
 
     def identify(self, secret: Secret | None) -> ApiKey:
         """The key that a credential belongs to; raise `Unauthorized` if it is missing or unknown."""
         if secret is None:
-            raise Unauthorized(
+            raise self._unauthorized(
                 "an API key is required: `Authorization: Bearer KEY` over HTTP, `api_key` in a ZeroMQ request"
             )
         return self._known.get(secret) or self._identify(secret)
@@ -159,6 +188,11 @@ class KeyRing:
             target = "the broker" if queue is None else f"queue {queue[: rules.NAME_LENGTH]!r}"
             raise Forbidden(f"key {key.name!r} does not allow {verb} on {target}")
 
+    def scope(self, secret: Secret | None) -> str:
+        """Within which a caller's idempotency keys are its own: the id of its key. While there are no keys, all callers
+        share one scope."""
+        return "" if self.open else self.identify(secret).id
+
     def may(self, secret: Secret | None, verb: str, queue: str | None) -> bool:
         """Whether `check` would pass."""
         with suppress(Unauthorized, Forbidden):
@@ -166,8 +200,30 @@ class KeyRing:
             return True
         return False
 
-    def _check(self, name: str, allow: Sequence[str]) -> None:
+    def check_new_queue(self, secret: Secret | None, queue: str, queues: Collection[str], version: int) -> None:
+        """Raise if the holder of `secret` may not create a further queue. `version` changes with `queues`."""
+        if self.open:
+            return
+        key = self.identify(secret)
+        if key.max_queues is None:
+            return
+        state = (version, len(queues))
+        counted, count = self._counted.get(key.id, (None, 0))
+        if counted != state:  # counting is expensive, so refused calls are not counted for again
+            patterns = {scope.partition(":")[2] or "*" for scope in key.allow}
+            count = sum(any(fnmatchcase(name, pattern) for pattern in patterns) for name in queues)
+            self._counted[key.id] = state, count
+        if count >= key.max_queues:
+            raise TooManyQueues(
+                f"queue: {queue[: rules.NAME_LENGTH]!r} cannot be created, {count} queues match key {key.name!r}, "
+                f"whose max_queues is {key.max_queues}; delete some, or use a key with a higher max_queues",
+                field="queue",
+            )
+
+    def _check(self, name: str, allow: Sequence[str], max_queues: int | None) -> None:
         rules.check_text(name, "name", Limits())
+        if max_queues is not None:
+            rules.check_count(max_queues, "max_queues", 0, 2**31)
         if not allow:
             raise InvalidRequest("allow: empty; use at least one VERB:PATTERN such as send:orders.*", field="allow")
         for scope in allow:
@@ -177,21 +233,38 @@ class KeyRing:
                     f"allow: {scope!r:.80} is not VERB:PATTERN; the verbs are {', '.join(VERBS)} and *", field="allow"
                 )
 
+    @property
+    def managed(self) -> bool:
+        """Whether some key allows to create and revoke keys."""
+        return any(_covers(scope, "admin", None) for key in self._keys.values() for scope in key.allow)
+
     async def _add(self, key: ApiKey) -> None:
+        await self._close()
         await self._store.save_record(KIND, key.id, msgspec.json.encode(key))
         self._keys[key.id] = key
-        self.open = False
+        was_open, self.open = self.open, False
+        if was_open:
+            self.on_loss()
+
+    async def _close(self) -> None:
+        """Record that there have been keys, before the first is created or, in older stores, one is revoked."""
+        if not self._closed:
+            await self._store.save_record(CLOSED_KIND, "since", b"")
+            self._closed = True
+
+    def _unauthorized(self, text: str) -> Unauthorized:
+        return Unauthorized(text if self._keys else text + _NO_KEYS)
 
     def _identify(self, secret: Secret) -> ApiKey:
         if isinstance(secret, CurveIdentity):
             key = self._keys.get(secret.id)
             if key is None:
-                raise Unauthorized("the CURVE key of this connection was revoked")
+                raise self._unauthorized("the CURVE key of this connection was revoked")
         else:
             parts = secret.split("_", 2)
             key = self._keys.get(parts[1]) if len(parts) == 3 else None
             if key is None or not hmac.compare_digest(key.hash, _hash(secret)):
-                raise Unauthorized("this API key is unknown or was revoked")
+                raise self._unauthorized("this API key is unknown or was revoked")
         if len(self._known) >= _CACHE:
             self._known.clear()
         self._known[secret] = key

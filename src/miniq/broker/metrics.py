@@ -37,6 +37,12 @@ class Latency:
         self.count += len(durations)
         self.total += sum(durations)
 
+    def merge(self, other: Latency) -> None:
+        """Add the calls of another histogram."""
+        self.buckets = [mine + theirs for mine, theirs in zip(self.buckets, other.buckets, strict=True)]
+        self.count += other.count
+        self.total += other.total
+
 
 class Metrics:
     """Messages by queue and event; calls by protocol, name and queue; errors by protocol and code."""

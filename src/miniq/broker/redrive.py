@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from miniq.broker import rules
-from miniq.errors import InvalidRequest, MiniQError
+from miniq.errors import InvalidRequest, MiniQError, QueueFull
 from miniq.message import Message, RedriveProgress, Stored
 from miniq.store.arguments import FREE, Fence, Scan
 
@@ -19,17 +20,23 @@ log = logging.getLogger("miniq.redrive")
 PAGE = 500
 
 
+MaySend = Callable[[str], bool]
+"""Whether the caller may still send to a queue."""
+
+
 class _Job:
-    def __init__(self, queue: str, to: str | None) -> None:
+    def __init__(self, queue: str, to: str | None, may_send: MaySend | None) -> None:
         self.queue = queue
         self.to = to
+        self.may_send = may_send
         self.moved = 0
-        self.skipped = 0
+        self.skipped: Counter[str] = Counter()
+        """Messages by the reason why they were skipped."""
         self.running = True
         self.task: asyncio.Task[None] | None = None
 
     def progress(self) -> RedriveProgress:
-        return RedriveProgress(self.moved, self.skipped, self.running)
+        return RedriveProgress(self.moved, self.skipped.total(), self.running, dict(self.skipped))
 
 
 class Redrives:
@@ -44,8 +51,16 @@ class Redrives:
         job = self._jobs.get(queue)
         return None if job is None else job.progress()
 
-    async def run(self, queue: str, ids: Sequence[str] | None, to: str | None, rate: float | None) -> RedriveProgress:
-        """Move messages and return the counts; with `rate` (messages per second), start in the background."""
+    async def run(
+        self,
+        queue: str,
+        ids: Sequence[str] | None,
+        to: str | None,
+        rate: float | None,
+        may_send: MaySend | None = None,
+    ) -> RedriveProgress:
+        """Move messages and return the counts; with `rate` (messages per second), start in the background. `may_send`
+        restricts the queues to which messages are moved."""
         broker = self._broker
         if ids is not None:
             rules.check_batch(ids, "ids", broker.options.limits)
@@ -55,7 +70,7 @@ class Redrives:
                 raise InvalidRequest(f"to: {to!r} is the source queue; choose another", field="to")
         if rate is not None and (isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate <= 1e6):
             raise InvalidRequest(f"rate: {rate!r} is out of range; use more than 0, at most 1000000", field="rate")
-        job = _Job(queue, to)
+        job = _Job(queue, to, may_send)
         if rate is None:
             async for page in self._pages(queue, ids):
                 await self._move(job, page)
@@ -110,21 +125,39 @@ class Redrives:
             message = stored.message
             to = job.to or (message.dead.origin if message.dead is not None else None)
             if to is None or to == job.queue:
-                job.skipped += 1
+                job.skipped["no_source"] += 1
+                continue
+            if job.may_send is not None and not job.may_send(to):
+                job.skipped["forbidden"] += 1
                 continue
             revived = rules.revive(message, to, now)
             settings = broker.catalog.find(to)
             if settings is not None and rules.ends_at(revived, settings) <= now:
-                job.skipped += 1  # past the retention of the target, which would drop it at once
+                job.skipped["expired"] += 1  # past the retention of the target, which would drop it at once
             else:
                 targets.setdefault(to, []).append(((message.id, FREE), revived))
         for to, moves in targets.items():
-            outcomes = await broker.move(job.queue, to, moves, event="redriven")
+            await self._move_to(job, to, moves)
+
+    async def _move_to(self, job: _Job, to: str, moves: list[tuple[Fence, Message]]) -> None:
+        """Move messages to one queue, as many as it has room for."""
+        broker = self._broker
+        size = len(moves)
+        while moves:
+            batch = moves[:size]
+            try:
+                outcomes = await broker.move(job.queue, to, batch, event="redriven", limited=True)
+            except QueueFull:
+                if size == 1:
+                    job.skipped["queue_full"] += len(moves)
+                    return
+                size //= 2
+                continue
+            del moves[:size]
             settings = broker.catalog.settings(to)
-            broker.sweeper.expect(to, min(rules.ends_at(message, settings) for _, message in moves))
-            moved = outcomes.count("done")
-            job.moved += moved
-            job.skipped += len(outcomes) - moved
+            broker.sweeper.expect(to, min(rules.ends_at(message, settings) for _, message in batch))
+            job.moved += outcomes.count("done")
+            job.skipped.update(outcome for outcome in outcomes if outcome != "done")
 
     @staticmethod
     async def _cancel(job: _Job | None) -> None:

@@ -5,12 +5,14 @@ Every refusal names the field, the value and what is allowed.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 import msgspec
+from msgspec.structs import replace
 
 from miniq.errors import BadName, InvalidRequest, MessageLeased, MessageNotFound, StaleReceipt, TooLarge
 from miniq.ids import SHARE, IdSource
@@ -30,11 +32,15 @@ from miniq.message import (
 )
 from miniq.options import Limits
 from miniq.store.arguments import ANY, FREE, Fence, Fit, Once, Put, Refusal, Room
-from miniq.store.names import CALL, COMMITTED
+from miniq.store.names import CALL, RESERVED, scoped_name
 
 NAME_LENGTH = 128
 _NAME = re.compile(rf"[A-Za-z0-9._-]{{1,{NAME_LENGTH}}}")
+_encode = msgspec.msgpack.Encoder().encode
 _CONTENT_TYPE = re.compile(r"[!-~]+/[!-~][ -~]*")
+TRACE_HEADERS = ("traceparent", "tracestate")
+DIGEST = 24
+"""Characters of the digest that is kept of a named call's messages: 96 bits."""
 CALL_WINDOW = 300 * SECOND
 """How long an idempotency key is remembered."""
 MANY = 100_000
@@ -44,16 +50,19 @@ COMMIT_WINDOW = 7 * 86400 * SECOND
 YEARS_100 = 100 * 366 * 86400.0
 
 
-def check_name(name: object, field: str = "queue", kind: str = "queue name") -> str:
-    """Raise unless this is a valid queue name."""
+def check_name(name: object, field: str = "queue") -> str:
+    """Raise unless this is a valid name for a new queue."""
+    check_label(name, field, "queue name")
+    if name in (".", ".."):
+        text = f"{field}: {name!r} is not a queue name, because URLs give it another meaning; use another name"
+        raise BadName(text, field=field)
+    return str(name)
+
+
+def check_label(name: object, field: str, kind: str = "name") -> None:
+    """Raise unless this is a valid name for a group, job, batch, partition or attempt."""
     if not isinstance(name, str) or _NAME.fullmatch(name) is None:
         raise BadName(f"{field}: {_show(name)} is not a {kind}; use 1 to 128 of A-Z a-z 0-9 . _ -", field=field)
-    return name
-
-
-def check_label(name: object, field: str) -> None:
-    """Raise unless this is a valid name for a group, job, batch, partition or attempt."""
-    check_name(name, field, "name")
 
 
 def check_seconds(value: object, field: str, low: float, high: float) -> float:
@@ -61,8 +70,8 @@ def check_seconds(value: object, field: str, low: float, high: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value or abs(value) == math.inf:
         raise InvalidRequest(f"{field}: {_show(value)} is not a number of seconds", field=field)
     if not low <= value <= high:
-        shown = f"{value:g}" if abs(value) < 1e300 else "the number of"  # an int may be too large for a float
-        raise InvalidRequest(f"{field}: {shown} s is out of range; use {low:g} to {high:g}", field=field)
+        shown = f"{value:.15g}" if abs(value) < 1e300 else "the number of"  # an int may be too large for a float
+        raise InvalidRequest(f"{field}: {shown} s is out of range; use {low:.15g} to {high:.15g}", field=field)
     return value
 
 
@@ -91,7 +100,7 @@ def check_text(value: object, field: str, limits: Limits) -> str:
 def check_call(value: object, limits: Limits) -> str:
     """Raise unless this is a valid idempotency key."""
     name = check_text(value, "idempotency-key", limits)
-    if name.startswith(COMMITTED):
+    if name.startswith(RESERVED):
         text = f"idempotency-key: {_show(name)} has a reserved prefix; use another key"
         raise InvalidRequest(text, field="idempotency-key")
     return name
@@ -100,6 +109,21 @@ def check_call(value: object, limits: Limits) -> str:
 def is_simple(name: str, limits: Limits) -> bool:
     """A fast test: whether `check_call` certainly accepts an idempotency key."""
     return name.isascii() and name.isprintable() and 0 < len(name) <= limits.name_bytes
+
+
+def once(call: str, scope: str, drafts: Sequence[Draft], now: int) -> Once:
+    """A named call of a sender: `scope` is the id of its API key, or empty."""
+    return Once(scoped_name(scope, call), now + CALL_WINDOW, content_of(drafts))
+
+
+def content_of(drafts: Sequence[Draft]) -> str:
+    """A digest of messages to send, the same for each attempt of a call. Trace headers may differ between attempts."""
+    plain = [replace(draft, headers=_untraced(draft.headers)) if draft.headers else draft for draft in drafts]
+    return hashlib.sha256(_encode(plain)).hexdigest()[:DIGEST]
+
+
+def _untraced(headers: Mapping[str, str]) -> dict[str, str] | None:
+    return {name: headers[name] for name in sorted(headers) if name not in TRACE_HEADERS} or None
 
 
 def check_body(body: object, content_type: object, limits: Limits) -> None:
@@ -328,10 +352,13 @@ def ends_at(message: Message, settings: QueueSettings) -> int:
 
 def put(settings: QueueSettings, now: int, call: Once | None = None) -> Put:
     """The conditions under which a queue accepts messages."""
-    is_limited = settings.max_length or settings.max_bytes
-    room = Room(settings.max_length, settings.max_bytes) if is_limited else None
     dedup_until = now + micros(settings.dedup_window)
-    return Put(now=now, keep=settings.history, dedup_until=dedup_until, room=room, call=call)
+    return Put(now=now, keep=settings.history, dedup_until=dedup_until, room=room(settings), call=call)
+
+
+def room(settings: QueueSettings) -> Room | None:
+    """The limits of a queue, None if it has none."""
+    return Room(settings.max_length, settings.max_bytes) if settings.max_length or settings.max_bytes else None
 
 
 def fences(leases: Sequence[Lease]) -> list[Fence]:
@@ -363,19 +390,18 @@ def check_done(queue: str, id: str, outcome: Outcome) -> None:
 
 
 def bury(message: Message, to: str, reason: str, receives: int, now: int) -> Message:
-    """A message as a dead letter. The retention of the dead-letter queue applies."""
-    return msgspec.structs.replace(
-        message,
-        queue=to,
-        due_at=now,
-        expires_at=None,
-        dead=DeadLetter(message.queue, reason, receives, now),
-    )
+    """A message as a dead letter. The retention of the dead-letter queue applies, not its own ttl."""
+    lifetime = message.lifetime
+    if lifetime is None and message.expires_at is not None:
+        lifetime = message.expires_at - message.sent_at
+    dead = DeadLetter(message.queue, reason, receives, now)
+    return replace(message, queue=to, due_at=now, expires_at=None, dead=dead, lifetime=lifetime)
 
 
 def revive(message: Message, to: str, now: int) -> Message:
-    """A dead letter as a message again; its receives count from 0."""
-    return msgspec.structs.replace(message, queue=to, due_at=now, dead=None)
+    """A dead letter as a message again; its receives count from 0, and its ttl from now."""
+    expires_at = None if message.lifetime is None else now + message.lifetime
+    return replace(message, queue=to, due_at=now, expires_at=expires_at, dead=None)
 
 
 def change_settings(

@@ -11,9 +11,11 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import math
 from array import array
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -40,6 +42,8 @@ MAX_QUEUES = 2000
 WINDOW = 5
 """Seconds over which a rate is averaged."""
 _WIDTH = 1 + len(GAUGES) + len(RATES)
+REST = 4
+"""Duration of the pause between two passes over all queues for event streams, in durations of a pass."""
 _CHUNK = 50
 """Queues counted before yielding to the event loop."""
 
@@ -73,17 +77,32 @@ class Trends:
         """By queue: rows of step, gauges and counters, concatenated. A row equal to its predecessor is left out."""
         self._step = 0
         """The latest step for which rows were stored."""
-        self._ending = asyncio.Event()
+        self._next_turn = asyncio.Event()
+        self._is_ending = False
+        self._current: dict[str, QueueStats] = {}
+        self._as_of = -math.inf
+        """When the pass over the queues that found `_current` began."""
+        self._pass: asyncio.Task[None] | None = None
+        self._pass_seconds = 0.0
+        self.streams = 0
+        """Event streams that are open."""
 
     def end(self) -> None:
         """End all event streams: the broker will close soon."""
-        self._ending.set()
+        self._is_ending = True
+        self.wake()
+
+    def wake(self) -> None:
+        """Give all event streams their next turn now."""
+        self._next_turn.set()
+        self._next_turn = asyncio.Event()
 
     async def pause(self, seconds: float) -> bool:
         """Wait until an event stream's next turn; False if the stream should end."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._ending.wait(), seconds)
-        return not self._ending.is_set()
+        if not self._is_ending:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._next_turn.wait(), seconds)
+        return not self._is_ending
 
     async def run(self) -> None:
         """Sample the numbers once per second."""
@@ -105,16 +124,40 @@ class Trends:
             self._step = step
             await self._store_rows(step)
 
+    async def current(self, age: float = 0) -> dict[str, QueueStats]:
+        """The numbers of all queues by name, at most `age` seconds old; or a few times the duration of a pass over all
+        queues, so that passes leave time for other work. Callers share a pass. The numbers of a queue that have not
+        changed are the same object as before."""
+        wanted = monotonic() - (max(age, REST * self._pass_seconds) if age else 0)
+        while self._as_of < wanted:
+            if self._pass is None:
+                self._pass = asyncio.create_task(self._count_all())
+            await asyncio.shield(self._pass)
+        return self._current
+
+    async def _count_all(self) -> None:
+        began = monotonic()
+        try:
+            before, current = self._current, {}
+            for entry in await self.stats(sorted(self._broker.catalog.names())):
+                previous = before.get(entry.name)
+                current[entry.name] = previous if previous == entry and previous is not None else entry
+            self._current, self._as_of, self._pass_seconds = current, began, monotonic() - began
+        finally:
+            self._pass = None
+
     async def stats(self, queues: Iterable[str]) -> list[QueueStats]:
         """The current numbers of these queues; those that do not exist are left out."""
         broker = self._broker
         names = [name for name in queues if broker.catalog.find(name) is not None]
         dead_letter_queues = {name: rules.dead_letter_queue(name, broker.catalog.settings(name)) for name in names}
-        counts = await self._count({*names, *filter(None, dead_letter_queues.values())})
+        counts = await self.count({*names, *filter(None, dead_letter_queues.values())})
         before, elapsed = self._earlier_sample(broker.clock.now())
         counters = broker.metrics.messages
         stats: list[QueueStats] = []
-        for name in names:
+        for number, name in enumerate(names):
+            if number % _CHUNK == 0:
+                await asyncio.sleep(0)
             if name not in counts:
                 continue
             rates = {}
@@ -163,7 +206,7 @@ class Trends:
         new = [name for name in broker.catalog.names() if name not in self._rows]
         for name in new[: max(0, MAX_QUEUES - len(self._rows))]:
             self._rows[name] = array("q")
-        for name, counts in (await self._count(set(self._rows))).items():
+        for name, counts in (await self.count(set(self._rows))).items():
             rows = self._rows[name]
             row = [step, counts.ready, counts.delayed, counts.leased]
             row += [counters.get((name, event), 0) for event in RATES]
@@ -174,7 +217,7 @@ class Trends:
         for deleted in self._rows.keys() - broker.catalog.names():
             del self._rows[deleted]
 
-    async def _count(self, queues: Collection[str]) -> dict[str, Counts]:
+    async def count(self, queues: Collection[str]) -> dict[str, Counts]:
         """The counts of the queues that still exist, in chunks, to yield to the event loop in between. On a store
         behind a network, the queries of a chunk run concurrently."""
         broker = self._broker
@@ -183,19 +226,18 @@ class Trends:
         for start in range(0, len(names), _CHUNK):
             chunk = [name for name in names[start : start + _CHUNK] if broker.catalog.find(name) is not None]
             if broker.store.shared:
-                replies = await asyncio.gather(*[self._count_shared(name) for name in chunk])
-                counts.update((name, reply) for name, reply in zip(chunk, replies, strict=True) if reply is not None)
+                replies = await asyncio.gather(*[self._count_one(name, broker.clock.now()) for name in chunk])
             else:
                 now = broker.clock.now()  # per chunk: with an older one, messages sent since would count as delayed
-                for name in chunk:
-                    counts[name] = await broker.store.messages.counts(name, now)
+                replies = [await self._count_one(name, now) for name in chunk]
                 await asyncio.sleep(0)
+            counts.update((name, reply) for name, reply in zip(chunk, replies, strict=True) if reply is not None)
         return counts
 
-    async def _count_shared(self, queue: str) -> Counts | None:
-        """The counts of one queue, None if another broker has deleted it."""
+    async def _count_one(self, queue: str, now: int) -> Counts | None:
+        """The counts of one queue, None if it was deleted meanwhile."""
         with contextlib.suppress(QueueNotFound):
-            return await self._broker.store.messages.counts(queue, self._broker.clock.now())
+            return await self._broker.store.messages.counts(queue, now)
         return None
 
     def _expand(self, rows: array[int], series: Sequence[str], points: int, stride: int) -> dict[str, list[float]]:

@@ -7,9 +7,13 @@ leaving passes to the next one, so that no message goes unnoticed.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import TracebackType
 
 from miniq.broker.clock import Clock, Timer
+
+Permit = Callable[[], None]
+"""Raises `Denied` if a call that waits is no longer allowed."""
 
 
 class Waiter:
@@ -93,7 +97,7 @@ class Waiters:
             self.wake_each(queue)
 
     def wake_all(self) -> None:
-        """The broker is closing: every receive tries once more and returns."""
+        """The broker is closing, or keys were revoked: every receive looks whether it may go on."""
         for waiting in self._queues.values():
             for waiter in waiting:
                 waiter.wake()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import click
@@ -12,12 +12,18 @@ import click
 from miniq.api.shapes import ApiKey
 from miniq.cli.flags import Target, as_json, store, target
 from miniq.cli.output import json_line, table
+from miniq.cli.queues import confirm
 from miniq.cli.root import say
 from miniq.client._sync.client import Client
 from miniq.client.connection import connect
 from miniq.errors import InvalidRequest
 
 allow = click.option("--allow", multiple=True, required=True, metavar="SPEC", help="VERB:PATTERN; may be repeated.")
+yes = click.option("--yes", is_flag=True, help="Do not ask, even if the key locks everyone out of managing keys.")
+
+max_queues = click.option(
+    "--max-queues", type=click.IntRange(0), metavar="N", help="Create no queue while N match its patterns."
+)
 
 
 def with_client(command: Callable[..., None]) -> Callable[..., None]:
@@ -38,8 +44,9 @@ def with_client(command: Callable[..., None]) -> Callable[..., None]:
 def keys() -> None:
     """Create, list and revoke API keys, and CURVE keys for ZeroMQ.
 
-    Once there is a key of either kind, every call needs one. A key allows VERB or VERB:PATTERN, where a verb is send,
-    receive, read, manage, admin or *, and a pattern is a queue name with * for any characters.
+    Once there was a key of either kind, every call needs one. If all were revoked, create one with --store, while no
+    broker has the folder open. A key allows VERB or VERB:PATTERN, where a verb is send, receive, read, manage, admin
+    or *, and a pattern is a queue name with * for any characters.
 
     \b
     Examples:
@@ -54,17 +61,21 @@ def keys() -> None:
 @keys.command()
 @click.argument("name")
 @allow
+@max_queues
+@yes
 @store
 @as_json
 @with_client
-def create(client: Client, name: str, allow: tuple[str, ...], as_json: bool) -> None:
+def create(client: Client, name: str, allow: tuple[str, ...], max_queues: int | None, yes: bool, as_json: bool) -> None:
     """Create a key and print its secret, which is not shown again.
 
     \b
     Example:
       miniq keys create shop --allow 'send:orders.*'
     """
-    key = client.create_key(name, allow)
+    confirm_lockout(client, allow, yes)
+    key = client.create_key(name, allow, max_queues=max_queues)
+    warn(key)
     if as_json:
         json_line(key)
         return
@@ -97,8 +108,7 @@ def revoke(client: Client, id: str) -> None:
     Example:
       miniq keys revoke 1f2e3d4c5b6a
     """
-    client.revoke_key(id)
-    click.echo(f"revoked {id}")
+    revoke_key(client, id)
 
 
 # CURVE keys
@@ -112,6 +122,7 @@ def curve() -> None:
 
     \b
     Examples:
+      miniq keys create admin --allow '*' --store rocksdb:./miniq-data
       miniq keys curve create worker --allow 'receive:orders.*' --store rocksdb:./miniq-data
       miniq serve --curve
       miniq receive orders.new --url tcp://127.0.0.1:5557 --curve-key worker.key
@@ -125,11 +136,12 @@ def curve() -> None:
 @click.option(
     "--public", metavar="KEY", help="Register this public key of a pair that the client created; writes no file."
 )
+@yes
 @store
 @as_json
 @with_client
 def create_curve(
-    client: Client, name: str, allow: tuple[str, ...], out: str | None, public: str | None, as_json: bool
+    client: Client, name: str, allow: tuple[str, ...], out: str | None, public: str | None, yes: bool, as_json: bool
 ) -> None:
     """Create a key pair, register its public key, and write the file that a client needs.
 
@@ -137,6 +149,7 @@ def create_curve(
     Example:
       miniq keys curve create worker --allow 'receive:orders.*' --out worker.key
     """
+    confirm_lockout(client, allow, yes)
     if public is None:
         path = out or f"{name}.key"
         key = create_pair(client, name, allow, path)
@@ -146,6 +159,7 @@ def create_curve(
         note = "the broker's public key is printed above"
     else:
         raise click.UsageError("--out is for a key pair that is created here; with --public there is no file to write.")
+    warn(key)
     if as_json:
         json_line(key)
         return
@@ -178,8 +192,35 @@ def revoke_curve(client: Client, id: str) -> None:
     Example:
       miniq keys curve revoke 1f2e3d4c5b6a
     """
+    revoke_key(client, id)
+
+
+def revoke_key(client: Client, id: str) -> None:
+    others = [key for key in client.list_keys() if key.id != id]
     client.revoke_key(id)
     click.echo(f"revoked {id}")
+    if not others:
+        say("that was the last key: the broker refuses every call until there is a new one; create it with --store")
+    elif not any(manages(key.allow) for key in others):
+        say("no other key allows admin on all queues: keys can now be changed only with --store")
+
+
+def confirm_lockout(client: Client, allow: tuple[str, ...], yes: bool) -> None:
+    """Ask before a key is created that requires keys of every caller, and lets none of them manage keys."""
+    if not yes and not manages(allow) and client.whoami().open:
+        text = "This first key locks everyone out of managing keys, except with --store: it does not allow admin."
+        confirm(f"{text} Create it?", yes)
+
+
+def manages(allow: Iterable[str]) -> bool:
+    """Whether scopes include managing keys."""
+    return not {"*", "admin", "*:*", "admin:*"}.isdisjoint(allow)
+
+
+def warn(key: ApiKey) -> None:
+    """Print what a new key changes for others."""
+    for warning in key.warnings:
+        say(f"warning: {warning}")
 
 
 def create_pair(client: Client, name: str, allow: tuple[str, ...], path: str) -> ApiKey:

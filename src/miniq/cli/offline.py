@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 
 from miniq.cli.flags import require_store
 from miniq.cli.root import say
+from miniq.client.url import store_of
 from miniq.errors import InvalidRequest
 from miniq.store import Store, open_store, shown
 from miniq.store.transfer import Copied, copy
@@ -50,8 +51,8 @@ async def _open(url: str, stack: AsyncExitStack) -> Store:
 
 
 def _url(store: str, field: str) -> str:
-    url = store if ":" in store else f"rocksdb:{store}"
-    if url.startswith("memory"):
+    url = store_of(store, field)
+    if url == "memory:":
         raise InvalidRequest(
             f"{field}: the contents of memory: end with their process; name a durable store", field=field
         )

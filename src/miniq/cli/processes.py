@@ -12,6 +12,7 @@ from types import FrameType
 from typing import IO
 
 from miniq.cli.flags import Target
+from miniq.client.url import store_of
 from miniq.errors import MiniQError
 
 PARENT = "_MINIQ_PARENT"
@@ -60,9 +61,10 @@ def reachable(at: Target) -> Iterator[Target]:
     if at.is_remote:
         yield at
         return
-    store = at.url if ":" in at.url else f"rocksdb:{at.url}"
     process = start(
-        ["serve", "--store", store, "--host", "127.0.0.1", "--port", "0"], at.environment(), err=subprocess.PIPE
+        ["serve", "--store", store_of(at.url, "url"), "--host", "127.0.0.1", "--port", "0"],
+        at.environment(),
+        err=subprocess.PIPE,
     )
     try:
         line = reader(process.stdout).readline()

@@ -15,7 +15,7 @@ from miniq.cli.flags import RATE, SECONDS, SIZE, Parsed, Target, as_json, target
 from miniq.cli.output import duration, json_line, plural, result, size, table
 from miniq.cli.root import say
 from miniq.errors import QueueNotFound
-from miniq.message import QueueInfo, RedriveProgress
+from miniq.message import ConfiguredQueue, RedriveProgress
 
 F = TypeVar("F", bound=Callable[..., Any])
 POLL = 0.2
@@ -211,8 +211,19 @@ def redrive(
             if sys.stderr.isatty():
                 click.echo(f"\rmoved {done.moved}", nl=not done.running, err=True)
     running = ", still running" if done.running else ""
-    skipped = f", skipped {done.skipped} whose origin is unknown" if done.skipped else ""
+    why = ", ".join(f"{count} {WHY_SKIPPED.get(reason, reason)}" for reason, count in done.reasons.items())
+    skipped = f", skipped {done.skipped}: {why}" if done.skipped else ""
     result(as_json, done, f"moved {plural(done.moved, 'message')}{skipped}{running}")
+
+
+WHY_SKIPPED = {
+    "no_source": "whose origin is unknown",
+    "expired": "past the retention of the target",
+    "leased": "that consumers hold",
+    "missing": "that were removed meanwhile",
+    "queue_full": "for which the target has no room",
+    "forbidden": "to whose origin this key may not send",
+}
 
 
 def confirm(question: str, yes: bool) -> None:
@@ -227,11 +238,11 @@ def confirm(question: str, yes: bool) -> None:
         click.echo(err=True)  # ends the line of the question
         raise
     if not agreed:
-        click.echo("Cancelled, nothing removed", err=True)
+        click.echo("Cancelled, nothing changed", err=True)
         click.get_current_context().exit(1)
 
 
-def show_queue(info: QueueInfo, as_json: bool) -> None:
+def show_queue(info: ConfiguredQueue, as_json: bool) -> None:
     """A queue with its settings."""
     if as_json:
         json_line(queue_reply(info))
@@ -241,6 +252,7 @@ def show_queue(info: QueueInfo, as_json: bool) -> None:
         value = getattr(info.settings, name)
         click.echo(f"{name:<19} {'-' if value is None else value}")
     counts = info.counts
-    click.echo(f"messages            {counts.ready} ready, {counts.delayed} delayed, {counts.leased} leased")
+    if counts is not None:
+        click.echo(f"messages            {counts.ready} ready, {counts.delayed} delayed, {counts.leased} leased")
     if info.redrive is not None and info.redrive.running:
         say(f"a redrive is running: {info.redrive.moved} moved")

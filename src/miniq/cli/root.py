@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from miniq import __version__
-from miniq.errors import MiniQError
+from miniq.errors import InvalidRequest, MiniQError
 
 COMMANDS = {
     "serve": "serve",
@@ -56,6 +56,10 @@ HINTS = {
 }
 """What to do about an error, in terms of the command line."""
 
+
+NOT_USAGE = frozenset({None, "ca", "curve_key", "body", "path", "folder"})
+"""Fields that are invalid because of data or of what others have: a server's certificate and keys, the body of a
+message, a folder that must not exist yet."""
 
 _UNWRITABLE = (errno.EBADF, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Errors of a file that is closed, or on a disk that is full or broken."""
@@ -136,7 +140,7 @@ def run(args: list[str] | None = None) -> int:
         # An unreachable database is not a broker that could be started.
         database = error.code == "store_unavailable" and error.field == "store"
         say(error.text + ("" if database else HINTS.get(error.code, "")))
-        return 1
+        return 2 if isinstance(error, InvalidRequest) and error.field not in NOT_USAGE else 1
     except BrokenPipeError:
         discard_output()  # the reader of the pipe has ended
         return 1

@@ -155,7 +155,7 @@ class _Screen:
         self._line(0, f"miniq {view.url}   {plural(len(queues), 'queue')}   {state}", width, curses.A_BOLD)
         ready, leased = sum(entry.ready for entry in queues), sum(entry.leased for entry in queues)
         sent, acked = sum(entry.rates.sent for entry in queues), sum(entry.rates.acked for entry in queues)
-        dead = sum(entry.dead for entry in queues)
+        dead = sum(entry.dead or 0 for entry in queues)
         totals = f"{ready} ready, {leased} leased, {dead} dead   {sent:.1f} sent/s, {acked:.1f} acked/s"
         self._line(1, f"NOT UPDATED: {problem}" if problem else totals, width)
         wanted = view.wanted + "_" * self._typing

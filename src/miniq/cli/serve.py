@@ -6,8 +6,8 @@ import os
 import shlex
 import shutil
 import signal
-import ssl
 import sys
+from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +17,11 @@ from msgspec import structs
 from miniq import config
 from miniq.cli.flags import DEFAULT_URL
 from miniq.cli.root import discard_output, say
+from miniq.client.url import store_of
 from miniq.errors import InvalidRequest, MiniQError, StoreLocked
 from miniq.logs import log_to_stderr
 from miniq.options import Options
+from miniq.store_urls import FORMS
 
 if TYPE_CHECKING:
     from miniq.server.server import Ready
@@ -32,8 +34,7 @@ LEVELS = ("debug", "info", "warning", "error")
 @click.option(
     "--store",
     metavar="URL",
-    help="A folder, rocksdb:DIR, leveldb:DIR, postgresql://USER@HOST/DATABASE, mongodb://HOST/NAME or memory:. "
-    "[default: rocksdb:./miniq-data]",
+    help=f"A folder, {FORMS}. [default: rocksdb:./miniq-data]",
 )
 @click.option("--host", help="Address to listen on; any but loopback needs an API key. [default: 127.0.0.1]")
 @click.option("--port", type=PORT, help="HTTP port; 0 for any free one, for ZeroMQ too. [default: 5000]")
@@ -103,19 +104,26 @@ def serve(file: str | None, log_level: str, **flags: Any) -> int:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, on_signal)
         options = config.load(flags, file=file)
-        if ":" not in options.store:
-            options = structs.replace(options, store=f"rocksdb:{options.store}")
+        options = structs.replace(options, store=store_of(options.store, "store"))
         log_to_stderr(log_level, options.log_format)
         if options.durability == "relaxed":
             say("durability is relaxed: confirmed messages may be lost if the machine loses power")
-        check_tls(options)
-        from miniq.server.server import run
+        return run_server(options, announce)
+    except KeyboardInterrupt:
+        return 0
 
+
+def run_server(options: Options, announce: Callable[[Ready], None]) -> int:
+    """Serve until it is stopped. An error now, such as a port that is taken, is not wrong usage: the options are
+    valid."""
+    from miniq.server.server import run
+
+    try:
         return run(options, announce)
     except StoreLocked as error:
         raise MiniQError(f"{error.text} with --store") from None
-    except KeyboardInterrupt:
-        return 0
+    except InvalidRequest as error:
+        raise MiniQError(error.text) from None
 
 
 def addresses(started: Ready) -> list[str]:
@@ -140,16 +148,3 @@ def this_command() -> str:
         return "miniq"
     here = os.path.relpath(path)
     return shlex.quote(path if here.startswith(os.pardir) else here)
-
-
-def check_tls(options: Options) -> None:
-    """Refuse a certificate and key that do not match, before the store is opened."""
-    if options.tls_cert is None:
-        return
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(options.tls_cert, options.tls_key)
-    except (ssl.SSLError, OSError) as error:
-        both = f"{options.tls_cert} and {options.tls_key or options.tls_cert}"
-        raise InvalidRequest(
-            f"tls_cert: {both} are not a certificate and its private key: {error}", field="tls_cert"
-        ) from None

@@ -106,7 +106,7 @@ def _value(entry: shapes.QueueStats, column: str, stats: shapes.Stats) -> Any:
 def cells(entry: shapes.QueueStats, stats: shapes.Stats) -> tuple[str, ...]:
     """The text of each column for a queue."""
     oldest = "-" if entry.oldest is None else duration((stats.at - entry.oldest).total_seconds())
-    counts = [str(getattr(entry, name)) for name in ("ready", "leased", "delayed", "dead")]
+    counts = [str(entry.ready), str(entry.leased), str(entry.delayed), "-" if entry.dead is None else str(entry.dead)]
     return entry.name, *counts, size(entry.bytes), oldest, f"{entry.rates.sent:.1f}", f"{entry.rates.acked:.1f}"
 
 

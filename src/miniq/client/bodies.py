@@ -17,6 +17,7 @@ from typing import Any, Unpack
 import msgspec
 
 from miniq.api.codec import OCTETS, is_json
+from miniq.client.arguments import as_list
 from miniq.errors import InvalidRequest
 from miniq.message import JSON, Draft, DraftOptions, PlainDrafts
 
@@ -36,9 +37,7 @@ def draft(body: Any, **options: Unpack[DraftOptions]) -> Draft:
 
 def drafts(items: Iterable[Any]) -> Sequence[Draft]:
     """Drafts of bodies; items that are drafts are kept."""
-    if isinstance(items, str | bytes | Mapping):
-        raise InvalidRequest(f"messages: one {type(items).__name__}, not a list; use send for one", field="messages")
-    items = list(items)
+    items = as_list(items, "messages", "bodies or drafts; use send for one")
     kinds = set(map(type, items))
     if kinds == {bytes}:
         return PlainDrafts(items, OCTETS)

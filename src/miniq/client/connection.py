@@ -95,5 +95,5 @@ class Connecting:
 def _find(url: str | os.PathLike[str]) -> tuple[Opener, str]:
     """The transport for a URL, which is imported on first use, and the complete URL."""
     scheme, address = locate(url)
-    name = "embedded" if scheme in STORES else "zmq" if scheme == ZMQ else "http"
+    name = "embedded" if scheme in STORES else "zmq" if scheme == ZMQ else "http.transport"
     return cast(Opener, import_module(f"miniq.client.{name}")), address

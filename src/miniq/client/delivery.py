@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from miniq.api import codec
+from miniq.client.arguments import as_list
 from miniq.client.bodies import decode
 from miniq.errors import InvalidRequest, MessageNotFound, StaleReceipt
 from miniq.message import Extended, Lease, Outcome, Status, Stored
@@ -143,6 +144,15 @@ class MessagePage(list[D]):
     def __init__(self, messages: Iterable[D], next: str | None) -> None:
         super().__init__(messages)
         self.next = next
+
+
+def as_messages(messages: Iterable[D]) -> list[D]:
+    """Messages as a list."""
+    messages = as_list(messages, "messages", "messages that were received")
+    for message in messages:
+        if not isinstance(message, Delivery):
+            raise InvalidRequest(f"messages: {message!r:.80} is not a message that was received", field="messages")
+    return messages
 
 
 def leases(queue: str, messages: Sequence[Delivery[Any]]) -> list[Lease]:

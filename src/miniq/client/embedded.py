@@ -13,17 +13,14 @@ import weakref
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from msgspec.structs import replace
-
-from miniq.api.operation import Call
-from miniq.api.operations import BY_REQUEST, Receive
+from miniq.api.operation import AsTable, Call
+from miniq.api.operations import BY_REQUEST, AckById, Receive, operation_of
 from miniq.broker import Broker
 from miniq.client._async.transport import foreign_loop
 from miniq.client.give_back import release_of
-from miniq.client.target import convert_options
 from miniq.dispatch import CALLS, OWNER
-from miniq.errors import Closed
-from miniq.options import Options
+from miniq.errors import Closed, InvalidRequest
+from miniq.options import assembled, checked, dotted
 from miniq.store import open_store
 
 T = TypeVar("T")
@@ -43,8 +40,10 @@ async def open_async(url: str, options: dict[str, Any]) -> AsyncEmbedded:
 
 def _make_broker(url: str, options: dict[str, Any]) -> Broker:
     """A broker that is not yet open."""
-    known = [field for field in Options.__struct_fields__ if field != "store"]
-    settings = replace(convert_options(Options, options, known), store=url)
+    if "store" in options:
+        raise InvalidRequest(f"store: {options['store']!r} is given besides the url {url!r}", field="store")
+    given = {name: checked(name, value) for name, value in dotted(options).items()}
+    settings = assembled(given | {"store": url})
     return Broker(open_store(url, settings), settings)
 
 
@@ -58,7 +57,8 @@ class AsyncEmbedded:
     async def perform(self, call: Call[T]) -> T:
         if asyncio.get_running_loop() is not self._loop:
             raise foreign_loop()
-        reply: T = await CALLS[type(call)](self._broker, call, OWNER)
+        checked = _checked(call)
+        reply: T = await CALLS[type(checked)](self._broker, checked, OWNER)
         return reply
 
     async def close(self) -> None:
@@ -113,8 +113,9 @@ class _Core:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._process = os.getpid()
-        self._gate = threading.Lock()
-        """Held while a call is passed to the thread, so that no call is added after closing began."""
+        self._gate = threading.RLock()
+        """Held while a call is passed to the thread, so that no call is added after closing began. A signal handler may
+        call while its thread holds it."""
         self._closed = False
         self._failure: BaseException | None = None
         """The error of closing the broker."""
@@ -130,7 +131,7 @@ class _Core:
         """Pass a call to the broker's thread and wait for its result."""
         if self._process != os.getpid():
             raise Closed("the client was created before this process was forked; connect again in this process")
-        ticket = _Ticket(call)
+        ticket = _Ticket(_checked(call))
         with self._gate:
             if self._closed:
                 raise Closed("the client is closed")
@@ -212,6 +213,16 @@ class _Core:
             ticket.task.cancel()
         elif (release := release_of(call, ticket.reply)) is not None:
             self._begin(_Ticket(release))
+
+
+def _checked(call: Call[Any]) -> Call[Any]:
+    """Refuse a call with fields of the wrong type, as the wires do; the broker itself checks those of the hot calls."""
+    if isinstance(call, AsTable):
+        return AsTable(_checked(call.call))
+    if isinstance(call, AckById):
+        return call
+    operation = operation_of(call)
+    return call if operation.hot else operation.checked(call)
 
 
 async def _settled(tickets: Iterable[_Ticket]) -> None:

@@ -18,8 +18,8 @@ from msgspec.structs import replace
 
 from miniq.api import codec, shapes
 from miniq.api.codec import Format
-from miniq.api.operation import AsTable, Call, Operation
-from miniq.api.operations import BY_REQUEST
+from miniq.api.operation import AsTable, Call
+from miniq.api.operations import operation_of
 from miniq.errors import Closed, InvalidRequest, MiniQError, StoreUnavailable
 
 LONGEST_CALL = 3600.0
@@ -36,10 +36,7 @@ class Exchange(ABC):
         self.is_table = type(call) is AsTable
         """Whether the reply is to be Arrow."""
         self.call: Any = call.call if isinstance(call, AsTable) else call
-        operation = BY_REQUEST.get(type(self.call))
-        if operation is None:
-            raise InvalidRequest("id: a message is acked with its receipt; receive it first", field="id")
-        self.operation: Operation[Any] = operation
+        self.operation = operation = operation_of(self.call)
         self.name = os.urandom(16).hex() if operation.repeat == "named" else None
         """The idempotency key, by which the broker recognises a repeated send."""
         self.doubtful = False

@@ -1,4 +1,4 @@
-"""Pauses between attempts, which end early when the client is closed."""
+"""Pauses that end early: when an event is set, such as that the client is closed, or a condition is notified."""
 
 from __future__ import annotations
 
@@ -14,3 +14,12 @@ async def async_pause(closed: asyncio.Event, seconds: float) -> None:
 
 def pause(closed: threading.Event, seconds: float) -> None:
     closed.wait(seconds)
+
+
+async def async_wait(condition: asyncio.Condition, seconds: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(condition.wait(), seconds)
+
+
+def wait(condition: threading.Condition, seconds: float) -> None:
+    condition.wait(seconds)

@@ -5,18 +5,20 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct
 
+from miniq.api import codec
+from miniq.client.url import without_password
 from miniq.errors import InvalidRequest
 
 _HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?")
 LONGEST = 1e9
 """The longest timeout of a socket, in seconds."""
+_USER_NAME = "it has a user name; give the key as api_key"
 _SECRET = re.compile(r"[!-~]+")
 
 
@@ -43,31 +45,26 @@ class Address(NamedTuple):
         return host if port is None else f"{host}:{port}"
 
 
-S = TypeVar("S", bound=Struct)
 R = TypeVar("R", bound=RemoteOptions)
-
-
-def convert_options(kind: type[S], options: dict[str, Any], known: Sequence[str]) -> S:
-    """Options as a record; `InvalidRequest` names the one that is unknown or invalid."""
-    for field in options:
-        if field not in known:
-            raise InvalidRequest(f"{field}: no such option; there are {', '.join(known)}", field=field)
-    try:
-        return msgspec.convert(options, kind)
-    except msgspec.ValidationError as error:
-        text, _, path = str(error).partition(" - at `$.")
-        field = path.rstrip("`") or "options"
-        raise InvalidRequest(f"{field}: {text}", field=field) from None
 
 
 def read_options(kind: type[R], options: dict[str, Any]) -> R:
     """The options for a server, validated. Paths may be `os.PathLike`."""
     texts = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in options.items()}
-    given = convert_options(kind, texts, kind.__struct_fields__)
+    for field in texts:
+        if field not in kind.__struct_fields__:
+            known = ", ".join(kind.__struct_fields__)
+            raise InvalidRequest(f"{field}: no such option; there are {known}", field=field)
+    try:
+        given = msgspec.convert(texts, kind)
+    except msgspec.ValidationError as error:
+        raise codec.invalid(error, texts) from None
     if not 0 < given.timeout <= LONGEST:
-        raise InvalidRequest(f"timeout: {given.timeout:g} s; use more than 0, at most {LONGEST:g}", field="timeout")
+        raise InvalidRequest(
+            f"timeout: {given.timeout:.15g} s; use more than 0, at most {LONGEST:.15g}", field="timeout"
+        )
     if not (math.isfinite(given.retry) and given.retry >= 0):
-        raise InvalidRequest(f"retry: {given.retry:g} s; use 0 or more", field="retry")
+        raise InvalidRequest(f"retry: {given.retry:.15g} s; use 0 or more", field="retry")
     if given.api_key is None and os.environ.get("MINIQ_API_KEY"):
         given = msgspec.structs.replace(given, api_key=os.environ["MINIQ_API_KEY"])
     if given.api_key is not None and _SECRET.fullmatch(given.api_key) is None:
@@ -82,18 +79,19 @@ def read_address(url: str, right: str) -> Address:
         scheme, host, port = parts.scheme.lower(), parts.hostname or "", parts.port
         if not host.isascii():
             host = host.encode("idna").decode()
-    except ValueError as error:
-        raise bad_url(url, str(error), right) from None
+    except ValueError as error:  # whose text may have a part of a password
+        raise bad_url(url, _USER_NAME if "@" in url else str(error), right) from None
     if _HOST.fullmatch(host) is None:
         raise bad_url(url, "there is no host in it" if not host else f"{host!r} is not a host name", right)
     if port == 0:
         raise bad_url(url, "0 is not a port", right)
     if parts.username is not None:
-        raise bad_url(url, "it has a user name; give the key as api_key", right)
+        raise bad_url(url, _USER_NAME, right)
     if parts.query or parts.fragment:
         raise bad_url(url, "it has a query or a fragment", right)
     return Address(scheme, host, port, parts.path)
 
 
 def bad_url(url: str, problem: str, right: str) -> InvalidRequest:
+    url = without_password(url)
     return InvalidRequest(f"url: cannot connect to {url!r}, {problem}; use {right}", field="url")

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from difflib import get_close_matches
 
 from miniq.errors import InvalidRequest
+from miniq.store_urls import FORMS, schemes
 
 HTTP = ("http", "https")
 ZMQ = "tcp"
 REMOTE = (*HTTP, ZMQ)
-FOLDERS = ("rocksdb", "leveldb")
+FOLDERS = schemes("folder")
 """Engines of stores in a folder; the first is the default."""
-DATABASES = ("postgresql", "postgres", "mongodb", "mongodb+srv")
-MEMORY = "memory"
+DATABASES = schemes("database")
+(MEMORY,) = schemes("memory")
 STORES = frozenset({*FOLDERS, *DATABASES, MEMORY})
 """Schemes of stores, for a broker in this process."""
 SCHEMES = (*REMOTE, *FOLDERS, *DATABASES, MEMORY)
@@ -34,27 +36,27 @@ _ADDRESS = re.compile(
     re.VERBOSE,
 )
 _ALWAYS_A_HOST = re.compile(r"localhost|\d+\.\d+\.\d+\.\d+|\[.*\]")
-_PASSWORD = re.compile(r"(?<=//)([^:/@]*):[^/@]*@")
+_PASSWORD = re.compile(r"(?<=//)([^:/@]*):.*@")
 _ALIASES = {"zmq": ZMQ, "zeromq": ZMQ, "postgres": "postgresql", "pg": "postgresql"}
 _HTTP_PORT, _ZMQ_PORTS = "5000", ("5555", "5556", "5557")
-_ALL = (
-    "http://HOST:PORT, tcp://HOST:PORT, a folder, rocksdb:DIR, leveldb:DIR, postgresql://USER@HOST/DATABASE, "
-    "mongodb://HOST/NAME or memory:"
-)
+_ALL_STORES = f"a folder, {FORMS}"
+_ALL = f"http://HOST:PORT, tcp://HOST:PORT, {_ALL_STORES}"
 
 
 def locate(url: str | os.PathLike[str], field: str = "url") -> tuple[str, str]:
-    """The scheme of a URL, and the complete URL; `InvalidRequest` suggests a valid one."""
+    """The scheme of a URL, and the complete URL; `InvalidRequest` suggests a valid one. `~` is a home folder."""
     if isinstance(url, os.PathLike):
-        return FOLDERS[0], f"{FOLDERS[0]}:{os.fspath(url)}"
-    if not isinstance(url, str) or not url:
+        url = os.fspath(url)
+        if isinstance(url, str) and "\0" not in url:
+            return FOLDERS[0], f"{FOLDERS[0]}:{os.path.expanduser(url)}"
+    if not isinstance(url, str) or not url or "\0" in url:
         raise InvalidRequest(f"{field}: {url!r} is not a URL; use {_ALL}", field=field)
     name, colon, rest = url.partition(":")
     scheme = name.lower() if name.lower() in REMOTE else name
     if not colon or scheme not in SCHEMES:
         if not _is_folder(url):
             raise _refused(url, field)
-        return FOLDERS[0], f"{FOLDERS[0]}:{url}"
+        return FOLDERS[0], f"{FOLDERS[0]}:{os.path.expanduser(url)}"
     if scheme == MEMORY:
         right = not rest
     elif scheme in FOLDERS:
@@ -63,7 +65,16 @@ def locate(url: str | os.PathLike[str], field: str = "url") -> tuple[str, str]:
         right = rest.startswith("//") and url == url.strip()
     if not right:
         raise _refused(url, field)
-    return scheme, url
+    return scheme, f"{scheme}:{os.path.expanduser(rest)}" if scheme in FOLDERS else url
+
+
+def store_of(url: str, field: str) -> str:
+    """The complete URL of a store; `InvalidRequest` if it is none, such as that of a server."""
+    with suppress(InvalidRequest):
+        scheme, whole = locate(url, field)
+        if scheme in STORES:
+            return whole
+    raise InvalidRequest(f"{field}: {without_password(url)!r} is not a store; use {_ALL_STORES}", field=field)
 
 
 def folder_of(url: str | os.PathLike[str], field: str = "url") -> str | None:
@@ -85,7 +96,7 @@ def _is_folder(url: str) -> bool:
 
 def _refused(url: str, field: str) -> InvalidRequest:
     """The error, with a suggestion."""
-    hidden = _PASSWORD.sub(r"\1:***@", url)
+    hidden = without_password(url)
     right = _guess(hidden.strip())
     if right is None:
         return InvalidRequest(f"{field}: cannot connect to {hidden!r}; use {_ALL}", field=field)
@@ -93,6 +104,11 @@ def _refused(url: str, field: str) -> InvalidRequest:
     if "://" not in hidden and os.path.basename(hidden) == hidden:
         folder = f", or './{hidden}' for a folder of that name"
     return InvalidRequest(f"{field}: cannot connect to {hidden!r}; use {right!r}{folder}", field=field)
+
+
+def without_password(url: str) -> str:
+    """A URL for error texts. A password may have any characters, so everything up to the last @ is hidden."""
+    return _PASSWORD.sub(r"\1:***@", url)
 
 
 def _guess(url: str) -> str | None:

@@ -18,7 +18,7 @@ export async function keysPage(main, { signal, identity }) {
     const allow = h("textarea", { rows: 3, value: keys.length ? "read" : "*", spellcheck: false });
     const made = await ask({
       title: "New key", action: "Create",
-      body: [!keys.length && h("p", { class: "note" }, "This is the first key: once it exists, every call needs a key. Give it * or admin, or you can't create more."),
+      body: [!keys.length && h("p", { class: "note" }, "This is the first key: once it exists, calls without a key are refused, for good. Give it * or admin, or nobody can manage keys through the broker."),
         field("Name", name), field("Permissions, one per line", allow, true),
         h("p", { class: "note" }, "VERB or VERB:PATTERN, for example send:orders.* (verbs: send, receive, read, manage, admin, *)")],
       submit: () => api.createKey({ name: name.value, allow: allow.value.split(/[\n,]/).map((one) => one.trim()).filter(Boolean) }),
@@ -29,12 +29,13 @@ export async function keysPage(main, { signal, identity }) {
     if (first) key.set(made.secret);
     await ask({ title: `Key ${made.name}`, cancel: "Done", body: [h("p", { class: "note" }, "Copy the secret now. It won't be shown again."), secret,
       h("div", { class: "row" }, h("button", { type: "button", onclick: () => navigator.clipboard.writeText(made.secret).then(() => toast("Copied.")) }, "Copy")),
+      made.warnings?.map((text) => h("p", { class: "note bad" }, `Warning: ${text}.`)),
       first && h("p", { class: "note" }, "This tab now uses it.")] });
     if (first) location.reload(); else again();
   }
 
   async function revoke(one) {
-    const last = keys.length === 1 ? " This is the last key: without keys, anyone who can reach the broker has full access." : "";
+    const last = keys.length === 1 ? " This is the last key: the broker then refuses every call. The way back is miniq keys create with --store, on its store." : "";
     if (await confirm({ title: `Revoke ${one.name}?`, text: `Clients that use it are rejected immediately.${last}`, action: "Revoke", submit: () => api.revokeKey(one.id) })) {
       toast(`Revoked ${one.name}.`);
       if (identity?.id === one.id) { key.set(null); location.reload(); } else again();

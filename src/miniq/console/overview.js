@@ -39,7 +39,7 @@ class Row {
   show(entry) {
     this.entry = entry;
     for (const id of ["ready", "leased", "delayed", "dead"]) {
-      say(this.cells[id], count(entry[id]));
+      say(this.cells[id], entry[id] === null ? "–" : count(entry[id]));
       this.cells[id].className = `num${entry[id] ? (id === "dead" ? " bad" : "") : " zero"}`;
     }
     say(this.cells.oldest, entry.oldest ? age(entry.oldest) : "–");

@@ -28,7 +28,7 @@ export async function queuePage(main, { args: [name], signal }) {
   function update() {
     const q = live.queues.get(name);
     if (!q) return;
-    const shown = { ready: count(q.ready), leased: count(q.leased), delayed: count(q.delayed), dead: count(q.dead), oldest: q.oldest ? age(q.oldest) : "–", bytes: bytes(q.bytes) };
+    const shown = { ready: count(q.ready), leased: count(q.leased), delayed: count(q.delayed), dead: q.dead === null ? "–" : count(q.dead), oldest: q.oldest ? age(q.oldest) : "–", bytes: bytes(q.bytes) };
     numbers.forEach(([id], place) => say(tiles.children[place].firstChild, shown[id]));
     tiles.children[3].classList.toggle("bad", q.dead > 0);
     const shift = Date.now() - shiftedAt > STEP;

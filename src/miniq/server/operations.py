@@ -98,6 +98,9 @@ async def perform(broker: Broker, operation: Operation, request: Request) -> Any
         call: Any = operation.request(request.path["queue"], *values)
     else:
         call = read_call(operation, request)
+        if request.trace_headers:
+            drafts = dispatch.drafts_of(call.drafts, broker.options.limits.batch)
+            call = ops.Send(call.queue, [_with_trace(draft, request.trace_headers) for draft in drafts])
         if request.arrow and operation.name in streams.ARROW:
             return await streams.ARROW[operation.name](broker, call)
         if operation.name == "read_claim":
@@ -105,7 +108,10 @@ async def perform(broker: Broker, operation: Operation, request: Request) -> Any
     is_anonymous = request.secret is None and request.call is None
     caller = _ANONYMOUS if is_anonymous else Caller(request.secret, request.call)
     result = await dispatch.CALLS[operation.request](broker, call, caller)
-    return operation.reply.write(result, call, request.out, broker.clock.now)
+    reply = operation.reply.write(result, call, request.out, broker.clock.now)
+    if operation.unread is not None and not caller.may(broker, "read", call.queue):
+        operation.unread(reply)
+    return reply
 
 
 def fault(operation: str, error: Exception, request: bytes = b"") -> MiniQError:
@@ -133,9 +139,6 @@ def read_call(operation: Operation, request: Request) -> Any:
     values += [_read(query, name, info) for name, info in operation.in_query.items()]
     if body is not None:
         values += body.unpack(request.body, request.format)
-    if request.trace_headers:
-        drafts = dispatch.drafts_of(values[1])
-        return ops.Send(values[0], [_with_trace(draft, request.trace_headers) for draft in drafts])
     return operation.request(*values)
 
 
@@ -159,9 +162,22 @@ def check_query(query: Mapping[str, str], known: Collection[str]) -> None:
 def integer(fields: Mapping[str, str], name: str) -> int:
     """A field of a path or query as an integer."""
     try:
-        return int(fields[name])
+        return int(_plain(fields[name]))
     except ValueError:
         raise InvalidRequest(f"{name}: {fields[name][:80]!r} is not a whole number", field=name) from None
+
+
+def seconds(fields: Mapping[str, str], name: str) -> float:
+    """A field of a query as a duration."""
+    try:
+        return float(_plain(fields[name]))
+    except ValueError:
+        raise InvalidRequest(f"{name}: {fields[name][:80]!r} is not a number of seconds", field=name) from None
+
+
+def _plain(number: str) -> str:
+    """A number without what only Python allows in one, as in 1_000."""
+    return number if number.isascii() and "_" not in number and " " not in number else ""
 
 
 def timestamp(fields: Mapping[str, str], name: str) -> datetime:

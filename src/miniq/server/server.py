@@ -1,7 +1,8 @@
 """Runs a broker as a server: options → store → broker → HTTP and ZeroMQ, and an orderly shutdown.
 
 On SIGTERM or SIGINT the server stops accepting connections, lets long polls return, finishes requests in progress,
-flushes and closes the store. If the store fails, the process ends with exit code 1.
+flushes and closes the store. If the store fails, the process ends with exit code 1. On SIGHUP the server reloads its
+certificate.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import errno
 import gc
 import ipaddress
 import logging
+import os
+import signal
 import socket
 from collections.abc import Callable
 from functools import partial
@@ -28,6 +31,7 @@ from miniq.server.busy_poll import BusyPoll
 from miniq.server.http.app import HttpApp
 from miniq.server.http.fast_lane import FastLane
 from miniq.server.http.guard import Guard
+from miniq.server.tls import Certificate, reload_on_hangup
 from miniq.server.tracing import ServerTracer
 from miniq.server.zmq import Endpoints
 from miniq.store import open_store, shown
@@ -64,18 +68,28 @@ def run(options: Options, announce: Callable[[Ready], None]) -> int:
     except ImportError:
         factory = None
     _allow_connections()
+    os.umask(0o077)  # the files of the store and of backups are for this user only
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the server has its own handler
     with asyncio.Runner(loop_factory=factory) as runner:
         return runner.run(serve(options, announce))
 
 
 async def serve(options: Options, announce: Callable[[Ready], None]) -> int:
     """`run` within an event loop."""
+    certificate = None if options.tls_cert is None else Certificate(options.tls_cert, options.tls_key)
+    reload_on_hangup(certificate)
     async with Broker(open_store(options.store, options), options) as broker:
         if broker.keys.open and not is_loopback(options.host):
             raise InvalidRequest(
                 f"host: {options.host} can be reached from other machines, and there is no API key; make one with "
                 f"`miniq keys create NAME --allow '*' --store {options.store}`, or use 127.0.0.1",
                 field="host",
+            )
+        if not broker.keys.open and not broker.keys.list():
+            log.warning(
+                "all API keys were revoked, so every call is refused; stop the broker if its store is a folder, and "
+                "create a key with `miniq keys create NAME --allow '*' --store %s`",
+                shown(options.store),
             )
         broker.spawn(broker.trends.run())
         if options.tracing:
@@ -88,7 +102,9 @@ async def serve(options: Options, announce: Callable[[Ready], None]) -> int:
             http = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
             zmq = None if endpoints is None else await endpoints.open()
             ready = Ready(http, zmq, shown(options.store), options.durability)
-            server = _Server(_config(broker, options, busy_poll), broker, endpoints, lambda: announce(ready))
+            server = _Server(
+                _config(broker, options, busy_poll, certificate), broker, endpoints, lambda: announce(ready)
+            )
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             try:
                 while not serving.done():
@@ -162,12 +178,13 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _config(broker: Broker, options: Options, busy_poll: BusyPoll) -> uvicorn.Config:
-    limit = options.limits.request_bytes
+def _config(
+    broker: Broker, options: Options, busy_poll: BusyPoll, certificate: Certificate | None = None
+) -> uvicorn.Config:
     guard = Guard(broker.keys, options.allowed_hosts)
-    return uvicorn.Config(
-        HttpApp(broker, limit, guard).asgi,
-        http=cast(Any, partial(FastLane, broker, limit, guard, busy_poll, {})),
+    config = uvicorn.Config(
+        HttpApp(broker, options.limits.request_bytes, guard).asgi,
+        http=cast(Any, partial(FastLane, broker, options.limits, guard, busy_poll, {})),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -178,6 +195,10 @@ def _config(broker: Broker, options: Options, busy_poll: BusyPoll) -> uvicorn.Co
         ssl_certfile=options.tls_cert,
         ssl_keyfile=options.tls_key,
     )
+    if certificate is not None:
+        config.load()
+        config.ssl = certificate.context
+    return config
 
 
 class _Server(uvicorn.Server):

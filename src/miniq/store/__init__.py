@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Callable
+from importlib import import_module
 
 from miniq.errors import InvalidRequest, MissingExtra
 from miniq.options import Options
 from miniq.store.contract import Store
+from miniq.store_urls import BY_SCHEME, FORMS
 
 _PASSWORD = re.compile(r"(?<=://)([^:/@]*):[^/]*@")
 _PASSWORD_PARAMETER = re.compile(r"(?<=[?&]password=)[^&]*")
@@ -16,40 +18,22 @@ _PASSWORD_PARAMETER = re.compile(r"(?<=[?&]password=)[^&]*")
 def open_store(url: str, options: Options | None = None) -> Store:
     """Create the store that a URL names; the caller opens it."""
     options = options or Options()
-    scheme, colon, rest = url.partition(":")
+    scheme, _, rest = url.partition(":")
+    kind = BY_SCHEME.get(scheme)
+    if kind is None or not kind.accepts(rest):
+        raise InvalidRequest(f"store: {shown(url)!r} is not a store; use {FORMS}", field="store")
+    module, _, name = kind.implementation.rpartition(".")
+    try:
+        store: Callable[..., Store] = getattr(import_module(f"miniq.store.{module}"), name)
+    except ImportError:
+        text = f"store: {kind.scheme}:// needs {kind.driver}: pip install 'miniq[{kind.scheme}]'"
+        raise MissingExtra(text, field="store") from None
     durable = options.durability == "fsync"
-    if url in ("memory", "memory:"):
-        from miniq.store.memory import MemoryStore
-
-        return MemoryStore()
-    if colon and scheme in ("rocksdb", "leveldb") and rest:
-        from miniq.store.embedded.store import EmbeddedStore
-
-        return EmbeddedStore(scheme, rest, durable=durable, min_free_bytes=options.min_free_bytes)
-    if rest.startswith("//"):
-        settings: dict[str, Any] = {
-            "durable": durable,
-            "connections": options.database_connections,
-            "timeout": options.database_timeout,
-        }
-        try:
-            if scheme in ("mongodb", "mongodb+srv"):
-                from miniq.store.mongodb import MongoStore
-
-                return MongoStore(url, **settings)
-            if scheme in ("postgresql", "postgres"):
-                from miniq.store.postgres import PostgresStore
-
-                return PostgresStore(url, **settings)
-        except ImportError:
-            name, driver = ("mongodb", "PyMongo") if scheme.startswith("mongodb") else ("postgresql", "psycopg")
-            text = f"store: {name}:// needs {driver}: pip install 'miniq[{name}]'"
-            raise MissingExtra(text, field="store") from None
-    raise InvalidRequest(
-        f"store: {shown(url)!r} is not a store; use rocksdb:DIR, leveldb:DIR, postgresql://USER@HOST/DATABASE, "
-        "mongodb://HOST/NAME or memory:",
-        field="store",
-    )
+    if kind.place == "memory":
+        return store()
+    if kind.place == "folder":
+        return store(scheme, rest, durable=durable, min_free_bytes=options.min_free_bytes)
+    return store(url, durable=durable, connections=options.database_connections, timeout=options.database_timeout)
 
 
 def shown(url: str) -> str:

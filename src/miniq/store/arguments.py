@@ -45,6 +45,8 @@ class Once(Struct, frozen=True, gc=False):
 
     name: str
     until: int
+    content: str = ""
+    """Identifies its messages; a repetition must have the same. Empty: not compared."""
 
 
 class Room(Struct, frozen=True, gc=False):

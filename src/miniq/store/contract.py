@@ -43,7 +43,7 @@ from typing import Protocol, TypeVar
 
 from msgspec import Struct
 
-from miniq.errors import QueueNotFound
+from miniq.errors import IdempotencyMismatch, QueueNotFound
 from miniq.message import (
     Claim,
     ClaimGroup,
@@ -61,7 +61,21 @@ from miniq.message import (
     Stage,
     Stored,
 )
-from miniq.store.arguments import Batch, Change, Edit, Fence, NewTime, NextClaim, Once, Places, Put, Scan, Take, Upload
+from miniq.store.arguments import (
+    Batch,
+    Change,
+    Edit,
+    Fence,
+    NewTime,
+    NextClaim,
+    Once,
+    Places,
+    Put,
+    Room,
+    Scan,
+    Take,
+    Upload,
+)
 from miniq.store.transfer import Item
 
 T = TypeVar("T")
@@ -106,19 +120,22 @@ class MessageStore(Protocol):
         """Add messages of one existing queue, all or none; each is ready at its `due_at`.
 
         A message whose `dedup_id` is on record and has not expired at `now` is not added; the answer has the recorded
-        id. Other dedup ids are recorded until `dedup_until`. A `call` on record adds nothing and gets the ids of the
-        first time. Raises `QueueFull` if the queue would exceed `room`, `NoSpace` if the disk is nearly full.
+        id. Other dedup ids are recorded until `dedup_until`. A `call` on record adds nothing: see
+        `decisions.repeated_call`. Raises `QueueFull` if the queue would exceed `room`, `NoSpace` if the disk is nearly
+        full.
         """
 
     async def put_each(
-        self, batch: PlainBatch, calls: Sequence[str | None], until: int, change: Change
-    ) -> list[list[str]]:
-        """Add messages each of which is a call of its own, remembered until `until` if it is named. A repeated call,
-        also within the batch, adds nothing; each call gets its own answer."""
-        answers: list[list[str]] = []
-        for message, name in zip(batch, calls, strict=True):
-            call = None if name is None else Once(name, until)
-            answers.append(await self.put([message], Put(now=change.now, keep=change.keep, call=call)))
+        self, batch: PlainBatch, calls: Sequence[Once | None], change: Change
+    ) -> list[list[str] | IdempotencyMismatch]:
+        """Add messages each of which is a call of its own, named or not. A repeated call, also within the batch, adds
+        nothing; each call gets its own answer, or the reason why it was refused."""
+        answers: list[list[str] | IdempotencyMismatch] = []
+        for message, call in zip(batch, calls, strict=True):
+            try:
+                answers.append(await self.put([message], Put(now=change.now, keep=change.keep, call=call)))
+            except IdempotencyMismatch as error:
+                answers.append(error)
         return answers
 
     async def take(self, queue: str, take: Take) -> list[Stored]:
@@ -139,11 +156,17 @@ class MessageStore(Protocol):
         """Change one message in place; its lease continues unless `due_at` is set."""
 
     async def move(
-        self, queue: str, moves: Sequence[tuple[Fence, Message]], change: Change, keep_to: History
+        self,
+        queue: str,
+        moves: Sequence[tuple[Fence, Message]],
+        change: Change,
+        keep_to: History,
+        room: Room | None = None,
     ) -> list[Outcome]:
         """Remove messages from `queue` and, in the same change, put each as given (same id) into the existing queue it
         names, ready at its `due_at`, with `receives` 0 and no receipt. `keep_to` is the history setting for their
-        arrivals."""
+        arrivals. With `room`, all go to one queue; raises `QueueFull`, with nothing changed, if it has no room for
+        them."""
 
     async def clear(self, queue: str, change: Change) -> int:
         """Remove all messages in any state and return how many there were. The history gets one `purged` event with

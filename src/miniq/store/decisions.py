@@ -7,15 +7,16 @@ PostgreSQL checks fences and fitness inside its queries: `queries.sql`, `schema.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import TypeVar
 
 from msgspec import Struct
 from msgspec.structs import astuple, replace
 
-from miniq.errors import ClaimGone, ClaimUnknown, Fenced, QueueFull, StageUnknown
-from miniq.ids import RUN
-from miniq.message import NEVER, Claim, ClaimGroup, Committed, Message, Outcome, PlainBatch, Stage, StageName
-from miniq.store.arguments import ANY, FREE, Batch, NextClaim, Room
+from miniq.errors import ClaimGone, ClaimUnknown, Fenced, IdempotencyMismatch, QueueFull, StageUnknown
+from miniq.ids import RUN, from_spans, spans
+from miniq.message import NEVER, Claim, ClaimGroup, Committed, Message, Outcome, PlainBatch, Stage, StageName, is_plain
+from miniq.store.arguments import ANY, FREE, Batch, NextClaim, Once, Room
 
 # Messages
 
@@ -29,15 +30,13 @@ def fence(visible_at: int, held_by: str | None, receipt: str, now: int) -> Outco
     return "done" if receipt in (ANY, held_by) else "stale"
 
 
-class Budget:
+class Budget(Struct):
     """The limits of an answer in messages and bytes; the first message always fits."""
 
-    __slots__ = ("bytes", "count", "limit", "max_bytes")
-
-    def __init__(self, limit: int, max_bytes: int, count: int = 0, size: int = 0) -> None:
-        self.limit = limit
-        self.max_bytes = max_bytes
-        self.count, self.bytes = count, size
+    limit: int
+    max_bytes: int
+    count: int = 0
+    bytes: int = 0
 
     def admits(self, size: int) -> bool:
         """Count one more message if it fits."""
@@ -70,6 +69,19 @@ def size_of(messages: Sequence[Message]) -> int:
     return messages.size if isinstance(messages, PlainBatch) else sum(message.size for message in messages)
 
 
+_common = attrgetter("queue", "sent_at", "due_at", "content_type", "priority")
+
+
+def plain_batch(messages: Sequence[Message]) -> PlainBatch | None:
+    """Messages as a batch, None if they differ in more than id and body."""
+    common = _common(messages[0])
+    if not all(is_plain(message) and _common(message) == common for message in messages):
+        return None
+    queue, sent_at, due_at, content_type, priority = common
+    ids, bodies = [message.id for message in messages], [message.body for message in messages]
+    return PlainBatch(ids, queue, sent_at, due_at, bodies, content_type, priority)
+
+
 class Sifted(Struct):
     """What a send adds after deduplication."""
 
@@ -96,6 +108,27 @@ def sift(messages: Iterable[Message], standing: Callable[[str], str | None]) -> 
         sifted.ids.append(message.id)
         sifted.fresh.append(message)
     return sifted
+
+
+# Named calls
+
+
+def call_answer(ids: Sequence[str], call: Once) -> str:
+    """The record of a call: the ids of its answer, and what identifies its messages."""
+    return f"{spans(ids)}#{call.content}" if call.content else spans(ids)
+
+
+def repeated_call(answer: str, call: Once) -> list[str]:
+    """The answer to a repeated call, from the record of the first. Raises `IdempotencyMismatch` if the first had other
+    messages; records of earlier versions do not tell."""
+    first, _, content = answer.partition("#")
+    if content and call.content and content != call.content:
+        raise IdempotencyMismatch(
+            "idempotency-key: it was used for other messages within the last five minutes; choose a new key for each "
+            "call, and repeat a call unchanged",
+            field="idempotency-key",
+        )
+    return from_spans(first)
 
 
 # Claims

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 COMMITTED = "publish\0"
-"""Prefix of the call names of commits. Rejected in names that senders choose."""
+"""Prefix of the call names of commits."""
+SCOPED = "key\0"
+"""Prefix of the call names of senders with an API key; the key's id follows. Senders without one share all others."""
+RESERVED = (COMMITTED, SCOPED)
+"""Rejected in names that senders choose."""
 CALL = "\0"
 """Prefix of call names where they share a table with dedup ids. Rejected in dedup ids."""
 
@@ -11,6 +15,11 @@ CALL = "\0"
 def commit_name(job: str, batch: str) -> str:
     """The name of the call that commits a batch."""
     return f"{COMMITTED}{job}\0{batch}"
+
+
+def scoped_name(scope: str, name: str) -> str:
+    """The name under which a sender's call is remembered; `scope` is the id of its API key, or empty."""
+    return f"{SCOPED}{scope}\0{name}" if scope else name
 
 
 def call_record(name: str) -> str:

@@ -1,8 +1,7 @@
 """The worker loop without its I/O: which messages it holds, when it fetches, and what is logged.
 
-A lease is extended after a third of its time, so that two attempts may fail before it is lost. `thread_worker.py` and
-`async_worker.py` drive this with threads and with tasks. They catch every exception of an ack, release or extend: the
-message is delivered again anyway, and a thread that died would go unnoticed.
+A lease is extended after a third of its time, so that two attempts may fail before it is lost. `_async/worker.py` of
+the client drives this, with tasks or threads (`crews.py`).
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from miniq.api.shapes import ApiKey, Identity, Stats, Trends
 from miniq.api.tables import TablePage
 from miniq.client._async.queue import AsyncQueue
 from miniq.client._async.transport import AsyncTransport
+from miniq.client.arguments import as_texts
 from miniq.message import HistoryPage, QueueInfo
 
 T = TypeVar("T")
@@ -66,16 +67,18 @@ class AsyncClient:
         self, queue: str | None = None, series: Iterable[str] = ("total", "sent", "acked"), points: int = 60
     ) -> Trends:
         """Time series of the last hour of all queues, or of one, with that many points."""
-        return await self._transport.perform(ops.Trends(queue, ",".join(series), points))
+        return await self._transport.perform(ops.Trends(queue, ",".join(as_texts(series, "series")), points))
 
     async def whoami(self, queue: str | None = None) -> Identity:
         """This client's identity and permissions: on a queue, or on the broker as a whole."""
         return await self._transport.perform(ops.WhoAmI(queue))
 
-    async def create_key(self, name: str, allow: Iterable[str], public: str | None = None) -> ApiKey:
+    async def create_key(
+        self, name: str, allow: Iterable[str], public: str | None = None, max_queues: int | None = None
+    ) -> ApiKey:
         """Create an API key, whose secret is shown only now; with `public`, the public half of a CURVE key, add that.
-        `allow` lists its permissions, such as `send:orders.*`."""
-        return await self._transport.perform(ops.CreateKey(name, list(allow), public))
+        `allow` lists its permissions, such as `send:orders.*`. It creates no queue while `max_queues` match them."""
+        return await self._transport.perform(ops.CreateKey(name, as_texts(allow, "allow"), public, max_queues))
 
     async def list_keys(self) -> list[ApiKey]:
         """All keys, without their secrets."""
@@ -87,7 +90,7 @@ class AsyncClient:
 
     async def backup(self, path: str | os.PathLike[str]) -> None:
         """Write a consistent backup to a new folder on the server, without interrupting work."""
-        await self._transport.perform(ops.Backup(os.fspath(path)))
+        await self._transport.perform(ops.Backup(os.fspath(path) if isinstance(path, os.PathLike) else path))
 
     async def close(self) -> None:
         """Close the connection; waiting receives return at once. Safe to repeat."""

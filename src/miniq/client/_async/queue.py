@@ -16,11 +16,14 @@ from miniq.client._async.claims import AsyncClaims
 from miniq.client._async.message import AsyncMessage
 from miniq.client._async.stages import AsyncStaging
 from miniq.client._async.transport import AsyncTransport
-from miniq.client.delivery import HELD, SEEN, SETTLED, MessagePage, leases, renew, settle
-from miniq.errors import BadName
+from miniq.client._async.worker import AsyncWorker
+from miniq.client.arguments import as_list, as_texts
+from miniq.client.delivery import HELD, SEEN, SETTLED, MessagePage, as_messages, leases, renew, settle
+from miniq.errors import BadName, InvalidRequest
 from miniq.message import (
     ClaimGroup,
     Committed,
+    ConfiguredQueue,
     DraftOptions,
     Mode,
     Outcome,
@@ -31,7 +34,6 @@ from miniq.message import (
     StageName,
     Status,
 )
-from miniq.worker.async_worker import TaskWorker
 from miniq.worker.plan import Plan, Stop
 
 
@@ -108,25 +110,25 @@ class AsyncQueue:
             pass_message=pass_message,
             stop=stop,
         )
-        await TaskWorker(self, plan).run()
+        await AsyncWorker(self, plan).run()
 
     async def ack(self, messages: Iterable[AsyncMessage]) -> list[Outcome]:
         """Ack several messages; the outcome of each is `done`, `stale` or `missing`."""
-        messages = list(messages)
+        messages = as_messages(messages)
         outcomes = await self._perform(ops.Ack(self.name, leases(self.name, messages))) if messages else []
         settle(messages)
         return outcomes
 
     async def release(self, messages: Iterable[AsyncMessage], delay: float = 0) -> list[Outcome]:
         """Release several messages; the outcome of each is `done`, `stale` or `missing`."""
-        messages = list(messages)
+        messages = as_messages(messages)
         outcomes = await self._perform(ops.Release(self.name, leases(self.name, messages), delay)) if messages else []
         settle(messages)
         return outcomes
 
     async def extend(self, messages: Iterable[AsyncMessage], seconds: float | None = None) -> list[Outcome]:
         """Extend several leases; the outcome of each is `done`, `stale` or `missing`."""
-        messages = list(messages)
+        messages = as_messages(messages)
         if not messages:
             return []
         reply = await self._perform(ops.Extend(self.name, leases(self.name, messages), seconds))
@@ -195,7 +197,11 @@ class AsyncQueue:
     ) -> Committed:
         """Add the messages of some stages, (partition, attempt), to the queue, all at once, and once per job and batch:
         a repeated commit adds nothing. Other stages of the batch are removed."""
-        stage_ids = [StageId(str(partition), str(attempt)) for partition, attempt in stages]
+        stage_ids = []
+        for stage in as_list(stages, "stages", "(partition, attempt)"):
+            if not isinstance(stage, tuple | list) or len(stage) != 2:
+                raise InvalidRequest(f"stages: {stage!r:.80} is not (partition, attempt)", field="stages")
+            stage_ids.append(StageId(str(stage[0]), str(stage[1])))
         return await self._perform(ops.CommitStages(self.name, job, str(batch), stage_ids))
 
     async def discard_stages(self, job: str, batch: int | str) -> int:
@@ -225,9 +231,9 @@ class AsyncQueue:
     ) -> RedriveProgress:
         """Move dead letters back to the queues they came from, or `to` another queue: all, or those with the given
         `ids`; with `rate`, in the background at that many per second."""
-        return await self._perform(ops.Redrive(self.name, None if ids is None else list(ids), to, rate))
+        return await self._perform(ops.Redrive(self.name, None if ids is None else as_texts(ids, "ids"), to, rate))
 
-    async def configure(self, **settings: Unpack[QueueChanges]) -> QueueInfo:
+    async def configure(self, **settings: Unpack[QueueChanges]) -> ConfiguredQueue:
         """Create the queue or change some of its settings (see `QueueSettings`)."""
         return await self._perform(ops.Configure(self.name, dict(settings)))
 

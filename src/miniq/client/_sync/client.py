@@ -14,6 +14,7 @@ from miniq.api.shapes import ApiKey, Identity, Stats, Trends
 from miniq.api.tables import TablePage
 from miniq.client._sync.queue import Queue
 from miniq.client._sync.transport import Transport
+from miniq.client.arguments import as_texts
 from miniq.message import HistoryPage, QueueInfo
 
 T = TypeVar("T")
@@ -67,16 +68,18 @@ class Client:
         self, queue: str | None = None, series: Iterable[str] = ("total", "sent", "acked"), points: int = 60
     ) -> Trends:
         """Time series of the last hour of all queues, or of one, with that many points."""
-        return self._transport.perform(ops.Trends(queue, ",".join(series), points))
+        return self._transport.perform(ops.Trends(queue, ",".join(as_texts(series, "series")), points))
 
     def whoami(self, queue: str | None = None) -> Identity:
         """This client's identity and permissions: on a queue, or on the broker as a whole."""
         return self._transport.perform(ops.WhoAmI(queue))
 
-    def create_key(self, name: str, allow: Iterable[str], public: str | None = None) -> ApiKey:
+    def create_key(
+        self, name: str, allow: Iterable[str], public: str | None = None, max_queues: int | None = None
+    ) -> ApiKey:
         """Create an API key, whose secret is shown only now; with `public`, the public half of a CURVE key, add that.
-        `allow` lists its permissions, such as `send:orders.*`."""
-        return self._transport.perform(ops.CreateKey(name, list(allow), public))
+        `allow` lists its permissions, such as `send:orders.*`. It creates no queue while `max_queues` match them."""
+        return self._transport.perform(ops.CreateKey(name, as_texts(allow, "allow"), public, max_queues))
 
     def list_keys(self) -> list[ApiKey]:
         """All keys, without their secrets."""
@@ -88,7 +91,7 @@ class Client:
 
     def backup(self, path: str | os.PathLike[str]) -> None:
         """Write a consistent backup to a new folder on the server, without interrupting work."""
-        self._transport.perform(ops.Backup(os.fspath(path)))
+        self._transport.perform(ops.Backup(os.fspath(path) if isinstance(path, os.PathLike) else path))
 
     def close(self) -> None:
         """Close the connection; waiting receives return at once. Safe to repeat."""

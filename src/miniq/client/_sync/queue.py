@@ -17,11 +17,14 @@ from miniq.client._sync.claims import Claims
 from miniq.client._sync.message import Message
 from miniq.client._sync.stages import Staging
 from miniq.client._sync.transport import Transport
-from miniq.client.delivery import HELD, SEEN, SETTLED, MessagePage, leases, renew, settle
-from miniq.errors import BadName
+from miniq.client._sync.worker import Worker
+from miniq.client.arguments import as_list, as_texts
+from miniq.client.delivery import HELD, SEEN, SETTLED, MessagePage, as_messages, leases, renew, settle
+from miniq.errors import BadName, InvalidRequest
 from miniq.message import (
     ClaimGroup,
     Committed,
+    ConfiguredQueue,
     DraftOptions,
     Mode,
     Outcome,
@@ -33,7 +36,6 @@ from miniq.message import (
     Status,
 )
 from miniq.worker.plan import Plan, Stop
-from miniq.worker.thread_worker import ThreadWorker
 
 
 class Queue:
@@ -109,25 +111,25 @@ class Queue:
             pass_message=pass_message,
             stop=stop,
         )
-        ThreadWorker(self, plan).run()
+        Worker(self, plan).run()
 
     def ack(self, messages: Iterable[Message]) -> list[Outcome]:
         """Ack several messages; the outcome of each is `done`, `stale` or `missing`."""
-        messages = list(messages)
+        messages = as_messages(messages)
         outcomes = self._perform(ops.Ack(self.name, leases(self.name, messages))) if messages else []
         settle(messages)
         return outcomes
 
     def release(self, messages: Iterable[Message], delay: float = 0) -> list[Outcome]:
         """Release several messages; the outcome of each is `done`, `stale` or `missing`."""
-        messages = list(messages)
+        messages = as_messages(messages)
         outcomes = self._perform(ops.Release(self.name, leases(self.name, messages), delay)) if messages else []
         settle(messages)
         return outcomes
 
     def extend(self, messages: Iterable[Message], seconds: float | None = None) -> list[Outcome]:
         """Extend several leases; the outcome of each is `done`, `stale` or `missing`."""
-        messages = list(messages)
+        messages = as_messages(messages)
         if not messages:
             return []
         reply = self._perform(ops.Extend(self.name, leases(self.name, messages), seconds))
@@ -192,7 +194,11 @@ class Queue:
     def commit_stages(self, job: str, batch: int | str, stages: Iterable[tuple[int | str, int | str]]) -> Committed:
         """Add the messages of some stages, (partition, attempt), to the queue, all at once, and once per job and batch:
         a repeated commit adds nothing. Other stages of the batch are removed."""
-        stage_ids = [StageId(str(partition), str(attempt)) for partition, attempt in stages]
+        stage_ids = []
+        for stage in as_list(stages, "stages", "(partition, attempt)"):
+            if not isinstance(stage, tuple | list) or len(stage) != 2:
+                raise InvalidRequest(f"stages: {stage!r:.80} is not (partition, attempt)", field="stages")
+            stage_ids.append(StageId(str(stage[0]), str(stage[1])))
         return self._perform(ops.CommitStages(self.name, job, str(batch), stage_ids))
 
     def discard_stages(self, job: str, batch: int | str) -> int:
@@ -222,9 +228,9 @@ class Queue:
     ) -> RedriveProgress:
         """Move dead letters back to the queues they came from, or `to` another queue: all, or those with the given
         `ids`; with `rate`, in the background at that many per second."""
-        return self._perform(ops.Redrive(self.name, None if ids is None else list(ids), to, rate))
+        return self._perform(ops.Redrive(self.name, None if ids is None else as_texts(ids, "ids"), to, rate))
 
-    def configure(self, **settings: Unpack[QueueChanges]) -> QueueInfo:
+    def configure(self, **settings: Unpack[QueueChanges]) -> ConfiguredQueue:
         """Create the queue or change some of its settings (see `QueueSettings`)."""
         return self._perform(ops.Configure(self.name, dict(settings)))
 

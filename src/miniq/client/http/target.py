@@ -10,6 +10,7 @@ from urllib.parse import quote
 from msgspec import Struct
 
 from miniq.client.target import RemoteOptions, read_address, read_options
+from miniq.client.url import without_password
 from miniq.errors import InvalidRequest
 
 PORTS = {"http": 80, "https": 443}
@@ -56,7 +57,7 @@ def read_target(url: str, options: dict[str, Any]) -> Target:
     tls = _tls(given) if scheme == "https" else None
     if tls is None and (given.ca is not None or not given.verify):
         field = "verify" if given.ca is None else "ca"
-        raise InvalidRequest(f"{field}: is for https only, and the url is {url!r}", field=field)
+        raise InvalidRequest(f"{field}: is for https only, and the url is {without_password(url)!r}", field=field)
     return Target(f"{scheme}://{shown}{prefix}", host, port, tls, prefix, headers.encode(), given.timeout, given.retry)
 
 

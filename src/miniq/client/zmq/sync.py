@@ -12,9 +12,9 @@ import zmq
 from zmq.backend import zmq_poll
 
 from miniq.api.operation import Call
+from miniq.client._sync.pool import Connection, Pool
 from miniq.client.exchange import Retryable, lost, unanswered, unreachable
 from miniq.client.give_back import LAST_WORDS
-from miniq.client.pool import Connection, Pool
 from miniq.client.zmq.line import HUNG_UP, HungUp, Line, is_address
 from miniq.client.zmq.requests import ZmqExchange, judge
 from miniq.client.zmq.target import Target

@@ -39,8 +39,8 @@ from miniq.server.streams import Streamed
 
 def prepare(operation: Operation, request: Request, raw: bytes, content_type: str) -> None:
     """Read the body of a request; without a content type it is JSON."""
-    reader = READERS.get(operation.name)
-    if reader is None:
+    reader, body = READERS.get(operation.name), operation.body
+    if reader is None or body is None:
         return
     if raw and is_arrow(content_type):
         if not operation.arrow:
@@ -48,7 +48,7 @@ def prepare(operation: Operation, request: Request, raw: bytes, content_type: st
         request.body = ArrowStream(raw)
         return
     if not raw:
-        if not operation.optional:
+        if not body.optional:
             raise InvalidRequest("request: empty; send a JSON object", field="request")
         raw = b"{}" if request_format(content_type) == "json" else b"\x80"
     request.body = reader.read(raw, request_format(content_type))
@@ -107,12 +107,12 @@ class HttpApp:
         limit = limit or self._max_request
         size = request.headers.get("content-length", "0")
         if size.isdigit() and int(size) > limit:
-            raise too_large(int(size), limit)
+            raise too_large(limit, int(size))
         raw = bytearray()
         async for chunk in request.stream():
             raw += chunk
             if len(raw) > limit:
-                raise too_large(len(raw), limit)
+                raise too_large(limit)
         return bytes(raw)
 
     def _endpoint(self, operation: Operation) -> Any:
@@ -155,12 +155,12 @@ class HttpApp:
         try:
             await self._broker.store.check()
         except StoreUnavailable as error:
-            return _json(shapes.HealthReply("away", str(error)), 503)
+            return _json(shapes.HealthReply("unavailable", str(error)), 503)
         return _json(shapes.HealthReply("ready"))
 
     async def _metrics(self, request: HTTPRequest) -> Response:
         authorise_read(self._broker, request)
-        return Response(await prometheus.render(self._broker), media_type=prometheus.CONTENT_TYPE)
+        return StreamingResponse(await prometheus.render(self._broker), media_type=prometheus.CONTENT_TYPE)
 
     async def _report(self, request: HTTPRequest) -> Response:
         authorise_read(self._broker, request)
@@ -177,7 +177,7 @@ class HttpApp:
         if isinstance(error, HTTPException):
             allow = (error.headers or {}).get("Allow")
             error = _from_starlette(request, error)
-        shown = fault(request.url.path, error)
+        shown = fault(request.scope["path"], error)
         self._broker.metrics.errors["http", shown.code] += 1
         response = problem_response(shown)
         if allow is not None:
@@ -190,8 +190,9 @@ def trace_context(headers: Mapping[str, str]) -> dict[str, str] | None:
     return {name: headers[name] for name in ("traceparent", "tracestate") if name in headers} or None
 
 
-def too_large(size: int, limit: int) -> TooLarge:
-    return TooLarge(f"request: {size} bytes; at most {limit}", field="request")
+def too_large(limit: int, size: int | None = None) -> TooLarge:
+    """The error for a body over the limit; `size` is what the request declares."""
+    return TooLarge(f"request: {f'over {limit}' if size is None else size} bytes; at most {limit}", field="request")
 
 
 def error_headers(problem: shapes.Problem) -> list[tuple[str, str]]:
@@ -235,7 +236,7 @@ async def _disconnected(http: HTTPRequest) -> None:
 
 
 def _from_starlette(request: HTTPRequest, error: HTTPException) -> MiniQError:
-    path = request.url.path[:200]
+    path = request.scope["path"][:200]
     if error.status_code == 404:
         return NoRoute(f"not found: {path}; see /docs")
     if error.status_code == 405:

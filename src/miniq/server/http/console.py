@@ -71,7 +71,7 @@ async def _page(request: Request) -> Response:
 async def _file(request: Request) -> Response:
     name = request.path_params["file"]
     if name not in files():
-        raise NoRoute(f"not found: {request.url.path[:200]}; see /console")
+        raise NoRoute(f"not found: {request.scope['path'][:200]}; see /console")
     return _answer(request, name)
 
 

@@ -1,251 +1,142 @@
 """The fast lane: hot calls answered straight from the HTTP parser, without ASGI.
 
-It is a uvicorn protocol on top of uvicorn's own httptools protocol. Other requests, and requests that arrive while
-another one of their connection is being answered, take the ordinary lane (`app.py`). Both lanes read requests and write
-replies with the same functions.
+Other requests take the ordinary lane (`app.py`). Both lanes read requests and write replies with the same functions.
 
 Clients repeat themselves: the request line and headers of a hot request are parsed into a `Head` once
-(`request_head.py`), and recognised by their bytes from then on.
+(`request_head.py`), and recognised by their bytes from then on. The caller's right and the declared size are checked
+before a body is kept.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import re
-import sys
 from functools import partial
 from http import HTTPStatus
 from time import perf_counter
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
 from miniq.api import codec, shapes
 from miniq.api.codec import MSGPACK, PROBLEM
 from miniq.broker import Broker
-from miniq.errors import BadRequest
+from miniq.errors import MiniQError
 from miniq.message import JSON
+from miniq.options import Limits
 from miniq.server.busy_poll import BusyPoll
-from miniq.server.http.app import (
-    error_headers,
-    too_large,
-)
-from miniq.server.http.guard import ID, Guard, log, log_answer, next_number
+from miniq.server.http.app import error_headers, too_large
+from miniq.server.http.connection import Connection, Cycle, Request
+from miniq.server.http.guard import NOSNIFF, Guard, log, log_answer
 from miniq.server.http.request_head import Head, read_head
 from miniq.server.operations import fault, give_back, run, start
 
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 _END = b"\r\n\r\n"
-_UPDATE = b"UPDATE /messages/"
-_UPGRADE = re.compile(rb"\r\nupgrade[ \t]*:", re.IGNORECASE)
 _MEDIA = {"json": JSON.encode(), "msgpack": MSGPACK.encode()}
 _PROBLEM = PROBLEM.encode()
 MAX_HEADS, MAX_HEAD_BYTES = 1024, 1024
 """How many heads are cached, and the size of the largest."""
-READ_TIMEOUT = 120.0
-"""Seconds that a request may take to arrive."""
 
 
-class _NoEvent:
-    """Takes the place of the event by which uvicorn wakes a request's task."""
+class HotCycle(Cycle):
+    """A hot request and its reply."""
 
-    def set(self) -> None:
-        pass
-
-
-class HotCycle:
-    """A hot request and its reply; uvicorn treats it like its own `RequestResponseCycle`."""
-
-    response_complete = False
-    disconnected = False
-    more_body = False
-    message_event = _NoEvent()
     task: asyncio.Task[Any] | None = None
-    size = 0
 
     def __init__(self, head: Head, lane: FastLane) -> None:
+        super().__init__(head.id, head.keep_alive)
         self.head = head
         self.lane = lane
-        self.keep_alive = head.keep_alive
-        self.began = perf_counter()
-        self.id = head.id or ID % next_number()
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return self.head.operation.name
+
+    @property
+    def path(self) -> str:  # type: ignore[override]
+        return self.head.operation.path.replace("{queue}", self.head.queue)
 
 
-class FastLane(HttpToolsProtocol):
-    """A connection. uvicorn calls it like its own protocol, with the arguments in `uvicorn`."""
+class FastLane(Connection):
+    """A connection that answers hot calls itself. uvicorn makes it with the arguments in `uvicorn`."""
 
     def __init__(
         self,
         broker: Broker,
-        max_request: int,
+        limits: Limits,
         guard: Guard,
         busy_poll: BusyPoll,
         heads: dict[bytes, Head],
         **uvicorn: Any,
     ) -> None:
-        super().__init__(**uvicorn)
+        super().__init__(limits, **uvicorn)
         self.broker = broker
-        self.max_request = max_request
         self.guard = guard
         self.busy_poll = busy_poll
         self.heads = heads
         """Cache of heads, shared by all connections."""
         self.eager = broker.eager
         self.logs_replies = log.isEnabledFor(logging.DEBUG)
-        self._asgi_cycle: Any = None
-        """The request that Starlette is answering."""
-        self._hot: HotCycle | None = None
-        """The hot request that is being read."""
-        self._parts: list[bytes] = []
-        """The pieces of its body so far."""
         self._head_bytes = b""
-        """Request line and headers of the latest request, if they arrived in one piece."""
+        """Request line and headers of the latest request with a cached head."""
         self._head: Head | None = None
-        """The cached head for these bytes."""
-        self._unparsed = b""
-        """`_head_bytes` while the parser reads them."""
-        self._idle_since = 0.0
-        """When the last reply was written; 0 while a request is being read or answered."""
-        self._reading_since = 0.0
-        """When the first byte of the current request arrived; 0 if none is being read."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._idle_since = self.loop.time()
-        self._check_timeouts_in(self.timeout_keep_alive)
+        """Its head."""
 
     def data_received(self, data: bytes) -> None:
-        if not self._reading_since and (self.cycle is None or self.cycle.response_complete):
+        if not self._reading_since and self.current is None and not self._is_last:
             head = self._head
             if head is None or not data.startswith(self._head_bytes):
-                head = self._recall(data)
+                head = self._recall_head(data)
             if head is not None and head.length == len(data) - len(self._head_bytes):
                 self._idle_since = 0.0
-                self.cycle = hot = HotCycle(head, self)  # type: ignore[assignment]
+                self.current = hot = HotCycle(head, self)
                 self._call(hot, data[len(self._head_bytes) :])
                 return
-            if data.startswith(_UPDATE):
-                # The parser does not know the method UPDATE of the short routes, which treat it like PATCH.
-                data = b"PATCH" + data[len(b"UPDATE") :]
-            elif _UPGRADE.search(self._head_bytes):
-                # An offer to upgrade the protocol may be ignored, but it makes the parser skip the body.
-                data = _UPGRADE.sub(b"\r\nx-upgrade:", self._head_bytes) + data[len(self._head_bytes) :]
-            self._unparsed = self._head_bytes
-        super().data_received(data)
+        if not self._is_last or self._reading is not None:
+            self.reader.add(data)
+            self.proceed()
 
-    # The parser calls these
+    # The connection calls these
 
-    def on_message_begin(self) -> None:
-        self._reading_since = self.loop.time()
-        self.url = b""
-        self.headers = []
-        self.expect_100_continue = False
-        self._hot = None
-
-    def on_headers_complete(self) -> None:
-        self._idle_since = 0.0
-        if self.parser.should_upgrade():  # the header came in pieces, or in a pipelined request
-            raise BadRequest(
-                "request: upgrading the protocol is not supported; omit the header Upgrade", field="request"
-            )
-        cycle: Any = self.cycle
-        if cycle is None or cycle.response_complete:
-            head = self._match()
-            if head is not None:
-                self._hot = hot = HotCycle(head, self)
-                hot.more_body = True
-                self._parts = []
-                self.cycle = hot  # type: ignore[assignment]
-                if head.length > self.max_request:
-                    self.refuse(hot, too_large(head.length, self.max_request))
-                elif self.expect_100_continue:
-                    self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-                return
-        # Now do what uvicorn does at the beginning of a message: hot requests do not need it.
-        headers, url, expect = self.headers, self.url, self.expect_100_continue
-        super().on_message_begin()
-        self.url, self.expect_100_continue = url, expect
-        self.headers.extend(headers)
-        super().on_headers_complete()
-
-    def on_body(self, body: bytes) -> None:
-        hot = self._hot
-        if hot is None:
-            super().on_body(body)
-            return
-        if hot.response_complete:
-            return  # read and discard the rest: a client that is cut off while it writes may never see the reply
-        hot.size += len(body)
-        if hot.size <= self.max_request:
-            self._parts.append(body)
+    def open(self) -> Request:
+        reader = self.reader
+        head = read_head(reader, self.guard)
+        if head is None:
+            return self.asgi_cycle()
+        hot = HotCycle(head, self)
+        hot.expects_continue = reader.expects_continue
+        try:
+            if head.violation is not None or not self.broker.keys.open:
+                self._check(head)
+            if head.length > self.limits.request_bytes:
+                raise too_large(self.limits.request_bytes, head.length)
+        except MiniQError as error:
+            hot.error = error
         else:
-            self._parts.clear()
-            self.refuse(hot, too_large(hot.size, self.max_request))
+            self._remember(head)
+        return hot
 
-    def on_message_complete(self) -> None:
-        self._reading_since = 0.0
-        if self._idle_since:  # it was answered before it had arrived completely
-            self._idle_since = self.loop.time()
-        hot = self._hot
-        if hot is None:
-            super().on_message_complete()
-            return
-        self._hot = None
-        hot.more_body = False
-        if not hot.response_complete:
-            parts, self._parts = self._parts, []
-            self._call(hot, parts[0] if len(parts) == 1 else b"".join(parts))
-
-    # uvicorn calls these
+    def carry_out(self, request: Cycle, raw: bytes) -> None:
+        if isinstance(request, HotCycle):
+            request.body = bytearray()
+            self._call(request, raw)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        cycle: Any = self.cycle
-        if isinstance(cycle, HotCycle) and cycle.task is not None and cycle.head.operation.name == "receive":
-            cycle.task.cancel()  # nobody would get the messages; a send or an ack continues
-        asgi_cycle, self._asgi_cycle = self._asgi_cycle, None
-        if asgi_cycle is not None:
-            # uvicorn tells only the newest request of a pipeline; this one is running and would write its reply.
-            asgi_cycle.disconnected = True
-            asgi_cycle.message_event.set()
-        if self.timeout_keep_alive_task is not None:
-            self.timeout_keep_alive_task.cancel()
         super().connection_lost(exc)
+        if self.busy_poll.last is self:
+            self.busy_poll.last = None
 
-    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        self._asgi_cycle = cycle
-        super()._start_asgi_task(cycle, app)
-
-    def pause_writing(self) -> None:
-        """Stop reading requests of a client that does not read its replies."""
-        super().pause_writing()
-        self.flow.pause_reading()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        if not self.pipeline:
-            self.flow.resume_reading()
-
-    def send_400_response(self, msg: str) -> None:
-        """Answer what is not HTTP with a problem too, and close the connection."""
-        cycle: Any = self.cycle
-        if cycle is not None and not cycle.response_complete and not cycle.more_body:
-            # The previous request is answered first, and that is the last reply.
-            cycle.keep_alive = False
-            self._reading_since = 0.0
-            self.flow.pause_reading()
-            return
-        raised = sys.exception()  # the parser wraps what the callbacks above raise
-        error = raised.__context__ if raised is not None else None
-        if not isinstance(error, BadRequest):
-            error = BadRequest(f"request: {msg}", field="request")
-        body = codec.encode_json(codec.problem(error))
-        lines = b"content-type: %b\r\nx-request-id: %b\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
-        head = lines % (_PROBLEM, ID % next_number(), len(body))
-        self.transport.write(_STATUS_LINES[400] + head + body)
-        self.transport.close()
+    def abandon(self, request: Cycle) -> None:
+        if isinstance(request, HotCycle) and request.task is not None and request.head.operation.name == "receive":
+            request.task.cancel()  # nobody would get the messages; a send or an ack continues
 
     # Calls
+
+    def _check(self, head: Head) -> None:
+        """Raise unless the caller may make the call."""
+        if head.violation is not None:
+            head.violation.check(self.broker.keys)
+        if not self.broker.keys.open:
+            self.broker.keys.check(head.secret, head.operation.right, head.queue)
 
     def _call(self, hot: HotCycle, raw: bytes) -> None:
         """Make the call of a complete request. A lone plain message goes to the intake."""
@@ -253,16 +144,14 @@ class FastLane(HttpToolsProtocol):
             self.busy_poll.asked(self)
         head, broker = hot.head, self.broker
         try:
-            if head.violation is not None:
-                head.violation.check(broker.keys)
-            if not broker.keys.open:
-                broker.keys.check(head.secret, head.operation.right, head.queue)
+            if head.violation is not None or not broker.keys.open:
+                self._check(head)
             lone = head.lone
             body = None if lone is None else lone.read(raw)
             if (
                 lone is not None
                 and body is not None
-                and broker.intake.add(head.queue, lone.content_type, body, head.call, hot, _answer_sends)
+                and broker.intake.add(head.queue, lone.content_type, body, head.call, head.secret, hot, _answer_sends)
             ):
                 return
             call = run(broker, head.operation, head.request(raw, body))
@@ -271,37 +160,25 @@ class FastLane(HttpToolsProtocol):
             return
         hot.task = start(self.loop, call, partial(self._done, hot), eager=self.eager)
 
-    def _recall(self, data: bytes) -> Head | None:
+    def _recall_head(self, data: bytes) -> Head | None:
         """The cached head that a request begins with."""
-        end = data.find(_END)
+        end = data.find(_END, 0, MAX_HEAD_BYTES)
         self._head_bytes = data[: end + len(_END)] if end >= 0 else b""
         self._head = self.heads.get(self._head_bytes)
         return self._head
 
-    def _match(self) -> Head | None:
-        """The head that was parsed, None if the request is not hot."""
-        raw, self._unparsed = self._unparsed, b""  # pipelined requests in the same piece have other headers
-        if raw and self._head is not None:
-            return self._head  # cached, but the body arrives later
-        parser = self.parser
-        keep_alive = parser.get_http_version() != "1.0" and parser.should_keep_alive()
-        head = read_head(parser.get_method(), self.url, self.headers, keep_alive, self.guard)
-        if head is None:
-            return None
-        # The parser skips empty lines, so the head of what begins with one does not end where it seems to.
+    def _remember(self, head: Head) -> None:
+        """Cache a head that is likely to come again, and means the same then."""
         if (
-            raw.startswith(b"POST ")
-            and len(raw) <= MAX_HEAD_BYTES
-            and 0 <= head.length <= self.max_request
-            and not self.expect_100_continue
-            # These are likely to come again, and mean the same then.
+            len(self.reader.raw) <= MAX_HEAD_BYTES
+            and 0 <= head.length <= self.limits.request_bytes
+            and not self.reader.expects_continue
             and head.keep_alive
             and (head.call, head.id, head.trace) == (None, None, None)
         ):
             if len(self.heads) >= MAX_HEADS:
                 self.heads.clear()
-            self.heads[raw] = head
-        return head
+            self.heads[self.reader.raw] = head
 
     # Replies
 
@@ -319,34 +196,38 @@ class FastLane(HttpToolsProtocol):
         self.write(hot, operation.status, head, codec.encode(reply, out))
         self.busy_poll.answered(self)
 
-    def refuse(self, hot: HotCycle, error: Exception) -> None:
-        shown = fault(hot.head.operation.name, error, hot.id)
+    def refuse(self, request: Cycle, error: Exception) -> None:
+        shown = fault(request.name, error, request.id)
         self.broker.metrics.errors["http", shown.code] += 1
         problem = codec.problem(shown)
         extra = b"".join(b"%b: %b\r\n" % (name.encode(), value.encode()) for name, value in error_headers(problem))
-        self.write(hot, problem.status, self.reply_head(problem.status, _PROBLEM), codec.encode_json(problem), extra)
+        head = self.reply_head(problem.status, _PROBLEM)
+        self.write(request, problem.status, head, codec.encode_json(problem), extra)
 
-    def write(self, hot: HotCycle, status: int, head: bytes, body: bytes, extra: bytes = b"") -> None:
+    def write(self, request: Cycle, status: int, head: bytes, body: bytes, extra: bytes = b"") -> None:
         """Answer a request that has no reply yet; `head` is from `reply_head`."""
-        if hot.response_complete:
+        if request.response_complete:
             return
-        hot.response_complete = True
+        request.response_complete = True
         if self.logs_replies:
-            path = hot.head.operation.path.replace("{queue}", hot.head.queue)
-            log_answer("POST", path, status, hot.began, hot.id)
+            log_answer("POST", request.path, status, request.began, request.id)
         transport = self.transport
         if transport.is_closing():
             return
-        if not hot.keep_alive:
+        if not request.keep_alive:
             extra += b"connection: close\r\n"
         transport.write(
-            b"%b%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n%b" % (head, extra, hot.id, len(body), body)
+            b"%b%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n%b" % (head, extra, request.id, len(body), body)
         )
-        if not hot.keep_alive:
-            transport.close()
-        elif self.pipeline:
-            self.on_response_complete()
+        if not request.keep_alive:
+            if request.error is None:
+                self.close()
+            else:
+                self.linger()
+        elif self._waiting or self._reading_since:
+            self.finished()
         else:
+            self.current = None
             self._idle_since = self.loop.time()
 
     def reply_head(self, status: int, media: bytes) -> bytes:
@@ -354,45 +235,10 @@ class FastLane(HttpToolsProtocol):
         defaults = self.server_state.default_headers
         cached = _reply_heads.get((status, media))
         if cached is None or cached[0] is not defaults:
-            lines = b"".join([b"%b: %b\r\n" % line for line in defaults])
+            lines = b"".join([b"%b: %b\r\n" % line for line in [*defaults, NOSNIFF]])
             cached = (defaults, b"%b%bcontent-type: %b\r\n" % (_STATUS_LINES[status], lines, media))
             _reply_heads[status, media] = cached
         return cached[1]
-
-    # A connection is closed that is idle for too long, or whose request takes too long to arrive. A timer per request
-    # would cost more than the rest of the request, so each connection has one timer that checks both.
-
-    def on_response_complete(self) -> None:
-        self.server_state.total_requests += 1
-        if self.transport.is_closing():
-            return
-        if self.flow.read_paused:
-            self.flow.resume_reading()
-        if self.pipeline:
-            cycle, app = self.pipeline.pop()
-            self._start_asgi_task(cycle, app)
-            return
-        self._idle_since = self.loop.time()
-
-    def _unset_keepalive_if_required(self) -> None:
-        """Keep the timer when bytes arrive: they may not begin a request."""
-
-    def _check_timeouts_in(self, seconds: float) -> None:
-        self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
-
-    def timeout_keep_alive_handler(self) -> None:
-        if self.transport.is_closing():
-            return
-        now = self.loop.time()
-        left: float = self.timeout_keep_alive
-        if self._reading_since:
-            left = self._reading_since + READ_TIMEOUT - now
-        elif self._idle_since:
-            left += self._idle_since - now
-        if left > 0:
-            self._check_timeouts_in(min(left, self.timeout_keep_alive))
-        else:
-            super().timeout_keep_alive_handler()
 
 
 _reply_heads: dict[tuple[int, bytes], tuple[list[tuple[bytes, bytes]], bytes]] = {}

@@ -2,8 +2,9 @@
 
 A page of another site must not use a broker that its visitor's browser can reach:
 
-- A call that changes something is refused if its `Origin` is not the `Host` it was sent to, or if the browser marks it
-  as coming from another site (`Sec-Fetch-Site`). Programs send neither header.
+- A call that changes something is refused if its `Origin` is neither the `Host` it was sent to nor in the option
+  `allowed_hosts`, ports included, or if the browser marks it as coming from another site (`Sec-Fetch-Site`). Programs
+  send neither header.
 - While no keys exist, a request whose `Host` could be any site's name is refused: such a name can be made to resolve to
   127.0.0.1 (DNS rebinding), and its pages could then read everything. Addresses, `localhost`, names without a dot, this
   machine's own name and those in the option `allowed_hosts` are accepted. Once keys exist, a page has none.
@@ -16,29 +17,36 @@ import logging
 import re
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from time import perf_counter
-from urllib.parse import urlsplit
 
 from msgspec import Struct
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from miniq.broker.keyring import KeyRing
-from miniq.errors import CrossOrigin, MiniQError, NoRoute
+from miniq.errors import BadRequest, CrossOrigin, MiniQError, NoRoute, WrongMedia
 from miniq.logs import REQUEST
 
 log = logging.getLogger("miniq.http")
 
+_PORT = re.compile(r":\d+$")
 _ADDRESS = re.compile(r"\[[0-9a-f:.]+\]|\d+\.\d+\.\d+\.\d+")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _RECEIVING_PATHS = ("/messages", "/read_messages")
 """Short routes that receive messages with a GET."""
 
+_ONCE = (b"host", b"origin", b"authorization")
+"""Headers that decide who may do what: a request that repeats one could be read in two ways."""
+_DEFAULT_PORTS = {"http": ":80", "https": ":443"}
+CACHED, CACHED_BYTES = 1024, 256
+"""How many combinations of `Host`, `Origin` and `Sec-Fetch-Site` are remembered, and the size of the longest."""
+
 ID = secrets.token_hex(4).encode() + b"-%x"
 """Format of a request id: a prefix for this process, and a number."""
+NOSNIFF = (b"x-content-type-options", b"nosniff")
 next_number = itertools.count(1).__next__
 
 
@@ -48,16 +56,22 @@ def given_id(header: str | None) -> bytes | None:
 
 
 class Violation(Struct, frozen=True):
-    """Why a request may come from a page of another site."""
+    """Why a request is refused for its headers."""
 
     text: str
     field: str
+    kind: type[MiniQError] = CrossOrigin
     without_keys: bool = False
     """Whether it matters only while no keys exist."""
 
     def check(self, keys: KeyRing) -> None:
         if keys.open or not self.without_keys:
-            raise CrossOrigin(self.text, field=self.field)
+            raise self.kind(self.text, field=self.field)
+
+
+def fields_of(headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Headers by name; of those that are repeated, the first."""
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(headers)}
 
 
 class Guard:
@@ -66,15 +80,33 @@ class Guard:
     def __init__(self, keys: KeyRing, allowed_hosts: str) -> None:
         self.keys = keys
         names = [name.strip().lower() for name in allowed_hosts.split(",")]
-        self._own_names = {*filter(None, names), socket.gethostname().lower()}
-        self.violation = lru_cache(1024)(self._violation)
+        self._own_origins = {*filter(None, names), socket.gethostname().lower()}
+        self._own_names = {_PORT.sub("", name) for name in self._own_origins}
+        self._remembered = lru_cache(CACHED)(self._violation)
+
+    def violation(
+        self, fields: Mapping[str, str], headers: Sequence[tuple[bytes, bytes]], is_safe: bool
+    ) -> Violation | None:
+        """What is wrong with a request that has these headers; `fields` are the same by name."""
+        if len(fields) < len(headers):
+            names = [name for name, _ in headers]
+            for name in _ONCE:
+                if names.count(name) > 1:
+                    field = name.decode()
+                    return Violation(f"{field}: given {names.count(name)} times; send it once", field, BadRequest)
+        encoding = fields.get("content-encoding", "")
+        if encoding.lower() not in ("", "identity"):
+            text = f"content-encoding: {encoding[:80]!r} is not supported; send the body as it is"
+            return Violation(text, "content-encoding", WrongMedia)
+        host, origin, fetch_site = fields.get("host", ""), fields.get("origin"), fields.get("sec-fetch-site")
+        is_short = len(host) + len(origin or "") + len(fetch_site or "") <= CACHED_BYTES
+        return (self._remembered if is_short else self._violation)(host, origin, fetch_site, is_safe)
 
     def _violation(self, host: str, origin: str | None, fetch_site: str | None, is_safe: bool) -> Violation | None:
-        """What is wrong with a request that has these headers (`Host`, `Origin`, `Sec-Fetch-Site`)."""
         host = host.lower()
         if not is_safe:
             if origin is not None:
-                if not self._is_same(origin, host):
+                if not self._is_same(origin.lower(), host):
                     return Violation(f"origin: {origin[:80]!r} is not this broker ({host[:80]})", "origin")
             elif fetch_site in ("cross-site", "same-site"):
                 return Violation("sec-fetch-site: pages of other sites may not make this call", "sec-fetch-site")
@@ -88,14 +120,13 @@ class Guard:
         )
 
     def _is_same(self, origin: str, host: str) -> bool:
-        try:
-            url = urlsplit(origin.lower())
-        except ValueError:
-            return False
-        return bool(url.netloc) and (url.netloc == host or url.hostname in self._own_names)
+        """Whether a page of an origin belongs to this broker. Browsers leave out the default port of a scheme."""
+        scheme, _, place = origin.partition("://")
+        default = _DEFAULT_PORTS.get(scheme)
+        return default is not None and (place == host.removesuffix(default) or place in self._own_origins)
 
     def _is_own(self, host: str) -> bool:
-        name = re.sub(r":\d+$", "", host).rstrip(".")
+        name = _PORT.sub("", host).rstrip(".")
         return (
             "." not in name
             or name.endswith(".localhost")
@@ -114,26 +145,25 @@ class GuardedApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         began = perf_counter()
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        id = given_id(headers.get("x-request-id")) or ID % next_number()
+        fields = fields_of(scope["headers"])
+        id = given_id(fields.get("x-request-id")) or ID % next_number()
         REQUEST.set(id.decode())
         method, path = scope["method"], scope["path"]
 
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] += [(b"x-request-id", id), (b"x-content-type-options", b"nosniff")]
+                message["headers"] += [(b"x-request-id", id), NOSNIFF]
                 log_answer(method, path, message["status"], began, id)
             await send(message)
 
         is_safe = method in _SAFE_METHODS and not path.startswith(_RECEIVING_PATHS)
-        origin, fetch_site = headers.get("origin"), headers.get("sec-fetch-site")
-        violation = self._guard.violation(headers.get("host", ""), origin, fetch_site, is_safe)
+        violation = self._guard.violation(fields, scope["headers"], is_safe)
         try:
             if path.startswith("/v1/") and b"%2f" in scope.get("raw_path", b"").lower():
                 raise NoRoute(f"not found: {path[:200]}; names cannot contain a slash; see /docs")
             if violation is not None:
                 violation.check(self._guard.keys)
-        except (NoRoute, CrossOrigin) as error:
+        except MiniQError as error:
             await self._refuse(error)(scope, receive, answer)
             return
         await self._app(scope, receive, answer)

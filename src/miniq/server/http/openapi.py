@@ -25,8 +25,10 @@ _ERRORS = {
     "404": "No such queue or message",
     "409": "Stale receipt, or the message is leased",
     "413": "Over a size limit",
-    "415": "Unsupported content type",
+    "414": "The URL is too long",
+    "415": "Unsupported content type or encoding",
     "429": "The queue is full",
+    "431": "The headers are too large",
     "503": "The store is unreachable; retry",
     "507": "The disk is nearly full",
 }
@@ -121,7 +123,7 @@ def _describe(operation: Operation) -> dict[str, Any]:
     if operation.body is not None:
         kind = QueueSettings if operation.name == "configure" else operation.body.shape
         description["requestBody"] = {
-            "required": not operation.optional,
+            "required": not operation.body.optional,
             "content": {media: {"schema": _ref(kind)} for media in (JSON, MSGPACK)},
         }
     return description
@@ -160,7 +162,10 @@ async def document(request: Request) -> Response:
 
 def _page(name: str, media: str) -> Response:
     text = resources.files("miniq.server.http").joinpath("pages", name).read_bytes()
-    policy = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'"
+    policy = (
+        "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
     return Response(text, media_type=media, headers={"content-security-policy": policy})
 
 

@@ -1,67 +1,118 @@
-"""`GET /metrics`: the broker's metrics in Prometheus text format."""
+"""`GET /metrics`: the broker's metrics in Prometheus text format, written in pieces.
+
+Only the first `metrics_queues` queues have labels of their own; the numbers of all others are summed up as `queue="*"`,
+which is no name of a queue. The order is that of their creation, so a series stays the same while the broker runs.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from collections.abc import Iterable
-
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Iterator
 
 from miniq.broker import Broker
-from miniq.broker.metrics import BUCKETS
-from miniq.message import SECOND, QueueInfo
+from miniq.broker.metrics import BUCKETS, Latency
+from miniq.broker.trends import QueueStats
+from miniq.message import SECOND
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+OTHERS = "*"
+LINES = 500
+"""Lines that are written before other work gets its turn."""
+_BOUNDS = [*map(str, BUCKETS), "+Inf"]
 
 
-async def render(broker: Broker) -> bytes:
+async def render(broker: Broker) -> AsyncIterator[bytes]:
     """The current values of all metrics."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_BrokerCollector(broker, await broker.queues()))
-    return generate_latest(registry)
+    return _pieces(_lines(broker, await broker.trends.current()))
 
 
-class _BrokerCollector(Collector):
-    def __init__(self, broker: Broker, queues: list[QueueInfo]) -> None:
-        self._broker = broker
-        self._queues = queues
+async def _pieces(lines: Iterator[str]) -> AsyncIterator[bytes]:
+    while piece := list(itertools.islice(lines, LINES)):
+        yield "".join(piece).encode()
+        await asyncio.sleep(0)
 
-    def collect(self) -> Iterable[Metric]:
-        now = self._broker.clock.now()
-        depth = GaugeMetricFamily("miniq_queue_messages", "Messages by queue and state", labels=["queue", "state"])
-        size = GaugeMetricFamily("miniq_queue_bytes", "Bytes of messages by queue", labels=["queue"])
-        oldest = GaugeMetricFamily(
-            "miniq_queue_oldest_age_seconds", "Age of the oldest ready message", labels=["queue"]
-        )
-        for info in self._queues:
-            counts = info.counts
-            for state in ("ready", "delayed", "leased"):
-                depth.add_metric([info.name, state], getattr(counts, state))
-            size.add_metric([info.name], counts.bytes)
-            oldest.add_metric([info.name], 0 if counts.oldest is None else max(0, now - counts.oldest) / SECOND)
-        yield from (depth, size, oldest)
-        metrics = self._broker.metrics
-        events = CounterMetricFamily("miniq_messages", "Messages by queue and event", labels=["queue", "event"])
-        for (queue, event), count in metrics.messages.items():
-            events.add_metric([queue, event], count)
-        yield events
-        errors = CounterMetricFamily("miniq_errors", "Failed calls by protocol and error code", labels=["wire", "code"])
-        for (wire, code), count in metrics.errors.items():
-            errors.add_metric([wire, code], count)
-        yield errors
-        calls = HistogramMetricFamily(
-            "miniq_call_seconds", "Duration of calls, long polling included", labels=["wire", "call", "queue"]
-        )
-        for (wire, name, queue), latency in metrics.calls.items():
-            bounds = [*map(str, BUCKETS), "+Inf"]
-            buckets: list[tuple[str, float]] = [*zip(bounds, itertools.accumulate(latency.buckets), strict=True)]
-            calls.add_metric([wire, name, queue], buckets, latency.total)
-        yield calls
-        commits = getattr(self._broker.store, "commits", None)
-        if commits is not None:  # databases have their own metrics for this
-            yield CounterMetricFamily("miniq_store_syncs", "Fsyncs that confirmed writes", value=commits[1])
-        yield GaugeMetricFamily(
-            "miniq_store_up", "1 unless the store has failed", value=0 if self._broker.store.failure() else 1
-        )
+
+def _lines(broker: Broker, queues: dict[str, QueueStats]) -> Iterator[str]:
+    """The lines of the reply, in blocks; while they are written, the broker's numbers change."""
+    own = {"", *itertools.islice(broker.catalog.queues, broker.options.metrics_queues)}
+    metrics, now = broker.metrics, broker.clock.now()
+
+    yield _head("miniq_queue_messages", "Messages by queue and state", "gauge")
+    others: Counter[str] = Counter()
+    oldest = 0.0
+    for name, queue in queues.items():
+        states = {"ready": queue.counts.ready, "delayed": queue.counts.delayed, "leased": queue.counts.leased}
+        if name in own:
+            yield "".join(
+                f'miniq_queue_messages{{queue="{name}",state="{state}"}} {float(n)}\n' for state, n in states.items()
+            )
+        else:
+            others.update(states, bytes=queue.counts.bytes)
+            oldest = max(oldest, _age(queue, now))
+            yield ""
+    if others:
+        for state in ("ready", "delayed", "leased"):
+            yield f'miniq_queue_messages{{queue="{OTHERS}",state="{state}"}} {float(others[state])}\n'
+    labelled = [queue for name, queue in queues.items() if name in own]
+    yield _head("miniq_queue_bytes", "Bytes of messages by queue", "gauge")
+    for queue in labelled:
+        yield f'miniq_queue_bytes{{queue="{queue.name}"}} {float(queue.counts.bytes)}\n'
+    if others:
+        yield f'miniq_queue_bytes{{queue="{OTHERS}"}} {float(others["bytes"])}\n'
+    yield _head("miniq_queue_oldest_age_seconds", "Age of the oldest ready message", "gauge")
+    for queue in labelled:
+        yield f'miniq_queue_oldest_age_seconds{{queue="{queue.name}"}} {_age(queue, now)}\n'
+    if others:
+        yield f'miniq_queue_oldest_age_seconds{{queue="{OTHERS}"}} {oldest}\n'
+
+    yield _head("miniq_messages_total", "Messages by queue and event", "counter")
+    events: Counter[str] = Counter()
+    for (name, event), count in list(metrics.messages.items()):
+        if name in own:
+            yield f'miniq_messages_total{{event="{event}",queue="{name}"}} {float(count)}\n'
+        else:
+            events[event] += count
+            yield ""
+    for event, count in events.items():
+        yield f'miniq_messages_total{{event="{event}",queue="{OTHERS}"}} {float(count)}\n'
+    yield _head("miniq_errors_total", "Failed calls by protocol and error code", "counter")
+    for (wire, code), count in list(metrics.errors.items()):
+        yield f'miniq_errors_total{{code="{code}",wire="{wire}"}} {float(count)}\n'
+
+    yield _head("miniq_call_seconds", "Duration of calls, long polling included", "histogram")
+    summed: defaultdict[tuple[str, str], Latency] = defaultdict(Latency)
+    for (wire, call, name), latency in list(metrics.calls.items()):
+        if name in own:
+            yield _histogram(wire, call, name, latency)
+        else:
+            summed[wire, call].merge(latency)
+            yield ""
+    for (wire, call), latency in summed.items():
+        yield _histogram(wire, call, OTHERS, latency)
+
+    commits = getattr(broker.store, "commits", None)
+    if commits is not None:  # databases have their own metrics for this
+        yield _head("miniq_store_syncs_total", "Fsyncs that confirmed writes", "counter")
+        yield f"miniq_store_syncs_total {float(commits[1])}\n"
+    yield _head("miniq_store_up", "1 unless the store has failed", "gauge")
+    yield f"miniq_store_up {0.0 if broker.store.failure() else 1.0}\n"
+
+
+def _head(name: str, text: str, kind: str) -> str:
+    return f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
+
+
+def _age(queue: QueueStats, now: int) -> float:
+    oldest = queue.counts.oldest
+    return 0.0 if oldest is None else max(0, now - oldest) / SECOND
+
+
+def _histogram(wire: str, call: str, queue: str, latency: Latency) -> str:
+    rest = f'queue="{queue}",wire="{wire}"'
+    counts = zip(_BOUNDS, itertools.accumulate(latency.buckets), strict=True)
+    lines = [f'miniq_call_seconds_bucket{{call="{call}",le="{bound}",{rest}}} {float(n)}\n' for bound, n in counts]
+    lines.append(f'miniq_call_seconds_count{{call="{call}",{rest}}} {float(latency.count)}\n')
+    lines.append(f'miniq_call_seconds_sum{{call="{call}",{rest}}} {latency.total}\n')
+    return "".join(lines)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
 
 from msgspec import Struct
 
@@ -12,10 +12,12 @@ from miniq.errors import WrongMedia
 from miniq.message import JSON, PlainDrafts
 from miniq.server.http.app import is_arrow, prepare, reply_format, request_format, trace_context
 from miniq.server.http.guard import Guard, Violation, given_id
+from miniq.server.http.request_reader import RequestReader
 from miniq.server.operations import OPERATIONS, READERS, Operation, Request, bearer
 
 _HOT = {operation.path.rpartition("/")[2].encode(): operation for operation in OPERATIONS if operation.hot}
 _PREFIX = b"/v1/queues/"
+_NOT_PLAIN = re.compile(rb"[%?#]")
 _NO_QUERY: dict[str, str] = {}
 _SENDS = SendReader()
 
@@ -58,17 +60,15 @@ class Head(Struct, frozen=True):
         return request
 
 
-def read_head(
-    method: bytes, url: bytes, headers: Sequence[tuple[bytes, bytes]], keep_alive: bool, guard: Guard
-) -> Head | None:
-    """The head of a hot request, None if the request is not hot."""
+def read_head(reader: RequestReader, guard: Guard) -> Head | None:
+    """The head that was read, None if the request is not hot."""
+    method, url, fields = reader.method, reader.url, reader.fields
     if not url.startswith(_PREFIX) or method != b"POST":
         return None
     queue, _, call = url[len(_PREFIX) :].partition(b"/")
     operation = _HOT.get(call)
-    if operation is None or b"%" in queue:
+    if operation is None or _NOT_PLAIN.search(queue):
         return None
-    fields = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(headers)}
     content_type = fields.get("content-type", "")
     format: codec.Format | None = "json"
     if content_type not in ("", JSON):
@@ -81,12 +81,12 @@ def read_head(
     return Head(
         operation,
         queue.decode("latin-1"),
-        keep_alive,
+        reader.keep_alive,
         content_type,
         bearer(fields["authorization"]) if "authorization" in fields else None,
         fields.get("idempotency-key"),
         given_id(fields["x-request-id"]) if "x-request-id" in fields else None,
-        guard.violation(fields.get("host", ""), fields.get("origin"), fields.get("sec-fetch-site"), False),
+        guard.violation(fields, reader.headers, is_safe=False),
         trace_context(fields) if "traceparent" in fields or "tracestate" in fields else None,
         length,
         format,

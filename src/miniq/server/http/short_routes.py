@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
+from msgspec import Raw
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -17,14 +18,17 @@ from miniq.api import codec
 from miniq.broker import Broker
 from miniq.errors import InvalidRequest, MiniQError
 from miniq.message import JSON, NEVER, Draft, Stored
-from miniq.server.operations import bearer, integer
+from miniq.server.operations import bearer, integer, seconds
 
 QUEUE = "default"
 ReadBody = Callable[[HTTPRequest], Awaitable[bytes]]
 Handler = Callable[[HTTPRequest], Awaitable[Response]]
 ErrorReply = Callable[[MiniQError, int], dict[str, Any]]
 
-_reader = codec.Reader(dict[str, Any])
+_readers = {
+    name: codec.Reader(msgspec.defstruct("Short", [(name, Raw)], forbid_unknown_fields=True))
+    for name in ("msg", "message", "text")
+}
 
 
 def routes(broker: Broker, read: ReadBody) -> list[BaseRoute]:
@@ -148,13 +152,7 @@ class _Short:
     async def _read_field(self, request: HTTPRequest, verb: str, name: str) -> bytes:
         """The value, as JSON, of the only field of the request's JSON object."""
         self._check(request, verb)
-        fields: dict[str, Any] = _reader.read(await self._read(request), "json")
-        if name not in fields:
-            raise InvalidRequest(f'{name}: is required, as in {{"{name}": …}}', field=name)
-        for other in fields:
-            if other != name:
-                raise InvalidRequest(f"{other[:80]}: no such field; use {name}", field=other[:80])
-        return msgspec.json.encode(fields[name])
+        return bytes(getattr(_readers[name].read(await self._read(request), "json"), name))
 
     async def _send(self, request: HTTPRequest, field: str) -> str:
         body = await self._read_field(request, "send", field)
@@ -165,22 +163,18 @@ class _Short:
         """Receive with the visibility timeout and limit in these query parameters."""
         self._check(request, "receive")
         query = request.query_params
-        seconds, limit = None, self._broker.options.limits.batch
+        timeout, limit = None, self._broker.options.limits.batch
         if limit_name is not None and limit_name in query:
             limit = integer(query, limit_name)
         if timeout_name in query:
-            try:
-                seconds = float(query[timeout_name])
-            except ValueError:
-                text = f"{timeout_name}: {query[timeout_name][:80]!r} is not a number of seconds"
-                raise InvalidRequest(text, field=timeout_name) from None
-        return await self._broker.receive(QUEUE, max=limit, visibility_timeout=seconds)
+            timeout = seconds(query, timeout_name)
+        return await self._broker.receive(QUEUE, max=limit, visibility_timeout=timeout)
 
 
 def _body(stored: Stored) -> Any:
     message = stored.message
     if codec.is_json(message.content_type):
-        return msgspec.Raw(message.body)
+        return Raw(message.body)
     return message.body.decode("utf-8", "replace")
 
 

@@ -16,10 +16,11 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from msgspec.structs import FieldInfo
 
 from miniq.api import codec, shapes
+from miniq.api.bounds import SMALL, check_text, check_values
 from miniq.api.codec import Format, Reader
 from miniq.api.operation import plain_type
-from miniq.api.plain import UNREADABLE, DataOne, PlainOne, check_text
-from miniq.errors import BadRequest, InvalidRequest, MiniQError
+from miniq.api.plain import UNREADABLE, DataOne, PlainOne
+from miniq.errors import BadRequest, InvalidRequest, MiniQError, TooLarge
 from miniq.message import Lease, PlainDrafts
 from miniq.server.operations import BY_NAME, OPERATIONS, Operation, Request
 
@@ -40,6 +41,8 @@ ENDPOINTS = {"PRODUCE_MSG": "producer", "CONSUME": "consumer"}
 """Commands that, with nothing but a queue, ask for the address of an endpoint."""
 
 CANCEL = "CANCEL"
+LONGEST = 4096
+"""Maximum size of each field of a request beside its payload, in bytes."""
 _SENDS = re.compile(rb'\{"type": ?"(SEND|PRODUCE_MSG)"')
 _EMPTY = {"json": b"{}", "msgpack": b"\x80"}
 
@@ -71,7 +74,12 @@ class Payload:
 
     def read(self, raw: bytes | Raw, format: Format) -> Request:
         """The request of a payload."""
-        record = self._reader.read(bytes(raw) or _EMPTY[format], format)
+        payload = bytes(raw) or _EMPTY[format]
+        check_values(payload, format, self._reader.has_bodies)
+        return self._decode(payload, format)
+
+    def _decode(self, payload: bytes, format: Format) -> Request:
+        record = self._reader.decode(payload, format)
         if self._is_map:
             path = {name: _pop_text(record, name) for name in self.operation.in_path}
             return Request(path, {}, record, format, out=format)
@@ -94,12 +102,12 @@ class SendPayload(Payload):
     """The payload of a send. Most have nothing but bodies, as JSON or as bytes in MessagePack, and need no record per
     message."""
 
-    def read(self, raw: bytes | Raw, format: Format) -> Request:
+    def _decode(self, payload: bytes, format: Format) -> Request:
         with suppress(*UNREADABLE):  # else it has other fields, or is invalid: the general way tells
-            payload: PlainPayload | DataPayload = (_plain_payload if format == "json" else _data_payload)(bytes(raw))
-            if payload.is_send:
-                return payload.request()
-        return super().read(raw, format)
+            plain: PlainPayload | DataPayload = (_plain_payload if format == "json" else _data_payload)(payload)
+            if plain.is_send:
+                return plain.request()
+        return super()._decode(payload, format)
 
 
 class PlainPayload(Struct, forbid_unknown_fields=True):
@@ -190,13 +198,28 @@ COMMANDS: dict[str, str] = {operation.command: operation.name for operation in O
 _SHAPES: dict[str, Callable[[Any], Any]] = {"QUEUE_SIZE": lambda reply: shapes.SizeReply(reply.counts.total)}
 
 
-class _Typed(Struct):
-    type: Any = UNSET
+class Head(Struct):
+    """What a request has beside its payload, which is skipped."""
+
+    type: str | UnsetType = UNSET
+    api_key: str | None = None
+    idempotency_key: str | None = None
+
+
+class _RawHead(Struct):
+    type: Raw = Raw()
+    api_key: Raw = Raw()
+    idempotency_key: Raw = Raw()
+
+
+class _OnlyQueue(Struct, forbid_unknown_fields=True):
+    queue: Raw = Raw()
 
 
 _command = Reader(shapes.Command)
-_typed = Reader(_Typed)
-_names = Reader(dict[str, Raw])
+_head = Reader(Head)
+_raw_head = Reader(_RawHead)
+_only_queue = Reader(_OnlyQueue)
 
 
 def format_of(body: bytes) -> Format:
@@ -212,19 +235,29 @@ def is_send(body: bytes) -> bool:
     return _SENDS.match(body) is not None
 
 
+def read_head(body: bytes, format: Format) -> Head:
+    """The head of a request, with which its key is checked before anything else is decoded."""
+    if len(body) > LONGEST:
+        raw = _raw_head.decode(body, format)
+        for name in _RawHead.__struct_fields__:
+            size = len(memoryview(getattr(raw, name)))
+            if size > LONGEST:
+                raise TooLarge(f"{name}: {size} bytes; at most {LONGEST}", field=name)
+    head: Head = _head.decode(body, format)
+    return head
+
+
 def read_command(body: bytes, format: Format, default: str | None) -> shapes.Command | PlainSend:
-    """The command in a request. An endpoint has a `default` command, whose payload may come by itself."""
-    if not body:
-        raise InvalidRequest('request: empty; send {"type": ..., "payload": {...}}', field="request")
-    if default is not None and _typed.read(body, format).type is UNSET:
+    """The command in a request; with a `default` command, the request is its payload."""
+    if default is not None:
         return shapes.Command(default, Raw(body))
-    if is_send(body):
+    if len(body) <= SMALL and is_send(body):
         with suppress(*UNREADABLE):  # else it has other fields, or is invalid: the general way tells
             check_text(body)
             send = _plain_send(body)
             if send.payload.is_send:
                 return send
-    command: shapes.Command = _command.read(body, format)
+    command: shapes.Command = _command.decode(body, format)
     return command
 
 
@@ -242,7 +275,7 @@ def resolve(command: shapes.Command | PlainSend, format: Format, allowed: frozen
         request.call = command.idempotency_key
         return Invocation(operation, request)
     raw = b"" if command.payload is UNSET else command.payload
-    if allowed is None and type in ENDPOINTS and _names.read(bytes(raw) or _EMPTY[format], format).keys() <= {"queue"}:
+    if allowed is None and type in ENDPOINTS and _has_only_queue(bytes(raw) or _EMPTY[format], format):
         return Invocation(None, Request({}, {}, None, format, out=format), endpoint=ENDPOINTS[type])
     request = _PAYLOADS[name].read(raw, format)
     request.call = command.idempotency_key
@@ -254,6 +287,13 @@ def resolve(command: shapes.Command | PlainSend, format: Format, allowed: frozen
         request.path = {**request.path, "id": request.body.id}
         request.body = None
     return Invocation(operation, request, _SHAPES.get(type))
+
+
+def _has_only_queue(payload: bytes, format: Format) -> bool:
+    with suppress(InvalidRequest):
+        _only_queue.decode(payload, format)
+        return True
+    return False
 
 
 def refusal(error: MiniQError, format: Format) -> bytes:

@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 import zmq
-from msgspec import Raw
+from msgspec import UNSET, Raw
 from zmq import Again, Frame, MessageTracker, ZMQError
 
 from miniq.api import codec, shapes
@@ -27,7 +27,17 @@ from miniq.message import PlainDrafts
 from miniq.server.busy_poll import BusyPoll
 from miniq.server.operations import Operation, Request, authorise, fault, give_back, run, start
 from miniq.server.streams import Streamed
-from miniq.server.zmq.commands import CANCEL, Invocation, format_of, is_send, read_command, refusal, resolve
+from miniq.server.zmq.commands import (
+    CANCEL,
+    LONGEST,
+    Invocation,
+    format_of,
+    is_send,
+    read_command,
+    read_head,
+    refusal,
+    resolve,
+)
 
 FRAMES = 16
 """Maximum number of frames of a request, envelope included."""
@@ -39,7 +49,7 @@ IN_FLIGHT = 1000
 """Maximum number of requests of one client that wait for their replies."""
 HELD = 4
 """Reading pauses while the requests in progress hold this many times the maximum request size."""
-WAITING_REQUESTS = 64
+WAITING_REQUESTS = 8
 WAITING_REPLIES = 1000
 """Messages that the library queues per client in each direction."""
 LARGE = 64 * 1024
@@ -218,6 +228,9 @@ class Router:
         for _ in range(AT_ONCE):
             if self._held + size >= limit:
                 break
+            if size >= self._max_request:  # large requests are answered one by one
+                self._poll_soon()
+                break
             request = self._read()
             if request is None:
                 break
@@ -319,14 +332,17 @@ class Router:
         broker, client = self._broker, pending.client
         if len(body) > self._max_request:
             raise TooLarge(f"request: {len(body)} bytes; at most {self._max_request}", field="request")
-        command = read_command(body, pending.format, self._default_command)
-        for field in ("api_key", "idempotency_key"):  # a long poll keeps them while it waits
-            value = getattr(command, field)
-            if value is not None and len(value) > ENVELOPE:
-                raise InvalidRequest(f"{field}: {len(value)} characters; at most {ENVELOPE}", field=field)
+        if not body:
+            raise InvalidRequest('request: empty; send {"type": ..., "payload": {...}}', field="request")
+        default = self._default_command
+        if default is not None or not broker.keys.open or len(body) > LONGEST:
+            head = read_head(body, pending.format)
+            if not broker.keys.open:
+                broker.keys.identify(client.key if head.api_key is None else head.api_key)
+            if head.type is not UNSET:
+                default = None
+        command = read_command(body, pending.format, default)
         secret: Secret | None = client.key if command.api_key is None else command.api_key
-        if not broker.keys.open:
-            broker.keys.identify(secret)
         if command.type == CANCEL:
             self._reply(pending, shapes.CancelReply(self._cancel(pending)))
             return
@@ -360,7 +376,8 @@ class Router:
         if type(body) is not PlainDrafts or len(body.bodies) != 1:
             return False
         queue = request.path["queue"]
-        if not self._broker.intake.add(queue, body.content_type, body.bodies[0], request.call, pending, self._sent):
+        plain, call, secret = body.bodies[0], request.call, request.secret
+        if not self._broker.intake.add(queue, body.content_type, plain, call, secret, pending, self._sent):
             return False
         self._coalesced += 1
         return True

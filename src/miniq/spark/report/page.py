@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from html import escape
+from importlib import resources
 from typing import Any
 
 from miniq.spark.report import charts
@@ -19,53 +20,7 @@ MAX_CHARTED = 8
 MAX_LISTED = 200
 """Maximum number of rows in a table."""
 
-STYLE = """
-:root{color-scheme:light dark;--page:#f7f7f5;--card:#fff;--ink:#1c1d21;--soft:#6a6d78;--rule:#e4e4e0;
---c0:#2f6fde;--c1:#159a78;--c2:#d9622b;--c3:#8a56d6;--c4:#b98900;--c5:#d13f74;--c6:#3a9fc4;--c7:#7a7f8c}
-@media(prefers-color-scheme:dark){:root{--page:#141518;--card:#1c1e23;--ink:#ececf0;--soft:#9a9eab;--rule:#2e3138;
---c0:#6ea3ff;--c1:#45c7a2;--c2:#ff8f5c;--c3:#b48cff;--c4:#e0b53c;--c5:#ff79a8;--c6:#6fc7e8;--c7:#a3a8b5}}
-*{box-sizing:border-box}
-body{margin:0;background:var(--page);color:var(--ink);font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,
-"Noto Sans",sans-serif;font-variant-numeric:tabular-nums}
-main{max-width:1120px;margin:0 auto;padding:40px 24px 64px}
-header{margin-bottom:28px}
-h1{font-size:28px;line-height:1.2;letter-spacing:-.02em;margin:0 0 6px;font-weight:650}
-h2{font-size:16px;margin:0 0 2px;font-weight:620}
-h3{font-size:20px;margin:44px 0 14px;font-weight:630;letter-spacing:-.01em}
-p{margin:0}
-.soft,.sub{color:var(--soft)}.sub{font-size:13px;margin-bottom:12px}
-.grid2{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,480px),1fr));gap:16px}
-.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:12px;margin-bottom:16px}
-.card,.tile{background:var(--card);border:1px solid var(--rule);border-radius:10px}
-.card{padding:18px 20px 16px;break-inside:avoid;min-width:0}
-.tile{padding:12px 16px}
-.tile b{display:block;font-size:24px;line-height:1.25;font-weight:620;letter-spacing:-.02em}
-.tile span{font-size:13px;color:var(--soft)}
-.wide{grid-column:1/-1}
-svg{display:block;width:100%;height:auto;overflow:visible}
-.line{fill:none;stroke:currentColor;stroke-width:1.8;stroke-linejoin:round;stroke-linecap:round}
-.area{fill:currentColor;opacity:.12}.dot{fill:currentColor}
-.grid{stroke:var(--rule);stroke-width:1;shape-rendering:crispEdges}
-.tick{fill:var(--soft);font-size:11.5px}
-.hover{fill:var(--ink);opacity:0}.hover:hover{opacity:.07}
-.legend{display:flex;flex-wrap:wrap;gap:2px 16px;font-size:13px;margin-bottom:8px;color:var(--soft)}
-.legend i{display:inline-block;width:10px;height:10px;border-radius:3px;background:currentColor;margin-right:6px}
-.bars{display:grid;grid-template-columns:minmax(60px,max-content) 1fr max-content;gap:8px 12px;align-items:center;
-font-size:14px}
-.bars .name{max-width:200px;overflow:hidden;text-overflow:ellipsis;white-space:nowrap}
-.track{background:var(--rule);border-radius:4px;height:14px;overflow:hidden}
-.bar{height:100%;background:currentColor;border-radius:4px}
-.value small,.none{color:var(--soft)}
-.scroll{overflow-x:auto}
-table{border-collapse:collapse;width:100%;font-size:14px}
-th,td{padding:7px 12px 7px 0;text-align:right;white-space:nowrap;border-bottom:1px solid var(--rule)}
-th{font-weight:500;color:var(--soft);font-size:13px}
-th:first-child,td:first-child,.text{text-align:left!important}
-tr:last-child td{border-bottom:0}
-.spark{width:110px;height:24px;display:inline-block;vertical-align:middle}
-.bad{color:var(--c2)}
-footer{margin-top:40px;font-size:13px;color:var(--soft)}
-""" + "".join(f".c{colour}{{color:var(--c{colour})}}" for colour in range(8))
+STYLE = resources.files(__package__).joinpath("page.css").read_text(encoding="utf-8")
 
 
 FOOTNOTE = (

@@ -21,6 +21,7 @@ from miniq.store.embedded.folder import (
     locked_for_reading,
     read_marker,
     sync_folder,
+    tighten,
     write_marker,
 )
 from miniq.store.embedded.verify import verify
@@ -87,16 +88,20 @@ def verify_files(folder: str, files: Files | None, told: Callable[[int], None] =
 @contextmanager
 def _new_folder(path: str, field: str) -> Iterator[str]:
     """The path of a folder that is renamed to `path` on success, and removed otherwise."""
-    path = os.path.abspath(path)
-    part = f"{path}.{secrets.token_hex(4)}.part"
+    part = f"{os.path.abspath(path)}.{secrets.token_hex(4)}.part"
     try:
-        os.makedirs(part)
-    except OSError as error:
-        raise InvalidRequest(f"{field}: cannot make {path}: {error.strerror}", field=field) from None
+        if not path:
+            raise ValueError("it is empty")
+        os.makedirs(part, 0o700)
+    except (OSError, ValueError) as error:  # a NUL, or half of a surrogate pair
+        reason = error.strerror if isinstance(error, OSError) else error
+        text = f"{field}: cannot make {path[:200]!r}: {reason}; name a new folder"
+        raise InvalidRequest(text, field=field) from None
     try:
         yield part
+        tighten(part)
         os.rename(part, path)
-        sync_folder(os.path.dirname(path))
+        sync_folder(os.path.dirname(part))
     except (OSError, shutil.Error, StoreError) as error:
         raise _unwritable(path, field, error) from error
     finally:

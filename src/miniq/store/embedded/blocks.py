@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from msgspec import Struct, field
+
 from miniq.ids import run_of
 from miniq.message import Claim, Message, QueueSettings, StageName, Stored
 from miniq.store.decisions import StagePart
@@ -25,56 +27,39 @@ if TYPE_CHECKING:
 _TAILS = tuple(f"{place:02x}" for place in range(256))
 
 
-class Block:
+class Block(Struct, eq=False):
     """Messages of one record. `runs[place]` is None for a fresh or removed message; `gone` is a bitmap."""
 
-    __slots__ = (
-        "alive",
-        "alone",
-        "arrives",
-        "charged",
-        "count",
-        "gone",
-        "group",
-        "key",
-        "messages",
-        "name",
-        "next",
-        "owner",
-        "priority",
-        "runs",
-        "sizes",
-        "source",
-        "waiting",
-        "windowed",
-    )
+    name: str
+    key: bytes
+    owner: str
+    priority: int
+    count: int
+    alone: bool = False
+    """Whether its record holds one message that is found by an index, not by its run of ids."""
+    runs: list[Run | None] = []
+    gone: int = 0
+    alive: int = 0
+    next: int = 0
+    """No fresh message has a lower place."""
+    messages: Sequence[Message] | None = None
+    charged: int = 0
+    """The size of `messages` in the memory accounting of the window."""
+    sizes: list[int] | None = None
+    group: str | None = None
+    waiting: bool = False
+    """Behind the head of its group."""
+    windowed: bool = False
+    """Its fresh messages are in a lane."""
+    source: bytes | None = b""
+    """The key of its messages if they were committed from a stage; None if unknown."""
+    arrives: object = None
+    """The unwritten batch that adds it; until that is written it is invisible."""
 
-    def __init__(self, name: str, key: bytes, owner: str, priority: int, count: int) -> None:
-        self.name = name
-        self.alone = len(name) == 37
-        """Whether its record holds one message that is found by an index, not by its run of ids."""
-        self.key = key
-        self.owner = owner
-        self.priority = priority
-        self.count = count
-        self.runs: list[Run | None] = [None] * count
-        self.gone = 0
-        self.alive = count
-        self.next = 0
-        """No fresh message has a lower place."""
-        self.messages: Sequence[Message] | None = None
-        self.charged = 0
-        """The size of `messages` in the memory accounting of the window."""
-        self.sizes: list[int] | None = None
-        self.group: str | None = None
-        self.waiting = False
-        """Behind the head of its group."""
-        self.windowed = False
-        """Its fresh messages are in a lane."""
-        self.source: bytes | None = b""
-        """The key of its messages if they were committed from a stage; None if unknown."""
-        self.arrives: object = None
-        """The unwritten batch that adds it; until that is written it is invisible."""
+    def __post_init__(self) -> None:
+        self.alone = len(self.name) == 37
+        self.runs = [None] * self.count
+        self.alive = self.count
 
     def id_at(self, place: int) -> str:
         if self.alone:
@@ -124,21 +109,18 @@ Back = tuple[str, int, Block, int, "Run | None"]
 """A message that is ready out of turn: id, a tie breaker, block, place, its run."""
 
 
-class Lane:
+class Lane(Struct, eq=False):
     """The line of one priority and owner."""
 
-    __slots__ = ("back", "fresh", "more", "prefix", "seen", "size")
-
-    def __init__(self, prefix: bytes, more: bool) -> None:
-        self.prefix = prefix
-        self.fresh: deque[Block] = deque()
-        self.back: list[Back] = []
-        """A heap."""
-        self.seen = ""
-        """Blocks on disk up to this name are in memory or finished."""
-        self.more = more
-        """Whether there may be blocks on disk after `seen` that are not in memory."""
-        self.size = 0
+    prefix: bytes
+    more: bool
+    """Whether there may be blocks on disk after `seen` that are not in memory."""
+    fresh: deque[Block] = field(default_factory=deque)
+    back: list[Back] = []
+    """A heap."""
+    seen: str = ""
+    """Blocks on disk up to this name are in memory or finished."""
+    size: int = 0
 
 
 def new_lanes(number: int, owner: str, more: bool) -> list[Lane]:
@@ -146,16 +128,13 @@ def new_lanes(number: int, owner: str, more: bool) -> list[Lane]:
     return [Lane(keys.lane_prefix(number, owner, priority), more) for priority in range(10)]
 
 
-class HeldClaim:
+class HeldClaim(Struct, eq=False):
     """A claim that is not acked, with its runs in order. It has no `ends` while it is being made."""
 
-    __slots__ = ("claim", "ends", "runs")
-
-    def __init__(self, claim: Claim, runs: list[Run]) -> None:
-        self.claim = claim
-        self.runs = runs
-        self.ends: list[int] = []
-        """For each run, the number of messages up to its end."""
+    claim: Claim
+    runs: list[Run]
+    ends: list[int] = []
+    """For each run, the number of messages up to its end."""
 
     def freeze(self) -> None:
         """Sort the complete claim by priority, then id."""
@@ -163,63 +142,66 @@ class HeldClaim:
         self.ends = list(accumulate(len(run.places) for run in self.runs))
 
 
-class Readers:
+class Readers(Struct, eq=False):
     """The claims of one group."""
 
-    def __init__(self, name: str, epoch: int = 0, acked: int = 0, last: int = 0) -> None:
-        self.name = name
-        self.epoch = epoch
-        self.acked = acked
-        self.last = last
-        self.held: dict[int, HeldClaim] = {}
-        self.kept: dict[int, keys.ClaimRecord] = {}
-        """Acked claims that may still be readable."""
-        self.lock = asyncio.Lock()
-        """Held while claims are acked, made or released, which takes several steps."""
+    name: str
+    epoch: int = 0
+    acked: int = 0
+    last: int = 0
+    held: dict[int, HeldClaim] = {}
+    kept: dict[int, keys.ClaimRecord] = {}
+    """Acked claims that may still be readable."""
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while claims are acked, made or released, which takes several steps."""
 
 
-class Part(StagePart, frozen=True, gc=False):
+class UploadedPart(StagePart, frozen=True, gc=False):
     """A part of a stage."""
 
     upload: int
 
 
-class Shelf:
+class Shelf(Struct, eq=False):
     """A queue in memory."""
 
-    def __init__(self, name: str, number: int, serial: int, settings: QueueSettings) -> None:
-        self.name = name
-        self.number = number
-        self.serial = serial
-        self.settings = settings
-        self.count_key = keys.count_key(number)
-        self.state_prefix = keys.of_queue(b"s", number)
-        self.count = 0
-        self.size = 0
-        self.leased = 0
-        self.delayed = 0
-        """How many of `count` are leased or delayed, as of the last `States.wake`."""
-        self.tracks: dict[str, list[Lane]] = {"": new_lanes(number, "", more=False)}
-        """The lanes of each owner by priority; no owners at all once the queue was purged or deleted."""
-        self.blocks: dict[str, Block] = {}
-        """Every block in memory, by name."""
-        self.arriving: dict[str, Block] = {}
-        """Blocks whose record is not written yet."""
-        self.leaving: set[str] = set()
-        """Names of blocks whose removal is not written yet."""
-        self.timers: list[tuple[int, int, Run]] = []
-        """A heap of runs that are not due yet."""
-        self.tokens: dict[str, list[Run]] = {}
-        """Runs by receipt; some may have expired."""
-        self.groups: dict[str, keys.GroupRecord] = {}
-        """Groups as they will be once everything staged is written."""
-        self.followers: dict[str, dict[str, Block]] = {}
-        """By group, waiting messages whose record is not written yet."""
-        self.dedup: dict[str, keys.DedupRecord] = {}
-        """Dedup records that are not written yet."""
-        self.readers: dict[str, Readers] = {}
-        self.stages: dict[StageName, dict[int, Part]] = {}
-        """The parts of each stage that is not committed."""
+    name: str
+    number: int
+    serial: int
+    settings: QueueSettings
+    count_key: bytes = b""
+    state_prefix: bytes = b""
+    count: int = 0
+    size: int = 0
+    leased: int = 0
+    delayed: int = 0
+    """How many of `count` are leased or delayed, as of the last `States.wake`."""
+    tracks: dict[str, list[Lane]] = {}
+    """The lanes of each owner by priority; no owners at all once the queue was purged or deleted."""
+    blocks: dict[str, Block] = {}
+    """Every block in memory, by name."""
+    arriving: dict[str, Block] = {}
+    """Blocks whose record is not written yet."""
+    leaving: set[str] = set()
+    """Names of blocks whose removal is not written yet."""
+    timers: list[tuple[int, int, Run]] = []
+    """A heap of runs that are not due yet."""
+    tokens: dict[str, list[Run]] = {}
+    """Runs by receipt; some may have expired."""
+    groups: dict[str, keys.GroupRecord] = {}
+    """Groups as they will be once everything staged is written."""
+    followers: dict[str, dict[str, Block]] = {}
+    """By group, waiting messages whose record is not written yet."""
+    dedup: dict[str, keys.DedupRecord] = {}
+    """Dedup records that are not written yet."""
+    readers: dict[str, Readers] = {}
+    stages: dict[StageName, dict[int, UploadedPart]] = {}
+    """The parts of each stage that is not committed."""
+
+    def __post_init__(self) -> None:
+        self.count_key = keys.count_key(self.number)
+        self.state_prefix = keys.of_queue(b"s", self.number)
+        self.tracks = {"": new_lanes(self.number, "", more=False)}
 
     def lanes(self, owner: str) -> list[Lane]:
         lanes = self.tracks.get(owner)
@@ -236,12 +218,13 @@ class Shelf:
         lows = {}
         for priority, lane in enumerate(self.tracks[""]):
             low = lane.fresh[0].name if lane.fresh else lane.seen
-            # What was given back may be part of a block, whose name is the lowest id of its run.
-            lows[priority] = min(low, run_of(lane.back[0][0])[0]) if lane.back else low
+            if low:
+                # What was given back may be part of a block, whose name is the lowest id of its run.
+                lows[priority] = min(low, run_of(lane.back[0][0])[0]) if lane.back else low
         for block in self.arriving.values():
-            if not block.owner and not block.waiting:
+            if block.priority in lows and not block.owner and not block.waiting:
                 lows[block.priority] = min(lows[block.priority], block.name)
-        return {priority: low for priority, low in lows.items() if low}
+        return lows
 
     def runs(self) -> Iterator[Run]:
         """Every run that still has messages."""

@@ -23,7 +23,7 @@ from miniq.store.contract import UNFIT, Claimed, ClaimStore
 from miniq.store.decisions import check_reader, claim_name, ended, no_claim, plan_claim
 from miniq.store.embedded import keys
 from miniq.store.embedded.blocks import Block, HeldClaim, Readers, Shelf, check_there
-from miniq.store.embedded.core import Core
+from miniq.store.embedded.core import Part
 from miniq.store.embedded.history import record_left, record_taken
 from miniq.store.embedded.states import Run
 from miniq.store.embedded.window import sizes_of
@@ -32,16 +32,8 @@ STEP_MESSAGES = 10_000
 STEP_BYTES = 4 * 1024 * 1024
 
 
-class Claims(ClaimStore):
+class Claims(Part, ClaimStore):
     """See `ClaimStore`."""
-
-    def __init__(self, core: Core) -> None:
-        self._core = core
-        self._kv = core.kv
-        self._window = core.window
-        self._ledger = core.ledger
-        self._states = core.states
-        self._commit = core.commit
 
     def load(self, shelf: Shelf) -> None:
         """Read the claims of a queue at start, after its states."""

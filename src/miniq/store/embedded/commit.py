@@ -14,6 +14,8 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from msgspec import Struct
+
 from miniq.errors import Closed, MiniQError, StoreError, StoreFailed
 from miniq.store.embedded.keys import EventRun
 from miniq.store.embedded.kv import Op
@@ -21,20 +23,17 @@ from miniq.store.embedded.kv import Op
 Write = Callable[[Sequence[Op], bool], None]
 
 
-class Batch:
+class Batch(Struct, eq=False):
     """Changes that will be written together, and the calls that wait for them."""
 
-    __slots__ = ("done", "events", "large", "ops", "sync", "waiting")
-
-    def __init__(self) -> None:
-        self.ops: list[Op] = []
-        self.events: list[EventRun] = []
-        self.done: list[Callable[[], None]] = []
-        """Called in order once the batch is written, before the waiting calls go on."""
-        self.waiting: list[asyncio.Future[None]] = []
-        self.sync = False
-        self.large = False
-        """Whether it takes too long to write in the event loop's thread."""
+    ops: list[Op] = []
+    events: list[EventRun] = []
+    done: list[Callable[[], None]] = []
+    """Called in order once the batch is written, before the waiting calls go on."""
+    waiting: list[asyncio.Future[None]] = []
+    sync: bool = False
+    large: bool = False
+    """Whether it takes too long to write in the event loop's thread."""
 
 
 class GroupCommit:
@@ -42,7 +41,7 @@ class GroupCommit:
 
     def __init__(self, write: Write, durable: bool) -> None:
         self.batch = Batch()
-        self.complete: Callable[[Batch], None] | None = None
+        self.complete: Callable[[Batch], None] = lambda batch: None
         """Adds records that are written once per batch, such as counters."""
         self.failed: MiniQError | None = None
         """The error that ended all writing."""
@@ -131,6 +130,12 @@ class GroupCommit:
                 self._jobs.put(None)
                 await ended
 
+    def abandon(self, refusal: MiniQError) -> None:
+        """In a forked child, which has no commit thread: write nothing any more, and refuse everything."""
+        self.failed = self.refusal = refusal
+        self._beside.clear()
+        self._ended = True
+
     def _begin_turn(self) -> None:
         self._wrote = False
 
@@ -140,8 +145,7 @@ class GroupCommit:
         if self._busy is not None or self.failed is not None or not batch.waiting:
             return
         self.batch = Batch()
-        if self.complete is not None:
-            self.complete(batch)
+        self.complete(batch)
         sync = batch.sync and self._durable
         self.writes += 1
         self.syncs += sync

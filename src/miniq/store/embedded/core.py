@@ -10,7 +10,6 @@ from miniq.store.embedded import keys
 from miniq.store.embedded.blocks import Emptied, Shelf, new_lanes
 from miniq.store.embedded.commit import GroupCommit
 from miniq.store.embedded.dedup import DedupRecords
-from miniq.store.embedded.folder import Space
 from miniq.store.embedded.history import HistoryLog
 from miniq.store.embedded.kv import KV
 from miniq.store.embedded.ledger import Ledger
@@ -19,15 +18,17 @@ from miniq.store.embedded.states import States
 from miniq.store.embedded.window import Window
 
 T = TypeVar("T")
+CheckSpace = Callable[[int, int], None]
+"""Called with the bytes and the number of messages to add; raises `NoSpace` if the disk is nearly full."""
 
 
 class Core:
     """All queues of a store by name, and how they change. Reads queues, leases and delays at start, not the backlog."""
 
-    def __init__(self, kv: KV, commit: GroupCommit, space: Space, hint: ReadyHint) -> None:
+    def __init__(self, kv: KV, commit: GroupCommit, check_space: CheckSpace, hint: ReadyHint) -> None:
         self.kv = kv
         self.commit = commit
-        self.space = space
+        self.check_space = check_space
         self.hint = hint
         self.shelves = _load_shelves(kv)
         self.window = Window(kv)
@@ -62,6 +63,19 @@ class Core:
         self.ledger.dirty.discard(shelf)
         self.window.abandon(shelf)
         self.garbage.discard(number)
+
+
+class Part:
+    """A part of the store, with what all parts share."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._kv = core.kv
+        self._commit = core.commit
+        self._window = core.window
+        self._states = core.states
+        self._ledger = core.ledger
+        self._dedup = core.dedup
 
 
 def _load_shelves(kv: KV) -> ByName[Shelf]:

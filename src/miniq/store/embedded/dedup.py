@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from miniq.ids import from_spans, spans
+from miniq.errors import IdempotencyMismatch
 from miniq.message import PlainBatch
+from miniq.store.arguments import Once
+from miniq.store.decisions import call_answer, repeated_call
 from miniq.store.embedded import keys
 from miniq.store.embedded.blocks import Shelf
 from miniq.store.embedded.commit import GroupCommit
@@ -33,24 +35,30 @@ class DedupRecords:
         return record.id if record is not None and record.until > now else None
 
     def sift_calls(
-        self, shelf: Shelf, batch: PlainBatch, calls: Sequence[str | None], now: int, until: int
-    ) -> tuple[PlainBatch, list[list[str]]]:
+        self, shelf: Shelf, batch: PlainBatch, calls: Sequence[Once | None], now: int
+    ) -> tuple[PlainBatch, list[list[str] | IdempotencyMismatch]]:
         """The messages of new calls, and the answer to each call; stages the records of the new calls."""
         ids = iter(batch.ids)  # new messages get the first ids, without gaps, so that they can share a block
         bodies: list[bytes] = []
-        answers: list[list[str]] = []
+        answers: list[list[str] | IdempotencyMismatch] = []
         brought: dict[str, str] = {}
+        until = 0
         for body, call in zip(batch.bodies, calls, strict=True):
             if call is not None:
-                name = call_record(call)
+                name = call_record(call.name)
                 answer = brought.get(name) or self.standing(shelf, name, now)
                 if answer is not None:
-                    answers.append(from_spans(answer))
+                    try:
+                        answers.append(repeated_call(answer, call))
+                    except IdempotencyMismatch as error:
+                        answers.append(error)
                     continue
             bodies.append(body)
-            answers.append([next(ids)])
+            given = [next(ids)]
+            answers.append(given)
             if call is not None:
-                brought[name] = spans(answers[-1])
+                brought[name] = call_answer(given, call)
+                until = call.until
         if brought:
             self.remember(shelf, brought, until)
         fresh = batch[: len(bodies)]

@@ -8,6 +8,7 @@ data/       the database
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from msgspec import Struct
 from miniq.errors import NoSpace, StoreError, StoreFormat, StoreLocked, StoreUnavailable
 from miniq.store.embedded.keys import FORMAT
 
+log = logging.getLogger("miniq.store")
 CHECK_BYTES = 1024 * 1024
 ENGINES = ("rocksdb", "leveldb")
 MARKER = "MINIQ"
@@ -59,6 +61,7 @@ class Folder:
             if not self._check_format() or read_marker(self.path, "store")[1] is not None:
                 write_marker(self.path, self.engine)  # a backup that is opened is no longer one
             _make_folder(self.data)
+            tighten(self.path)
         except BaseException:
             self.close()
             raise
@@ -66,8 +69,15 @@ class Folder:
     def close(self) -> None:
         """Unlock the folder. Idempotent."""
         if self._lock is not None:
+            tighten(self.path)
             # A forked child shares the open file: closing alone would leave the folder locked.
             fcntl.flock(self._lock, fcntl.LOCK_UN)
+            os.close(self._lock)
+            self._lock = None
+
+    def abandon(self) -> None:
+        """In a forked child: drop the lock, which belongs to the parent, so that it ends with the parent."""
+        if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
@@ -173,6 +183,19 @@ def write_marker(folder: str, engine: str, files: Files | None = None) -> None:
         os.fsync(file.fileno())
     os.replace(path + NEW, path)
     sync_folder(folder)
+
+
+def tighten(folder: str) -> None:
+    """Let only the owner into a store's folder, whatever the umask: it holds messages and hashes of keys. Files that
+    the engine creates later follow the umask, in a folder that is closed to others; a server sets its umask."""
+    for at, _, names in os.walk(folder):
+        for path, mode in [(at, 0o700), *((os.path.join(at, name), 0o600) for name in names)]:
+            try:
+                if not os.path.islink(path) and os.stat(path).st_mode & 0o077:
+                    os.chmod(path, mode)
+            except OSError as error:
+                log.warning("%s can be read by other users: %s", path, error.strerror)
+                return
 
 
 def _make_folder(path: str) -> None:

@@ -48,8 +48,8 @@ from msgspec import Struct
 
 from miniq.errors import StoreCorrupt
 from miniq.ids import ids_from
-from miniq.message import Claim, Event, Message, PlainBatch, QueueSettings, StageName, is_plain
-from miniq.store.decisions import committed
+from miniq.message import Claim, Event, Message, PlainBatch, QueueSettings, StageName
+from miniq.store.decisions import committed, plain_batch
 
 FORMAT = 1
 
@@ -205,25 +205,11 @@ decode_events = msgspec.msgpack.Decoder(list[EventRun]).decode
 
 def encode_block(messages: Sequence[Message]) -> bytes:
     """Encode messages with consecutive ids as a block."""
-    if isinstance(messages, PlainBatch):
-        return encode(
-            PlainBlock(
-                messages.ids[0],
-                messages.queue,
-                messages.sent_at,
-                messages.due_at,
-                messages.content_type,
-                messages.priority,
-                messages.bodies,
-            )
-        )
-    first = messages[0]
-    kind, sent_at = first.content_type, first.sent_at
-    for message in messages:
-        if message.content_type != kind or message.sent_at != sent_at or not is_plain(message):
-            return encode(MixedBlock(list(messages)))
-    bodies = [message.body for message in messages]
-    return encode(PlainBlock(first.id, first.queue, sent_at, first.due_at, kind, first.priority, bodies))
+    batch = messages if isinstance(messages, PlainBatch) else plain_batch(messages)
+    if batch is None:
+        return encode(MixedBlock(list(messages)))
+    times = (batch.sent_at, batch.due_at)
+    return encode(PlainBlock(batch.ids[0], batch.queue, *times, batch.content_type, batch.priority, batch.bodies))
 
 
 def decode_block(value: bytes, get: Get) -> Sequence[Message]:

@@ -272,32 +272,24 @@ class Ledger:
         """Replace a message by its edited version, which gets a fresh block of its own; `announce` it then."""
         ops = self._commit.batch.ops
         new = _lane_block(shelf, message.id + "m", block.owner, message.priority, 1)
+        self.remove(shelf, block, place)
+        shelf.count += 1
         if block.alone:
             new.group, new.waiting = block.group, block.waiting
             if block.waiting:
                 new.key = block.key
-            shelf.size -= self._window.sizes(block)[0]
-            run = block.runs[0]
-            if run is not None:
-                self._states.leave(shelf, run)
-                block.runs[0] = None
-            block.gone = 1
-            block.alive = 0
             self._leave_stage(block)
             shelf.blocks.pop(block.name, None)
             self._window.forget(block)
             if new.key != block.key:
                 ops.append((block.key, None))
         else:
-            self.remove(shelf, block, place)
             self.mend(shelf, (block,))
-            shelf.count += 1
         if new.key != block.key:
             ops.append((keys.index_key(shelf.number, message.id), new.key))
         ops.append((new.key, keys.encode_block([message])))
         self._window.hold(new, [message])
         shelf.size += message.size
-        self.dirty.add(shelf)
         return new
 
     def announce(self, shelf: Shelf, block: Block) -> None:

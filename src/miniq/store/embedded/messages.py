@@ -8,33 +8,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import repeat
 
-from miniq.ids import from_spans, sent_ms, spans
+from miniq.errors import IdempotencyMismatch
+from miniq.ids import sent_ms
 from miniq.message import NEVER, Counts, History, Message, Outcome, Page, PlainBatch, Stored
 from miniq.store import events
-from miniq.store.arguments import Change, Edit, Fence, NewTime, Put, Scan, Take
+from miniq.store.arguments import Change, Edit, Fence, NewTime, Once, Put, Room, Scan, Take
 from miniq.store.contract import MessageStore
-from miniq.store.decisions import check_room, fence, sift, size_of
+from miniq.store.decisions import call_answer, check_room, fence, repeated_call, sift, size_of
 from miniq.store.embedded.blocks import Block, Shelf
 from miniq.store.embedded.browse import browse, browse_held
 from miniq.store.embedded.claims import Claims
-from miniq.store.embedded.core import Core
+from miniq.store.embedded.core import Core, Part
 from miniq.store.embedded.history import event_run, record_left, record_taken
 from miniq.store.embedded.keys import EventRun
 from miniq.store.embedded.states import Run
 from miniq.store.names import call_record
 
 
-class Messages(MessageStore):
+class Messages(Part, MessageStore):
     """See `MessageStore`."""
 
     def __init__(self, core: Core, claims: Claims, sync_takes: bool) -> None:
-        self._core = core
+        super().__init__(core)
         self._shelf = core.shelf
-        self._commit = core.commit
-        self._ledger = core.ledger
-        self._states = core.states
-        self._window = core.window
-        self._dedup = core.dedup
         self._claims = claims
         self._sync_takes = sync_takes
 
@@ -48,14 +44,15 @@ class Messages(MessageStore):
             shelf, ids = self._shelf(messages[0].queue), [message.id for message in messages]
             size = sum([len(message.body) for message in messages])
             deduped = any(message.dedup_id for message in messages)
-        self._core.space.check(size, len(ids))
+        self._core.check_space(size, len(ids))
         fresh = messages
         brought: dict[str, str] = {}
         if call is not None:
             answer = self._dedup.standing(shelf, call_record(call.name), now)
             if answer is not None:
+                given = repeated_call(answer, call)
                 await self._commit.settle()
-                return from_spans(answer)
+                return given
         if deduped:
             sifted = sift(messages, lambda name: self._dedup.standing(shelf, name, now))
             fresh, ids, brought = sifted.fresh, sifted.ids, sifted.brought
@@ -65,7 +62,7 @@ class Messages(MessageStore):
         if put.room is not None:
             check_room(put.room, shelf.name, (shelf.count, shelf.size), (len(fresh), size_of(fresh)))
         if call is not None:
-            self._dedup.remember(shelf, {call_record(call.name): spans(ids)}, call.until)
+            self._dedup.remember(shelf, {call_record(call.name): call_answer(ids, call)}, call.until)
         if brought:
             self._dedup.remember(shelf, brought, put.dedup_until)
         blocks = self._ledger.arrive(shelf, fresh, now)
@@ -75,11 +72,11 @@ class Messages(MessageStore):
         return ids
 
     async def put_each(
-        self, batch: PlainBatch, calls: Sequence[str | None], until: int, change: Change
-    ) -> list[list[str]]:
+        self, batch: PlainBatch, calls: Sequence[Once | None], change: Change
+    ) -> list[list[str] | IdempotencyMismatch]:
         shelf = self._shelf(batch.queue)
-        self._core.space.check(batch.size, len(batch.ids))
-        fresh, answers = self._dedup.sift_calls(shelf, batch, calls, change.now, until)
+        self._core.check_space(batch.size, len(batch.ids))
+        fresh, answers = self._dedup.sift_calls(shelf, batch, calls, change.now)
         if not fresh.ids:
             await self._commit.settle()
             return answers
@@ -204,10 +201,18 @@ class Messages(MessageStore):
         return outcome
 
     async def move(
-        self, queue: str, moves: Sequence[tuple[Fence, Message]], change: Change, keep_to: History
+        self,
+        queue: str,
+        moves: Sequence[tuple[Fence, Message]],
+        change: Change,
+        keep_to: History,
+        room: Room | None = None,
     ) -> list[Outcome]:
         shelf, now = self._shelf(queue), change.now
         targets = [self._core.shelves[message.queue] for _, message in moves]  # raises before anything is changed
+        if room is not None:
+            given = [message for _, message in moves]
+            check_room(room, targets[0].name, (targets[0].count, targets[0].size), (len(given), size_of(given)))
         outcomes: list[Outcome] = []
         touched: dict[Block, None] = {}
         for ((id, receipt), message), target in zip(moves, targets, strict=True):

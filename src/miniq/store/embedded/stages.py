@@ -28,8 +28,8 @@ from miniq.store.decisions import (
     stretches,
 )
 from miniq.store.embedded import keys
-from miniq.store.embedded.blocks import Block, Part, Shelf, check_there
-from miniq.store.embedded.core import Core
+from miniq.store.embedded.blocks import Block, Shelf, UploadedPart, check_there
+from miniq.store.embedded.core import Core, Part
 from miniq.store.embedded.history import event_run
 from miniq.store.embedded.keys import EventRun
 from miniq.store.embedded.window import sizes_of
@@ -39,16 +39,12 @@ LARGE = 1024 * 1024
 """A batch of this many bytes is written outside the event loop."""
 
 
-class Stages(StageStore):
+class Stages(Part, StageStore):
     """See `StageStore`."""
 
     def __init__(self, core: Core) -> None:
-        self._core = core
-        self._kv = kv = core.kv
-        self._ledger = core.ledger
-        self._commit = core.commit
-        self._dedup = core.dedup
-        last = kv.last(b"t", keys.after(b"t"))
+        super().__init__(core)
+        last = core.kv.last(b"t", keys.after(b"t"))
         self._upload = 0 if last is None else int.from_bytes(last[1:9], "big")
 
     def load(self, shelf: Shelf) -> None:
@@ -62,7 +58,7 @@ class Stages(StageStore):
 
     async def upload(self, queue: str, upload: Upload, messages: Sequence[Message]) -> tuple[int, int]:
         shelf = self._core.shelf(queue)
-        self._core.space.check(size_of(messages), len(messages))
+        self._core.check_space(size_of(messages), len(messages))
         name, number = upload.stage, upload.part
         parts = shelf.stages.get(name)
         if parts is not None and stage_of(name, parts.values()).until <= upload.now:
@@ -237,5 +233,5 @@ class Stages(StageStore):
         batch.large = batch.large or put.keep == "full" or len(uploads) > 1
 
 
-def _part(record: keys.PartRecord) -> Part:
-    return Part(record.messages, record.bytes, record.alone, record.made_at, record.until, record.upload)
+def _part(record: keys.PartRecord) -> UploadedPart:
+    return UploadedPart(record.messages, record.bytes, record.alone, record.made_at, record.until, record.upload)

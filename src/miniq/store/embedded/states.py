@@ -9,6 +9,8 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from itertools import count
 
+from msgspec import Struct
+
 from miniq.errors import StoreCorrupt
 from miniq.message import NEVER
 from miniq.store.embedded import keys
@@ -18,35 +20,21 @@ from miniq.store.embedded.kv import KV
 from miniq.store.embedded.window import Window
 
 
-class Run:
+class Run(Struct, eq=False):
     """One state, shared by neighbouring messages of a block. It never changes: a new state is a new run."""
 
-    __slots__ = (
-        "block",
-        "consumer",
-        "due",
-        "key",
-        "live",
-        "places",
-        "receipt",
-        "receives",
-        "taken_at",
-        "visible_at",
-    )
-
-    def __init__(self, block: Block, places: range, key: bytes, state: keys.StateRecord) -> None:
-        self.block = block
-        self.places = places
-        self.key = key
-        self.visible_at = state.visible_at
-        self.receives = state.receives
-        self.receipt = state.receipt
-        self.consumer = state.consumer
-        self.taken_at = state.taken_at
-        self.live = 0
-        """How many messages are still in this state."""
-        self.due = False
-        """Whether `visible_at` has passed: its messages are ready again, though the receipt is still valid."""
+    block: Block
+    places: range
+    key: bytes
+    visible_at: int
+    receives: int
+    receipt: str | None
+    consumer: str | None
+    taken_at: int
+    live: int = 0
+    """How many messages are still in this state."""
+    due: bool = False
+    """Whether `visible_at` has passed: its messages are ready again, though the receipt is still valid."""
 
     def held_places(self) -> list[int]:
         runs = self.block.runs
@@ -83,7 +71,8 @@ class States:
 
     def _restore(self, shelf: Shelf, block: Block, record: keys.StateRecord, key: bytes) -> None:
         """Set a state that was read from disk; later versions override earlier ones."""
-        run = Run(block, range(record.start, record.stop), key, record)
+        state = (record.visible_at, record.receives, record.receipt, record.consumer, record.taken_at)
+        run = Run(block, range(record.start, record.stop), key, *state)
         for place in run.places:
             if not block.is_gone(place):
                 old = block.runs[place]
@@ -116,28 +105,16 @@ class States:
         self._version += 1
         key = b"%b%b%b" % (shelf.state_prefix, block.name.encode(), self._version.to_bytes(8, "big"))
         start, stop = places.start, places.stop
-        record = keys.StateRecord(
-            block.owner,
-            block.priority,
-            block.count,
-            start,
-            stop,
-            visible_at,
-            receives,
-            receipt,
-            consumer,
-            taken_at,
-            block.group,
-            block.waiting,
-        )
-        run = Run(block, places, key, record)
+        state = (visible_at, receives, receipt, consumer, taken_at)
+        owner, priority, group = block.owner, block.priority, block.group
+        record = keys.StateRecord(owner, priority, block.count, start, stop, *state, group, block.waiting)
+        run = Run(block, places, key, *state, stop - start)
         if any(block.runs[start:stop]):
             for place in places:
                 old = block.runs[place]
                 if old is not None:
                     self.leave(shelf, old)
-        block.runs[start:stop] = [run] * (stop - start)
-        run.live = stop - start
+        block.runs[start:stop] = [run] * run.live
         if receipt is None:
             shelf.delayed += run.live
         else:

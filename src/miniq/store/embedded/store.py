@@ -1,4 +1,4 @@
-"""The embedded store: ordered keys over RocksDB or LevelDB, for one process.
+"""The embedded store: ordered keys in RocksDB, in LevelDB or in memory, for one process.
 
 The backlog is on disk; memory holds leased and delayed messages and a window of the next ones. A change is made in
 memory at once and staged for the next group commit; the call returns when that is written. Batches are written in
@@ -13,19 +13,20 @@ checks the files before the engine in `kv.py` opens them.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 
-from miniq.errors import StoreFailed
+from miniq.errors import Closed, StoreFailed
 from miniq.message import QueueSettings
 from miniq.store import transfer
 from miniq.store.contract import SingleProcessStore
-from miniq.store.embedded import backup, copying, keys
+from miniq.store.embedded import backup, copying, forks, keys
 from miniq.store.embedded.blocks import Shelf
 from miniq.store.embedded.check import check_counts
 from miniq.store.embedded.claims import Claims
 from miniq.store.embedded.commit import GroupCommit
-from miniq.store.embedded.core import Core
+from miniq.store.embedded.core import CheckSpace, Core
 from miniq.store.embedded.folder import Folder, Space
 from miniq.store.embedded.history import HistoryLog
 from miniq.store.embedded.kv import KV, open_kv, require_driver
@@ -34,41 +35,36 @@ from miniq.store.embedded.stages import Stages
 from miniq.store.transfer import Item, portions, with_history
 
 
-class EmbeddedStore(SingleProcessStore):
-    """One folder, one process; see `Store`. Its parts exist once it is open."""
+class KeyValueStore(SingleProcessStore):
+    """The contract over ordered keys; see `Store`. Its parts exist once it is open."""
 
     messages: Messages
     claims: Claims
     stages: Stages
     history: HistoryLog
 
-    def __init__(self, engine: str, path: str, *, durable: bool = True, min_free_bytes: int = 0) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._folder = Folder(path, engine)
-        self._durable = durable
-        self._space = Space(self._folder, min_free_bytes)
         self._kv: KV
         self._commit: GroupCommit
         self._core: Core
 
-    async def open(self) -> None:
-        engine = self._folder.engine
-        require_driver(engine)  # before the folder is created
-        self._folder.open()
+    @abstractmethod
+    async def open(self) -> None: ...
+
+    @abstractmethod
+    async def backup(self, path: str) -> None: ...
+
+    async def _start(self, kv: KV, commit: GroupCommit, check_space: CheckSpace, sync_takes: bool = False) -> None:
+        """Read what is in memory of an open database; closes the store if that fails."""
+        self._kv, self._commit = kv, commit
         try:
-            self._kv = kv = open_kv(engine, self._folder.data)
-        except BaseException:
-            self._folder.close()
-            raise
-        try:
-            self._commit = GroupCommit(kv.write, self._durable)
-            self._core = core = Core(kv, self._commit, self._space, self.on_ready)
+            self._core = core = Core(kv, commit, check_space, self.on_ready)
             check_counts(kv, core.shelves.values())
             self.history = core.history
             self.claims = Claims(core)
             self.stages = Stages(core)
-            # LevelDB does not sync a full log before it starts the next, so a later fsync may miss an unsynced lease.
-            self.messages = Messages(core, self.claims, sync_takes=engine == "leveldb")
+            self.messages = Messages(core, self.claims, sync_takes)
             for shelf in core.shelves.values():
                 core.states.load(shelf)
                 self.claims.load(shelf)
@@ -85,7 +81,6 @@ class EmbeddedStore(SingleProcessStore):
             if hasattr(self, "_kv"):
                 self._kv.close()
                 del self._kv
-            self._folder.close()
 
     def failure(self) -> Exception | None:
         failed = self._commit.failed
@@ -152,12 +147,6 @@ class EmbeddedStore(SingleProcessStore):
         await self._commit.settle()
         return removed
 
-    async def backup(self, path: str) -> None:
-        self._commit.check()
-        backup.check_target(path)
-        await self._commit.settle()
-        await self._commit.beside(partial(backup.write_backup, path, self._folder.engine, self._kv.checkpoint))
-
     # Copying
 
     async def dump(self) -> AsyncIterator[list[Item]]:
@@ -174,3 +163,47 @@ class EmbeddedStore(SingleProcessStore):
                 self.claims.restore(self._core.shelves[item.queue], item.group, item.epoch, item.last)
         copying.load(items, self._core, now)
         await self._commit.commit(sync=True)
+
+
+class EmbeddedStore(KeyValueStore):
+    """A store in RocksDB or LevelDB: one folder, one process."""
+
+    def __init__(self, engine: str, path: str, *, durable: bool = True, min_free_bytes: int = 0) -> None:
+        super().__init__()
+        self._folder = Folder(path, engine)
+        self._durable = durable
+        self._space = Space(self._folder, min_free_bytes)
+
+    async def open(self) -> None:
+        engine = self._folder.engine
+        require_driver(engine)  # before the folder is created
+        forks.check(self._folder.path)
+        self._folder.open()
+        try:
+            kv = open_kv(engine, self._folder.data)
+        except BaseException:
+            self._folder.close()
+            raise
+        # LevelDB does not sync a full log before it starts the next, so a later fsync may miss an unsynced lease.
+        await self._start(kv, GroupCommit(kv.write, self._durable), self._space.check, sync_takes=engine == "leveldb")
+        forks.watch(self)
+
+    async def close(self) -> None:
+        try:
+            await super().close()
+        finally:
+            self._folder.close()
+
+    def abandon(self, refusal: Closed) -> None:
+        """See `forks.py`."""
+        if hasattr(self, "_kv"):
+            forks.keep_alive(self._kv)
+            del self._kv
+        self._commit.abandon(refusal)
+        self._folder.abandon()
+
+    async def backup(self, path: str) -> None:
+        self._commit.check()
+        backup.check_target(path)
+        await self._commit.settle()
+        await self._commit.beside(partial(backup.write_backup, path, self._folder.engine, self._kv.checkpoint))

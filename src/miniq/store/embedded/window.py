@@ -221,17 +221,14 @@ class Window:
 
     def lanes(self, shelf: Shelf, consumer: str | None) -> list[list[Lane]]:
         """By falling priority, the lanes from which a consumer may take and that may have messages."""
-        tracks = [shelf.tracks[""]]
-        if consumer is not None:
-            if len(shelf.tracks) > OWNERS:
-                for owner, lanes in list(shelf.tracks.items()):
-                    if owner and not any(lane.fresh or lane.back for lane in lanes):
-                        del shelf.tracks[owner]
-            tracks.append(shelf.lanes(consumer))
-        by_priority = [
-            [lane for track in tracks if (lane := track[priority]).fresh or lane.back or lane.more]
-            for priority in range(9, -1, -1)
-        ]
+        if consumer is None:
+            return [[lane] for lane in reversed(shelf.tracks[""]) if lane.fresh or lane.back or lane.more]
+        if len(shelf.tracks) > OWNERS:
+            for owner, lanes in list(shelf.tracks.items()):
+                if owner and not any(lane.fresh or lane.back for lane in lanes):
+                    del shelf.tracks[owner]
+        pairs = zip(reversed(shelf.tracks[""]), reversed(shelf.lanes(consumer)), strict=True)
+        by_priority = [[lane for lane in pair if lane.fresh or lane.back or lane.more] for pair in pairs]
         return [lanes for lanes in by_priority if lanes]
 
     def pick(

@@ -10,12 +10,11 @@ from bson import ObjectId
 from pymongo import ReplaceOne
 from pymongo.read_concern import ReadConcern
 
-from miniq.ids import from_spans, spans
 from miniq.message import NEVER, Counts, Event, History, Message, Outcome, Page, Stored
 from miniq.store import events
-from miniq.store.arguments import Change, Edit, Fence, NewTime, Put, Scan, Take
+from miniq.store.arguments import Change, Edit, Fence, NewTime, Put, Room, Scan, Take
 from miniq.store.contract import MessageStore, ReadyHint, no_queue
-from miniq.store.decisions import check_room, sift, size_of
+from miniq.store.decisions import call_answer, check_room, repeated_call, sift, size_of
 from miniq.store.mongodb import browse, counters, dedup, groups, queries, upkeep
 from miniq.store.mongodb import fences as fencing
 from miniq.store.mongodb.changes import Numbers, check_number
@@ -54,7 +53,7 @@ class Messages(MessageStore):
                 stands = await dedup.standing(db, session, serial, messages, call, now)
                 if call is not None and (given := stands.get(call_record(call.name))) is not None:
                     await counters.add(db, session, queue, number, slot, 0, 0)
-                    return from_spans(given), []
+                    return repeated_call(given, call), []
                 sifted = sift(messages, stands.get)
                 ids, fresh, known = sifted.ids, sifted.fresh, sifted.brought
             size = size_of(fresh)
@@ -69,7 +68,7 @@ class Messages(MessageStore):
             await counters.add(db, session, queue, number, slot, len(fresh), size, last)
             remembered = {dedup_id: (id, put.dedup_until) for dedup_id, id in known.items()}
             if call is not None:
-                remembered[call_record(call.name)] = (spans(ids), call.until)
+                remembered[call_record(call.name)] = (call_answer(ids, call), call.until)
             await dedup.remember(db, session, serial, remembered)
             if keep != "off":
                 await self._log.append(db, session, [events.sent(one, now, None, keep) for one in fresh])
@@ -199,7 +198,12 @@ class Messages(MessageStore):
         return outcome
 
     async def move(
-        self, queue: str, moves: Sequence[tuple[Fence, Message]], change: Change, keep_to: History
+        self,
+        queue: str,
+        moves: Sequence[tuple[Fence, Message]],
+        change: Change,
+        keep_to: History,
+        room: Room | None = None,
     ) -> list[Outcome]:
         now = change.now
 
@@ -226,6 +230,10 @@ class Messages(MessageStore):
             heads: list[str | None] = []
             for to, messages in come.items():
                 target = named[to].number
+                if room is not None:
+                    await counters.take_turn(db, session, to, target)
+                    more = (len(messages), size_of(messages))
+                    check_room(room, to, await counters.total(db, session, target), more)
                 waiting = await groups.join(db, session, target, messages)
                 documents = [message_document(one, target, now, one.id in waiting) for one in messages]
                 await db.messages.bulk_write(

@@ -80,6 +80,13 @@ class Access:
             self.ready(queue, rows.unescape(recipient), count)
 
 
+class Part:
+    """A part of the store."""
+
+    def __init__(self, db: Access) -> None:
+        self._db = db
+
+
 class _Context:
     """Passes our adapters to a new connection."""
 

@@ -44,13 +44,16 @@ def parse(url: str, *, durable: bool) -> Address:
     schema = dict(query).get("schema", "miniq")
     if _SCHEMA.fullmatch(schema) is None or schema.startswith("pg_"):
         raise InvalidRequest(
-            f"store: {schema!r} is not a name for a schema; use up to 48 of a-z 0-9 _, not a digit first", field="store"
+            f"store: {schema!r} is not a valid schema name; use up to 48 of a-z 0-9 _, not starting with a digit",
+            field="store",
         )
     rest = "&".join(f"{name}={quote(value, safe='')}" for name, value in query if name != "schema")
     try:
         given = conninfo_to_dict(urlunsplit(parts._replace(query=rest)))
     except psycopg.ProgrammingError as error:
-        raise InvalidRequest(f"store: not a URL of PostgreSQL: {' '.join(str(error).split())}", field="store") from None
+        raise InvalidRequest(
+            f"store: not a valid PostgreSQL URL: {' '.join(str(error).split())}", field="store"
+        ) from None
     if not all(port.isdigit() for port in str(given.get("port") or "5432").split(",")):
         raise InvalidRequest(f"store: port {given['port']!r} is not a number", field="store")
     settings = {

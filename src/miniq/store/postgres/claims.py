@@ -13,9 +13,9 @@ from typing import Any
 from miniq.message import Claim, ClaimGroup, Message, Portion, Stored
 from miniq.store.arguments import Change, NextClaim, Places
 from miniq.store.contract import UNFIT, Claimed, ClaimStore
-from miniq.store.decisions import Budget, check_reader, claim_name, no_claim, plan_claim
-from miniq.store.postgres import parcels, rows
-from miniq.store.postgres.access import FIRST_ID, LONG, RETURNED, Access, Row, execute, existing, pipeline
+from miniq.store.decisions import Budget, check_reader, claim_name, no_claim, plain_batch, plan_claim
+from miniq.store.postgres import rows
+from miniq.store.postgres.access import FIRST_ID, LONG, RETURNED, Part, Row, execute, existing, pipeline
 from miniq.store.postgres.connections import Connection
 from miniq.store.postgres.rows import escape, unescape
 
@@ -27,11 +27,8 @@ LOWEST = -(2**15)
 MOST = 2**63 - 1
 
 
-class Claims(ClaimStore):
+class Claims(Part, ClaimStore):
     """See `ClaimStore`."""
-
-    def __init__(self, db: Access) -> None:
-        self._db = db
 
     async def open(self, queue: str, group: str) -> ClaimGroup:
         epoch, acked, last = await self._db.one("open_claims", {"queue": queue, "group": escape(group)})
@@ -193,7 +190,7 @@ def _portions(queue: str, claimed: Sequence[Row], start: int, end: int) -> Itera
             receives, place = row[4], row[8]
             messages += rows.messages(queue, row)[max(0, start - place) : max(0, end - place)]
         if messages:
-            yield Portion(parcels.parcel_of(messages) or messages, receives)
+            yield Portion(plain_batch(messages) or messages, receives)
 
 
 def _end(claimed: Sequence[Row], places: Places) -> int:

@@ -1,5 +1,5 @@
--- The queries about claims; see queries.sql. Who makes, acks or releases claims of a group locks its row in `readers`
--- first, in the same transaction, and then looks again.
+-- The queries for claims; see queries.sql. A call that makes, acks or releases claims of a group first locks its row in
+-- `readers`, in the same transaction, and then reads its state again.
 
 -- name: open_claims
 INSERT INTO readers AS r (queue, name, epoch)
@@ -19,13 +19,13 @@ INSERT INTO readers (queue, name, epoch, acked, last)
 SELECT id, %(group)s, %(epoch)s, %(last)s, %(last)s FROM queues WHERE name = %(queue)s;
 
 -- name: lock_readers
--- The lock of the queue keeps a purge away until this is done.
+-- The lock on the queue delays a purge until the transaction ends.
 SELECT r.id FROM queues q JOIN readers r ON r.queue = q.id AND r.name = %(group)s
 WHERE q.name = %(queue)s
 FOR KEY SHARE OF q FOR UPDATE OF r;
 
 -- name: readers
--- A group, and one of its claims if it can be read.
+-- A group, and one of its claims if it is readable.
 SELECT q.id, r.id, r.epoch, r.acked, r.last, c.number, c.messages, c.bytes, c.made_at, c.acked_at
 FROM queues q
 LEFT JOIN readers r ON r.queue = q.id AND r.name = %(group)s
@@ -50,8 +50,7 @@ WITH held AS MATERIALIZED (
 ), tally AS (
     INSERT INTO tallies AS t (queue, slot, messages, bytes)
     SELECT %(shelf)s, mod(pg_backend_pid(), 32), -sum(count), -sum(size) FROM gone HAVING count(*) > 0
-    ON CONFLICT (queue, slot) DO UPDATE SET
-        messages = t.messages + excluded.messages, bytes = t.bytes + excluded.bytes
+--include: tallied
 --{history
 ), told AS (
     INSERT INTO history (count, bytes, at, events, queues, ids, receives, sizes, consumers, helds)
@@ -78,13 +77,13 @@ SELECT
      FROM gone WHERE grp IS NOT NULL HAVING count(*) > 0);
 
 -- name: claim
--- The next messages of a claim, of those that anybody may have.
+-- The next messages of a claim, without a recipient.
 WITH ready AS MATERIALIZED (
 --include: claimable
 --include: claim
 
 -- name: claim_own
--- The same, and of those that this consumer is the recipient of.
+-- The same, including messages of this consumer.
 WITH common AS MATERIALIZED (
 --include: claimable
 ), own AS MATERIALIZED (
@@ -181,7 +180,7 @@ WITH made AS (
 UPDATE readers SET last = %(number)s WHERE id = %(readers)s;
 
 -- name: claimed
--- Some messages of a claim, as far as they fit. The first and the last row may have more than was asked for.
+-- Some messages of a claim, as far as they fit. The first and last row may hold more than was requested.
 WITH claim AS (
     SELECT c.readers, c.number FROM queues q
     JOIN readers r ON r.queue = q.id AND r.name = %(group)s
@@ -200,7 +199,7 @@ SELECT id::text, sent_at, due_at, rank, receives, about, body, sizes, place, cou
 FROM summed WHERE total - size < %(max_bytes)s OR place <= %(start)s ORDER BY place;
 
 -- name: release_claims
--- Who may look again, and how many there are for him.
+-- The recipients to wake, and the number of messages for each.
 WITH held AS MATERIALIZED (
     SELECT %(shelf)s::int AS queue, c.number, c.place, c.id, k.made_at FROM claimed c JOIN claims k USING (readers, number)
     WHERE c.readers = %(readers)s AND c.number > %(acked)s AND k.number > %(acked)s
@@ -230,7 +229,7 @@ WITH held AS MATERIALIZED (
 SELECT recipient, sum(count) FROM back GROUP BY recipient;
 
 -- name: tidy_claimed
--- What was in claims that can no longer be read.
+-- Messages of claims that are no longer readable.
 WITH gone AS (
     DELETE FROM claimed c USING (
         SELECT c.readers, c.number, c.place FROM claims k JOIN claimed c USING (readers, number)
@@ -253,7 +252,7 @@ WITH gone AS (
 SELECT count(*) FROM gone;
 
 -- name: tidy_readers
--- The groups of a queue that was deleted: first their claims end, then the two queries above remove those.
+-- The groups of a deleted queue: first their claims end, then the two queries above remove them.
 WITH ended AS (
     UPDATE claims k SET until = 0 FROM readers r
     WHERE r.queue = %(shelf)s AND k.readers = r.id AND k.until IS DISTINCT FROM 0

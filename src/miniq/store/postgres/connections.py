@@ -70,7 +70,7 @@ class Connections:
         try:
             return await self._once(work, seconds or self._timeout)
         except RETRIED as error:
-            raise StoreUnavailable(f"store: PostgreSQL rolled this back {TRIES} times: {error}") from error
+            raise StoreUnavailable(f"store: PostgreSQL rolled the transaction back {TRIES} times: {error}") from error
 
     async def _once(self, work: Callable[[Connection], Awaitable[T]], seconds: float) -> T:
         connection = await self._borrow()
@@ -103,7 +103,7 @@ class Connections:
         except asyncio.CancelledError:
             if late:
                 self._suspect("no answer")
-                raise StoreUnavailable(f"store: PostgreSQL gave no answer within {seconds:g} s") from None
+                raise StoreUnavailable(f"store: PostgreSQL did not answer within {seconds:g} s") from None
             raise
         except RETRIED:
             raise

@@ -51,7 +51,7 @@ async def dump(store: Store, db: Access) -> AsyncIterator[Item]:
         for row in await db.all("dump_dedup", {"queue": queue}):
             call, name, answer, until = row
             name = (CALL if call else "") + (unescape(name) or "")
-            yield transfer.Dedup(queue, name, spans(from_spans(answer)) if is_call(name) else answer, until)
+            yield transfer.Dedup(queue, name, _normal(answer) if is_call(name) else answer, until)
     async for item in transfer.history_of(store.history):
         yield item
 
@@ -105,6 +105,12 @@ def _history(item: transfer.Events) -> Iterator[Step]:
         for events in [together] if many == 1 else [[event] for event in together]:
             yield "load_history", {"first": first, "at": at, "messages": None if many == 1 else many} | _events(events)
             first += len(events)
+
+
+def _normal(answer: str) -> str:
+    """The answer of a call as other stores keep it: here the ids of some are listed one by one."""
+    ids, mark, content = answer.partition("#")
+    return f"{spans(from_spans(ids))}{mark}{content}"
 
 
 def _events(events: list[Event]) -> dict[str, Any]:

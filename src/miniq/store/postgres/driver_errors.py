@@ -20,10 +20,12 @@ def translated(error: psycopg.Error) -> MiniQError | None:
         return NoSpace(f"store: PostgreSQL has no space left: {text}")
     if isinstance(error, errors.InsufficientPrivilege):
         return StoreUnavailable(
-            f"store: PostgreSQL refuses: {text}; see docs/howto/postgresql.md for the rights it needs"
+            f"store: PostgreSQL denied access: {text}; docs/howto/postgresql.md lists the required privileges"
         )
     if isinstance(error, _TABLES):
-        return StoreFormat(f"store: the tables are not those of this version: {text}; restart to make or migrate them")
+        return StoreFormat(
+            f"store: the tables are not those of this version: {text}; restart to create or migrate them"
+        )
     if isinstance(error, (psycopg.OperationalError, errors.ReadOnlySqlTransaction, psycopg.InterfaceError)):
         # Unreachable, starting, shutting down, out of connections, a standby, a cancelled statement.
         return StoreUnavailable(f"store: PostgreSQL is not available: {text}")

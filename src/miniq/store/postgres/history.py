@@ -7,7 +7,7 @@ from typing import Any
 from miniq.message import HistoryPage, HistoryRecord, HistorySpan
 from miniq.store.contract import HistoryStore
 from miniq.store.postgres import rows
-from miniq.store.postgres.access import LONG, Access, Row, execute
+from miniq.store.postgres.access import LONG, Part, Row, execute
 from miniq.store.postgres.connections import Connection
 
 LAST = 2**63 - 1
@@ -17,11 +17,8 @@ PAGE_BYTES = 16 * 1024 * 1024
 """The size at which a page ends."""
 
 
-class Events(HistoryStore):
+class Events(Part, HistoryStore):
     """See `HistoryStore`."""
-
-    def __init__(self, db: Access) -> None:
-        self._db = db
 
     async def read(self, after: int, limit: int, queue: str | None = None) -> HistoryPage:
         params = {"after": min(after, LAST - 1), "limit": limit, "max_bytes": PAGE_BYTES}

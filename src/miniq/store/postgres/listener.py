@@ -12,7 +12,8 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ import psycopg
 from psycopg import sql
 
 from miniq.errors import MiniQError
+from miniq.store.contract import ChangeHint, ReadyHint
 from miniq.store.postgres.connections import Connect, Connection, Connections
 
 log = logging.getLogger("miniq.store.postgres")
@@ -38,12 +40,7 @@ class Listener:
     """Sends and receives the notifications of one broker."""
 
     def __init__(
-        self,
-        connect: Connect,
-        connections: Connections,
-        channel: str,
-        on_ready: Callable[[str, str | None, int], None],
-        on_change: Callable[[], None],
+        self, connect: Connect, connections: Connections, channel: str, on_ready: ReadyHint, on_change: ChangeHint
     ) -> None:
         self._connect = connect
         self._connections = connections
@@ -52,7 +49,7 @@ class Listener:
         self._on_change = on_change
         self._name = secrets.token_hex(4)
         self._others = True
-        self._arrivals: dict[Arrival, int] = {}
+        self._arrivals: Counter[Arrival] = Counter()
         self._changed = False
         self._sending: asyncio.Task[None] | None = None
         self._listening: asyncio.Task[None] | None = None
@@ -73,8 +70,7 @@ class Listener:
     def arrived(self, queue: str, recipient: str | None, count: int) -> None:
         """Notify the other brokers of messages that arrived or were given back."""
         if self._others and self._listening is not None:
-            key = (queue, recipient)
-            self._arrivals[key] = self._arrivals.get(key, 0) + count
+            self._arrivals[queue, recipient] += count
             self._start_sending()
 
     def changed(self) -> None:
@@ -112,7 +108,7 @@ class Listener:
 
     def _payloads(self) -> Iterator[str]:
         """The pending hints, in payloads of limited size."""
-        arrivals, self._arrivals = self._arrivals, {}
+        arrivals, self._arrivals = self._arrivals, Counter()
         changed, self._changed = self._changed, False
         payload: list[Any] = [self._name, changed]
         size = 40

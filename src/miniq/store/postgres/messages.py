@@ -10,14 +10,14 @@ import psycopg
 from msgspec.structs import asdict
 
 from miniq.errors import InvalidRequest, StoreUnavailable
-from miniq.ids import from_spans, spans
+from miniq.ids import from_spans
 from miniq.message import Counts, History, Message, Outcome, Page, PlainBatch, Stored
 from miniq.store import decisions
-from miniq.store.arguments import FREE, Change, Edit, Fence, NewTime, Put, Scan, Take
+from miniq.store.arguments import FREE, Change, Edit, Fence, NewTime, Put, Room, Scan, Take
 from miniq.store.contract import MessageStore, no_queue
-from miniq.store.decisions import check_room
+from miniq.store.decisions import call_answer, check_room, plain_batch, repeated_call
 from miniq.store.postgres import parcels, rows
-from miniq.store.postgres.access import FIRST_ID, LONG, RETURNED, Access, Row, Step, execute, existing, pipeline, tags
+from miniq.store.postgres.access import FIRST_ID, LONG, RETURNED, Part, Row, Step, execute, existing, pipeline, tags
 from miniq.store.postgres.connections import Connection
 from miniq.store.postgres.parcels import Cut
 from miniq.store.postgres.rows import Blobs, escape
@@ -30,14 +30,11 @@ PAUSES = (0.002, 0.005, 0.01)
 """Seconds between retries of a take that found only parcels locked by other calls, which may be splitting them."""
 
 
-class Messages(MessageStore):
+class Messages(Part, MessageStore):
     """See `MessageStore`."""
 
-    def __init__(self, db: Access) -> None:
-        self._db = db
-
     async def put(self, messages: Sequence[Message], put: Put) -> list[str]:
-        parcel = messages if isinstance(messages, PlainBatch) else parcels.parcel_of(messages)
+        parcel = messages if isinstance(messages, PlainBatch) else plain_batch(messages)
         if parcel is not None and put.room is None:
             return await self._put_parcel(parcel, put)
         return await self._put_mixed(messages, put)
@@ -60,15 +57,15 @@ class Messages(MessageStore):
         }
         wanted = tags(put.keep)
         if call is not None:
-            params |= {"call": escape(call.name), "given": spans(ids), "call_until": call.until}
+            params |= {"call": escape(call.name), "given": call_answer(ids, call), "call_until": call.until}
             wanted = (*wanted, "call")
         query = self._db.queries["put_plain"].pick(*wanted)
         result = existing(queue, await self._db.connections.call(lambda connection: execute(connection, query, params)))
-        if not result[0][1]:  # a repeated call
+        if call is not None and not result[0][1]:  # a repeated call
             answer = await self._db.all("call_ids", params)
             if not answer:
                 raise StoreUnavailable("store: the queue was deleted just now; try again")
-            return from_spans(answer[0][0])
+            return repeated_call(answer[0][0], call)
         self._db.ready(queue, None, len(ids))
         return list(ids)
 
@@ -86,7 +83,7 @@ class Messages(MessageStore):
             "full": put.keep == "full",
             "dedups": [escape(message.dedup_id) for message in messages],
             "call": None if call is None else escape(call.name),
-            "given": spans([message.id for message in messages]),
+            "given": None if call is None else call_answer([message.id for message in messages], call),
             "max_length": 0 if room is None else room.messages,
             "max_bytes": 0 if room is None else room.bytes,
         }
@@ -107,8 +104,11 @@ class Messages(MessageStore):
                 return await pipeline(connection, steps, atomic=True)
             async with connection.transaction():
                 result = await pipeline(connection, steps)
-                if result and from_spans(result[0][0]) != [message.id for message in messages]:
-                    await execute(connection, *self._db.step("record_call", params | {"answer": result[0][0]}))
+                if result:
+                    ids = repeated_call(result[0][0], call)
+                    if ids != [message.id for message in messages]:
+                        recorded = {"answer": call_answer(ids, call)}
+                        await execute(connection, *self._db.step("record_call", params | recorded))
                 return result
 
         try:
@@ -121,7 +121,7 @@ class Messages(MessageStore):
             raise
         answer, recipients = existing(queue, result)[0]
         self._db.arrived(queue, recipients)
-        return from_spans(answer)
+        return from_spans(answer) if call is None else repeated_call(answer, call)
 
     async def take(self, queue: str, take: Take) -> list[Stored]:
         params = asdict(take) | {"queue": queue, "consumer": escape(take.consumer)}
@@ -202,7 +202,12 @@ class Messages(MessageStore):
         return outcome
 
     async def move(
-        self, queue: str, moves: Sequence[tuple[Fence, Message]], change: Change, keep_to: History
+        self,
+        queue: str,
+        moves: Sequence[tuple[Fence, Message]],
+        change: Change,
+        keep_to: History,
+        room: Room | None = None,
     ) -> list[Outcome]:
         fences = [fence for fence, _ in moves]
         params = {"queue": queue, "now": change.now, "event": change.event, "reason": change.reason}
@@ -225,6 +230,11 @@ class Messages(MessageStore):
                         "floors": parcels.floors([message.id for message in messages]),
                     }
                     groups = sorted({message.group for message in messages if message.group is not None})
+                    if room is not None:
+                        await execute(connection, *self._db.step("lock_queue", {"queue": to}))
+                        held = await execute(connection, *self._db.step("room_used", {"queue": to}))
+                        more = (len(messages), sum(message.size for message in messages))
+                        check_room(room, to, (int(held[0][0]), int(held[0][1])), more)
                     steps = []
                     if groups:
                         names = [escape(group) for group in groups]

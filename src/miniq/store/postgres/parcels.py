@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import msgspec
-
 from miniq.ids import RUN, ids_from, run_of
-from miniq.message import JSON, Message, PlainBatch
+from miniq.message import JSON, PlainBatch
 from miniq.store.arguments import Fence
 from miniq.store.postgres import rows
 from miniq.store.postgres.rows import Blobs, escape
@@ -102,21 +100,3 @@ def floor(id: str) -> str:
 def floors(ids: Sequence[str]) -> str:
     """The floors of many ids, as an array."""
     return rows.array([run_of(id)[0] for id in ids])
-
-
-def parcel_of(messages: Sequence[Message]) -> PlainBatch | None:
-    """Messages as a parcel, None if they differ in more than id and body or have special fields."""
-    first = messages[0]
-    plain = Message(first.id, first.queue, first.sent_at, first.due_at, first.body, first.content_type, first.priority)
-    for message in messages:
-        if msgspec.structs.replace(message, id=plain.id, body=plain.body) != plain:
-            return None
-    return PlainBatch(
-        [message.id for message in messages],
-        first.queue,
-        first.sent_at,
-        first.due_at,
-        [message.body for message in messages],
-        first.content_type,
-        first.priority,
-    )

@@ -1,15 +1,14 @@
--- Every query of the store, by name; those about claims and stages have files of their own. queries.py reads them.
+-- The queries of the store by name, loaded by queries.py. Those for claims and stages are in claims.sql and stages.sql.
 --
--- A row of messages may be a parcel (schema.sql). A query that would need only some of its messages changes nothing and
--- says so; then `split` makes rows of it, and the query comes again.
+-- A row of `messages` may be a parcel (schema.sql). A query that needs only some messages of a parcel changes nothing
+-- and returns the parcel's id; `split` then divides it into several rows, and the query is run again.
 --
--- What stands between `--{history` and `--}` is only in the variant that writes history: where it is off, it costs
--- nothing. The same goes for `call`, where a send has a name. Each query finds the queue by name and gives a row
--- whenever the queue exists, so that none means "no such queue". Every access to messages goes through an index; a
--- test looks at each plan.
+-- Lines between `--{history` and `--}` are only in the variant that writes history, so history costs nothing while it
+-- is off; likewise `call`, for sends with a name. Each query finds the queue by name and returns a row if the queue
+-- exists, so that no row means "no such queue". Every access to `messages` uses an index; a test checks each plan.
 --
--- A plan may be made while the tables are empty, and is kept. Where rows are looked up by a list, the list therefore has
--- the queue, too: else it may seem as good to walk through the whole queue.
+-- A plan may be made while the tables are empty, and is kept. Where rows are looked up by a list, the list therefore
+-- contains the queue as well: otherwise the planner may consider a scan of the whole queue just as good.
 
 -- Queues and records
 
@@ -69,7 +68,7 @@ SELECT last_id::text FROM tallies WHERE last_id IS NOT NULL ORDER BY last_id DES
 -- Put
 
 -- name: put_plain
--- Messages that are alike and ask for nothing special, already in rows.
+-- Adds messages that differ only in id and body, already divided into rows.
 WITH found AS (
     SELECT id, name FROM queues WHERE name = %(queue)s
 --{call
@@ -96,9 +95,7 @@ WITH found AS (
 ), tally AS (
     INSERT INTO tallies AS t (queue, slot, messages, bytes, last_id)
     SELECT id, mod(pg_backend_pid(), 32), %(count)s, %(bytes)s, %(last_id)s::uuid FROM shelf
-    ON CONFLICT (queue, slot) DO UPDATE SET
-        messages = t.messages + excluded.messages, bytes = t.bytes + excluded.bytes,
-        last_id = greatest(t.last_id, excluded.last_id)
+--include: tallied
 --{history
 ), told AS (
     INSERT INTO history (count, bytes, at, events, queues, ids, receives, sizes, bodies, content_types)
@@ -115,17 +112,22 @@ SELECT id, EXISTS (SELECT FROM shelf) FROM found;
 SELECT d.ids FROM queues q JOIN dedup d ON d.queue = q.id AND d.call AND d.name = %(call)s WHERE q.name = %(queue)s;
 
 -- name: lock_queue
--- Room is checked by one put at a time.
+-- Only one put at a time checks the limits of the queue.
 SELECT id FROM queues WHERE name = %(queue)s FOR NO KEY UPDATE;
 
+-- name: room_used
+-- What a queue holds, while its row is locked.
+SELECT coalesce(sum(t.messages), 0)::bigint, coalesce(sum(t.bytes), 0)::bigint
+FROM queues q JOIN tallies t ON t.queue = q.id WHERE q.name = %(queue)s;
+
 -- name: claim_call
--- Enter a call by its name, unless it stands there already.
+-- Records a named call, unless it is on record.
 INSERT INTO dedup AS d (queue, call, name, ids, until)
 SELECT id, true, %(call)s, %(given)s, %(call_until)s FROM queues WHERE name = %(queue)s
 ON CONFLICT (queue, call, name) DO UPDATE SET ids = excluded.ids, until = excluded.until WHERE d.until <= %(now)s;
 
 -- name: claim_dedup
--- Enter messages by their dedup_id, those that do not stand there already; none if the whole call is a repetition.
+-- Records the dedup ids that are not on record; none if the whole call is repeated.
 INSERT INTO dedup AS d (queue, call, name, ids, until)
 SELECT q.id, false, g.name, g.id, %(dedup_until)s
 FROM queues q, unnest(%(names)s::text[], %(firsts)s::text[]) AS g (name, id)
@@ -142,7 +144,7 @@ FROM queues q, (SELECT name FROM unnest(%(groups)s::text[]) AS name ORDER BY nam
 WHERE q.name = %(queue)s;
 
 -- name: put
--- After the locks and claims above, in the same transaction: add what is new, answer what stands.
+-- In the transaction of the locks and records above: adds new messages; returns the recorded ids of the others.
 WITH shelf AS (
     SELECT id, name FROM queues WHERE name = %(queue)s
 ), given AS (
@@ -178,7 +180,7 @@ WITH shelf AS (
     INSERT INTO messages (id, sent_at, due_at, visible_at, queue, size, rank, blocked, recipient, grp, about, body)
     SELECT f.id, f.sent_at, f.due_at, f.due_at, shelf.id, f.size, f.rank,
         f.grp IS NOT NULL AND (f.nth > 1 OR (
-            -- not EXISTS, which may be answered from a list of all heads
+            -- not EXISTS, for which the planner may list all heads
             SELECT true FROM messages h WHERE h.queue = shelf.id AND h.grp = f.grp AND NOT h.blocked LIMIT 1
         ) IS NOT NULL),
         f.recipient, f.grp, f.about, f.body
@@ -188,9 +190,7 @@ WITH shelf AS (
     SELECT shelf.id, mod(pg_backend_pid(), 32), more.messages, more.bytes,
         (SELECT id FROM fresh ORDER BY id DESC LIMIT 1)
     FROM shelf, more WHERE more.messages > 0
-    ON CONFLICT (queue, slot) DO UPDATE SET
-        messages = t.messages + excluded.messages, bytes = t.bytes + excluded.bytes,
-        last_id = greatest(t.last_id, excluded.last_id)
+--include: tallied
 --{history
 ), told AS (
     INSERT INTO history (count, bytes, at, events, queues, ids, receives, sizes, bodies, content_types)
@@ -212,14 +212,14 @@ SELECT
 FROM shelf;
 
 -- name: record_call
--- A repetition gets the answer of the first time, which names the messages that stood already.
+-- A repeated call gets the first answer, which has the ids of messages that were on record.
 UPDATE dedup d SET ids = %(answer)s FROM queues q
 WHERE q.name = %(queue)s AND d.queue = q.id AND d.call AND d.name = %(call)s;
 
 -- Take
 
 -- name: take
--- What anybody may have; nothing, and a word about it, if something must be put back into line first.
+-- Messages without a recipient. If expired leases must be put back in line first, takes nothing and says so.
 WITH shelf AS (
     SELECT id, name FROM queues WHERE name = %(queue)s
 --include: expired
@@ -228,7 +228,7 @@ WITH shelf AS (
 --include: taken
 
 -- name: take_own
--- What anybody may have, and what this consumer is the recipient of.
+-- Messages without a recipient, and those of this consumer.
 WITH shelf AS (
     SELECT id, name FROM queues WHERE name = %(queue)s
 --include: expired
@@ -245,6 +245,12 @@ WITH shelf AS (
     SELECT * FROM common UNION ALL SELECT * FROM own ORDER BY rank, id, nth LIMIT %(limit)s
 --include: taken
 
+-- part: tallied
+    ON CONFLICT (queue, slot) DO UPDATE SET
+        messages = t.messages + excluded.messages, bytes = t.bytes + excluded.bytes,
+        last_id = greatest(t.last_id, excluded.last_id)
+-- end
+
 -- part: expired
 ), expired AS MATERIALIZED (
     SELECT %(look)s AND EXISTS (
@@ -255,8 +261,8 @@ WITH shelf AS (
 -- end
 
 -- part: line
-    -- A line for each message, so that no more rows are locked than the limit needs. An ORDER BY after the lock would be
-    -- a sort of everything that is ready.
+    -- A row per message, so that no more rows are locked than the limit needs. An ORDER BY after the lock would sort
+    -- all ready messages.
     SELECT r.queue, r.id, r.rank, r.count, r.visible_at, r.taken_at, r.receipt, r.consumer, e.size, e.nth
     FROM (
         SELECT m.* FROM messages m
@@ -311,7 +317,7 @@ SELECT t.id::text, t.sent_at, t.due_at, t.rank, t.receives, t.about, t.body, t.s
     CASE
         WHEN (SELECT there FROM expired) THEN 'expired'
         WHEN EXISTS (SELECT FROM cut) THEN (SELECT concat_ws(' ', 'cut', id, nth) FROM cut)
-        WHEN NOT EXISTS (SELECT FROM ready) AND EXISTS (  -- somebody else has it now, perhaps only to split it
+        WHEN NOT EXISTS (SELECT FROM ready) AND EXISTS (  -- locked by another call, perhaps only to split it
             SELECT FROM messages m
             WHERE m.queue = shelf.id AND m.recipient IS NULL AND NOT m.blocked AND NOT m.leased
                 AND m.visible_at <= %(now)s AND m.count > 1
@@ -321,7 +327,7 @@ FROM shelf LEFT JOIN taken t ON true ORDER BY t.place;
 -- end
 
 -- name: split
--- Parcels become rows of so many messages each, in the same state. Those in a claim stay as they are.
+-- Divides parcels into rows of `step` messages each, in the same state. Parcels in a claim stay as they are.
 WITH asked AS MATERIALIZED (
     SELECT q.id AS queue, a.id FROM queues q CROSS JOIN unnest(%(ids)s::uuid[]) AS a (id)
     WHERE q.name = %(queue)s ORDER BY a.id
@@ -345,7 +351,7 @@ FROM gone g CROSS JOIN LATERAL (
 ) p;
 
 -- name: return_expired
--- Leases that have run out stand in line again. Their receipts stay good until somebody takes them.
+-- Puts messages with expired leases back in line. Their receipts stay valid until they are taken again.
 WITH back AS (
     UPDATE messages m SET leased = false FROM (
         SELECT m.queue, m.id FROM messages m
@@ -358,7 +364,7 @@ WITH back AS (
 )
 SELECT count(*) FROM back;
 
--- Changes of single messages, each on its fence
+-- Changes of single messages, each under its fence
 
 -- name: drop
 WITH shelf AS (
@@ -372,8 +378,7 @@ WITH shelf AS (
 ), tally AS (
     INSERT INTO tallies AS t (queue, slot, messages, bytes)
     SELECT (SELECT id FROM shelf), mod(pg_backend_pid(), 32), -sum(count), -sum(size) FROM gone HAVING count(*) > 0
-    ON CONFLICT (queue, slot) DO UPDATE SET
-        messages = t.messages + excluded.messages, bytes = t.bytes + excluded.bytes
+--include: tallied
 --{history
 ), told AS (
     INSERT INTO history (count, bytes, at, events, queues, ids, receives, sizes, consumers, helds, reasons)
@@ -465,7 +470,7 @@ SELECT
 -- end
 
 -- name: present
--- Which of these messages are there, and in a claim: what was not changed is stale or leased, the rest is missing.
+-- Which of these messages exist, and whether they are in a claim: unchanged ones are stale or leased, others missing.
 WITH asked AS MATERIALIZED (
     SELECT q.id AS queue, a.* FROM queues q CROSS JOIN unnest(%(floors)s::uuid[], %(ids)s::uuid[]) AS a (floor, id)
     WHERE q.name = %(queue)s
@@ -475,7 +480,7 @@ FROM asked a JOIN messages m
     ON m.queue = a.queue AND m.id BETWEEN a.floor AND a.id AND coalesce(m.last, m.id) >= a.id;
 
 -- name: lock_message
--- One message as it is now, for an edit in the same transaction.
+-- The current state of one message, for an edit in the same transaction.
 SELECT q.id, m.count, m.id::text, m.sent_at, m.due_at, m.rank, m.receives, m.about, m.body, m.sizes, m.visible_at,
     m.receipt, m.consumer
 FROM queues q LEFT JOIN LATERAL (
@@ -513,7 +518,7 @@ WITH edited AS (
 SELECT recipient FROM edited;
 
 -- name: move
--- After the groups of the target are locked, in the same transaction.
+-- In the transaction that locked the groups of the target.
 WITH shelf AS (
     SELECT id, name FROM queues WHERE name = %(queue)s
 ), target AS (
@@ -538,7 +543,7 @@ WITH shelf AS (
     FOR UPDATE OF m
 ), heads AS MATERIALIZED (
     SELECT g.id, row_number() OVER (PARTITION BY g.grp ORDER BY g.place) > 1 OR (
-        -- not EXISTS, which may be answered from a list of all heads
+        -- not EXISTS, for which the planner may list all heads
         SELECT true FROM messages h WHERE h.queue = (SELECT id FROM target) AND h.grp = g.grp AND NOT h.blocked LIMIT 1
     ) IS NOT NULL AS blocked
     FROM given g JOIN matching USING (id) WHERE g.grp IS NOT NULL
@@ -560,9 +565,7 @@ WITH shelf AS (
         SELECT (SELECT id FROM target), count(*), sum(size), (SELECT id FROM moved ORDER BY id DESC LIMIT 1)
         FROM moved HAVING count(*) > 0
     ) side ORDER BY side.queue
-    ON CONFLICT (queue, slot) DO UPDATE SET
-        messages = t.messages + excluded.messages, bytes = t.bytes + excluded.bytes,
-        last_id = greatest(t.last_id, excluded.last_id)
+--include: tallied
 --{history
 ), happened AS (
     SELECT m.place, e.* FROM moved m CROSS JOIN LATERAL (
@@ -597,7 +600,7 @@ SELECT
 FROM shelf;
 
 -- name: lock_whole_queue
--- Who purges waits for claims that are being made or acked.
+-- A purge waits for claims that are being made or acked.
 SELECT id FROM queues WHERE name = %(queue)s FOR UPDATE;
 
 -- name: clear
@@ -610,8 +613,7 @@ WITH shelf AS (
 ), tally AS (
     INSERT INTO tallies AS t (queue, slot, messages, bytes)
     SELECT shelf.id, mod(pg_backend_pid(), 32), -total.messages, -total.bytes FROM shelf, total WHERE total.messages > 0
-    ON CONFLICT (queue, slot) DO UPDATE SET
-        messages = t.messages + excluded.messages, bytes = t.bytes + excluded.bytes
+--include: tallied
 ), finished AS (
     UPDATE readers SET acked = last WHERE queue = (SELECT id FROM shelf) AND acked < last
 ), ended AS (
@@ -626,7 +628,7 @@ WITH shelf AS (
 )
 SELECT total.messages FROM shelf, total;
 
--- Looking
+-- Reading
 
 -- name: find
 WITH shelf AS (
@@ -651,7 +653,7 @@ FROM queues q JOIN messages m ON m.queue = q.id AND (m.receipt IS NOT NULL OR m.
 WHERE m.receipt = %(token)s ORDER BY m.id;
 
 -- name: scan
--- By id: all, or those that are ready.
+-- By id: all messages, or the ready ones.
 WITH shelf AS (
     SELECT id FROM queues WHERE name = %(queue)s
 ), page AS (
@@ -667,7 +669,7 @@ WITH shelf AS (
 --include: page
 
 -- name: scan_later
--- By the moment when they will be ready: those that are leased, or delayed.
+-- By the time at which they become ready: leased messages, or delayed ones.
 WITH shelf AS (
     SELECT id FROM queues WHERE name = %(queue)s
 ), page AS (
@@ -741,7 +743,7 @@ FROM queues q WHERE q.name = %(queue)s;
 SELECT last FROM history_state FOR UPDATE;
 
 -- name: number_history
--- Give offsets to what was committed, in the order in which it was begun. Under the lock above.
+-- Assigns offsets to committed events in the order in which their changes began, under `lock_history`.
 WITH pending AS MATERIALIZED (
     SELECT seq, count, bytes, sum(count) OVER (ORDER BY seq) AS upto
     FROM (SELECT seq, count, bytes FROM history WHERE first IS NULL ORDER BY seq LIMIT %(limit)s) h
@@ -816,7 +818,7 @@ DELETE FROM remains WHERE queue = %(shelf)s;
 SELECT kind, name, value FROM records ORDER BY kind, name;
 
 -- name: dump_messages
--- Heads and what is in no group (not blocked) are asked for first, then those that wait.
+-- First messages that are heads of groups or in no group (not blocked), then those that wait.
 SELECT m.id::text, m.sent_at, m.due_at, m.rank, m.receives, m.about, m.body, m.sizes, m.visible_at, m.receipt,
     m.consumer, m.taken_at
 FROM messages m
@@ -827,7 +829,7 @@ ORDER BY m.queue, m.id LIMIT %(limit)s;
 SELECT call, name, ids, until FROM dedup WHERE queue = (SELECT id FROM queues WHERE name = %(queue)s);
 
 -- name: load_messages
--- A lease that has run out is found as such by the next take.
+-- The next take finds expired leases.
 WITH shelf AS (
     SELECT id FROM queues WHERE name = %(queue)s
 ), given AS (
@@ -846,7 +848,7 @@ WITH shelf AS (
     )
     SELECT g.id, g.sent_at, g.due_at, g.visible_at, g.taken_at, shelf.id, g.size, g.receives, g.rank,
         g.grp IS NOT NULL AND (g.nth > 1 OR (
-            -- not EXISTS, which may be answered from a list of all heads
+            -- not EXISTS, for which the planner may list all heads
             SELECT true FROM messages h WHERE h.queue = shelf.id AND h.grp = g.grp AND NOT h.blocked LIMIT 1
         ) IS NOT NULL),
         g.receipt IS NOT NULL, g.receipt, g.consumer, g.recipient, g.grp, g.about, g.body
@@ -855,9 +857,8 @@ WITH shelf AS (
 INSERT INTO tallies AS t (queue, slot, messages, bytes, last_id)
 SELECT shelf.id, mod(pg_backend_pid(), 32), count(*), sum(g.size), (SELECT id FROM given ORDER BY id DESC LIMIT 1)
 FROM given g, shelf GROUP BY shelf.id
-ON CONFLICT (queue, slot) DO UPDATE SET
-    messages = t.messages + excluded.messages, bytes = t.bytes + excluded.bytes,
-    last_id = greatest(t.last_id, excluded.last_id);
+--include: tallied
+;
 
 -- name: load_dedup
 INSERT INTO dedup (queue, call, name, ids, until)

@@ -33,7 +33,7 @@ async def prepare(connection: AsyncConnection[Any], address: Address) -> None:
         raise StoreFormat(f"store: this is PostgreSQL {connection.info.server_version // 10000}; 14 or later is needed")
     if connection.info.parameter_status("server_encoding") != "UTF8":
         found = connection.info.parameter_status("server_encoding")
-        raise StoreFormat(f"store: the database has encoding {found}; make one with ENCODING 'UTF8'")
+        raise StoreFormat(f"store: the database has encoding {found}; create one with ENCODING 'UTF8'")
     if await _version(connection, address.schema) == VERSION:
         return
     try:
@@ -44,7 +44,7 @@ async def prepare(connection: AsyncConnection[Any], address: Address) -> None:
             await _migrate(connection, address.schema, await _version(connection, address.schema))
     except errors.InsufficientPrivilege as error:
         raise StoreUnavailable(
-            f"store: may not make or change tables in schema {address.schema!r}: {' '.join(str(error).split())}; "
+            f"store: cannot create or change tables in schema {address.schema!r}: {' '.join(str(error).split())}; "
             f"let its owner run `CREATE SCHEMA {address.schema} AUTHORIZATION {connection.info.user}`"
         ) from error
 
@@ -66,7 +66,7 @@ async def _version(connection: AsyncConnection[Any], schema: str) -> int:
     if version > VERSION:
         raise StoreFormat(
             f"store: the tables have version {version}, this MiniQ knows up to {VERSION}; "
-            "they were made by a newer one, use that"
+            "a newer version created them, use that one"
         )
     return version
 

@@ -1,8 +1,8 @@
--- The tables of a store, as they are now. `migrations/` leads here from every earlier version; a test compares.
--- Everything lies in one schema of the database, which the connection's search_path names.
+-- The current tables of a store. `migrations/` leads here from every earlier version; a test compares the results.
+-- All tables are in one schema of the database, named by the connection's search_path.
 --
 -- Moments are microseconds since 1970 UTC, given by the brokers; no query reads the server's clock.
--- Text that users chose is escaped (rows.py), because text in PostgreSQL has no character 0.
+-- Text chosen by users is escaped (rows.py), because text in PostgreSQL cannot contain the character 0.
 
 CREATE TABLE meta (
     one      boolean PRIMARY KEY DEFAULT true CHECK (one),
@@ -11,7 +11,7 @@ CREATE TABLE meta (
 );
 
 CREATE TABLE queues (
-    id       integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,  -- never used again, also not for the same name
+    id       integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,  -- never reused, not even for the same name
     name     text COLLATE "C" NOT NULL UNIQUE,
     settings text NOT NULL                              -- JSON
 );
@@ -23,10 +23,10 @@ CREATE TABLE records (
     PRIMARY KEY (kind, name)
 );
 
--- One row is one message with its state, or a parcel: some that were sent together, are alike but for id and body, and
--- have the same state. Their ids follow each other in a run, their bodies in `body`. Whoever needs only some of them
--- splits the row first, which changes nothing that can be seen.
--- Ready: visible_at has come. Otherwise leased if it has a receipt, else delayed.
+-- A row is a message with its state, or a parcel: messages that were sent together, differ only in id and body, and
+-- share their state. Their ids are consecutive in a run, and `body` has their bodies one after the other. A call that
+-- needs only some of them splits the row first, which has no visible effect.
+-- A message is ready from visible_at on; before that it is leased if it has a receipt, else delayed.
 CREATE TABLE messages (
     id         uuid NOT NULL,
     sent_at    bigint NOT NULL,
@@ -34,63 +34,63 @@ CREATE TABLE messages (
     visible_at bigint NOT NULL,
     taken_at   bigint,                                  -- when the last lease began
     queue      integer NOT NULL,
-    size       integer NOT NULL,                        -- what it counts for in max_bytes
+    size       integer NOT NULL,                        -- its bytes for max_bytes
     receives   integer NOT NULL DEFAULT 0,
     rank       smallint NOT NULL,                       -- minus its priority: rows are taken by rising (rank, id)
     blocked    boolean NOT NULL DEFAULT false,          -- in a group, and not its head
-    leased     boolean NOT NULL DEFAULT false,          -- not in line: leased, and not yet seen to have run out
+    leased     boolean NOT NULL DEFAULT false,          -- not in line: leased, and not yet found to be expired
     receipt    text COLLATE "C",
     consumer   text COLLATE "C",
     recipient  text COLLATE "C",
     grp        text COLLATE "C",
-    about      text,                                    -- JSON: what is unusual about it (rows.py)
+    about      text,                                    -- JSON: its less common fields (rows.py)
     body       bytea NOT NULL,
     count      integer NOT NULL DEFAULT 1,              -- messages in this row
     last       uuid,                                    -- of a parcel: the id of its last message
     sizes      integer[],                               -- of a parcel: the bytes of each, in order
     PRIMARY KEY (queue, id)
 ) WITH (
-    -- A message lives short and leaves two dead rows behind; they must go before scans have to step over many.
+    -- A message is short-lived and leaves two dead rows, which must be removed before scans have to skip many.
     autovacuum_vacuum_scale_factor = 0.02,
     autovacuum_vacuum_threshold = 5000,
     autovacuum_vacuum_insert_scale_factor = 0.2,
     autovacuum_analyze_scale_factor = 0.2,
     autovacuum_vacuum_cost_delay = 0
 );
-ALTER TABLE messages ALTER COLUMN body SET STORAGE EXTERNAL;  -- compressing costs more than it saves here
+ALTER TABLE messages ALTER COLUMN body SET STORAGE EXTERNAL;  -- compression costs more than it saves here
 ALTER TABLE messages ALTER COLUMN sizes SET STORAGE PLAIN;
 
--- A lease changes every index that a message is in, so there are few, and leased messages are not in the line. Whoever
--- takes first puts back into line what has run out (`return_expired`); nothing else sweeps.
+-- A lease changes every index that a message is in, so there are few indexes, and leased messages are not in line. A
+-- take first puts messages with expired leases back in line (`return_expired`); nothing else sweeps.
 --
--- What anybody may take, and what one recipient may take, in queue order. The moment at the end lets a scan
--- pass over what is delayed without looking at the row.
+-- Messages without a recipient, and messages of each recipient, in queue order. With visible_at at the end, a scan
+-- skips delayed messages without reading the row.
 CREATE INDEX messages_line ON messages (queue, rank, id, visible_at)
     WHERE recipient IS NULL AND NOT blocked AND NOT leased;
 CREATE INDEX messages_own ON messages (queue, recipient, rank, id, visible_at)
     WHERE recipient IS NOT NULL AND NOT blocked AND NOT leased;
--- What is or was leased or delayed, and how much, so that it can be counted. A message that was ready when it came is not
--- in it.
+-- Messages that are or were leased or delayed, with their number, so that they can be counted. A message that was ready
+-- on arrival is not in it.
 CREATE INDEX messages_later ON messages (queue, leased, visible_at, id) INCLUDE (count)
     WHERE receipt IS NOT NULL OR visible_at > sent_at;
 CREATE INDEX messages_group ON messages (queue, grp, blocked, id) WHERE grp IS NOT NULL;
 
--- How much a queue holds, in up to 32 rows that are added up, so that calls need not wait for each other.
+-- What a queue holds, as the sum of up to 32 rows, so that calls need not wait for each other.
 CREATE TABLE tallies (
     queue    integer NOT NULL,
     slot     smallint NOT NULL,
     messages bigint NOT NULL,
     bytes    bigint NOT NULL,
-    last_id  uuid,                                      -- the highest id that came through this slot
+    last_id  uuid,                                      -- the highest id counted in this slot
     PRIMARY KEY (queue, slot)
 ) WITH (fillfactor = 25, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 
--- What must not be added again, until when: single messages by dedup_id, whole calls by their name.
+-- What must not be added again until `until`: messages by dedup_id, calls by name.
 CREATE TABLE dedup (
     queue  integer NOT NULL,
     call   boolean NOT NULL,
     name   text COLLATE "C" NOT NULL,
-    ids    text NOT NULL,                               -- with commas between them
+    ids    text NOT NULL,                               -- separated by commas
     until  bigint NOT NULL,
     PRIMARY KEY (queue, call, name)
 );
@@ -99,11 +99,11 @@ CREATE INDEX dedup_until ON dedup (until);
 -- Queues that were deleted and may have left rows behind.
 CREATE TABLE remains (
     queue integer PRIMARY KEY,
-    until bigint                                        -- when it may be forgotten, null until it was found empty
+    until bigint                                        -- when it may be removed; null until it was found empty
 );
 
--- The events of one change are one row: array elements at the same place belong together. The change adds it
--- without an offset; whoever reads gives offsets to what is there, under a lock, in order of seq.
+-- A row has the events of one change: array elements at the same position belong together. The change adds it without
+-- an offset; the next read assigns offsets, under a lock, in order of seq.
 CREATE TABLE history (
     seq           bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     first         bigint,                               -- the offset of its first event
@@ -121,7 +121,7 @@ CREATE TABLE history (
     reasons       text[],
     bodies        bytea[],
     content_types text[],
-    messages      bigint                                -- how many one event stands for, if not 1
+    messages      bigint                                -- how many messages one event covers, if not 1
 );
 CREATE UNIQUE INDEX history_first ON history (first) WHERE first IS NOT NULL;
 CREATE INDEX history_pending ON history (seq) WHERE first IS NULL;
@@ -134,13 +134,13 @@ CREATE TABLE history_state (
 );
 INSERT INTO history_state DEFAULT VALUES;
 
--- The id so many places after another. Ids of a parcel differ in the last byte alone.
+-- The id `place` positions after another. Ids of a parcel differ only in the last byte.
 CREATE FUNCTION id_at(first uuid, place integer) RETURNS uuid
 LANGUAGE sql IMMUTABLE AS $$
     SELECT encode(set_byte(uuid_send(first), 15, get_byte(uuid_send(first), 15) + place), 'hex')::uuid;
 $$;
 
--- The messages of a row: of a parcel each with its id, its bytes and where they start, of others the one it is.
+-- The messages of a row, each with its id, its size and the start of its body.
 CREATE FUNCTION unpacked(first uuid, whole integer, sizes integer[])
 RETURNS TABLE (nth integer, id uuid, size integer, start integer)
 LANGUAGE sql IMMUTABLE AS $$
@@ -149,22 +149,22 @@ LANGUAGE sql IMMUTABLE AS $$
     FROM unnest(coalesce(sizes, ARRAY[whole])) WITH ORDINALITY AS e (size, nth);
 $$;
 
--- Refuse a whole put: the queue holds so much, and so much should be added.
+-- Rejects a put: what the queue holds, and what should be added.
 CREATE FUNCTION refuse_full(held bigint, bytes bigint, more bigint, more_bytes bigint) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
     RAISE EXCEPTION USING ERRCODE = 'MQ001', MESSAGE = format('%s %s %s %s', held, bytes, more, more_bytes);
 END $$;
 
--- Who puts into a group or takes its head away holds this lock to the end of the transaction.
+-- A transaction that adds to a group or removes its head holds this lock until it ends.
 CREATE FUNCTION lock_group(queue integer, grp text) RETURNS void
 LANGUAGE sql AS $$
     SELECT pg_advisory_xact_lock(hashtextextended(grp, queue));
 $$;
 
--- Choose new heads for groups whose heads have left; the recipients of the new heads. Called inside the statement that
--- removes the old ones: as each of its own statements sees what was committed until then, also what came
--- while it waited for the lock.
+-- Chooses new heads for groups whose heads were removed, and returns their recipients. Called inside the statement that
+-- removes the old heads: each statement of a function sees what was committed before it, also while it waited for the
+-- lock.
 CREATE FUNCTION advance_groups(of_queue integer, groups text[]) RETURNS text[]
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -189,14 +189,14 @@ BEGIN
     RETURN found_heads;
 END $$;
 
--- Groups of readers of a queue by claims.
+-- Claim groups of a queue.
 CREATE TABLE readers (
     id    integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     queue integer NOT NULL,
     name  text COLLATE "C" NOT NULL,
     epoch bigint NOT NULL DEFAULT 0,
-    acked bigint NOT NULL DEFAULT 0,                    -- the last claim that is finished
-    last  bigint NOT NULL DEFAULT 0,                    -- the last one that was made
+    acked bigint NOT NULL DEFAULT 0,                    -- the last claim that was acked or ended
+    last  bigint NOT NULL DEFAULT 0,                    -- the last claim that was made
     UNIQUE (queue, name)
 );
 
@@ -212,8 +212,8 @@ CREATE TABLE claims (
 );
 CREATE INDEX claims_until ON claims (until) WHERE until IS NOT NULL;
 
--- What is in a claim, in order, as it was when it was made. While the claim is held its messages also stand in
--- `messages`, leased until a moment that does not come, and nothing changes them.
+-- The messages of a claim, in order, as they were when it was made. While the claim is held its messages are also in
+-- `messages`, leased without end, and nothing changes them.
 CREATE TABLE claimed (
     readers  integer NOT NULL,
     number   bigint NOT NULL,
@@ -226,16 +226,16 @@ CREATE TABLE claimed (
     rank     smallint NOT NULL,
     about    text,
     body     bytea NOT NULL,
-    count    integer NOT NULL DEFAULT 1,                -- a row of `messages` is one here, too
+    count    integer NOT NULL DEFAULT 1,                -- as in `messages`
     sizes    integer[],
     PRIMARY KEY (readers, number, place)
 );
 ALTER TABLE claimed ALTER COLUMN body SET STORAGE EXTERNAL;
 ALTER TABLE claimed ALTER COLUMN sizes SET STORAGE PLAIN;
 
--- Whether a claim may take a message: it came, or died, after `since`, was handed out less than `most` times, and its
--- ttl is not over. Both moments are numbers in `about` where no text can look like them: in a string each quote has
--- a backslash before it.
+-- Whether a claim may take a message: it was sent, or dead-lettered, after `since`, was received fewer than `most`
+-- times, and its ttl has not passed. Both times are numbers in `about`, and no text in it can look like them, because
+-- quotes in strings are escaped.
 CREATE FUNCTION is_fit(about text, sent_at bigint, receives integer, now bigint, since bigint, most bigint)
 RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
     SELECT receives < most
@@ -243,7 +243,7 @@ RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
         AND coalesce(substring(about FROM '"expires_at":([0-9]+)')::bigint > now, true);
 $$;
 
--- What tasks of a job have uploaded and nobody has committed.
+-- Uploaded messages that are not committed.
 CREATE TABLE stages (
     id        bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     queue     integer NOT NULL,
@@ -267,8 +267,8 @@ CREATE TABLE stage_parts (
     PRIMARY KEY (stage, part)
 );
 
--- One row is a stretch of a part: up to 128 messages of the same priority and delay, in arrays. One that stands alone has
--- a row for itself. An array is null where it has nothing to say.
+-- A row is a stretch of a part: up to 128 messages of the same priority and delay, in arrays, or one message with a
+-- recipient, group or dedup id. An array is null if all its elements would be the default.
 CREATE TABLE staged (
     stage         bigint NOT NULL REFERENCES stages ON DELETE CASCADE,
     part          bigint NOT NULL,
@@ -280,10 +280,10 @@ CREATE TABLE staged (
     recipient     text COLLATE "C",
     grp           text COLLATE "C",
     dedup_id      text COLLATE "C",
-    sizes         integer[],                            -- where they are not those of the bodies
+    sizes         integer[],                            -- if they differ from those of the bodies
     ttls          bigint[],
-    abouts        text[],                               -- with 0 where the end of the ttl will stand
-    content_types text[],                               -- where one is not JSON
+    abouts        text[],                               -- with 0 in place of the end of the ttl
+    content_types text[],                               -- if one is not JSON
     bodies        bytea[] NOT NULL,
     PRIMARY KEY (stage, part, nth)
 );

@@ -16,16 +16,9 @@ from miniq.ids import RUN
 from miniq.message import JSON, Committed, Message, PlainBatch, Stage, StageName
 from miniq.store.arguments import Batch, Upload
 from miniq.store.contract import StageStore
-from miniq.store.decisions import (
-    check_listed,
-    check_room,
-    repeated_commit,
-    size_of,
-    stands_alone,
-    stretches,
-)
+from miniq.store.decisions import check_listed, check_room, repeated_commit, size_of, stands_alone, stretches
 from miniq.store.postgres import parcels, rows
-from miniq.store.postgres.access import LONG, Access, Row, execute, existing, pipeline
+from miniq.store.postgres.access import LONG, Part, Row, execute, existing, pipeline
 from miniq.store.postgres.connections import Connection
 from miniq.store.postgres.rows import Blobs, escape, unescape
 
@@ -50,11 +43,8 @@ COPY = f"COPY staged ({', '.join(COLUMNS)}) FROM STDIN (FORMAT BINARY)".encode()
 TRIES = 3
 
 
-class Stages(StageStore):
+class Stages(Part, StageStore):
     """See `StageStore`."""
-
-    def __init__(self, db: Access) -> None:
-        self._db = db
 
     async def upload(self, queue: str, upload: Upload, messages: Sequence[Message]) -> tuple[int, int]:
         name = upload.stage

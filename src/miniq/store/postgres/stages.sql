@@ -1,5 +1,5 @@
--- The queries about stages; see queries.sql. Who uploads to a stage or commits it locks its row in `stages` first, in
--- the same transaction, and then looks again.
+-- The queries for stages; see queries.sql. A call that uploads to a stage or commits it first locks its row in
+-- `stages`, in the same transaction, and then reads its state again.
 
 -- name: add_stage
 INSERT INTO stages (queue, job, batch, partition, attempt, made_at, until)
@@ -50,7 +50,7 @@ WITH gone AS (
 SELECT (SELECT count(*) FROM gone) FROM queues WHERE name = %(queue)s;
 
 -- name: claim_commit
--- Enter a commit, unless it stands there already.
+-- Records a commit, unless it is on record.
 INSERT INTO dedup AS d (queue, call, name, ids, until)
 SELECT id, true, %(call)s, '', %(until)s FROM queues WHERE name = %(queue)s
 ON CONFLICT (queue, call, name) DO UPDATE SET ids = excluded.ids, until = excluded.until WHERE d.until <= %(now)s
@@ -66,7 +66,7 @@ FROM unnest(%(stages)s::bigint[]) WITH ORDINALITY AS l (stage, place) JOIN stage
 ORDER BY l.place, p.part;
 
 -- name: claim_staged_dedup
--- Enter messages by their dedup_id, the first of each, those that do not stand there already. Their ids come later.
+-- Records the dedup ids that are not on record, each for its first message. The ids follow later.
 INSERT INTO dedup AS d (queue, call, name, ids, until)
 SELECT %(shelf)s, false, s.dedup_id, s.mark, %(dedup_until)s FROM (
     SELECT DISTINCT ON (s.dedup_id) s.dedup_id, concat_ws(' ', s.stage, s.part, s.nth) AS mark
@@ -82,7 +82,7 @@ SELECT lock_group(%(shelf)s, g.grp) FROM (
 ) g;
 
 -- name: weigh_stages
--- What a commit would add, whom it is for, and what the queue holds.
+-- What a commit would add, its recipients, and what the queue holds.
 WITH fresh AS MATERIALIZED (
     SELECT s.messages, s.bytes, s.recipient
     FROM unnest(%(stages)s::bigint[]) AS l (stage) JOIN staged s USING (stage)
@@ -103,8 +103,8 @@ FROM held;
 -- end
 
 -- name: commit_part
--- After all that is above, in the same transaction. The id of a message is the first one plus its place. A stretch of
--- plain messages is one parcel.
+-- In the transaction of the queries above. The id of a message is the first id plus its place. A stretch of plain
+-- messages is one parcel.
 WITH fresh AS MATERIALIZED (
     SELECT s.*, s.sizes IS NULL AND s.messages >= %(least)s AND s.bytes <= %(largest)s AS plain,
         row_number() OVER (PARTITION BY s.grp ORDER BY s.nth) AS in_group
@@ -154,9 +154,8 @@ INSERT INTO tallies AS t (queue, slot, messages, bytes, last_id)
 SELECT %(shelf)s, mod(pg_backend_pid(), 32), sum(messages), sum(bytes),
     (%(head)s || to_hex(%(first)s::bigint + max(nth * 128 + messages) - 1))::uuid
 FROM fresh HAVING count(*) > 0
-ON CONFLICT (queue, slot) DO UPDATE SET
-    messages = t.messages + excluded.messages, bytes = t.bytes + excluded.bytes,
-    last_id = greatest(t.last_id, excluded.last_id);
+--include: tallied
+;
 
 -- name: finish_commit
 WITH said AS (

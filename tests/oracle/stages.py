@@ -1,4 +1,4 @@
-"""The stages of the memory store."""
+"""The stages of the oracle."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from miniq.store.decisions import (
     stands_alone,
     stretches,
 )
-from miniq.store.memory.shelves import Part, Shelves
 from miniq.store.names import call_record
+from tests.oracle.shelves import Part, Shelves
 
 
 class Stages(StageStore):

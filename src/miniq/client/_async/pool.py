@@ -1,4 +1,4 @@
-"""A pool of connections for the blocking client: each carries one call at a time, from any thread.
+"""A pool of connections: each carries one call at a time, from any thread or in one event loop.
 
 The pool is a stack: the connection used last is used next, and idle ones are dropped. Its deque and set are used only
 by atomic operations, so that there is no lock that a fork could leave locked.
@@ -6,18 +6,20 @@ by atomic operations, so that there is no lock that a fork could leave locked.
 
 from __future__ import annotations
 
+import asyncio  # async only
 import contextlib
 import os
-import weakref
+
+# sync only: import weakref
 from abc import abstractmethod
 from collections import deque
 from time import monotonic
 from typing import Any, Protocol
 
 from miniq.api.operations import Receive
-from miniq.client._sync.attempts import Attempts
+from miniq.client._async.attempts import AsyncAttempts
 from miniq.client.exchange import Exchange
-from miniq.client.give_back import release_of
+from miniq.client.give_back import Background, release_of
 from miniq.message import Stored
 
 IDLE = 30.0
@@ -26,7 +28,7 @@ SPARE = 64
 """The most idle connections that are kept."""
 
 
-class Connection(Protocol):
+class AsyncConnection(Protocol):
     """One connection, for one call at a time."""
 
     used: float
@@ -35,51 +37,54 @@ class Connection(Protocol):
     def reusable(self) -> bool:
         """Whether it can carry another call."""
 
-    def carry(self, exchange: Any, reused: bool) -> object:
+    async def carry(self, exchange: Any, reused: bool) -> object:
         """Send a call and return the result."""
 
-    def last_words(self, exchange: Any) -> list[Stored]:
+    async def last_words(self, exchange: Any) -> list[Stored]:
         """Cancel a receive and return the messages that it had already leased."""
 
     def cut(self) -> None:
-        """End the call that another thread is waiting for."""
+        """End the call that is waiting for its reply."""
 
     def drop(self) -> None: ...
 
 
-class Pool(Attempts):
-    """Performs calls from any thread on pooled connections."""
+class AsyncPool(AsyncAttempts):
+    """Performs calls on pooled connections."""
 
     def __init__(self, retry: float) -> None:
         super().__init__(retry)
         self._process = os.getpid()
-        self._idle: deque[Connection] = deque()
-        self._polling: set[Connection] = set()
+        self._idle: deque[AsyncConnection] = deque()
+        self._polling: set[AsyncConnection] = set()
         """Connections with a long poll, which `close` ends."""
+        self._background = Background()  # async only
         # The finalizer must not refer to this object: it runs when the object is collected, or at exit.
-        self._closer = weakref.finalize(self, _drop_all, self._idle)
+        # sync only: self._closer = weakref.finalize(self, _drop_all, self._idle)
 
     @abstractmethod
-    def _connect(self) -> Connection:
+    async def _connect(self) -> AsyncConnection:
         """A new connection."""
 
-    def close(self) -> None:
+    async def close(self) -> None:
         if self._process != os.getpid():
             return
         self._closed.set()
+        await self._background.finish()  # async only
         _drop_all(self._idle)
         for connection in list(self._polling):
             connection.cut()
-        self._closer.detach()
+        # sync only: self._closer.detach()
+        await asyncio.sleep(0)  # transports close in the next iteration of the loop  # async only
 
-    def _attempt(self, exchange: Exchange, now: float) -> object:
+    async def _attempt(self, exchange: Exchange, now: float) -> object:
         """Send a call on an idle or a new connection, and read its reply."""
         if self._process != os.getpid():
             self._begin_again()
         connection = None if exchange.operation.repeat == "once" else self._kept(now)
         reused = connection is not None
         if connection is None:
-            connection = self._connect()
+            connection = await self._connect()
         polling = exchange.operation.long_poll
         if polling:
             self._polling.add(connection)
@@ -87,7 +92,7 @@ class Pool(Attempts):
                 connection.cut()
         interrupted = True
         try:
-            result = connection.carry(exchange, reused)
+            result = await connection.carry(exchange, reused)
             interrupted = False
             return result
         except Exception:
@@ -96,13 +101,14 @@ class Pool(Attempts):
         finally:
             if polling:
                 self._polling.discard(connection)
-            if interrupted:
-                self._give_back(connection, exchange)
-                connection.drop()
-            else:
+            if not interrupted:
                 self._keep(connection, monotonic())
+            elif isinstance(exchange.call, Receive) and not self._closed.is_set():
+                self._background.start(self._give_back(connection, exchange))
+            else:
+                connection.drop()
 
-    def _kept(self, now: float) -> Connection | None:
+    def _kept(self, now: float) -> AsyncConnection | None:
         """The connection used last; if that is too old, all are."""
         try:
             connection = self._idle.pop()
@@ -114,7 +120,7 @@ class Pool(Attempts):
         _drop_all(self._idle)
         return None
 
-    def _keep(self, connection: Connection, now: float) -> None:
+    def _keep(self, connection: AsyncConnection, now: float) -> None:
         if not connection.reusable:
             connection.drop()
             return
@@ -134,16 +140,19 @@ class Pool(Attempts):
         self._polling.clear()
         self._process = os.getpid()
 
-    def _give_back(self, connection: Connection, exchange: Exchange) -> None:
+    async def _give_back(self, connection: AsyncConnection, exchange: Exchange) -> None:
         """Cancel a receive that was interrupted, and release the messages that it had leased."""
-        with contextlib.suppress(Exception):
-            if isinstance(exchange.call, Receive):
-                release = release_of(exchange.call, connection.last_words(exchange))
-                if release is not None:
-                    self._attempt(self._prepare(release), monotonic())
+        try:
+            release = release_of(exchange.call, await connection.last_words(exchange))
+            if release is not None:
+                await self._attempt(self._prepare(release), monotonic())
+        except Exception:  # noqa: S110  the lease runs out by itself
+            pass
+        finally:
+            connection.drop()
 
 
-def _drop_all(connections: deque[Connection]) -> None:
+def _drop_all(connections: deque[AsyncConnection]) -> None:
     with contextlib.suppress(IndexError):
         while True:
             connections.pop().drop()

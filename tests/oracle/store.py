@@ -1,4 +1,4 @@
-"""The memory store: everything in dicts."""
+"""The oracle: everything in dicts."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from miniq.message import ClaimGroup, HistoryPage, HistoryRecord, HistorySpan, Q
 from miniq.store import transfer
 from miniq.store.contract import HistoryStore, SingleProcessStore
 from miniq.store.decisions import stages_of
-from miniq.store.memory.claims import Claims
-from miniq.store.memory.messages import Messages
-from miniq.store.memory.shelves import Readers, Shelf, Shelves
-from miniq.store.memory.stages import Stages
 from miniq.store.transfer import Item, portions, with_history
+from tests.oracle.claims import Claims
+from tests.oracle.messages import Messages
+from tests.oracle.shelves import Readers, Shelf, Shelves
+from tests.oracle.stages import Stages
 
 
-class MemoryStore(SingleProcessStore):
+class Oracle(SingleProcessStore):
     """See `Store`."""
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class MemoryStore(SingleProcessStore):
         return removed
 
     async def backup(self, path: str) -> None:
-        raise InvalidRequest("store: a memory store has nothing on disk to back up", field="store")
+        raise InvalidRequest("store: the oracle has nothing on disk", field="store")
 
     async def dump(self) -> AsyncIterator[list[Item]]:
         async for portion in portions(with_history(self._items(), self.history)):

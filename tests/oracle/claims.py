@@ -1,4 +1,4 @@
-"""The claims of the memory store."""
+"""The claims of the oracle."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from miniq.message import NEVER, Claim, ClaimGroup, Portion, Stored
 from miniq.store.arguments import Change, NextClaim, Places
 from miniq.store.contract import UNFIT, Claimed, ClaimStore
 from miniq.store.decisions import Budget, check_reader, claim_name, no_claim, plan_claim
-from miniq.store.memory.shelves import Readers, Shelves
+from tests.oracle.shelves import Readers, Shelves
 
 
 class Claims(ClaimStore):

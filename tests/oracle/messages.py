@@ -1,4 +1,4 @@
-"""The messages of the memory store."""
+"""The messages of the oracle."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from miniq.errors import InvalidRequest
-from miniq.ids import from_spans, spans
 from miniq.message import NEVER, Counts, History, Message, Outcome, Page, Status, Stored
 from miniq.store import events
-from miniq.store.arguments import Change, Edit, Fence, NewTime, Put, Scan, Take
+from miniq.store.arguments import Change, Edit, Fence, NewTime, Put, Room, Scan, Take
 from miniq.store.contract import MessageStore
-from miniq.store.decisions import Budget, check_room, ended, sift, size_of
-from miniq.store.memory.shelves import Readers, Shelf, Shelves
+from miniq.store.decisions import Budget, call_answer, check_room, ended, repeated_call, sift, size_of
 from miniq.store.names import call_record
+from tests.oracle.shelves import Readers, Shelf, Shelves
 
 
 class Messages(MessageStore):
@@ -28,13 +27,13 @@ class Messages(MessageStore):
         if put.call is not None:
             answer = shelf.standing(call_record(put.call.name), put.now)
             if answer is not None:
-                return from_spans(answer)
+                return repeated_call(answer, put.call)
         sifted = sift(messages, lambda name: shelf.standing(name, put.now))
         fresh = sifted.fresh
         check_room(put.room, queue, (len(shelf.rows), shelf.bytes), (len(fresh), size_of(fresh)))
         self._shelves.arrive(shelf, fresh, put)
         if put.call is not None:
-            shelf.dedup[call_record(put.call.name)] = (spans(sifted.ids), put.call.until)
+            shelf.dedup[call_record(put.call.name)] = (call_answer(sifted.ids, put.call), put.call.until)
         return sifted.ids
 
     async def take(self, queue: str, take: Take) -> list[Stored]:
@@ -85,10 +84,18 @@ class Messages(MessageStore):
         return outcome
 
     async def move(
-        self, queue: str, moves: Sequence[tuple[Fence, Message]], change: Change, keep_to: History
+        self,
+        queue: str,
+        moves: Sequence[tuple[Fence, Message]],
+        change: Change,
+        keep_to: History,
+        room: Room | None = None,
     ) -> list[Outcome]:
         shelf = self._shelves[queue]
         targets = [self._shelves[message.queue] for _, message in moves]  # raises before anything is changed
+        if room is not None:
+            given = [message for _, message in moves]
+            check_room(room, given[0].queue, (len(targets[0].rows), targets[0].bytes), (len(given), size_of(given)))
         outcomes: list[Outcome] = []
         for (fence, message), target in zip(moves, targets, strict=True):
             row, outcome = shelf.check(fence, change.now)

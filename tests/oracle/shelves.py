@@ -1,4 +1,4 @@
-"""The data of the memory store: queues with their messages, claims, stages and dedup records, and the history."""
+"""The data of the oracle: queues with their messages, claims, stages and dedup records, and the history."""
 
 from __future__ import annotations
 

@@ -1,0 +1,68 @@
+"""A store's folder is closed to other users, whatever the umask."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import miniq
+from miniq.store.embedded.backup import restore
+from tests.serving import serving
+
+pytest.importorskip("plyvel")
+
+
+def modes(folder: Path) -> set[str]:
+    """The permissions of folders and files."""
+    found = {stat.filemode(folder.stat().st_mode)}
+    return found | {stat.filemode(path.stat().st_mode) for path in folder.rglob("*")}
+
+
+CLOSED = {"drwx------", "-rw-------"}
+
+
+@pytest.fixture(autouse=True)
+def open_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.parametrize("engine", ["rocksdb", "leveldb"])
+def test_a_folder_its_backup_and_what_is_restored_are_closed(tmp_path: Path, engine: str) -> None:
+    folder, backup = tmp_path / "data", tmp_path / "backup"
+    with miniq.connect(f"{engine}:{folder}") as mq:
+        assert stat.filemode(folder.stat().st_mode) == "drwx------"
+        mq.queue("q").send("x" * 100)
+        mq.backup(backup)
+        assert modes(backup) == CLOSED
+    assert modes(folder) == CLOSED
+    restore(str(backup), str(tmp_path / "restored"))
+    assert modes(tmp_path / "restored") == CLOSED
+    for path in (folder, *folder.rglob("*")):  # as an earlier version left it
+        path.chmod(0o777 if path.is_dir() else 0o666)
+    with miniq.connect(f"{engine}:{folder}") as mq:
+        assert stat.filemode(folder.stat().st_mode) == "drwx------"
+        assert mq.queue("q").info().counts.total == 1
+    assert modes(folder) == CLOSED
+
+
+def test_a_server_creates_no_file_for_others(tmp_path: Path) -> None:
+    with serving(f"rocksdb:{tmp_path / 'data'}") as served:
+        with miniq.connect(served.url) as mq:
+            mq.queue("q").send("x")
+            mq.backup(tmp_path / "backup")
+        assert modes(tmp_path / "data") == modes(tmp_path / "backup") == CLOSED
+
+
+@pytest.mark.parametrize("path", ["a\0b", "\ud800", "x" * 300, "", "/proc/nowhere/x"])
+def test_a_backup_to_an_impossible_path_is_refused(tmp_path: Path, path: str) -> None:
+    with (
+        miniq.connect(tmp_path / "data") as mq,
+        pytest.raises(miniq.InvalidRequest, match=r"^path: cannot make .*; name a new folder"),
+    ):
+        mq.backup(path)

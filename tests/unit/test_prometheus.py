@@ -1,0 +1,49 @@
+"""What `/metrics` writes: bounded however many queues there are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from miniq.broker import Broker
+from miniq.options import Options
+from miniq.server.http import prometheus
+from miniq.store import open_store
+from tests.kit import send
+
+
+async def metrics(broker: Broker) -> dict[str, dict[tuple[str, ...], float]]:
+    text = b"".join([piece async for piece in await prometheus.render(broker)]).decode()
+    found: dict[str, dict[tuple[str, ...], float]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found.setdefault(sample.name, {})[tuple(sample.labels.values())] = sample.value
+    return found
+
+
+async def test_queues_beyond_the_limit_are_summed_up() -> None:
+    async with Broker(open_store("memory:"), Options(upkeep_interval=0, metrics_queues=2)) as broker:
+        for queue, bodies in (("z", 1), ("b", 2), ("c", 3)):
+            await send(broker, queue, *range(bodies))
+            broker.metrics.call("http", "send", queue, 0.003)
+        broker.metrics.call("http", "stats", "", 0.003)
+        found = await metrics(broker)
+    ready = {key[0]: value for key, value in found["miniq_queue_messages"].items() if key[1] == "ready"}
+    assert ready == {"default": 0, "z": 1, "*": 5}
+    assert found["miniq_messages_total"] == {("sent", "z"): 1, ("sent", "*"): 5}
+    assert found["miniq_queue_bytes"]["*",] == 5
+    assert found["miniq_queue_oldest_age_seconds"]["*",] >= 0
+    counts = found["miniq_call_seconds_count"]
+    assert counts == {("send", "z", "http"): 1, ("stats", "", "http"): 1, ("send", "*", "http"): 2}
+    assert found["miniq_call_seconds_bucket"]["send", "0.002", "*", "http"] == 0
+    assert found["miniq_call_seconds_bucket"]["send", "0.005", "*", "http"] == 2
+    assert found["miniq_store_up"] == {(): 1}
+
+
+async def test_other_work_gets_its_turn_while_metrics_are_written() -> None:
+    async with Broker(open_store("memory:"), Options(upkeep_interval=0)) as broker:
+        for number in range(600):
+            await send(broker, f"q{number}", 1)
+        pieces: list[Any] = [piece async for piece in await prometheus.render(broker)]
+    assert len(pieces) > 3
