@@ -14,7 +14,7 @@ TESTS := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve browser pictures quick test check generate fmt bench bench-postgres bench-http bench-zmq bench-backlog bench-peers bench-peers-backlog
-.PHONY: bench-spark bench-console copy-large faults faults-spark fuzz differential demo clean
+.PHONY: bench-spark bench-console copy-large faults faults-damage faults-spark fuzz differential demo clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -103,6 +103,9 @@ differential: setup ## random HTTP requests, pipelined, in pieces and in both la
 
 faults: setup ## every fault many times under load, and the table in docs/reliability.md (two to three hours)
 	$(BIN)/python -m tests.faults --jobs 4
+
+faults-damage: setup ## flips and cuts in every file of closed folders and backups, and their table (half an hour)
+	$(BIN)/python -m tests.faults damage
 
 bench-console: setup ## what watching costs with 500 queues and 1 million messages (6 minutes, idle machine)
 	$(BIN)/python -m bench.console

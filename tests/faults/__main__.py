@@ -1,5 +1,5 @@
 """`python -m tests.faults [--rounds N] [--only TEXT] [--jobs N] [--page]`: every fault many times, and the table in
-docs/reliability.md. `python -m tests.faults differential` and `floods`: see the modules of these names."""
+docs/reliability.md. `python -m tests.faults damage`, `differential` and `floods`: see the modules of these names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from tests.faults import catalog, databases, differential, floods
+from tests.faults import catalog, damage, databases, differential, floods
 from tests.faults.catalog import Fault
 from tests.faults.checker import Verdict
 
@@ -112,7 +112,7 @@ def progress(text: str) -> None:
 
 
 def main() -> int:
-    others = {"differential": differential.main, "floods": floods.main}
+    others = {"damage": damage.main, "differential": differential.main, "floods": floods.main}
     if sys.argv[1:] and sys.argv[1] in others:
         return others[sys.argv[1]](sys.argv[2:])
     parser = argparse.ArgumentParser(prog="python -m tests.faults")

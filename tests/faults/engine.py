@@ -25,7 +25,6 @@ import struct
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from zlib import crc32
 
 from miniq.store.embedded import extent, kv
 from miniq.store.embedded.kv import LevelKV, Op, RocksKV
@@ -102,7 +101,7 @@ def note_syncs(detail: str) -> Retryable:
                         size = log.stat().st_size
                     os.write(file, f"{log.name} {size}\n".encode())
             if isinstance(engine, RocksKV):
-                os.write(file, f"{extent.NAME} {engine._extent.needed}\n".encode())
+                os.write(file, f"{extent.NAME} {engine._extent.note.log.written}\n".encode())
 
     return trouble
 
@@ -135,7 +134,7 @@ def lose_unsynced(data: Path, notes: Path, chance: random.Random) -> None:
     """
     whole, _, _ = notes.read_text().rpartition("\n")
     synced = {name: int(size) for name, size in (line.split() for line in whole.splitlines())}
-    recycles = (data / extent.NAME).exists()
+    recycles = extent.NAME in synced
     for log in data.glob("*.log"):
         kept = synced.get(log.name, 0)
         size = log.stat().st_size
@@ -152,17 +151,18 @@ def lose_unsynced(data: Path, notes: Path, chance: random.Random) -> None:
                     raw[page : page + PAGE] = chance.choice([bytes(part), chance.randbytes(part)])
             log.write_bytes(raw)
     # A write that was synced and not noted any more was told to nobody. What the extent says of it is lost too.
-    start_anew(data, synced.get(extent.NAME, 0))
+    start_anew(data, lambda log: synced.get(extent.NAME if recycles else f"{log:06d}.log", 0))
 
 
-def start_anew(data: Path, most: int = 2**62) -> None:
+def start_anew(data: Path, most: Callable[[int], int] = lambda log: 2**62) -> None:
     """Let a database, whose process is dead, be one of a machine that was started anew since, with an extent that says
-    no more than that."""
-    path = data / extent.NAME
-    if path.exists() and len(path.read_bytes()) >= extent._shape.size:
-        magic, synced, written, _ = extent._shape.unpack_from(path.read_bytes())
-        raw = extent._shape.pack(magic, min(synced, most), written, bytes(16))
-        path.write_bytes(raw + extent._checked.pack(crc32(raw)))
+    no more of a log than that."""
+    note = extent.read(str(data))
+    if note is not None:
+        for reach in (note.log, note.older):
+            reach.synced = min(reach.synced, most(reach.number))
+        note.boot = bytes(16)
+        (data / extent.NAME).write_bytes(extent.encode(note))
 
 
 TROUBLES: dict[str, Callable[[str], Retryable]] = {

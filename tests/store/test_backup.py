@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import shutil
 import threading
 from pathlib import Path
@@ -10,9 +12,10 @@ from typing import cast
 
 import pytest
 
-from miniq.errors import InvalidRequest, MiniQError, StoreFormat
+from miniq.errors import InvalidRequest, MiniQError, NoSpace, StoreCorrupt, StoreFormat, StoreLocked
 from miniq.message import Draft
-from miniq.store.embedded.folder import restore
+from miniq.store.embedded import backup as backups
+from miniq.store.embedded.backup import restore
 from miniq.store.embedded.kv import KV
 from miniq.store.embedded.store import EmbeddedStore
 from tests.clock import FrozenClock
@@ -219,3 +222,95 @@ async def test_close_waits_for_a_backup_that_runs(url: str, tmp_path: Path) -> N
         assert isinstance(end, MiniQError)
         with pytest.raises(InvalidRequest):
             restore(str(tmp_path / "backup"), str(tmp_path / "restored"))
+
+
+# Verified
+
+
+@pytest.fixture
+async def made(url: str, tmp_path: Path) -> Path:
+    """A backup with three messages."""
+    async with opened(url) as broker:
+        await send(broker, "q", *range(3))
+        await broker.backup(str(tmp_path / "backup"))
+    return tmp_path / "backup"
+
+
+@pytest.mark.parametrize("how", ["flip", "cut", "missing"])
+async def test_backup_with_a_damaged_file_is_refused_by_name(made: Path, tmp_path: Path, how: str) -> None:
+    for path in sorted((made / "data").iterdir()):
+        raw = path.read_bytes()
+        if not raw and how != "missing":
+            continue
+        if how == "missing":
+            path.unlink()
+        else:
+            path.write_bytes(raw[:-1] if how == "cut" else bytes([raw[0] ^ 1]) + raw[1:])
+        with pytest.raises(StoreCorrupt) as caught:
+            restore(str(made), str(tmp_path / "restored"))
+        assert str(path) in caught.value.text
+        assert not (tmp_path / "restored").exists()
+        path.write_bytes(raw)
+    async with opened(restore(str(made), str(tmp_path / "restored"))) as broker:
+        assert await drain(broker, "q") == [0, 1, 2]
+
+
+async def test_copy_that_differs_from_the_backup_is_refused_and_removed(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = shutil.copytree
+
+    def torn(source: str, target: str) -> None:
+        real(source, target)
+        (Path(target) / "CURRENT").write_bytes(b"")
+
+    monkeypatch.setattr(backups.shutil, "copytree", torn)
+    with pytest.raises(StoreCorrupt, match="CURRENT"):
+        restore(str(made), str(tmp_path / "restored"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["backup", "queue"]
+
+
+async def test_backup_of_an_older_version_is_restored_and_the_log_says_that_it_was_not_verified(
+    made: Path, engine: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (made / "MINIQ").write_text(f'{{"format": 1, "engine": "{engine}"}}\n')
+    (made / "data" / "EXTENT").unlink()
+    async with opened(restore(str(made), str(tmp_path / "restored"))) as broker:
+        assert await drain(broker, "q") == [0, 1, 2]
+    assert "has no list of files" in caplog.text
+
+
+async def test_restoring_from_a_folder_that_is_in_use_is_refused(url: str, folder: Path, tmp_path: Path) -> None:
+    async with opened(url):
+        with pytest.raises(StoreLocked, match=f"open in process {os.getpid()}"):
+            restore(str(folder), str(tmp_path / "restored"))
+    assert not (tmp_path / "restored").exists()
+    restore(str(folder), str(tmp_path / "restored"))
+
+
+async def test_failed_backup_leaves_nothing_and_no_space_names_the_target(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(url) as broker:
+        await send(broker, "q", 1)
+        with monkeypatch.context() as patched:
+
+            def full(path: int) -> None:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+            patched.setattr(backups, "_sync_tree", full)
+            with pytest.raises(NoSpace) as caught:
+                await broker.backup(str(tmp_path / "backup"))
+            assert f"no space left on the disk of {tmp_path / 'backup'}" in caught.value.text
+        assert [path.name for path in tmp_path.iterdir()] == ["queue"]
+        await broker.backup(str(tmp_path / "backup"))
+    async with opened(restore(str(tmp_path / "backup"), str(tmp_path / "restored"))) as broker:
+        assert await drain(broker, "q") == [1]
+
+
+async def test_backup_that_is_opened_as_a_store_is_no_longer_one(made: Path, engine: str, tmp_path: Path) -> None:
+    async with opened(f"{engine}:{made}") as broker:
+        await send(broker, "q", "more")
+    assert "files" not in (made / "MINIQ").read_text()
+    async with opened(restore(str(made), str(tmp_path / "restored"))) as broker:
+        assert await drain(broker, "q") == [0, 1, 2, "more"]

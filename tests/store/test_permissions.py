@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import miniq
-from miniq.store.embedded.folder import restore
+from miniq.store.embedded.backup import restore
 from tests.serving import serving
 
 pytest.importorskip("plyvel")

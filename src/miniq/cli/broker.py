@@ -111,6 +111,6 @@ def restore(backup: str, folder: str) -> None:
       miniq restore /var/backups/miniq-monday ./miniq-data
       miniq serve --store rocksdb:./miniq-data
     """
-    from miniq.store.embedded.folder import restore as restore_folder
+    from miniq.store.embedded.backup import restore as restore_folder
 
     click.echo(restore_folder(backup, folder))

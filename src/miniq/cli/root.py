@@ -33,6 +33,7 @@ COMMANDS = {
     "keys": "keys",
     "backup": "broker",
     "restore": "broker",
+    "check": "check",
     "migrate": "migrate",
     "copy": "copy",
     "produce": "produce",

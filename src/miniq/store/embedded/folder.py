@@ -1,6 +1,6 @@
-"""The folder of an embedded store: its lock, its format, backup and restore.
+"""The folder of an embedded store: its lock and its format.
 
-MINIQ       one line of JSON: format and engine; checked before anything is changed
+MINIQ       one line of JSON: format and engine; checked before anything is changed. In a backup also all files
 LOCK        locked by the process that has the folder open; holds its process id
 data/       the database
 """
@@ -8,12 +8,15 @@ data/       the database
 from __future__ import annotations
 
 import fcntl
-import json
 import logging
 import os
-import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from miniq.errors import InvalidRequest, NoSpace, StoreError, StoreFormat, StoreLocked, StoreUnavailable
+import msgspec
+from msgspec import Struct
+
+from miniq.errors import NoSpace, StoreError, StoreFormat, StoreLocked, StoreUnavailable
 from miniq.store.embedded.keys import FORMAT
 
 log = logging.getLogger("miniq.store")
@@ -22,6 +25,14 @@ ENGINES = ("rocksdb", "leveldb")
 MARKER = "MINIQ"
 NEW = ".new"
 """Suffix of a marker that is being written."""
+Files = dict[str, tuple[int, str]]
+"""The size and SHA-256 of each file of a backup, by its path in the folder."""
+
+
+class Marker(Struct, omit_defaults=True):
+    format: int
+    engine: str
+    files: Files | None = None
 
 
 class Folder:
@@ -41,22 +52,14 @@ class Folder:
             lock = os.open(os.path.join(self.path, "LOCK"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise StoreError(f"store: cannot use {self.path}: {error.strerror}", field="store") from None
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            holder = os.read(lock, 32).decode(errors="replace").strip() or "?"
-            os.close(lock)
-            raise StoreLocked(
-                f"store: {self.path} is open in process {holder}; stop that one, or use another folder",
-                field="store",
-            ) from None
+        _flock(lock, fcntl.LOCK_EX, self.path, "store")
         os.ftruncate(lock, 0)
         os.write(lock, f"{os.getpid()}\n".encode())
         self._lock = lock
         try:
             # Again under the lock: another process may have created it.
-            if not self._check_format():
-                _write_marker(self.path, self.engine)
+            if not self._check_format() or read_marker(self.path, "store")[1] is not None:
+                write_marker(self.path, self.engine)  # a backup that is opened is no longer one
             _make_folder(self.data)
             tighten(self.path)
         except BaseException:
@@ -90,31 +93,57 @@ class Folder:
                     field="store",
                 )
             return False
-        if (engine := read_marker(self.path, "store")) != self.engine:
+        if (engine := read_marker(self.path, "store")[0]) != self.engine:
             raise StoreFormat(
                 f"store: {self.path} was made by {engine}; open it as {engine}:{self.path}", field="store"
             )
         return True
 
 
-def read_marker(folder: str, field: str) -> str:
-    """The engine in the marker of a folder; raises if this version does not know the format."""
-    marker = os.path.join(folder, MARKER)
+@contextmanager
+def locked_for_reading(folder: str, field: str) -> Iterator[None]:
+    """Refuse a folder that a process has open, and keep others from opening it meanwhile. Changes nothing."""
     try:
-        with open(marker, encoding="utf-8") as file:
-            marker_fields = json.load(file)
-        version, engine = marker_fields["format"], marker_fields["engine"]
-        if type(version) is not int or engine not in ENGINES:
+        lock = os.open(os.path.join(folder, "LOCK"), os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield  # a backup that was never opened
+        return
+    _flock(lock, fcntl.LOCK_SH, folder, field)
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def _flock(lock: int, how: int, folder: str, field: str) -> None:
+    try:
+        fcntl.flock(lock, how | fcntl.LOCK_NB)
+    except OSError:
+        holder = os.read(lock, 32).decode(errors="replace").strip() or "?"
+        os.close(lock)
+        raise StoreLocked(
+            f"{field}: {folder} is open in process {holder}; stop that one, or use another folder", field=field
+        ) from None
+
+
+def read_marker(folder: str, field: str) -> tuple[str, Files | None]:
+    """The engine in the marker of a folder, and the files if it is a backup; raises if this version does not know the
+    format."""
+    path = os.path.join(folder, MARKER)
+    try:
+        with open(path, "rb") as file:
+            marker = msgspec.json.decode(file.read(), type=Marker)
+        if marker.engine not in ENGINES:
             raise ValueError
-    except (OSError, ValueError, KeyError, TypeError):
-        raise StoreFormat(f"{field}: {marker} cannot be read; restore it from a backup", field=field) from None
-    if version != FORMAT:
+    except (OSError, ValueError, msgspec.MsgspecError):
+        raise StoreFormat(f"{field}: {path} cannot be read; restore it from a backup", field=field) from None
+    if marker.format != FORMAT:
         raise StoreFormat(
-            f"{field}: {folder} has format {version}, this version of MiniQ knows {FORMAT}; "
+            f"{field}: {folder} has format {marker.format}, this version of MiniQ knows {FORMAT}; "
             "use the version that wrote it, or export and import",
             field=field,
         )
-    return str(engine)
+    return marker.engine, marker.files
 
 
 class Space:
@@ -145,49 +174,11 @@ class Space:
         self._unchecked = 0
 
 
-def begin_backup(path: str) -> str:
-    """Create the folder of a backup and return the path for its database. The marker is written last."""
-    try:
-        os.makedirs(path, 0o700)
-    except FileExistsError:
-        raise InvalidRequest(f"path: {path} exists; name a folder that does not", field="path") from None
-    except (OSError, ValueError) as error:  # a NUL, or half of a surrogate pair
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise InvalidRequest(f"path: cannot make {path[:200]!r}: {reason}; name a new folder", field="path") from None
-    return os.path.join(path, "data")
-
-
-def end_backup(path: str, engine: str) -> None:
-    """Sync a backup to disk, then mark it as complete."""
-    try:
-        _sync_tree(path)
-        _write_marker(path, engine)
-        tighten(path)
-    except OSError as error:
-        raise StoreError(f"path: cannot write {path}: {error.strerror}", field="path") from None
-
-
-def restore(backup: str, folder: str) -> str:
-    """Copy a backup to a new store folder and return the store's URL."""
-    data = os.path.join(backup, "data")
-    if not os.path.exists(os.path.join(backup, MARKER)) or not os.path.isdir(data):
-        raise InvalidRequest(f"backup: {backup} is not a complete MiniQ backup", field="backup")
-    engine = read_marker(backup, "backup")
-    if os.path.lexists(folder) and not (os.path.isdir(folder) and not os.listdir(folder)):
-        raise InvalidRequest(f"folder: {folder} is not empty; name a new one", field="folder")
-    try:
-        shutil.copytree(data, os.path.join(folder, "data"))
-        end_backup(folder, engine)
-    except OSError as error:
-        raise StoreError(f"folder: cannot restore to {folder}: {error}", field="folder") from None
-    return f"{engine}:{folder}"
-
-
-def _write_marker(folder: str, engine: str) -> None:
+def write_marker(folder: str, engine: str, files: Files | None = None) -> None:
     """Write the marker to a temporary file and rename it, so that it is complete or absent."""
     path = os.path.join(folder, MARKER)
-    with open(path + NEW, "w", encoding="utf-8") as file:
-        file.write(json.dumps({"format": FORMAT, "engine": engine}) + "\n")
+    with open(path + NEW, "wb") as file:
+        file.write(msgspec.json.encode(Marker(FORMAT, engine, files)) + b"\n")
         file.flush()
         os.fsync(file.fileno())
     os.replace(path + NEW, path)
@@ -213,14 +204,6 @@ def _make_folder(path: str) -> None:
         _make_folder(os.path.dirname(path))
         os.makedirs(path, exist_ok=True)
         sync_folder(os.path.dirname(path))
-
-
-def _sync_tree(folder: str) -> None:
-    for at, _, names in os.walk(folder):
-        for name in names:
-            with open(os.path.join(at, name), "rb") as file:
-                os.fsync(file.fileno())
-        sync_folder(at)
 
 
 def sync_folder(path: str) -> None:

@@ -11,10 +11,12 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
-from miniq.errors import MissingExtra, StoreCorrupt, StoreError, StoreFailed, StoreLocked
-from miniq.store.embedded import wal
+from miniq.errors import MissingExtra, StoreError, StoreFailed, StoreLocked
 from miniq.store.embedded.extent import Extent
 from miniq.store.embedded.folder import sync_folder
+from miniq.store.embedded.manifest import logs_of
+from miniq.store.embedded.verify import Found, set_aside, verify, verify_level_logs
+from miniq.store.embedded.wal import corrupt, first_sequence
 
 MIB = 1024 * 1024
 RECYCLED = 3
@@ -57,13 +59,14 @@ def require_driver(engine: str) -> None:
             ) from None
 
 
-def open_kv(engine: str, path: str) -> KV:
-    """Open or create the database of an engine in a folder."""
-    return RocksKV(path) if engine == "rocksdb" else LevelKV(path)
+def open_kv(engine: str, path: str, read_only: bool = False) -> KV:
+    """Open or create the database of an engine in a folder. Raises before anything is changed if it is damaged. LevelDB
+    writes to the folder also if it is opened only to read."""
+    return RocksKV(path, read_only) if engine == "rocksdb" else LevelKV(path)
 
 
 class RocksKV:
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, read_only: bool = False) -> None:
         import rocksdict as rd
 
         self._rd = rd
@@ -90,31 +93,53 @@ class RocksKV:
         table.set_bloom_filter(10, False)
         table.set_cache_index_and_filter_blocks(True)
         options.set_block_based_table_factory(table)
-        with _translated(self._path, opening=True):
-            self._extent = Extent(path)
-        try:
-            if self._extent.needed:
+        with _translated(path, opening=True):
+            if (found := verify(path)) is not None:
                 # Read-only: opening for writing would flush the valid part of the log to tables and remove the log.
-                self._check(self._open(options, rd.AccessType.read_only()))
-            self._db = self._open(options, rd.AccessType.read_write())
-        except BaseException:
-            self._extent.close()
-            raise
+                self._db = self._open(options, rd.AccessType.read_only())
+                try:
+                    self._check(found)
+                finally:
+                    if not read_only:
+                        self._db.close()
+            if not read_only:
+                if found is not None:
+                    set_aside(found)
+                self._db = self._open(options, rd.AccessType.read_write())
+                try:
+                    self._extent = Extent(path, self._db.latest_sequence_number())
+                except BaseException:
+                    self._db.close()
+                    raise
         self._sync = rd.WriteOptions()
         self._sync.sync = True
         self._lazy = rd.WriteOptions()
 
     def _open(self, options: Any, access: Any) -> Any:
-        with _translated(self._path, opening=True):
-            return self._rd.Rdict(self._path, options, access_type=access)
+        # Otherwise it loads them from the file OPTIONS, and a damaged one ends the process.
+        columns = {"default": options}
+        return self._rd.Rdict(self._path, options, columns, access)
 
-    def _check(self, db: Any) -> None:
-        """Raise if the log ends too early."""
-        last = db.latest_sequence_number()
-        db.close()
-        if last < self._extent.needed:
-            text = f"it ends at change {last}, and there were {self._extent.needed}"
-            raise _corrupt(_newest_log(self._path) or self._path, text)
+    def _check(self, found: Found) -> None:
+        """Raise if the logs do not follow the tables, or end too early."""
+        last = self._db.latest_sequence_number()
+        if found.note is None:
+            return
+        if found.is_noted:
+            # The manifest has the last sequence number of all, also of changes that are only in the logs. So count.
+            flushed = max(found.note.base, found.version.flushed)
+            logs = logs_of(self._path, found.version.log)
+            starts = ((path, start) for path in logs.values() if (start := first_sequence(path)) is not None)
+            path, start = next(starts, ("", flushed + 1))
+            if start > flushed + 1:
+                raise corrupt(
+                    path, f"the log before it is missing: it begins at change {start}, and {flushed} was the last"
+                )
+            counts = ("rocksdb.num-entries-active-mem-table", "rocksdb.num-entries-imm-mem-tables")
+            last = start - 1 + sum(self._db.property_int_value(name) for name in counts)
+        if last < found.note.log.written:
+            text = f"it or the log after it ends at change {last}, and there were {found.note.log.written}"
+            raise corrupt(_newest_log(self._path) or self._path, text)
 
     def get(self, key: bytes) -> bytes | None:
         try:
@@ -136,6 +161,8 @@ class RocksKV:
             pairs.status()
         except Exception as error:
             raise _translate(error, self._path, False) from error
+        finally:
+            pairs = None  # the traceback of an error would keep it, and an iterator keeps the database open
 
     def last(self, start: bytes, end: bytes) -> bytes | None:
         bounds = self._rd.ReadOptions()
@@ -165,15 +192,19 @@ class RocksKV:
 
     def checkpoint(self, path: str) -> None:
         with _translated(self._path):
+            last = self._db.latest_sequence_number()
             self._rd.Checkpoint(self._db).create_checkpoint(path)
+            note = Extent(path, self._extent.note.base)
+            note.wrote(last, True)
+            note.close()
 
     def close(self) -> None:
         with _translated(self._path):
             try:
-                self._extent.keep()
+                self._db.close()  # writes what is in memory to tables
             finally:
-                self._extent.close()
-                self._db.close()
+                if hasattr(self, "_extent"):  # not if it is read-only
+                    self._extent.close()
 
 
 class LevelKV:
@@ -182,14 +213,25 @@ class LevelKV:
 
         self._plyvel = plyvel
         self._path = path
-        damaged = wal.damage(path)
-        if damaged is not None:
-            raise _corrupt(*damaged)
-        with _translated(self._path, opening=True):
+        with _translated(path, opening=True):
+            if (found := verify(path)) is not None:
+                verify_level_logs(found)
+                set_aside(found)
             self._db: Any = self._open(path)
-            # LevelDB renames files without syncing the folder: a power loss soon after could leave it without a
-            # manifest.
-            sync_folder(path)
+            try:
+                # LevelDB renames files without syncing the folder: a power loss soon after could leave it without a
+                # manifest.
+                sync_folder(path)
+                number, self._log = self._newest_log()
+                self._extent = Extent(path, log=number)
+            except BaseException:
+                self._db.close()
+                raise
+
+    def _newest_log(self) -> tuple[int, int]:
+        """The number of the log that is written to, and a handle of it."""
+        number, path = list(logs_of(self._path).items())[-1]
+        return number, os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def _open(self, path: str) -> Any:
         return self._plyvel.DB(
@@ -222,12 +264,25 @@ class LevelKV:
 
     def write(self, ops: Sequence[Op], sync: bool) -> None:
         with _translated(self._path):
-            _write_level(self._db, ops, sync)
+            batch = self._db.write_batch(sync=sync)
+            for key, value in ops:
+                if value is None:
+                    batch.delete(key)
+                else:
+                    batch.put(key, value)
+            batch.write()
+            length = os.lseek(self._log, 0, os.SEEK_END)
+            if length == self._extent.note.log.written:  # every write makes a log longer, so this went to a new one
+                os.close(self._log)
+                number, self._log = self._newest_log()
+                self._extent.begin_log(number)
+                length = os.lseek(self._log, 0, os.SEEK_END)
+            self._extent.wrote(length, sync)
 
     def checkpoint(self, path: str) -> None:
         """LevelDB has no checkpoints: copy a snapshot, a few thousand keys at a time."""
         with _translated(self._path):
-            copy = self._open(path)
+            copy = LevelKV(path)
             try:
                 with self._db.snapshot() as snapshot, snapshot.iterator(verify_checksums=True) as pairs:
                     ops: list[Op] = []
@@ -236,15 +291,19 @@ class LevelKV:
                         ops.append((key, value))
                         size += len(value)
                         if len(ops) >= 5000 or size > 8 * MIB:
-                            _write_level(copy, ops, False)
+                            copy.write(ops, False)
                             ops, size = [], 0
-                _write_level(copy, ops, True)
+                copy.write(ops, True)
             finally:
                 copy.close()
 
     def close(self) -> None:
         with _translated(self._path):
-            self._db.close()
+            try:
+                self._db.close()
+            finally:
+                os.close(self._log)
+                self._extent.close()
 
 
 @contextlib.contextmanager
@@ -253,16 +312,6 @@ def _translated(path: str, opening: bool = False) -> Iterator[None]:
         yield
     except Exception as error:
         raise _translate(error, path, opening) from error
-
-
-def _write_level(db: Any, ops: Sequence[Op], sync: bool) -> None:
-    batch = db.write_batch(sync=sync)
-    for key, value in ops:
-        if value is None:
-            batch.delete(key)
-        else:
-            batch.put(key, value)
-    batch.write()
 
 
 def _translate(error: Exception, path: str, opening: bool) -> StoreError:
@@ -277,18 +326,10 @@ def _translate(error: Exception, path: str, opening: bool) -> StoreError:
         named = next((word.strip("'\",;:()") for word in text.split() if word.strip("'\",;:()").startswith(path)), None)
         # LevelDB does not name the file. While opening, it reads the log.
         named = named or (_newest_log(path) if opening else None) or path
-        return _corrupt(named, text)
+        return corrupt(named, text)
     if opening:
         return StoreError(f"store: cannot open {path}: {text}", field="store")
     return StoreFailed(f"store: {path}: {text}", field="store")
-
-
-def _corrupt(path: str, text: str) -> StoreCorrupt:
-    return StoreCorrupt(
-        f"store: {path} is damaged ({text}). Nothing was changed. Restore the folder from a backup "
-        "(miniq restore), or put back the undamaged file",
-        field="store",
-    )
 
 
 def _newest_log(path: str) -> str | None:

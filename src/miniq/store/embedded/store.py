@@ -7,24 +7,27 @@ never rolled back.
 
 The parts of the contract are in `messages.py`, `claims.py`, `stages.py` and `history.py`; they share `core.py`.
 `keys.py` describes the records, `blocks.py` the data in memory, `window.py` reads the backlog, `ledger.py` and
-`states.py` stage changes, `commit.py` is the group commit, `folder.py` the folder with its lock and format.
+`states.py` stage changes, `commit.py` is the group commit, `folder.py` the folder with its lock and format. `verify.py`
+checks the files before the engine in `kv.py` opens them.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 
 from miniq.errors import Closed, StoreFailed
 from miniq.message import QueueSettings
 from miniq.store import transfer
 from miniq.store.contract import SingleProcessStore
-from miniq.store.embedded import copying, forks, keys
+from miniq.store.embedded import backup, copying, forks, keys
 from miniq.store.embedded.blocks import Shelf
+from miniq.store.embedded.check import check_counts
 from miniq.store.embedded.claims import Claims
 from miniq.store.embedded.commit import GroupCommit
 from miniq.store.embedded.core import CheckSpace, Core
-from miniq.store.embedded.folder import Folder, Space, begin_backup, end_backup
+from miniq.store.embedded.folder import Folder, Space
 from miniq.store.embedded.history import HistoryLog
 from miniq.store.embedded.kv import KV, open_kv, require_driver
 from miniq.store.embedded.messages import Messages
@@ -57,6 +60,7 @@ class KeyValueStore(SingleProcessStore):
         self._kv, self._commit = kv, commit
         try:
             self._core = core = Core(kv, commit, check_space, self.on_ready)
+            check_counts(kv, core.shelves.values())
             self.history = core.history
             self.claims = Claims(core)
             self.stages = Stages(core)
@@ -200,12 +204,6 @@ class EmbeddedStore(KeyValueStore):
 
     async def backup(self, path: str) -> None:
         self._commit.check()
-        engine = self._folder.engine
-        data = begin_backup(path)
+        backup.check_target(path)
         await self._commit.settle()
-
-        def write() -> None:
-            self._kv.checkpoint(data)
-            end_backup(path, engine)
-
-        await self._commit.beside(write)
+        await self._commit.beside(partial(backup.write_backup, path, self._folder.engine, self._kv.checkpoint))

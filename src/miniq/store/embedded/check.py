@@ -1,0 +1,225 @@
+"""The check of a closed store or a backup: every file, every record, and whether the counts agree with the messages.
+
+Nothing in the folder is changed. Engines write when they open a database, so they get a folder of their own with links
+to the tables and logs, which they only read.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import msgspec
+from msgspec import Struct
+
+from miniq.errors import InvalidRequest, MiniQError, StoreCorrupt
+from miniq.store.embedded import keys
+from miniq.store.embedded.backup import verify_files
+from miniq.store.embedded.blocks import Shelf
+from miniq.store.embedded.folder import MARKER, locked_for_reading, read_marker
+from miniq.store.embedded.kv import KV, open_kv, require_driver
+from miniq.store.embedded.manifest import TABLES
+from miniq.store.embedded.verify import verify
+from miniq.store.embedded.window import sizes_of
+
+Told = Callable[[int, int], None]
+_DECODERS: dict[bytes, Callable[[bytes], object]] = {
+    b"s": keys.decode_state,
+    b"d": keys.decode_dedup,
+    b"p": keys.decode_readers,
+    b"n": keys.decode_claim,
+    b"v": keys.decode_kept,
+    b"e": keys.decode_part,
+    b"o": keys.decode_head,
+    b"h": keys.decode_events,
+}
+
+
+class CheckedQueue(Struct):
+    name: str
+    messages: int
+    """How many could be read."""
+    expected: int
+    """How many the queue counts."""
+
+
+class Report(Struct):
+    """What was found in a folder."""
+
+    folder: str
+    kind: str
+    """`store` or `backup`."""
+    engine: str = ""
+    files: int = 0
+    bytes: int = 0
+    records: int = 0
+    queues: list[CheckedQueue] = []
+    damage: list[str] = []
+    """Each with the file or queue, and what is wrong."""
+    unverified: list[str] = []
+    """What could not be verified, because it was never noted."""
+
+
+def check(folder: str, told: Told = lambda done, total: None) -> Report:
+    """Check a folder; `told` is called with the number of bytes that are done and of all. Raises `StoreLocked` if a
+    process has it open."""
+    if not os.path.lexists(os.path.join(folder, MARKER)):
+        raise InvalidRequest(f"folder: {folder} is neither a store nor a backup", field="folder")
+    report = Report(folder, "store", queues=[], damage=[], unverified=[])
+    with locked_for_reading(folder, "folder"):
+        try:
+            _check(folder, report, told)
+        except StoreCorrupt as error:
+            report.damage.append(_short(error))
+    return report
+
+
+def _check(folder: str, report: Report, told: Told) -> None:
+    try:
+        report.engine, files = read_marker(folder, "folder")
+    except MiniQError as error:
+        report.damage.append(error.text)
+        return
+    require_driver(report.engine)
+    data = os.path.join(folder, "data")
+    sizes = [os.stat(os.path.join(data, name)).st_size for name in os.listdir(data)] if os.path.isdir(data) else []
+    report.files, report.bytes = len(sizes), sum(sizes)
+    done, total = 0, report.bytes * (1 if files is None else 2)
+
+    def advance(size: int) -> None:
+        nonlocal done
+        done = min(done + size, total)
+        told(done, total)
+
+    if files is not None:
+        report.kind = "backup"
+        verify_files(folder, files, advance)
+    found = verify(data)
+    if found is None:
+        if sizes:
+            report.unverified.append("there is no database in it yet")
+        return
+    if not found.is_noted:
+        report.unverified.append("the list of tables: EXTENT is missing or older, so nothing says how long it must be")
+    with _opened_copy(report.engine, data) as kv:
+        _check_records(kv, report, advance)
+    told(total, total)
+
+
+@contextmanager
+def _opened_copy(engine: str, data: str) -> Iterator[KV]:
+    """A database in a folder of its own, with links to the tables and logs."""
+    with tempfile.TemporaryDirectory(prefix="miniq-check-") as place:
+        copy = os.path.join(place, "data")
+        os.mkdir(copy)
+        for name in os.listdir(data):
+            source, target = os.path.abspath(os.path.join(data, name)), os.path.join(copy, name)
+            if name.endswith((*TABLES, ".log")):
+                os.symlink(source, target)
+            elif not name.startswith(("LOCK", "LOG")):
+                shutil.copyfile(source, target)
+        try:
+            kv = open_kv(engine, copy, read_only=True)
+            try:
+                yield kv
+            finally:
+                kv.close()
+        except StoreCorrupt as error:
+            raise StoreCorrupt(error.text.replace(copy, data), field=error.field) from None
+
+
+def _check_records(kv: KV, report: Report, advance: Callable[[int], None]) -> None:
+    """Read every record. Adds what is damaged to the report, and goes on with the next queue or kind of record."""
+
+    def scan(prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        for key, value in kv.scan(prefix, keys.after(prefix)):
+            report.records += 1
+            advance(len(key) + len(value))
+            yield key, value
+
+    def attempt(what: str, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except MiniQError as error:
+            report.damage.append(f"{what}: {_short(error)}")
+        except (msgspec.MsgspecError, ValueError, IndexError) as error:
+            report.damage.append(f"{what}: a record cannot be read ({error})")
+
+    queues: dict[str, keys.QueueRecord] = {}
+    attempt("queues", lambda: queues.update({key[1:].decode(): keys.decode_queue(value) for key, value in scan(b"q")}))
+    for name, queue in queues.items():
+        checked = CheckedQueue(name, 0, 0)
+        report.queues.append(checked)
+        attempt(f"queue {name!r}", partial(_check_queue, kv, scan, queue.number, checked))
+    for kind, decode in _DECODERS.items():
+        attempt(f"records {kind.decode()!r}", partial(_decode_all, scan(kind), decode))
+
+
+def _decode_all(pairs: Iterable[tuple[bytes, bytes]], decode: Callable[[bytes], object]) -> None:
+    for _, value in pairs:
+        decode(value)
+
+
+def _check_queue(
+    kv: KV, scan: Callable[[bytes], Iterable[tuple[bytes, bytes]]], number: int, checked: CheckedQueue
+) -> None:
+    """Raise unless the messages of a queue are as many, and as large, as it counts, and so in each group."""
+    counted = kv.get(keys.count_key(number))
+    counts = keys.CountRecord(0, 0, {}) if counted is None else keys.decode_count(counted)
+    checked.expected = counts.count
+    prefix = keys.of_queue(b"x", number)
+    gone = {key[len(prefix) :]: int.from_bytes(keys.decode_gone(value).gone, "little") for key, value in scan(prefix)}
+    prefix = keys.of_queue(b"g", number)
+    groups = {key[len(prefix) :].decode(): keys.decode_group(value).count for key, value in scan(prefix)}
+    members: Counter[str] = Counter()
+    size = 0
+    for kind in (b"b", b"w"):
+        for key, value in scan(keys.of_queue(kind, number)):
+            messages = keys.decode_block(value, kv.get)
+            removed = gone.get(key[-37:] if key[-1:] == b"m" else key[-36:], 0)
+            checked.messages += len(messages) - removed.bit_count()
+            size += sum(size for place, size in enumerate(sizes_of(messages)) if not removed >> place & 1)
+            if len(messages) == 1 and messages[0].group is not None:
+                members[messages[0].group] += 1
+    if (checked.messages, size) != (counts.count, counts.size):
+        raise StoreCorrupt(
+            f"it counts {counts.count} messages with {counts.size} bytes, and has {checked.messages} with {size}"
+        )
+    if members != groups:
+        name = next(name for name in {*members, *groups} if members[name] != groups.get(name, 0))
+        raise StoreCorrupt(f"group {name!r} counts {groups.get(name, 0)} messages, and has {members[name]}")
+
+
+def check_counts(kv: KV, shelves: Iterable[Shelf]) -> None:
+    """Raise if a queue counts messages and none can be found: one look per queue, at every start."""
+    for shelf in shelves:
+        if shelf.count and not any(_first(kv, start, end) for start, end in _places(shelf)):
+            raise StoreCorrupt(
+                f"store: queue {shelf.name!r} counts {shelf.count} messages, and none can be found. Restore the folder "
+                "from a backup (miniq restore)",
+                field="store",
+            )
+
+
+def _places(shelf: Shelf) -> Iterator[tuple[bytes, bytes]]:
+    """Where messages of a queue may be: where its lanes are read next, then anywhere, which may pass removed ones."""
+    for lane in reversed(shelf.tracks[""]):
+        if lane.seen:
+            yield lane.prefix + lane.seen.encode(), keys.after(lane.prefix)
+    for kind in (b"b", b"w"):
+        prefix = keys.of_queue(kind, shelf.number)
+        yield prefix, keys.after(prefix)
+
+
+def _first(kv: KV, start: bytes, end: bytes) -> bool:
+    return next(iter(kv.scan(start, end)), None) is not None
+
+
+def _short(error: MiniQError) -> str:
+    """The text of an error without the advice that follows it."""
+    return error.text.partition(". Nothing was changed")[0].removeprefix("store: ").removeprefix("backup: ")
