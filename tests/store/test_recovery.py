@@ -15,6 +15,7 @@ from miniq.message import SECOND, Draft, Message, QueueSettings
 from miniq.store import open_store
 from miniq.store.arguments import ANY, FREE, Change, Edit, NewTime
 from miniq.store.embedded import kv, window
+from miniq.store.embedded.check import check
 from miniq.store.embedded.extent import NAME as EXTENT
 from miniq.store.embedded.store import EmbeddedStore
 from miniq.store.embedded.wal import BLOCK
@@ -595,6 +596,9 @@ async def test_nothing_is_hidden_by_restarts_at_any_moment(
     for queue, expected in there.items():
         assert (await store.messages.counts(queue, now)).total == len(expected)
     await store.close()
+    report = check(str(generation))
+    assert (report.damage, report.unverified) == ([], [])
+    assert {queue.name: queue.messages for queue in report.queues} == {name: len(ids) for name, ids in there.items()}
     store = EmbeddedStore(engine, str(generation))
     await store.open()
     now += 3600 * SECOND
