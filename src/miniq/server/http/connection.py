@@ -9,9 +9,11 @@ the replies to the requests before it.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 import select
 from collections import deque
+from contextlib import suppress
 from time import perf_counter
 from types import SimpleNamespace
 from typing import Any, cast
@@ -39,6 +41,13 @@ WAITING_BYTES = 65536
 """Size from which on a body that waits for its turn is not read further."""
 _GONE = getattr(select, "POLLRDHUP", 0)
 _uvicorn_log = logging.getLogger("uvicorn.error")
+
+
+def _return_memory() -> None:
+    """Hand freed memory back to the operating system: of large replies that are dropped out of order, the C library
+    keeps the pages."""
+    with suppress(OSError, AttributeError):  # not glibc
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 class Cycle:
@@ -400,6 +409,7 @@ class Connection(asyncio.Protocol):
         unread = self.transport.get_write_buffer_size()
         if unread > self._unread - MIB:
             self.transport.abort()
+            self.loop.call_later(1, _return_memory)
         else:
             self._check_written_in(unread)
 
