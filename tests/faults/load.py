@@ -19,8 +19,9 @@ from typing import Any
 
 from miniq.api import operations as calls
 from miniq.api import shapes
-from miniq.client import embedded, http, zmq
+from miniq.client import embedded, zmq
 from miniq.client._async.transport import AsyncTransport
+from miniq.client.http import transport as http
 from miniq.errors import MiniQError
 from miniq.message import Committed, Draft, Lease, Mode, PlainDrafts
 from miniq.store.embedded import store as store
