@@ -53,7 +53,7 @@ def test_a_url_that_is_wrong_is_told_with_what_is_wrong(opener: Opener, wire: Wi
             with pytest.raises(miniq.InvalidRequest) as caught:
                 opener(url)
             assert caught.value.field == "url"
-            assert repr(url) in caught.value.text
+            assert repr(url.replace(":secret@", ":***@")) in caught.value.text
             assert text in caught.value.text
             assert f"use {wire.scheme}://HOST:PORT" in caught.value.text
 
