@@ -156,7 +156,7 @@ async def test_a_store_that_is_not_empty_is_refused_and_left_alone(store: Store)
     await store.save_queue("default", QueueSettings())
     await store.save_queue("mine", QueueSettings())
     before = await items(store)
-    with pytest.raises(InvalidRequest, match="to: the target is not empty: it holds a queue 'mine'"):
+    with pytest.raises(StoreError, match="to: the target is not empty: it holds a queue 'mine'"):
         await copy(source, store, now=NOW)
     assert await items(store) == before
     assert not await store.records(MARK)

@@ -114,8 +114,8 @@ def serve(file: str | None, log_level: str, **flags: Any) -> int:
 
 
 def run_server(options: Options, announce: Callable[[Ready], None]) -> int:
-    """Serve until it is stopped. An error now, such as a port that is taken, is not wrong usage: the options are
-    valid."""
+    """Serve until it is stopped. An error now, such as a port that is taken, is not wrong usage, unless it is a
+    certificate that cannot be used."""
     from miniq.server.server import run
 
     try:
@@ -123,6 +123,8 @@ def run_server(options: Options, announce: Callable[[Ready], None]) -> int:
     except StoreLocked as error:
         raise MiniQError(f"{error.text} with --store") from None
     except InvalidRequest as error:
+        if error.field == "tls_cert":
+            raise
         raise MiniQError(error.text) from None
 
 

@@ -165,7 +165,7 @@ async def check_empty(target: Store) -> None:
     async for portion in target.dump():
         for item in portion:
             if item not in (Queue("default", QueueSettings()), LastId(""), HistoryStart(1)):
-                raise InvalidRequest(
+                raise StoreError(
                     f"to: the target is not empty: it holds {_description(item)}; name a new one", field="to"
                 )
 
