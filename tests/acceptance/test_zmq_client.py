@@ -206,7 +206,19 @@ def curved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, P
     folder = tmp_path_factory.mktemp("curve")
     away = Shell("http://127.0.0.1:1", folder)
     for name in ("worker", "gone"):
-        away("keys", "curve", "create", name, "--allow", "send:jobs", "--allow", "receive:jobs", "--store", "data")
+        away(
+            "keys",
+            "curve",
+            "create",
+            name,
+            "--allow",
+            "send:jobs",
+            "--allow",
+            "receive:jobs",
+            "--store",
+            "data",
+            "--yes",
+        )
     (gone,) = [key["id"] for key in away("keys", "curve", "list", "--json", "--store", "data").objects[1:]]
     away("keys", "curve", "revoke", gone, "--store", "data")
     with serving(f"rocksdb:{folder / 'data'}", 0, "--curve") as served:

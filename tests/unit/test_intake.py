@@ -308,7 +308,7 @@ async def broker() -> AsyncIterator[Broker]:
 
 
 def head(queue: str = "a", secret: str | None = None, call: str | None = None) -> Head:
-    return Head(SEND, queue, True, "", secret, call, None, None, None, -1, "json", "json", LONE["json"])
+    return Head(SEND, queue, True, "", secret, call, None, None, None, -1, "json", "json", "json", LONE["json"])
 
 
 async def became(broker: Broker, *requests: tuple[Head, bytes]) -> list[Any]:

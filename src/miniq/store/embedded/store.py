@@ -86,11 +86,6 @@ class KeyValueStore(SingleProcessStore):
         failed = self._commit.failed
         return failed if isinstance(failed, StoreFailed) else None
 
-    @property
-    def commits(self) -> tuple[int, int]:
-        """The number of batches written, and of those with an fsync."""
-        return self._commit.writes, self._commit.syncs
-
     # Queues
 
     async def queues(self) -> dict[str, QueueSettings]:
@@ -193,6 +188,11 @@ class EmbeddedStore(KeyValueStore):
             await super().close()
         finally:
             self._folder.close()
+
+    @property
+    def commits(self) -> tuple[int, int]:
+        """The number of batches written, and of those with an fsync."""
+        return self._commit.writes, self._commit.syncs
 
     def abandon(self, refusal: Closed) -> None:
         """See `forks.py`."""
