@@ -384,10 +384,15 @@ def _maps(target: Target, stack: contextlib.ExitStack) -> None:
 
 @flood("Arrow with 2,000 million rows of nothing")
 def _rows(target: Target, stack: contextlib.ExitStack) -> None:
+    send_rows(target, stack, 2_000_000_000)
+
+
+def send_rows(target: Target, stack: contextlib.ExitStack, count: int) -> None:
+    """Send an Arrow stream with a column of nulls. The first one makes the server import pyarrow."""
     import pyarrow as pa
 
     sink = pa.BufferOutputStream()
-    batch = pa.record_batch({"body": pa.nulls(2_000_000_000)})
+    batch = pa.record_batch({"body": pa.nulls(count)})
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
     body = sink.getvalue().to_pybytes()

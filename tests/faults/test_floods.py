@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.floods import DEAF, FLOODS, MIB, Target, head
+from tests.faults.floods import DEAF, FLOODS, MIB, Target, head, send_rows
 from tests.serving import serving
 
 MEMORY = 64 * MIB
@@ -29,6 +29,9 @@ def target(tmp_path: Path) -> Iterator[Target]:
 
 @pytest.mark.parametrize("name", FLOODS)
 def test_a_flood_takes_little_memory_and_lets_others_through(name: str, target: Target) -> None:
+    if name.startswith("Arrow"):
+        with ExitStack() as stack:
+            send_rows(target, stack, 1)  # pyarrow itself takes up to 68 MiB, once
     cost = target.measure(FLOODS[name])
     assert cost.wall < DEAF, "/health was not answered"
     assert cost.wait <= WAIT, f"/health waited while the server worked for {cost.wait:.2f} s ({cost.wall:.2f} s)"
