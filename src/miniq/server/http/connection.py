@@ -56,16 +56,16 @@ class Cycle:
     response_complete = False
     more_body = False
     expects_continue = False
+    keep_alive = False
     name = "request"
     path = ""
+    error: MiniQError | None = None
+    """Why it is refused, once its turn has come."""
 
-    def __init__(self, id: bytes | None = None, keep_alive: bool = False) -> None:
-        self.id = id or ID % next_number()
-        self.keep_alive = keep_alive
+    def __init__(self) -> None:
+        self.id = ID % next_number()
         self.began = perf_counter()
         self.body = bytearray()
-        self.error: MiniQError | None = None
-        """Why it is refused, once its turn has come."""
 
 
 class AsgiCycle(RequestResponseCycle):

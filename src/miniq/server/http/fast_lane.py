@@ -27,7 +27,7 @@ from miniq.options import Limits
 from miniq.server.busy_poll import BusyPoll
 from miniq.server.http.app import error_headers, too_large
 from miniq.server.http.connection import Connection, Cycle, Request
-from miniq.server.http.guard import NOSNIFF, Guard, log, log_answer
+from miniq.server.http.guard import ID, NOSNIFF, Guard, log, log_answer, next_number
 from miniq.server.http.request_head import Head, read_head
 from miniq.server.operations import fault, give_back, run, start
 
@@ -45,7 +45,11 @@ class HotCycle(Cycle):
     task: asyncio.Task[Any] | None = None
 
     def __init__(self, head: Head, lane: FastLane) -> None:
-        super().__init__(head.id, head.keep_alive)
+        # All that `Cycle.__init__` sets, without a call: there is one for every hot request.
+        self.id = head.id or ID % next_number()
+        self.keep_alive = head.keep_alive
+        self.began = perf_counter()
+        self.body = bytearray()
         self.head = head
         self.lane = lane
 
