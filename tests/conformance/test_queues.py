@@ -64,6 +64,7 @@ async def test_beyond_max_queues_no_caller_creates_a_queue(url: str, clock: Froz
             send(broker, "new", 1),
             broker.configure("new"),
             broker.configure("q", {"dead_letter_queue": "x"}),
+            broker.redrive("failed", to="new"),
         ):
             with pytest.raises(TooManyQueues, match="cannot be created, there are 3 queues; delete some, or raise"):
                 await call

@@ -117,10 +117,14 @@ class Catalog:
         """The settings of a queue, created now if `auto_create` is on."""
         self._broker.check_open()
         rules.check_name(queue)
-        if not self._broker.options.auto_create:
-            return await self.require(queue)
-        await self._check_room(queue)
+        await self.check_creatable(queue)
         return await self.ensure(queue)
+
+    async def check_creatable(self, queue: str) -> None:
+        """Raise unless a queue exists or may be created by its first message."""
+        if not self._broker.options.auto_create:
+            await self.require(queue)
+        await self._check_room(queue)
 
     async def _check_room(self, queue: str) -> None:
         """Raise unless a queue exists or may be created by a caller. Brokers that share a store count for themselves,

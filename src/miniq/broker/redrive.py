@@ -68,6 +68,7 @@ class Redrives:
             rules.check_name(to, "to")
             if to == queue:
                 raise InvalidRequest(f"to: {to!r} is the source queue; choose another", field="to")
+            await broker.catalog.check_creatable(to)
         if rate is not None and (isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate <= 1e6):
             raise InvalidRequest(f"rate: {rate!r} is out of range; use more than 0, at most 1000000", field="rate")
         job = _Job(queue, to, may_send)
