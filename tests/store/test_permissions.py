@@ -11,9 +11,8 @@ import pytest
 
 import miniq
 from miniq.store.embedded.backup import restore
+from tests.conftest import ENGINES, store_url
 from tests.serving import serving
-
-pytest.importorskip("plyvel")
 
 
 def modes(folder: Path) -> set[str]:
@@ -32,10 +31,10 @@ def open_umask() -> Iterator[None]:
     os.umask(before)
 
 
-@pytest.mark.parametrize("engine", ["rocksdb", "leveldb"])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_a_folder_its_backup_and_what_is_restored_are_closed(tmp_path: Path, engine: str) -> None:
-    folder, backup = tmp_path / "data", tmp_path / "backup"
-    with miniq.connect(f"{engine}:{folder}") as mq:
+    url, folder, backup = store_url(engine, tmp_path), tmp_path / engine, tmp_path / "backup"
+    with miniq.connect(url) as mq:
         assert stat.filemode(folder.stat().st_mode) == "drwx------"
         mq.queue("q").send("x" * 100)
         mq.backup(backup)
@@ -45,7 +44,7 @@ def test_a_folder_its_backup_and_what_is_restored_are_closed(tmp_path: Path, eng
     assert modes(tmp_path / "restored") == CLOSED
     for path in (folder, *folder.rglob("*")):  # as an earlier version left it
         path.chmod(0o777 if path.is_dir() else 0o666)
-    with miniq.connect(f"{engine}:{folder}") as mq:
+    with miniq.connect(url) as mq:
         assert stat.filemode(folder.stat().st_mode) == "drwx------"
         assert mq.queue("q").info().counts.total == 1
     assert modes(folder) == CLOSED

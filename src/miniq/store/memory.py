@@ -79,9 +79,6 @@ class MemoryKV:
             elif values.pop(key, None) is not None:
                 self._remove(key)
 
-    def checkpoint(self, path: str) -> None:
-        raise NotImplementedError
-
     def close(self) -> None:
         pass
 

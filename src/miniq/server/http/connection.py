@@ -12,6 +12,7 @@ import asyncio
 import ctypes
 import logging
 import select
+from abc import ABC, abstractmethod
 from collections import deque
 from contextlib import suppress
 from time import perf_counter
@@ -90,7 +91,7 @@ class AsgiCycle(RequestResponseCycle):
 Request = Cycle | AsgiCycle
 
 
-class Connection(asyncio.Protocol):
+class Connection(asyncio.Protocol, ABC):
     """A connection to a server of uvicorn."""
 
     def __init__(self, limits: Limits, config: Any, server_state: Any, app_state: Any, _loop: Any = None) -> None:
@@ -344,24 +345,25 @@ class Connection(asyncio.Protocol):
 
     # The fast lane answers hot calls
 
+    @abstractmethod
     def open(self) -> Request:
         """The request whose head was read."""
-        raise NotImplementedError
 
+    @abstractmethod
     def carry_out(self, request: Cycle, raw: bytes) -> None:
         """Answer the current request, whose body is complete."""
-        raise NotImplementedError
 
+    @abstractmethod
     def reason(self, request: Cycle, error: MiniQError) -> MiniQError:
         """Why a request is refused now that its turn has come: since it arrived, its key may have been revoked."""
-        raise NotImplementedError
 
+    @abstractmethod
     def refuse(self, request: Cycle, error: Exception) -> None:
-        raise NotImplementedError
+        """Answer a request with an error."""
 
+    @abstractmethod
     def abandon(self, request: Cycle) -> None:
         """The client of the current request is gone."""
-        raise NotImplementedError
 
     # Closing
 

@@ -40,11 +40,13 @@ class KV(Protocol):
         """Write atomically, in order; synced to disk if `sync`. Releases the interpreter lock."""
         ...
 
+    def close(self) -> None: ...
+
+
+class DiskKV(KV, Protocol):
     def checkpoint(self, path: str) -> None:
         """A consistent copy in the new folder `path`."""
         ...
-
-    def close(self) -> None: ...
 
 
 def require_driver(engine: str) -> None:
@@ -59,7 +61,7 @@ def require_driver(engine: str) -> None:
             ) from None
 
 
-def open_kv(engine: str, path: str, read_only: bool = False) -> KV:
+def open_kv(engine: str, path: str, read_only: bool = False) -> DiskKV:
     """Open or create the database of an engine in a folder. Raises before anything is changed if it is damaged. LevelDB
     writes to the folder also if it is opened only to read."""
     return RocksKV(path, read_only) if engine == "rocksdb" else LevelKV(path)

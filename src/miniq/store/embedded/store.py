@@ -29,7 +29,7 @@ from miniq.store.embedded.commit import GroupCommit
 from miniq.store.embedded.core import CheckSpace, Core
 from miniq.store.embedded.folder import Folder, Space
 from miniq.store.embedded.history import HistoryLog
-from miniq.store.embedded.kv import KV, open_kv, require_driver
+from miniq.store.embedded.kv import KV, DiskKV, open_kv, require_driver
 from miniq.store.embedded.messages import Messages
 from miniq.store.embedded.stages import Stages
 from miniq.store.transfer import Item, portions, with_history
@@ -162,6 +162,8 @@ class KeyValueStore(SingleProcessStore):
 
 class EmbeddedStore(KeyValueStore):
     """A store in RocksDB or LevelDB: one folder, one process."""
+
+    _kv: DiskKV
 
     def __init__(self, engine: str, path: str, *, durable: bool = True, min_free_bytes: int = 0) -> None:
         super().__init__()
