@@ -79,7 +79,7 @@ def read_head(reader: RequestReader, guard: Guard) -> Head | None:
         except WrongMedia:
             format = None
     length = int(fields["content-length"]) if "content-length" in fields else -1
-    accept = fields.get("accept", "")
+    accept, body_format = fields.get("accept", ""), format or "json"
     return Head(
         operation,
         queue.decode("latin-1"),
@@ -92,7 +92,7 @@ def read_head(reader: RequestReader, guard: Guard) -> Head | None:
         trace_context(fields) if "traceparent" in fields or "tracestate" in fields else None,
         length,
         format,
-        reply_format(accept, format or "json"),
-        reply_format(accept, "json"),
+        reply_format(accept, body_format) if accept else body_format,
+        reply_format(accept, "json") if accept else "json",
         LONE[format] if operation.name == "send" and format is not None else None,
     )
