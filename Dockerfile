@@ -20,7 +20,7 @@ ENV MINIQ_STORE=rocksdb:/var/lib/miniq/data \
     PYTHONUNBUFFERED=1
 EXPOSE 5000 5555 5556 5557
 # Others can reach a container's port, so the broker wants an API key before it listens:
-#   docker run --rm -v miniq:/var/lib/miniq miniq keys create admin --allow '*' --store rocksdb:/var/lib/miniq/data
+#   docker run --rm -v miniq:/var/lib/miniq miniq keys create admin --allow '*' --yes --store rocksdb:/var/lib/miniq/data
 HEALTHCHECK --interval=10s --timeout=3s --start-period=20s --retries=3 \
     CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:5000/health', timeout=2).read()"]
 STOPSIGNAL SIGTERM

@@ -13,11 +13,12 @@ WORKERS ?= 2
 TESTS := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve browser pictures quick test check generate fmt bench bench-postgres bench-http bench-zmq bench-backlog bench-peers bench-peers-backlog
-.PHONY: bench-spark bench-console copy-large faults faults-damage faults-spark fuzz differential demo clean
+.PHONY: help setup serve browser pictures quick test check generate fmt bench bench-postgres bench-mongodb bench-http bench-zmq bench-backlog bench-peers bench-peers-backlog
+.PHONY: bench-spark bench-workers bench-console bench-queues copy-large faults faults-damage faults-databases faults-interruptions faults-spark
+.PHONY: faults-checkpoints faults-workers soak fuzz differential demo clean
 
 help: ## this list
-	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
+	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 22
 
 setup: $(READY) ## make .venv with MiniQ, all extras and the tools for tests (1.7 GB)
 
@@ -38,14 +39,14 @@ $(READY): $(BASE)
 serve: $(BASE) ## set up the broker alone and run it on 127.0.0.1 (under 100 MB)
 	@$(BIN)/miniq serve
 
-browser: ## install Chromium from Debian's packages, if it is missing and root asks
+browser: ## install Chromium from Debian's packages, if it is missing (run as root)
 	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
 	    chromium fonts-dejavu-core fonts-noto-color-emoji >/dev/null; \
 	else echo 'There is no chromium: the tests of the console need it.'; fi
 
-quick: setup ## unit tests, the broker's rules on the store in memory, and the wires (half a minute)
+quick: setup ## unit tests, and the rules of the broker and its protocols on the memory store (half a minute)
 	$(TESTS) -q --stores memory tests/unit tests/conformance
 
 test: setup browser ## set up and run all tests
@@ -85,20 +86,27 @@ bench-peers-backlog: setup ## the same while 5 million messages wait (15 minutes
 	$(PIP) --group peers
 	$(BIN)/python -m bench.peers.backlog
 
+bench-workers: setup ## tasks against Celery, Dramatiq, RQ and Huey on Redis, if redis-server is installed (11 minutes, idle machine)
+	$(PIP) --group peers
+	$(BIN)/python -m bench.workers
+
 bench-spark: setup ## ingest, drain and archive on Spark, a million messages each, beside the obvious way (10 minutes, idle)
 	$(BIN)/python -m bench.spark
 
 faults-spark: setup ## kill -9 of Spark's driver and of the broker, thirty times each under two pipelines (half an hour)
 	$(BIN)/python -m tests.faults.spark
 
+faults-checkpoints: setup ## checkpoints that are copied, restored, cut, deleted and exchanged between kills, 100 rounds (half an hour)
+	$(BIN)/python -m tests.faults.checkpoints
+
 copy-large: setup ## a file of 1 GiB through a queue by `miniq pipeline copy`, compared byte by byte (some minutes)
 	MINIQ_COPY_MIB=1024 $(BIN)/python -m pytest -s -o timeout=3600 tests/acceptance/test_spark_pipelines.py -k large
 
-fuzz: setup ## every door under atheris, which looks for input that is answered with a fault (a minute or two)
+fuzz: setup ## fuzz every parser of outside input with atheris (a minute or two)
 	$(PIP) --group fuzz
 	$(BIN)/python -m tests.faults.fuzz
 
-differential: setup ## random HTTP requests, pipelined, in pieces and in both lanes, must be answered alike (10 minutes)
+differential: setup ## random HTTP requests: the fast path and the framework must answer them alike (10 minutes)
 	$(BIN)/python -m tests.faults differential --sequences 20000
 
 faults: setup ## every fault many times under load, and the table in docs/reliability.md (two to three hours)
@@ -107,14 +115,32 @@ faults: setup ## every fault many times under load, and the table in docs/reliab
 faults-damage: setup ## flips and cuts in every file of closed folders and backups, and their table (half an hour)
 	$(BIN)/python -m tests.faults damage
 
+faults-databases: setup ## three brokers on each database: faults, and queues of every size and form, and their table (half an hour; STORE=, ONLY=, SCALE=)
+	$(BIN)/python -m tests.faults drill $(if $(STORE),--store $(STORE)) $(if $(ONLY),--only '$(ONLY)') $(if $(SCALE),--scale $(SCALE))
+
+faults-interruptions: setup ## Ctrl-C and SIGTERM in every command and call that leases, fifty times each (half an hour)
+	$(BIN)/python -m tests.faults interruptions
+
+faults-workers: setup ## workers stopped under load and processes of workers killed, fifty times each (ten minutes)
+	$(BIN)/python -m tests.faults workers
+
+soak: setup ## all kinds of load at once with two restarts, and the balance sheet (15 minutes; MINUTES=, STORE=)
+	$(BIN)/python -m tests.faults soak $(if $(MINUTES),--minutes $(MINUTES)) $(if $(STORE),--store $(STORE))
+
 bench-console: setup ## what watching costs with 500 queues and 1 million messages (6 minutes, idle machine)
 	$(BIN)/python -m bench.console
+
+bench-queues: setup ## what 50,000 queues cost: opening, idle CPU, latency (5 minutes, idle machine)
+	$(BIN)/python -m bench.queues
 
 pictures: setup browser ## take the pictures of the console that the documentation shows
 	MINIQ_PICTURES=docs/img $(BIN)/python -m pytest -q tests/acceptance/test_pictures.py
 
 bench-postgres: setup ## speed of brokers on PostgreSQL against a plain SKIP LOCKED table (3 minutes, idle machine)
 	$(BIN)/python -m bench.postgres
+
+bench-mongodb: setup ## speed of a broker on MongoDB against PostgreSQL and a plain collection (5 minutes, idle machine)
+	$(BIN)/python -m bench.mongodb
 
 demo: setup ## producers, failing workers, a crash, then Spark: archive, dead letters, report; for real in a minute or two
 	$(BIN)/python -m miniq.demo

@@ -46,7 +46,7 @@ class Figure(Struct, frozen=True, kw_only=True):
     name: str
     value: Spread
     unit: str
-    """`ratio`, `share`, `messages/fsync`, `MB`, `s`."""
+    """`ratio`, `share`, `messages/fsync`, `MB`, `s`, `s per M` (CPU seconds per million messages)."""
     rate: Spread | None = None
     """Messages per second, where the value is a ratio of rates."""
     target: float | None = None

@@ -1,8 +1,13 @@
 """Speed of the Spark pipelines: `python -m bench.spark`. The server runs as a separate process on RocksDB with fsync.
 
 Measures ingest (a DataFrame into a queue), drain (a queue into Parquet files) and archive (the history into the lake)
-end to end with 200-byte bodies. Ingest and drain use MiniQ's Arrow source and, alternating with it, the naive way:
-tasks that call the HTTP client in JSON, a thousand messages per call.
+end to end with 200-byte bodies. Ingest and drain use MiniQ's Arrow source and, alternating with it, others: the naive
+way, tasks that call the HTTP client in JSON, a thousand messages per call; a toy without a broker, which makes rows up
+and writes them to a file with fsync, and so is about what Spark can do; and for ingest a relay, which sends the rows to
+a bare process that writes them to a file with fsync (see `spark_toys.py`). Drain is also measured with a single task.
+
+Every way has one round to warm up. CPU seconds are those of Spark, its Python workers and the broker together: unlike
+rates, they can be compared on a machine that does other work.
 """
 
 from __future__ import annotations
@@ -19,15 +24,17 @@ import pyarrow as pa
 
 import miniq
 from bench.core import Samples
+from bench.cpu import cpu_times
 from bench.http import server
 from bench.report import Figure, progress, result_path, save, scratch, show, spread
+from bench.spark_toys import BODY, FILL, Toy, relay
 from miniq.spark import session
 from miniq.spark.pipelines import Run, archive, drain
+from miniq.spark.pipelines.runs import follow
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-BODY = 200
 TARGETS = {"ingest": 60_000.0, "drain": 60_000.0, "archive": 100_000.0}
 BATCH = 1000
 PARTS = 2
@@ -36,8 +43,7 @@ PARTS = 2
 def orders(spark: SparkSession, messages: int) -> DataFrame:
     """Rows with a body of 200 bytes: JSON objects with a number and a text."""
     head = "concat('{\"n\":', lpad(id, 10, '1'), ',\"text\":\"')"
-    fill = BODY - len('{"n":1111111111,"text":""}')
-    return spark.range(0, messages, 1, PARTS).selectExpr(f"concat({head}, repeat('x', {fill}), '\"}}') as body")
+    return spark.range(0, messages, 1, PARTS).selectExpr(f"concat({head}, repeat('x', {FILL}), '\"}}') as body")
 
 
 class Naive:
@@ -74,18 +80,31 @@ class Naive:
                     queue.ack(messages)
 
 
-def timed(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
+class Cost(float):
+    """Seconds that something took, and CPU seconds by kind of process."""
+
+    cpu: dict[str, float]
+
+
+def timed(work: Callable[[], object]) -> Cost:
+    before, began = cpu_times(), time.perf_counter()
     work()
-    return time.perf_counter() - began
+    cost = Cost(time.perf_counter() - began)
+    cost.cpu = {kind: seconds - before[kind] for kind, seconds in cpu_times().items()}
+    return cost
+
+
+Way = Callable[[str], tuple[Cost, ...]]
+"""Ingests into a queue and, unless it cannot, drains it."""
 
 
 class Bench:
     """Runs the rounds on one broker and one session; every measurement uses a new queue."""
 
-    def __init__(self, spark: SparkSession, url: str, folder: str, messages: int) -> None:
+    def __init__(self, spark: SparkSession, url: str, port: int, folder: str, messages: int) -> None:
         self._spark = spark
         self._url = url
+        self._port = port
         self._folder = folder
         self._messages = messages
         self._rounds = 0
@@ -94,22 +113,51 @@ class Bench:
     def round(self, counts: bool) -> None:
         """Measure every figure once; the order of Arrow and the naive way alternates between rounds."""
         self._rounds += 1
-        ways = [("arrow", self._arrow), ("naive", self._naive)]
+        ways: list[tuple[str, Way]] = [
+            ("arrow", self._arrow), ("naive", self._naive), ("toy", self._toy), ("single", self._single),
+            ("relay", self._relay),
+        ]  # fmt: skip
         for name, way in ways if self._rounds % 2 else ways[::-1]:
-            sent, taken = way(f"{name}-{self._rounds}")
-            if counts:
-                self.samples["ingest", name].append(self._messages / sent)
-                self.samples["drain", name].append(self._messages / taken)
+            costs = zip(("ingest", "drain"), way(f"{name}-{self._rounds}"), strict=False)
+            for figure, cost in costs if counts else ():
+                self.samples[figure, name].append(self._messages / cost)
+                for kind, seconds in cost.cpu.items():
+                    self.samples[f"{figure} {kind}", name].append(seconds * 1e6 / self._messages)
+                self.samples[f"{figure} cpu", name].append(sum(cost.cpu.values()) * 1e6 / self._messages)
         seconds, records = self._archive()
         if counts:
             self.samples["archive", "arrow"].append(records / seconds)
 
-    def _arrow(self, queue: str) -> tuple[float, float]:
+    def _single(self, queue: str) -> tuple[Cost, ...]:
+        return self._arrow(queue, parts=1)
+
+    def _relay(self, queue: str) -> tuple[Cost, ...]:
+        rows = orders(self._spark, self._messages)
+        return (timed(rows.write.format("toy").option("relay", str(self._port)).mode("append").save),)
+
+    def _toy(self, queue: str) -> tuple[Cost, ...]:
+        rows = orders(self._spark, self._messages)
+        sent = timed(rows.write.format("toy").option("folder", self._folder).mode("append").save)
+        out = os.path.join(self._folder, queue)
+        size = {"rows": self._messages, "batch": max(1, self._messages // 4), "parts": PARTS}
+        stream = (
+            self._spark.readStream.format("toy").options(**{name: str(value) for name, value in size.items()}).load()
+        )
+
+        def write(batch: DataFrame, number: int) -> None:
+            batch.write.mode("overwrite").parquet(f"{out}/batch={number:06d}")
+
+        writer = stream.writeStream.foreachBatch(write)
+        taken = timed(lambda: follow("toy", writer, Run(url=self._url), f"{out}/_checkpoint"))
+        assert self._spark.read.parquet(out).count() == self._messages
+        return sent, taken
+
+    def _arrow(self, queue: str, parts: int = PARTS) -> tuple[Cost, ...]:
         rows = orders(self._spark, self._messages)
         sent = timed(rows.write.format("miniq").mode("append").options(url=self._url, queue=queue).save)
         self._check(queue, self._messages)
         out = os.path.join(self._folder, queue)
-        options = {"maxMessagesPerBatch": str(max(1, self._messages // 4)), "partitions": str(PARTS)}
+        options = {"maxMessagesPerBatch": str(max(1, self._messages // 4)), "partitions": str(parts)}
         options["maxBytesPerBatch"] = str(2**30)
         run = Run(url=self._url, options=options)
         taken = timed(lambda: drain(self._spark, queue, out, run=run))
@@ -117,7 +165,7 @@ class Bench:
         assert self._spark.read.parquet(out).count() == self._messages
         return sent, taken
 
-    def _naive(self, queue: str) -> tuple[float, float]:
+    def _naive(self, queue: str) -> tuple[Cost, ...]:
         naive = Naive(self._url, queue)
         rows = orders(self._spark, self._messages)
         sent = timed(lambda: rows.mapInArrow(naive.send, "count bigint").collect())
@@ -159,15 +207,16 @@ def main() -> None:
     parser.add_argument("--dir", default=".", help="a folder on the disk to measure (the current one)")
     options = parser.parse_args()
     messages, rounds = (50_000, 1) if options.quick else (options.messages, options.rounds)
-    with scratch(options.dir) as folder, server(folder) as url:
+    with scratch(options.dir) as folder, server(folder) as url, relay(folder) as port:
         began = time.perf_counter()
         spark = session("local[2]", config={"spark.driver.memory": "3g"})
         started = time.perf_counter() - began
+        spark.dataSource.register(Toy)
         spark.range(1).count()
         first = time.perf_counter() - began
-        bench = Bench(spark, url, folder, messages)
+        bench = Bench(spark, url, port, folder, messages)
         progress("Spark: warming up")
-        Bench(spark, url, os.path.join(folder, "warm"), min(messages, 200_000)).round(counts=False)
+        bench.round(counts=False)
         for number in range(rounds):
             progress(f"Spark: round {number + 1} of {rounds}")
             bench.round(counts=True)
@@ -192,6 +241,27 @@ def figures(samples: Samples) -> list[Figure]:
         rows.append(
             Figure(name=f"{name}, naive", value=spread([1.0]), unit="ratio", rate=spread(samples[name, "naive"]))
         )
+        of_toy = [ours / toy for ours, toy in zip(samples[name, "arrow"], samples[name, "toy"], strict=True)]
+        rows.append(
+            Figure(
+                name=f"{name}, share of the toy",
+                value=spread(of_toy),
+                unit="ratio",
+                rate=spread(samples[name, "toy"]),
+                target=0.8,
+            )
+        )
+        for kind in ("cpu", "jvm", "workers", "broker"):
+            for way in ("arrow", "toy", "relay"):
+                if found := samples.get((f"{name} {kind}", way)):
+                    told = {"cpu": "CPU", "jvm": "CPU of Java"}.get(kind, f"CPU of the {kind}")
+                    rows.append(Figure(name=f"{name}, {told}, {way}", value=spread(found), unit="s per M"))
+    of_relay = [ours / bare for ours, bare in zip(samples["ingest", "arrow"], samples["ingest", "relay"], strict=True)]
+    bare_rate = spread(samples["ingest", "relay"])
+    rows.append(Figure(name="ingest, share of the relay", value=spread(of_relay), unit="ratio", rate=bare_rate))
+    gains = [two / one for two, one in zip(samples["drain", "arrow"], samples["drain", "single"], strict=True)]
+    one_task = spread(samples["drain", "single"])
+    rows.append(Figure(name="drain, two tasks to one", value=spread(gains), unit="ratio", rate=one_task, target=1.0))
     for name, target in TARGETS.items():
         rows.append(Figure(name=f"{name}, messages/s", value=spread(samples[name, "arrow"]), unit="1/s", target=target))
     return rows

@@ -6,13 +6,27 @@ package runs only once it has been imported.
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 
 
 def main() -> None:
-    """Run the command and exit. Until the package is imported, Ctrl-C ends the process without a traceback."""
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    """Run the command and exit. Until the package is imported, Ctrl-C and SIGTERM end the process at once, and SIGHUP,
+    which asks a server to reload its certificate, does not."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, end)
+    if sys.argv[1:2] == ["serve"]:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     from miniq.cli import main
 
     main()
+
+
+def end(*signal: object) -> None:
+    """End a command that has not begun, as one that has begun would."""
+    try:
+        os.write(2, b"miniq: interrupted\n")
+    finally:
+        os._exit(1)

@@ -33,9 +33,14 @@ class FrozenClock:
         self._now = start
         self._timers: list[tuple[int, int, FrozenTimer]] = []
         self._serial = count()
+        self.ahead = 0.0
+        """Seconds by which the computer's clock was set forward."""
 
     def now(self) -> int:
         return self._now
+
+    def wall(self) -> int:
+        return self._now + round(self.ahead * SECOND)
 
     def call_at(self, moment: int, callback: Callable[[], None]) -> FrozenTimer:
         timer = FrozenTimer(callback)

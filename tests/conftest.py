@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from miniq.broker import Broker
@@ -22,6 +23,9 @@ from tests.clock import FrozenClock
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # A Java of the tests lives for seconds: its optimising compiler would cost more than it saves.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
+# No timing asserts: on a busy machine an example may take any time.
+hypothesis.settings.register_profile("miniq", deadline=None)
+hypothesis.settings.load_profile("miniq")
 
 ENGINES = ("rocksdb", "leveldb") if sys.version_info < (3, 13) else ("rocksdb",)
 """Those of the embedded store. There is no driver of LevelDB for a later Python."""
@@ -36,7 +40,7 @@ def store_url(kind: str, folder: Path) -> str:
         except ImportError:
             if os.environ.get("CI") == "true":
                 raise
-            pytest.skip("plyvel is not installed: pip install 'miniq[leveldb]'")
+            pytest.skip("plyvel is not installed: pip install '.[leveldb]'")
     if kind == "postgresql":
         return postgresql.url(folder)
     if kind == "mongodb":

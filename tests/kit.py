@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from miniq.broker import Broker
+from miniq.broker.waiters import Sleeper
 from miniq.message import Draft, Lease, Stored
 
 T = TypeVar("T")
@@ -63,8 +64,9 @@ async def waiting(broker: Broker, call: Coroutine[Any, Any, T]) -> asyncio.Task[
 
 
 def sleepers(broker: Broker) -> list[bool]:
-    """For each receive that waits, whether it sleeps; if not it is looking again, which a database may take a while."""
-    waiting = [waiter for queue in broker.waiters._queues.values() for waiter in queue]
+    """For each call that waits, whether it sleeps; if not it is looking again, which a database may take a while."""
+    waiting: list[Sleeper] = [waiter for queue in broker.waiters._queues.values() for waiter in queue]
+    waiting += [one for queue in broker.results._waiting.values() for each in queue.values() for one in each]
     return [waiter._future is not None and not waiter._future.done() for waiter in waiting]
 
 

@@ -38,11 +38,11 @@ class Absent(Exception):
 class Mongod:
     """One server, which can be killed, paused and started again on its folder and port."""
 
-    def __init__(self, *, alone: bool = False, guarded: bool = False) -> None:
+    def __init__(self, *, alone: bool = False, guarded: bool = False, folder: Path | None = None) -> None:
         self.flags = [] if alone else ["--replSet", "tests", "--oplogSize", "64"]
-        self.folder = Path(
-            tempfile.mkdtemp(prefix="miniq-mongod-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
-        )
+        memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
+        self.folder = Path(tempfile.mkdtemp(prefix="miniq-mongod-", dir=memory if folder is None else folder))
+        self.log = self.folder / "log"
         [self.port] = free_ports(1)
         if guarded:
             secret = self.folder / "secret"
@@ -64,8 +64,7 @@ class Mongod:
 
     def start(self) -> None:
         """Start it, also again after it was killed."""
-        log = self.folder / "log"
-        with log.open("ab") as file:
+        with self.log.open("ab") as file:
             self.process = subprocess.Popen(
                 [
                     binary(), "--dbpath", str(self.folder), "--port", str(self.port), "--bind_ip", "127.0.0.1",
@@ -81,9 +80,7 @@ class Mongod:
         with MongoClient[dict[str, Any]](port=self.port, **CALM) as client:
             for _ in range(2000):
                 if self.process.poll() is not None:
-                    raise Absent(
-                        f"mongod ended with {self.process.returncode}: {(self.folder / 'log').read_text()[-800:]}"
-                    )
+                    raise Absent(f"mongod ended with {self.process.returncode}: {self.log.read_text()[-800:]}")
                 try:
                     if client.admin.command("hello")["isWritablePrimary"]:
                         return

@@ -41,6 +41,7 @@ class Server:
             free.bind(("127.0.0.1", 0))
             self.port = int(free.getsockname()[1])
         self.uri = f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
+        self.log = folder / "log"
         self._lent: dict[object, str] = {}
         self.start()
 
@@ -48,7 +49,7 @@ class Server:
         """Start it, or start it again."""
         command = [str(self._made.bin_path / "postgres"), "-D", str(self._data), "-p", str(self.port)]
         command += ["-h", "127.0.0.1", "-k", ""]
-        with open(self._data.parent / "log", "ab") as log:
+        with open(self.log, "ab") as log:
             # A process group of its own: Ctrl-C is for the tests, which then stop it. PostgreSQL refuses to be root.
             self.process = subprocess.Popen(
                 command, stdout=log, stderr=log, start_new_session=True, user=self._made.system_user
@@ -64,7 +65,7 @@ class Server:
                 return
             except psycopg.OperationalError:
                 if self.process.poll() is not None or time.monotonic() > deadline:
-                    raise AssertionError((self._data.parent / "log").read_text(encoding="utf-8")) from None
+                    raise AssertionError(self.log.read_text(encoding="utf-8")) from None
                 time.sleep(0.02)
 
     def kill(self) -> None:

@@ -20,6 +20,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def clear(url: str) -> None:
     """Remove everything that an earlier test left in a broker."""
     with miniq.connect(url) as mq:
+        for topic in mq.topics():
+            mq.topic(topic.name).delete()
         for info in mq.queues():
             if info.name == "default":
                 mq.queue("default").purge()

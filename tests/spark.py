@@ -21,7 +21,7 @@ def spark() -> Iterator[SparkSession]:
     except ImportError:
         if os.environ.get("CI") == "true":
             raise
-        pytest.skip("pyspark is not installed: pip install 'miniq[spark]'")
+        pytest.skip("pyspark is not installed: pip install '.[spark]'")
     from miniq.spark import session
 
     found = session("local[2]", config={"spark.sql.shuffle.partitions": "2"})

@@ -13,9 +13,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from miniq.errors import InvalidRequest
+from miniq.files import check_regular
 from miniq.options import PREFIX, Options, assembled, checked, dotted
 
-NOT_OPTIONS = frozenset({"MINIQ_URL", "MINIQ_API_KEY", "MINIQ_CONFIG", "MINIQ_CURVE_KEY", "MINIQ_LOG_LEVEL"})
+NOT_OPTIONS = frozenset(
+    f"{PREFIX}{name}"
+    for name in ("URL", "API_KEY", "CURVE_KEY", "CA", "CLIENT_CERT", "CLIENT_KEY", "CONFIG", "LOG_LEVEL")
+)
 """Variables that the command line reads; they are not options of a broker."""
 
 
@@ -35,6 +39,7 @@ def load(
 
 def read_file(path: str) -> dict[str, Any]:
     """The options that a TOML file sets, by dotted name."""
+    check_regular(path, "config")
     try:
         with open(path, "rb") as file:
             document = tomllib.load(file)

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
 from operator import attrgetter
 from typing import Any, TypeVar, cast
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from miniq.api import arrow, shapes, tables
 from miniq.api import operations as ops
@@ -20,23 +22,17 @@ from miniq.api.codec import micros, moment, to_wire
 from miniq.api.operation import AsTable, Call, Operation
 from miniq.api.operations import OPERATIONS
 from miniq.api.tables import ArrowStream, TablePage
-from miniq.broker import Broker
+from miniq.batch import Claim, OpenedGroup, StageName
+from miniq.broker import Broker, rules
 from miniq.broker.keyring import FIRST_KEY, LOCKED_OUT, VERBS, Secret
+from miniq.broker.redrive import PATIENCE
 from miniq.broker.trends import QueueStats
 from miniq.broker.waiters import Permit
-from miniq.errors import InvalidRequest
-from miniq.message import (
-    Claim,
-    Draft,
-    Extended,
-    HistoryPage,
-    Page,
-    PlainDrafts,
-    QueueInfo,
-    RedriveProgress,
-    StageName,
-    Stored,
-)
+from miniq.errors import Forbidden, InvalidRequest, ScheduleNotFound
+from miniq.message import Draft, Extended, HistoryPage, Leased, Page, PlainDrafts, QueueInfo, RedriveProgress, Stored
+from miniq.result import Progress
+from miniq.schedule import Definition, Schedule
+from miniq.topic import ConfiguredTopic, Published, Subscription, TopicInfo
 
 T = TypeVar("T")
 
@@ -49,11 +45,14 @@ class Caller(Struct, frozen=True, gc=False):
     """The name of this call (Idempotency-Key)."""
     is_owner: bool = False
 
-    def check_new_queue(self, broker: Broker, queue: str) -> None:
-        """Raise if the call would create a queue that its key must not create."""
+    def check_new_queues(self, broker: Broker, queues: Sequence[str]) -> None:
+        """Raise if the call would create queues that its key must not create."""
         catalog = broker.catalog
-        if not self.is_owner and catalog.find(queue) is None:
-            broker.keys.check_new_queue(self.secret, queue, catalog.queues, catalog.changes)
+        new = [queue for queue in queues if catalog.find(queue) is None]
+        if new and not self.is_owner and not broker.keys.open:
+            planned = broker.schedules.planned()  # queues that schedules will create
+            new = [queue for queue in new if queue not in planned]
+            broker.keys.check_new_queues(self.secret, new, catalog.queues.keys() | planned, (catalog.changes, planned))
 
     def may(self, broker: Broker, right: str, queue: str | None) -> bool:
         return self.is_owner or broker.keys.may(self.secret, right, queue)
@@ -77,8 +76,11 @@ def perform(broker: Broker, call: Call[T], caller: Caller = OWNER) -> Coroutine[
 
 
 def send(broker: Broker, call: ops.Send, caller: Caller) -> Coroutine[Any, Any, list[str]]:
-    caller.check_new_queue(broker, call.queue)
+    if broker.catalog.find(call.queue) is None:
+        caller.check_new_queues(broker, [call.queue])
     drafts = drafts_of(call.drafts, broker.options.limits.batch)
+    if caller.is_owner:
+        rules.check_total(drafts, broker.options.limits)
     if caller.call is None:
         return broker.send(call.queue, drafts)
     return broker.send(call.queue, drafts, caller.call, broker.keys.scope(caller.secret))
@@ -95,7 +97,7 @@ def drafts_of(drafts: Any, most: int) -> Sequence[Draft]:
     return cast("Sequence[Draft]", drafts)
 
 
-def receive(broker: Broker, call: ops.Receive, caller: Caller) -> Coroutine[Any, Any, list[Stored]]:
+def receive(broker: Broker, call: ops.Receive, caller: Caller) -> Coroutine[Any, Any, Leased]:
     return broker.receive(
         call.queue,
         max=call.max,
@@ -105,6 +107,15 @@ def receive(broker: Broker, call: ops.Receive, caller: Caller) -> Coroutine[Any,
         mode=call.mode,
         permit=caller.permit(broker, "receive", call.queue) if call.wait else None,
     )
+
+
+def result(broker: Broker, call: ops.Result, caller: Caller) -> Coroutine[Any, Any, Progress]:
+    def permit() -> None:
+        """Senders ask for the results of what they sent; whoever may read the messages may read the results."""
+        if not caller.may(broker, "read", call.queue):
+            broker.keys.check(caller.secret, "send", call.queue)
+
+    return broker.results.get(call.queue, call.id, call.wait, None if caller.is_owner else permit)
 
 
 async def extend(broker: Broker, call: ops.Extend, caller: Caller) -> Extended:
@@ -122,24 +133,60 @@ async def peek(broker: Broker, call: ops.Peek, caller: Caller) -> Page:
 
 
 def redrive(broker: Broker, call: ops.Redrive, caller: Caller) -> Coroutine[Any, Any, RedriveProgress]:
-    may_send = None if caller.is_owner else partial(caller.may, broker, "send")
-    return broker.redrive(**_fields(call), may_send=may_send)
+    check_new = partial(caller.check_new_queues, broker)
+    if caller.is_owner:  # which may close the broker once it has the answer
+        return broker.redrive(**_fields(call), check_new=check_new)
+    may_send = partial(caller.may, broker, "send")
+    return broker.redrive(**_fields(call), may_send=may_send, check_new=check_new, patience=PATIENCE)
+
+
+# Topics
+
+
+async def publish(broker: Broker, call: ops.Publish, caller: Caller) -> Published:
+    drafts = drafts_of(call.drafts, broker.options.limits.batch)
+    if caller.is_owner:
+        rules.check_total(drafts, broker.options.limits)
+    if caller.call is None:
+        return await broker.publish(call.topic, drafts)
+    return await broker.publish(call.topic, drafts, caller.call, broker.keys.scope(caller.secret))
+
+
+async def subscribe(broker: Broker, call: ops.Subscribe, caller: Caller) -> Subscription:
+    if not caller.is_owner:
+        broker.keys.check(caller.secret, "send", call.name if call.queue is None else call.queue)
+    return await broker.topics.subscribe(**_fields(call), check_new=partial(caller.check_new_queues, broker))
+
+
+async def configure_topic(broker: Broker, call: ops.ConfigureTopic, caller: Caller) -> ConfiguredTopic:
+    topic = await broker.topics.configure(call.topic, call.changes)
+    return topic if caller.may(broker, "read", call.topic) else ConfiguredTopic(topic.name, topic.settings)
+
+
+async def list_topics(broker: Broker, call: ops.ListTopics, caller: Caller) -> list[TopicInfo]:
+    return [info for info in await broker.topics.all() if caller.may(broker, "read", info.name)]
 
 
 # Claims and stages
 
 
+def open_claims(broker: Broker, call: ops.OpenClaims, caller: Caller) -> Coroutine[Any, Any, OpenedGroup]:
+    caller.check_new_queues(broker, [call.queue])
+    return broker.claims.open(call.queue, call.group)
+
+
 def next_claim(broker: Broker, call: ops.NextClaim, caller: Caller) -> Coroutine[Any, Any, tuple[Claim | None, int]]:
+    caller.check_new_queues(broker, [call.queue])
     return broker.claims.next(**_fields(call), permit=caller.permit(broker, "receive", call.queue))
 
 
 async def read_claim(broker: Broker, call: ops.ReadClaim, caller: Caller) -> list[Stored]:
-    part = await broker.claims.find(call.queue, call.group, call.claim, call.part, call.parts)
+    part = await broker.claims.fetch(call.queue, call.group, call.claim, call.part, call.parts, call.reader)
     return [stored async for chunk in part.each() for stored in chunk]
 
 
 async def upload(broker: Broker, call: ops.Upload, caller: Caller) -> tuple[int, int]:
-    caller.check_new_queue(broker, call.queue)
+    caller.check_new_queues(broker, [call.queue])
     name = StageName(call.job, call.batch, call.partition, call.attempt)
     is_stream = isinstance(call.drafts, ArrowStream)  # decoding one may take long: not in the event loop
     most = broker.options.limits.upload
@@ -148,28 +195,104 @@ async def upload(broker: Broker, call: ops.Upload, caller: Caller) -> tuple[int,
 
 
 def commit_stages(broker: Broker, call: ops.CommitStages, caller: Caller) -> Coroutine[Any, Any, Any]:
-    caller.check_new_queue(broker, call.queue)
+    caller.check_new_queues(broker, [call.queue])
     stages = [(str(stage.partition), str(stage.attempt)) for stage in call.stages]
-    return broker.stages.commit(call.queue, call.job, call.batch, stages)
+    return broker.stages.commit(call.queue, call.job, call.batch, stages, call.content)
+
+
+# Schedules. The rights are those on the queue that a schedule sends to, or on the topic that it publishes to.
+
+
+def _rights(target: Schedule | Definition) -> tuple[str | None, tuple[str, str]]:
+    """The queue or topic of a schedule, and the rights on it that setting, running and deleting needs."""
+    return (target.queue, ("manage", "send")) if target.topic is None else (target.topic, ("manage", "publish"))
+
+
+def _check_rights(broker: Broker, caller: Caller, target: Schedule | Definition, rights: Sequence[str] = ()) -> None:
+    """Raise unless the caller has some rights on the target of a schedule, by default those that changing it needs."""
+    name, needed = _rights(target)
+    for right in rights or needed:
+        broker.keys.check(caller.secret, right, name, "queue" if target.topic is None else "topic")
+
+
+async def _schedule(broker: Broker, name: str, caller: Caller, *rights: str) -> Schedule:
+    """A schedule, on whose target the caller has some rights; one that it has none on does not exist for it. Without
+    `rights`, checks those that changing it needs."""
+    schedule = await broker.schedules.get(name)
+    target, needed = _rights(schedule)
+    if not any(caller.may(broker, right, target) for right in ("read", *needed)):
+        raise ScheduleNotFound(f"name: there is no schedule {name!r}", field="name")
+    if not caller.is_owner:
+        _check_rights(broker, caller, schedule, rights)
+    return schedule
+
+
+def _shown_schedule(broker: Broker, schedule: Schedule, caller: Caller) -> Schedule:
+    """A schedule as a caller may see it."""
+    return schedule if caller.may(broker, "read", _rights(schedule)[0]) else replace(schedule, draft=None)
+
+
+async def put_schedule(broker: Broker, call: ops.PutSchedule, caller: Caller) -> Schedule:
+    definition = call.definition
+    if not caller.is_owner and not broker.keys.open:
+        if definition is not None and (definition.queue or definition.topic) is not None:
+            _check_rights(broker, caller, definition)
+            if definition.queue is not None:
+                caller.check_new_queues(broker, [definition.queue])
+        before = None
+        with suppress(ScheduleNotFound):
+            before = await broker.schedules.get(call.name)
+        if before is not None:
+            target, needed = _rights(before)
+            if definition is None and not any(caller.may(broker, right, target) for right in ("read", *needed)):
+                raise ScheduleNotFound(f"name: there is no schedule {call.name!r}", field="name")
+            if not all(caller.may(broker, right, target) for right in needed):
+                raise Forbidden(f"name: this key does not allow to change the schedule {call.name!r}", field="name")
+    schedule = await broker.schedules.put(call.name, definition, call.paused)
+    return _shown_schedule(broker, schedule, caller)
+
+
+async def get_schedule(broker: Broker, call: ops.GetSchedule, caller: Caller) -> Schedule:
+    return await _schedule(broker, call.name, caller, "read")
+
+
+async def delete_schedule(broker: Broker, call: ops.DeleteSchedule, caller: Caller) -> None:
+    await _schedule(broker, call.name, caller)
+    await broker.schedules.delete(call.name)
+
+
+async def run_schedule(broker: Broker, call: ops.RunSchedule, caller: Caller) -> Schedule:
+    await _schedule(broker, call.name, caller)
+    return _shown_schedule(broker, await broker.schedules.run(call.name), caller)
+
+
+async def list_schedules(broker: Broker, call: ops.ListSchedules, caller: Caller) -> list[Schedule]:
+    schedules = await broker.schedules.all()
+    return [schedule for schedule in schedules if caller.may(broker, "read", _rights(schedule)[0])]
 
 
 # The broker as a whole
 
 
 def configure(broker: Broker, call: ops.Configure, caller: Caller) -> Coroutine[Any, Any, QueueInfo]:
-    caller.check_new_queue(broker, call.queue)
-    return broker.configure(call.queue, call.changes)
+    return broker.configure(call.queue, call.changes, partial(caller.check_new_queues, broker))
 
 
 async def list_queues(broker: Broker, call: ops.ListQueues, caller: Caller) -> list[QueueInfo]:
     return [info for info in await broker.queues() if caller.may(broker, "read", info.name)]
 
 
-async def history(broker: Broker, call: ops.History, caller: Caller) -> HistoryPage:
+async def history(broker: Broker, call: ops.History, caller: Caller, many: bool = False) -> HistoryPage:
     if call.since is not None and call.since.tzinfo is None:
         raise InvalidRequest(f"since: {call.since} has no offset from UTC; give one", field="since")
     since = None if call.since is None else micros(call.since)
-    return await broker.search.events(**_fields(call) | {"since": since, "before": call.before or None})
+    others = {"since": since, "before": call.before or None, "visible": _readable(broker, call, caller)}
+    return await broker.search.events(**_fields(call) | others, many=many)
+
+
+def _readable(broker: Broker, call: ops.History, caller: Caller) -> Callable[[str], bool] | None:
+    """Tells whether a caller may read the events of a queue; None if it may read all that it asks for."""
+    return None if caller.may(broker, "read", call.queue) else partial(caller.may, broker, "read")
 
 
 async def stats(broker: Broker, call: ops.Stats, caller: Caller) -> shapes.Stats:
@@ -191,7 +314,8 @@ async def wire_stats(broker: Broker, entries: Sequence[QueueStats], caller: Call
             rates = shapes.Rates(**queue.rates)
             dead = queue.dead if _may_read(broker, queue.dead_letter_queue, caller) else None
             others = {"name": queue.name, "dead_letter_queue": queue.dead_letter_queue, "dead": dead}
-            queues.append(to_wire(shapes.QueueStats, queue.counts, rates=rates, **others))
+            work = {"consumers": queue.consumers, "wait": queue.wait, "processing": queue.processing}
+            queues.append(to_wire(shapes.QueueStats, queue.counts, rates=rates, **others, **work))
     return queues
 
 
@@ -215,17 +339,24 @@ def _visible(broker: Broker, queue: str | None, caller: Caller) -> list[str]:
 
 async def whoami(broker: Broker, call: ops.WhoAmI, caller: Caller) -> shapes.Identity:
     keys = broker.keys
+    if call.queue is not None:
+        rules.check_name(call.queue)
     verbs = [verb for verb in VERBS if caller.may(broker, verb, call.queue)]
     report = broker.options.report is not None
     if keys.open or caller.is_owner:
-        return shapes.Identity(keys.open, None, None, ["*"], verbs, report, version("miniq"))
+        return shapes.Identity(keys.open, None, None, ["*"], verbs, report, version("miniq"), broker.store_id)
     key = keys.identify(caller.secret)
-    return shapes.Identity(False, key.name, key.id, key.allow, verbs, report, version("miniq"))
+    return shapes.Identity(False, key.name, key.id, key.allow, verbs, report, version("miniq"), broker.store_id)
 
 
 async def create_key(broker: Broker, call: ops.CreateKey, caller: Caller) -> shapes.ApiKey:
     keys, now, was_open = broker.keys, broker.clock.now(), broker.keys.open
-    if call.public is not None:
+    if call.aws and call.public is not None:
+        raise InvalidRequest("aws: given together with public; a key is for SQS or for ZeroMQ", field="aws")
+    if call.aws:
+        key = await keys.create_aws(call.name, call.allow, now, call.max_queues)
+        secret, server = key.aws, None
+    elif call.public is not None:
         key = await keys.register(call.name, call.allow, call.public, now, call.max_queues)
         secret, server = None, (await keys.own_pair()).public
     else:
@@ -244,20 +375,20 @@ async def list_keys(broker: Broker, call: ops.ListKeys, caller: Caller) -> list[
 # Tables
 
 
-async def peek_table(broker: Broker, call: ops.Peek) -> TablePage:
+async def peek_table(broker: Broker, call: ops.Peek, caller: Caller) -> TablePage:
     _refuse(call, "find")
     page = await broker.peek(call.queue, status=call.status, after=call.after, limit=call.limit, many=True)
-    return TablePage(arrow.arrow().Table.from_batches([arrow.stored(page.messages)]), page.next)
+    messages = arrow.stored(page.messages, broker.clock.now())
+    return TablePage(arrow.arrow().Table.from_batches([messages]), page.next)
 
 
-async def history_table(broker: Broker, call: ops.History) -> TablePage:
-    _refuse(call, "id", "event", "consumer", "since", "before")
-    page = await broker.history(after=call.after, limit=call.limit, queue=call.queue, many=True)
+async def history_table(broker: Broker, call: ops.History, caller: Caller) -> TablePage:
+    page = await history(broker, call, caller, many=True)
     return TablePage(arrow.arrow().Table.from_batches([arrow.history(page.records)]), page.next, page.first, page.last)
 
 
-async def claim_table(broker: Broker, call: ops.ReadClaim) -> Any:
-    part = await broker.claims.find(call.queue, call.group, call.claim, call.part, call.parts)
+async def claim_table(broker: Broker, call: ops.ReadClaim, caller: Caller) -> Any:
+    part = await broker.claims.fetch(call.queue, call.group, call.claim, call.part, call.parts, call.reader)
     batches = [arrow.portions(chunk) async for chunk in part.read()]
     return arrow.arrow().Table.from_batches(batches, arrow.messages_schema())
 
@@ -270,7 +401,7 @@ def _refuse(call: Any, *names: str) -> None:
             raise InvalidRequest(text, field=name)
 
 
-TABLES: dict[type[Call[Any]], Callable[[Broker, Any], Coroutine[Any, Any, Any]]] = {
+TABLES: dict[type[Call[Any]], Handler] = {
     ops.Peek: peek_table,
     ops.History: history_table,
     ops.ReadClaim: claim_table,
@@ -311,31 +442,48 @@ CALLS: dict[type[Call[Any]], Handler] = {operation.request: _method(operation.na
     ops.Ack: lambda broker, call, caller: broker.ack(call.queue, call.leases),
     ops.AckById: _method("ack_by_id"),
     ops.Release: lambda broker, call, caller: broker.release(call.queue, call.leases, call.delay),
+    ops.Fail: _method("deliveries.fail"),
     ops.ReleaseOne: _method("release_by_id"),
     ops.Extend: extend,
+    ops.Result: result,
     ops.Peek: peek,
-    ops.OpenClaims: _method("claims.open"),
+    ops.Publish: publish,
+    ops.ListTopics: list_topics,
+    ops.ConfigureTopic: configure_topic,
+    ops.GetTopic: _method("topics.get"),
+    ops.DeleteTopic: _method("topics.delete"),
+    ops.MatchTopic: _method("topics.match"),
+    ops.Subscribe: subscribe,
+    ops.Unsubscribe: _method("topics.unsubscribe"),
+    ops.OpenClaims: open_claims,
     ops.NextClaim: next_claim,
     ops.ReadClaim: read_claim,
     ops.AckClaims: _method("claims.ack"),
     ops.ReleaseClaims: _method("claims.release"),
+    ops.BuryClaimed: _method("claims.bury"),
     ops.ListClaims: _method("claims.list"),
     ops.Upload: upload,
     ops.CommitStages: commit_stages,
     ops.DiscardStages: _method("stages.discard"),
     ops.ListStages: _method("stages.list"),
+    ops.PutSchedule: put_schedule,
+    ops.GetSchedule: get_schedule,
+    ops.DeleteSchedule: delete_schedule,
+    ops.RunSchedule: run_schedule,
+    ops.ListSchedules: list_schedules,
     ops.ListQueues: list_queues,
     ops.Configure: configure,
     ops.GetQueue: _method("queue"),
     ops.Redrive: redrive,
     ops.History: history,
     ops.Stats: stats,
+    ops.ListConsumers: _method("consumers.list"),
     ops.Trends: trends,
     ops.WhoAmI: whoami,
     ops.CreateKey: create_key,
     ops.ListKeys: list_keys,
     ops.RevokeKey: _method("keys.revoke"),
-    AsTable: lambda broker, call, caller: TABLES[type(call.call)](broker, call.call),
+    AsTable: lambda broker, call, caller: TABLES[type(call.call)](broker, call.call, caller),
 }
 
 for operation in OPERATIONS:

@@ -11,12 +11,16 @@ share a run, so a store may keep up to `RUN` of them as one record and find that
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import overload
+
+from miniq.packed import PackedIds
 
 RUN = 128
 SHARE = 100
 """Messages of one call per run. Batches are mostly round numbers, and a batch received as it was sent is cheapest."""
 _PLACES = tuple(f"{place:02x}" for place in range(256))
+_TAILS = tuple(place.encode() for place in _PLACES)
 _LOW, _HIGH = _PLACES[:RUN], _PLACES[RUN:]
 _FIRST = {tail: ("00" if place < RUN else "80", place % RUN) for place, tail in enumerate(_PLACES)}
 
@@ -73,6 +77,39 @@ def ids_from(id: str, count: int) -> list[str]:
     """`count` consecutive ids of a run, starting with `id`."""
     head, place = id[:34], int(id[34:], 16)
     return [head + tail for tail in _PLACES[place : place + count]]
+
+
+class RunIds(PackedIds):
+    """`count` consecutive ids of a run, starting with `first`, which are written out only when they are asked for."""
+
+    __slots__ = ("_count", "_first")
+
+    def __init__(self, first: str, count: int) -> None:
+        self._first = first
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(ids_from(self._first, self._count))
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[str]: ...
+    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
+        places = range(self._count)[index]
+        head, start = self._first[:34], int(self._first[34:], 16)
+        if isinstance(places, int):
+            return head + _PLACES[start + places]
+        if places.step != 1 or not places:
+            return [head + _PLACES[start + place] for place in places]
+        return RunIds(head + _PLACES[start + places.start], len(places))
+
+    def joined(self) -> bytes:
+        start = int(self._first[34:], 16)
+        return self._first[:34].encode().join([b"", *_TAILS[start : start + self._count]])
 
 
 def is_run(ids: Sequence[str]) -> bool:

@@ -19,7 +19,7 @@ LogFormat = Literal["text", "json"]
 REQUEST: ContextVar[str] = ContextVar("request", default="")
 """The id of the current request, "" outside of requests."""
 
-FIELDS = ("request", "method", "path", "status", "ms", "code", "queue")
+FIELDS = ("request", "method", "path", "status", "ms", "code", "queue", "task", "id", "attempt", "messages")
 """The `extra` attributes of a log record that are printed after its message."""
 
 

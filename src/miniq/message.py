@@ -8,14 +8,21 @@ A new field of a message is added to `Draft` and `DraftOptions` if senders give 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from itertools import repeat
 from operator import attrgetter
-from typing import Literal, TypedDict, overload
+from typing import ClassVar, Literal, TypedDict, overload
 
-from msgspec import Struct
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from miniq.packed import Packed
 
 JSON = "application/json"
+NAME_LENGTH = 128
+NAME = re.compile(rf"[A-Za-z0-9._-]{{1,{NAME_LENGTH}}}")
+"""Names of queues and topics."""
 SECOND = 1_000_000
 NEVER = 2**62
 """A moment that is never reached: the deadline of a claim."""
@@ -26,10 +33,12 @@ Mode = Literal["at-least-once", "at-most-once"]
 Outcome = Literal["done", "stale", "leased", "missing"]
 """The result of a conditional change: done; the receipt is not the current one; the message is leased; there is no such
 message."""
+LEASE_EXPIRED = "lease expired"
+"""The error of a message whose lease ran out."""
 
 
 class Draft(Struct, frozen=True, omit_defaults=True, gc=False):
-    """A message to send. With `delay=None` the queue's own delay applies."""
+    """A message to send. With neither `delay` nor `deliver_at` the queue's own delay applies."""
 
     body: bytes
     content_type: str = JSON
@@ -41,6 +50,7 @@ class Draft(Struct, frozen=True, omit_defaults=True, gc=False):
     recipient: str | None = None
     group: str | None = None
     dedup_id: str | None = None
+    deliver_at: datetime | None = None
 
 
 class DraftOptions(TypedDict, total=False):
@@ -55,6 +65,7 @@ class DraftOptions(TypedDict, total=False):
     recipient: str | None
     group: str | None
     dedup_id: str | None
+    deliver_at: datetime | None
 
 
 class PlainDrafts(Sequence[Draft]):
@@ -62,7 +73,7 @@ class PlainDrafts(Sequence[Draft]):
 
     __slots__ = ("bodies", "content_type")
 
-    def __init__(self, bodies: list[bytes], content_type: str = JSON) -> None:
+    def __init__(self, bodies: Sequence[bytes], content_type: str = JSON) -> None:
         self.bodies = bodies
         self.content_type = content_type
 
@@ -83,12 +94,14 @@ class PlainDrafts(Sequence[Draft]):
 
 
 class DeadLetter(Struct, frozen=True, array_like=True, gc=False):
-    """The queue a dead letter came from, why it was moved, how often it was received there, and when it was moved."""
+    """The queue a dead letter came from, why it was moved, how often it was received there, when it was moved, and its
+    last error. Stored like the fields of `Message`: by position."""
 
     origin: str
     reason: str
     receives: int
     at: int
+    error: str | None = None
 
 
 class Message(Struct, frozen=True, array_like=True, gc=False):
@@ -112,6 +125,8 @@ class Message(Struct, frozen=True, array_like=True, gc=False):
     dead: DeadLetter | None = None
     lifetime: int | None = None
     """Of a message that is or was a dead letter: its ttl, which starts again when it is redriven."""
+    topic: str | None = None
+    """The topic it was published to."""
 
     @property
     def size(self) -> int:
@@ -125,17 +140,18 @@ class PlainBatch(Sequence[Message]):
     """Messages that were sent together and differ only in id and body. `Message` objects are created only when an
     element is accessed: most messages go from the wire to the disk and back without one."""
 
-    __slots__ = ("bodies", "content_type", "due_at", "ids", "priority", "queue", "sent_at")
+    __slots__ = ("bodies", "content_type", "due_at", "ids", "priority", "queue", "sent_at", "topic")
 
     def __init__(
         self,
-        ids: list[str],
+        ids: Sequence[str],
         queue: str,
         sent_at: int,
         due_at: int,
-        bodies: list[bytes],
+        bodies: Sequence[bytes],
         content_type: str = JSON,
         priority: int = 0,
+        topic: str | None = None,
     ) -> None:
         self.ids = ids
         self.queue = queue
@@ -144,16 +160,26 @@ class PlainBatch(Sequence[Message]):
         self.bodies = bodies
         self.content_type = content_type
         self.priority = priority
+        self.topic = topic
 
     @property
     def size(self) -> int:
         """The bytes of all messages."""
-        return sum(map(len, self.bodies))
+        bodies = self.bodies
+        return len(bodies.blob) if isinstance(bodies, Packed) else sum(map(len, bodies))
+
+    @property
+    def sizes(self) -> list[int]:
+        """The bytes of each message."""
+        bodies = self.bodies
+        return bodies.sizes if isinstance(bodies, Packed) else list(map(len, bodies))
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def __iter__(self) -> Iterator[Message]:
+        if self.topic is not None:
+            return map(self.__getitem__, range(len(self.ids)))
         return map(
             Message,
             self.ids,
@@ -170,23 +196,28 @@ class PlainBatch(Sequence[Message]):
     @overload
     def __getitem__(self, index: slice) -> PlainBatch: ...
     def __getitem__(self, index: int | slice) -> Message | PlainBatch:
-        ids, bodies = self.ids[index], self.bodies[index]
-        if isinstance(ids, list) and isinstance(bodies, list):
-            return PlainBatch(ids, self.queue, self.sent_at, self.due_at, bodies, self.content_type, self.priority)
-        assert isinstance(ids, str) and isinstance(bodies, bytes)  # noqa: S101, PT018
-        return Message(ids, self.queue, self.sent_at, self.due_at, bodies, self.content_type, self.priority)
+        ids, bodies = self.ids, self.bodies
+        common = (self.queue, self.sent_at, self.due_at)
+        if isinstance(index, slice):
+            kind = (self.content_type, self.priority, self.topic)
+            return PlainBatch(ids[index], *common, bodies[index], *kind)
+        return Message(ids[index], *common, bodies[index], self.content_type, self.priority, topic=self.topic)
 
 
 SHOWN = tuple(name for name in Draft.__struct_fields__ if name in Message.__struct_fields__)
 """The fields that a sender gives and a receiver sees."""
 special_of = attrgetter(*Message.__struct_fields__[Message.__struct_fields__.index("priority") + 1 :])
-"""The fields that only some messages have, and a `PlainBatch` does not."""
-_NOTHING_SPECIAL = special_of(Message("", "", 0, 0, b""))
+"""The fields that only some messages have."""
+_own = attrgetter(
+    *[name for name in Message.__struct_fields__ if name not in PlainBatch.__slots__ and name not in ("id", "body")]
+)
+"""The fields that a `PlainBatch` does not have."""
+_NOTHING_OWN = _own(Message("", "", 0, 0, b""))
 
 
 def is_plain(message: Message) -> bool:
     """Whether a message can be part of a `PlainBatch`."""
-    return bool(special_of(message) == _NOTHING_SPECIAL)
+    return bool(_own(message) == _NOTHING_OWN)
 
 
 class Stored(Struct, frozen=True, gc=False):
@@ -197,12 +228,32 @@ class Stored(Struct, frozen=True, gc=False):
     receives: int = 0
     receipt: str | None = None
     consumer: str | None = None
+    error: str | None = None
+    """Why the message failed last, as far as the store knows: see `last_error`."""
 
     def status(self, now: int) -> Status:
         """Ready from `visible_at` on; before that, leased if there is a receipt, else delayed."""
         if self.visible_at <= now:
             return "ready"
         return "delayed" if self.receipt is None else "leased"
+
+    def last_error(self, now: int) -> str | None:
+        """Why the message failed last, None if it never failed."""
+        return LEASE_EXPIRED if self.receipt is not None and self.visible_at <= now else self.error
+
+
+class Leased(list[Stored]):
+    """The messages of one receive, and the length of their leases in seconds; None if there are none. Also the size
+    that the result of each may have; None if the queue keeps none."""
+
+    __slots__ = ("result_bytes", "seconds")
+
+    def __init__(
+        self, messages: Iterable[Stored] = (), seconds: float | None = None, result_bytes: int | None = None
+    ) -> None:
+        super().__init__(messages)
+        self.seconds = seconds
+        self.result_bytes = result_bytes
 
 
 class Page(Struct, frozen=True):
@@ -214,11 +265,22 @@ class Page(Struct, frozen=True):
     """How many messages a search examined."""
 
 
+class Retry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How long a failed message waits: `delay` seconds after its first receive, `factor` times as long after each
+    further one, at most `max`, and up to a share of `jitter` more or less."""
+
+    delay: float = 1.0
+    factor: float = 2.0
+    max: float = 3600.0
+    jitter: float = 0.1
+
+
 class QueueSettings(Struct, frozen=True, kw_only=True):
-    """How a queue behaves. Durations are in seconds; a limit of 0 means unlimited."""
+    """How a queue behaves. Durations are in seconds; a limit of 0 means unlimited. Stores keep every field, so that a
+    new default applies to new queues only."""
 
     visibility_timeout: float = 30.0
-    max_receives: int | None = None
+    max_receives: int | None = 20
     dead_letter_queue: str | None = None
     retention: float = 14 * 86400.0
     delay: float = 0.0
@@ -227,6 +289,26 @@ class QueueSettings(Struct, frozen=True, kw_only=True):
     max_bytes: int = 0
     history: History = "off"
     claim_retention: float = 3600.0
+    retry: Retry = Retry()
+    max_in_flight: int = 0
+    rate: float = 0.0
+    paused: bool = False
+    group_batch: bool = False
+    results: float = 0.0
+    """How long results are kept; 0: not at all."""
+    tags: dict[str, str] = {}
+    """Labels for people and programs; the broker does not interpret them."""
+    sqs: dict[str, str] = {}
+    """Attributes that only Amazon SQS has, by the names that it gives them; see `server/http/sqs`."""
+
+
+class RetryChanges(TypedDict, total=False):
+    """The fields of `Retry`. Those that are not given stay as they are."""
+
+    delay: float
+    factor: float
+    max: float
+    jitter: float
 
 
 class QueueChanges(TypedDict, total=False):
@@ -242,6 +324,14 @@ class QueueChanges(TypedDict, total=False):
     max_bytes: int
     history: History
     claim_retention: float
+    retry: Retry | RetryChanges
+    max_in_flight: int
+    rate: float
+    paused: bool
+    group_batch: bool
+    results: float
+    tags: Mapping[str, str | None]
+    sqs: Mapping[str, str | None]
 
 
 class Counts(Struct, frozen=True):
@@ -277,7 +367,8 @@ class QueueInfo(ConfiguredQueue, frozen=True):
 
 class RedriveProgress(Struct, frozen=True, omit_defaults=True):
     """The progress of a redrive: messages moved, messages skipped, whether it still runs, and how many were skipped for
-    each reason: `no_source`, `expired`, `leased`, `missing`, `queue_full`, `forbidden`."""
+    each reason: `no_source`, `expired`, `leased`, `missing`, `queue_full`, `no_space`, `forbidden`,
+    `too_many_queues`, `queue_not_found`."""
 
     moved: int
     skipped: int
@@ -290,6 +381,14 @@ class Lease(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
 
     id: str
     receipt: str
+    result: ClassVar[Raw | UnsetType] = UNSET
+    """Only an ack has one."""
+
+
+class AckedLease(Lease, frozen=True, forbid_unknown_fields=True, gc=False):
+    """A lease to ack, with the result of the work as JSON, if there is one."""
+
+    result: Raw | UnsetType = UNSET  # type: ignore[misc]
 
 
 class Extended(Struct, frozen=True):
@@ -299,77 +398,22 @@ class Extended(Struct, frozen=True):
     until: int
 
 
-class Claim(Struct, frozen=True, gc=False):
-    """A frozen batch of messages, numbered within its group. Held until it is acked, then readable for
-    `claim_retention`."""
+class Failed(Struct, frozen=True, gc=False):
+    """What became of a message that failed: `retried` at `visible_at`, `dead`, `stale` or `missing`."""
 
-    number: int
-    messages: int
-    bytes: int
-    made_at: int
-    acked_at: int | None = None
+    outcome: Literal["retried", "dead", "stale", "missing"]
+    visible_at: int | None = None
 
 
-class ClaimGroup(Struct, frozen=True):
-    """The claims of one group: the epoch of its newest reader, the last number acked, the last number given out, and
-    the claims that can be read."""
-
-    group: str
-    epoch: int = 0
-    acked: int = 0
-    last: int = 0
-    claims: list[Claim] = []
-
-
-class Portion(Struct, frozen=True):
-    """Consecutive messages of a claim, and how often each of them was received."""
-
-    messages: Sequence[Message]
-    receives: int
-
-    def __len__(self) -> int:
-        return len(self.messages)
-
-    def each(self, receipt: str, readers: str) -> list[Stored]:
-        """The messages as leased by the claim: its name is the receipt, its group the consumer."""
-        return [Stored(message, NEVER, self.receives, receipt, readers) for message in self.messages]
-
-
-class StageName(Struct, frozen=True, gc=False):
-    """Identifies a stage: an attempt of a task (partition) of a batch of a job."""
-
-    job: str
-    batch: str
-    partition: str
-    attempt: str
-
-
-class Stage(Struct, frozen=True, gc=False):
-    """Messages that were uploaded and are not committed yet: how many, in how many parts, when created and when they
-    expire. `alone` of them have a recipient, group or dedup id."""
-
-    name: StageName
-    parts: int
-    messages: int
-    bytes: int
-    made_at: int
-    until: int
-    alone: int = 0
-
-
-class Committed(Struct, frozen=True):
-    """How many messages a commit added, and whether an earlier commit had added them."""
-
-    messages: int
-    repeated: bool = False
-
-
-EventName = Literal["sent", "received", "acked", "released", "expired", "dead", "edited", "purged", "redriven"]
+EventName = Literal[
+    "sent", "received", "acked", "released", "failed", "expired", "dead", "edited", "purged", "redriven", "published"
+]
 
 
 class Event(Struct, frozen=True, array_like=True, gc=False):
     """One line of history. A message arrives in a queue by `sent` and leaves it by `acked`, `dead`, `purged`,
-    `redriven`, or `expired` with reason `ttl` or `retention`. `expired` with reason `lease` is a lease that ran out."""
+    `redriven`, or `expired` with reason `ttl` or `retention`. `expired` with reason `lease` is a lease that ran out.
+    `published` is a publication to a topic, of `count` messages from `id` on."""
 
     at: int
     event: EventName
@@ -389,6 +433,10 @@ class Event(Struct, frozen=True, array_like=True, gc=False):
     content_type: str | None = None
     count: int = 1
     """How many messages the event covers: on `purged` without an id, all messages of the queue."""
+    error: str | None = None
+    """On `failed` and `dead`: why."""
+    queues: list[str] | None = None
+    """On `published`, whose `queue` is the topic: the queues that got copies."""
 
 
 class HistoryRecord(Struct, frozen=True):

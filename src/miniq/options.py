@@ -8,6 +8,7 @@ is allowed: a misspelt option must not silently fall back to its default.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -18,11 +19,20 @@ import msgspec
 from msgspec import Meta, Struct
 
 from miniq.errors import InvalidRequest
+from miniq.files import check_regular
 from miniq.logs import LogFormat
+from miniq.result import RESULT_BYTES
 
 PREFIX = "MINIQ_"
 """Of the environment variables that are options: `MINIQ_PORT`, `MINIQ_LIMITS__BATCH`."""
 MIB = 1024 * 1024
+SERVER_ONLY = (
+    "host", "port", "zmq", "command_port", "producer_port", "consumer_port", "curve", "busy_poll", "allowed_hosts",
+    "log_format", "report", "tracing", "tls_", "max_streams", "metrics_queues",
+)  # fmt: skip
+"""How the names of options begin that have no effect on a broker in a program."""
+_SECRET = re.compile(r"api.?key|secret|passw|token|credential|mq_|//[^/@]*:.*@", re.IGNORECASE)
+"""Found in the name or the text of a value that must not be shown: a key, a URL with a password."""
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Count = Annotated[int, Meta(gt=0)]
@@ -54,8 +64,18 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     commit_alone: Count = 100_000
     """Maximum number of messages in one commit that have a recipient, group or dedup id: these are written one by
     one."""
+    subscriptions: Count = 1000
+    """Maximum number of subscriptions of a topic."""
+    copies: Count = 100_000
+    """Maximum number of messages that one publication adds to all queues together."""
+    copy_bytes: Count = 256 * MIB
+    """Maximum size of these messages, each counted as often as it is added."""
     response_bytes: Count = 16 * MIB
     """A receive or peek stops adding messages past this size, but always returns at least one."""
+    result_bytes: Count = RESULT_BYTES
+    """Maximum size of a result, as JSON."""
+    schedule_bytes: Count = 64 * 1024
+    """Maximum size of a schedule: the body, headers and other texts of its message."""
     head_bytes: Count = 64 * 1024
     """Maximum size of an HTTP request's line and headers, and of its trailers."""
     head_lines: Count = 100
@@ -92,14 +112,24 @@ class Options(Struct, frozen=True, kw_only=True):
     """Whether spans are exported over OTLP; the OTEL_* variables configure the exporter."""
     tls_cert: str | None = None
     tls_key: str | None = None
+    tls_client_ca: str | None = None
+    """A file of certificate authorities; clients must have a certificate of one of them."""
     durability: Literal["fsync", "relaxed"] = "fsync"
     """`fsync`: confirmed means on disk. `relaxed`: confirmed means handed to the operating system."""
     auto_create: bool = True
     max_queues: CountOrZero = 10_000
     """Beyond it, callers can create no further queue, by a first message or otherwise. Dead-letter queues that the
     broker needs itself are still created."""
+    max_schedules: CountOrZero = 1000
+    """Beyond it, callers can create no further schedule."""
+    max_topics: CountOrZero = 10_000
+    """Beyond it, callers can create no further topic."""
     max_streams: CountOrZero = 100
     """Event streams (`GET /v1/events`, the console, `miniq top`) at the same time; beyond it they get 503."""
+    max_connections: Count = 20_000
+    """HTTP connections at the same time; beyond it they get 503 and are closed."""
+    max_buffered_bytes: Count = 256 * MIB
+    """Bytes of all bodies that are being received over HTTP; beyond it, a request over 64 KiB gets 503."""
     metrics_queues: CountOrZero = 1000
     """Queues with labels of their own in `/metrics`; all others are summed up as `queue="*"`."""
     min_free_bytes: CountOrZero = 64 * MIB
@@ -139,17 +169,21 @@ def dotted(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def checked(name: str, value: Any, origin: str | None = None, *, text: bool = False) -> Any:
-    """The value of an option, converted to its type. `origin` is how the user spelt the option; with `text` the value
-    is a string to parse."""
-    origin = origin or name
+    """The value of an option, converted to its type. `origin` is how the user of a server spelt the option, None for a
+    broker in a program; with `text` the value is a string to parse."""
+    if origin is None and name in _types() and name.startswith(SERVER_ONLY):
+        raise InvalidRequest(f"{name}: is an option of `miniq serve`, not of a broker in a program", field=name)
     kind = _types().get(name)
     if kind is None:
-        raise InvalidRequest(f"{origin}: no such option ({_show(value)}); {_nearest(name, origin)}", field=name)
+        problem = f"{origin or name}: no such option ({_show(name, value)})"
+        raise InvalidRequest(f"{problem}; {_nearest(name, origin)}", field=name)
     try:
         return msgspec.convert(value.lower() if text and kind is bool else value, kind, strict=not text)
     except msgspec.ValidationError as error:
         problem = "invalid" if ", got " in str(error) or get_origin(kind) is Literal else "out of range"
-        raise InvalidRequest(f"{origin}: {_show(value)} is {problem}; use {_allowed(kind)}", field=name) from None
+        raise InvalidRequest(
+            f"{origin or name}: {_show(name, value)} is {problem}; use {_allowed(kind)}", field=name
+        ) from None
 
 
 def assembled(given: Mapping[str, Any]) -> Options:
@@ -160,20 +194,25 @@ def assembled(given: Mapping[str, Any]) -> Options:
         # A broker on any free port is meant to run beside others, so its unset ports must not be the fixed defaults.
         values = dict.fromkeys((name for name, kind in _types().items() if kind is Port), 0) | values
     options = Options(**values, limits=Limits(**limits))
-    for name, path in (("tls_cert", options.tls_cert), ("tls_key", options.tls_key)):
-        if path is not None and not os.access(path, os.R_OK):
+    for name in ("tls_cert", "tls_key", "tls_client_ca"):
+        path = getattr(options, name)
+        if path is None:
+            continue
+        check_regular(path, name)
+        if not os.access(path, os.R_OK):
             raise InvalidRequest(f"{name}: cannot read {path!r}; use the path of a PEM file", field=name)
-    if options.tls_key is not None and options.tls_cert is None:
-        raise InvalidRequest("tls_key: given without tls_cert; set both, or tls_cert alone", field="tls_key")
+        if options.tls_cert is None:
+            raise InvalidRequest(f"{name}: given without tls_cert; set both, or tls_cert alone", field=name)
     return options
 
 
-def _nearest(name: str, origin: str) -> str:
+def _nearest(name: str, origin: str | None) -> str:
     """The most similar option, in the notation of the user; if there is none, all options."""
-    near = get_close_matches(name, _types(), 1, 0.75)
+    known = [known for known in _types() if origin is not None or not known.startswith(SERVER_ONLY)]
+    near = get_close_matches(name, known, 1, 0.75)
     if not near:
-        return f"there are {', '.join(_types())}"
-    if origin.startswith(PREFIX):
+        return f"there are {', '.join(known)}"
+    if origin is not None and origin.startswith(PREFIX):
         return f"did you mean {PREFIX}{near[0].upper().replace('.', '__')}?"
     return f"did you mean {near[0]}?"
 
@@ -193,6 +232,9 @@ def _allowed(kind: Any) -> str:
     return f"{number} from {limits.ge} to {limits.le}" if kind is Port else f"{number} of at least {limits.ge}"
 
 
-def _show(value: Any) -> str:
+def _show(name: str, value: Any) -> str:
+    """A value for an error text; what may be a secret is hidden."""
     text = repr(value)
+    if _SECRET.search(name) or _SECRET.search(text):
+        return "***"
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from miniq.errors import InvalidRequest, MiniQError, MissingExtra
+from miniq.errors import InvalidRequest, MiniQError, MissingExtra, install
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -57,7 +57,7 @@ def exporting_provider() -> Any:
 
 
 def missing() -> MissingExtra:
-    return MissingExtra("tracing: OpenTelemetry is not installed; pip install 'miniq[otel]'", field="tracing")
+    return MissingExtra(f"tracing: OpenTelemetry is not installed; {install('otel')}", field="tracing")
 
 
 def context(message: HasHeaders) -> Context:

@@ -9,7 +9,14 @@ from typing import Any
 import miniq
 from miniq.client.delivery import MessagePage
 
-ASYNC_KINDS = (miniq.AsyncClient, miniq.AsyncQueue, miniq.AsyncMessage, miniq.AsyncClaims, miniq.AsyncStaging)
+ASYNC_KINDS = (
+    miniq.AsyncClient,
+    miniq.AsyncQueue,
+    miniq.AsyncMessage,
+    miniq.AsyncClaims,
+    miniq.AsyncStaging,
+    miniq.AsyncTopic,
+)
 
 
 class Blocking:

@@ -21,7 +21,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-PATIENCE = 60
+PATIENCE = 150
 PRELOADED = ("miniq.client.http", "miniq.client.embedded", "miniq.store.embedded.store", "rocksdict")
 """What most commands import besides their own module."""
 

@@ -86,7 +86,7 @@ class Shell:
         assert result.code == code, f"{args}: {result.code}\n{result.out}{result.err}"
         return result
 
-    def start(self, *args: str) -> subprocess.Popen[bytes]:
+    def start(self, *args: str, start_new_session: bool = False) -> subprocess.Popen[bytes]:
         """A command in the background, to be ended by the caller."""
         return subprocess.Popen(
             [*MINIQ, *args],
@@ -96,6 +96,7 @@ class Shell:
             stderr=subprocess.PIPE,
             env=self.env,
             cwd=self.folder,
+            start_new_session=start_new_session,
         )
 
 

@@ -81,7 +81,7 @@ def staged() -> Iterator[str]:
         options = Options(store="memory:", upkeep_interval=0)
         async with Broker(open_store(options.store, options), options, clock) as broker:
             await work(broker, clock)
-            broker.spawn(broker.trends.run())
+            broker.background.spawn(broker.trends.run())
             server = uvicorn.Server(_config(broker, options, BusyPoll(0)))
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             while not server.started:  # noqa: ASYNC110  uvicorn tells nobody

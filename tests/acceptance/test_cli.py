@@ -7,6 +7,7 @@ import signal
 import time
 import tomllib
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -110,7 +111,7 @@ def test_a_message_is_received_released_extended_and_acked_by_its_receipt(miniq:
     assert miniq("receive", "q").out == ""
     assert miniq("extend", "q", id, receipt, "--visibility-timeout", "10m", "--json").objects[0]["lease_until"]
     assert miniq("release", "q", id, receipt).out == "released\n"
-    assert "was received again or released" in miniq("ack", "q", id, receipt, code=1).err
+    assert "was received again or released, or this is not its receipt" in miniq("ack", "q", id, receipt, code=1).err
     again, receipt, _ = miniq("receive", "q").lines[0].split("\t")
     assert again == id
     assert miniq("ack", "q", id, receipt, "--json").objects == [{"id": id, "outcome": "acked"}]
@@ -168,7 +169,9 @@ def test_queues_are_created_changed_shown_and_deleted(miniq: Shell) -> None:
     miniq(
         "queues", "set", "q", "--max-receives", "unlimited", "--retention", "2d", "--delay", "1", "--max-bytes", "64k",
         "--dedup-window", "0", "--max-length", "10", "--history", "full", "--dead-letter-queue", "other",
-        "--claim-retention", "1m",
+        "--claim-retention", "1m", "--retry-delay", "500ms", "--retry-factor", "3", "--retry-max", "1m",
+        "--retry-jitter", "0", "--max-in-flight", "7", "--paused", "--rate", "2.5",
+        "--group-batch", "--results", "1h", "--tag", "team=shop", "--tag", "old=",
     )  # fmt: skip
     shown = miniq("queues", "show", "q", "--json").objects[0]["settings"]
     assert shown == {
@@ -182,13 +185,68 @@ def test_queues_are_created_changed_shown_and_deleted(miniq: Shell) -> None:
         "max_bytes": 65536,
         "history": "full",
         "claim_retention": 60.0,
+        "retry": {"delay": 0.5, "factor": 3.0, "max": 60.0, "jitter": 0.0},
+        "max_in_flight": 7,
+        "rate": 2.5,
+        "paused": True,
+        "group_batch": True,
+        "results": 3600.0,
+        "tags": {"team": "shop"},
+        "sqs": {},
     }
-    assert "retention           172800.0" in miniq("queues", "show", "q").lines
+    assert [line.split(maxsplit=1) for line in miniq("queues", "show", "q").lines] == [
+        ["queue", "q"],
+        ["visibility_timeout", "2 m"],
+        ["max_receives", "unlimited"],
+        ["dead_letter_queue", "other"],
+        ["retention", "2 d"],
+        ["delay", "1 s"],
+        ["dedup_window", "0 s"],
+        ["max_length", "10"],
+        ["max_bytes", "65536"],
+        ["history", "full"],
+        ["claim_retention", "1 m"],
+        ["retry", "delay 500 ms, factor 3, max 1 m, jitter 0"],
+        ["max_in_flight", "7"],
+        ["rate", "2.5"],
+        ["paused", "yes"],
+        ["group_batch", "yes"],
+        ["results", "1 h"],
+        ["tags", "team=shop"],
+        ["sqs", "-"],
+        ["messages", "0 ready, 0 delayed, 0 leased"],
+    ]
     assert "no queue 'nope'" in miniq("queues", "set", "nope", "--delay", "1", code=1).err
     assert "--yes" in miniq("queues", "delete", "q", code=2).err
     miniq("queues", "delete", "q", "--yes")
     assert "no queue 'q'" in miniq("queues", "show", "q", code=1).err
     assert "cannot be deleted" in miniq("queues", "delete", "default", "--yes", code=1).err
+
+
+def test_one_receive_gets_several_messages_of_a_group_where_the_queue_allows_it(miniq: Shell) -> None:
+    for flag, bodies in (("--no-group-batch", ["1"]), ("--group-batch", ["1", "2", "3"])):
+        miniq("queues", "create", "q", flag)
+        miniq("send", "q", "1", "2", "3", "--group", "ann")
+        assert miniq("receive", "q", "--max", "9", "--body").lines == bodies
+        miniq("queues", "delete", "q", "--yes")
+
+
+def test_receive_tells_when_there_is_no_such_queue(miniq: Shell) -> None:
+    got = miniq("receive", "nosuch", code=1)
+    assert (got.out, "there is no queue 'nosuch'" in got.err) == ("", True)
+    got = miniq("receive", "nosuch", "--wait", "50ms")
+    assert (got.out, got.err) == ("", "miniq: queue 'nosuch' does not exist yet; waiting for its first message\n")
+    assert [row["name"] for row in miniq("queues", "--json").objects] == ["default"]
+
+
+def test_receive_waits_for_a_queue_that_does_not_exist_yet(server: Shell) -> None:
+    clear(server.url)
+    process = server.start("receive", "coming", "--wait", "60", "--ack", "--body")
+    assert process.stderr is not None
+    assert process.stderr.readline() == b"miniq: queue 'coming' does not exist yet; waiting for its first message\n"
+    server("send", "coming", "hello")
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (0, b"hello\n", b"")
 
 
 def test_the_table_of_queues_has_their_counts(miniq: Shell) -> None:
@@ -201,6 +259,22 @@ def test_the_table_of_queues_has_their_counts(miniq: Shell) -> None:
     assert row[1:6] == ["2", "1", "1", "4", "B"]
     assert row[6].endswith("s")
     assert miniq("queues", "--url", miniq.url, "show", "q").code == 0
+
+
+def test_people_see_which_queues_are_paused(miniq: Shell) -> None:
+    miniq("queues", "create", "q", "--paused")
+    miniq("send", "q", "1")
+    miniq("send", "other", "1")
+    head, *rows = [line.split() for line in miniq("queues").lines]
+    assert head[-1] == "STATE"
+    assert {row[0]: row[-1] == "paused" for row in rows if row[0] in ("q", "other")} == {"q": True, "other": False}
+    paused = "miniq: queue 'q' is paused; resume it with `miniq queues set q --no-paused`\n"
+    for wait in ("0", "50ms"):
+        got = miniq("receive", "q", "--wait", wait)
+        assert (got.out, got.err) == ("", paused)
+    miniq("queues", "set", "q", "--no-paused")
+    assert miniq("receive", "q", "--ack", "--body").out == "1\n"
+    assert miniq("receive", "q").err == ""
 
 
 def test_purge_asks_and_without_a_terminal_needs_yes(miniq: Shell) -> None:
@@ -221,6 +295,53 @@ def test_dead_letters_go_back(miniq: Shell) -> None:
     ]
     assert [one["id"] for one in miniq("peek", "q", "--json").objects] == [ids[0], ids[2]]
     assert [one["id"] for one in miniq("peek", "other", "--json").objects] == [ids[1]]
+
+
+def test_a_redrive_leaves_what_is_not_a_dead_letter(miniq: Shell) -> None:
+    miniq("send", "q", "1", "2")
+    assert miniq("redrive", "q").out == "moved 0 messages, skipped 2: 2 are not dead letters\n"
+
+
+def test_a_rejected_message_has_no_delay(miniq: Shell) -> None:
+    (id,) = miniq("send", "q", "1").lines
+    receipt = miniq("receive", "q").lines[0].split("\t")[1]
+    said = miniq("fail", "q", id, receipt, "--delay", "1m", "--dead", code=2).err
+    assert "delay: given together with dead, and a rejected message is not delivered again" in said
+    assert "or this is not its receipt" in miniq("fail", "q", id, "wrong", code=1).err
+    assert miniq("fail", "q", id, receipt, "--dead").out == "dead\n"
+
+
+def test_a_message_is_sent_for_a_moment_as_the_help_shows(miniq: Shell) -> None:
+    moment = datetime.now(UTC) + timedelta(hours=1)
+    (id,) = miniq("send", "q", "1", "--deliver-at", moment.strftime("%Y-%m-%dT%H:%M:%SZ")).lines
+    assert miniq("peek", "q", "--status", "delayed", "--json").objects[0]["id"] == id
+    late = (moment + timedelta(days=14)).isoformat()
+    assert "use a moment at most 14 days from now" in miniq("send", "q", "1", "--deliver-at", late, code=2).err
+
+
+def test_queues_are_managed_by_a_key_that_may_not_read(tmp_path: Path) -> None:
+    with serving(tmp_path) as miniq:
+        miniq("queues", "create", "jobs", "--max-receives", "1", "--visibility-timeout", "0")
+        miniq("send", "jobs", *"123456789")
+        miniq("receive", "jobs", "--max", "10")
+        miniq("receive", "jobs", "--max", "10")
+        boss = Shell(miniq.url, tmp_path, MINIQ_API_KEY=miniq("keys", "create", "ops", "--allow", "*").out.strip())
+        allow = ("--allow", "manage:jobs*", "--allow", "send:jobs*")
+        key = boss("keys", "create", "manager", *allow).out.strip()
+        manager = Shell(miniq.url, tmp_path, MINIQ_API_KEY=key)
+        assert "messages" not in manager("queues", "create", "jobs.new", "--visibility-timeout", "5").out
+        assert "exists; change it" in manager("queues", "create", "jobs.new", code=1).err
+        manager("queues", "set", "jobs.new", "--delay", "5")
+        assert "there is no queue 'jobs.none'" in manager("queues", "set", "jobs.none", "--delay", "5", code=1).err
+        slow = manager("redrive", "jobs.dead", "--rate", "0.1")
+        assert slow.out == "moved 0 messages, still running\n"
+        assert "does not allow read" in slow.err
+        assert "Remove all messages of queue jobs.dead?" in manager("purge", "jobs.dead", code=2).err
+        manager("purge", "jobs.dead", "--yes")
+        assert "Delete queue jobs.new with all its messages?" in manager("queues", "delete", "jobs.new", code=2).err
+        manager("queues", "delete", "jobs.new", "--yes")
+        names = {queue["name"]: queue["counts"]["ready"] for queue in boss("queues", "--json").objects}
+        assert (names.keys(), names["jobs.dead"]) == ({"default", "jobs", "jobs.dead"}, 0)
 
 
 def test_peek_shows_some_and_says_how_to_go_on(miniq: Shell) -> None:
@@ -269,11 +390,16 @@ def test_a_backup_is_made_without_a_broker(tmp_path: Path) -> None:
 
 def test_keys_are_made_without_a_broker_and_then_used_with_one(tmp_path: Path) -> None:
     away = Shell("http://127.0.0.1:1", tmp_path)
-    made = away("keys", "create", "admin", "--allow", "*", "--store", "rocksdb:data")
+    first = ("keys", "create", "admin", "--allow", "*", "--store", "rocksdb:data")
+    assert "There is no store in data. Create one?" in away(*first, code=2).err
+    for other in (["list"], ["curve", "list"], ["revoke", "x"]):
+        assert "store: there is no store in data" in away("keys", *other, "--store", "rocksdb:data", code=2).err
+    assert list(tmp_path.iterdir()) == []
+    made = away(*first, "--yes")
     admin = made.out.strip()
     assert admin.startswith("mq_")
     assert "not shown again" in made.err
-    assert "first key: from now on, calls without a key are refused" in made.err
+    assert "first key: from now on, a server on this store refuses calls without a key" in made.err
     with serving(tmp_path) as miniq:
         assert "API key is required" in miniq("queues", code=1).err
         assert "is open in process" in miniq("keys", "list", "--store", "rocksdb:data", code=1).err
@@ -292,11 +418,35 @@ def test_keys_are_made_without_a_broker_and_then_used_with_one(tmp_path: Path) -
         assert "no key 'nope'" in boss("keys", "revoke", "nope", code=1).err
         assert "is not VERB:PATTERN" in boss("keys", "create", "x", "--allow", "sned:q", code=2).err
     assert "admin" in away("keys", "list", "--store", "rocksdb:data").out
-    assert "that was the last key" in away("keys", "revoke", listed[0]["id"], "--store", "rocksdb:data").err
+    last = ("keys", "revoke", listed[0]["id"], "--store", "rocksdb:data")
+    assert "This is the last key: the broker then refuses every call" in away(*last, code=2).err
+    assert len(away("keys", "list", "--store", "rocksdb:data", "--json").objects) == 1, "nothing was revoked"
+    assert away(*last, "--yes").out == f"revoked {listed[0]['id']}\n"
     assert away("keys", "list", "--store", "rocksdb:data", "--json").out == ""
 
 
+def test_revoking_the_last_key_that_can_manage_keys_asks_first(tmp_path: Path) -> None:
+    miniq = on_folder(tmp_path)
+    for name, allow in (("admin", "*"), ("shop", "send:*")):
+        miniq("keys", "create", name, "--allow", allow)
+    admin, shop = miniq("keys", "list", "--json").objects
+    assert "No other key allows admin" in miniq("keys", "revoke", admin["id"], code=2).err
+    miniq("keys", "revoke", shop["id"])
+    assert "id: '' is not the id of a message or key" in miniq("keys", "revoke", "", code=1).err
+    assert [key["id"] for key in miniq("keys", "list", "--json").objects] == [admin["id"]]
+
+
+def test_the_limits_of_keys_are_set_and_listed(tmp_path: Path) -> None:
+    miniq = on_folder(tmp_path)
+    miniq("keys", "create", "admin", "--allow", "*", "--max-queues", "7")
+    miniq("keys", "curve", "create", "worker", "--allow", "send", "--max-queues", "8")
+    for group, limit in ((["keys"], "7"), (["keys", "curve"], "8")):
+        head, row = miniq(*group, "list").lines
+        assert row[head.index("MAX QUEUES") :].split()[0] == limit
+
+
 def test_a_broker_without_keys_left_stays_closed_and_the_folder_is_the_way_back(tmp_path: Path) -> None:
+    on_folder(tmp_path)
     away = Shell("http://127.0.0.1:1", tmp_path)
     store = ("--store", "rocksdb:data")
     first = ("keys", "create", "shop", "--allow", "send", *store)
@@ -305,7 +455,7 @@ def test_a_broker_without_keys_left_stays_closed_and_the_folder_is_the_way_back(
     made = away(*first, "--yes", "--json")
     assert "no key allows admin" in made.err
     assert len(made.objects[0]["warnings"]) == 2
-    assert "last key" in away("keys", "revoke", made.objects[0]["id"], *store).err
+    away("keys", "revoke", made.objects[0]["id"], *store, "--yes")
     with serving(tmp_path) as miniq:
         assert "--allow '*' --store" in miniq("queues", code=1).err
     admin = away("keys", "create", "admin", "--allow", "*", *store).out.strip()
@@ -337,6 +487,7 @@ def test_the_same_commands_work_over_zeromq(tmp_path: Path) -> None:
 
 
 def test_curve_keys_are_made_listed_and_revoked(tmp_path: Path) -> None:
+    on_folder(tmp_path)
     away = Shell("http://127.0.0.1:1", tmp_path)
     worker = ("keys", "curve", "create", "worker", "--allow", "send:jobs", "--store", "rocksdb:data")
     assert "locks everyone out" in away(*worker, code=2).err
@@ -367,7 +518,7 @@ def test_curve_keys_are_made_listed_and_revoked(tmp_path: Path) -> None:
     assert key["public"] in away("keys", "curve", "list", "--store", "rocksdb:data").out
     assert away("keys", "list", "--json", "--store", "rocksdb:data").out == ""
     for one in listed:
-        away("keys", "curve", "revoke", one["id"], "--store", "rocksdb:data")
+        away("keys", "curve", "revoke", one["id"], "--store", "rocksdb:data", "--yes")
     assert away("keys", "curve", "list", "--json", "--store", "rocksdb:data").out == ""
 
 
@@ -486,3 +637,38 @@ def test_a_url_that_is_none_is_refused(tmp_path: Path) -> None:
 
 def test_the_environment_is_clean() -> None:
     assert not [name for name in environment() if name.startswith("MINIQ_")]
+
+
+def test_a_message_fails_with_its_error_and_a_rejected_one_is_dead(miniq: Shell) -> None:
+    miniq("send", "q", "1")
+    (held,) = miniq("receive", "q", "--json").objects
+    out = miniq("fail", "q", held["id"], held["receipt"], "--error", "no route", "--delay", "0").out
+    assert out.startswith("retried at 20")
+    assert "no route" in miniq("peek", "q").out
+    (held,) = miniq("receive", "q", "--json").objects
+    assert held["error"] == "no route"
+    (done,) = miniq("fail", "q", held["id"], held["receipt"], "--error", "bad", "--dead", "--json").objects
+    assert done == {"id": held["id"], "outcome": "dead"}
+    (dead,) = miniq("peek", "q.dead", "--json").objects
+    assert (dead["dead"]["reason"], dead["dead"]["error"]) == ("rejected", "bad")
+    assert "no message" in miniq("fail", "q", held["id"], held["receipt"], code=1).err
+    assert "delay 1 s, factor 2, max 1 h, jitter 0.1" in miniq("queues", "show", "q").out
+
+
+def test_a_result_is_given_with_an_ack_and_shown_by_id(miniq: Shell) -> None:
+    miniq("queues", "create", "sums", "--results", "1h")
+    assert "results" in miniq("queues", "show", "sums").out
+    done, text, dead, left = miniq("send", "sums", "1", "2", "3", "4").out.split()
+    held = miniq("receive", "sums", "--max", "3", "--json").objects
+    assert miniq("result", "sums", done, code=1).out == "running\n"
+    miniq("ack", "sums", done, held[0]["receipt"], "--result", '{"sum": [1, null]}')
+    miniq("ack", "sums", text, held[1]["receipt"], "--result", "not JSON")
+    miniq("fail", "sums", dead, held[2]["receipt"], "--error", "bad", "--dead")
+    assert miniq("result", "sums", done, "--wait", "5s").out == 'done\n{"sum":[1,null]}\n'
+    (found,) = miniq("result", "sums", text, "--json").objects
+    assert found.pop("finished_at").endswith("Z")
+    assert found == {"id": text, "status": "done", "result": "not JSON"}
+    assert miniq("result", "sums", dead, code=1).out == "dead\nbad\n"
+    assert miniq("result", "sums", left, "--wait", "0.05", code=1).out == "waiting\n"
+    assert miniq("result", "sums", "never", code=1).out == "unknown\n"
+    assert "keeps no results" in miniq("result", "default", "never", code=1).err

@@ -56,13 +56,19 @@ def test_sound_folders_are_read_and_not_changed(store: Path) -> None:
         assert contents(folder) == before
 
 
+def test_a_folder_that_may_have_lost_its_newest_messages_is_not_called_sound(store: Path) -> None:
+    (store / "data" / "EXTENT").unlink()
+    done = run(str(store), "--json")
+    assert (done.returncode, json.loads(done.stdout)["verdict"]) == (1, "unverified")
+
+
 def test_damage_is_named_with_what_can_be_read_and_what_to_do(store: Path, engine: str) -> None:
     (victim,) = (path for path in (store.with_name("backup") / "data").iterdir() if path.name.startswith("MANIFEST"))
     os.truncate(victim, 30)
     done = run(str(store.with_name("backup")))
     assert done.returncode == 1
     assert done.stdout.startswith("damaged: backup ")
-    assert f"damaged: {victim} is damaged (it has 30 bytes" in done.stdout
+    assert done.stdout.count(f"damaged: {victim} is damaged (its size is 30 B, and was ") == 1
     assert "to do: use another backup" in done.stdout
 
 
@@ -78,6 +84,61 @@ def test_table_that_cannot_be_read_leaves_the_rest_readable(store: Path, engine:
     report = check(str(store))
     assert any("queue 'jobs'" in text for text in report.damage)
     assert {queue.name for queue in report.queues} == {"default", "jobs", "other"}
+    assert "miniq-check-" not in str(report)
+    if engine == "rocksdb":  # LevelDB does not name the table
+        assert any(str(table) in text for text in report.damage)
+
+
+@pytest.mark.parametrize("how", ["missing", "cut"])
+@pytest.mark.parametrize("kind", ["backup", "store"])
+def test_a_folder_without_its_marker_is_read_all_the_same(store: Path, kind: str, how: str) -> None:
+    marker = store.with_name(kind) / "MINIQ"
+    os.unlink(marker) if how == "missing" else os.truncate(marker, 10)
+    done = run(str(marker.parent))
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.startswith(f"damaged: {kind} ")
+    assert "274 messages read)" in done.stdout
+    assert (
+        f"  damaged: {marker} is damaged (it {'is missing' if how == 'missing' else 'cannot be read'})\n" in done.stdout
+    )
+
+
+def test_damage_in_a_file_that_nothing_reads_does_not_spoil_a_backup(store: Path, engine: str) -> None:
+    backup = store.with_name("backup")
+    name = "OPTIONS-*" if engine == "rocksdb" else "LOG"
+    if not (victims := list((backup / "data").glob(name))):
+        (backup / "data" / "LOG").write_bytes(b"x")
+        marker = json.loads((backup / "MINIQ").read_bytes())
+        marker["files"]["data/LOG"] = [2, "0"]
+        (backup / "MINIQ").write_text(json.dumps(marker))
+        victims = [backup / "data" / "LOG"]
+    for victim in victims:
+        victim.write_bytes(victim.read_bytes()[:-1] + b"?")
+    done = run(str(backup))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"  damaged, but not needed: {victims[0]} (" in done.stdout
+    assert "274 messages read)" in done.stdout
+    restored = subprocess.run(
+        [sys.executable, "-m", "miniq", "restore", str(backup), str(store.with_name("new"))],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert restored.returncode == 0, restored.stderr
+    with miniq.connect(f"{engine}:{store.with_name('new')}") as mq:
+        assert mq.queue("jobs").info().counts.total == 274
+
+
+def test_damage_in_a_backup_is_listed_whole_with_what_can_be_read(store: Path, engine: str) -> None:
+    backup = store.with_name("backup")
+    extent = backup / "data" / "EXTENT"
+    extent.write_bytes(b"")
+    log = max((backup / "data").glob("*.log"), key=lambda path: path.stat().st_size)
+    with open(log, "ab") as file:
+        file.write(b"x")
+    done = run(str(backup))
+    assert done.returncode == 1
+    assert f"damaged: {extent} is damaged (its size is 0 B, and was " in done.stdout
+    assert f"damaged: {log} is damaged (its size is " in done.stdout
+    assert "readable: 274 of 274 messages of queue 'jobs'" in done.stdout
 
 
 def test_counts_that_differ_from_the_messages_are_damage(store: Path, engine: str) -> None:
@@ -99,6 +160,8 @@ def test_folder_in_use_is_refused(store: Path, engine: str) -> None:
         done = run(str(store))
     assert done.returncode == 1
     assert f"is open in process {os.getpid()}" in done.stderr
+    assert "--url" not in done.stderr
+    assert "check a backup of it" in done.stderr
 
 
 @pytest.mark.parametrize("args", [[], ["nowhere"], ["."]])
@@ -109,3 +172,16 @@ def test_what_is_no_folder_of_a_store_is_wrong_usage(
     done = run(*args)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
+
+
+def test_a_store_may_be_named_by_its_url(engine: str, store: Path) -> None:
+    checked = run(f"{engine}:{store}", "--json")
+    assert (checked.returncode, json.loads(checked.stdout)["verdict"]) == (0, "sound")
+    for wrong, said in (
+        ("memory:", "is not a folder"),
+        ("postgresql://h/d", "is not a folder"),
+        ("nowhere", "no folder"),
+    ):
+        refused = run(wrong)
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert said in refused.stderr

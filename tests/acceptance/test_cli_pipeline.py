@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import time
@@ -14,9 +15,13 @@ import pytest
 pytest.importorskip("pyspark")
 
 import miniq as miniq_library
+from miniq.cli.pipeline import ECHO, behind, progress_line, waiting_line
+from miniq.spark.lag import Lag
+from miniq.spark.pipelines.runs import Progress
 from tests.acceptance.shell import MINIQ, Result, Shell, collect, environment, serving
 
 MASTER = ("--master", "local[2]")
+STOPPING = "miniq: stopping after this batch; Ctrl-C again ends at once\n"
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +62,51 @@ def test_ctrl_c_ends_a_continuous_run_cleanly(miniq: Shell) -> None:
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)
         ended = collect(process)
-    assert (ended.code, ended.err) == (0, "")
+    assert (ended.code, ended.err) == (0, STOPPING)
     assert ended.objects[0]["messages"] == 10
     assert ended.objects[0]["stopped"]
+
+
+def test_ctrl_c_within_a_batch_lets_it_end_and_a_second_one_does_not(miniq: Shell) -> None:
+    """As a terminal does it: all processes get the signal. A batch says when it runs, and ends when it is let go."""
+    running, let_go = miniq.folder / "running", miniq.folder / "let-go"
+    (miniq.folder / "slowly.py").write_text(
+        "import os, time\nfrom pyspark.sql.functions import udf\n"
+        f"@udf('string')\ndef slow(body):\n    open({str(running)!r}, 'w').close()\n"
+        f"    while not os.path.exists({str(let_go)!r}):\n        time.sleep(0.02)\n    return body\n"
+        "def slowly(messages):\n    return messages.select(slow('body').alias('body'))\n"
+    )
+    checkpoint = miniq.folder / "slow-checkpoint"
+    command = ["pipeline", "transform", "slow", "slow-target", "--function", "slowly:slowly", "--json", *MASTER]
+    command += ["--option", "maxMessagesPerBatch=1", "--checkpoint", str(checkpoint)]
+    with miniq_library.connect(miniq.url) as client:
+        client.queue("slow").send_many(range(10))
+        for batch, text in enumerate(("interrupted; run it again to continue", "interrupted")):
+            process = miniq.start(*command, start_new_session=True)
+            assert process.stderr is not None
+            appears(running, process)
+            os.killpg(process.pid, signal.SIGINT)
+            assert process.stderr.readline().decode() == STOPPING
+            if batch == 0:
+                let_go.touch()
+            else:
+                time.sleep(ECHO + 0.1)  # a sooner one is taken for the same key press
+                os.killpg(process.pid, signal.SIGINT)
+            ended = collect(process)
+            done = (checkpoint / "commits" / str(batch)).exists()
+            assert (ended.code, ended.err, done) == (1, f"miniq: {text}\n", batch == 0)
+            running.unlink()
+            let_go.unlink(missing_ok=True)
+        assert client.queue("slow-target").info().counts.ready == 1
+
+
+def appears(path: Path, process: subprocess.Popen[bytes]) -> None:
+    """Wait for a file that the process makes."""
+    until = time.monotonic() + 120
+    while not path.exists():
+        assert process.poll() is None, collect(process).err
+        assert time.monotonic() < until
+        time.sleep(0.02)
 
 
 def test_usage_errors_take_one_line(miniq: Shell) -> None:
@@ -77,9 +124,29 @@ def test_usage_errors_take_one_line(miniq: Shell) -> None:
 
 
 def test_errors_from_spark_take_one_line(miniq: Shell) -> None:
-    said = miniq("pipeline", "drain", "nothing", "o", "--option", "partitons=2", *MASTER, code=1).err
-    assert said.startswith("miniq: partitons: no such option; use one of url, queue")
+    said = miniq("pipeline", "drain", "nothing", "o", "--option", "bodySchema=order intt", *MASTER, code=2).err
+    assert said.startswith("miniq: bodySchema: 'order intt' is not a schema: ")
+    assert 'Unsupported data type "INTT"' in said
     assert said.count("\n") == 1
+    miniq("send", "words", '"seven"')
+    sql = ("--sql", "select cast(body as bigint) as body from messages")
+    said = miniq("pipeline", "transform", "words", "numbers", *sql, *MASTER, code=1).err
+    assert said.startswith('miniq: [CAST_INVALID_INPUT] The value \'"seven"\' of the type "STRING" cannot be cast')
+    assert said.count("\n") == 1
+
+
+def test_options_are_checked_before_spark_starts(miniq: Shell) -> None:
+    for command, option, text in (
+        (["drain", "q", "o"], "bodyShema=a int", "bodyShema: no such option; did you mean 'bodySchema'?"),
+        (["archive", "o"], "group=g", "group: is for view=messages, but the view is history"),
+        (["drain", "q", "o"], "contentType=text/plain", "contentType: has no effect on readStream; it is for"),
+        (["drain", "q", "o"], "partitions=0", "partitions: '0' is invalid; use a whole number"),
+        (["ingest", ".", "q"], "partitions=2", "partitions: has no effect on ingest; it has only maxFilesPerTrigger"),
+        (["reprocess", "q"], "partitons=2", "partitons: no such option; did you mean 'partitions'?"),
+    ):
+        said = miniq("pipeline", *command, "--option", option, "--master", "local[no]", code=2).err
+        assert said.startswith(f"miniq: {text}"), said
+        assert said.count("\n") == 1
 
 
 def test_without_spark_the_extra_is_named(miniq: Shell, tmp_path: Path) -> None:
@@ -91,7 +158,10 @@ def test_without_spark_the_extra_is_named(miniq: Shell, tmp_path: Path) -> None:
         cwd=tmp_path,
     )
     result = Result(run)
-    assert (result.code, result.err) == (1, "miniq: Spark is not installed: pip install 'miniq[spark]'\n")
+    assert (result.code, result.err) == (
+        1,
+        "miniq: Spark is not installed: pip install '.[spark]' in the checkout of MiniQ\n",
+    )
 
 
 def test_every_pipeline_has_help_and_starts_no_spark_for_it(miniq: Shell) -> None:
@@ -100,3 +170,28 @@ def test_every_pipeline_has_help_and_starts_no_spark_for_it(miniq: Shell) -> Non
     for name in names:
         assert f"\n  {name} " in listed
         assert "--master" in miniq("pipeline", name, "--help").out
+
+
+def test_people_see_what_is_happening_while_spark_starts(capsys: pytest.CaptureFixture[str]) -> None:
+    with waiting_line("starting Spark", visible=True) as say_more:
+        say_more(" for the first time")
+    assert capsys.readouterr().err.startswith("\rstarting Spark")
+    with waiting_line("starting Spark", visible=False):
+        pass
+    assert capsys.readouterr().err == ""
+
+
+def test_people_see_that_a_first_batch_is_being_read(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress_line(visible=True) as show:
+        assert show is not None
+        show(Progress(0, 0, 3.0))
+        show(Progress(1, 1234, 4.0, Lag(0)))
+    told = capsys.readouterr().err.split("\r")
+    assert "reading… 3 s" in told
+    assert "1,234 in 1 batch, 308 per second; 0 waiting" in told
+
+
+def test_people_see_how_far_a_stream_is_behind() -> None:
+    assert behind(None) == ""
+    assert behind(Lag(1234, 60)) == "; 1,234 waiting, the oldest for 60 s"
+    assert behind(Lag(0)) == "; 0 waiting"

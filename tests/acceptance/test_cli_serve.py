@@ -81,10 +81,11 @@ def test_it_finishes_what_it_is_answering_before_it_ends(tmp_path: Path) -> None
 
 
 def test_relaxed_durability_is_said_at_start(tmp_path: Path) -> None:
-    process, line = started(tmp_path, "--store", "memory:", "--port", "0", "--durability", "relaxed")
+    process, line = started(tmp_path, "--store", "rocksdb:data", "--port", "0", "--durability", "relaxed")
     process.send_signal(signal.SIGTERM)
+    ended = collect(process)
     assert line.endswith("durability=relaxed\n")
-    assert "durability is relaxed" in collect(process).err
+    assert "durability is relaxed" in ended.err
 
 
 def test_a_store_may_be_a_plain_folder_as_for_clients(tmp_path: Path) -> None:
@@ -118,7 +119,7 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         said = refused(tmp_path, "--port", str(port), "--no-zmq", "--store", "memory:")
     assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in said
-    assert "--port" in said
+    assert "another port with --port or MINIQ_PORT" in said
 
 
 def test_an_address_of_another_machine_is_refused_with_its_flag(tmp_path: Path) -> None:
@@ -136,7 +137,7 @@ def test_a_port_of_zeromq_that_is_taken_is_named_with_its_flag(tmp_path: Path) -
         for name in ("command", "producer", "consumer"):
             said = refused(tmp_path, "--port", "0", f"--{name}-port", port, "--store", "memory:")
             assert f"{name}_port: cannot listen on 127.0.0.1:{port}: Address already in use" in said
-            assert f"--{name}-port" in said
+            assert f"--{name}-port or MINIQ_{name.upper()}_PORT" in said
             assert "--no-zmq" in said
 
 
@@ -146,7 +147,7 @@ def test_it_can_do_without_zeromq(tmp_path: Path) -> None:
     ended = collect(process)
     assert ended.code == 0
     assert "tcp://" not in ended.out
-    assert re.fullmatch(r"miniq ready: http://\S+ store=memory: durability=fsync\n", line)
+    assert re.fullmatch(r"miniq ready: http://\S+ store=memory: durability=none\n", line)
 
 
 def test_it_serves_although_nobody_reads_what_it_prints(tmp_path: Path) -> None:
@@ -170,6 +171,52 @@ def test_it_serves_although_nobody_reads_what_it_prints(tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         ended = collect(process)
         assert (ended.code, ended.err) == (0, ""), how
+
+
+INTERRUPTED = """
+import atexit
+import os
+import signal
+import uvloop
+import miniq_command
+from miniq.store.embedded.kv import RocksKV
+
+def interrupt(owner, name, after):
+    original = getattr(owner, name)
+    def interrupted(*args):
+        made = original(*args)
+        setattr(owner, name, original)
+        after(made)
+        signal.raise_signal(getattr(signal, NAME))
+        return made
+    setattr(owner, name, interrupted)
+
+def watch(loop):
+    atexit.register(lambda: loop.is_closed() or os.write(2, b"the event loop was left open"))
+
+if MOMENT == "loop":
+    interrupt(uvloop, "new_event_loop", watch)
+else:
+    interrupt(RocksKV, "write", id)
+miniq_command.main()
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("moment", ["loop", "write"])
+def test_a_signal_at_a_bad_moment_of_the_start_ends_it(tmp_path: Path, name: str, moment: str) -> None:
+    code = f"NAME = {name!r}\nMOMENT = {moment!r}\n{INTERRUPTED}"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "serve", "--store", "rocksdb:data", "--port=0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+        cwd=tmp_path,
+    )
+    ended = collect(process)
+    assert (ended.code, ended.err) == (0, "")
+    with serving(tmp_path) as again:
+        assert again.url
 
 
 def test_ctrl_c_at_any_moment_of_the_start_ends_it_without_a_traceback(tmp_path: Path) -> None:

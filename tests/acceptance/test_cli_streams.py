@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pty
 import shlex
-import signal
 import subprocess
 import time
 from pathlib import Path
@@ -81,12 +80,12 @@ def test_a_closed_stream_is_not_taken_by_another_file(shell: Shell) -> None:
         assert mq.queue("q").info().counts.total == 502
 
 
-@pytest.mark.parametrize("command", ["queues", "receive q2 --wait 30", "send q", "top"])
+@pytest.mark.parametrize("command", ["queues", "receive default --wait 30", "send q", "top"])
 def test_ctrl_c_in_the_first_moments_gives_no_traceback(shell: Shell, command: str) -> None:
     for step in range(5):
         ended = interrupted(step * 0.08, shell.folder, *command.split(), MINIQ_URL=shell.url)
         assert ended.err.strip() in ("", "miniq: interrupted"), (step, ended.err)
-        assert ended.code in (0, 1, -signal.SIGINT)
+        assert ended.code in (0, 1)
 
 
 def test_nothing_is_removed_unless_a_person_says_so(shell: Shell) -> None:

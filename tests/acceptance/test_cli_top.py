@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
 import select
 import signal
 import struct
@@ -19,6 +20,7 @@ import pyte
 import pytest
 
 import miniq
+from miniq.cli.top import COLUMNS
 from tests.acceptance.shell import MINIQ, Shell, environment, on_folder
 from tests.server import clear
 from tests.serving import Served, serving
@@ -147,7 +149,8 @@ def test_a_terminal_shows_queues_sorts_filters_and_is_left_as_it_was(shell: Shel
     [
         (60, ["QUEUE^", "READY", "LEASED", "DEAD", "SENT/S", "ACKED/S"]),
         (80, ["QUEUE^", "READY", "LEASED", "DELAYED", "DEAD", "OLDEST", "SENT/S", "ACKED/S"]),
-        (120, ["QUEUE^", "READY", "LEASED", "DELAYED", "DEAD", "BYTES", "OLDEST", "SENT/S", "ACKED/S"]),
+        (100, ["QUEUE^", "READY", "LEASED", "DELAYED", "DEAD", "CONSUMERS", "BYTES", "OLDEST", "SENT/S", "ACKED/S"]),
+        (130, [*map(str.upper, ("queue^", *COLUMNS[1:]))]),
     ],
 )
 def test_a_narrow_terminal_shows_what_matters_most(shell: Shell, columns: int, heads: list[str]) -> None:
@@ -225,6 +228,30 @@ def test_programs_get_json_and_pipes_get_tables(shell: Shell) -> None:
     )
     assert piped.stdout.count("QUEUE") >= 2
     assert "Traceback" not in piped.stderr
+
+
+def test_the_consumers_of_one_queue(shell: Shell) -> None:
+    with miniq.connect(shell.url) as mq:
+        [message] = mq.queue("orders").receive(consumer="web-1:77")
+        mq.queue("orders").ack([message])
+    with terminal(shell.url, "orders", "--interval", "0.2") as tty:
+        # The last line of the table, to its end: a screen may be read while it is drawn.
+        lines = tty.wait(lambda lines: any(re.match(r"\(unnamed\).* ago", line) for line in lines))
+        assert lines[1].startswith("492 ready, 7 in flight, 0 delayed")
+        assert lines[2].startswith("wait p50 ")
+        assert "processing p50 " in lines[2]
+        assert lines[3].split() == ["CONSUMER", "IN", "FLIGHT", "RECEIVED", "ACKED", "FAILED", "LAST", "SEEN"]
+        assert lines[4].split()[:5] == ["web-1:77", "0", "1", "1", "0"]
+        assert lines[5].split()[:5] == ["(unnamed)", "7", "7", "0", "0"]
+        tty.type(b"q")
+        assert tty.end() == 0
+    lines = shell("top", "orders", "--once").lines
+    assert lines[0] == "orders"
+    assert lines[5].split()[:2] == ["web-1:77", "0"]
+    (found,) = shell("top", "orders", "--once", "--json").objects
+    assert (found["queue"]["name"], len(found["consumers"])) == ("orders", 2)
+    assert "no consumer in the last five minutes" in shell("top", "emails", "--once").lines
+    assert "there is no queue 'none'" in shell("top", "none", "--once", code=1).err
 
 
 def test_what_is_wrong_is_said(shell: Shell, tmp_path: Path) -> None:

@@ -91,6 +91,19 @@ def test_a_misspelt_command_is_answered_with_what_was_meant() -> None:
     assert "Did you mean 'receive'?" in ended.stderr
 
 
+def test_a_worker_says_where_it_gets_the_address_of_its_broker() -> None:
+    ended = run("worker", "shop:app", "--url", "http://127.0.0.1:1")
+    assert ended.returncode == 2
+    assert "miniq.App(URL), or MINIQ_URL" in ended.stderr
+    assert "--reload" not in ended.stderr
+
+
+def test_help_of_keys_names_all_verbs() -> None:
+    ended = run("keys", "--help")
+    words = ended.stdout.replace(",", " ").split()
+    assert {"send", "receive", "publish", "read", "manage", "admin"} <= set(words)
+
+
 def test_it_tells_its_version() -> None:
     ended = run("--version")
     assert (ended.returncode, ended.stdout) == (0, f"miniq, version {__version__}\n")
@@ -117,6 +130,7 @@ def test_completion_knows_commands_and_flags() -> None:
         env = environment(_MINIQ_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD=place)
         return subprocess.run([sys.executable, "-m", "miniq"], capture_output=True, text=True, env=env).stdout
 
-    assert completed("miniq re", "1").split() == ["plain,receive", "plain,release", "plain,redrive", "plain,restore"]
+    commands = ["receive", "release", "result", "redrive", "restore"]
+    assert completed("miniq re", "1").split() == [f"plain,{command}" for command in commands]
     assert "plain,--visibility-timeout" in completed("miniq receive q --vis", "3")
     assert "plain,fish" in completed("miniq completion f", "2")

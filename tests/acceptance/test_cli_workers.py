@@ -41,6 +41,7 @@ def test_any_number_of_producers_and_consumers_share_the_work(miniq: Shell) -> N
 
 
 def test_what_fails_comes_again_until_it_is_done(miniq: Shell) -> None:
+    miniq("queues", "create", "failing", "--retry-delay", "0")
     miniq("produce", "failing", "--count", "50", "--batch", "20", "--quiet")
     done, totals = events(
         miniq("consume", "failing", "--fail-rate", "0.5", "--batch", "10", "--count", "50", "--json").lines
@@ -91,6 +92,17 @@ def test_ctrl_c_ends_them_cleanly_with_their_totals(miniq: Shell, workers: str) 
     counts = miniq("queues", "show", queue, "--json").objects[0]["counts"]
     assert counts["leased"] == 0, "what was received and not begun is given back"
     assert counts["total"] == len(produced.lines) - len(consumed.lines)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_while_workers_start_ends_them_cleanly(miniq: Shell, number: int) -> None:
+    miniq("send", "elsewhere", "1")
+    process = miniq.start("consume", "elsewhere", "--workers", "2", "--work", "1h")
+    wait_for(lambda: len(children_of(process.pid)) >= 2)
+    process.send_signal(number)
+    ended = collect(process)
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out.startswith("acked 0 messages")
 
 
 def test_workers_end_with_the_one_who_started_them(miniq: Shell) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import signal
 import threading
@@ -117,7 +118,7 @@ def test_sending_many_is_all_or_nothing(q: Any) -> None:
 
 
 def test_nothing_to_send_or_ack_is_no_call_at_all(q: Any) -> None:
-    assert (q.send_many([]), q.ack([]), q.release([]), q.extend([], 5)) == ([], [], [], [])
+    assert (q.send_many([]), q.ack([]), q.release([]), q.fail([], "x"), q.extend([], 5)) == ([], [], [], [], [])
 
 
 def test_later_changes_to_headers_do_not_reach_the_message(q: Any) -> None:
@@ -147,24 +148,80 @@ def test_the_context_manager_acks_on_success(mq: Any) -> None:
     assert q.info().counts.total == 0
 
 
-def test_the_context_manager_releases_on_an_exception_which_goes_on(mq: Any) -> None:
+def test_the_context_manager_fails_on_an_exception_which_goes_on(mq: Any) -> None:
     q = mq.queue("jobs")
+    q.configure(retry={"delay": 0})
     q.send(1)
     [m] = q.receive()
     with pytest.raises(ZeroDivisionError), m:
         _ = 1 / 0
     [again] = q.receive()
     assert (again.id, again.receives) == (m.id, 2)
+    text, _, trace = again.error.partition("\n")
+    assert text == "ZeroDivisionError: division by zero"
+    assert "_ = 1 / 0" in trace
 
 
-@pytest.mark.parametrize("by_hand", ["ack", "release"])
-def test_the_context_manager_does_nothing_after_an_ack_or_release_by_hand(q: Any, by_hand: str) -> None:
+def test_the_context_manager_gives_back_what_was_only_interrupted(q: Any) -> None:
+    q.send(1)
+    [m] = q.receive()
+    with pytest.raises(KeyboardInterrupt), m:
+        raise KeyboardInterrupt
+    [again] = q.receive()
+    assert (again.receives, again.error) == (2, None)
+
+
+def test_a_rejected_message_is_a_dead_letter_at_once(mq: Any) -> None:
+    q = mq.queue("jobs")
+    q.send(1)
+    [m] = q.receive()
+    with pytest.raises(miniq.Reject), m:
+        raise miniq.Reject("no such customer")
+    [dead] = mq.queue("jobs.dead").peek()
+    assert (dead.dead.origin, dead.dead.reason, dead.dead.receives) == ("jobs", "rejected", 1)
+    assert dead.dead.error.startswith("miniq.Reject: no such customer\n")
+    assert q.info().counts.total == 0
+
+
+def test_a_failed_message_keeps_its_error_and_waits(mq: Any) -> None:
+    q = mq.queue("jobs")
+    q.configure(max_receives=2)
+    q.send_many([1, 2])
+    m, n = q.receive(max=2)
+    assert (m.error, m.fail("SMTP server unreachable", delay=60)) == (None, True)
+    seen = q.get(m.id)
+    assert (seen.status, seen.error, seen.receives) == ("delayed", "SMTP server unreachable", 1)
+    assert n.fail(ValueError("no '@'"), delay=0) is True
+    [n] = q.receive()
+    assert n.error == "ValueError: no '@'"
+    assert n.fail("again") is False
+    [dead] = mq.queue("jobs.dead").peek()
+    assert (dead.id, dead.dead.reason, dead.dead.error) == (n.id, "max_receives", "again")
+    with pytest.raises(miniq.MessageNotFound):
+        n.fail("twice")
+
+
+def test_many_fail_with_one_call(mq: Any) -> None:
+    q = mq.queue("jobs")
+    q.configure(retry=miniq.Retry(delay=60, jitter=0))
+    q.send_many([1, 2, 3])
+    messages = q.receive(max=3)
+    messages[1].ack()
+    failed = q.fail(messages, "down")
+    assert [one.outcome for one in failed] == ["retried", "missing", "retried"]
+    assert failed[0].visible_at == failed[2].visible_at == q.get(messages[0].id)._stored.visible_at
+    assert [one.outcome for one in q.fail(messages[2:], "down", dead=True)] == ["stale"]
+    assert q.info().counts.delayed == 2
+
+
+@pytest.mark.parametrize("by_hand", ["ack", "release", "fail"])
+def test_the_context_manager_does_nothing_after_what_was_done_by_hand(q: Any, by_hand: str) -> None:
     q.send(1)
     [m] = q.receive()
     with m:
-        getattr(m, by_hand)()
+        getattr(m, by_hand)(*(["why", 0] if by_hand == "fail" else []))
         others = q.receive()
-    assert len(others) == (1 if by_hand == "release" else 0)
+    assert len(others) == (0 if by_hand == "ack" else 1)
     assert q.info().counts.leased == len(others)
     for other in others:
         assert other.ack() is True
@@ -200,7 +257,7 @@ def test_a_receipt_that_was_overtaken_is_refused(mq: Any) -> None:
     q.send(1)
     [m] = q.receive(visibility_timeout=0)
     [other] = q.receive()
-    for call in (m.ack, m.release, m.extend):
+    for call in (m.ack, m.release, m.extend, functools.partial(m.fail, "why")):
         with pytest.raises(miniq.StaleReceipt) as caught:
             call()
         assert caught.value.field == "receipt"
@@ -373,6 +430,7 @@ WRONG: list[tuple[Callable[[Any], Any], str, str, str]] = [
     (lambda q: q.send(1, priority=10), "invalid", "priority", "10 is out of range; use 0 to 9"),
     (lambda q: q.send(1, delay=-1), "invalid", "delay", "-1 s is out of range; use 0 to 1209600"),
     (lambda q: q.send(1, headers=["a"]), "invalid", "headers", "is not a map"),
+    (lambda q: q.send(1, headers={"a": 1}), "invalid", "headers", "the value of 'a' is 1; use text"),
     (lambda q: q.send("x" * 2**20), "too_large", "body", "at most 1048576"),
     (lambda q: q.send_many("abc"), "invalid", "messages", "not a list"),
     (lambda q: q.send_many(range(1001)), "too_large", "messages", "at most 1000"),
@@ -519,6 +577,42 @@ def test_an_interrupted_receive_leaves_nothing_leased(place: str) -> None:
             q.receive(wait=30)
         q.send(1)
         assert [m.body for m in q.receive(wait=1)] == [1]
+
+
+def test_ctrl_c_while_a_reply_is_read_leaves_nothing_leased(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with miniq.connect(place) as mq:
+        q = mq.queue("jobs")
+        q.send_many([1, 2, 3])
+        create = miniq.Message.__init__
+
+        def interrupted(self: miniq.Message, *args: Any) -> None:
+            monkeypatch.undo()
+            signal.raise_signal(signal.SIGINT)
+            create(self, *args)
+
+        monkeypatch.setattr(miniq.Message, "__init__", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            q.receive(3)
+        assert q.info().counts.leased == 0
+        assert [m.body for m in q.receive(3)] == [1, 2, 3]
+
+
+def test_an_ack_that_is_interrupted_takes_effect(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with miniq.connect(place) as mq:
+        q = mq.queue("jobs")
+        q.send(1)
+        (message,) = q.receive()
+        perform = type(q._transport).perform
+
+        def interrupted(self: Any, call: Any) -> Any:
+            monkeypatch.undo()
+            signal.raise_signal(signal.SIGINT)
+            return perform(self, call)
+
+        monkeypatch.setattr(message._from, "_perform", functools.partial(interrupted, q._transport))
+        with pytest.raises(KeyboardInterrupt), message:
+            pass
+        assert q.info().counts.total == 0
 
 
 def test_an_async_client_in_another_loop_is_told_so(place: str) -> None:

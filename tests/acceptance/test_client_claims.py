@@ -34,6 +34,11 @@ def test_a_reader_works_through_the_claims_of_its_group(q: Any) -> None:
     assert bodies(claims.fetch(1)) == [0, 1, 2, 3, 4, 5]
     assert [bodies(claims.fetch(1, part, 4)) for part in range(4)] == [[0], [1, 2], [3], [4, 5]]
     assert claims.next(1).messages == 4
+    with pytest.raises(
+        miniq.ClaimUnread, match="claim 2 of group 'etl' cannot be acked: none of its 4 messages was fetched"
+    ):
+        claims.ack(2)
+    claims.fetch(2, 9, 10)
     claims.ack(2)
     claims.ack(2)
     assert claims.next(2) is None

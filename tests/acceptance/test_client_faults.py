@@ -61,6 +61,19 @@ def test_a_send_that_is_cut_off_on_its_way_is_added_once(
     assert proxy.accepted == 3
 
 
+def test_an_ack_on_an_idle_connection_that_was_closed_does_not_count_as_repeated(
+    proxy: Proxy, behind: miniq.Client
+) -> None:
+    with miniq.connect(proxy.url) as mq:  # a loop for async clients would have to run to notice the end
+        mine = mq.queue("jobs")
+        mine.send(1)
+        (message,) = mine.receive()
+        proxy.drop_all()
+        wait_for(lambda: not proxy.open)
+        behind.queue("jobs").remove(message.id, message.receipt)
+        assert mine.ack([message]) == ["missing"]
+
+
 def test_what_was_done_before_its_answer_was_lost_is_a_success(
     opener: Opener, proxy: Proxy, behind: miniq.Client
 ) -> None:

@@ -25,7 +25,7 @@ def test_a_client_sends_receives_claims_commits_stages_and_finds_it_all_again(
     with first:
         assert second.extend(90) == second.lease_until
     assert second.release() is None
-    [late] = q.receive(visibility_timeout=0.2)
+    [late] = q.receive(visibility_timeout=2)
     [again] = q.receive(wait=20, max=1)
     assert (late.body, again.body) == ({"n": 1}, b"\xff")
     [woken] = q.receive(wait=20)

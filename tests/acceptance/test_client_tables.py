@@ -78,6 +78,13 @@ def test_history_can_be_read_as_tables(place: str) -> None:
         assert page.table["body"].to_pylist()[:3] == ["0", "1", "2"]
         assert page.table["consumer"].to_pylist()[-1] == "ann"
         assert mq.history_table(after=page.next).table.num_rows == 0
+        some = mq.history_table(after=before, limit=2000, queue="told", event="received", consumer="ann")
+        assert some.table["offset"].to_pylist() == list(range(before + 1501, before + 1511))
+        early = mq.history_table(after=before, limit=2000, before=before + 6)
+        assert (early.table.num_rows, early.next) == (5, before + 5)
+        middle = page.table["at"][750].as_py()
+        late = mq.history_table(after=before, limit=2000, since=middle)
+        assert late.table["offset"].to_pylist()[0] == before + 751
 
 
 def test_tables_are_not_given_over_zeromq(server: Served) -> None:
@@ -89,10 +96,11 @@ def test_what_only_json_can_filter_is_told(server: Served) -> None:
     import http.client
 
     connection = http.client.HTTPConnection("127.0.0.1", server.port)
-    connection.request("GET", "/v1/history?event=sent", headers={"accept": "application/vnd.apache.arrow.stream"})
+    path = "/v1/queues/default/messages?find=x"
+    connection.request("GET", path, headers={"accept": "application/vnd.apache.arrow.stream"})
     answer = connection.getresponse()
     assert answer.status == 400
-    assert b"event: not supported for replies in Arrow" in answer.read()
+    assert b"find: not supported for replies in Arrow" in answer.read()
     connection.request("GET", "/v1/history", headers={"accept": "application/vnd.apache.arrow.stream"})
     answer = connection.getresponse()
     assert answer.headers["content-type"] == "application/vnd.apache.arrow.stream"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,33 @@ def test_stats_tell_what_queues_hold_now(mq: Any) -> None:
         mq.stats("nope")
 
 
+def test_consumers_tell_who_works(mq: Any) -> None:
+    queue = mq.queue("jobs")
+    queue.send_many(range(3))
+    first, _ = queue.receive(max=2, consumer="ann")
+    queue.receive()
+    queue.ack([first])
+    ann, unnamed = queue.consumers()
+    assert (ann.name, ann.in_flight, ann.received, ann.acked, ann.failed) == ("ann", 1, 2, 1, 0)
+    assert (unnamed.name, unnamed.in_flight, unnamed.received) == (None, 1, 1)
+    assert abs(datetime.fromtimestamp(ann.last_seen / 1e6, UTC) - datetime.now(UTC)) < timedelta(minutes=1)
+    entry = mq.stats("jobs").queues[0]
+    assert entry.consumers == 2
+    assert 0 < entry.wait.p50 <= entry.wait.p99
+    assert 0 < entry.processing.p50 <= entry.processing.p99
+    with pytest.raises(miniq.QueueNotFound):
+        mq.queue("nope").consumers()
+
+
+def test_a_worker_without_a_name_is_called_by_its_host_and_process(mq: Any) -> None:
+    queue = mq.queue("jobs")
+    queue.send(1)
+    done: list[Any] = []
+    queue.consume(done.append, stop=lambda: bool(done), wait=0.1)
+    [worker] = queue.consumers()
+    assert (worker.name, worker.acked) == (f"{socket.gethostname()}:{os.getpid()}", 1)
+
+
 def test_trends_tell_of_the_last_hour(mq: Any) -> None:
     mq.queue("jobs").send(1)
     found = mq.trends(series=["total"], points=20)
@@ -42,7 +71,7 @@ def test_trends_tell_of_the_last_hour(mq: Any) -> None:
 
 def test_whoever_needs_no_key_may_do_everything(mq: Any) -> None:
     who = mq.whoami()
-    assert (who.open, who.name, who.verbs) == (True, None, ["send", "receive", "read", "manage", "admin"])
+    assert (who.open, who.name, who.verbs) == (True, None, ["send", "receive", "publish", "read", "manage", "admin"])
 
 
 def test_messages_are_found_by_what_they_have_in_them(mq: Any) -> None:

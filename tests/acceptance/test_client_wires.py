@@ -7,6 +7,7 @@ import asyncio
 import gc
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ import pytest
 import miniq
 from miniq.api.operations import AckById
 from miniq.client._sync import pool
+from miniq.store.embedded.backup import restore
 from tests.acceptance.client_wires import HTTP, Proxy, Wire
 from tests.acceptance.faces import Opener
 from tests.kit import case, wait_for
@@ -69,6 +71,7 @@ WRONG_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"api_key": "a b"}, "api_key"),
     ({"api_key": "a\r\nx: y"}, "api_key"),
     ({"api_key": 5}, "api_key"),
+    ({"api_key": b"mq_hidden"}, "api_key"),
     ({"ca": "x.pem"}, "ca"),
 ]
 
@@ -80,6 +83,7 @@ def test_a_wrong_option_is_named(opener: Opener, wire: Wire) -> None:
                 opener(wire.nobody, **options)
             assert caught.value.field == field
             assert caught.value.text.startswith(f"{field}: ")
+            assert "hidden" not in caught.value.text
 
 
 def test_a_host_name_is_looked_up_and_each_of_its_addresses_tried(opener: Opener, wire: Wire, server_url: str) -> None:
@@ -186,6 +190,14 @@ def test_what_json_would_bend_is_refused_and_named(opener: Opener, server_url: s
             assert (q.info().counts.total, q.info().settings) == (0, before)
 
 
+def test_a_number_that_json_lacks_is_named_for_what_it_is(opener: Opener, server_url: str) -> None:
+    q = opener(server_url).queue("jobs")
+    with pytest.raises(miniq.InvalidRequest, match="rate: nan is not a number of messages per second"):
+        q.configure(rate=float("nan"))
+    with pytest.raises(miniq.InvalidRequest, match="delay: nan is not a number of seconds"):
+        q.configure(delay=float("nan"))
+
+
 def test_a_request_that_is_too_large_is_refused_as_such(opener: Opener, server_url: str) -> None:
     q = opener(server_url, retry=0).queue("jobs")
     for _ in range(5):
@@ -203,7 +215,8 @@ def test_a_backup_is_written_on_the_server(opener: Opener, server_url: str, tmp_
     mq = opener(server_url)
     mq.queue("jobs").send(1)
     mq.backup(tmp_path / "copy")
-    assert opener(tmp_path / "copy").queue("jobs").receive()[0].body == 1
+    restore(str(tmp_path / "copy"), str(tmp_path / "restored"))
+    assert opener(tmp_path / "restored").queue("jobs").receive()[0].body == 1
 
 
 # Connections
@@ -379,6 +392,14 @@ def test_closing_ends_attempts_to_reach_a_server_that_is_away(wire: Wire) -> Non
         mq.queues()
 
 
+def test_a_client_or_queue_for_another_process_is_refused_with_what_to_pass(opener: Opener, wire: Wire) -> None:
+    mq = opener(wire.nobody)
+    for thing in (mq, mq.queue("jobs")):
+        thing = getattr(thing, "_target", thing)
+        with pytest.raises(TypeError, match=r"cannot be passed to another process; pass its URL, and connect there"):
+            pickle.dumps(thing)
+
+
 # Keys
 
 
@@ -412,10 +433,38 @@ def test_a_client_that_may_manage_but_not_read_gets_no_counts_and_no_contents(op
         assert (changed.settings.delay, changed.counts) == (3, None)
         edited = manager.edit(id, priority=4)
         assert (edited.id, edited.priority, edited.key, edited.data) == (id, 4, None, b"")
+        with pytest.raises(miniq.Forbidden, match=rf"body: of message '{id}' is not shown to a key without `read`"):
+            edited.body  # noqa: B018
         with pytest.raises(miniq.Forbidden, match="does not allow send on queue 'victim'"):
             manager.configure(dead_letter_queue="victim")
         with pytest.raises(miniq.Forbidden):
             manager.redrive(to="victim")
+
+
+def test_a_worker_needs_only_the_right_to_receive(opener: Opener, wire: Wire) -> None:
+    """It keeps its leases for as long as the queue says, and when its key is revoked, it ends with that."""
+    with serving("memory:") as served:
+        owner = miniq.connect(served.url, api_key=make_key(served.url, ["*"]))
+        owner.queue("jobs").configure(visibility_timeout=2)
+        owner.queue("jobs").send_many(["long", "last"])
+        key = owner.create_key("worker", ["receive:jobs"])
+        worker = opener(wire.of(served), api_key=key.secret).queue("jobs")
+        seen: list[Any] = []
+
+        def work(message: Any) -> None:
+            if message.body == "long":
+                time.sleep(3)
+                others = owner.queue("jobs").receive(10)
+                seen.append((message.receives, [other.body for other in others]))
+                owner.queue("jobs").release(others)
+            else:
+                owner.revoke_key(key.id)
+
+        deadline = time.monotonic() + 20
+        with pytest.raises(miniq.Unauthorized, match="unknown or was revoked"):
+            worker.consume(work, pass_message=True, wait=1, stop=lambda: time.monotonic() > deadline)
+        owner.close()
+        assert seen == [(1, ["last"])]
 
 
 def make_key(url: str, allow: list[str]) -> str:

@@ -80,7 +80,15 @@ def test_columns_sort_and_the_keyboard_walks(browser: Browser, broker: miniq.Cli
     assert page.locator("dialog textarea").first.input_value().endswith("}")  # the letter itself is not typed
     page.keyboard.press("Escape")
     expect(page.locator("dialog")).to_have_count(0)
-    for key, title in (("d", "Dead letters"), ("c", "Claims"), ("h", "History"), ("k", "Keys"), ("q", "Queues")):
+    for key, title in (
+        ("d", "Dead letters"),
+        ("s", "Schedules"),
+        ("t", "Topics"),
+        ("c", "Claims"),
+        ("h", "History"),
+        ("k", "Keys"),
+        ("q", "Queues"),
+    ):
         page.keyboard.press("g")
         page.keyboard.press(key)
         expect(page.get_by_role("heading", level=1)).to_have_text(title)
@@ -97,17 +105,22 @@ def test_columns_sort_and_the_keyboard_walks(browser: Browser, broker: miniq.Cli
 def test_many_queues_are_drawn_two_hundred_at_a_time(browser: Browser) -> None:
     with serving("memory:") as served:
         with miniq.connect(served.url) as mq:
-            for number in range(250):
+            for number in range(450):
                 mq.queue(f"q.{number:03d}").send(number)
         visit = Visit(browser, served.url, "desk")
         page = visit.go("/")
         expect(page.locator("tbody tr")).to_have_count(200)
-        expect(page.locator(".tile").first).to_contain_text("251")
+        expect(page.locator(".tile").first).to_contain_text("451")
         page.locator("input.search").fill("q.24")
         expect(page.locator("tbody tr")).to_have_count(10)
         page.locator("input.search").fill("")
+        expect(page.locator("tbody tr")).to_have_count(200)
+        page.locator("th button", has_text="Ready").click()  # which puts another queue in place of the empty one
+        assert page.locator("tbody tr").count() == 200
+        visit.button("Show 200 more of 251 queues")
+        expect(page.locator("tbody tr")).to_have_count(400)
         visit.button("Show 51 more queues")
-        expect(page.locator("tbody tr")).to_have_count(251)
+        expect(page.locator("tbody tr")).to_have_count(451)
         assert visit.bad == []
         visit.close()
 
@@ -209,6 +222,28 @@ def test_settings_are_changed_and_a_wrong_one_is_told(visit: Visit, broker: mini
     visit.bad.clear()  # the browser notes the answer 400
 
 
+def test_results_are_set_up_and_shown_after_a_message_has_left(visit: Visit, broker: miniq.Client) -> None:
+    queue = broker.queue("sums")
+    queue.configure(history="events")
+    page = visit.go("/q/sums")
+    visit.button("Settings")
+    page.get_by_label("Keep results (seconds, 0: not at all)").fill("60")
+    visit.button("Save settings")
+    visit.toast("Saved.")
+    assert queue.info().settings.results == 60
+    done, dead = queue.send_many([1, 2])
+    first, second = queue.receive(max=2)
+    first.ack(result={"sum": "<b>3</b>"})
+    second.fail("no numbers", dead=True)
+    visit.go(f"/q/sums/m/{done}")
+    expect(page.get_by_role("heading", name="Result (JSON, 18 B)")).to_be_visible()
+    expect(page.locator("pre.body")).to_have_text('{\n  "sum": "<b>3</b>"\n}')
+    expect(page.locator(".timeline li")).to_have_count(3)
+    visit.go(f"/q/sums/m/{dead}")
+    expect(page.locator("pre.body")).to_have_text("no numbers")
+    visit.bad.clear()  # the browser notes the answers 404
+
+
 def test_purge_and_delete_ask_for_the_name_first(visit: Visit, broker: miniq.Client) -> None:
     broker.queue("work").send_many(range(7))
     page = visit.go("/q/work")
@@ -275,6 +310,7 @@ def test_claims_are_listed_with_their_age(visit: Visit, broker: miniq.Client) ->
     expect(row).to_have_count(1)
     for text in ("etl", "nightly", "held", "25"):
         expect(row).to_contain_text(text)
+    claims.fetch(1)
     claims.ack(1)
     visit.button("Refresh")
     expect(row).to_contain_text("acked")
@@ -341,7 +377,7 @@ def test_keys_are_made_used_and_revoked_and_a_reader_sees_no_buttons(
         visit.button("Create")
         secret = page.get_by_label("Secret").input_value()
         assert secret.startswith("mq_")
-        expect(page.get_by_text("from now on, calls without a key are refused")).to_be_visible()
+        expect(page.get_by_text("from now on, a server on this store refuses calls without a key")).to_be_visible()
         visit.button("Done")
         expect(page.locator("#who")).to_contain_text("key boss")
         visit.button("New key")
@@ -375,6 +411,8 @@ def test_keys_are_made_used_and_revoked_and_a_reader_sees_no_buttons(
         assert page.locator(".actions button").count() == 0
         page.reload()
         expect(page.locator("pre.body")).to_have_text('"hello"')
+        page.get_by_role("link", name="History").click()
+        expect(page.get_by_text("No events found")).to_be_visible()
         page.get_by_role("link", name="Keys").click()
         expect(page.get_by_text("Managing keys requires a key with the admin permission")).to_be_visible()
         other.bad.clear()  # refusals that were meant
@@ -387,7 +425,15 @@ def test_keys_are_made_used_and_revoked_and_a_reader_sees_no_buttons(
         boss.button("Revoke")
         boss.toast("Revoked reader.")
         expect(page.locator("tbody tr")).to_have_count(1)
-        expect(other.page.get_by_role("heading", name="API key required")).to_be_visible()
+        page = other.page
+        expect(page.get_by_role("heading", name="API key required")).to_be_visible()
+        expect(page.locator("#live")).to_have_text("signed out")
+        expect(page.locator("#who")).to_have_text("")
+        with miniq.connect(served.url, api_key=secret) as mq:
+            page.get_by_label("API key", exact=True).fill(mq.create_key("sender", ["send:o", "manage:o*"]).secret)
+        other.button("Sign in")
+        expect(page.locator("#who span")).to_have_text("key sender · send, manage, not read")
+        expect(page.locator("#live")).to_have_text("live")
         boss.close()
         other.close()
 
@@ -440,7 +486,8 @@ def test_a_hostile_message_is_text_everywhere(visit: Visit, broker: miniq.Client
     binary = queue.send(bytes(range(256)) + b"<script>window.hacked=1</script>", content_type="image/svg+xml")
     page = visit.go("/q/evil")
     expect(page.locator("tbody tr")).to_have_count(4)
-    expect(page.locator("tbody")).to_contain_text("<script>window.hacked=1</script>")
+    listed = page.get_by_role("table", name="Messages in evil")
+    expect(listed).to_contain_text("<script>window.hacked=1</script>")
     page.goto(f"{visit.url}/console#/q/evil/m/{id}")
     expect(page.locator("pre.body")).to_have_text(re.compile(re.escape(json.dumps(HOSTILE, ensure_ascii=False))))
     expect(page.locator(".facts").nth(1)).to_contain_text("<b>x</b>")
@@ -456,9 +503,12 @@ def test_a_hostile_message_is_text_everywhere(visit: Visit, broker: miniq.Client
         visit.button("Download")
     assert Path(saved.value.path()).read_bytes() == queue.get(binary).data
     for message in queue.receive(max=4, consumer=HOSTILE[:60]):
-        message.release()
-    for path in ("/dead/evil.dead", "/history", "/"):
+        message.fail(HOSTILE)
+    page.goto(f"{visit.url}/console#/q/evil.dead/m/{id}")
+    expect(page.locator("pre.body").first).to_have_text(HOSTILE)
+    for path, title in (("/dead/evil.dead", "evil.dead"), ("/history", "History"), ("/", "Queues")):
         page.goto(f"{visit.url}/console#{path}")
+        expect(page.get_by_role("heading", level=1)).to_have_text(title)
         expect(page.locator("tbody tr").first).to_be_visible()
     assert page.evaluate("window.hacked") is None
     assert page.locator("main script, main img, main iframe").count() == 0
@@ -483,6 +533,7 @@ def test_no_page_has_a_serious_fault_for_people_with_disabilities(
         "/dead/emails.dead": "tbody tr",
         "/history": "tbody tr",
         "/claims": ".empty",
+        "/topics": ".empty",
         "/keys": ".empty",
     }
     for path, selector in ready.items():

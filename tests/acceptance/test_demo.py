@@ -10,6 +10,8 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from miniq.demo.crew import Note
+from miniq.demo.promises import delivery
 from tests.acceptance.shell import environment
 
 PROMISES = 11
@@ -32,3 +34,12 @@ def test_the_demo_keeps_every_promise(tmp_path: Path) -> None:
     assert Path(report) == tmp_path / "miniq-demo" / "report.html"
     assert ">Throughput<" in Path(report).read_text(encoding="utf-8")
     assert [path.name for path in tmp_path.iterdir()] == ["miniq-demo"]
+
+
+def test_leases_of_one_millisecond_are_told_apart_by_their_counts() -> None:
+    """A message that fails at once is received again before the moment of its lease has changed on the wire."""
+    received = [Note("received", "a", 2, 10.0), Note("received", "a", 1, 10.0)]
+    promises = delivery([], [*received, Note("failing", "a", 1, at=8.0), Note("acked", "a", 2, at=8.1)], 0)
+    assert [promise.kept for promise in promises if "receive count" in promise.text] == [True]
+    later = delivery([], [Note("received", "a", 2, 10.0), Note("received", "a", 1, 11.0)], 0)
+    assert [promise.kept for promise in later if "receive count" in promise.text] == [False]

@@ -68,6 +68,11 @@ def test_links_between_pages_lead_somewhere(page: str) -> None:
     assert [link for link in files if not ((ROOT / page).parent / link).exists()] == []
 
 
+def test_the_text_of_the_readme_is_wrapped() -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if len(line) > 130 and not line.startswith("|")] == []
+
+
 def test_every_decision_is_listed_and_opens_with_its_status() -> None:
     folder = ROOT / "docs/decisions"
     listed = (folder / "README.md").read_text(encoding="utf-8")
@@ -75,3 +80,16 @@ def test_every_decision_is_listed_and_opens_with_its_status() -> None:
         title, status, *_ = page.read_text(encoding="utf-8").split("\n\n")
         assert status.startswith(("**Status:** accepted", "**Status:** superseded")), page.name
         assert f"({page.name}) | {title.partition('. ')[2]} |" in listed, page.name
+
+
+def test_nobody_is_told_to_install_the_other_project_of_this_name() -> None:
+    """`miniq` on PyPI is not this one."""
+    texts = [path for folder in ("src", "docs", "ops", "tests") for path in (ROOT / folder).rglob("*.*")]
+    named = re.compile(r"pip install '?miniq\b")
+    wrong = [
+        path.name
+        for path in (ROOT / "README.md", *texts)
+        if path.suffix in (".py", ".md", ".toml", ".js", ".service") and path.name != "test_docs.py"
+        if named.search(path.read_text())
+    ]
+    assert wrong == []

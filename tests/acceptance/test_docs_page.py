@@ -68,6 +68,16 @@ def test_it_shows_every_operation(visit: Visit, server: Served) -> None:
     assert Axe().run(visit.page).response["violations"] == []
 
 
+def test_fields_errors_and_headers_of_a_call_are_shown(visit: Visit, broker: miniq.Client) -> None:
+    send = opened(visit, "send")
+    expect(send.locator("tr", has_text=re.compile("^recipient"))).to_contain_text("only the consumer with this name")
+    expect(send.locator(".errors tr", has_text="422")).to_contain_text("idempotency key")
+    fields = {"queue": "emails", "Idempotency-Key": "order-77", "body": '{"body": 1}'}
+    first, second = tried(send, **fields), tried(send, **fields)
+    assert first == second
+    assert first.startswith("201 ")
+
+
 def test_a_reply_of_each_kind_is_shown(visit: Visit, broker: miniq.Client) -> None:
     sent = tried(opened(visit, "send"), queue="emails", body='{"body": {"to": "ann"}}')
     assert sent.startswith("201 ")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import miniq
+from miniq.store.embedded.backup import restore
 from tests.acceptance.faces import Opener
 from tests.acceptance.shell import complaints
 from tests.conftest import ENGINES, store_url
@@ -26,11 +27,12 @@ def run(script: str, *args: str) -> subprocess.CompletedProcess[str]:
 # The rest of the surface
 
 
-def test_a_backup_opens_as_a_store(opener: Opener, tmp_path: Path) -> None:
+def test_a_backup_is_restored_to_a_store(opener: Opener, tmp_path: Path) -> None:
     mq = opener(tmp_path / "data")
     mq.queue("jobs").send(1)
     mq.backup(tmp_path / "copy")
-    assert opener(tmp_path / "copy").queue("jobs").receive()[0].body == 1
+    restore(str(tmp_path / "copy"), str(tmp_path / "restored"))
+    assert opener(tmp_path / "restored").queue("jobs").receive()[0].body == 1
     with pytest.raises(miniq.InvalidRequest):
         opener("memory:").backup(tmp_path / "none")
 
@@ -143,6 +145,40 @@ def test_a_missing_driver_leaves_no_folder_behind(tmp_path: Path, monkeypatch: p
     with pytest.raises(miniq.MissingExtra, match="LevelDB driver is not installed"):
         miniq.connect(f"leveldb:{tmp_path}/new")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_api_key_is_accepted_and_not_needed(tmp_path: Path) -> None:
+    """So that a program can get its URL and key from outside, whatever the URL is."""
+    with miniq.connect(tmp_path, api_key="mq_hidden") as mq:
+        assert mq.whoami().open
+
+    async def use() -> None:
+        async with miniq.connect_async("memory:", api_key="mq_hidden") as mq:
+            await mq.queues()
+
+    asyncio.run(use())
+
+
+def test_an_option_of_a_server_is_refused_as_such(tmp_path: Path) -> None:
+    for name in ("host", "port", "tls_cert", "busy_poll"):
+        with pytest.raises(miniq.InvalidRequest, match=f"{name}: is an option of `miniq serve`") as caught:
+            miniq.connect(tmp_path / "new", **{name: 1})
+        assert caught.value.field == name
+    with pytest.raises(miniq.InvalidRequest, match="zzz: no such option") as caught:
+        miniq.connect(tmp_path / "new", zzz=1)
+    assert "auto_create" in caught.value.text
+    assert "tls_cert" not in caught.value.text
+    with pytest.raises(miniq.InvalidRequest, match="apikey: no such option") as caught:
+        miniq.connect(tmp_path / "new", apikey="hidden")
+    assert "hidden" not in caught.value.text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_client_that_is_not_awaited_says_so(tmp_path: Path) -> None:
+    mq: Any = miniq.connect_async(tmp_path)
+    with pytest.raises(AttributeError, match=r"queue: not connected yet; use `mq = await miniq\.connect_async"):
+        mq.queue("jobs")
+    assert not hasattr(mq, "__len__")
 
 
 def test_an_unknown_limit_is_refused(tmp_path: Path) -> None:

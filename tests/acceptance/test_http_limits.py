@@ -23,7 +23,7 @@ from miniq.broker.intake import Intake
 from miniq.message import Draft
 from miniq.options import Limits, Options
 from miniq.server.http import fast_lane
-from miniq.server.http.guard import Guard, fields_of
+from miniq.server.http.guard import Guard
 from miniq.store import open_store
 from tests.acceptance.test_fast_lane import COLD, HOT, answer, listening
 from tests.serving import serving
@@ -137,13 +137,48 @@ async def test_what_is_no_http_is_refused_before_it_ends(client: Client, junk: b
     assert await client.closed()
 
 
+@pytest.mark.parametrize("size", [0, 5])
+async def test_http_2_is_refused_at_once(client: Client, size: int) -> None:
+    status, said = await client.ask(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", size)
+    assert (status, said["detail"]) == (400, "request: HTTP/2 is not supported; use HTTP/1.1")
+    assert await client.closed()
+
+
+async def test_headers_are_counted_as_they_arrive(client: Client) -> None:
+    status, said = await client.ask(b"GET /health HTTP/1.1\r\nhost: x\r\n" + b"a: b\r\n" * 101)
+    assert (status, said["code"]) == (431, "head_too_large")
+    assert await client.closed()
+
+
+@pytest.mark.parametrize("size", [0, 1, 25])
+async def test_a_few_empty_lines_may_precede_a_request_and_no_more(client: Client, size: int) -> None:
+    for _ in range(5):
+        assert (await client.ask(b"\r\n" * 50 + COLD, size))[0] == 200
+    status, said = await client.ask(b"\r\n" * 150, size)
+    assert (status, said["code"]) == (400, "bad_request")
+    assert await client.closed()
+
+
+@LANES
+async def test_a_request_of_http_1_1_has_a_host(client: Client, queue: bytes) -> None:
+    bare = hot(queue).replace(b"host: x\r\n", b"")
+    status, said = await client.ask(bare)
+    assert (status, said["code"], said["field"]) == (400, "bad_request", "host")
+    assert await client.closed()
+
+
+@LANES
+async def test_a_request_of_http_1_0_needs_no_host(client: Client, queue: bytes) -> None:
+    assert (await client.ask(hot(queue).replace(b"host: x\r\n", b"").replace(b"HTTP/1.1", b"HTTP/1.0")))[0] == 201
+
+
 async def test_long_hosts_of_strangers_are_not_kept(broker: Broker) -> None:
     guard = Guard(broker.keys, "")
     tracemalloc.start()
     try:
         for number in range(200):
-            headers = [(b"host", b"%d.%b" % (number, b"x" * 20_000))]
-            guard.violation(fields_of(headers), headers, is_safe=False)
+            host = f"{number}.{'x' * 20_000}"
+            guard.violation({"host": host}, [(b"host", host.encode())], is_safe=False)
         assert tracemalloc.get_traced_memory()[0] < 500_000
     finally:
         tracemalloc.stop()
@@ -185,6 +220,54 @@ async def test_a_body_in_tiny_chunks_costs_no_more_than_its_bytes(client: Client
     finally:
         tracemalloc.stop()
     assert (await client.ask(b'a\r\n{"body":1}\r\n0\r\n\r\n'))[0] == 201
+
+
+@LANES
+@pytest.mark.parametrize("is_chunked", [False, True], ids=["length", "chunks"])
+async def test_all_bodies_together_have_a_limit_and_small_ones_are_never_refused(
+    broker: Broker, queue: bytes, is_chunked: bool
+) -> None:
+    async with listening(broker, 30, Options(max_buffered_bytes=1_000_000)) as port:
+        first, second, third = [Client(*await asyncio.open_connection("127.0.0.1", port)) for _ in range(3)]
+        large, other, small = [hot(queue, body=b'{"body":"%b"}' % (b"x" * size)) for size in (900_000, 500_000, 50_000)]
+        if is_chunked:
+            body = other.partition(b"\r\n\r\n")[2]
+            other = chunked(queue, b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
+        for _ in range(2):
+            first.writer.write(large[:-1])
+            await first.writer.drain()
+            await asyncio.sleep(0.1)
+            status, said = await second.ask(other)
+            assert (status, said["code"], said["field"]) == (503, "overloaded", "request")
+            assert (await second.ask(small, 20_000))[0] == 201
+            assert (await first.ask(large[-1:]))[0] == 201
+            assert (await second.ask(other))[0] == 201
+        third.writer.write(large[:-1])
+        await third.writer.drain()
+        await asyncio.sleep(0.1)
+        third.writer.transport.abort()
+        await asyncio.sleep(0.1)
+        assert (await second.ask(other))[0] == 201
+        assert (await second.ask(hot(queue, body=b'{"body":"%b"}' % (b"x" * 1_000_000))))[0] == 201, "alone"
+        for client in (first, second):
+            client.writer.close()
+
+
+async def test_beyond_max_connections_a_connection_is_refused_until_another_one_ends(broker: Broker) -> None:
+    async with listening(broker, 30, Options(max_connections=1)) as port:
+        first = Client(*await asyncio.open_connection("127.0.0.1", port))
+        assert (await first.ask(HOT))[0] == 201
+        refused = Client(*await asyncio.open_connection("127.0.0.1", port))
+        status, said = await refused.ask(COLD)
+        assert (status, said["code"]) == (503, "overloaded")
+        assert await refused.closed()
+        assert (await first.ask(HOT))[0] == 201
+        for client in (refused, first):
+            client.writer.transport.abort()
+        await asyncio.sleep(0.05)
+        third = Client(*await asyncio.open_connection("127.0.0.1", port))
+        assert (await third.ask(COLD))[0] == 200
+        third.writer.close()
 
 
 async def test_nothing_of_a_connection_stays_after_it(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +313,7 @@ async def test_a_trailer_is_no_header(broker: Broker, queue: bytes) -> None:
 
 async def test_few_requests_of_a_connection_wait_and_all_are_answered(client: Client) -> None:
     count = 3000
-    client.writer.write(b"GET /x HTTP/1.1\r\n\r\n" * count)
+    client.writer.write(b"GET /x HTTP/1.1\r\nhost: x\r\n\r\n" * count)
     waiting = 0
     for _ in range(20):
         await asyncio.sleep(0)
@@ -239,6 +322,31 @@ async def test_few_requests_of_a_connection_wait_and_all_are_answered(client: Cl
     for _ in range(count):
         assert (await client.answer())[0] == 404
     assert (await client.ask(HOT))[0] == 201
+
+
+async def test_heads_that_wait_are_counted_by_their_bytes_too(broker: Broker, client: Client) -> None:
+    await broker.configure("q")
+    waiting = [hot(body=b'{"wait":30}', call=b"receive"), COLD[:-2] + b"x: %b\r\n\r\n" % (b"y" * 30_000)]
+    client.writer.write(waiting[0] + waiting[1] * 20)
+    await asyncio.sleep(0.1)
+    assert sum(isinstance(one, RequestResponseCycle) for one in gc.get_objects()) <= 3
+    await broker.send("q", [Draft(b"1")])
+    for _ in range(21):
+        assert (await client.answer())[0] == 200
+
+
+async def test_no_further_head_is_read_while_a_request_with_a_large_one_is_answered(
+    broker: Broker, client: Client
+) -> None:
+    await broker.configure("q")
+    large = b"x: %b\r\n" % (b"y" * 40_000)
+    receive = hot(b"%71", large, b'{"wait":30}', b"receive")
+    client.writer.write(receive + COLD * 3)
+    await asyncio.sleep(0.1)
+    assert sum(isinstance(one, RequestResponseCycle) for one in gc.get_objects()) == 1
+    await broker.send("q", [Draft(b"1")])
+    for _ in range(4):
+        assert (await client.answer())[0] == 200
 
 
 @LANES

@@ -57,9 +57,13 @@ def test_a_changed_list_of_dependencies_is_installed_by_the_next_target(project:
 
 
 def test_help_lists_every_target_that_a_person_calls() -> None:
-    listed = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(
+        ["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     names = [line.split()[0] for line in listed.splitlines()]
     assert {"serve", "test", "check", "fmt", "demo", "bench"} <= set(names)
+    (start,) = {line.index(line.split(maxsplit=1)[1]) for line in listed.splitlines()}
+    assert start > max(map(len, names)), "the texts are one column"
 
 
 def test_an_old_python_is_named_before_anything_is_installed(project: Path) -> None:

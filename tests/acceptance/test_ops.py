@@ -37,6 +37,8 @@ def metrics() -> dict[str, set[str]]:
             first.ack()
             second.release()
             third.extend()
+            mq.schedule("nightly", queue="q", cron="0 3 * * *", body=1)
+            mq.run_schedule("nightly")
             with pytest.raises(miniq.MiniQError):
                 mq.queue("no such name!").info()
         with urllib.request.urlopen(f"{served.url}/metrics") as reply:  # noqa: S310

@@ -6,6 +6,8 @@ import filecmp
 import json
 import os
 import random
+import re
+import shutil
 import threading
 import time
 from collections import Counter
@@ -25,7 +27,7 @@ from miniq.spark import pipelines
 from miniq.spark.pipelines import Run
 from miniq.spark.pipelines.copy import BLOCK, _read, _verify, _write
 from tests.acceptance.test_cli_copy import CASES
-from tests.serving import Served
+from tests.serving import Served, serving
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -169,6 +171,118 @@ def test_a_continuous_run_processes_new_messages_until_stopped(
     assert len(rows(tmp_path / "out", "batch=*/*.parquet")) == 20
 
 
+def test_a_folder_that_another_checkpoint_writes_to_is_refused_and_not_changed(
+    spark: SparkSession, broker: miniq.Client, run: Run, tmp_path: Path
+) -> None:
+    orders, out = broker.queue("orders"), tmp_path / "out"
+    orders.send_many(range(10))
+    pipelines.drain(spark, "orders", str(out), run=run)
+    orders.send_many(range(10, 20))
+    other = Run(url=run.url, checkpoint=str(tmp_path / "other"))
+    with pytest.raises(
+        InvalidRequest, match=r"out' is written by another checkpoint: '.*/out/_checkpoint', by `drain`"
+    ):
+        pipelines.drain(spark, "orders", str(out), run=other)
+    os.rename(out / "_checkpoint", tmp_path / "moved")
+    with pytest.raises(
+        InvalidRequest, match=r"out' was written with an earlier checkpoint at '.*/out/_checkpoint', which is gone"
+    ):
+        pipelines.drain(spark, "orders", str(out), run=run)
+    assert len(rows(out, "batch=*/*.parquet")) == 10
+    moved = Run(url=run.url, checkpoint=str(tmp_path / "moved"))
+    assert pipelines.drain(spark, "orders", str(out), run=moved).messages == 10
+    assert sorted(int(row["body"]) for row in rows(out, "batch=*/*.parquet")) == list(range(20))
+
+
+def test_only_its_own_checkpoint_goes_on_in_a_folder_of_an_earlier_version(
+    spark: SparkSession, broker: miniq.Client, run: Run, tmp_path: Path
+) -> None:
+    lake = tmp_path / "lake"
+    broker.queue("orders").configure(history="events")
+    broker.queue("orders").send_many(range(10))
+    pipelines.archive(spark, str(lake), run=run)
+    for folder in (lake, lake / "_checkpoint"):
+        shutil.rmtree(folder / "_miniq")
+    with pytest.raises(
+        InvalidRequest, match=r"lake' holds files of an earlier run, and '.*/new' is not its checkpoint"
+    ):
+        pipelines.archive(spark, str(lake), run=Run(url=run.url, checkpoint=str(tmp_path / "new")))
+    broker.queue("orders").send(10)
+    assert pipelines.archive(spark, str(lake), run=run).messages == 1
+    with pytest.raises(InvalidRequest, match=r"lake' is written by another checkpoint"):
+        pipelines.archive(spark, str(lake), run=Run(url=run.url, checkpoint=str(tmp_path / "new")))
+
+
+def test_a_run_that_is_stopped_ends_after_its_batch(
+    spark: SparkSession, broker: miniq.Client, run: Run, tmp_path: Path
+) -> None:
+    broker.queue("orders").send_many(range(50))
+    begun = tmp_path / "out" / "_checkpoint" / "offsets" / "1"
+    how = Run(url=run.url, stop=begun.exists, options={"maxMessagesPerBatch": "10"})
+    done = pipelines.drain(spark, "orders", str(tmp_path / "out"), run=how)
+    assert done.stopped
+    assert (tmp_path / "out" / "_checkpoint" / "commits" / "1").exists(), (
+        "the batch during which it was stopped is done"
+    )
+    assert 20 <= done.messages < 50
+    assert pipelines.drain(spark, "orders", str(tmp_path / "out"), run=run).messages == 50 - done.messages
+    assert sorted(int(row["body"]) for row in rows(tmp_path / "out", "batch=*/*.parquet")) == list(range(50))
+
+
+# Rights
+
+RIGHTS = {
+    "ingest": ["send:target"],
+    "drain": ["receive:orders"],
+    "transform": ["receive:orders", "send:target"],
+    "archive": ["read"],
+    "replay": ["send:target"],
+    "reprocess": ["read:orders.dead", "manage:orders.dead", "send:orders"],
+    "copy": ["manage:copy-*", "send:copy-*", "receive:copy-*"],
+}
+"""What the key of each pipeline needs, as in docs/howto/pipelines.md."""
+
+
+def test_each_pipeline_needs_only_the_rights_that_the_how_to_lists(spark: SparkSession, tmp_path: Path) -> None:
+    howto = Path("docs/howto/pipelines.md").read_text()
+    (tmp_path / "in.jsonl").write_text('{"n": 1}\n')
+
+    def perform(name: str, run: Run) -> int:
+        return {
+            "ingest": lambda: pipelines.ingest(spark, str(tmp_path / "in.jsonl"), "target", run=run),
+            "drain": lambda: pipelines.drain(spark, "orders", str(tmp_path / "out"), run=run),
+            "transform": lambda: pipelines.transform(
+                spark, "orders", "target", "select body from messages", group="t", run=run
+            ),
+            "archive": lambda: pipelines.archive(spark, str(tmp_path / "lake"), run=run),
+            "replay": lambda: pipelines.replay(spark, str(tmp_path / "lake"), "target", run=run),
+            "reprocess": lambda: pipelines.reprocess(spark, "orders.dead", run=run),
+            "copy": lambda: pipelines.copy(spark, str(tmp_path / "in.jsonl"), str(tmp_path / "copied"), run=run),
+        }[name]().messages  # type: ignore[no-untyped-call]
+
+    with serving(f"rocksdb:{tmp_path / 'data'}") as server, miniq.connect(server.url) as mq:
+        mq.queue("orders").configure(history="full", max_receives=1)
+        mq.queue("target").configure()
+        secret = mq.create_key("admin", ["*"]).secret
+        with miniq.connect(server.url, api_key=secret) as admin:
+            for name, allow in RIGHTS.items():
+                assert f"| `{name}` | {', '.join(f'`{right}`' for right in _listed(allow))} |" in howto
+                if name == "reprocess":
+                    admin.queue("orders").purge()
+                    dead_letters(admin, [1])
+                else:
+                    admin.queue("orders").send(name)
+                key = admin.create_key(name, allow).secret
+                checkpoint = None if name == "copy" else str(tmp_path / f"checkpoint-{name}")
+                assert perform(name, Run(url=server.url, api_key=key, checkpoint=checkpoint)), name
+
+
+def _listed(rights: list[str]) -> list[str]:
+    """Rights in the words of the how-to."""
+    names = {"orders.dead": "QUEUE", "orders": "SOURCE", "target": "TARGET"}
+    return [re.sub(r":(.*)", lambda match: ":" + names.get(match[1], match[1]), right) for right in rights]
+
+
 # Copy
 
 
@@ -239,6 +353,7 @@ def test_the_archive_has_every_record_once_by_date_and_queue(
 ) -> None:
     begin = broker.history(limit=1).last
     story(broker)
+    broker.queue("other").receive()[0].fail("no such order")
     lake = tmp_path / "lake"
     first = pipelines.archive(spark, str(lake), run=run)
     assert {"queue=orders", "queue=other"} <= {path.name for path in lake.glob("date=*/queue=*")}
@@ -252,10 +367,11 @@ def test_the_archive_has_every_record_once_by_date_and_queue(
     for record in page.records:
         row, event = by_offset[record.offset], record.event
         assert (row.event, row.queue, row.id, row.consumer) == (event.event, event.queue, event.id, event.consumer)
-        assert (row.receives, row.wait_ms, row.held_ms, row.bytes) == (
-            event.receives, event.wait_ms, event.held_ms, event.size
+        assert (row.receives, row.wait_ms, row.held_ms, row.bytes, row.error) == (
+            event.receives, event.wait_ms, event.held_ms, event.size, event.error
         )  # fmt: skip
         assert (row.body or None) == (event.body.decode() if event.body is not None else None)
+    assert "no such order" in {row.error for row in found if row.event == "failed"}
     assert first.messages >= len(page.records) - 1
 
 
@@ -264,6 +380,11 @@ def test_the_report_counts_the_archived_events(
 ) -> None:
     begin = broker.history(limit=1).last
     story(broker)
+    copies = broker.queue("copies")
+    copies.configure(history="events")
+    broker.topic("news").subscribe("copies")
+    broker.topic("news").publish_many([1, 2])
+    copies.receive(consumer="eve")[0].fail("no", delay=60)
     pipelines.archive(spark, str(tmp_path / "lake"), run=run)
     done = pipelines.report(spark, str(tmp_path / "lake"), str(tmp_path / "out"), where=f"offset > {begin}", run=run)
     assert done.messages == broker.history(limit=1).last - begin
@@ -278,9 +399,16 @@ def test_the_report_counts_the_archived_events(
     assert {(row["consumer"], row["received"], row["acked"], row["released"]) for row in tables["consumers"]} == {
         ("ann", 20, 14, 6),
         ("bob", 6, 4, 0),
+        ("eve", 1, 0, 0),
     }
+    published = next(row for row in tables["queues"] if row["queue"] == "copies")
+    assert [published[name] for name in ("sent", "received", "failed", "acked")] == [2, 1, 1, 0]
+    assert {row["queue"] for row in tables["queues"]} == {"orders", "other", "copies"}, "a topic is not a queue"
+    assert sum(row["acked"] for row in tables["overall"]) == tables["total"][0]["acked"] == 18
+    assert 0 <= orders["latency_p50_ms"] <= orders["latency_p99_ms"] < 600_000
+    assert orders["latency_p99_ms"] + 2 >= orders["held_p50_ms"], "an id tells milliseconds"
     last = {row["queue"]: row["messages"] for row in sorted(tables["backlog"], key=lambda row: row["at"])}
-    assert last == {"orders": 0, "other": 1}
+    assert last == {"orders": 0, "other": 1, "copies": 2}
     page = (tmp_path / "out" / "report.html").read_text()
     assert ">Throughput<" in page
     assert ">orders: max_receives<" in page
@@ -296,12 +424,15 @@ def test_archived_messages_are_replayed_once(
 ) -> None:
     begin = broker.history(limit=1).last
     story(broker)
+    broker.queue("copies").configure(history="full")
+    broker.topic("news").subscribe("copies")
+    broker.topic("news").publish({"n": -1})
     pipelines.archive(spark, str(tmp_path / "lake"), run=run)
     where = f"offset > {begin} and get_json_object(body, '$.n') < 5"
     done = pipelines.replay(spark, str(tmp_path / "lake"), "again", where=where, run=run)
-    assert done.messages == 5
+    assert done.messages == 6
     assert pipelines.replay(spark, str(tmp_path / "lake"), "again", where=where, run=run).messages == 0
-    assert sorted(body["n"] for body in all_bodies(broker.queue("again"))) == [0, 1, 2, 3, 4]
+    assert sorted(body["n"] for body in all_bodies(broker.queue("again"))) == [-1, 0, 1, 2, 3, 4]
     assert {message.content_type for message in broker.queue("again").peek()} == {"application/json"}
 
 

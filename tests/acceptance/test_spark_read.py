@@ -77,12 +77,50 @@ def test_a_snapshot_can_be_limited_to_one_status(spark: SparkSession, url: str, 
     orders = broker.queue("orders")
     orders.send_many([1, 2, 3])
     orders.send("later", delay=600)
+    (message,) = orders.receive()
+    message.fail("no such address", delay=600)
     orders.receive()
+    rows = table(spark, url, queue="orders").orderBy("sent_at", "id").collect()
+    assert [row.status for row in rows] == ["delayed", "leased", "ready", "delayed"]
+    assert [row.error for row in rows] == ["no such address", None, None, None]
+    assert rows[3].visible_at.timestamp() == pytest.approx(rows[3].sent_at.timestamp() + 600)
     found = {
         status: table(spark, url, queue="orders", status=status).count() for status in ("ready", "delayed", "leased")
     }
-    assert found == {"ready": 2, "delayed": 1, "leased": 1}
+    assert found == {"ready": 1, "delayed": 2, "leased": 1}
     assert table(spark, url, queue="orders").count() == 4
+
+
+def test_a_snapshot_can_be_limited_by_priority_and_number(spark: SparkSession, url: str, broker: miniq.Client) -> None:
+    orders = broker.queue("orders")
+    orders.send_many([miniq.draft(n, priority=n % 3) for n in range(30)])
+    assert table(spark, url, queue="orders", priority=2).count() == 10
+    assert table(spark, url, queue="orders", priority=2, limit=4).count() == 4
+    assert table(spark, url, queue="orders", limit=25).count() == 25
+
+
+@pytest.mark.parametrize("pushdown", ["true", "false"])
+def test_filters_are_pushed_down_where_spark_allows_it(
+    spark: SparkSession, url: str, broker: miniq.Client, pushdown: str
+) -> None:
+    before = told(broker, 10)
+    broker.queue("orders").receive(max=3)
+    own = spark.newSession()
+    own.conf.set("spark.sql.python.filterPushdown.enabled", pushdown)
+    history = table(own, url, view="history", startingOffset=before + 1, partitions=3)
+    one = history.where(f"offset = {before + 5}")
+    assert one.rdd.getNumPartitions() == (1 if pushdown == "true" else 3), "only with pushdown the range is known"
+    assert [row.offset for row in one.collect()] == [before + 5]
+    assert history.where("queue = 'orders' and event = 'received'").count() == 3
+    assert history.where("queue in ('orders', 'other') and event != 'received'").count() == 20
+    last = history.where("event = 'received'").agg({"at": "max"}).collect()[0][0]
+    assert history.where("at > timestamp '2026-01-01' and event = 'sent'").count() == 20
+    assert history.where(f"at > timestamp '{last}'").count() == 0
+    assert history.where(f"at >= timestamp '{last}'").count() == 3
+    messages = table(own, url, queue="orders")
+    assert messages.where("status = 'leased'").count() == 3
+    assert messages.where("status = 'ready' and priority = 0").count() == 7
+    assert messages.where("priority >= 1").count() == 0
 
 
 def test_a_long_queue_is_read_page_by_page(spark: SparkSession, url: str, broker: miniq.Client) -> None:
@@ -104,14 +142,14 @@ def test_an_unreachable_broker_is_reported_soon(spark: SparkSession) -> None:
 
 
 def test_invalid_options_are_reported_before_any_work(spark: SparkSession, url: str) -> None:
-    with pytest.raises(Exception, match="queues: no such option; use one of url, queue"):
+    with pytest.raises(Exception, match="queues: no such option; did you mean 'queue'"):
         table(spark, url, queues="orders")
     with pytest.raises(Exception, match="queue: is missing; set it with"):
         table(spark, url)
     with pytest.raises(Exception, match="group: is missing; set it with"):
         stream(spark, url, group=None).writeStream.format("noop").start().awaitTermination()
-    with pytest.raises(Exception, match="the columns of view=messages are id, queue, body"):
-        spark.read.format("miniq").schema("id string").options(url=url, queue="orders").load().collect()
+    with pytest.raises(Exception, match="'amount' is not a column of view=messages, which are id, queue, body"):
+        spark.read.format("miniq").schema("body string, amount int").options(url=url, queue="orders").load().collect()
 
 
 def test_the_format_is_known_without_being_registered(spark: SparkSession, url: str, broker: miniq.Client) -> None:
@@ -138,6 +176,27 @@ def test_a_stream_processes_each_message_once_and_acks_it(
     orders.send_many(range(1000, 1010))
     drain(stream(spark, url), tmp_path)
     assert bodies(tmp_path) == list(range(1010))
+
+
+def test_progress_tells_how_much_is_waiting_and_for_how_long(
+    spark: SparkSession, url: str, broker: miniq.Client, tmp_path: Path
+) -> None:
+    from miniq.spark.lag import lag_of
+
+    broker.queue("orders").send_many(range(1000))
+    query = drain(stream(spark, url, maxMessagesPerBatch=400), tmp_path)
+    lags = [lag_of(report) for report in query.recentProgress if report.numInputRows]
+    assert [lag and lag.waiting for lag in lags] == [600, 200, 0]
+    assert [lag and lag.oldest_seconds is not None for lag in lags] == [True, True, False]
+    before = told(broker, 50)
+    options = {"view": "history", "queue": None, "group": None, "startingOffset": before + 1}
+    rows = stream(spark, url, **options, maxMessagesPerBatch=60)
+    writer = rows.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "history"))
+    query = writer.trigger(availableNow=True).start()
+    query.awaitTermination()
+    lags = [lag_of(report) for report in query.recentProgress if report.numInputRows]
+    assert [lag and lag.waiting for lag in lags] == [40, 0]
+    assert json.loads(query.recentProgress[-1].sources[0].latestOffset)["offset"] == before + 100
 
 
 def test_ordinary_consumers_and_a_stream_share_a_queue(
@@ -269,6 +328,10 @@ def test_history_is_a_table_by_offset_time_and_queue(spark: SparkSession, url: s
     some = table(spark, url, view="history", startingOffset=before + 11, endingOffset=before + 20)
     assert some.count() == 10
     assert table(spark, url, view="history", startingOffset=before + 1, queue="other").count() == 100
+    assert table(spark, url, view="history", startingOffset=before + 1, event="acked").count() == 0
+    assert (
+        table(spark, url, view="history", startingOffset=before + 1, event="sent", limit=7, partitions=3).count() == 7
+    )
     middle = rows[100].at.astimezone(UTC)
     late = table(spark, url, view="history", startingOffset=before + 1, startingTime=middle.isoformat())
     early = table(spark, url, view="history", startingOffset=before + 1, endingTime=middle.isoformat())

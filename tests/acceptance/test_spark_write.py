@@ -139,3 +139,26 @@ def test_a_repeated_stream_batch_adds_nothing(
     (tmp_path / "in" / "2.txt").write_text(json.dumps(200) + "\n")
     run()
     assert sorted(bodies(broker)) == list(range(201))
+
+
+def test_a_repeated_stream_batch_with_other_rows_is_refused(
+    spark: SparkSession, url: str, broker: miniq.Client, tmp_path: Path
+) -> None:
+    (tmp_path / "in").mkdir()
+
+    def run(rows: str, **options: str) -> None:
+        (tmp_path / "in" / "0.txt").write_text(rows)
+        read = spark.readStream.text(str(tmp_path / "in")).selectExpr("value as body").where("body != '0'")
+        writer = read.writeStream.format("miniq").options(url=url, queue="orders", **options)
+        query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
+        query.awaitTermination()
+
+    run("1\n2\n3\n")
+    forget_commit(tmp_path / "checkpoint", 0)
+    run("3\n1\n2\n")
+    for rows in ("1\n2\n4\n", "1\n2\n", "0\n"):
+        forget_commit(tmp_path / "checkpoint", 0)
+        with pytest.raises(Exception, match=r"batch 0 of query .* was committed to queue 'orders' before, with other"):
+            run(rows)
+    run("1\n2\n4\n", failOnMismatch="false")
+    assert sorted(bodies(broker)) == [1, 2, 3]

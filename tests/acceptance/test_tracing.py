@@ -182,7 +182,9 @@ def test_without_the_extra_the_command_to_install_it_is_named(tmp_path: Path) ->
         timeout=60,
     )
     assert (run.returncode, run.stdout) == (1, "")
-    assert run.stderr == "miniq: tracing: OpenTelemetry is not installed; pip install 'miniq[otel]'\n"
+    assert (
+        run.stderr == "miniq: tracing: OpenTelemetry is not installed; pip install '.[otel]' in the checkout of MiniQ\n"
+    )
     with pytest.raises(miniq.InvalidRequest, match="tracing: 'yes' is not True or a TracerProvider"):
         miniq.connect("http://127.0.0.1:1", tracing="yes")
 

@@ -56,6 +56,20 @@ def failing(mq: Any, kind: type[Call[Any]], times: int, error: Exception) -> Non
     transport.perform = attempt
 
 
+def counted(mq: Any, kind: type[Call[Any]]) -> list[Any]:
+    """The calls of a kind that the transport makes from now on."""
+    transport = getattr(mq, "_target", mq)._transport
+    perform, calls = transport.perform, []
+
+    def note(call: Call[Any]) -> Any:
+        if isinstance(call, kind):
+            calls.append(call)
+        return perform(call)
+
+    transport.perform = note
+    return calls
+
+
 def test_every_message_is_handled_once_and_acked(opener: Opener, url: str) -> None:
     q = opener(url).queue("jobs")
     q.send_many(range(50))
@@ -211,14 +225,15 @@ def test_an_ack_that_fails_is_told_and_the_worker_goes_on(
     mq = opener("memory:")
     failing(mq, Ack, 1, error)
     q = mq.queue("jobs")
-    q.send_many([1, 2])
+    q.send(1)
+    q.send(2, delay=0.5)  # not acked together
     enough = Enough(2)
     q.consume(enough.seen.append, stop=enough, wait=0.1)
     assert q.info().counts.total == 1
     assert "to be delivered again" in caplog.text
 
 
-def test_a_failed_handler_releases_its_message_with_the_retry_delay(
+def test_a_failed_handler_fails_its_message_with_the_retry_delay(
     opener: Opener, caplog: pytest.LogCaptureFixture, place: str
 ) -> None:
     q = opener(place).queue("jobs")
@@ -230,7 +245,9 @@ def test_a_failed_handler_releases_its_message_with_the_retry_delay(
         raise ValueError("cannot work")
 
     q.consume(handler, retry_delay=60, stop=enough, wait=0.1)
-    assert q.get(id).status == "delayed"
+    seen = q.get(id)
+    assert (seen.status, seen.error.partition("\n")[0]) == ("delayed", "ValueError: cannot work")
+    assert 'raise ValueError("cannot work")' in seen.error
     assert f"handler failed on message {id} of jobs" in caplog.text
     assert "ValueError: cannot work" in caplog.text
 
@@ -246,8 +263,29 @@ def test_a_failed_message_comes_again_and_dies_where_receives_are_limited(opener
         enough.seen.append(body)
         raise ValueError
 
-    q.consume(handler, stop=enough, wait=0.1)
+    q.consume(handler, retry_delay=0, stop=enough, wait=0.1)
     assert (q.info().counts.total, mq.queue("jobs.dead").info().counts.ready) == (0, 1)
+
+
+def test_a_failed_message_waits_as_its_queue_says_and_a_rejected_one_is_dead(opener: Opener) -> None:
+    mq = opener("memory:")
+    q = mq.queue("jobs")
+    q.configure(retry={"delay": 60})
+    q.send_many(["later", "never"])
+    enough = Enough(2)
+
+    def handler(body: str) -> None:
+        enough.seen.append(body)
+        raise ValueError if body == "later" else miniq.Reject("never")
+
+    q.consume(handler, stop=enough, wait=0.1)
+    assert q.info().counts.delayed == 1
+    [dead] = mq.queue("jobs.dead").peek()
+    assert (dead.body, dead.dead.reason) == ("never", "rejected")
+    q.send("never")
+    enough = Enough(1)
+    q.consume(handler, stop=enough, wait=0.1, retry_delay=60)
+    assert mq.queue("jobs.dead").info().counts.ready == 2
 
 
 def test_a_body_that_cannot_be_read_is_a_failed_message(opener: Opener, caplog: pytest.LogCaptureFixture) -> None:
@@ -317,7 +355,128 @@ def test_a_coroutine_handler_needs_the_async_client() -> None:
         mq.queue("jobs").consume(handler)
 
 
+def test_acks_of_short_handlers_share_calls(opener: Opener) -> None:
+    mq = opener("memory:")
+    acks = counted(mq, Ack)
+    q = mq.queue("jobs")
+    q.send_many(range(1000))
+    enough = Enough(1000)
+    q.consume(enough.seen.append, concurrency=4, stop=enough, wait=0.1)
+    assert q.info().counts.total == 0
+    assert len(acks) < 250
+
+
+def test_no_message_is_acked_before_its_handler_has_returned(opener: Opener) -> None:
+    mq = opener("memory:")
+    acks = counted(mq, Ack)
+    q = mq.queue("jobs")
+    q.send_many(range(100))
+    enough, returned = Enough(100), set()
+
+    def handler(m: Any) -> None:
+        assert m.id not in {lease.id for ack in acks for lease in ack.leases}
+        enough.seen.append(m.body)
+
+    def after(attempt: Any) -> None:
+        returned.add(attempt.message.id)
+
+    q.consume(handler, pass_message=True, after=after, concurrency=4, stop=enough, wait=0.1)
+    assert {lease.id for ack in acks for lease in ack.leases} == returned
+    assert len(returned) == 100
+
+
+def test_the_outcome_of_a_function_that_takes_too_long_is_ignored(opener: Opener, place: str) -> None:
+    q = opener(place).queue("jobs")
+    q.configure(retry={"delay": 0})
+    id = q.send("slow")
+    enough, late = Enough(2), threading.Event()
+
+    def handler(m: Any) -> None:
+        enough.seen.append(m.receives)
+        if m.receives == 1:
+            late.wait(20)
+
+    q.consume(handler, timeout=0.3, pass_message=True, stop=enough, wait=0.1)
+    late.set()
+    assert enough.seen == [1, 2]
+    with pytest.raises(miniq.MessageNotFound):
+        q.get(id)
+
+
+def test_a_message_that_took_too_long_remembers_why(opener: Opener, caplog: pytest.LogCaptureFixture) -> None:
+    q = opener("memory:").queue("jobs")
+    id = q.send("slow")
+    late = threading.Event()
+    q.consume(
+        lambda body: late.wait(20), timeout=0.2, retry_delay=60, stop=lambda: "took longer" in caplog.text, wait=0.1
+    )
+    late.set()
+    assert q.get(id).error == "timeout: not done after 0.2 s"
+
+
+def test_a_coroutine_that_takes_too_long_is_cancelled() -> None:
+    async def main() -> None:
+        async with miniq.connect_async("memory:") as mq:
+            q = mq.queue("jobs")
+            await q.configure(retry={"delay": 0})
+            await q.send(1)
+            enough, ends = Enough(2), []
+
+            async def handler(m: miniq.AsyncMessage) -> None:
+                enough.seen.append(m.receives)
+                try:
+                    await asyncio.sleep(60 if m.receives == 1 else 0)
+                except asyncio.CancelledError:
+                    ends.append("cancelled")
+                    raise
+
+            await q.consume(handler, timeout=0.2, pass_message=True, stop=enough, wait=0.1)
+            assert (enough.seen, ends, (await q.info()).counts.total) == ([1, 2], ["cancelled"], 0)
+
+    asyncio.run(main())
+
+
+def test_hooks_are_told_of_each_attempt(opener: Opener) -> None:
+    q = opener("memory:").queue("jobs")
+    q.send_many([1, 2])
+    enough, seen = Enough(2), []
+
+    def handler(body: int) -> int:
+        if body == 2:
+            raise ValueError("no")
+        return 10 * body
+
+    def on_error(message: Any, error: Exception) -> None:
+        seen.append(("error", message.body, str(error)))
+        enough.seen.append(message.body)
+
+    def after(attempt: Any) -> None:
+        seen.append(("after", attempt.result))
+        enough.seen.append(attempt.message.body)
+
+    def before(attempt: Any) -> None:
+        seen.append(("before", attempt.message.body))
+
+    q.consume(handler, before=before, after=after, on_error=on_error, stop=enough, wait=0.1)
+    assert seen == [("before", 1), ("after", 10), ("before", 2), ("error", 2, "no")]
+
+
 # The end
+
+
+def test_what_does_not_end_within_the_grace_time_is_released(opener: Opener, place: str) -> None:
+    q = opener(place).queue("jobs")
+    q.send(1)
+    stop, late = threading.Event(), threading.Event()
+
+    def handler(body: int) -> None:
+        stop.set()
+        late.wait(20)
+
+    q.consume(handler, grace=0.2, stop=stop, wait=0.1)
+    counts = q.info().counts
+    late.set()
+    assert (counts.ready, counts.leased) == (1, 0)
 
 
 @pytest.mark.timeout(25, func_only=True)  # sooner than the leases end
@@ -418,13 +577,97 @@ def test_a_second_cancel_does_not_wait_for_handlers_but_releases_their_messages(
     asyncio.run(main())
 
 
-def test_a_handler_that_exits_ends_the_worker_with_its_exit() -> None:
-    with miniq.connect("memory:") as mq:
-        q = mq.queue("jobs")
-        q.send(1)
-        with pytest.raises(SystemExit):
-            q.consume(lambda body: sys.exit(3), wait=0.1)
-        assert q.info().counts.ready == 1
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError("by hand")], ids=repr)
+def test_a_handler_that_tries_to_end_its_thread_has_failed_and_the_worker_goes_on(
+    opener: Opener, caplog: pytest.LogCaptureFixture, error: BaseException
+) -> None:
+    q = opener("memory:").queue("jobs")
+    id, _ = q.send_many(["bad", "good"])
+    enough = Enough(2)
+
+    def handler(body: str) -> None:
+        enough.seen.append(body)
+        if body == "bad":
+            raise error
+
+    q.consume(handler, retry_delay=60, stop=enough, wait=0.1)
+    seen = q.get(id)
+    assert (seen.status, seen.receives) == ("delayed", 1)
+    assert type(error).__name__ in seen.error.partition("\n")[0]
+    assert (enough.seen, q.info().counts.total) == (["bad", "good"], 1)
+    assert f"handler failed on message {id} of jobs" in caplog.text
+
+
+@pytest.mark.parametrize("how", ["raised", "of a task", "of itself", "exit", "awaited in a thread"])
+def test_a_coroutine_that_ends_without_the_workers_doing_has_failed(caplog: pytest.LogCaptureFixture, how: str) -> None:
+    async def main() -> None:
+        async with miniq.connect_async("memory:") as mq:
+            q = mq.queue("jobs")
+            id, _ = await q.send_many(["bad", "good"])
+            enough, told = Enough(2), []
+
+            async def handler(body: str) -> None:
+                enough.seen.append(body)
+                if body == "good":
+                    return
+                if how in ("exit", "awaited in a thread"):
+                    sys.exit(3)
+                if how == "raised":
+                    raise asyncio.CancelledError("by hand")
+                task = asyncio.current_task() if how == "of itself" else asyncio.create_task(asyncio.sleep(60))
+                assert task is not None
+                task.cancel()
+                await (asyncio.sleep(60) if how == "of itself" else task)
+
+            await q.consume(
+                (lambda body: handler(body)) if how == "awaited in a thread" else handler,
+                retry_delay=60,
+                stop=enough,
+                wait=0.1,
+                on_error=lambda message, error: told.append(type(error)),
+            )
+            seen = await q.get(id)
+            kind = SystemExit if how in ("exit", "awaited in a thread") else asyncio.CancelledError
+            assert (seen.status, seen.receives, told) == ("delayed", 1, [kind])
+            assert kind.__name__ in seen.error.partition("\n")[0]
+            assert f"handler failed on message {id} of jobs" in caplog.text
+
+    asyncio.run(main())
+
+
+def test_ctrl_c_that_hits_a_coroutine_ends_the_worker_with_it(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with miniq.connect_async("memory:") as mq:
+            q = mq.queue("jobs")
+            id = await q.send(1)
+
+            async def handler(body: int) -> None:
+                raise KeyboardInterrupt
+
+            with pytest.raises(KeyboardInterrupt):
+                await q.consume(handler, retry_delay=60, wait=0.1)
+            seen = await q.get(id)
+            assert (seen.status, seen.receives, seen.error.partition("\n")[0]) == ("delayed", 1, "KeyboardInterrupt")
+            assert f"handler failed on message {id} of jobs" in caplog.text
+
+    asyncio.run(main())
+
+
+def test_what_is_given_back_at_the_end_is_not_received_again() -> None:
+    async def main() -> None:
+        async with miniq.connect_async("memory:") as mq:
+            q = mq.queue("jobs")
+            id = await q.send(1)
+
+            async def handler(body: int) -> None:
+                asyncio.get_running_loop().call_later(0.1, os.kill, os.getpid(), signal.SIGTERM)  # in the next receive
+                await asyncio.sleep(60)
+
+            await q.consume(handler, concurrency=2, grace=0.1, wait=1)
+            seen = await q.get(id)
+            assert (seen.status, seen.receives) == ("ready", 1)
+
+    asyncio.run(main())
 
 
 def test_a_worker_process_ends_cleanly_on_ctrl_c(tmp_path: Path) -> None:

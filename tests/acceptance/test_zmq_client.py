@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 
 import miniq
 from miniq.client.zmq import aio, sync
@@ -184,6 +186,33 @@ def test_a_line_that_is_lost_in_the_moment_it_is_used_is_made_anew(
 # Servers that are not ours
 
 
+def test_a_connection_to_itself_is_no_broker_and_leaves_the_port_free(
+    opener: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system gives a new connection the port that it is to reach, one time in some thousands; here every time."""
+    (port,) = free_ports(1)
+    address = f"127.0.0.1:{port}"
+    connect = zmq.Socket.connect
+
+    def from_the_same_port(socket: Any, to: str) -> Any:
+        return connect(socket, f"tcp://{address};{address}" if to == f"tcp://{address}" else to)
+
+    monkeypatch.setattr(zmq.Socket, "connect", from_the_same_port)
+    with opener(f"tcp://{address}", retry=0) as mq:
+        with pytest.raises(miniq.StoreUnavailable, match="cannot be reached: no connection could be established"):
+            mq.queues()
+        monkeypatch.undo()
+
+        def is_free() -> bool:
+            with contextlib.suppress(OSError), socket.socket() as listener:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as a broker does
+                listener.bind(("127.0.0.1", port))
+                return True
+            return False
+
+        wait_for(is_free)
+
+
 def test_a_server_that_says_nothing_is_not_waited_for_for_ever(opener: Opener) -> None:
     with Canned() as mute:
         address = mute.url.replace("http", "tcp")
@@ -265,5 +294,7 @@ def test_the_command_line_takes_the_key_from_the_environment(curved: tuple[Serve
     assert "does not allow" in miniq("purge", "jobs", "--yes", code=1).err
     assert "speaks CURVE; give a curve_key (or MINIQ_CURVE_KEY)" in Shell(served.tcp, tmp_path)("queues", code=1).err
     Shell(served.tcp, tmp_path)("send", "jobs", "2", "--curve-key", str(folder / "worker.key"))
+    gone = Shell(served.tcp, tmp_path)("queues", "--curve-key", str(folder / "gone.key"), code=1)
+    assert gone.err.endswith("refused this key; is it listed, or was it revoked?\n")
     assert "is for tcp://" in Shell(served.url, tmp_path)("queues", "--curve-key", "x.key", code=2).err
     assert len(miniq("receive", "jobs", "--max", "100", "--at-most-once", "--json").lines) == 2

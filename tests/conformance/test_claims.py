@@ -7,9 +7,19 @@ from typing import Any
 
 import pytest
 
+from miniq.batch import Claim, ClaimGroup
 from miniq.broker import Broker
-from miniq.errors import BadName, ClaimGone, ClaimUnknown, Fenced, InvalidRequest, MessageLeased, QueueNotFound
-from miniq.message import NEVER, Claim, ClaimGroup, Stored
+from miniq.errors import (
+    BadName,
+    ClaimGone,
+    ClaimUnknown,
+    Fenced,
+    InvalidRequest,
+    MessageLeased,
+    QueueNotFound,
+    TooLarge,
+)
+from miniq.message import NEVER, Draft, Stored
 from miniq.options import Options
 from miniq.store import open_store
 from miniq.store.arguments import Fit, NextClaim
@@ -21,7 +31,7 @@ LASTING = pytest.mark.parametrize("url", [store for store in STORES if store != 
 
 
 async def content(broker: Broker, queue: str, group: str, number: int, part: int = 0, parts: int = 1) -> list[Stored]:
-    found = await broker.claims.find(queue, group, number, part, parts)
+    found = await broker.claims.fetch(queue, group, number, part, parts)
     read = [stored async for some in found.each() for stored in some]
     assert len(read) == len(found)
     return read
@@ -70,6 +80,58 @@ async def test_a_claim_does_not_end_by_itself_and_nobody_else_gets_its_messages(
     # Retention ends what is ready, not what is in a claim.
     assert await claim(broker, 0) == [1]
     assert await claim(broker, 0, group="other") is None
+
+
+async def test_messages_of_a_claim_that_cannot_be_processed_are_buried_once(broker: Broker, clock: FrozenClock) -> None:
+    await broker.configure("q", {"history": "full"})
+    sent = await send(broker, "q", *range(5))
+    (special,) = await broker.send("q", [Draft(b"5", headers={"a": "b"}, priority=3, ttl=60, dedup_id="d")])
+    assert await claim(broker, 0, max_messages=5) == [5, 0, 1, 2, 3]
+    for _ in range(2):
+        assert await broker.claims.bury("q", "g", 1, [special, sent[1], sent[1]], "corrupt", ["too long", "", "x"]) == 2
+        clock.advance(6 * 3600)
+    # The claim is what it was, and messages that are not in it stay.
+    assert await claim(broker, 0) == [5, 0, 1, 2, 3]
+    assert await broker.claims.bury("q", "g", 1, [sent[4], "unknown"], "corrupt") == 0
+    assert await broker.claims.bury("q", "other", 1, [sent[0]], "corrupt") == 0
+    letters = (await broker.peek("q.dead")).messages
+    assert bodies(letters) == [5, 1]
+    dead = letters[0].message.dead
+    assert dead is not None
+    assert (dead.origin, dead.reason, dead.receives, dead.error) == ("q", "corrupt", 1, "too long")
+    assert (letters[0].message.headers, letters[0].message.expires_at) == ({"a": "b"}, None)
+    # Given back and claimed again, they are not buried again.
+    await broker.claims.release("q", "g")
+    assert await claim(broker, 1, max_messages=4) == [0, 1, 2, 3]
+    assert await broker.claims.bury("q", "g", 2, [sent[1]], "corrupt") == 1
+    assert await states(broker, "q.dead") == (2, 0, 0)
+    # An acked claim has nothing to bury, and dead letters go back to where they came from.
+    await broker.claims.ack("q", "g", 2)
+    assert await broker.claims.bury("q", "g", 2, [sent[0]], "corrupt") == 0
+    assert (await broker.redrive("q.dead")).moved == 2
+    assert sorted(bodies(await broker.receive("q", max=10))) == [1, 4, 5]
+
+
+async def test_burying_checks_what_it_is_asked(broker: Broker) -> None:
+    await send(broker, "q", 1)
+    for group, number, named, reason, field in [
+        ("g", 1, [], "x", "ids"),
+        ("g", 0, ["i"], "x", "claim"),
+        ("g", 1, ["i"], "", "reason"),
+        ("no group", 1, ["i"], "x", "group"),
+    ]:
+        with pytest.raises(InvalidRequest) as caught:
+            await broker.claims.bury("q", group, number, named, reason)
+        assert caught.value.field == field
+    for errors, told in [
+        ([], "errors: 0 for 2 ids; give one for each, or none"),
+        (["a", "ü" * 3000], "errors[1]: 6000 bytes in UTF-8; at most 4096"),
+    ]:
+        with pytest.raises((InvalidRequest, TooLarge)) as refused:
+            await broker.claims.bury("q", "g", 1, ["i", "j"], "x", errors)
+        assert refused.value.text == told
+    with pytest.raises(QueueNotFound):
+        await broker.claims.bury("none", "g", 1, ["i"], "x")
 
 
 async def test_peek_shows_claimed_messages_as_leased_by_the_group(broker: Broker) -> None:
@@ -181,7 +243,7 @@ async def test_acks_are_idempotent_and_know_no_claim_that_was_not_made(broker: B
 async def test_a_new_reader_fences_the_old_one(broker: Broker) -> None:
     await send(broker, "q", 1, 2)
     old = await broker.claims.open("q", "g")
-    assert old == ClaimGroup("g", 1, 0, 0)
+    assert (old.group, old.epoch, old.acked, old.last, old.claims, old.ready) == ("g", 1, 0, 0, [], 2)
     assert await claim(broker, 0, epoch=old.epoch, max_messages=1) == [1]
     new = await broker.claims.open("q", "g")
     assert (new.epoch, new.acked, new.last) == (2, 0, 1)
@@ -189,10 +251,11 @@ async def test_a_new_reader_fences_the_old_one(broker: Broker) -> None:
         broker.claims.next("q", "g", 1, epoch=old.epoch),
         broker.claims.ack("q", "g", 1, old.epoch),
         broker.claims.release("q", "g", old.epoch),
-        broker.claims.next("q", "g", 0, epoch=9),
     ):
         with pytest.raises(Fenced):
             await call
+    with pytest.raises(ClaimUnknown, match="group 'g' is at 2, and was never at 9"):
+        await broker.claims.next("q", "g", 0, epoch=9)
     assert await states(broker, "q") == (1, 0, 1)
     # The claim that the old one made is there for the new one.
     assert await claim(broker, 0, epoch=new.epoch) == [1]
@@ -304,9 +367,9 @@ async def test_purge_and_delete_end_claims_but_a_purge_keeps_their_numbers_used(
     await send(broker, "q", 1, 2, 3)
     await claim(broker, 0, max_messages=1)
     await claim(broker, 1, max_messages=1)
-    await broker.claims.open("q", "g")
+    opened = await broker.claims.open("q", "g")
     assert await broker.purge("q") == 2
-    assert await broker.claims.list("q") == [ClaimGroup("g", 1, 2, 2)]
+    assert await broker.claims.list("q") == [ClaimGroup("g", 1, 2, 2, id=opened.id)]
     for number in (1, 2):
         with pytest.raises(ClaimGone):
             await content(broker, "q", "g", number)
@@ -395,13 +458,13 @@ async def test_wrong_parts_and_names_are_refused(broker: Broker) -> None:
     await claim(broker, 0)
     for part, parts, field in ((1, 1, "part"), (-1, 1, "part"), (0, 0, "parts"), (0, 10**7, "parts")):
         with pytest.raises(InvalidRequest) as error:
-            await broker.claims.find("q", "g", 1, part, parts)
+            await broker.claims.fetch("q", "g", 1, part, parts)
         assert error.value.field == field
     for call in (broker.claims.open("q", "*"), broker.claims.ack("q", "", 1), broker.claims.release("q", "a b")):
         with pytest.raises(BadName) as bad:
             await call
         assert bad.value.field == "group"
-    for other in (broker.claims.ack("nope", "g", 0), broker.claims.list("nope"), broker.claims.find("nope", "g", 1)):
+    for other in (broker.claims.ack("nope", "g", 0), broker.claims.list("nope"), broker.claims.fetch("nope", "g", 1)):
         with pytest.raises(QueueNotFound):
             await other
 
@@ -435,6 +498,6 @@ async def test_a_claim_in_the_list_says_what_is_in_it(broker: Broker, clock: Fro
     made = clock.now()
     await claim(broker, 0)
     clock.advance(1)
-    assert await broker.claims.list("q") == [ClaimGroup("g", 0, 0, 1, [Claim(1, 2, 7, made)])]
+    assert await broker.claims.list("q") == [ClaimGroup("g", 0, 0, 1, [Claim(1, 2, 7, made, reader="")])]
     await broker.claims.ack("q", "g", 1)
-    assert await broker.claims.list("q") == [ClaimGroup("g", 0, 1, 1, [Claim(1, 2, 7, made, clock.now())])]
+    assert await broker.claims.list("q") == [ClaimGroup("g", 0, 1, 1, [Claim(1, 2, 7, made, clock.now(), "")])]

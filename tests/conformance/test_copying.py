@@ -10,15 +10,17 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from miniq.batch import StageName
 from miniq.broker import Broker
 from miniq.errors import InvalidRequest, StoreError
 from miniq.ids import IdSource
-from miniq.message import SECOND, DeadLetter, Message, QueueSettings, StageName
+from miniq.message import SECOND, DeadLetter, Message, QueueSettings
 from miniq.options import Options
 from miniq.store import open_store
 from miniq.store.arguments import ANY, FREE, Change, NewTime, Once
 from miniq.store.contract import Store
-from miniq.store.transfer import MARK, Item, copy
+from miniq.store.names import STORE, STORE_ID
+from miniq.store.transfer import EVENTS, MARK, PORTION, Events, Item, LastId, copy
 from tests.clock import START, FrozenClock
 from tests.conftest import STORES, store_url
 from tests.oracle import Oracle
@@ -126,7 +128,7 @@ async def test_a_copy_is_the_same_and_goes_on_in_the_same_way(
             asked = {"limit": 9, "now": NOW, "until": NOW + SECOND, "consumer": consumer, "keep": "events"}
             assert await take(target, token=token, **asked) == await take(oracle, token=token, **asked)
     done = [
-        await drop(store, [(one.message.id, ANY) for one in await oracle.messages.held("held")], now=NOW, keep="events")
+        await drop(store, [(one.message.id, ANY) for one in oracle.messages.of_token("held")], now=NOW, keep="events")
         for store in (target, oracle)
     ]
     assert done[0] == done[1] == ["done"] * 9
@@ -197,9 +199,40 @@ async def test_a_source_that_changes_meanwhile_is_noticed(store: Store) -> None:
 
     source = Busy()
     await fill(source)
-    with pytest.raises(StoreError, match="the source was changed meanwhile"):
+    with pytest.raises(StoreError, match="the source changed meanwhile"):
         await copy(source, store, now=NOW)
     assert await store.records(MARK)
+
+
+async def test_a_send_during_the_copy_is_told_as_a_change_of_the_source(store: Store) -> None:
+    sent = [Message(IdSource().run(1, NOW)[0], "q", NOW, NOW, b"{}")]
+
+    class Busy(Oracle):
+        async def dump(self) -> AsyncIterator[list[Item]]:
+            last = LastId(await self.last_id())  # which is read before the messages
+            if sent:
+                await put(self, [sent.pop()])
+            async for portion in super().dump():
+                yield [last if isinstance(item, LastId) else item for item in portion]
+
+    source = Busy()
+    await fill(source)
+    with pytest.raises(StoreError, match="the source changed meanwhile"):
+        await copy(source, store, now=NOW)
+
+
+async def test_a_portion_of_a_copy_has_a_bounded_number_of_messages_and_events(store: Store) -> None:
+    await store.save_queue("q", QueueSettings())
+    maker = Maker()
+    for _ in range(30):
+        await put(store, maker.run(100), keep="events")
+
+    def size(item: Item) -> int:
+        return len(item.events) if isinstance(item, Events) else 1
+
+    sizes = [sum(map(size, portion)) async for portion in store.dump()]
+    assert sum(sizes) > 6000
+    assert max(sizes) <= PORTION + EVENTS
 
 
 async def test_a_copy_that_differs_is_noticed(store: Store) -> None:
@@ -217,16 +250,19 @@ async def test_readers_of_claims_go_on_where_they_were_unless_one_is_held(kind: 
     source = await fresh(kind, "source")
     await source.save_queue("q", QueueSettings())
     await put(source, Maker().run(10))
-    await source.claims.open("q", "readers")
+    await source.claims.open("q", "readers", "made with it")
+    await source.add_record(STORE, STORE_ID, b"source")
     asked: dict[str, Any] = {"group": "readers", "limit": 5, "now": NOW, "keep_until": NOW}
     await claim(source, **asked)
-    with pytest.raises(InvalidRequest, match="group 'readers' holds 1 claims of queue 'q'"):
+    with pytest.raises(InvalidRequest, match="group 'readers' holds 1 claim of queue 'q'"):
         await copy(source, await fresh(kind, "held"), now=NOW)
     await claim(source, 1, **asked | {"limit": 0})
     target = await fresh(kind)
+    assert await target.add_record(STORE, STORE_ID, b"target") == b"target", "a broker has opened it"
     await copy(source, target, now=NOW)
-    opened = await target.claims.open("q", "readers")
-    assert (opened.epoch, opened.acked, opened.last) == (2, 1, 1)
+    assert await target.add_record(STORE, STORE_ID, b"new") == b"source"
+    opened = await target.claims.open("q", "readers", "another")
+    assert (opened.epoch, opened.acked, opened.last, opened.id) == (2, 1, 1, "made with it")
     following = (await claim(target, 1, **asked)).claim
     assert following is not None
     assert following.messages == 5

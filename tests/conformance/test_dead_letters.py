@@ -30,7 +30,7 @@ async def test_a_message_dies_after_max_receives(broker: Broker, clock: FrozenCl
     got = await broker.receive("q.dead", max=9)
     assert {*ids(got)} >= {id}
     dead = next(stored for stored in got if stored.message.id == id)
-    assert dead.message.dead == DeadLetter("q", "max_receives", 2, clock.now())
+    assert dead.message.dead == DeadLetter("q", "max_receives", 2, clock.now(), "lease expired")
     assert (dead.message.priority, dead.receives, dead.message.queue) == (4, 1, "q.dead")
 
 
@@ -181,6 +181,16 @@ async def test_redrive_says_why_it_left_a_message(broker: Broker) -> None:
     assert sorted(await drain(broker, "dead")) == ["by hand", "theirs"]
 
 
+async def test_redrive_counts_ids_that_are_not_in_the_queue(broker: Broker) -> None:
+    (id,) = await send(broker, "dead", 1)
+    done = await broker.redrive("dead", ids=["not there", id, "nor this"], to="q")
+    assert (done.moved, done.skipped, done.reasons) == (1, 2, {"missing": 2})
+    await broker.redrive("dead", ids=["not there"], to="q", rate=1000)
+    while (done := (await broker.queue("dead")).redrive).running:  # type: ignore[union-attr]  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    assert (done.moved, done.reasons) == (0, {"missing": 1})
+
+
 async def test_redrive_leaves_leased_messages_alone(broker: Broker) -> None:
     await broker.configure("q", {"max_receives": 1})
     await send(broker, "q", 1, 2)
@@ -204,6 +214,31 @@ async def test_redrive_at_a_rate_goes_on_in_the_background(broker: Broker) -> No
     assert progress is not None
     assert (progress.moved, progress.running) == (30, False)
     assert await drain(broker, "q") == list(range(30))
+
+
+async def test_a_redrive_that_takes_long_is_answered_and_goes_on(broker: Broker) -> None:
+    await broker.configure("q", {"max_receives": 1})
+    for _ in range(3):
+        await broker.send("q", [draft(number) for number in range(400)])
+    await broker.release("q", leases(await broker.receive("q", max=1000)))
+    await broker.release("q", leases(await broker.receive("q", max=1000)))
+    progress = await broker.redrive("q.dead", patience=0)
+    assert progress.running or not broker.store.shared, "what waits for nothing is done at once"
+    for _ in range(3000):
+        shown = (await broker.queue("q.dead")).redrive or progress
+        if not shown.running:
+            break
+        await asyncio.sleep(0.01)
+    assert (shown.moved, shown.skipped, shown.running) == (1200, 0, False)
+    assert (await states(broker, "q"), await states(broker, "q.dead")) == ((1200, 0, 0), (0, 0, 0))
+
+
+async def test_a_redrive_of_some_ids_is_answered_when_it_is_done(broker: Broker) -> None:
+    await broker.configure("q", {"max_receives": 1})
+    sent = await send(broker, "q", 1, 2)
+    await broker.release("q", leases(await broker.receive("q", max=2)))
+    progress = await broker.redrive("q.dead", ids=sent, patience=0)
+    assert (progress.moved, progress.running) == (2, False)
 
 
 async def test_a_wrong_redrive_is_refused(broker: Broker) -> None:

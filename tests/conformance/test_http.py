@@ -12,6 +12,8 @@ import pyarrow as pa
 import pytest
 
 from miniq.api import arrow
+from miniq.api.codec import STATUS
+from miniq.message import Draft
 from tests.conformance.wires import Caller, HttpWire
 from tests.serving import Served
 
@@ -33,6 +35,24 @@ def wire(server: Served) -> Iterator[Http]:
     one = Http(server)
     yield one
     one.clear()
+
+
+def test_a_wrong_method_is_answered_with_all_that_are_right(wire: Http) -> None:
+    methods = {
+        "/v1/queues/q": "DELETE, GET, HEAD, PUT",
+        "/v1/queues/q/messages": "GET, HEAD, POST",
+        "/v1/topics/t": "DELETE, GET, HEAD, PUT",
+        "/v1/topics/t/subscriptions/s": "DELETE, PUT",
+        "/v1/schedules/s": "DELETE, GET, HEAD, PUT",
+        "/v1/schedules": "GET, HEAD",
+        "/messages": "GET, POST",
+        "/messages/0": "DELETE, PATCH, PUT, UPDATE",
+        "/health": "GET, HEAD",
+    }
+    for path, allowed in methods.items():
+        status, problem, headers = wire.call("TRACE", path)
+        assert (status, problem["code"], headers["allow"]) == (405, "wrong_method", allowed), path
+        assert problem["detail"] == f"TRACE is not allowed for {path}; use {allowed}"
 
 
 def test_pipelined_requests_are_answered_in_order(wire: Http) -> None:
@@ -183,6 +203,29 @@ def test_what_is_counted_for_a_queue_goes_with_it(wire: Http) -> None:
     assert "never-made" not in text
 
 
+def test_the_openapi_document_describes_fields_headers_and_errors(wire: Http) -> None:
+    document = wire.ok("GET", "/openapi.json")
+    for record in ("SendBody", "WireDraft"):
+        for field in Draft.__struct_fields__:
+            assert document["components"]["schemas"][record]["properties"][field].get("description"), field
+    calls = {one["operationId"]: one for methods in document["paths"].values() for one in methods.values()}
+    assert "Idempotency-Key" in {parameter["name"] for parameter in calls["send"]["parameters"]}
+    assert "Idempotency-Key" not in {parameter["name"] for parameter in calls["receive"]["parameters"]}
+    told = {status for call in calls.values() for status in call["responses"]}
+    assert told >= {str(status) for status in STATUS.values()}
+    for status, names in (
+        ("406", {"peek", "history", "read_claim"}),
+        ("410", {"open_claims", "claim", "read_claim", "ack_claims", "release_claims", "bury_claimed", "list_claims"}),
+        ("422", {"send", "publish"}),
+    ):
+        assert {name for name, call in calls.items() if status in call["responses"]} == names
+
+
+def test_the_console_is_found_with_a_slash_at_its_end(wire: Http) -> None:
+    status, _, headers = wire.call("GET", "/console/")
+    assert (status, headers["location"]) == (307, "/console")
+
+
 def test_the_openapi_document_names_every_route(wire: Http) -> None:
     from miniq.server.operations import OPERATIONS
 
@@ -298,6 +341,11 @@ def test_a_setting_that_cannot_be_read_is_named(wire: Http, value: str) -> None:
     status, found, _ = wire.call("PUT", Q, raw=b'{"max_receives":3,"retention":%b}' % value.encode())
     assert (status, found["field"]) == (400, "retention")
     assert "out of range" in found["detail"]
+
+
+def test_a_number_out_of_range_before_text_that_is_not_json(wire: Http) -> None:
+    status, found, _ = wire.call("PUT", Q, raw=b'{"history":1e999ull"}')
+    assert (status, found["code"], found["field"]) == (400, "invalid", "request")
 
 
 # Arrow

@@ -124,7 +124,7 @@ def test_a_key_sees_its_own_queues_and_what_it_may_do() -> None:
         wire = Http(served)
         for name in ("mine", "yours"):
             wire.ok("POST", f"/v1/queues/{name}/messages", {"body": 1})
-        assert wire.ok("GET", "/v1/whoami")["verbs"] == ["send", "receive", "read", "manage", "admin"]
+        assert wire.ok("GET", "/v1/whoami")["verbs"] == ["send", "receive", "publish", "read", "manage", "admin"]
         boss = wire.ok("POST", "/v1/keys", {"name": "boss", "allow": ["*"]})
         admin = {"authorization": f"Bearer {boss['secret']}"}
         allow = ["read:mine", "send:*"]
@@ -299,6 +299,9 @@ def test_the_last_report_of_a_pipeline_is_shown_in_a_sandbox(tmp_path: Path) -> 
     with serving("memory:", 0, "--config", str(config)) as served:
         wire = Http(served)
         assert wire.refused("GET", "/v1/report").text.startswith("/v1/report: the report cannot be read")
+        os.mkfifo(page)
+        assert "is a named pipe" in wire.refused("GET", "/v1/report").text
+        page.unlink()
         page.write_text("<h1>Report</h1><script>alert(1)</script>")
         status, text, headers = wire.call("GET", "/v1/report")
         assert (status, text) == (200, page.read_bytes())

@@ -7,11 +7,21 @@ from typing import Any
 import pytest
 
 from miniq import dispatch
-from miniq.api.operations import CommitStages, Configure, DeleteQueue, NextClaim, Receive, Send, Upload
+from miniq.api.operations import (
+    CommitStages,
+    Configure,
+    DeleteQueue,
+    NextClaim,
+    OpenClaims,
+    Receive,
+    Redrive,
+    Send,
+    Upload,
+)
 from miniq.broker import Broker, keyring
 from miniq.broker.keyring import ApiKey
 from miniq.dispatch import Caller, perform
-from miniq.errors import Forbidden, IdempotencyMismatch, TooManyQueues, Unauthorized
+from miniq.errors import Forbidden, IdempotencyMismatch, InvalidRequest, TooManyQueues, Unauthorized
 from miniq.message import Mode, Stored
 from miniq.options import Options
 from miniq.store import open_store
@@ -39,16 +49,55 @@ async def test_a_key_with_max_queues_creates_no_queue_beyond_it(broker: Broker) 
     await perform(broker, Send("x1", [draft()]), shop)
     await perform(broker, Configure("x2", {"dead_letter_queue": None}), shop)
     calls = (Send("x3", [draft()]), Configure("x3", {}), Upload("x3", "j", "b", "p", "a", 0, [draft()]))
-    for call in (*calls, CommitStages("x3", "j", "b", [])):
+    for call in (
+        *calls,
+        Configure("x2", {"max_receives": 1}),
+        Configure("x2", {"max_receives": 1, "dead_letter_queue": "x9"}),
+        CommitStages("x3", "j", "b", []),
+        Redrive("x2", to="x3"),
+        OpenClaims("x3", "g"),
+        NextClaim("x3", "g", 0),
+    ):
         with pytest.raises(TooManyQueues, match="2 queues match key 'shop', whose max_queues is 2"):
             await perform(broker, call, shop)
     await perform(broker, Send("x2", [draft()]), shop)
     await perform(broker, Send("y", [draft()]), ops)
     await perform(broker, DeleteQueue("x1"), ops)
+    with pytest.raises(TooManyQueues, match=r"'x5\.dead' cannot be created, 2 queues match key 'shop'"):
+        await perform(broker, Configure("x5", {"max_receives": 1}), shop)  # would create two, and one is left
+    assert {info.name for info in await broker.queues()} == {"default", "x2", "y"}
     await perform(broker, Send("x3", [draft()]), shop)
     await broker.keys.load()
     with pytest.raises(TooManyQueues):
         await perform(broker, Send("x4", [draft()]), shop)
+
+
+WRONG_PERMISSIONS = {
+    "send:orders,read:orders": "one permission each",
+    "send:a b": "A-Z a-z 0-9 . _ - and *",
+    "send:orders.[ab]": "A-Z a-z 0-9 . _ - and *",
+    "send:orders.?": "A-Z a-z 0-9 . _ - and *",
+    "send:*:x": "A-Z a-z 0-9 . _ - and *",
+    "send:ordérs": "A-Z a-z 0-9 . _ - and *",
+    "send:orders\n": "A-Z a-z 0-9 . _ - and *",
+    "send:": "VERB:PATTERN",
+    "admin:orders": "admin is for all queues; use admin",
+}
+
+
+async def test_a_permission_that_can_never_match_is_refused_with_what_would_be_right(broker: Broker) -> None:
+    for wrong, right in WRONG_PERMISSIONS.items():
+        with pytest.raises(InvalidRequest) as refused:
+            await broker.keys.create("k", ["read", wrong], broker.clock.now())
+        assert (refused.value.field, repr(wrong) in refused.value.text) == ("allow", True)
+        assert right in refused.value.text, wrong
+    with pytest.raises(InvalidRequest, match="allow: 101 permissions; at most 100"):
+        await broker.keys.create("k", ["read"] * 101, broker.clock.now())
+    for name in ("two\nlines", "bell\a", "\u2028"):
+        with pytest.raises(InvalidRequest, match=r"name: .* has a control character"):
+            await broker.keys.create(name, ["read"], broker.clock.now())
+    assert broker.keys.open
+    await broker.keys.create("clé d'Ann", ["admin", "admin:*", "*:x-*.y_1", "send:*"], broker.clock.now())
 
 
 async def test_names_that_are_no_queue_s_are_not_remembered(broker: Broker) -> None:

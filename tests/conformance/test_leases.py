@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
+from miniq.batch import StageName
 from miniq.broker import Broker
-from miniq.errors import MessageLeased, MessageNotFound, StaleReceipt
+from miniq.errors import InvalidRequest, MessageLeased, MessageNotFound, StaleReceipt
 from miniq.message import SECOND, Draft, Lease
 from tests.clock import FrozenClock
-from tests.kit import bodies, case, drain, ids, leases, send, states
+from tests.kit import bodies, case, draft, drain, ids, leases, send, states
 
 
 async def test_sent_messages_are_received_as_they_were_sent(broker: Broker) -> None:
@@ -194,6 +196,7 @@ async def test_concurrent_consumers_never_share_a_message(broker: Broker) -> Non
 
 
 async def test_concurrent_senders_and_consumers_lose_nothing(broker: Broker) -> None:
+    await broker.configure("q", {"max_receives": None})
     seen: list[str] = []
     sent: list[str] = []
     senders = 8
@@ -296,3 +299,45 @@ async def test_a_response_stops_at_its_cap_but_gives_at_least_one(broker: Broker
     first = await broker.receive("q", max=100)
     assert len(first) == cap // (len(big) + 2)
     assert len(await broker.receive("q", max=100)) == 20 - len(first)
+
+
+async def test_a_leased_message_past_its_ttl_is_seen_until_its_lease_ends(broker: Broker, clock: FrozenClock) -> None:
+    await send(broker, "q", 1, 2, ttl=1)
+    one, two = await broker.receive("q", max=2, visibility_timeout=60)
+    clock.advance(5)
+    assert (await broker.queue("q")).counts.leased == 2
+    assert ids((await broker.peek("q", status="leased")).messages) == ids([one, two])
+    assert (await broker.get("q", one.message.id)).message.id == one.message.id
+    assert await broker.ack("q", leases([one])) == ["done"]
+    clock.advance(60)
+    assert (await broker.peek("q")).messages == []
+    assert await broker.receive("q") == []
+
+
+async def test_a_message_is_delivered_at_its_moment(broker: Broker, clock: FrozenClock) -> None:
+    moment = datetime.fromtimestamp(clock.now() / SECOND, UTC)
+    await broker.configure("q", {"delay": 600})
+    zone = timezone(timedelta(hours=2))
+    await broker.send("q", [draft(1, deliver_at=(moment + timedelta(seconds=5)).astimezone(zone))])
+    await broker.send("q", [draft(2, deliver_at=moment - timedelta(days=1)), draft(3, deliver_at=moment)])
+    assert bodies(await broker.receive("q", max=9)) == [2, 3]
+    clock.advance(4.999)
+    assert await broker.receive("q") == []
+    clock.advance(0.001)
+    assert bodies(await broker.receive("q")) == [1]
+
+
+async def test_a_moment_that_is_no_moment_is_refused(broker: Broker, clock: FrozenClock) -> None:
+    moment = datetime.fromtimestamp(clock.now() / SECOND, UTC)
+    for fields in (
+        {"deliver_at": moment.replace(tzinfo=None)},
+        {"deliver_at": "2027-01-31"},
+        {"deliver_at": moment, "delay": 1},
+        {"deliver_at": moment + timedelta(days=15)},
+    ):
+        with case(fields), pytest.raises(InvalidRequest) as caught:
+            await broker.send("q", [draft(1, **fields)])
+        assert caught.value.field == "deliver_at"
+    assert caught.value.text.endswith("is too far ahead; use a moment at most 14 days from now")
+    with pytest.raises(InvalidRequest, match="not supported in a stage"):
+        await broker.stages.upload("q", StageName("j", "b", "p", "a"), 0, [draft(1, deliver_at=moment)])

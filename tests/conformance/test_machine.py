@@ -5,132 +5,58 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
-import shutil
-import tempfile
-from collections.abc import Coroutine, Sequence
-from operator import attrgetter
-from pathlib import Path
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import precondition, rule
 
-from miniq.errors import ClaimGone, ClaimUnknown, Fenced, InvalidRequest, QueueFull, StageUnknown
-from miniq.ids import IdSource
-from miniq.message import SECOND, ClaimGroup, EventName, History, Message, PlainBatch, QueueSettings, StageName, Stored
-from miniq.store import open_store
+from miniq.batch import ClaimGroup, StageName
+from miniq.errors import ClaimGone, ClaimUnknown
+from miniq.message import SECOND, DeadLetter, EventName, History, Message, PlainBatch, QueueSettings, Stored
+from miniq.result import Finished
 from miniq.store.arguments import (
-    ANY,
-    FREE,
     Batch,
     Change,
     Edit,
+    Fence,
     Fit,
     NewTime,
     NextClaim,
+    Once,
     Places,
+    Publication,
     Put,
+    Remember,
     Room,
     Scan,
-    Take,
+    Stretch,
+    Target,
     Upload,
 )
 from miniq.store.contract import Claimed, Store
+from miniq.store.decisions import plain_batch
 from miniq.store.embedded import claims, window
-from miniq.store.transfer import copy
-from tests import mongod
-from tests.clock import START
-from tests.conftest import ENGINES, store_url
-from tests.oracle import Oracle
+from miniq.store.names import publication_name
+from miniq.topic import Published
+from tests.conformance.pair import DATABASES, QUEUES, SETTLEMENTS, Pair, keeps, run_machine
+from tests.conftest import ENGINES
 
 STEPS = int(os.environ.get("MINIQ_STEPS", "2000"))
-STEPS_PER_EXAMPLE = 50
-QUEUES = ("a", "b")
-DATABASES = ("postgresql", "mongodb")
-"""Stores whose crashes are the database's own: see `tests/faults`."""
-T = TypeVar("T")
 
 queues = st.sampled_from(QUEUES)
 groups = st.sampled_from(["r", "s"])
 batches = st.sampled_from(["1", "2", "3"])
 consumers = st.sampled_from([None, None, "ann", "bob"])
-keeps = st.sampled_from(["off", "events", "full"])
+
+seconds_kept = st.sampled_from([0, 0, 2, 70])
+"""How long results are kept."""
 picks = st.lists(st.integers(0, 10**6), min_size=1, max_size=6)
 
 
-class Machine(RuleBasedStateMachine):
-    kind = "rocksdb"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.loop = asyncio.new_event_loop()
-        self.folder = Path(tempfile.mkdtemp(prefix="miniq-machine-"))
-        self.generation = self.made = 0
-        self.now = START
-        self.ids = IdSource()
-        self.tokens = 0
-        self.known: dict[str, list[str]] = {queue: [] for queue in QUEUES}
-        """Ids that are or were in each queue."""
-        self.receipts: dict[str, list[str]] = {}
-        """By id, all receipts it ever had, the newest last."""
-        self.oracle: Store = Oracle()
-        self.store = self.open()
-
-    def run(self, call: Coroutine[Any, Any, T]) -> T:
-        return self.loop.run_until_complete(call)
-
-    def open(self) -> Store:
-        store = open_store(store_url(self.kind, self.folder / str(self.generation)))
-        self.run(store.open())
-        return store
-
-    def both(self, method: str, *args: Any) -> Any:
-        """Make a change on both stores and compare what they answer."""
-        answers = []
-        for store in (self.oracle, self.store):
-            try:
-                answers.append(self.run(attrgetter(method)(store)(*args)))
-            except (ClaimGone, ClaimUnknown, Fenced, QueueFull, StageUnknown) as error:
-                answers.append(error.text)
-        assert answers[1] == answers[0]
-        return answers[0]
-
-    @initialize()
-    def begin(self) -> None:
-        for queue in QUEUES:
-            self.both("save_queue", queue, QueueSettings())
-
-    def teardown(self) -> None:
-        self.run(self.store.close())
-        self.loop.run_until_complete(self.loop.shutdown_default_executor())
-        self.loop.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
-        mongod.give_back()
-
-    def chosen(self, queue: str, picked: list[int]) -> list[str]:
-        known = self.known[queue]
-        return [known[pick % len(known)] for pick in picked] if known else []
-
-    def fences(self, queue: str, picked: list[int], how: str) -> list[tuple[str, str]]:
-        found = []
-        for id in self.chosen(queue, picked):
-            receipts = self.receipts.get(id, ["never-given"])
-            receipt = {"new": receipts[-1], "old": receipts[0], "free": FREE, "any": ANY}[how]
-            found.append((id, receipt))
-        return found
-
+class Machine(Pair):
     # Changes
 
     @rule(
@@ -186,11 +112,59 @@ class Machine(RuleBasedStateMachine):
         ]
         self.put(queue, messages, keep, None)
 
-    def put(self, queue: str, messages: list[Message], keep: History, room: Room | None) -> None:
+    @rule(
+        parts=st.lists(
+            st.tuples(
+                st.sampled_from([(), (0,), (1,), (0, 1), (0, 1)]),
+                st.integers(1, 9),
+                st.sampled_from(
+                    [{}, {}, {"group": "g"}, {"recipient": "ann"}, {"dedup_id": "d1"}, {"headers": {"h": "v"}}]
+                ),
+                st.sampled_from([None, None, 0, 5]),
+            ),
+            min_size=1,
+            max_size=3,
+        ),
+        priority=st.sampled_from([0, 0, 5]),
+        kept=st.tuples(keeps, keeps, st.sampled_from(["off", "events"])),
+        delay=st.sampled_from([0, 0, 3]),
+        room=st.sampled_from([None, None, Room(12, 0)]),
+        call=st.sampled_from([None, None, "c1"]),
+    )
+    def publish(
+        self,
+        parts: list[tuple[tuple[int, ...], int, dict[str, Any], int | None]],
+        priority: int,
+        kept: tuple[History, History, History],
+        delay: int,
+        room: Room | None,
+        call: str | None,
+    ) -> None:
+        """To both queues, to one or to none, part by part."""
+        stretches = []
+        for targets, count, fields, own in parts:
+            due = self.now + (own or 0) * SECOND
+            many = 1 if fields.keys() & {"group", "recipient", "dedup_id"} else count
+            messages = [
+                Message(id, "", self.now, due, b"%d" % place, priority=priority, topic="t", **fields)
+                for place, id in enumerate(self.ids.run(many, self.now))
+            ]
+            stretches.append(Stretch(plain_batch(messages) or messages, targets, own is not None))
         until = self.now + 30 * SECOND
-        answer = self.both("messages.put", messages, Put(now=self.now, dedup_until=until, room=room, keep=keep))
-        if isinstance(answer, list):
-            self.known[queue] += [id for id in answer if id not in self.known[queue]]
+        publication = Publication(
+            topic="t",
+            scope="id",
+            stretches=stretches,
+            targets=[Target("a", kept[0], None, delay * SECOND), Target("b", kept[1], room)],
+            now=self.now,
+            keep=kept[2],
+            dedup_until=until,
+            call=None if call is None else Once(publication_name("id", call), until, "content"),
+        )
+        published = self.both("messages.publish", publication)
+        if isinstance(published, Published):
+            for queue in QUEUES:
+                self.known[queue] += [id for id in published.ids if id not in self.known[queue]]
 
     @rule(
         queue=queues,
@@ -198,24 +172,27 @@ class Machine(RuleBasedStateMachine):
         seconds=st.sampled_from([0, 1, 5, 60]),
         consumer=consumers,
         most=st.sampled_from([10**6, 10**6, 3]),
+        age=st.sampled_from([10**6, 30]),
+        receives=st.sampled_from([10**6, 2]),
+        in_flight=st.sampled_from([0, 0, 0, 1, 4]),
+        group_batch=st.booleans(),
         keep=keeps,
     )
-    def take(self, queue: str, limit: int, seconds: int, consumer: str | None, most: int, keep: History) -> None:
-        self.tokens += 1
-        token = f"t{self.tokens}"
-        asked = Take(
-            limit=limit,
-            max_bytes=most,
-            now=self.now,
-            until=self.now + seconds * SECOND,
-            token=token,
-            consumer=consumer,
-            keep=keep,
-        )
-        taken: list[Stored] = self.both("messages.take", queue, asked)
-        for stored in taken:
-            self.receipts.setdefault(stored.message.id, []).append(token)
-        assert self.both("messages.held", token) == sorted(taken, key=lambda stored: stored.message.id)
+    def take(
+        self,
+        queue: str,
+        limit: int,
+        seconds: int,
+        consumer: str | None,
+        most: int,
+        age: int,
+        receives: int,
+        in_flight: int,
+        group_batch: bool,
+        keep: History,
+    ) -> None:
+        fit = Fit(self.now - age * SECOND, receives)
+        self.lease(queue, limit, seconds, consumer, keep, most=most, fit=fit, in_flight=in_flight, batch=group_batch)
 
     @rule(
         queue=queues,
@@ -229,6 +206,8 @@ class Machine(RuleBasedStateMachine):
         consumer=consumers,
         kept=st.sampled_from([0, 5, 100]),
         keep=keeps,
+        reader=st.sampled_from([None, None, "ann", "bob"]),
+        fetched=st.booleans(),
     )
     def claim(
         self,
@@ -243,8 +222,12 @@ class Machine(RuleBasedStateMachine):
         consumer: str | None,
         kept: int,
         keep: History,
+        reader: str | None = None,
+        fetched: bool = True,
     ) -> None:
         state = self.group(queue, group)
+        if fetched:
+            self.both("claims.mark", queue, group, state.last, reader or "")
         asked = NextClaim(
             after=max(0, state.last - back),
             epoch=None if epoch is None else state.epoch + epoch,
@@ -252,6 +235,7 @@ class Machine(RuleBasedStateMachine):
             max_bytes=most,
             fit=Fit(self.now - age * SECOND, receives),
             consumer=consumer,
+            reader=reader,
             now=self.now,
             keep_until=self.now + kept * SECOND,
             keep=keep,
@@ -268,6 +252,12 @@ class Machine(RuleBasedStateMachine):
         self.send(queue, count, count % 3, 0, keep, None)
         self.claim(queue, group, 0, None, 20, most, 10**6, 10**6, None, 50, keep)
         self.claim(queue, group, 1, None, 20, most, 10**6, 10**6, None, 50, keep)
+
+    @rule(queue=queues, limit=st.integers(2, 6), seconds=st.sampled_from([1, 5, 60]), keep=keeps)
+    def send_and_take_a_batch(self, queue: str, limit: int, seconds: int, keep: History) -> None:
+        """Several messages of a group are in flight."""
+        self.send_special(queue, 3, "g", None, None, 0, keep)
+        self.take(queue, limit, seconds, None, 10**6, 10**6, 10**6, 0, True, keep)
 
     @rule(queue=queues, group=groups)
     def open_claims(self, queue: str, group: str) -> None:
@@ -371,16 +361,44 @@ class Machine(RuleBasedStateMachine):
     def discard_stages(self, queue: str, batch: str) -> None:
         self.both("stages.discard", queue, "job", batch)
 
-    @rule(queue=queues, picked=picks, how=st.sampled_from(["new", "new", "old", "free", "any"]), keep=keeps)
-    def drop(self, queue: str, picked: list[int], how: str, keep: History) -> None:
+    @rule(
+        queue=queues,
+        picked=picks,
+        how=st.sampled_from(["new", "new", "old", "free", "any"]),
+        keep=keeps,
+        results=seconds_kept,
+    )
+    def drop(self, queue: str, picked: list[int], how: str, keep: History, results: int) -> None:
         fences = self.fences(queue, picked, how)
-        self.both("messages.drop", queue, fences, Change(self.now, keep, "acked"))
+        remember = self.remember("done", fences, results)
+        change = Change(self.now, keep, "acked", extra=how == "new" and len(picked) % 2, remember=remember)
+        self.both("messages.drop", queue, fences, change)
 
-    @rule(queue=queues, keep=keeps)
-    def drop_all_held(self, queue: str, keep: History) -> None:
-        held = self.run(self.oracle.messages.held(f"t{self.tokens}"))
+    @rule(queue=queues, keep=keeps, results=seconds_kept)
+    def drop_all_held(self, queue: str, keep: History, results: int) -> None:
+        held = self.oracle.messages.of_token(f"t{self.tokens}")
         fences = [(stored.message.id, f"t{self.tokens}") for stored in held]
-        self.both("messages.drop", queue, fences, Change(self.now, keep, "acked"))
+        change = Change(self.now, keep, "acked", remember=self.remember("done", fences, results))
+        self.both("messages.drop", queue, fences, change)
+
+    def remember(self, status: Literal["done", "dead"], fences: Sequence[Fence], seconds: int) -> Remember | None:
+        """A result for each fence, every third without a value."""
+        if not seconds:
+            return None
+        values = [
+            None if place % 3 == 0 else b'["%s", %d]' % (id.encode(), place) for place, (id, _) in enumerate(fences)
+        ]
+        each = [
+            Finished(status, self.now, value) if status == "done" else Finished(status, self.now, error=str(value))
+            for value in values
+        ]
+        return Remember(each, self.now + seconds * SECOND)
+
+    @rule(queue=queues)
+    def look_for_results(self, queue: str) -> None:
+        self.both("results.find", queue, [*self.known[queue], "never"], self.now)
+
+    settle_some = rule(**SETTLEMENTS)(Pair.settle)
 
     @rule(
         queue=queues,
@@ -395,6 +413,19 @@ class Machine(RuleBasedStateMachine):
         at = self.now + seconds * SECOND
         event: EventName | None = "released" if release else None
         self.both("messages.reschedule", queue, fences, NewTime(at, release), Change(self.now, keep, event))
+
+    @rule(
+        queue=queues,
+        picked=picks,
+        how=st.sampled_from(["new", "new", "old", "any"]),
+        seconds=st.sampled_from([0, 2, 40]),
+        error=st.sampled_from(["boom", "a\0b\\", "long " * 200]),
+        keep=keeps,
+    )
+    def fail(self, queue: str, picked: list[int], how: str, seconds: int, error: str, keep: History) -> None:
+        fences = list(dict.fromkeys(self.fences(queue, picked, how)))
+        to = NewTime(self.now + seconds * SECOND, True, error)
+        self.both("messages.reschedule", queue, fences, to, Change(self.now, keep, "failed"))
 
     @rule(
         queue=queues,
@@ -425,21 +456,29 @@ class Machine(RuleBasedStateMachine):
         picked=picks,
         how=st.sampled_from(["new", "free", "any"]),
         delay=st.sampled_from([0, 0, 4]),
+        dead=st.sampled_from([None, "rejected", "max_receives"]),
         keep=keeps,
+        results=seconds_kept,
     )
-    def move(self, queue: str, picked: list[int], how: str, delay: int, keep: History) -> None:
+    def move(
+        self, queue: str, picked: list[int], how: str, delay: int, dead: str | None, keep: History, results: int
+    ) -> None:
         to = "b" if queue == "a" else "a"
         moves = []
         for id, receipt in dict(self.fences(queue, picked, how)).items():
             stored = self.run(self.oracle.messages.find(queue, [id]))
-            if stored:
+            if stored and id not in self.run(self.oracle.messages.find(to, [id])):
                 old = stored[id].message
+                letter = None if dead is None else DeadLetter(queue, dead, 3, self.now, stored[id].error)
                 moved = Message(
                     old.id, to, old.sent_at, self.now + delay * SECOND, old.body, old.content_type, old.priority,
-                    old.headers, None, old.key, old.recipient, old.group, old.dedup_id,
+                    old.headers, None, old.key, old.recipient, old.group, old.dedup_id, letter,
                 )  # fmt: skip
                 moves.append(((id, receipt), moved))
-        done = self.both("messages.move", queue, moves, Change(self.now, keep, "redriven"), "events")
+        remember = self.remember("dead", [fence for fence, _ in moves], results if dead else 0)
+        extra = how == "new" and delay // 4
+        change = Change(self.now, keep, "dead" if dead else "redriven", dead, extra=extra, remember=remember)
+        done = self.both("messages.move", queue, moves, change, "events")
         for (fence, _), outcome in zip(moves, done, strict=True):
             if outcome == "done" and fence[0] not in self.known[to]:
                 self.known[to].append(fence[0])
@@ -450,61 +489,15 @@ class Machine(RuleBasedStateMachine):
         self.both("messages.clear", queue, Change(self.now, keep))
 
     @precondition(lambda self: self.now % 7 == 0)
-    @rule(queue=queues)
-    def delete(self, queue: str) -> None:
-        self.both("delete_queue", queue)
+    @rule(queue=queues, keep=keeps)
+    def delete(self, queue: str, keep: History) -> None:
+        self.both("delete_queue", queue, Change(self.now, keep))
         self.both("save_queue", queue, QueueSettings())
-
-    @rule(micros=st.sampled_from([1, SECOND, 3 * SECOND + 1, 10 * SECOND, 61 * SECOND]))
-    def time_passes(self, micros: int) -> None:
-        self.now += micros
 
     @rule()
     def tidy(self) -> None:
         for store in (self.oracle, self.store):
             self.run(store.tidy(self.now, 5))
-
-    @precondition(lambda self: self.kind != "memory")
-    @rule()
-    def restart(self) -> None:
-        self.run(self.store.close())
-        self.store = self.open()
-
-    @rule()
-    def migrate(self) -> None:
-        """Go on in another store that everything was copied to."""
-        old, place = self.store, self.generation
-        self.made += 1
-        self.generation = self.made
-        self.store = self.open()
-        try:
-            self.run(copy(old, self.store, now=self.now))
-            oracle = Oracle()  # claims that are acked and can still be read are not copied
-            self.run(copy(self.oracle, oracle, now=self.now))
-            self.oracle = oracle
-        except InvalidRequest:  # a claim is held
-            self.store, old, self.generation = old, self.store, place
-        self.run(old.close())
-
-    @precondition(lambda self: self.kind not in ("memory", *DATABASES))
-    @rule()
-    def crash(self) -> None:
-        """What `kill -9` leaves is what the operating system has: a copy of the files as they are now."""
-        old = self.folder / str(self.generation)
-        self.made += 1
-        self.generation = self.made
-        new = self.folder / str(self.generation)
-        while True:
-            # What compaction does in the background must not fall between two files of the copy.
-            with contextlib.suppress(shutil.Error, FileNotFoundError):
-                before = listing(old)
-                shutil.copytree(old, new)
-                if listing(old) == before == listing(new):
-                    break
-            shutil.rmtree(new, ignore_errors=True)
-        self.run(self.store.close())
-        shutil.rmtree(old, ignore_errors=True)
-        self.store = self.open()
 
     # Looking
 
@@ -535,25 +528,15 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def read_history(self) -> None:
+        if self.kind == "mongodb":
+            # In MongoDB the events of different messages may change places.
+            pages = [self.run(store.history.read(0, 10**6)) for store in (self.oracle, self.store)]
+            expected, found = [sorted((one.event for one in page.records), key=lambda one: one.id) for page in pages]
+            assert found == expected
+            assert [one.offset for one in pages[1].records] == [one.offset for one in pages[0].records]
+            return
         self.both("history.read", 0, 10**6)
         self.both("history.read", 3, 10**6, "a")
-
-    @invariant()
-    def counts_agree(self) -> None:
-        for queue in QUEUES:
-            if queue in self.run(self.oracle.queues()):
-                oracle, store = (self.run(s.messages.counts(queue, self.now)) for s in (self.oracle, self.store))
-                assert (store.ready, store.delayed, store.leased, store.bytes) == (
-                    oracle.ready,
-                    oracle.delayed,
-                    oracle.leased,
-                    oracle.bytes,
-                )
-                self.both("messages.next_visible", queue, self.now)
-
-
-def listing(folder: Path) -> dict[str, int]:
-    return {str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize("kind", DATABASES)
@@ -572,7 +555,7 @@ def test_a_store_in_a_database_answers_as_the_oracle_does(kind: str, monkeypatch
         monkeypatch.setattr("miniq.store.mongodb.uploads.CHUNK_MESSAGES", 2)
         monkeypatch.setattr("miniq.store.mongodb.stages.FEW", 2)
         monkeypatch.setattr("miniq.store.mongodb.stages.STEP", 3)
-    run_machine(kind, STEPS // 2)
+    run_machine(Machine, kind, STEPS // 2)
 
 
 @pytest.mark.parametrize("kind", ENGINES)
@@ -586,18 +569,4 @@ def test_a_store_answers_as_the_oracle_does(kind: str, size: str, monkeypatch: p
         monkeypatch.setattr(window, "OWNERS", 1)
         monkeypatch.setattr(claims, "STEP_MESSAGES", 3)
         monkeypatch.setattr(claims, "STEP_BYTES", 20)
-    run_machine(kind, STEPS // 2)
-
-
-def run_machine(kind: str, steps: int) -> None:
-    machine = type("Machine", (Machine,), {"kind": kind})
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=max(1, steps // STEPS_PER_EXAMPLE),
-            stateful_step_count=STEPS_PER_EXAMPLE,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-            print_blob=True,
-        ),
-    )
+    run_machine(Machine, kind, STEPS // 2)

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from miniq.api.operations import Send
 from miniq.broker import Broker
+from miniq.dispatch import perform
 from miniq.errors import (
     BadName,
     Closed,
@@ -26,7 +28,7 @@ from miniq.errors import (
 from miniq.message import SECOND, Draft, Lease, Message, QueueSettings
 from miniq.options import Options
 from miniq.store import open_store
-from miniq.store.arguments import Once, Put
+from miniq.store.arguments import Change, Once, Put
 from tests.clock import FrozenClock
 from tests.conftest import STORES
 from tests.kit import bodies, case, draft, drain, ids, leases, send, states
@@ -59,6 +61,11 @@ async def test_without_auto_create_an_unknown_queue_is_refused(url: str, clock: 
 async def test_beyond_max_queues_no_caller_creates_a_queue(url: str, clock: FrozenClock) -> None:
     options = Options(upkeep_interval=0, max_queues=3)
     async with Broker(open_store(url), options, clock) as broker:
+        await broker.configure("one")
+        with pytest.raises(TooManyQueues, match=r"'q\.dead' cannot be created"):
+            await broker.configure("q", {"max_receives": 1})
+        assert [info.name for info in await broker.queues()] == ["default", "one"]
+        await broker.delete_queue("one")
         await broker.configure("q", {"max_receives": 1, "dead_letter_queue": "failed"})  # with default, three
         for call in (
             send(broker, "new", 1),
@@ -76,6 +83,32 @@ async def test_beyond_max_queues_no_caller_creates_a_queue(url: str, clock: Froz
         await send(broker, "new", 1)
         assert await broker.release("q", leases([message])) == ["done"]  # its dead-letter queue is not refused
         assert [info.name for info in await broker.queues()] == ["default", "failed", "new", "q"]
+        await broker.delete_queue("q")
+        done = await broker.redrive("failed")
+        assert (done.moved, done.skipped, done.reasons) == (0, 1, {"too_many_queues": 1})
+        await broker.delete_queue("new")
+        assert (await broker.redrive("failed")).moved == 1
+        assert bodies(await broker.receive("q")) == [1]
+
+
+async def test_a_redrive_creates_no_deleted_source_queue_without_auto_create(url: str, clock: FrozenClock) -> None:
+    options = Options(upkeep_interval=0, auto_create=False)
+    async with Broker(open_store(url), options, clock) as broker:
+        await broker.configure("q", {"max_receives": 1})
+        await send(broker, "q", 1)
+        await broker.release("q", leases(await broker.receive("q")))
+        await broker.delete_queue("q")
+        done = await broker.redrive("q.dead")
+        assert (done.moved, done.skipped, done.reasons) == (0, 1, {"queue_not_found": 1})
+        await broker.configure("q")
+        assert (await broker.redrive("q.dead")).moved == 1
+
+
+async def test_no_queue_is_its_own_dead_letter_queue(broker: Broker) -> None:
+    for changes in ({"dead_letter_queue": "q"}, {"dead_letter_queue": "q", "max_receives": 1}):
+        with pytest.raises(InvalidRequest, match="'q' cannot be its own dead-letter queue; name another"):
+            await broker.configure("q", changes)
+    assert [info.name for info in await broker.queues()] == ["default"]
 
 
 async def test_settings_change_one_by_one_and_stay(broker: Broker) -> None:
@@ -213,6 +246,10 @@ async def test_empty_and_oversized_batches_are_refused(broker: Broker) -> None:
     with pytest.raises(TooLarge):
         await broker.ack("q", [Lease("i", "r")] * 1001)
     assert len(await send(broker, "q", *range(1000))) == 1000
+    for options in ({}, {"key": "k"}):
+        large = [draft("x" * 1_000_000, **options)] * 17
+        with pytest.raises(TooLarge, match="messages: 17000034 bytes in one call; at most 16777216"):
+            await perform(broker, Send("q", large))
 
 
 WRONG_RECEIVES: list[tuple[dict[str, Any], str]] = [
@@ -380,16 +417,18 @@ async def test_peek_and_get_show_the_state_of_a_message(broker: Broker, clock: F
             await broker.peek("q", **wrong)  # type: ignore[arg-type]
 
 
-async def test_held_finds_all_messages_of_a_receipt(broker: Broker) -> None:
+async def test_held_finds_all_messages_of_a_receive(broker: Broker) -> None:
     await send(broker, "q", *range(200))
     await send(broker, "q", "x", group="g")
     got = await broker.receive("q", max=201)
     token = got[0].receipt or ""
     await broker.ack("q", leases(got[5:7]))
     await broker.release("q", leases(got[100:120]))
-    held = await broker.store.messages.held(token)
-    assert ids(held) == sorted(ids(got[:5] + got[7:100] + got[120:]))
-    assert await broker.store.messages.held("nobody") == []
+    await broker.extend("q", leases(got[150:]), 99)
+    until = got[0].visible_at
+    held = await broker.store.messages.held("q", token, until)
+    assert ids(held) == sorted(ids(got[:5] + got[7:100] + got[120:150]))
+    assert await broker.store.messages.held("q", "nobody", until) == []
 
 
 async def test_counts_know_bytes_and_the_oldest(broker: Broker, clock: FrozenClock) -> None:
@@ -509,11 +548,11 @@ async def test_a_queue_that_is_deleted_meanwhile_stops_no_other_call(
     counts, scan = broker.store.messages.counts, broker.store.messages.scan
 
     async def counted(queue: str, now: int) -> Any:
-        await broker.store.delete_queue("b")
+        await broker.store.delete_queue("b", Change(0))
         return await counts(queue, now)
 
     async def scanned(queue: str, asked: Any) -> Any:
-        await broker.store.delete_queue("c")
+        await broker.store.delete_queue("c", Change(0))
         return await scan(queue, asked)
 
     monkeypatch.setattr(broker.store.messages, "counts", counted)
@@ -531,8 +570,8 @@ async def test_a_queue_that_is_made_anew_while_it_is_deleted_is_there(
     await broker.configure("q")
     delete = broker.store.delete_queue
 
-    async def deleted(name: str) -> bool:
-        done = await delete(name)
+    async def deleted(*given: Any) -> bool:
+        done = await delete(*given)
         await broker.send("q", [draft(1)])
         return done
 
@@ -554,7 +593,7 @@ async def test_messages_move_to_a_queue_that_is_deleted_meanwhile(
         nonlocal calls
         calls += 1
         if calls == 1:
-            await broker.store.delete_queue("q.dead")
+            await broker.store.delete_queue("q.dead", Change(0))
         return await move(*asked)
 
     monkeypatch.setattr(broker.store.messages, "move", moved)
@@ -574,3 +613,46 @@ async def test_many_messages_are_found_by_id_and_those_that_are_not_there_are_le
     assert await broker.store.messages.find("q", []) == {}
     with pytest.raises(QueueNotFound):
         await broker.store.messages.find("none", sent)
+
+
+async def test_a_purge_may_forget_dedup_ids_but_no_named_call(broker: Broker) -> None:
+    (first,) = await send(broker, "q", 1, dedup_id="d")
+    (named,) = await broker.send("q", [draft(1)], "call")
+    await broker.purge("q", forget=True)
+    (again,) = await send(broker, "q", 1, dedup_id="d")
+    assert again != first
+    assert await broker.send("q", [draft(1)], "call") == [named]
+    await broker.ack_by_id("q", again)
+    assert await broker.purge("q", forget=True) == 0
+    assert await send(broker, "q", 1, dedup_id="d") not in ([first], [again])
+    await send(broker, "other", 1, dedup_id="d")
+    await broker.purge("q", forget=True)
+    assert (await broker.queue("other")).counts.total == 1
+    await send(broker, "other", 1, dedup_id="d")
+    assert (await broker.queue("other")).counts.total == 1, "the other queue remembers"
+
+
+async def test_tags_are_merged_and_removed_by_null(broker: Broker) -> None:
+    await broker.configure("q", {"tags": {"a.b": "1", "$c": "", "ü ": "x" * 256}})
+    await broker.configure("q", {"tags": {"a.b": None, "d": "2"}, "delay": 1})
+    assert (await broker.store.queues())["q"].tags == {"$c": "", "ü ": "x" * 256, "d": "2"}
+    for tags in ({"": "x"}, {"a": 1}, ["a"], {"a": "x" * 257}, {"x" * 129: ""}, {str(n): "" for n in range(60)}):
+        with pytest.raises(InvalidRequest, match="tags: "):
+            await broker.configure("q", {"tags": tags})
+    with pytest.raises(InvalidRequest, match="sqs: "):
+        await broker.configure("q", {"sqs": {"Policy": "x" * 70_000}})
+    assert len((await broker.queue("q")).settings.tags) == 3
+
+
+async def test_a_lease_that_has_expired_can_be_refused(broker: Broker, clock: FrozenClock) -> None:
+    await send(broker, "q", 1, 2, 3)
+    one, two, three = [[lease] for lease in leases(await broker.receive("q", max=3, visibility_timeout=10))]
+    assert await broker.ack("q", one, late=False) == ["done"]
+    clock.advance(10)
+    assert await broker.ack("q", two, late=False) == ["stale"]
+    assert await broker.release("q", two, late=False) == ["stale"]
+    assert (await broker.extend("q", two, 10, late=False))[1] == ["stale"]
+    assert await broker.ack("q", one, late=False) == ["missing"]
+    assert await broker.ack("q", two) == ["done"]
+    assert (await broker.extend("q", three, 10))[1] == ["done"]
+    assert await broker.release("q", three, late=False) == ["done"]

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import msgspec
+import pyarrow
 import pytest
 
 from miniq.message import QueueSettings
@@ -58,7 +59,9 @@ def house(request: pytest.FixtureRequest) -> Iterator[House]:
     with serving("memory:") as served:
         wire: Any = WIRES[request.param](served)
         made = wire.ask("POST", "/v1/keys", {"name": "admin", "allow": ["*"]})
-        assert made["warnings"] == ["this is the first key: from now on, calls without a key are refused"]
+        assert made["warnings"] == [
+            "this is the first key: from now on, a server on this store refuses calls without a key"
+        ]
         wire.secret = made["secret"]
         yield House(wire, Holder(wire, made["secret"]))
         wire.close()
@@ -95,7 +98,8 @@ def state(admin: Holder) -> Any:
 FILLED: dict[str, Any] = {
     "group": "g", "claim": 1, "job": "j", "batch": "b", "partition": "p", "attempt": "a", "after": 0, "upto": 0,
     "leases": [{"id": "x", "receipt": "y"}], "stages": [{"partition": "p", "attempt": "a"}],
-    "messages": [{"body": 1}], "name": "n", "allow": ["send:mine"], "path": "/nowhere", "id": "x",
+    "messages": [{"body": 1}], "name": "n", "allow": ["send:mine"], "path": "/nowhere", "id": "x", "error": "e",
+    "ids": ["x"], "reason": "r", "topic": "mine",
 }  # fmt: skip
 """Values of fields that calls require."""
 
@@ -112,9 +116,9 @@ def fields_of(operation: Operation) -> dict[str, list[str]]:
 def required(operation: Operation) -> dict[str, Any]:
     body: dict[str, Any] = {}
     shape = None if operation.body is None else operation.body.shape
-    if isinstance(shape, type) and operation.name not in ("send", "edit"):
+    if isinstance(shape, type) and operation.name not in ("send", "publish", "edit"):
         body = {info.name: FILLED[info.name] for info in msgspec.structs.fields(shape) if info.required}
-    if operation.name in ("send", "edit"):
+    if operation.name in ("send", "publish", "edit"):
         body = {"body": 1}
     path = {name: FILLED.get(name) for name in operation.in_path} | {"queue": "mine"}
     query = {name: FILLED[name] for name, info in operation.in_query.items() if info.required}
@@ -205,6 +209,17 @@ def test_a_redrive_needs_the_right_to_send_to_its_target_or_to_each_source(house
     assert sender.ok("POST", f"{MINE}/redrive", {})["moved"] == 1
 
 
+def test_a_redrive_creates_no_source_queue_beyond_the_queues_of_its_key(house: House, victim: str) -> None:
+    made = {"name": "test", "allow": ["manage:mine", "send:victim"], "max_queues": 1}
+    holder = Holder(house.wire, house.admin.ok("POST", "/v1/keys", made)["secret"])
+    house.admin.ok("DELETE", "/v1/queues/victim")
+    left = {"moved": 0, "skipped": 1, "running": False, "reasons": {"too_many_queues": 1}}
+    assert holder.ok("POST", f"{MINE}/redrive", {}) == left
+    assert holder.code("POST", f"{MINE}/redrive", {"to": "victim"}) == "too_many_queues"
+    assert house.admin.code("GET", "/v1/queues/victim") == "queue_not_found"
+    assert house.admin.ok("POST", f"{MINE}/redrive", {})["moved"] == 1
+
+
 def test_who_may_manage_but_not_read_sees_neither_counts_nor_contents(house: House) -> None:
     holder, _ = house.holder("manage:mine")
     sent = {"body": MARK, "key": MARK, "headers": {"h": MARK}, "group": MARK, "dedup_id": MARK}
@@ -215,10 +230,23 @@ def test_who_may_manage_but_not_read_sees_neither_counts_nor_contents(house: Hou
     assert (edited["id"], edited["priority"], edited["status"]) == (id, 3, "ready")
     for path in ("", "/messages", f"/messages/{id}", "/claims", "/stages"):
         assert holder.code("GET", f"{MINE}{path}") == "forbidden"
+    assert holder.ok("POST", f"{MINE}/redrive", {"ids": ["x"]})["reasons"] == {"missing": 1}
     reader, _ = house.holder("manage:mine", "read:mine")
     assert reader.ok("PUT", MINE, {"delay": 0})["counts"]["ready"] == 1
     assert reader.ok("PATCH", f"{MINE}/messages/{id}", {"priority": 4})["body"] == MARK
+    assert holder.ok("POST", f"{MINE}/purge") == {"purged": 1}, "what a call itself did is shown"
     house.admin.ok("DELETE", MINE)
+
+
+def test_who_may_manage_a_topic_but_not_read_it_sees_no_subscriptions(house: House) -> None:
+    house.admin.ok("PUT", "/v1/topics/mine/subscriptions/theirs", {"filter": {"h": [MARK]}})
+    holder, _ = house.holder("manage:mine")
+    changed = holder.ok("PUT", "/v1/topics/mine", {"dedup_window": 5})
+    assert (changed["settings"]["dedup_window"], changed["subscriptions"], changed["rates"]) == (5, None, None)
+    reader, _ = house.holder("manage:mine", "read:mine")
+    assert MARK in json.dumps(reader.ok("PUT", "/v1/topics/mine", {"dedup_window": 6})["subscriptions"])
+    house.admin.ok("DELETE", "/v1/topics/mine")
+    house.admin.ok("DELETE", "/v1/queues/theirs")
 
 
 def test_the_count_of_dead_letters_needs_the_right_to_read_them(house: House, victim: str) -> None:
@@ -226,6 +254,78 @@ def test_the_count_of_dead_letters_needs_the_right_to_read_them(house: House, vi
         holder, _ = house.holder(allow)
         (stats,) = holder.ok("GET", "/v1/stats?queue=mine")["queues"]
         assert (stats["dead_letter_queue"], stats["dead"]) == ("victim", dead)
+
+
+def test_history_shows_the_events_of_the_queues_that_a_key_may_read(house: House) -> None:
+    admin, queues = house.admin, ("orders.a", "hidden", "orders.b")
+    for queue in queues:
+        admin.ok("PUT", f"/v1/queues/{queue}", {"history": "events"})
+    start = admin.ok("GET", "/v1/history?limit=1")["last"]
+    for count in (1, 20, 1):
+        for queue in queues:
+            admin.ok("POST", f"/v1/queues/{queue}/messages", {"messages": [{"body": 1}] * count})
+    reader, _ = house.holder("read:orders*")
+    whole = reader.ok("GET", f"/v1/history?after={start}&limit=1000")
+    sent = [event["queue"] for event in whole["events"]]
+    assert sent == ["orders.a", "orders.b"] + ["orders.a"] * 20 + ["orders.b"] * 20 + ["orders.a", "orders.b"]
+    paged, after = [], start
+    while (page := reader.ok("GET", f"/v1/history?after={after}&limit=3"))["next"] > after:
+        paged, after = paged + page["events"], page["next"]
+    assert paged == whole["events"]
+    for path in ("/v1/history?queue=orders.b&limit=1000", "/v1/history?event=sent&limit=1000"):
+        assert {event["queue"] for event in reader.ok("GET", path)["events"]} <= {"orders.a", "orders.b"}
+    assert reader.code("GET", "/v1/history?queue=hidden") == "forbidden"
+    sender, _ = house.holder("send:orders*")
+    assert sender.ok("GET", f"/v1/history?after={start}")["events"] == []
+    if isinstance(house.wire, HttpWire):
+        arrow = {"accept": "application/vnd.apache.arrow.stream"}
+        _, raw, headers = house.wire.call("GET", f"/v1/history?after={start}&limit=1000", **reader.key, **arrow)
+        table = pyarrow.ipc.open_stream(raw).read_all()
+        assert table.column("queue").to_pylist() == sent
+        _, raw, headers = house.wire.call("GET", f"/v1/history?after={start + 1}&limit=1", **reader.key, **arrow)
+        assert pyarrow.ipc.open_stream(raw).read_all().column("queue").to_pylist() == ["orders.b"]
+        assert headers["miniq-next"] == str(start + 3), "what is hidden is skipped"
+    for queue in queues:
+        admin.ok("DELETE", f"/v1/queues/{queue}")
+
+
+def test_a_refusal_says_which_permission_would_do(house: House) -> None:
+    holder, _ = house.holder("read:orders*")
+    for name in ("x" * 8000, "a%20b"):
+        assert holder.code("GET", f"/v1/whoami?queue={name}") == "bad_name"
+    refused = holder.ask("GET", "/v1/keys")
+    assert "does not allow admin on all queues (`admin` or `admin:*`)" in refused.text
+
+
+def test_topics_need_rights_of_their_own(house: House) -> None:
+    topic, admin = "/v1/topics/orders", house.admin
+    subscription = f"{topic}/subscriptions/billing"
+    publisher, _ = house.holder("publish:orders")
+    manager, _ = house.holder("manage:orders")
+    subscriber, _ = house.holder("manage:orders", "send:billing")
+    reader, _ = house.holder("read:orders")
+    sender, _ = house.holder("send:orders", "receive:orders")
+    refused = manager.ask("PUT", subscription)
+    assert "does not allow send on queue 'billing'" in refused.text
+    assert manager.code("PUT", f"{topic}/subscriptions/x", {"queue": "victim"}) == "forbidden"
+    assert subscriber.code("PUT", "/v1/topics/others/subscriptions/billing") == "forbidden"
+    assert subscriber.code("PUT", subscription, {"queue": "others"}) == "forbidden"
+    subscriber.ok("PUT", subscription)
+    assert publisher.ok("POST", f"{topic}/messages", {"body": 1})["queues"] == 1
+    for holder in (manager, reader, sender):
+        refused = holder.ask("POST", f"{topic}/messages", {"body": 1})
+        assert "does not allow publish on topic 'orders'" in refused.text
+    for method, path in (("GET", topic), ("POST", f"{topic}/match")):
+        assert len(reader.ok(method, path)["subscriptions"]) == 1
+        assert publisher.code(method, path) == "forbidden"
+    for holder in (publisher, reader, sender):
+        for method, path in (("PUT", topic), ("DELETE", topic), ("PUT", subscription), ("DELETE", subscription)):
+            assert holder.code(method, path) == "forbidden"
+    assert [one["name"] for one in reader.ok("GET", "/v1/topics")["topics"]] == ["orders"]
+    assert publisher.ok("GET", "/v1/topics")["topics"] == []
+    manager.ok("DELETE", subscription)
+    manager.ok("DELETE", topic)
+    admin.ok("DELETE", "/v1/queues/billing")
 
 
 def test_an_idempotency_key_belongs_to_its_sender(house: House) -> None:
@@ -280,7 +380,7 @@ def test_other_routes_of_http_show_no_more(house: House, victim: str) -> None:
     if not isinstance(house.wire, HttpWire):
         return
     holder, _ = house.holder("*:mine")
-    for path in ("/metrics", "/v1/report", "/v1/keys", "/v1/history", "/dev/messages", "/messages", "/read_messages"):
+    for path in ("/metrics", "/v1/report", "/v1/keys", "/dev/messages", "/messages", "/read_messages"):
         status, _, _ = house.wire.call("GET", path, **holder.key)
         assert status == 403, path
     _, events, _ = house.wire.call("GET", "/v1/events?count=1", **holder.key)

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from miniq.batch import Committed, Stage, StageName
 from miniq.broker import Broker
 from miniq.errors import BadName, InvalidRequest, QueueFull, QueueNotFound, StageUnknown, TooLarge
-from miniq.message import Committed, Draft, PlainDrafts, Stage, StageName
+from miniq.message import Draft, PlainDrafts
 from miniq.options import Limits, Options
 from miniq.store import open_store
 from tests.clock import FrozenClock
@@ -187,8 +188,8 @@ async def test_committed_messages_are_messages_like_any_other(broker: Broker, cl
     await broker.release("q", leases(first))
     found, _ = await broker.claims.next("q", "g", 0, max_messages=150)
     assert found is not None
+    part = await broker.claims.fetch("q", "g", 1)
     await broker.claims.ack("q", "g", 1)
-    part = await broker.claims.find("q", "g", 1)
     assert [body async for chunk in part.each() for body in bodies(chunk)] == list(range(150))
     assert await drain(broker, "q") == [*range(150, 200), "edited", *range(202, 300)]
     assert await states(broker, "q") == (0, 0, 0)

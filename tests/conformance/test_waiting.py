@@ -163,6 +163,31 @@ async def test_leases_that_expire_together_go_to_all_who_wait(broker: Broker, cl
     assert sorted(bodies([stored for messages in got for stored in messages])) == [1, 2, 3]
 
 
+async def test_a_receive_that_is_cancelled_while_it_drops_an_expired_message_leaves_no_lease(
+    broker: Broker, clock: FrozenClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await send(broker, "q", "old", ttl=5)
+    await send(broker, "q", "new")
+    clock.advance(5)
+    dropping = asyncio.Event()
+
+    async def drop(*args: Any) -> Any:
+        dropping.set()
+        await asyncio.Event().wait()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(broker.store.messages, "drop", drop)
+        receiving = asyncio.create_task(broker.receive("q", max=9))
+        await dropping.wait()
+        receiving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await receiving
+    await broker.deliveries.stop()
+    assert (await broker.queue("q")).counts.leased == 0
+    assert bodies(await broker.receive("q", max=9)) == ["new"]
+    assert broker.metrics.messages["q", "received"] == 2  # the history has both
+
+
 async def test_a_cancelled_wait_takes_nothing(broker: Broker) -> None:
     task = await waiting(broker, broker.receive("q", wait=60))
     other = await waiting(broker, broker.receive("q", wait=60))

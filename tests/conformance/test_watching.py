@@ -10,6 +10,8 @@ import pytest
 from miniq.broker import Broker, search, trends
 from miniq.errors import InvalidRequest, MessageNotFound
 from miniq.message import SECOND
+from miniq.options import Options
+from miniq.store import open_store
 from tests.clock import FrozenClock
 from tests.kit import bodies, draft, ids, leases, send
 
@@ -172,3 +174,21 @@ async def test_a_held_message_is_taken_back_by_its_id(broker: Broker) -> None:
     assert (await broker.queue("q.dead")).counts.ready == 1, "it had used up its receives"
     with pytest.raises(MessageNotFound):
         await broker.release_by_id("q", id)
+
+
+async def test_the_history_since_a_moment_is_complete_though_the_clocks_of_brokers_differ(
+    url: str, clock: FrozenClock
+) -> None:
+    late = FrozenClock(clock.now() - SECOND)
+    options = Options(upkeep_interval=0)
+    async with Broker(open_store(url), options, clock) as broker:
+        if not broker.store.shared:
+            return  # the clock of one broker never goes backwards
+        async with Broker(open_store(url), options, late) as other:
+            await broker.configure("q", {"history": "events"})
+            await send(broker, "q", "first")
+            assert (await broker.search.events()).next == 1
+            await send(other, "q", "second", "third")
+            assert [record.offset for record in (await broker.search.events(since=late.now())).records] == [1, 2, 3]
+            assert [record.offset for record in (await broker.search.events(since=clock.now())).records] == [1]
+            assert (await broker.search.events(since=clock.now() + 1)).records == []

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import time
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from tests.conformance.wires import HTTP_ONLY, WIRES, Caller, Refusal
@@ -87,6 +88,31 @@ def test_messages_are_looked_at_edited_and_removed(wire: Caller) -> None:
     assert wire.refused("GET", f"{Q}/messages/{first}").code == "message_not_found"
 
 
+def test_failures_are_retried_or_final_and_their_errors_are_shown(wire: Caller) -> None:
+    wire.ok("PUT", Q, {"history": "events", "retry": {"delay": 60, "jitter": 0}})
+    ids = wire.ok("POST", f"{Q}/messages", {"messages": [{"body": 1}, {"body": 2}]})["ids"]
+    held = wire.ok("POST", f"{Q}/receive", {"max": 2})["messages"]
+    first, second = ({"id": message["id"], "receipt": message["receipt"]} for message in held)
+    (retried,) = wire.ok("POST", f"{Q}/fail", {"leases": [first], "error": "down ü"})["results"]
+    seen = wire.ok("GET", f"{Q}/messages/{ids[0]}")
+    assert retried == {"id": ids[0], "outcome": "retried", "visible_at": seen["visible_at"]}
+    assert (seen["status"], seen["error"], seen["receives"]) == ("delayed", "down ü", 1)
+    results = wire.ok("POST", f"{Q}/fail", {"leases": [second, first], "error": "bad", "dead": True})["results"]
+    assert results == [{"id": ids[1], "outcome": "dead"}, {"id": ids[0], "outcome": "stale"}]
+    assert wire.ok("POST", f"{Q}/fail", {"leases": [second], "error": "", "delay": 0})["results"] == [
+        {"id": ids[1], "outcome": "missing"}
+    ]
+    (dead,) = wire.ok("GET", "/v1/queues/q.dead/messages?find=BAD")["messages"]
+    assert {**dead["dead"], "origin": "q", "reason": "rejected", "receives": 1, "error": "bad"} == dead["dead"]
+    told = wire.ok("GET", "/v1/history?queue=q&limit=1000")["events"]
+    shown = [(event["event"], event.get("reason"), event["error"]) for event in told if "error" in event]
+    assert shown[-2:] == [("failed", None, "down ü"), ("dead", "rejected", "bad")]
+    assert wire.refused("POST", f"{Q}/fail", {"leases": [first]}).field == "error"
+    refused = wire.refused("POST", f"{Q}/fail", {"leases": [first], "error": "x" * 4097})
+    assert (refused.code, refused.field) == ("too_large", "error")
+    assert wire.refused("POST", f"{Q}/fail", {"leases": [first], "error": "x", "dead": 1}).field == "dead"
+
+
 def test_dead_letters_are_redriven_and_told_in_the_history(wire: Caller) -> None:
     wire.ok("PUT", Q, {"max_receives": 1, "history": "full"})
     (id,) = wire.ok("POST", f"{Q}/messages", {"body": "x"})["ids"]
@@ -104,7 +130,10 @@ def test_dead_letters_are_redriven_and_told_in_the_history(wire: Caller) -> None
 
 def test_claims_are_opened_made_read_acked_and_released(wire: Caller) -> None:
     wire.ok("POST", f"{Q}/messages", {"messages": [{"body": n} for n in range(5)]})
-    assert wire.ok("POST", f"{Q}/claims/g/open") == {"group": "g", "epoch": 1, "acked": 0, "last": 0}
+    opened = wire.ok("POST", f"{Q}/claims/g/open")
+    new = {"group": "g", "epoch": 1, "acked": 0, "last": 0, "ready": 5, "claims": []}
+    assert opened == new | {"id": opened["id"], "store": wire.ok("GET", "/v1/whoami")["store"]}
+    assert all((opened["id"], opened["store"]))
     asked = {"group": "g", "after": 0, "epoch": 1, "max_messages": 3}
     made = wire.ok("POST", f"{Q}/claims", asked)
     assert made == {"group": "g", "claim": 1, "messages": 3, "bytes": 3, "made_at": made["made_at"], "epoch": 1}
@@ -334,7 +363,7 @@ BAD: list[tuple[str, str, Any, int, str, str | None]] = [
         ({"group": "g", "after": 7}, 404, "claim_unknown", "after"),
         ({"group": "a/b", "after": 0}, 400, "bad_name", "group"),
         ({"group": 5, "after": 0}, 400, "invalid", "group"),
-        ({"group": "g", "after": 0, "epoch": 1}, 409, "fenced", "epoch"),
+        ({"group": "g", "after": 0, "epoch": 1}, 404, "claim_unknown", "epoch"),
         ({"group": "g", "after": 0, "epoch": "x"}, 400, "invalid", "epoch"),
         ({"group": "g", "after": 0, "max_messages": 0}, 400, "invalid", "max_messages"),
         ({"group": "g", "after": 0, "max_messages": 1_000_001}, 400, "invalid", "max_messages"),
@@ -345,7 +374,7 @@ BAD: list[tuple[str, str, Any, int, str, str | None]] = [
     ]],
     ("POST", f"{Q}/claims/a%20b/open", None, 400, "bad_name", "group"),
     ("POST", f"{Q}/claims/g/open", {"epoch": 1}, 400, "invalid", "epoch"),
-    ("POST", f"{Q}/claims/g/release", {"epoch": 3}, 409, "fenced", "epoch"),
+    ("POST", f"{Q}/claims/g/release", {"epoch": 3}, 404, "claim_unknown", "epoch"),
     ("POST", f"{Q}/claims/g/release", {"upto": 3}, 400, "invalid", "upto"),
     ("POST", "/v1/queues/nope/claims/g/release", None, 404, "queue_not_found", "queue"),
     ("GET", f"{Q}/claims/g/1", None, 404, "claim_unknown", "claim"),
@@ -359,7 +388,7 @@ BAD: list[tuple[str, str, Any, int, str, str | None]] = [
     ("DELETE", f"{Q}/claims/g", None, 400, "invalid", "upto"),
     ("DELETE", f"{Q}/claims/g?upto=x", None, 400, "invalid", "upto"),
     ("DELETE", f"{Q}/claims/g?upto=1", None, 404, "claim_unknown", "after"),
-    ("DELETE", f"{Q}/claims/g?upto=0&epoch=4", None, 409, "fenced", "epoch"),
+    ("DELETE", f"{Q}/claims/g?upto=0&epoch=4", None, 404, "claim_unknown", "epoch"),
     ("DELETE", "/v1/queues/nope/claims/g?upto=0", None, 404, "queue_not_found", "queue"),
     *[("POST", f"{Q}/stages/j/1/0/0", body, status, code, field) for body, status, code, field in [
         (b"", 400, "invalid", "request"),
@@ -419,3 +448,16 @@ def test_every_bad_request_is_refused_with_code_and_field_and_changes_nothing(wi
             wrong.append(f"{method} {path[:60]} {str(body)[:60]}: {found}, not {(status, code, field)}")
     assert wrong == []
     assert wire.state() == before
+
+
+def test_a_message_names_its_moment(wire: Caller) -> None:
+    (id,) = wire.ok("POST", f"{Q}/messages", {"body": 1, "deliver_at": "2020-01-01T00:00:00+02:00"})["ids"]
+    assert wire.ok("GET", f"{Q}/messages/{id}")["status"] == "ready"
+    later = datetime.now(UTC) + timedelta(days=1)
+    (id,) = wire.ok("POST", f"{Q}/messages", {"body": 2, "deliver_at": later.isoformat()})["ids"]
+    seen = wire.ok("GET", f"{Q}/messages/{id}")
+    assert (seen["status"], datetime.fromisoformat(seen["visible_at"])) == ("delayed", later)
+    refused = wire.refused("POST", f"{Q}/messages", {"body": 1, "deliver_at": "2020-01-01T00:00:00"})
+    assert refused.text.startswith("deliver_at: 2020-01-01T00:00:00 is not a moment with an offset from UTC")
+    for value in ("2020-01-01T00:00:00", "tomorrow", 5):
+        assert wire.refused("POST", f"{Q}/messages", {"body": 1, "deliver_at": value}).field == "deliver_at"

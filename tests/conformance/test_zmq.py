@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import re
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from tests.serving import Served, serving
 
 CONTRACT = """
     CREATE_QUEUE DELETE_QUEUE LIST_QUEUES QUEUE_SIZE QUEUE_STATS PRODUCE_MSG CONSUME DELETE_MSG UPDATE_MSG
-    RELEASE_MSG EXTEND_MSG PEEK PURGE REDRIVE
+    RELEASE_MSG EXTEND_MSG FAIL_MSG MSG_RESULT PEEK PURGE REDRIVE CREATE_TOPIC TOPIC_STATS PUBLISH_MSG
 """
 
 
@@ -286,6 +288,24 @@ def frame_lists(chance: random.Random, count: int) -> Iterator[list[bytes]]:
             for _ in range(chance.randrange(3)):
                 text[chance.randrange(len(text))] = chance.randrange(256)
             yield [b"", bytes(text[: chance.randrange(1, len(text) + 1)])]
+
+
+def test_a_peer_of_the_oldest_protocol_stops_no_request_of_others(server: Served, peer: Peer) -> None:
+    """Its frames have no metadata. It sends without a pause, so its requests are read together with those of others."""
+    port = int(server.tcp.rpartition(":")[2])
+    no_identity, request = b"\x01\x00", b"\x01\x01\x03\x00{}"
+    with contextlib.ExitStack() as stack, Peer(server.tcp, zmq.DEALER) as honest:
+        for _ in range(20):
+            old = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            old.sendall(no_identity + request * 100)
+        for n in range(200):
+            honest.post(b"%d" % n, "QUEUE_SIZE", {"queue": "default"})
+        assert sorted(int(honest.fetch()[0]) for _ in range(200)) == list(range(200))
+    assert peer.ok("LIST_QUEUES")
+
+
+def test_a_cancel_has_no_payload(peer: Peer) -> None:
+    assert peer.ask("CANCEL", {"id": "x"})["error"]["field"] == "id"
 
 
 def test_a_hundred_thousand_random_requests_leave_it_answering_and_its_memory_flat(tmp_path: Path) -> None:

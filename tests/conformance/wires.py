@@ -77,6 +77,8 @@ class Caller:
         return queues, messages
 
     def clear(self) -> None:
+        for topic in self.ok("GET", "/v1/topics")["topics"]:
+            self.ok("DELETE", f"/v1/topics/{topic['name']}")
         for queue in self.ok("GET", "/v1/queues")["queues"]:
             if queue["name"] == "default":
                 self.ok("POST", "/v1/queues/default/purge")
@@ -265,7 +267,7 @@ def _route(method: str, path: str) -> tuple[Operation, dict[str, Any]]:
             fields: dict[str, Any] = {name: unquote(value) for name, value in found.groupdict().items()}
             for name, value in parse_qsl(query, keep_blank_values=True):
                 info = operation.in_query.get(name)
-                is_number = info is not None and plain_type(info) is int and re.fullmatch(r"-?\d+", value)
+                is_number = info is not None and plain_type(info) in (int, float) and re.fullmatch(r"-?\d+", value)
                 fields[name] = int(value) if is_number else value
             return operation, fields
     raise LookupError(f"{method} {path}")

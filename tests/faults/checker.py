@@ -71,12 +71,13 @@ class _Lease(Struct):
     def end(self) -> int:
         return min(self.until, self.ends)
 
-    def overlaps(self, after: _Lease) -> bool:
+    def overlaps(self, after: _Lease, left: int = FOREVER) -> bool:
         """Whether both were held at one time, beyond doubt. A lease begins between the moment at which the broker read
         its clock, which on a database may be a while before its turn comes, and the answer. It ends by that clock, or
-        when somebody who has the receipt asks for it."""
+        when a client that has the receipt asks for it, which may be late, and yet before the other one's turn comes.
+        So it may if the message `left` its queue, by an ack of whoever had it next."""
         if self.until <= self.ends:
-            return after.begins < self.until and self.told < after.end
+            return after.begins < self.until and self.told < after.end and after.told < min(self.ends, left)
         return max(self.told, after.told) < min(self.ends, after.end)
 
 
@@ -342,8 +343,8 @@ class Checker:
             ((lease, id, message) for id, message in members for lease in message.leases),
             key=lambda flight: flight[0].begins,
         )
-        for (lease, id, _), (after, other, _) in itertools.pairwise(flights):
-            if id != other and lease.overlaps(after):
+        for (lease, id, message), (after, other, _) in itertools.pairwise(flights):
+            if id != other and lease.overlaps(after, message.ack_asked):
                 self._blame("I4", f"two of group {group!r} were in flight: {id} and {other}")
         # One that was confirmed before another was even sent is over before that one is handed out.
         ordered = sorted((pair for pair in members if pair[1].sent_told), key=lambda pair: pair[1].sent_told)

@@ -17,6 +17,7 @@ from collections.abc import Awaitable
 from typing import Any, TypeVar
 
 from miniq.api import operations as calls
+from miniq.batch import ClaimGroup
 from miniq.client._async.transport import AsyncTransport
 from miniq.client.connection import _find
 from miniq.errors import (
@@ -29,7 +30,7 @@ from miniq.errors import (
     StoreFailed,
     StoreUnavailable,
 )
-from miniq.message import SECOND, ClaimGroup, Draft, Lease, Mode, Stored
+from miniq.message import SECOND, Draft, Lease, Mode, Outcome, Stored
 from tests.faults.history import Operation, Recorder
 
 T = TypeVar("T")
@@ -54,6 +55,8 @@ class Crew:
         self.recorder = Recorder(1)
         self.working = True
         self.tokens = 0
+        self.error: MiniQError | None = None
+        """The last one that left a question open."""
         self.receipts: dict[str, str] = {}
         """The last receipt of each message."""
 
@@ -108,10 +111,12 @@ class Crew:
         except REFUSED as error:
             operation.fail(error.code)
         except StoreFailed as error:
+            self.error = error
             operation.unknown(error.code)
             if not self.remote:
                 os._exit(4)  # final for this process, as it says
         except MiniQError as error:
+            self.error = error
             operation.unknown(error.code)
         await asyncio.sleep(0.02)
         return None
@@ -255,11 +260,13 @@ class Crew:
             return False
         return True
 
-    async def _ack(self, door: AsyncTransport, client: str, leases: list[Lease]) -> None:
+    async def _ack(self, door: AsyncTransport, client: str, leases: list[Lease]) -> list[Outcome]:
+        """The outcomes, none if there was no answer."""
         operation = self.recorder.invoke(client, "ack", [[one.id, one.receipt] for one in leases])
         outcomes = await self._ask(operation, door.perform(calls.Ack(self.queue, leases)))
         if outcomes is not None:
             operation.ok(outcomes)
+        return outcomes or []
 
     async def _drain(self, door: AsyncTransport) -> bool:
         """Take and ack everything, also what others still hold, once that comes back."""
@@ -273,14 +280,16 @@ class Crew:
             try:
                 if (await door.perform(calls.GetQueue(self.queue))).counts.total == 0:
                     return True
-            except MiniQError:
+            except MiniQError as error:
+                self.error = error
                 await asyncio.sleep(0.05)
         return False
 
 
 async def main(url: str, seed: str, seconds: float, queue: str) -> int:
-    drained = await Crew(url, seed, queue).run(seconds)
-    print("drained" if drained else "something is left", file=sys.stderr)
+    crew = Crew(url, seed, queue)
+    drained = await crew.run(seconds)
+    print("drained" if drained else f"something is left; last error: {crew.error!r}", file=sys.stderr)
     return 0 if drained else 3
 
 

@@ -1,5 +1,5 @@
-"""`python -m tests.faults damage [--every N] [--jobs N] [--page]`: damage to the files of a store that nobody has open,
-and the table of it in docs/reliability.md.
+"""`python -m tests.faults damage [--only TEXT] [--every N] [--jobs N] [--page]`: damage to the files of a store that
+nobody has open, and the table of it in docs/reliability.md.
 
 Every file is removed. Small files are cut at every byte, and every bit of them is flipped (in the newest of RocksDB's
 OPTIONS, which nothing reads, one bit of every byte); logs and tables are cut and flipped at random places. Each is
@@ -26,6 +26,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from itertools import product
 from pathlib import Path
 from unittest.mock import patch
 
@@ -36,11 +37,13 @@ from miniq.broker import Broker
 from miniq.errors import MiniQError
 from miniq.message import Draft
 from miniq.options import Options
-from miniq.store import open_store
+from miniq.store import open_store, transfer
 from miniq.store.embedded import kv
 from miniq.store.embedded.backup import restore
+from miniq.store.names import STORE
 from tests.clock import FrozenClock
 from tests.conftest import ENGINES
+from tests.faults.rig import progress
 from tests.kit import leases
 
 RANDOM = 1000
@@ -48,9 +51,11 @@ RANDOM = 1000
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 BEGIN, END = "<!-- table: made by `make faults-damage` -->", "<!-- end of damage -->"
 STATES = ("closed", "killed", "backup")
+STEP = 1000
+"""Progress is shown so often."""
 _LARGE = (".log", ".sst", ".ldb")
-_SECONDS = 60
-"""An engine that does not come back from a damaged file is killed."""
+_SECONDS = 600
+"""An engine that does not come back from a damaged file is killed, and the sweep ends."""
 
 
 class Damage(Struct, frozen=True):
@@ -102,14 +107,14 @@ class Subject(Struct, frozen=True):
                 for place in range(chance.randrange(every), size, every):
                     yield Damage(file, "cut", place)
                     yield from (Damage(file, "flip", place * 8 + bit) for bit in bits)
-        kinds = [[file for file in files if file.endswith(".log") == logs and files[file]] for logs in (True, False)]
+        kinds = [[file for file in files if file.endswith(ends) and files[file]] for ends in (_LARGE[:1], _LARGE[1:])]
+        kinds = [names for names in kinds if names]
         for number in range(large):
             # Logs and tables in turn, and in each the places of all files alike.
-            names = [file for file in kinds[number % 2] if file.endswith(_LARGE)]
-            if names:
-                (file,) = chance.choices(names, [files[name] for name in names])
-                how, unit = ("flip", 8) if number % 4 < 2 else ("cut", 1)
-                yield Damage(file, how, chance.randrange(files[file] * unit))
+            names = kinds[number % len(kinds)]
+            (file,) = chance.choices(names, [files[name] for name in names])
+            how, unit = ("flip", 8) if number % 4 < 2 else ("cut", 1)
+            yield Damage(file, how, chance.randrange(files[file] * unit))
 
 
 def database(folder: Path) -> list[Path]:
@@ -142,7 +147,10 @@ async def make(engine: str, folder: Path) -> list[Subject]:
     subjects = []
     for state in STATES:
         copy = folder / "copy"
-        shutil.copytree(folder / state, copy)
+        if state == "backup":
+            restore(str(folder / state), str(copy))
+        else:
+            shutil.copytree(folder / state, copy)
         subjects.append(Subject(folder / state, engine, state, await contents(f"{engine}:{copy}")))
         shutil.rmtree(copy)
     return subjects
@@ -166,6 +174,8 @@ async def contents(url: str) -> str:
     try:
         async for items in store.dump():
             for item in items:
+                if isinstance(item, transfer.Record) and item.kind == STORE:
+                    continue  # a restore changes it
                 digest.update(type(item).__name__.encode() + msgspec.msgpack.encode(item))
     finally:
         await store.close()
@@ -225,7 +235,10 @@ class Row(Struct):
 def sweep(subject: Subject, damages: list[Damage], pool: ProcessPoolExecutor) -> list[Row]:
     """Do all that to copies of a folder."""
     rows: dict[str, Row] = {}
-    for damage, came in pool.map(partial(_outcome_in_time, subject), damages, chunksize=8):
+    outcomes = pool.map(partial(_outcome_in_time, subject), damages, chunksize=8)
+    for number, (damage, came) in enumerate(outcomes):
+        if number % STEP == 0:
+            progress(f"{subject.engine}, {subject.state}: {number:,} of {len(damages):,}")
         row = rows.setdefault(damage.kind, Row(subject.engine, subject.state, damage.kind, Counter(), Counter(), []))
         row.hows[damage.how] += 1
         row.outcomes[came] += 1
@@ -240,10 +253,15 @@ def pool(jobs: int) -> ProcessPoolExecutor:
 
 
 def write(rows: list[Row]) -> None:
+    """Renew the lines of these folders in the table, and leave those of the others."""
     before, rest = PAGE.read_text().split(BEGIN)
-    after = rest.split(END)[1]
+    found, after = rest.split(END)
     head = ["| engine | folder | file | flips | cuts | removals | refused | complete | lost something | made |"]
-    PAGE.write_text("\n".join([before + BEGIN, *head, "|---" * 10 + "|", *map(str, rows), END + after]))
+    lines = []
+    for engine, state in product(ENGINES, STATES):
+        made = [str(row) for row in rows if (row.engine, row.state) == (engine, state)]
+        lines += made or [line for line in found.splitlines() if line.startswith(f"| {engine} | {state} |")]
+    PAGE.write_text("\n".join([before + BEGIN, *head, "|---" * 10 + "|", *lines, END + after]))
 
 
 def main(given: list[str]) -> int:
@@ -251,18 +269,22 @@ def main(given: list[str]) -> int:
     parser.add_argument("--every", type=int, default=1, help="only every n-th byte of small files (1)")
     parser.add_argument("--random", type=int, default=RANDOM, help=f"places in logs and tables ({RANDOM})")
     parser.add_argument("--jobs", type=int, default=2, help="processes (2)")
-    parser.add_argument("--page", action="store_true", help="write the table also when it is not complete")
+    parser.add_argument("--only", default="", help="engine and folder contain this")
+    parser.add_argument("--page", action="store_true", help="write the table also with fewer places")
     asked = parser.parse_args(given)
     rows: list[Row] = []
     with pool(asked.jobs) as workers:
         for engine in ENGINES:
             with tempfile.TemporaryDirectory(prefix="miniq-damage-") as folder:
                 for subject in workers.submit(made, engine, Path(folder)).result():
+                    if asked.only not in f"{engine} {subject.state}":
+                        continue
                     damages = list(subject.damages(random.Random(7), asked.random, asked.every))
                     rows += sweep(subject, damages, workers)
+                    progress("")
                     print(*rows[-len({damage.kind for damage in damages}) :], sep="\n", flush=True)
+                    if asked.page or (asked.every, asked.random) == (1, RANDOM):
+                        write(rows)
     wrong = [text for row in rows for text in row.wrong]
     print(*wrong, sep="\n")
-    if asked.page or (asked.every, asked.random) == (1, RANDOM):
-        write(rows)
     return 1 if wrong else 0

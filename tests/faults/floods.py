@@ -5,7 +5,7 @@
 A real server is flooded, while other connections ask for `/health` every 50 ms. Memory is the growth of the server's
 resident set, at its peak. How long `/health` waits is counted in CPU time of the server during that wait: its event
 loop is one thread, so a flood makes others wait by having the server work, and a busy machine, which makes all waits
-longer, adds nothing to it. That a server does nothing at all and does not answer either is a failure of its own.
+longer, adds little to it. That a server does nothing at all and does not answer either is a failure of its own.
 
 A flood ends by itself, or after `LONGEST`. A server that has grown by `ENOUGH` is killed: the machine is not to suffer.
 """
@@ -15,8 +15,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import os
 import select
+import selectors
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,16 +32,14 @@ import zmq
 from msgspec import Struct
 
 from miniq.api import arrow
+from tests.faults.health import EVERY, TICK, cpu_of, head
 from tests.serving import Served, serving
 
 MIB = 1 << 20
 ENOUGH, LONGEST = 512 * MIB, 20.0
-EVERY = 0.05
-DEAF = 30.0
-"""Seconds after which a server that does not answer is considered dead, however busy the machine is."""
-TICK = 0.01
-"""The unit of CPU times in /proc."""
 PIECE = b"x" * 65536
+CROWDED = 2.0
+"""Seconds for which many connections send as fast as they can."""
 
 
 class Cost(Struct):
@@ -61,7 +64,7 @@ class Target:
         self.port = served.port
         self.tcp = served.tcp
         self._process = served.process
-        self._pid = served.process.pid
+        self.pid = served.process.pid
         self.all = self._key("ops", ["*"], "")
         self.sender = self._key("sender", ["send:x*"], self.all)
         self.deadline = 0.0
@@ -83,13 +86,18 @@ class Target:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return connection
 
-    def memory(self, line: str = "VmRSS") -> int:
-        status = Path(f"/proc/{self._pid}/status").read_text()
-        return next(int(found.split()[1]) for found in status.splitlines() if found.startswith(line)) * 1024
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """The server does not run: all that arrives meanwhile waits for it."""
+        os.kill(self.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(self.pid, signal.SIGCONT)
 
-    def cpu(self) -> float:
-        fields = Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) * TICK
+    def memory(self, line: str = "VmRSS") -> int:
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        return next(int(found.split()[1]) for found in status.splitlines() if found.startswith(line)) * 1024
 
     @property
     def grown(self) -> int:
@@ -104,7 +112,7 @@ class Target:
         """Flood the server. Connections that the flood leaves to the stack are closed when it is over."""
         self.ask(b"GET", b"/health")
         with contextlib.suppress(OSError):
-            Path(f"/proc/{self._pid}/clear_refs").write_text("5")  # forget the peak
+            Path(f"/proc/{self.pid}/clear_refs").write_text("5")  # forget the peak
         self._before = self.memory()
         began = time.monotonic()
         self.deadline = began + LONGEST
@@ -123,22 +131,29 @@ class Target:
 
 
 class _Probe:
-    """Asks for `/health` again and again, on a connection that it keeps and on a new one."""
+    """Asks for `/health` again and again, in a process of its own (`health.py`): a thread of this one would wait for
+    the flood to give up the interpreter while the server works on."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
         self.over = threading.Event()
-        self._looked = threading.Semaphore(0)
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._asked = threading.Semaphore(0)
         self.wait = self.wall = 0.0
         self.failed = ""
 
     def __enter__(self) -> _Probe:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.faults.health", str(self._target.port), str(self._target.pid)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+        self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
+        self._asked.acquire()  # it has begun
         return self
 
     def __exit__(self, *error: object) -> None:
         self.over.set()
+        self._process.communicate()
         self._thread.join()
         assert not self.failed, self.failed
 
@@ -147,53 +162,24 @@ class _Probe:
         deadline = time.monotonic() + seconds
         busy = True
         while busy and self._thread.is_alive() and time.monotonic() < deadline:
-            cpu = self._target.cpu()
-            while self._looked.acquire(blocking=False):
+            cpu = cpu_of(self._target.pid)
+            while self._asked.acquire(blocking=False):
                 pass
             for _ in range(2):
-                while self._thread.is_alive() and not self._looked.acquire(timeout=0.1):
+                while self._thread.is_alive() and not self._asked.acquire(timeout=0.1):
                     pass
-            busy = self._target.cpu() - cpu > 3 * TICK
+            busy = cpu_of(self._target.pid) - cpu > 3 * TICK
 
-    def _run(self) -> None:
-        try:
-            with self._target.connect() as kept:
-                while not self.over.is_set():
-                    self._ask(kept)
-                    with self._target.connect() as new:
-                        self._ask(new)
-                    self._looked.release()
-                    self.over.wait(EVERY)
-        except TimeoutError:
-            pass  # as `wall` tells
-        except (OSError, AssertionError) as error:
-            if not self.over.is_set():
-                self.failed = f"/health was not answered: {error!r}"
-
-    def _ask(self, connection: socket.socket) -> None:
-        cpu, began = self._target.cpu(), time.monotonic()
-        connection.settimeout(DEAF)
-        connection.sendall(head(b"GET", b"/health"))
-        answer = b""
-        try:
-            while not answer.endswith(b"}"):
-                answer += (piece := connection.recv(4096))
-                assert piece, "the connection was closed"
-        finally:
-            self.wall = max(self.wall, time.monotonic() - began)
-            self.wait = max(self.wait, self._target.cpu() - cpu)
-
-
-def head(
-    method: bytes, path: bytes, *lines: bytes, secret: str = "", size: int | None = None, host: bytes = b"x"
-) -> bytes:
-    """A request line and headers."""
-    fields = [b"host: " + host, *lines]
-    if secret:
-        fields.append(b"authorization: Bearer " + secret.encode())
-    if size is not None:
-        fields.append(b"content-length: %d" % size)
-    return b"%b %b HTTP/1.1\r\n%b\r\n\r\n" % (method, path, b"\r\n".join(fields))
+    def _read(self) -> None:
+        """Read what the process reports: the waits of each round, or what went wrong."""
+        for line in self._process.stdout or ():
+            report = json.loads(line)
+            if "error" in report and not self.over.is_set():
+                self.failed = f"/health was not answered: {report['error']}"
+            self.wait = max(self.wait, report["wait"])
+            self.wall = max(self.wall, report["wall"])
+            self._asked.release()
+        self._asked.release()
 
 
 def pour(target: Target, connection: socket.socket, pieces: Iterator[bytes]) -> None:
@@ -282,10 +268,12 @@ def _large_hosts(target: Target, stack: contextlib.ExitStack) -> None:
 
 @flood("60 bodies of 16 MiB without a key", HOT)
 @flood("60 bodies of 16 MiB without a key, ordinary lane", b"/v1/queues/x/redrive")
-def _bodies(target: Target, stack: contextlib.ExitStack, path: bytes) -> None:
+@flood("60 bodies of 16 MiB that never end", HOT, True)
+@flood("60 bodies of 16 MiB that never end, ordinary lane", b"/v1/queues/x/stages/a/b/c/d", True)
+def _bodies(target: Target, stack: contextlib.ExitStack, path: bytes, has_key: bool = False) -> None:
     for _ in range(60):
         connection = stack.enter_context(target.connect())
-        connection.sendall(head(b"POST", path, size=16 * MIB))
+        connection.sendall(head(b"POST", path, size=16 * MIB, secret=target.sender if has_key else ""))
         pour(target, connection, times(PIECE, 16 * MIB - len(PIECE)))
         if not target.bears_more:
             return
@@ -337,6 +325,40 @@ def _unread(target: Target, stack: contextlib.ExitStack) -> None:
             connection.sendall(request * 500)
         if not target.bears_more:
             return
+
+
+# Crowds
+
+
+@flood("100 connections with pipelined heads of 60 KB", 100, b"", head(b"GET", b"/health", b"x: " + b"k" * 60_000) * 20)
+@flood("300 connections with headers without end", 300, b"GET /health HTTP/1.1\r\nhost: x\r\n", b"x: a\r\n" * 5000)
+@flood("100 connections with pipelined long URLs", 100, b"", head(b"GET", b"/" + b"%41" * 2500) * 50)
+@flood("100 connections with empty lines", 100, b"", b"\r\n" * 50_000)
+@flood("300 connections with pipelined requests", 300, b"", head(b"HEAD", b"/v1/events") * 50)
+def _crowd(target: Target, stack: contextlib.ExitStack, count: int, begun: bytes, piece: bytes) -> None:
+    """All connect at the same time, send as fast as they can, and read what they are answered."""
+    with selectors.DefaultSelector() as selector:
+        with target.stopped():
+            for _ in range(count):
+                connection = stack.enter_context(target.connect())
+                connection.sendall(begun)
+                connection.setblocking(False)
+                left = memoryview(piece)[connection.send(piece) :]
+                selector.register(connection, selectors.EVENT_READ | selectors.EVENT_WRITE, [left or memoryview(piece)])
+            time.sleep(4 * EVERY)  # until the probe has connected, too
+        until = time.monotonic() + CROWDED
+        while selector.get_map() and time.monotonic() < until and target.bears_more:
+            for key, events in selector.select(0.1):
+                sender: Any = key.fileobj
+                try:
+                    if events & selectors.EVENT_WRITE:
+                        key.data[0] = key.data[0][sender.send(key.data[0]) :] or memoryview(piece)
+                    if events & selectors.EVENT_READ and not sender.recv(65536):
+                        selector.unregister(sender)
+                except BlockingIOError:
+                    pass
+                except OSError:
+                    selector.unregister(sender)
 
 
 # ZeroMQ

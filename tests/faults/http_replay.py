@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import select
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -130,13 +131,18 @@ class Connection:
         await asyncio.get_running_loop().connect_accepted_socket(make, self._far)
 
     async def send(self, data: bytes) -> None:
+        """Send bytes, if the server reads on: it does not while a long poll waits with much behind it."""
         while data and not self.closed:
             try:
                 data = data[self._near.send(data) :]
             except BlockingIOError:
-                await self.turn()
+                if not await self.until(self._is_writable) and not self._is_writable():
+                    return
             except OSError:
                 self.closed = True
+
+    def _is_writable(self) -> bool:
+        return bool(select.select([], [self._near], [], 0)[1])
 
     async def turn(self) -> bool:
         """Give the server a turn; whether it said something."""

@@ -19,11 +19,12 @@ from typing import Any
 
 from miniq.api import operations as calls
 from miniq.api import shapes
+from miniq.batch import Committed
 from miniq.client import embedded, zmq
 from miniq.client._async.transport import AsyncTransport
 from miniq.client.http import transport as http
 from miniq.errors import MiniQError
-from miniq.message import Committed, Draft, Lease, Mode, PlainDrafts
+from miniq.message import Draft, Lease, Mode, PlainDrafts
 from miniq.store.embedded import store as store
 from miniq.store.embedded.kv import KV, Op
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 import asyncio
 import runpy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Any
 
+from miniq.batch import Claim
 from miniq.broker import Broker
 from miniq.broker.claims import Claims
 from miniq.broker.intake import Intake
-from miniq.message import Claim, Outcome
+from miniq.message import Lease, Outcome
 from miniq.store.embedded import messages as embedded
 from miniq.store.embedded.blocks import Shelf
 from miniq.store.embedded.commit import GroupCommit
@@ -97,6 +99,20 @@ def thawed_claims() -> None:
     Claims.next = thawed  # type: ignore[method-assign,assignment]
 
 
+def said_acks() -> None:
+    """Some acks are confirmed, and nothing is removed."""
+    ack = Broker.ack
+    calls = count(1)
+
+    async def say(self: Broker, queue: str, leases: Sequence[Lease]) -> list[Outcome]:
+        number = next(calls)
+        if number % 4 == 0 and number <= 100:
+            return ["done"] * len(leases)
+        return await ack(self, queue, leases)
+
+    Broker.ack = say  # type: ignore[method-assign]
+
+
 MUTANTS: dict[str, Callable[[], None]] = {
     "no-fsync": no_fsync,
     "hasty": hasty,
@@ -105,6 +121,7 @@ MUTANTS: dict[str, Callable[[], None]] = {
     "early-expiry": early_expiry,
     "no-dedup": no_dedup,
     "thawed-claims": thawed_claims,
+    "said-acks": said_acks,
 }
 
 if __name__ == "__main__":

@@ -15,30 +15,42 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.faults import history
-from tests.faults.checker import Verdict, check
+from tests.faults.checker import Verdict, Violation, check
+from tests.faults.history import Event
 from tests.serving import free_ports
 
 ROOT = Path(__file__).parents[2]
 DRAIN = 60
 
 
-class Server:
-    """A MiniQ server that comes back on the same port. `program` stands for `-m miniq`, with something wrong."""
+def progress(text: str) -> None:
+    """How far a long run is: one line that is written over on a terminal, a line each elsewhere."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+    else:
+        print(text, file=sys.stderr, flush=True)
 
-    def __init__(self, store: str, program: Sequence[str] = ("miniq",)) -> None:
+
+class Server:
+    """A MiniQ server that comes back on the same port. `program` stands for `-m miniq`, with something wrong; `log` is
+    a file for its log, which is not kept otherwise."""
+
+    def __init__(self, store: str, program: Sequence[str] = ("miniq",), log: Path = Path(os.devnull)) -> None:
         self.port, self._command_port = free_ports(2)
         self.url = f"http://127.0.0.1:{self.port}"
         self.tcp_url = f"tcp://127.0.0.1:{self._command_port}"
         self.command = [sys.executable, "-m", *program, "serve", "--store", store, "--port", str(self.port)]
         self.command += [f"--command-port={self._command_port}", "--producer-port=0", "--consumer-port=0"]
         self.process: subprocess.Popen[str] | None = None
+        self._log = log
         self.ended: list[int] = []
 
     def start(self) -> None:
         for _ in range(100):
-            process = subprocess.Popen(
-                self.command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT
-            )
+            with open(self._log, "ab") as log:
+                process = subprocess.Popen(
+                    self.command, stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT, start_new_session=True
+                )
             assert process.stdout is not None
             line = process.stdout.readline()
             if line.startswith("miniq ready"):
@@ -93,19 +105,24 @@ class Clients:
         while self._process.poll() is None and not self._path.stat().st_size and time.monotonic() < deadline:
             time.sleep(0.01)
 
-    def finish(self) -> tuple[bytes, bool]:
-        """Its history, and whether nothing was left."""
+    def finish(self) -> tuple[list[Event], list[Violation]]:
+        """Its history, and a violation if it could not drain the queue: what it has not seen may still be there."""
         try:
             _, said = self._process.communicate(timeout=self._seconds + DRAIN)
         except subprocess.TimeoutExpired:
             self._process.kill()
             _, said = self._process.communicate()
+            said += "the clients hung"
         assert "Traceback" not in said, said
-        return self._path.read_bytes(), self._process.returncode == 0
+        left = [] if self._process.returncode == 0 else [Violation("drain", said.strip())]
+        return list(history.read(self._path.read_bytes())), left
 
-    def verdict(self, power_cuts: Sequence[int] = ()) -> Verdict:
-        text, _ = self.finish()
-        return check(history.read(text), power_cuts)
+    def verdict(self, power_cuts: Sequence[int] = (), before: Sequence[Event] = ()) -> Verdict:
+        """On its history, and on that of others `before` it."""
+        events, left = self.finish()
+        verdict = check([*before, *events], power_cuts)
+        verdict.violations[:0] = left
+        return verdict
 
     def kill(self) -> None:
         if self._process.poll() is None:

@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import miniq
 from miniq.errors import MiniQError
@@ -252,11 +252,18 @@ def tokens_in_queue(client: miniq.Client, name: str) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults.spark", description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=30, help="kills of each victim under each pipeline (30)")
-    rounds = parser.parse_args().rounds
-    code = 0
-    for pipeline in ("drain", "transform"):
-        for victim in ("driver", "broker"):
-            seed = random.randrange(10**9)
+    parser.add_argument("--pipeline", choices=get_args(Pipeline), help="only this one")
+    parser.add_argument("--victim", choices=get_args(Victim), help="only this one")
+    parser.add_argument("--seed", type=int)
+    given = parser.parse_args()
+    rounds, code = given.rounds, 0
+    for pipeline in get_args(Pipeline):
+        if given.pipeline not in (None, pipeline):
+            continue
+        for victim in get_args(Victim):
+            if given.victim not in (None, victim):
+                continue
+            seed = given.seed if given.seed is not None else random.randrange(10**9)
             with tempfile.TemporaryDirectory(prefix="miniq-faults-") as folder:
                 verdict = Rig(Path(folder), pipeline, seed).run(victim, rounds)
             held = "held" if verdict.good else "BROKEN"

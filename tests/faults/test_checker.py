@@ -296,6 +296,57 @@ def test_a_take_that_waited_for_its_turn_has_not_begun_when_it_was_asked_for(sto
     assert story.broken() == set()
 
 
+@pytest.mark.parametrize("settled", [True, False])
+def test_a_receive_that_read_the_clock_before_a_lease_ended_may_get_the_next_once_a_late_ack_is_asked_for(
+    story: Story, settled: bool
+) -> None:
+    story.send("a", "b", group="g")
+    story.receive("a", group="g", seconds=4)
+    begins = story.now + S  # the broker reads its clock, and the database takes its time
+    asked, late = {"max": 1, "once": False}, [["id-a", "ra1"]]
+    lease = ["id-b", "b", "g", 1, "rb1", begins, begins + 600 * S]
+    story.say("invoke", "receive", asked, 90)
+    story.now += 3 * S
+    if settled:
+        story.say("invoke", "ack", late, 91)
+        story.say("ok", "receive", [lease], 90)
+    else:
+        story.say("ok", "receive", [lease], 90)
+        story.say("invoke", "ack", late, 91)
+    story.say("ok", "ack", ["done"], 91)
+    story.ack("b")
+    assert story.broken() == (set() if settled else {"I4"})
+
+
+def test_a_receive_that_read_the_clock_before_a_lease_ended_may_get_the_next_once_another_holder_acked(
+    story: Story,
+) -> None:
+    """The lease of the first ends, it is handed out again and acked, and only then the turn of the receive comes."""
+    story.send("a", "b", group="g")
+    story.receive("a", group="g", seconds=4)
+    begins = story.now + S
+    story.say("invoke", "receive", {"max": 1, "once": False}, 90)
+    story.now += 4 * S
+    story.receive("a", group="g", receives=2)
+    story.ack("a", receives=2)
+    story.say("ok", "receive", [["id-b", "b", "g", 1, "rb1", begins, begins + 600 * S]], 90)
+    story.ack("b")
+    assert story.broken() == set()
+
+
+def test_a_message_that_was_handed_out_again_and_not_acked_still_blocks_its_group(story: Story) -> None:
+    story.send("a", "b", group="g")
+    story.receive("a", group="g", seconds=4)
+    begins = story.now + S
+    story.say("invoke", "receive", {"max": 1, "once": False}, 90)
+    story.now += 4 * S
+    story.receive("a", group="g", receives=2)
+    story.say("ok", "receive", [["id-b", "b", "g", 1, "rb1", begins, begins + 600 * S]], 90)
+    story.ack("a", receives=2)
+    story.ack("b")
+    assert story.broken() == {"I4"}
+
+
 def test_a_group_out_of_order_is_told(story: Story) -> None:
     story.send("a", group="g")
     story.send("b", group="g")

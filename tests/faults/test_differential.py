@@ -35,6 +35,14 @@ async def test_what_follows_a_request_that_ends_its_connection_is_not_carried_ou
     assert sum(line.startswith("message ") for line in outcome.state) == 4  # three were there
 
 
+async def test_time_passes_for_a_long_poll_with_more_behind_it_than_the_connection_takes() -> None:
+    headers = (b"content-length: 10", b"host: x")
+    poll = Asked("poll", b"POST /v1/queues/default/receive HTTP/1.1", headers, b'{"wait":5}', needed=1)
+    health = Asked("health", b"GET /health HTTP/1.1", (b"host: x",), cuts=tuple(range(1, 30)))
+    outcome = await replay([poll, *[health] * 30], False, Way("in pieces", "one", pieces=True))
+    assert [answer.status for answer in outcome.answers] == [200] * 31
+
+
 async def test_the_slow_form_of_a_hot_call_takes_the_ordinary_lane(monkeypatch: pytest.MonkeyPatch) -> None:
     paths: list[str] = []
     called = guard.GuardedApp.__call__

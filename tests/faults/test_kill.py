@@ -130,7 +130,7 @@ class StreamFacts:
         assert group.last - group.acked <= 1
         held = set()
         for claim in group.claims:
-            part = await broker.claims.find(STREAM, "readers", claim.number)
+            part = await broker.claims.fetch(STREAM, "readers", claim.number)
             ids = [stored.message.id async for some in part.each() for stored in some]
             assert len(ids) == claim.messages
             if claim.number in self.claims:

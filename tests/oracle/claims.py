@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from miniq.message import NEVER, Claim, ClaimGroup, Portion, Stored
+from miniq.batch import Claim, ClaimGroup, Portion
+from miniq.message import NEVER, Stored
 from miniq.store.arguments import Change, NextClaim, Places
 from miniq.store.contract import UNFIT, Claimed, ClaimStore
-from miniq.store.decisions import Budget, check_reader, claim_name, no_claim, plan_claim
+from miniq.store.decisions import Budget, check_reader, claim_name, marks, no_claim, plan_claim
 from tests.oracle.shelves import Readers, Shelves
 
 
@@ -17,10 +18,11 @@ class Claims(ClaimStore):
     def __init__(self, shelves: Shelves) -> None:
         self._shelves = shelves
 
-    async def open(self, queue: str, group: str) -> ClaimGroup:
+    async def open(self, queue: str, group: str, id: str = "") -> ClaimGroup:
         readers = self._shelves[queue].readers.setdefault(group, Readers(ClaimGroup(group)))
         readers.epoch += 1
-        return ClaimGroup(group, readers.epoch, readers.acked, readers.last)
+        readers.id = readers.id or id
+        return ClaimGroup(group, readers.epoch, readers.acked, readers.last, id=readers.id)
 
     async def next(self, queue: str, group: str, asked: NextClaim) -> Claimed:
         shelf = self._shelves[queue]
@@ -31,7 +33,7 @@ class Claims(ClaimStore):
         acked = 0
         for number in plan.ack:
             for stored in readers.content[number]:
-                self._shelves.leave(shelf, shelf.rows[stored.message.id], change)
+                self._shelves.leave(shelf, shelf.rows[stored.message.id], change, stored.receipt or "")
             readers.claims[number] = replace(readers.claims[number], acked_at=asked.now)
             readers.kept[number] = asked.keep_until
             readers.acked = number
@@ -79,6 +81,11 @@ class Claims(ClaimStore):
                 break
             portions.append(Portion([stored.message], stored.receives))
         return portions
+
+    async def mark(self, queue: str, group: str, number: int, reader: str) -> None:
+        claims = self._readers(queue, group).claims
+        if number in claims and marks(claims[number], reader):
+            claims[number] = replace(claims[number], reader=reader)
 
     async def release(self, queue: str, group: str, epoch: int | None, change: Change) -> int:
         shelf = self._shelves[queue]

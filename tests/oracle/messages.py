@@ -5,13 +5,26 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
+from miniq.consumer import NOTHING, Holding
 from miniq.errors import InvalidRequest
 from miniq.message import NEVER, Counts, History, Message, Outcome, Page, Status, Stored
 from miniq.store import events
-from miniq.store.arguments import Change, Edit, Fence, NewTime, Put, Room, Scan, Take
-from miniq.store.contract import MessageStore
-from miniq.store.decisions import Budget, call_answer, check_room, ended, repeated_call, sift, size_of
-from miniq.store.names import call_record
+from miniq.store.arguments import FREE, Change, Edit, Fence, NewTime, Publication, Put, Room, Scan, Take
+from miniq.store.contract import HOME, MessageStore, RecordChanged
+from miniq.store.decisions import (
+    Budget,
+    call_answer,
+    check_room,
+    ended,
+    publication_answer,
+    repeated_call,
+    repeated_publication,
+    sift,
+    sift_publication,
+    size_of,
+)
+from miniq.store.names import CALL, call_record
+from miniq.topic import Published
 from tests.oracle.shelves import Readers, Shelf, Shelves
 
 
@@ -24,6 +37,8 @@ class Messages(MessageStore):
     async def put(self, messages: Sequence[Message], put: Put) -> list[str]:
         queue = messages[0].queue
         shelf = self._shelves[queue]
+        if put.record is not None and not self._shelves.has_record(put.record):
+            raise RecordChanged(put.record)
         if put.call is not None:
             answer = shelf.standing(call_record(put.call.name), put.now)
             if answer is not None:
@@ -32,18 +47,59 @@ class Messages(MessageStore):
         fresh = sifted.fresh
         check_room(put.room, queue, (len(shelf.rows), shelf.bytes), (len(fresh), size_of(fresh)))
         self._shelves.arrive(shelf, fresh, put)
+        if put.record is not None and put.record.value is not None:
+            self._shelves.records[put.record.kind][put.record.name] = put.record.value
         if put.call is not None:
             shelf.dedup[call_record(put.call.name)] = (call_answer(sifted.ids, put.call), put.call.until)
         return sifted.ids
 
+    async def publish(self, publication: Publication) -> Published:
+        home, now, call, record = self._shelves[HOME], publication.now, publication.call, publication.record
+        if record is not None and not self._shelves.has_record(record):
+            raise RecordChanged(record)
+        shelves = [self._shelves[target.queue] for target in publication.targets]
+        if call is not None:
+            answer = home.standing(call_record(call.name), now)
+            if answer is not None:
+                return repeated_publication(answer, call)
+        sifted = sift_publication(publication, lambda name: home.standing(call_record(name), now))
+        reached = sifted.targets
+        for place in reached:
+            target, shelf = publication.targets[place], shelves[place]
+            check_room(target.room, target.queue, (len(shelf.rows), shelf.bytes), sifted.more(place))
+        published = Published(sifted.ids, len(reached))
+        if record is not None and record.value is not None:
+            self._shelves.records[record.kind][record.name] = record.value
+        for name, id in sifted.brought.items():
+            home.dedup[call_record(name)] = (id, publication.dedup_until)
+        if call is not None:
+            home.dedup[call_record(call.name)] = (publication_answer(published, call), call.until)
+        if sifted.fresh:
+            names = [publication.targets[place].queue for place in reached]
+            self._shelves.record(publication.keep, events.published(publication, sifted.fresh, names))
+        for place in reached:
+            target = publication.targets[place]
+            copies = [copy for stretch in sifted.fresh if place in stretch.targets for copy in stretch.copies(target)]
+            for message in copies:
+                shelves[place].add(message)
+                self._shelves.record(target.keep, events.sent(message, now, "published", target.keep))
+                self._shelves.last_id = max(self._shelves.last_id, message.id)
+            for message in copies:
+                self._shelves.on_ready(message.queue, message.recipient, 1)
+        return published
+
     async def take(self, queue: str, take: Take) -> list[Stored]:
         taken: list[Stored] = []
-        budget = Budget(take.limit, take.max_bytes)
-        for row in self._shelves[queue].line(take.consumer, take.now):
-            if not budget.admits(row.message.size):
-                break
-            change = Change(take.now, take.keep)
-            taken.append(self._shelves.lease(row, take.until, take.token, take.consumer, change))
+        limit = take.limit
+        if take.in_flight:
+            limit = max(0, min(limit, take.in_flight - (await self.counts(queue, take.now)).leased))
+        budget = Budget(limit, take.max_bytes)
+        shelf, change = self._shelves[queue], Change(take.now, take.keep)
+        for head in list(shelf.line(take.consumer, take.now)):
+            for row in list(shelf.batch(head, take.consumer, take.now)) if take.group_batch else [head]:
+                if not budget.admits(row.message.size):
+                    return taken
+                taken.append(self._shelves.lease(row, take.until, take.token, take.consumer, change, take.fit))
         return taken
 
     async def drop(self, queue: str, fences: Sequence[Fence], change: Change) -> list[Outcome]:
@@ -52,8 +108,9 @@ class Messages(MessageStore):
         for fence in fences:
             row, outcome = shelf.check(fence, change.now)
             if row is not None:
-                self._shelves.leave(shelf, row, change)
+                self._shelves.leave(shelf, row, change, fence[1])
             outcomes.append(outcome)
+        self._shelves.remember(shelf, [id for id, _ in fences], outcomes, change)
         return outcomes
 
     async def reschedule(self, queue: str, fences: Sequence[Fence], to: NewTime, change: Change) -> list[Outcome]:
@@ -63,7 +120,8 @@ class Messages(MessageStore):
             row, outcome = shelf.check(fence, change.now)
             if row is not None:
                 if change.event is not None:
-                    self._shelves.record(change.keep, row.left(change.event, change.now))
+                    self._shelves.record(change.keep, row.left(change.event, change.now, error=to.error))
+                row.error = row.error if to.error is None else to.error
                 if to.release:
                     row.release()
                 row.visible_at = to.visible_at
@@ -75,6 +133,8 @@ class Messages(MessageStore):
         shelf = self._shelves[queue]
         old, outcome = shelf.check(fence, change.now)
         if old is not None:
+            if edit.due_at is not None and fence[1] == FREE:
+                self._shelves.expire(old, change)
             shelf.remove(fence[0])
             row = shelf.add(edit.apply(old.message))
             row.restore(old.stored(), old.taken_at)
@@ -100,17 +160,20 @@ class Messages(MessageStore):
         for (fence, message), target in zip(moves, targets, strict=True):
             row, outcome = shelf.check(fence, change.now)
             if row is not None:
-                self._shelves.leave(shelf, row, change)
+                self._shelves.leave(shelf, row, change, fence[1], None if message.dead is None else message.dead.error)
                 target.add(message)
                 self._shelves.record(keep_to, events.sent(message, change.now, change.event, keep_to))
                 self._shelves.on_ready(message.queue, message.recipient, 1)
             outcomes.append(outcome)
+        self._shelves.remember(shelf, [id for (id, _), _ in moves], outcomes, change)
         return outcomes
 
-    async def clear(self, queue: str, change: Change) -> int:
+    async def clear(self, queue: str, change: Change, forget: bool = False) -> int:
         old = self._shelves[queue]
         fresh = self._shelves[queue] = Shelf(old.settings)
-        fresh.dedup, fresh.stages = old.dedup, old.stages
+        fresh.dedup, fresh.stages, fresh.results = old.dedup, old.stages, old.results
+        if forget:
+            fresh.dedup = {name: record for name, record in old.dedup.items() if name.startswith(CALL)}
         for group, readers in old.readers.items():
             fresh.readers[group] = Readers(ended(readers.state(change.now)))
         if old.rows:
@@ -141,7 +204,13 @@ class Messages(MessageStore):
             page.append(stored)
         return Page(page, None)
 
-    async def held(self, token: str) -> list[Stored]:
+    async def held(self, queue: str, token: str, until: int) -> list[Stored]:
+        return [
+            stored for stored in self.of_token(token) if (stored.message.queue, stored.visible_at) == (queue, until)
+        ]
+
+    def of_token(self, token: str) -> list[Stored]:
+        """The messages of all queues whose receipt is `token`."""
         rows = [row for shelf in self._shelves.values() for row in shelf.rows.values() if row.receipt == token]
         return sorted((row.stored() for row in rows), key=lambda stored: stored.message.id)
 
@@ -150,11 +219,16 @@ class Messages(MessageStore):
         tally: dict[Status, int] = {"ready": 0, "delayed": 0, "leased": 0}
         for row in shelf.rows.values():
             tally[row.stored().status(now)] += 1
-        # Of a group only the head can be taken next.
-        ready = (row.message for row in shelf.rows.values() if row.visible_at <= now and row.message.recipient is None)
-        heads = (m for m in ready if m.group is None or shelf.heads[m.group] == m.id)
-        oldest = min((message.sent_at // 1000 * 1000 for message in heads), default=None)
+        oldest = min((row.message.sent_at // 1000 * 1000 for row in shelf.line(None, now)), default=None)
         return Counts(tally["ready"], tally["delayed"], tally["leased"], shelf.bytes, oldest)
+
+    async def holdings(self, queue: str, now: int) -> dict[str | None, Holding]:
+        found: dict[str | None, Holding] = {}
+        for row in self._shelves[queue].rows.values():
+            if row.stored().status(now) == "leased":
+                before = found.get(row.consumer, NOTHING)
+                found[row.consumer] = Holding(before.messages + 1, max(before.taken_at, row.taken_at or 0))
+        return found
 
     async def next_visible(self, queue: str, now: int) -> int | None:
         rows = self._shelves[queue].rows.values()

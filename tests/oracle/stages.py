@@ -6,12 +6,14 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from miniq.batch import Committed, Stage
 from miniq.ids import RUN, id_in_range
-from miniq.message import Committed, Message, Stage
+from miniq.message import Message
 from miniq.store.arguments import Batch, Upload
 from miniq.store.contract import StageStore
 from miniq.store.decisions import (
     check_room,
+    commit_answer,
     committed,
     parts_to_commit,
     repeated_commit,
@@ -49,7 +51,7 @@ class Stages(StageStore):
         shelf, put = self._shelves[queue], batch.put
         answer = shelf.standing(call_record(batch.name), put.now)
         if answer is not None:
-            return repeated_commit(answer)
+            return repeated_commit(answer, batch)
         staged: list[Message] = []
         width = 0
         for _, _, part in parts_to_commit(batch, shelf.stages):
@@ -62,7 +64,7 @@ class Stages(StageStore):
         first = batch.reserve(width) if fresh else ""
         messages = [committed(message, id_in_range(first, int(message.id)), put.now) for message in fresh]
         self._shelves.arrive(shelf, messages, put)
-        shelf.dedup[call_record(batch.name)] = (str(len(messages)), batch.until)
+        shelf.dedup[call_record(batch.name)] = (commit_answer(len(messages), batch), batch.until)
         await self.discard(queue, batch.job, batch.batch)
         return Committed(len(messages))
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 
+from miniq.batch import ClaimGroup
 from miniq.errors import InvalidRequest
-from miniq.message import ClaimGroup, HistoryPage, HistoryRecord, HistorySpan, QueueSettings
-from miniq.store import transfer
-from miniq.store.contract import HistoryStore, SingleProcessStore
+from miniq.message import HistoryPage, HistoryRecord, HistorySpan, QueueSettings
+from miniq.result import Finished
+from miniq.store import events, transfer
+from miniq.store.arguments import Change, RecordChange, RecordSet
+from miniq.store.contract import HistoryStore, ResultStore, SingleProcessStore
 from miniq.store.decisions import stages_of
 from miniq.store.transfer import Item, portions, with_history
 from tests.oracle.claims import Claims
@@ -23,10 +26,12 @@ class Oracle(SingleProcessStore):
         super().__init__()
         self._shelves = Shelves()
         self._shelves.on_ready = lambda queue, recipient, count: self.on_ready(queue, recipient, count)
-        self._records: dict[str, dict[str, bytes]] = {}
+        self._shelves.on_lease_expired = lambda queue, count: self.on_lease_expired(queue, count)
+        self._records = self._shelves.records
         self.messages = Messages(self._shelves)
         self.claims = Claims(self._shelves)
         self.stages = Stages(self._shelves)
+        self.results = Results(self._shelves)
         self.history = Events(self._shelves)
 
     async def open(self) -> None:
@@ -47,8 +52,13 @@ class Oracle(SingleProcessStore):
         else:
             self._shelves[name] = Shelf(settings)
 
-    async def delete_queue(self, name: str) -> bool:
-        return self._shelves.pop(name, None) is not None
+    async def delete_queue(self, name: str, change: Change, records: RecordSet | None = None) -> bool:
+        shelf = self._shelves.pop(name, None)
+        if shelf is not None and records is not None:
+            await self.save_records(records)
+        if shelf is not None and shelf.rows:
+            self._shelves.record(change.keep, events.purged(name, len(shelf.rows), shelf.bytes, change.now, "deleted"))
+        return shelf is not None
 
     async def records(self, kind: str) -> dict[str, bytes]:
         return dict(self._records.get(kind, {}))
@@ -60,6 +70,19 @@ class Oracle(SingleProcessStore):
         else:
             records[name] = value
 
+    async def save_records(self, records: RecordSet) -> None:
+        for (kind, name), value in records.values.items():
+            await self.save_record(kind, name, value)
+
+    async def add_record(self, kind: str, name: str, value: bytes) -> bytes:
+        return self._records.setdefault(kind, {}).setdefault(name, value)
+
+    async def change_record(self, change: RecordChange) -> bool:
+        if not self._shelves.has_record(change):
+            return False
+        await self.save_record(change.kind, change.name, change.value)
+        return True
+
     async def last_id(self) -> str:
         return self._shelves.last_id
 
@@ -70,6 +93,10 @@ class Oracle(SingleProcessStore):
             for dedup_id in expired:
                 del shelf.dedup[dedup_id]
             removed += len(expired)
+            over = [id for id, (_, until) in shelf.results.items() if until <= now][: limit - removed]
+            for id in over:
+                del shelf.results[id]
+            removed += len(over)
             for stage in stages_of(shelf.stages):
                 if stage.until <= now:
                     del shelf.stages[stage.name]
@@ -91,7 +118,10 @@ class Oracle(SingleProcessStore):
         for name, shelf in self._shelves.items():
             yield transfer.Queue(name, shelf.settings)
             readers = [
-                (transfer.Readers(name, group.group, group.epoch, group.last), len(group.claims) - len(group.kept))
+                (
+                    transfer.Readers(name, group.group, group.epoch, group.last, group.id),
+                    len(group.claims) - len(group.kept),
+                )
                 for group in shelf.readers.values()
             ]
             yield from transfer.at_rest(name, bool(shelf.stages), readers)
@@ -102,29 +132,44 @@ class Oracle(SingleProcessStore):
         yield transfer.LastId(self._shelves.last_id)
         for name, shelf in self._shelves.items():
             heads = set(shelf.heads.values())
-            for row in sorted(shelf.rows.values(), key=lambda row: row.message.id not in heads):
+            for row in sorted(shelf.rows.values(), key=lambda row: (not row.receives, row.message.id not in heads)):
                 yield transfer.Saved(row.stored(), row.taken_at)
             for dedup_id, (answer, until) in shelf.dedup.items():
                 yield transfer.Dedup(name, dedup_id, answer, until)
+            for id, (finished, until) in shelf.results.items():
+                yield transfer.Kept(name, id, finished, until)
 
     async def load(self, items: Sequence[Item], now: int) -> None:
         shelves = self._shelves
         await transfer.load_settings(self, items)
         for item in items:
             if isinstance(item, transfer.Readers):
-                state = ClaimGroup(item.group, item.epoch, item.last, item.last)
+                state = ClaimGroup(item.group, item.epoch, item.last, item.last, id=item.id)
                 shelves[item.queue].readers[item.group] = Readers(state)
             elif isinstance(item, transfer.Saved):
                 message = item.stored.message
                 shelves[message.queue].add(message).restore(item.stored, item.taken_at)
             elif isinstance(item, transfer.Dedup):
                 shelves[item.queue].dedup[item.name] = (item.answer, item.until)
+            elif isinstance(item, transfer.Kept):
+                shelves[item.queue].results[item.id] = (item.finished, item.until)
             elif isinstance(item, transfer.LastId):
                 shelves.last_id = max(shelves.last_id, item.id)
             elif isinstance(item, transfer.HistoryStart):
                 shelves.first = item.offset
             elif isinstance(item, transfer.Events):
                 shelves.events += item.events
+
+
+class Results(ResultStore):
+    """See `ResultStore`."""
+
+    def __init__(self, shelves: Shelves) -> None:
+        self._shelves = shelves
+
+    async def find(self, queue: str, ids: Sequence[str], now: int) -> dict[str, Finished]:
+        kept = self._shelves[queue].results
+        return {id: kept[id][0] for id in ids if id in kept and kept[id][1] > now}
 
 
 class Events(HistoryStore):

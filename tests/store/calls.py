@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from miniq.batch import Committed, Portion, StageName
 from miniq.ids import IdSource
-from miniq.message import SECOND, Committed, Message, Outcome, Page, Portion, StageName, Stored
+from miniq.message import SECOND, Message, Outcome, Page, Stored
 from miniq.store.arguments import Batch, Change, Fence, Fit, NextClaim, Places, Put, Reserve, Scan, Take, Upload
 from miniq.store.contract import Claimed, Store
 from tests.clock import START
@@ -62,6 +63,8 @@ async def claim(store: Store, after: int = 0, queue: str = "q", group: str = "g"
     asked: dict[str, Any] = {
         "limit": 10, "max_bytes": BIG, "fit": Fit(0, 10**6), "now": START, "keep_until": START
     }  # fmt: skip
+    for number in range(1, after + 1):
+        await store.claims.mark(queue, group, number, "")
     return await store.claims.next(queue, group, NextClaim(after=after, **asked | changed))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from miniq.message import QueueSettings
 from miniq.options import Options
 from miniq.store import open_store
 from miniq.store.embedded import store as embedded
-from miniq.store.embedded.kv import KV, Op
+from miniq.store.embedded.kv import KV, Op, Seek
 from miniq.store.embedded.store import EmbeddedStore
 from tests.clock import FrozenClock
 
@@ -85,6 +85,9 @@ class FaultyKV:
             self.reads += 1
             yield pair
 
+    def seeking(self, end: bytes) -> AbstractContextManager[Seek]:
+        return self.kv.seeking(end)
+
     def last(self, start: bytes, end: bytes) -> bytes | None:
         self.reads += 1
         return self.kv.last(start, end)
@@ -102,6 +105,9 @@ class FaultyKV:
 
     def checkpoint(self, path: str) -> None:
         self.kv.checkpoint(path)
+
+    def halt(self) -> None:
+        self.kv.halt()
 
     def close(self) -> None:
         self.kv.close()

@@ -16,6 +16,7 @@ from miniq.errors import InvalidRequest, MiniQError, NoSpace, StoreCorrupt, Stor
 from miniq.message import Draft
 from miniq.store.embedded import backup as backups
 from miniq.store.embedded.backup import restore
+from miniq.store.embedded.check import check
 from miniq.store.embedded.kv import KV
 from miniq.store.embedded.store import EmbeddedStore
 from tests.clock import FrozenClock
@@ -103,6 +104,23 @@ async def test_backup_can_be_restored_twice_and_stays_as_it_was(url: str, tmp_pa
         restored = restore(str(tmp_path / "backup"), str(tmp_path / f"restored-{number}"))
         async with opened(restored) as broker:
             assert await drain(broker, "q") == [0, 1, 2]
+
+
+async def test_a_restored_store_has_an_id_of_its_own_that_tells_where_it_came_from(url: str, tmp_path: Path) -> None:
+    backup = str(tmp_path / "backup")
+    async with opened(url) as broker:
+        id = broker.store_id
+        await broker.backup(backup)
+    found: list[str] = []
+    for name in ("one", "two"):
+        place = restore(backup, str(tmp_path / name))
+        for _ in range(2):
+            async with opened(place) as broker:
+                found.append(broker.store_id)
+    assert found[0] == found[1]
+    assert found[2] == found[3] != found[0]
+    assert {other.partition(".")[0] for other in found} == {id}
+    assert id not in found
 
 
 async def test_backup_into_something_that_exists_is_refused(url: str, tmp_path: Path) -> None:
@@ -238,7 +256,7 @@ async def made(url: str, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("how", ["flip", "cut", "missing"])
 async def test_backup_with_a_damaged_file_is_refused_by_name(made: Path, tmp_path: Path, how: str) -> None:
-    for path in sorted((made / "data").iterdir()):
+    for path in filter(backups.is_needed, sorted((made / "data").iterdir())):
         raw = path.read_bytes()
         if not raw and how != "missing":
             continue
@@ -277,7 +295,7 @@ async def test_backup_of_an_older_version_is_restored_and_the_log_says_that_it_w
     (made / "data" / "EXTENT").unlink()
     async with opened(restore(str(made), str(tmp_path / "restored"))) as broker:
         assert await drain(broker, "q") == [0, 1, 2]
-    assert "has no list of files" in caplog.text
+    assert "is the folder of a store, or a backup that an older version made" in caplog.text
 
 
 async def test_restoring_from_a_folder_that_is_in_use_is_refused(url: str, folder: Path, tmp_path: Path) -> None:
@@ -308,9 +326,29 @@ async def test_failed_backup_leaves_nothing_and_no_space_names_the_target(
         assert await drain(broker, "q") == [1]
 
 
-async def test_backup_that_is_opened_as_a_store_is_no_longer_one(made: Path, engine: str, tmp_path: Path) -> None:
-    async with opened(f"{engine}:{made}") as broker:
-        await send(broker, "q", "more")
-    assert "files" not in (made / "MINIQ").read_text()
-    async with opened(restore(str(made), str(tmp_path / "restored"))) as broker:
-        assert await drain(broker, "q") == [0, 1, 2, "more"]
+async def test_a_backup_is_not_opened_as_a_store_and_stays_one(made: Path, engine: str) -> None:
+    before = {path: path.read_bytes() for path in made.rglob("*") if path.is_file()}
+    with pytest.raises(StoreFormat, match=rf"{made} is a backup; .*`miniq restore {made} NEWFOLDER`"):
+        async with opened(f"{engine}:{made}"):
+            pass
+    assert {path: path.read_bytes() for path in made.rglob("*") if path.is_file()} == before
+    assert check(str(made)).kind == "backup"
+
+
+async def test_a_backup_is_written_only_where_a_folder_is_and_outside_of_its_source(
+    made: Path, url: str, folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "link").symlink_to(folder)
+    for path in (folder / "inside", folder / "data" / "inside", tmp_path / "link" / "inside"):
+        async with opened(url) as broker:
+            with pytest.raises(InvalidRequest, match=f"path: cannot make '{path}': it is inside {folder}; name a new"):
+                await broker.backup(str(path))
+    async with opened(url) as broker:
+        missing = tmp_path / "typo"
+        with pytest.raises(InvalidRequest, match=f"path: .*: there is no folder '{missing}'; create it"):
+            await broker.backup(str(missing / "monday"))
+    with pytest.raises(InvalidRequest, match=f"folder: cannot make '{made}/r': it is inside {made}; name a new"):
+        restore(str(made), str(made / "r"))
+    assert not missing.exists()
+    assert not list(tmp_path.rglob("*.part"))
+    assert not (made / "r").exists()

@@ -8,12 +8,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from msgspec import structs
 
+from miniq.batch import StageName
+from miniq.broker import Broker
 from miniq.errors import StoreFailed
-from miniq.message import Draft, PlainDrafts, StageName
-from miniq.store.embedded import claims, keys
+from miniq.message import Draft, PlainDrafts
+from miniq.packed import pack
+from miniq.store.embedded import claims, history, keys
 from miniq.store.embedded.kv import Op
+from miniq.store.embedded.store import EmbeddedStore
 from tests.clock import FrozenClock
 from tests.kit import bodies, draft, drain, leases, send, states
 from tests.store.parts import FaultyKV, copy_as_after_kill, opened, seam
@@ -22,7 +28,7 @@ STAGE = StageName("job", "1", "0", "0")
 
 
 async def read(broker: Any, number: int = 1, part: int = 0, parts: int = 1) -> list[Any]:
-    found = await broker.claims.find("q", "g", number, part, parts)
+    found = await broker.claims.fetch("q", "g", number, part, parts)
     return [body async for some in found.each() for body in bodies(some)]
 
 
@@ -65,6 +71,23 @@ async def test_a_claim_is_one_small_record_per_block_and_its_parts_read_no_more_
         assert kvs[-1].reads - before <= 3
         await broker.claims.ack("q", "g", 1)
         assert records(kvs[-1]) == Counter({"p": 1})
+
+
+async def test_a_claim_of_a_version_that_did_not_note_readers_can_be_acked(url: str) -> None:
+    async with opened(url) as broker:
+        await send(broker, "q", 1)
+        claim, _ = await broker.claims.next("q", "g", 0)
+        assert claim is not None
+        store = broker.store
+        assert isinstance(store, EmbeddedStore)
+        record = structs.asdict(claim)
+        del record["reader"]
+        key = keys.claim_key(store._core.shelf("q").number, "g", 1)
+        store._commit.batch.ops.append((key, msgspec.msgpack.encode([record, 0])))
+        await store._commit.commit(sync=True)
+    async with opened(url) as broker:
+        await broker.claims.ack("q", "g", 1, reader="ann")
+        assert await states(broker, "q") == (0, 0, 0)
 
 
 async def test_every_write_while_a_claim_is_made_leaves_it_whole(
@@ -111,6 +134,7 @@ async def test_an_ack_that_is_cut_off_leaves_the_claim_as_it_was_or_acked(
     async with opened(url, clock) as broker:
         await send(broker, "q", *range(1000))
         await broker.claims.next("q", "g", 0)
+        await broker.claims.fetch("q", "g", 1)
         kvs[-1].fail_after = writes
         with pytest.raises(StoreFailed):
             await broker.claims.ack("q", "g", 1)
@@ -132,6 +156,7 @@ async def test_what_was_copied_for_an_ack_that_was_cut_off_goes_with_a_release(
     async with opened(url) as broker:
         await send(broker, "q", *range(1000))
         await broker.claims.next("q", "g", 0)
+        await broker.claims.fetch("q", "g", 1)
         ack = asyncio.create_task(broker.claims.ack("q", "g", 1))
         await asyncio.sleep(0)
         await send(broker, "other", "waits for the first of the copies")
@@ -141,6 +166,122 @@ async def test_what_was_copied_for_an_ack_that_was_cut_off_goes_with_a_release(
         if await broker.claims.release("q", "g"):
             assert not records(kvs[-1])["v"]
             assert await drain(broker, "q") == list(range(1000))
+
+
+async def staged(broker: Broker, count: int) -> None:
+    """Commit packed messages, as Spark uploads them."""
+    await broker.stages.upload("q", STAGE, 0, PlainDrafts(pack([b"%d" % n for n in range(count)])))
+    await broker.stages.commit("q", "job", "1", [("0", "0")])
+
+
+async def test_a_claim_of_staged_messages_reads_them_when_it_is_fetched_and_an_ack_copies_none_of_them(
+    url: str, clock: FrozenClock, kvs: list[FaultyKV]
+) -> None:
+    async with opened(url, clock) as broker:
+        await broker.stages.upload("q", STAGE, 0, PlainDrafts(pack([b"%0900d" % (10**899 + n) for n in range(1280)])))
+        await broker.stages.commit("q", "job", "1", [("0", "0")])
+        before = kvs[-1].reads
+        claim, _ = await broker.claims.next("q", "g", 0, max_messages=1280)
+        assert claim is not None
+        assert (claim.messages, claim.bytes) == (1280, 1280 * 900)
+        assert kvs[-1].reads - before == 10, "more than one small record per block was read"
+        assert await read(broker) == [10**899 + n for n in range(1280)]
+        ops = written(kvs[-1])
+        await broker.claims.ack("q", "g", 1)
+        assert sum(len(value or b"") for _, value in ops) < 5_000
+        assert records(kvs[-1])["t"] == 10
+        assert await read(broker, part=1, parts=2) == [10**899 + n for n in range(640, 1280)]
+    async with opened(url, clock) as broker:
+        assert await read(broker) == [10**899 + n for n in range(1280)]
+        clock.advance(3600)
+        await broker.upkeep()
+        assert records(kvs[-1]) == Counter({"p": 1})
+
+
+async def test_claims_that_share_a_staged_block_keep_what_is_theirs(
+    url: str, clock: FrozenClock, kvs: list[FaultyKV]
+) -> None:
+    async with opened(url, clock) as broker:
+        await staged(broker, 300)
+        for number in (1, 2):
+            claim, _ = await broker.claims.next("q", "g", number - 1, max_messages=100)
+            assert claim is not None
+            await broker.claims.fetch("q", "g", number)
+        (got,) = await broker.receive("q")
+        await broker.claims.ack("q", "g", 2)
+        clock.advance(30)
+    async with opened(url, clock) as broker:
+        assert await read(broker, 1) == list(range(100))
+        assert await read(broker, 2) == list(range(100, 200))
+        assert got.message.body == b"200"
+        assert await drain(broker, "q") == list(range(200, 300))
+        assert await read(broker, 2) == list(range(100, 200))
+        clock.advance(3600)
+        await broker.upkeep()
+        assert records(kvs[-1]) == Counter({"p": 1})
+
+
+async def test_an_acked_claim_of_staged_messages_goes_with_its_queue_and_takes_nothing_with_it(
+    url: str, clock: FrozenClock, kvs: list[FaultyKV]
+) -> None:
+    async with opened(url, clock) as broker:
+        await staged(broker, 1000)
+        await broker.claims.next("q", "g", 0, max_messages=600)
+        await broker.claims.fetch("q", "g", 1)
+        await broker.claims.ack("q", "g", 1)
+        await broker.purge("q")
+        await broker.stages.upload("q", StageName("job", "2", "0", "0"), 0, PlainDrafts(pack([b"1"] * 300)))
+        await broker.stages.commit("q", "job", "2", [("0", "0")])
+        for _ in range(5):
+            await broker.upkeep()
+        assert records(kvs[-1]) == Counter({"p": 1, "b": 3, "t": 3})
+        assert await drain(broker, "q") == [1] * 300
+
+
+async def test_a_release_after_an_ack_that_was_cut_off_leaves_staged_messages_where_they_are(
+    url: str, clock: FrozenClock, kvs: list[FaultyKV], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims, "STEP_BYTES", 100)
+    async with opened(url, clock) as broker:
+        await staged(broker, 1000)
+        await broker.claims.next("q", "g", 0)
+        await broker.claims.fetch("q", "g", 1)
+        kvs[-1].fail_after = 1
+        with pytest.raises(StoreFailed):
+            await broker.claims.ack("q", "g", 1)
+    async with opened(url, clock) as broker:
+        assert records(kvs[-1])["v"], "nothing was copied before it was cut off"
+        assert await broker.claims.release("q", "g") == 1000
+        assert not records(kvs[-1])["v"]
+        clock.advance(3600)
+        await broker.upkeep()
+        assert await drain(broker, "q") == list(range(1000))
+
+
+async def test_stages_of_an_earlier_version_are_read_as_before(url: str, clock: FrozenClock) -> None:
+    """Bodies one by one, and a reference that does not tell how many there are."""
+    async with opened(url, clock) as broker:
+        await broker.stages.upload("q", STAGE, 0, PlainDrafts([b"%d" % n for n in range(300)]))
+        await broker.stages.commit("q", "job", "1", [("0", "0")])
+        await broker.stages.upload("q", StageName("job", "2", "0", "0"), 0, PlainDrafts([b"300"]))
+        kv = broker.store._kv  # type: ignore[attr-defined]
+        ops: list[Op] = []
+        for key, value in [*kv.scan(b"b", keys.after(b"b")), *kv.scan(b"e", keys.after(b"e"))]:
+            record = msgspec.msgpack.decode(value)
+            for told in [record] if key[:1] == b"b" else record[-1]:
+                del told[4:]
+            ops.append((key, msgspec.msgpack.encode(record)))
+        assert len(ops) == 4
+        kv.write(ops, True)
+    async with opened(url, clock) as broker:
+        await broker.stages.commit("q", "job", "2", [("0", "0")])
+        claim, _ = await broker.claims.next("q", "g", 0, max_messages=250)
+        assert claim is not None
+        assert (claim.messages, claim.bytes) == (250, 10 + 180 + 450)
+        assert await read(broker) == list(range(250))
+        await broker.claims.ack("q", "g", 1)
+        assert await read(broker) == list(range(250))
+        assert await drain(broker, "q") == list(range(250, 301))
 
 
 async def test_a_commit_writes_little_and_nothing_of_it_stays_when_all_is_acked(
@@ -163,6 +304,7 @@ async def test_a_commit_writes_little_and_nothing_of_it_stays_when_all_is_acked(
         assert found is not None
         some = (await broker.peek("q", status="ready")).messages[0].message.id
         await broker.edit("q", some, body=b'"edited"')
+        await broker.claims.fetch("q", "g", 1)
         await broker.claims.ack("q", "g", 1)
     async with opened(url, clock) as broker:
         while got := await broker.receive("q", max=1000, consumer="ann"):
@@ -210,3 +352,22 @@ def test_the_names_of_a_stage_come_out_of_its_key_as_they_went_in() -> None:
     for name in (STAGE, StageName("a", "b.c", "-", "x" * 128)):
         assert keys.read_part_key(keys.part_key(7, name, 12)) == (name, 12)
     assert keys.read_claim_key(keys.claim_key(7, "group.1", 5)) == ("group.1", 5)
+
+
+async def test_pages_of_the_history_of_a_large_commit_decode_little_more_than_they_return(
+    url: str, kvs: list[FaultyKV]
+) -> None:
+    """A page reads whole records, so all events of the commit in one record would be decoded for every page."""
+    count = 20_000
+    async with opened(url) as broker:
+        await broker.configure("q", {"history": "events"})
+        await broker.stages.upload("q", STAGE, 0, PlainDrafts(pack([b"1"] * count)))
+        await broker.stages.commit("q", "job", "1", [("0", "0")])
+        written = [keys.decode_events(value) for _, value in kvs[-1].kv.scan(b"h", b"i")]
+        events = [sum(len(run.sizes or [0]) for run in runs) for runs in written]
+        assert sum(events) == count
+        assert max(events) <= 2 * history.RECORD_EVENTS
+        offsets: list[int] = []
+        while found := (await broker.history(after=len(offsets), limit=777)).records:
+            offsets += [record.offset for record in found]
+        assert offsets == list(range(1, count + 1))

@@ -210,7 +210,7 @@ def every_call(store: EmbeddedStore, maker: Maker, id: str, folder: Path) -> dic
     return {
         "queues": store.queues,
         "save_queue": lambda: store.save_queue("r", QueueSettings()),
-        "delete_queue": lambda: store.delete_queue("q"),
+        "delete_queue": lambda: store.delete_queue("q", Change(START)),
         "put": lambda: put(store, [maker.one()]),
         "take": lambda: take(store),
         "drop": lambda: drop(store, [(id, ANY)]),
@@ -222,7 +222,7 @@ def every_call(store: EmbeddedStore, maker: Maker, id: str, folder: Path) -> dic
         "find": lambda: find(store, id),
         "scan": lambda: scan(store),
         "scan leased": lambda: scan(store, status="leased"),
-        "held": lambda: store.messages.held("t"),
+        "held": lambda: store.messages.held("q", "t", START),
         "counts": lambda: store.messages.counts("q", START),
         "next_visible": lambda: store.messages.next_visible("q", START),
         "history": lambda: store.history.read(0, 1),
@@ -520,7 +520,7 @@ async def test_queue_deleted_and_swept_while_changes_are_under_way_leaves_nothin
             put(store, [maker.one(group="g")]),
             put(store, [maker.one(group="g", delay=100)]),
             take(store, limit=5),
-            store.delete_queue("q"),
+            store.delete_queue("q", Change(START)),
             store.tidy(START, 1000),
             return_exceptions=True,
         )

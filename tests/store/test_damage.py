@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import random
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import cast
@@ -16,6 +17,7 @@ from miniq.errors import StoreCorrupt
 from miniq.message import Draft
 from miniq.store import open_store
 from miniq.store.embedded import extent, kv, manifest
+from miniq.store.embedded.check import check
 from miniq.store.embedded.store import EmbeddedStore
 from tests.faults import damage
 from tests.faults.damage import Damage
@@ -50,7 +52,17 @@ async def killed(url: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
         while len(tables_in(folder)) < 2:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         copy_as_after_kill(folder, copy)
+        while not is_noted(copy):  # the engine has added a table since the last write
+            await broker.store.save_record("test", "any", b"")
+            shutil.rmtree(copy)
+            copy_as_after_kill(folder, copy)
     return copy
+
+
+def is_noted(folder: Path) -> bool:
+    """Whether the list of tables is no longer than it was noted."""
+    note = extent.read(str(folder / "data"))
+    return note is not None and manifest_of(folder).stat().st_size == note.length
 
 
 def manifest_of(folder: Path) -> Path:
@@ -100,6 +112,30 @@ async def test_missing_file_is_refused_by_name(engine: str, killed: Path, kind: 
     assert others <= {path.name for path in damage.database(killed)}
     path.write_bytes(raw)
     assert await total(engine, killed) == 320
+
+
+@pytest.mark.parametrize("left", ["nothing", "an empty folder"])
+async def test_missing_database_is_refused_and_found_by_check(engine: str, url: str, folder: Path, left: str) -> None:
+    """As where a volume is not mounted."""
+    async with opened(url) as broker:
+        await broker.send("default", [Draft(b"1")])
+    shutil.rmtree(folder / "data")
+    if left != "nothing":
+        (folder / "data").mkdir()
+    assert "CURRENT is damaged (it is missing)" in await refusal(engine, folder)
+    assert check(str(folder)).damage == [f"{folder / 'data'} is damaged (its database is missing)"]
+
+
+async def test_a_log_of_another_time_is_refused(engine: str, url: str, folder: Path) -> None:
+    """It is valid, has the name of the current one, and is not shorter."""
+    copies = [folder.with_name("first"), folder.with_name("second")]
+    for copy, count in zip(copies, (40, 10), strict=True):
+        async with opened(url) as broker:
+            await broker.send("default", [Draft(os.urandom(700), "application/x-noise") for _ in range(count)])
+            copy_as_after_kill(folder, copy)
+    old, new = (sorted((copy / "data").glob("*.log"))[-1] for copy in copies)
+    new.write_bytes(old.read_bytes())
+    assert new.name in await refusal(engine, copies[1])
 
 
 async def test_table_of_another_size_is_refused_at_the_start(engine: str, killed: Path) -> None:

@@ -11,11 +11,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from miniq.errors import StoreError, StoreFailed, StoreFormat, StoreLocked
+from miniq.message import QueueSettings
 from miniq.store import open_store
-from tests.kit import drain, send
+from miniq.store.embedded import keys
+from tests.kit import drain, leases, send
 from tests.store.parts import opened
 
 HOLDER = """
@@ -224,3 +227,40 @@ async def test_a_close_that_fails_gives_the_lock_back(url: str, monkeypatch: pyt
             await store.close()
     async with opened(url):
         pass
+
+
+async def test_a_folder_of_the_first_format_is_opened_with_its_settings_and_refused_by_that_version_afterwards(
+    url: str, folder: Path
+) -> None:
+    """States, dead letters and settings as version 0.1 wrote them: without errors, and without `retry`."""
+    async with opened(url) as broker:
+        await broker.configure("q", {"max_receives": 1})
+        await send(broker, "q", "dies")
+        await broker.release("q", leases(await broker.receive("q")))
+        await broker.configure("q", {"max_receives": None})
+        await send(broker, "q", "leased")
+        (held,) = await broker.receive("q", visibility_timeout=600)
+        kv = broker.store._kv  # type: ignore[attr-defined]
+        ops: list[tuple[bytes, bytes | None]] = []
+        for kind in (b"q", b"s", b"b"):
+            for key, value in kv.scan(kind, keys.after(kind)):
+                record = msgspec.msgpack.decode(value)
+                if kind == b"q":
+                    del record[2]["retry"]
+                elif kind == b"s":
+                    assert record.pop() == 0
+                elif record[0] == 1:  # a mixed block, of the dead letter
+                    assert record[1][0][13].pop() is None
+                ops.append((key, msgspec.msgpack.encode(record)))
+        kv.write(ops, True)
+    marker = json.loads((folder / "MINIQ").read_text())
+    (folder / "MINIQ").write_text(json.dumps(marker | {"format": 1, "restored": "ab"}))
+    async with opened(url) as broker:
+        assert broker.store_id.endswith(".ab")
+        assert (await broker.queue("q")).settings == QueueSettings(max_receives=None)
+        assert await broker.ack("q", leases([held])) == ["done"]
+        (dead,) = (await broker.peek("q.dead")).messages
+        assert dead.message.dead is not None
+        assert (dead.message.dead.reason, dead.message.dead.error) == ("max_receives", None)
+    raised = json.loads((folder / "MINIQ").read_text())
+    assert (raised["format"], raised["restored"]) == (keys.FORMAT, "ab"), "that it was restored is still known"

@@ -62,6 +62,8 @@ def test_a_server_creates_no_file_for_others(tmp_path: Path) -> None:
 def test_a_backup_to_an_impossible_path_is_refused(tmp_path: Path, path: str) -> None:
     with (
         miniq.connect(tmp_path / "data") as mq,
-        pytest.raises(miniq.InvalidRequest, match=r"^path: cannot make .*; name a new folder"),
+        pytest.raises(
+            miniq.InvalidRequest, match=r"^path: (cannot make .*; name a new folder|'/proc/nowhere/x': there is no)"
+        ),
     ):
         mq.backup(path)

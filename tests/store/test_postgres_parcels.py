@@ -9,11 +9,12 @@ from typing import Any
 import psycopg
 import pytest
 
+from miniq.batch import StageName
 from miniq.broker import Broker
-from miniq.message import Event, Lease, StageName, Stored
+from miniq.message import SECOND, Event, Lease, Stored
 from miniq.options import Options
 from miniq.store import open_store
-from miniq.store.postgres import PostgresStore, messages, parcels, schema
+from miniq.store.postgres import PostgresStore, parcels, schema, taking
 from miniq.store.postgres.address import parse
 from tests import postgresql
 from tests.clock import FrozenClock
@@ -44,8 +45,9 @@ def broker(two: tuple[Broker, Broker]) -> Broker:
 def counts(url: str, table: str = "messages") -> list[int]:
     """How many messages are in each row, in order."""
     name = parse(url, durable=True).schema
-    order = "rank, id" if table == "messages" else "readers, number, place"
-    return [row[0] for row in postgresql.server().execute(f"SELECT count FROM {name}.{table} ORDER BY {order}")]  # noqa: S608
+    key, order = ("queue", "rank, id") if table == "messages" else ("readers", "readers, number, place")
+    asked = f"SELECT count FROM {name}.{table} WHERE {key} > 0 ORDER BY {order}"  # noqa: S608
+    return [row[0] for row in postgresql.server().execute(asked)]
 
 
 async def all_of(broker: Broker, **asked: Any) -> list[Stored]:
@@ -216,6 +218,7 @@ async def test_the_history_tells_every_message_of_a_parcel(clock: FrozenClock, u
             await broker.claims.next("q", "g", 0)
             await broker.claims.release("q", "g")
             await broker.claims.next("q", "g", 1)
+            await broker.claims.fetch("q", "g", 2)
             await broker.claims.ack("q", "g", 2)
             await send(broker, "q", *range(6))
             assert await broker.purge("q") == 7
@@ -256,6 +259,7 @@ async def test_a_claim_ends_within_a_parcel_and_is_read_from_within(broker: Brok
         assert await read(1, 12, 14, most=1) == [12]
         assert await broker.claims.next("q", "g", 0, max_messages=14) == (claim, 0)
     assert bodies(await broker.receive("q", max=3)) == [14, 15, 16]
+    await broker.claims.fetch("q", "g", 1)
     await broker.claims.next("q", "g", 1)
     assert await read(1, 7, 12) == list(range(7, 12))
     assert await read(2, 0, 13) == list(range(17, 30))
@@ -283,6 +287,7 @@ async def test_a_parcel_in_a_claim_is_not_split(broker: Broker, url: str) -> Non
     assert isinstance(kept, PostgresStore)
     await kept._db.connections.call(lambda connection: kept._db.split(connection, "q", sent[:1], 1))
     assert counts(url) == [10]
+    await broker.claims.fetch("q", "g", 1)
     await broker.claims.ack("q", "g", 1)
     assert (await broker.queue("q")).counts.total == 0
     assert counts(url) == []
@@ -319,10 +324,10 @@ async def test_takers_of_two_brokers_split_parcels_and_get_each_message_once(two
 async def test_a_parcel_that_another_splits_now_is_waited_for(
     two: tuple[Broker, Broker], url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(messages, "PAUSES", [0.01] * 500)
+    monkeypatch.setattr(taking, "PAUSES", [0.01] * 500)
     await send(two[0], "q", *range(10))
     with psycopg.connect(parse(url, durable=True).conninfo) as connection:
-        connection.execute("SELECT FROM messages FOR UPDATE")
+        connection.execute("SELECT FROM messages WHERE queue > 0 FOR UPDATE")
         receiving = asyncio.create_task(two[0].receive("q", max=3))
         await asyncio.sleep(0.1)
         assert not receiving.done()
@@ -401,3 +406,64 @@ async def test_rows_of_the_version_before_parcels_are_taken_up(url: str) -> None
         assert bodies(await broker.receive("q", max=100)) == [6, 7, *range(8, 20)]
         assert (await broker.queue("q")).counts.total == 14
     assert counts(url) == [1, 1, 12]
+
+
+LEASED = """
+    INSERT INTO queues (name, settings) VALUES ('q', '{}');
+    INSERT INTO messages (id, sent_at, due_at, visible_at, taken_at, queue, size, rank, body, receives, receipt, leased)
+    SELECT ('0190000000007000800000000000000' || n)::uuid, 1, visible_at, visible_at, taken_at, 1, 1, 0, n::text::bytea,
+        (receipt IS NOT NULL)::int, receipt, receipt IS NOT NULL
+    FROM (VALUES
+        (0, 1, null, null), (1, 2, null, null), (2, %(later)s, null, null),
+        (3, 2, 1, 'expired'), (4, %(later)s, 1, 'leased')
+    ) AS m (n, visible_at, taken_at, receipt);
+    INSERT INTO tallies VALUES (1, 0, 5, 5, '01900000-0000-7000-8000-000000000004');
+    INSERT INTO meta (version) VALUES (4);
+"""
+
+
+async def test_delays_and_leases_of_the_version_that_had_delays_in_line_are_taken_up(url: str) -> None:
+    address, clock = parse(url, durable=True), FrozenClock()
+    later = clock.now() + 10 * SECOND
+    with psycopg.connect(address.conninfo, autocommit=True) as connection:
+        connection.execute(f"CREATE SCHEMA {address.schema}".encode())
+        for number, text in schema.migrations().items():
+            if number <= 4:
+                connection.execute(text.encode())
+        connection.execute(LEASED.replace("%(later)s", str(later)).encode())
+    async with Broker(open_store(url), Options(upkeep_interval=0), clock) as broker:
+        await broker.configure("q", {"retention": 3e9})
+        found = (await broker.queue("q")).counts
+        assert (found.ready, found.delayed, found.leased) == (3, 1, 1)
+        assert bodies(await broker.receive("q", max=9, visibility_timeout=99)) == [0, 1, 3]
+        clock.advance(10)
+        assert bodies(await broker.receive("q", max=9)) == [2, 4]
+
+
+async def test_delayed_messages_are_not_in_line(broker: Broker, clock: FrozenClock, url: str) -> None:
+    """A receive would have to skip all of them."""
+    address = parse(url, durable=True)
+    await send(broker, "q", *range(20), delay=5)
+    await broker.send("q", [draft(n, delay=5, key=str(n)) for n in range(5)])
+    await send(broker, "q", "now")
+    with psycopg.connect(address.conninfo) as connection:
+        in_line = connection.execute("SELECT sum(count) FROM messages WHERE queue > 0 AND NOT later").fetchall()
+    assert in_line == [(1,)]
+    clock.advance(5)
+    assert len(await broker.receive("q", max=99)) == 26
+
+
+async def test_a_receive_does_not_wait_for_all_messages_that_are_due_at_once(
+    broker: Broker, clock: FrozenClock, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(taking, "RETURNED", 2)
+    await broker.send("q", [draft(n, delay=5, recipient="bob") for n in range(30)])
+    await broker.send("q", [draft("ann's", delay=5, recipient="ann")])
+    clock.advance(5)
+    assert bodies(await broker.receive("q", max=1, consumer="bob")) == [0]
+    with psycopg.connect(parse(url, durable=True).conninfo) as connection:
+        asked = "SELECT count(*) FROM messages WHERE queue > 0 AND later AND receipt IS NULL"
+        waiting = connection.execute(asked).fetchall()
+    assert waiting == [(29,)]
+    assert bodies(await broker.receive("q", max=9, consumer="ann")) == ["ann's"]
+    assert bodies(await broker.receive("q", max=99, consumer="bob")) == list(range(1, 30))

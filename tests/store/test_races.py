@@ -7,13 +7,16 @@ import random
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from miniq.message import SECOND, Message, Stored
+from miniq.message import SECOND, Message, Outcome, QueueSettings, Stored
 from miniq.store.arguments import ANY, FREE, Change, Edit, NewTime
 from miniq.store.embedded import window
 from miniq.store.embedded.store import EmbeddedStore
+from miniq.store.memory import MemoryStore
 from tests.clock import START
 from tests.store.calls import Maker, drop, find, put, take
 from tests.store.parts import copy_as_after_kill, seam, store_in
@@ -27,11 +30,13 @@ class Crowd:
         self.store = store
         self.seed = seed
         self.maker = Maker()
-        self.where: dict[str, str] = {}
-        """The queue of each message whose send was confirmed and which was not acked."""
+        self.where: dict[str, str | None] = {}
+        """The queue of each message whose send was confirmed and which was not acked; None if it can be either."""
         self.met: Counter[str] = Counter()
         """How often each was handed out, perhaps before its sender or mover was told."""
-        self.moving: set[str] = set()
+        self.moving: Counter[str] = Counter()
+        """The moves of each message that are under way. Their answers may come in another order than they were made,
+        so that one may end while another has moved the message on."""
         self.held: set[str] = set()
         """With a consumer. Time stands still, so that no lease runs out."""
         self.groups: dict[tuple[str, str], str] = {}
@@ -88,13 +93,13 @@ class Crowd:
             elif what == 2:
                 await self.store.messages.reschedule(queue, fence, NewTime(START, release=True), Change(START))
             else:
-                self.moving.add(id)
+                self.moving[id] += 1
                 await self.move_one(stored.message, queue, "dead" if queue == "q" else "q", token)
 
     def hand_out(self, stored: Stored, queue: str) -> None:
         id, group = stored.message.id, stored.message.group
         assert id not in self.held, "handed out to two"
-        assert id in self.moving or self.where.get(id, queue) == queue
+        assert self.moving[id] or (self.where.get(id) or queue) == queue
         self.where[id] = queue
         self.held.add(id)
         self.met[id] += 1
@@ -109,13 +114,13 @@ class Crowd:
             await self.store.messages.edit(queue, (chance.choice(known), ANY), edit, Change(START))
 
     async def move(self, chance: random.Random, queue: str) -> None:
-        known = [id for id, at in self.where.items() if at == queue and id not in self.held | self.moving]
+        known = [id for id, at in self.where.items() if at == queue and id not in self.held and not self.moving[id]]
         for id in chance.sample(known, min(3, len(known))):
-            if id not in self.moving and self.where.get(id) == queue:
-                self.moving.add(id)
+            if not self.moving[id] and self.where.get(id) == queue:
+                self.moving[id] += 1
                 stored = await find(self.store, id, queue)
                 if stored is None or self.where.get(id) != queue:
-                    self.moving.discard(id)
+                    self.moving[id] -= 1
                 else:
                     await self.move_one(stored.message, queue, "dead" if queue == "q" else "q", FREE)
 
@@ -130,12 +135,107 @@ class Crowd:
         moves = [((message.id, receipt), new)]
         done = await self.store.messages.move(queue, moves, Change(START, event="dead"), "off")
         if done == ["done"]:
-            # Who received it before we were told knows better: it may be acked by now, or moved on.
             if self.met[message.id] == met:
                 self.where[message.id] = to
+            elif receipt == FREE and message.id in self.where:
+                # Somebody received it meanwhile: before the move was made and gave it back, or after it was made.
+                self.where[message.id] = None
+            # With a receipt the others received it after the move, and know better: it may be acked by now.
         else:
             assert receipt == FREE
-        self.moving.discard(message.id)
+        self.moving[message.id] -= 1
+
+
+class LateMoves:
+    """Messages of a store whose moves are made, and answered, when the test says so."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+        self.moves: list[tuple[asyncio.Event, asyncio.Event]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store.messages, name)
+
+    async def move(self, *given: Any) -> list[Outcome]:
+        make, answer = asyncio.Event(), asyncio.Event()
+        self.moves.append((make, answer))
+        await make.wait()
+        outcomes = await self._store.messages.move(*given)
+        await answer.wait()
+        return outcomes
+
+
+class Script:
+    """A crowd whose calls happen in an order that the test chooses, with one message in `q`."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+        self.late = LateMoves(store)
+        self.crowd = Crowd(SimpleNamespace(messages=self.late), 0)  # type: ignore[arg-type]
+        [self.message] = self.crowd.maker.run(1)
+        self._moves: list[asyncio.Task[None]] = []
+
+    async def begin(self) -> None:
+        await self._store.open()
+        for name in ("q", "dead"):
+            await self._store.save_queue(name, QueueSettings())
+        await put(self._store, [self.message])
+        self.crowd.where[self.message.id] = "q"
+
+    async def receive(self, queue: str, token: str) -> None:
+        [stored] = await take(self._store, queue, token=token)
+        self.crowd.hand_out(stored, queue)
+        self.crowd.held.discard(self.message.id)
+
+    async def release(self, queue: str, token: str) -> None:
+        to = NewTime(START, release=True)
+        await self._store.messages.reschedule(queue, [(self.message.id, token)], to, Change(START))
+
+    async def start(self, queue: str, to: str, receipt: str) -> int:
+        self.crowd.moving[self.message.id] += 1
+        move = self.crowd.move_one(self.message, queue, to, receipt)
+        self._moves.append(asyncio.create_task(move))
+        await asyncio.sleep(0)
+        return len(self._moves) - 1
+
+    async def make(self, move: int) -> None:
+        self.late.moves[move][0].set()
+        await asyncio.sleep(0.01)
+
+    async def answer(self, move: int) -> None:
+        self.late.moves[move][1].set()
+        await self._moves[move]
+
+
+async def test_the_model_allows_a_move_whose_answer_comes_after_a_later_move() -> None:
+    """The first move is refused because of a lease. Before it is told so, the message is moved twice."""
+    script = Script(MemoryStore())
+    await script.begin()
+    await script.receive("q", "c")
+    refused = await script.start("q", "dead", FREE)
+    await script.make(refused)
+    there = await script.start("q", "dead", "c")
+    await script.make(there)
+    await script.answer(there)
+    back = await script.start("dead", "q", FREE)
+    await script.make(back)
+    await script.answer(refused)
+    await script.receive("q", "e")  # before the mover is told
+    await script.answer(back)
+    assert not +script.crowd.moving
+
+
+async def test_the_model_allows_a_receive_between_the_call_of_a_move_and_its_making() -> None:
+    """The message is received and given back before it is moved. So the mover must not trust the receiver."""
+    script = Script(MemoryStore())
+    await script.begin()
+    move = await script.start("q", "dead", FREE)
+    await script.receive("q", "c")
+    await script.release("q", "c")
+    await script.make(move)
+    await script.answer(move)
+    await script.receive("dead", "d")
+    assert script.crowd.where == {script.message.id: "dead"}
 
 
 @pytest.mark.parametrize("seed", range(4))

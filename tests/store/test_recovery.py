@@ -170,6 +170,13 @@ async def test_garbage_after_the_log_is_passed_over_or_refused_but_costs_nothing
     assert outcomes == ({"open"} if engine == "rocksdb" else {"open", "refused"})
 
 
+def is_written_over(folder: Path) -> bool:
+    """Whether the newest log has records, and what is left of an old one after them."""
+    log = max((folder / "data").glob("*.log"))
+    *records, end = live_records(log)
+    return bool(records) and log.stat().st_size > end
+
+
 @pytest.mark.parametrize("seed", range(3))
 async def test_log_that_is_written_over_an_old_one_ends_where_it_ends(
     folder: Path, seed: int, monkeypatch: pytest.MonkeyPatch
@@ -184,11 +191,13 @@ async def test_log_that_is_written_over_an_old_one_ends_where_it_ends(
             sent += await broker.send("default", [Draft(chance.randbytes(size), "application/x-noise")])
         crashed = folder.with_name("crashed")
         copy_as_after_kill(folder, crashed)
+        while not is_written_over(crashed):  # the engine begins a new file while the old ones are still in use
+            sent += await broker.send("default", [Draft(chance.randbytes(200), "application/x-noise")])
+            shutil.rmtree(crashed)
+            copy_as_after_kill(folder, crashed)
     log = max((crashed / "data").glob("*.log"))
     *records, end = live_records(log)
-    assert records, "nothing was written to the last log"
     raw = log.read_bytes()
-    assert len(raw) > end, "it is not one that was written over"
 
     async def opens() -> bool:
         copy = folder.with_name("copy")
@@ -449,7 +458,7 @@ async def test_purged_and_deleted_queues_stay_so_and_are_swept(url: str, monkeyp
         while await broker.store.tidy(now=clock.now(), limit=100):
             pass
         kinds = {key[:1] for key, _ in made[-1].kv.scan(b"", b"\xff")}
-        assert kinds <= {b"q", b"c", b"l"}
+        assert kinds <= {b"q", b"c", b"l", b"k"}
 
 
 async def test_start_reads_what_is_leased_and_not_the_backlog(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

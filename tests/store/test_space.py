@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
+import errno
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 
 from miniq.errors import NoSpace, StoreFailed, StoreUnavailable
+from miniq.schedule import Definition
 from miniq.store.embedded import folder
 from miniq.store.embedded.store import EmbeddedStore
 from tests.clock import FrozenClock
@@ -40,9 +42,7 @@ async def test_nearly_full_disk_refuses_sends_and_changes_nothing_while_the_rest
         # Used up its receives: also the way to the dead letters stays open.
         assert await broker.release("q", leases(got[1:2])) == ["done"]
         assert await states(broker, "q.dead") == (1, 0, 0)
-        assert await broker.redrive("q.dead")
-        await broker.edit("q", (await broker.peek("q", status="ready")).messages[0].message.id, body=b'"edited"')
-        assert bodies(await broker.receive("q", max=2, mode="at-most-once")) == [1, "edited"]
+        assert bodies(await broker.receive("q", max=1, mode="at-most-once")) == [4]
         await broker.purge("q")
         with pytest.raises(NoSpace):
             await send(broker, "q", "x")
@@ -51,6 +51,69 @@ async def test_nearly_full_disk_refuses_sends_and_changes_nothing_while_the_rest
         new = await send(broker, "q", "y", dedup_id="d")
         assert await broker.get("q", new[0])
         assert await drain(broker, "q") == ["y"]
+
+
+async def test_nothing_else_takes_the_space_that_is_kept_for_receive_and_ack(url: str, folder: Path) -> None:
+    clock = FrozenClock()
+    async with opened(url, clock) as broker:
+        await broker.configure("q", {"max_receives": 1})
+        await send(broker, "q", "dead")
+        await broker.deliveries.fail("q", leases(await broker.receive("q")), "no", dead=True)
+        (id,) = await send(broker, "q", "as sent")
+        await broker.schedules.put("often", Definition(draft("x"), queue="q", every=60))
+    async with opened(url, clock, min_free_bytes=shutil.disk_usage(folder).total + 1) as broker:
+        for change in ({"body": b'"other"'}, {"priority": 9}, {"headers": {"a": "b"}}):
+            with pytest.raises(NoSpace):
+                await broker.edit("q", id, **change)
+        with pytest.raises(NoSpace):
+            await broker.edit_by_id("q", id, b'"other"', "application/json")
+        with pytest.raises(NoSpace):
+            await broker.schedules.put("often", Definition(draft("y"), queue="q", every=60))
+        with pytest.raises(NoSpace):
+            await broker.topics.configure("t")
+        with pytest.raises(NoSpace):
+            await broker.keys.create("ops", ["*"], clock.now())
+        redriven = await broker.redrive("q.dead")
+        assert (redriven.moved, redriven.reasons) == (0, {"no_space": 1})
+        await broker.schedules.put("often", None, paused=True)
+        await broker.schedules.delete("often")
+        assert bodies((await broker.peek("q")).messages) == ["as sent"]
+        assert await states(broker, "q.dead") == (1, 0, 0)
+
+
+async def test_published_messages_become_dead_letters_on_a_nearly_full_disk_too(url: str, folder: Path) -> None:
+    clock = FrozenClock()
+    async with opened(url, clock) as broker:
+        await broker.configure("q", {"max_receives": 1})
+        await broker.topics.subscribe("t", "q")
+        await broker.publish("t", [draft("rejected"), draft("expired")])
+    async with opened(url, clock, min_free_bytes=shutil.disk_usage(folder).total + 1) as broker:
+        rejected, _ = await broker.receive("q", max=2, visibility_timeout=1)
+        (failed,) = await broker.deliveries.fail("q", leases([rejected]), "no", dead=True)
+        assert failed.outcome == "dead"
+        clock.advance(2)
+        assert await broker.receive("q") == []
+        assert bodies((await broker.peek("q.dead")).messages) == ["rejected", "expired"]
+
+
+async def test_a_firing_that_finds_no_space_takes_none(url: str, folder: Path) -> None:
+    clock = FrozenClock()
+    async with opened(url, clock) as broker:
+        await broker.configure("q")
+        await broker.schedules.put("often", Definition(draft("x" * 1000), queue="q", every=60))
+    async with opened(url, clock, min_free_bytes=shutil.disk_usage(folder).total + 1) as broker:
+        assert isinstance(broker.store, EmbeddedStore)
+        written = broker.store.commits
+        for _ in range(3):
+            clock.advance(60)
+            await broker.firings.fire_due()
+        assert broker.store.commits == written
+        results = (await broker.schedules.get("often")).results
+        assert [result.outcome for result in results] == ["failed"] * 3
+        broker.store._space.min_free = 0
+        clock.advance(60)
+        await broker.firings.fire_due()
+        assert await drain(broker, "q") == ["x" * 1000]
 
 
 async def test_sends_work_again_by_themselves_once_there_is_space(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,14 +149,26 @@ async def test_disk_is_looked_at_again_after_a_megabyte(url: str) -> None:
         assert 0 < sent <= folder.CHECK_BYTES
 
 
-async def test_a_folder_that_was_removed_under_a_broker_is_told_to_those_who_send(url: str, folder: Path) -> None:
-    told = ""
-    with contextlib.suppress(StoreFailed):  # closing it can no longer work
-        async with opened(url, FrozenClock()) as broker:
-            await broker.configure("q")
-            shutil.rmtree(folder)
-            try:
+async def test_a_send_that_finds_the_folder_removed_fails_the_store_for_good(url: str, folder: Path) -> None:
+    async with opened(url, FrozenClock()) as broker:
+        await broker.configure("q")
+        shutil.rmtree(folder)
+        with pytest.raises(StoreFailed, match="was removed"):
+            await broker.send("q", [draft("x" * 2000)] * 1000)
+        with pytest.raises(StoreFailed, match="was removed"):
+            await broker.receive("q")
+
+
+async def test_a_disk_that_cannot_be_asked_for_its_space_is_unreachable(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: str) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    async with opened(url, FrozenClock()) as broker:
+        await broker.configure("q")
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "statvfs", fail)
+            with pytest.raises(StoreUnavailable, match="is unreachable: Input/output error"):
                 await broker.send("q", [draft("x" * 2000)] * 1000)
-            except StoreUnavailable as error:
-                told = error.text
-    assert "is unreachable" in told
+        await send(broker, "q", "taken")

@@ -12,12 +12,18 @@ import pytest
 pytest.importorskip("pyarrow")
 
 import pyarrow as pa
+from hypothesis import example, given
+from hypothesis.strategies import lists, text
 
 from miniq.api import arrow
 from miniq.api.operations import ReadClaim
+from miniq.batch import Portion
 from miniq.broker import Broker
+from miniq.dispatch import OWNER
 from miniq.errors import BadRequest, InvalidRequest, MissingExtra, TooLarge
-from miniq.message import Draft, Event, HistoryRecord, Message, PlainBatch, PlainDrafts, Portion, Stored
+from miniq.ids import IdSource, RunIds
+from miniq.message import NEVER, DeadLetter, Draft, Event, HistoryRecord, Message, PlainBatch, PlainDrafts, Stored
+from miniq.packed import pack
 from miniq.server import streams
 
 
@@ -48,7 +54,7 @@ MESSAGES = [
 
 
 def test_messages_of_every_kind_keep_everything() -> None:
-    rows = read_back([arrow.stored([Stored(message, 0, 2) for message in MESSAGES])], arrow.messages_schema())
+    rows = read_back([arrow.stored([Stored(message, 0, 2) for message in MESSAGES], 1)], arrow.messages_schema())
     assert [(row["body"], row["data"]) for row in rows] == [
         ('{"a": 1}', None),
         (None, b"\xff"),
@@ -65,11 +71,34 @@ def test_messages_of_every_kind_keep_everything() -> None:
     assert rows[1]["headers"] is None
 
 
+def test_messages_have_their_state_and_dead_letters_where_they_came_from() -> None:
+    dead = Message("6", "q.dead", 9, 9, b"1", dead=DeadLetter("q", "max_receives", 3, 8))
+    leases = [
+        Stored(MESSAGES[0], 50, 1, "receipt"),
+        Stored(MESSAGES[1], 50),
+        Stored(dead, 9),
+        Stored(dead, NEVER, 1, "c"),
+        Stored(MESSAGES[2], 30, 2, error="boom"),
+        Stored(MESSAGES[2], 15, 2, "receipt", error="boom"),
+    ]
+    rows = read_back([arrow.stored(leases, 20)], arrow.messages_schema())
+    assert [row["status"] for row in rows] == ["leased", "delayed", "ready", "leased", "delayed", "ready"]
+    assert [row["visible_at"] and row["visible_at"].microsecond for row in rows] == [50, 50, 9, None, 30, 15]
+    assert [row["error"] for row in rows] == [None, None, None, None, "boom", "lease expired"]
+    letter = {name: rows[2][name] for name in arrow.DEAD}
+    assert letter.pop("dead_at").microsecond == 8
+    assert letter == {"dead_origin": "q", "dead_reason": "max_receives", "dead_error": None, "dead_receives": 3}
+    assert {rows[0][name] for name in arrow.DEAD} == {None}
+    claimed = read_back([arrow.portions([Portion([dead], 1)])], arrow.messages_schema())[0]
+    assert (claimed["dead_origin"], *(claimed[name] for name in arrow.STATES)) == ("q", None, None, None)
+
+
 def test_a_parcel_gives_the_same_as_its_messages() -> None:
-    parcel = PlainBatch(["1", "2"], "q", 5, 5, [b"1", b'"x"'], priority=4)
+    parcel = PlainBatch(["1", "2"], "q", 5, 5, [b"1", b'"x"'], priority=4, topic="t")
     whole = read_back([arrow.portions([Portion(parcel, 3)])], arrow.messages_schema())
     single = read_back([arrow.portions([Portion(list(parcel), 3)])], arrow.messages_schema())
     assert whole == single
+    assert [row["topic"] for row in whole] == ["t", "t"]
     other = PlainBatch(["3"], "q", 6, 6, [b"text"], "text/plain", 4)
     mixed = [Portion(parcel, 3), Portion(other, 1)]
     each = [Portion(list(one.messages), one.receives) for one in mixed]
@@ -80,8 +109,26 @@ def test_a_parcel_gives_the_same_as_its_messages() -> None:
     assert read_back([arrow.portions([Portion(raw, 1)])], arrow.messages_schema())[0]["data"] == b"\x00\xff"
 
 
+def test_a_packed_parcel_gives_the_same_as_its_messages() -> None:
+    ids = IdSource().run(6, 1_000_000)
+    texts = [b"1", b'"x"', '["grüße"]'.encode(), b"{}", b"null", b'""']
+    parts = [
+        Portion(PlainBatch(RunIds(ids[0], 4), "q", 5, 5, pack(texts[:4])), 1),
+        Portion(PlainBatch(RunIds(ids[4], 2), "q", 6, 6, pack(texts[4:])), 2),
+    ]
+    each = [Portion(list(one.messages), one.receives) for one in parts]
+    found = read_back([arrow.portions(parts)], arrow.messages_schema())
+    assert found == read_back([arrow.portions(each)], arrow.messages_schema())
+    assert [row["id"] for row in found] == ids
+    mixed = [*parts, Portion(PlainBatch(["a"], "q", 6, 6, [b"\xff"], "text/plain"), 1)]
+    each = [Portion(list(one.messages), one.receives) for one in mixed]
+    assert read_back([arrow.portions(mixed)], arrow.messages_schema()) == read_back(
+        [arrow.portions(each)], arrow.messages_schema()
+    )
+
+
 def test_no_messages_are_an_empty_table() -> None:
-    assert read_back([arrow.stored([])], arrow.messages_schema()) == []
+    assert read_back([arrow.stored([], 0)], arrow.messages_schema()) == []
 
 
 def test_history_keeps_everything() -> None:
@@ -89,10 +136,12 @@ def test_history_keeps_everything() -> None:
         HistoryRecord(5, Event(1_000_000, "sent", "q", "1", 0, 3, body=b"[1]", content_type="application/json")),
         HistoryRecord(6, Event(2_000_000, "received", "q", "1", 1, 3, "ann", 12.5)),
         HistoryRecord(7, Event(3_000_000, "purged", "q", "", 0, 9, count=4)),
+        HistoryRecord(8, Event(4_000_000, "failed", "q", "1", 1, 3, "ann", held_ms=2.5, error="no such order")),
     ]
     rows = read_back([arrow.history(records)], arrow.history_schema())
-    assert [row["offset"] for row in rows] == [5, 6, 7]
-    assert [row["body"] for row in rows] == ["[1]", None, None]
+    assert [row["offset"] for row in rows] == [5, 6, 7, 8]
+    assert [row["body"] for row in rows] == ["[1]", None, None, None]
+    assert [row["error"] for row in rows] == [None, None, None, "no such order"]
     assert (rows[1]["consumer"], rows[1]["wait_ms"], rows[1]["held_ms"], rows[1]["receives"]) == ("ann", 12.5, None, 1)
     assert (rows[2]["bytes"], rows[2]["count"], rows[2]["id"]) == (9, 4, "")
     assert read_back([arrow.history([])], arrow.history_schema()) == []
@@ -114,11 +163,40 @@ def drafts_of(body: bytes, most: int = 1000) -> Sequence[Draft]:
 def test_plain_bodies_are_taken_as_they_are() -> None:
     found = drafts_of(stream({"body": ["1", '{"a": [1, 2]}', ' "spaces" ']}))
     assert isinstance(found, PlainDrafts)
-    assert found.bodies == [b"1", b'{"a": [1, 2]}', b' "spaces" ']
+    assert list(found.bodies) == [b"1", b'{"a": [1, 2]}', b' "spaces" ']
     found = drafts_of(stream({"data": [b"\xff", b""]}))
     assert isinstance(found, PlainDrafts)
-    assert (found.bodies, found.content_type) == ([b"\xff", b""], "application/octet-stream")
+    assert (list(found.bodies), found.content_type) == ([b"\xff", b""], "application/octet-stream")
     assert list(drafts_of(stream({"body": pa.array([], pa.string())}))) == []
+
+
+def test_bodies_in_several_batches_and_in_part_of_one_are_taken_as_they_are() -> None:
+    texts = [f'"{"x" * n}"' for n in range(20)]
+    table = pa.concat_tables([pa.table({"body": texts[:7]}), pa.table({"body": texts[7:]})])
+    for some in (table, table.slice(3, 3), table.slice(5, 9), table.slice(10)):
+        found = arrow.drafts_of_table(some)
+        assert isinstance(found, PlainDrafts)
+        assert list(found.bodies) == [text.encode() for text in some["body"].to_pylist()]
+        assert list(found.bodies[2:]) == list(found.bodies)[2:]
+
+
+@given(lists(text('[]{}",:1 \n', max_size=4), min_size=1, max_size=4))
+@example(["[1,", "2]"])
+@example(["1\n2", "[3,", "4]"])
+@example(['"a', 'b"'])
+@example(["1 2"])
+@example(["", "1"])
+@example(["[1]", " 2 "])
+def test_bodies_are_json_each_for_itself_and_not_only_together(bodies: list[str]) -> None:
+    def refused(some: list[str]) -> str | None:
+        try:
+            assert list(cast(PlainDrafts, drafts_of(stream({"body": some}))).bodies) == [body.encode() for body in some]
+        except InvalidRequest as error:
+            return error.field
+        return None
+
+    wrong = [row for row, body in enumerate(bodies) if refused([body]) is not None]
+    assert refused(bodies) == (f"messages[{wrong[0]}].body" if wrong else None)
 
 
 def test_every_field_may_be_given() -> None:
@@ -237,4 +315,4 @@ def test_a_claim_as_arrow_without_pyarrow_is_refused_before_the_reply_begins(
 
     monkeypatch.setattr(arrow, "arrow", absent)
     with pytest.raises(MissingExtra):
-        asyncio.run(streams.arrow_claim(cast(Broker, None), ReadClaim("q", "g", 1)))
+        asyncio.run(streams.arrow_claim(cast(Broker, None), ReadClaim("q", "g", 1), OWNER))

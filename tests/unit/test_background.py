@@ -7,11 +7,12 @@ import contextlib
 
 import pytest
 
-from miniq.broker import broker
+from miniq.broker import background
+from miniq.broker.background import Background
 
 
 async def test_a_task_that_takes_a_cancellation_for_an_error_ends_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(broker, "PATIENCE", 0.01)
+    monkeypatch.setattr(background, "PATIENCE", 0.01)
     passes = 0
 
     async def work() -> None:
@@ -21,10 +22,10 @@ async def test_a_task_that_takes_a_cancellation_for_an_error_ends_all_the_same(m
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.sleep(1000)
 
-    task = asyncio.create_task(work())
+    tasks = Background()
+    tasks.spawn(work())
     await asyncio.sleep(0)
-    await broker.end(task)
-    assert task.done()
+    await tasks.stop()
     assert passes == 3
 
 
@@ -32,6 +33,7 @@ async def test_a_task_that_failed_before_does_not_raise_again() -> None:
     async def fail() -> None:
         raise ValueError
 
-    task = asyncio.create_task(fail())
+    tasks = Background()
+    tasks.spawn(fail())
     await asyncio.sleep(0)
-    await broker.end(task)
+    await tasks.stop()

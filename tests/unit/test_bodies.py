@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from miniq.api.codec import OCTETS, is_json
-from miniq.client.bodies import decode, draft, drafts, encode
+from miniq.client.bodies import decode, draft, drafts, encode, encode_result
 from miniq.errors import InvalidRequest
 from miniq.message import JSON, Draft
 
@@ -178,3 +178,8 @@ def test_a_draft_that_says_json_must_be_json() -> None:
         drafts([Draft(b"{")])
     assert error.value.field == "body"
     assert drafts([Draft(b"{", "text/plain")]) == [Draft(b"{", "text/plain")]
+
+
+def test_a_result_that_is_no_number_is_told_as_what_was_returned() -> None:
+    with pytest.raises(InvalidRequest, match="result: NaN and infinity are not JSON values; return null or text"):
+        encode_result(float("nan"))

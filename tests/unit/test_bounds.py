@@ -10,8 +10,9 @@ import pytest
 
 from miniq.api import bounds
 from miniq.api.codec import Reader, body_of
+from miniq.api.messages import drafts_of
 from miniq.api.plain import SendReader
-from miniq.api.shapes import EditBody
+from miniq.api.shapes import EditBody, WireDraft
 from miniq.errors import InvalidRequest, TooLarge
 from miniq.server.operations import READERS
 
@@ -89,3 +90,11 @@ def test_invalid_utf8_is_found_wherever_it_is() -> None:
     for at in (0, 65_536, len(text) - 2):
         with pytest.raises(InvalidRequest, match=f"not UTF-8 at byte {at}"):
             Reader(dict[str, Any]).decode(text[:at] + b"\xff" + text[at:], "json")
+
+
+def test_packed_bodies_of_one_request_do_not_become_much_larger_in_json() -> None:
+    """A nil is one byte, a null is five with its comma."""
+    wires = [WireDraft(msgspec.Raw(packed(14_000, b"\xc0")))] * 1000
+    with pytest.raises(TooLarge, match="messages: more than 33554432 bytes as JSON; split it"):
+        drafts_of(wires, "msgpack")
+    assert len(drafts_of(wires[:400], "msgpack")) == 400

@@ -129,3 +129,10 @@ def test_a_password_is_not_repeated_and_a_nul_is_refused() -> None:
     for wrong in ("\0", "a\0b", "http://a\0b", Path("a\0b")):
         with pytest.raises(miniq.InvalidRequest, match=r"^url: .*is not a URL; use http://HOST:PORT"):
             miniq.connect(wrong)
+
+
+def test_a_scheme_of_its_own_is_not_taken_for_a_misspelt_one() -> None:
+    with pytest.raises(
+        miniq.InvalidRequest, match="cannot connect to 'ftp://x'; use http://HOST:PORT, tcp://HOST:PORT, a"
+    ):
+        miniq.connect("ftp://x")

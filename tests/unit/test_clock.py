@@ -35,3 +35,13 @@ def test_a_clock_that_is_made_on_a_busy_machine_is_right(
     monkeypatch.setattr(clock, "time", machine)
     made = SystemClock()
     assert abs(made.now() - machine.time_ns() // 1000) <= 1
+
+
+def test_schedules_follow_a_clock_that_is_set_and_leases_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = BusyMachine(set())
+    monkeypatch.setattr(clock, "time", machine)
+    made = SystemClock()
+    now, wall = made.now(), made.wall()
+    monkeypatch.setattr(machine, "time_ns", lambda: START + 3_600_000_000_000)
+    assert made.now() - now <= 1
+    assert made.wall() == START // 1000 + 3_600_000_000 > wall

@@ -111,6 +111,15 @@ def test_what_is_wrong_in_the_environment_is_named(variable: str, value: str, sa
     assert said in raised.value.text
 
 
+@pytest.mark.parametrize("name", ["apikey", "password", "db_secret", "auth_token", "keys", "url2"])
+def test_what_may_be_a_secret_is_not_shown(name: str, tmp_path: Path) -> None:
+    value = {"keys": "mq_0a_hidden", "url2": "postgresql://me:hidden@host/db"}.get(name, "hidden")
+    for environ, text in (({f"MINIQ_{name.upper()}": value}, ""), ({}, f'{name} = ["{value}"]')):
+        with pytest.raises(InvalidRequest, match="no such option") as raised:
+            config.load({}, environ, write(tmp_path, text))
+        assert "hidden" not in raised.value.text
+
+
 def test_a_key_without_its_certificate_is_refused(tmp_path: Path) -> None:
     key = tmp_path / "key.pem"
     key.write_text("")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from miniq.ids import SHARE, IdSource, from_spans, run_of, spans
@@ -10,7 +10,6 @@ from miniq.ids import SHARE, IdSource, from_spans, run_of, spans
 NOW = 1_700_000_000_000_000
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=8))
 def test_ids_rise_over_all_calls_whatever_their_sizes(sizes: list[int]) -> None:
     source = IdSource()
@@ -19,7 +18,6 @@ def test_ids_rise_over_all_calls_whatever_their_sizes(sizes: list[int]) -> None:
     assert sorted(set(ids)) == ids
 
 
-@settings(deadline=None)
 @given(st.integers(1, 1000))
 def test_messages_of_one_call_share_runs_of_a_hundred_from_their_start(count: int) -> None:
     ids = IdSource().runs(count, NOW)
@@ -30,7 +28,6 @@ def test_messages_of_one_call_share_runs_of_a_hundred_from_their_start(count: in
         ]
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 250), st.booleans()), min_size=1, max_size=6), st.randoms())
 def test_ids_told_in_short_come_back_as_they_were(calls: list[tuple[int, bool]], random: object) -> None:
     source = IdSource()

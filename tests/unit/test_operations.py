@@ -3,51 +3,57 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 from urllib.parse import parse_qsl, unquote
 
 import msgspec
 import pytest
+from msgspec import Raw
 from msgspec.structs import fields
 
 from miniq import dispatch
-from miniq.api import codec, shapes
+from miniq.api import codec, replies, shapes
 from miniq.api import operations as ops
-from miniq.api.operation import Operation
+from miniq.api.operation import Call, Operation
 from miniq.api.operations import OPERATIONS
+from miniq.batch import Claim, ClaimGroup, Committed, OpenedGroup, Stage, StageName
 from miniq.broker import Broker
 from miniq.client.http.requests import HttpExchange
 from miniq.client.http.target import read_target
 from miniq.client.zmq import target as zmq_target
 from miniq.client.zmq.requests import ZmqExchange
+from miniq.consumer import Consumer
 from miniq.errors import InvalidRequest
 from miniq.message import (
-    Claim,
-    ClaimGroup,
-    Committed,
+    AckedLease,
     Counts,
     Draft,
     Event,
     Extended,
+    Failed,
     HistoryPage,
     HistoryRecord,
     Lease,
+    Leased,
     Message,
     Page,
     QueueChanges,
     QueueInfo,
     QueueSettings,
     RedriveProgress,
-    Stage,
-    StageName,
+    Retry,
+    RetryChanges,
     Stored,
 )
+from miniq.result import Progress
+from miniq.schedule import Definition, Firing, Schedule
 from miniq.server.http.app import prepare
 from miniq.server.operations import Request, read_call
 from miniq.server.zmq.commands import read_command, resolve
 from miniq.store import open_store
+from miniq.topic import Match, Published, Subscription, TopicInfo, TopicRates, TopicSettings
 
 HTTP = read_target("http://127.0.0.1:5000/prefix", {})
 ZMQ = zmq_target.read_target("tcp://127.0.0.1:5557", {})
@@ -58,12 +64,16 @@ SAMPLES: dict[Any, Any] = {
     int: 3,
     float: 2.5,
     bytes: b"[1]",
+    bool: True,
     datetime: AT,
     dict[str, str]: {"a": "b"},
     dict[str, Any]: {"delay": 2.5, "max_receives": None},
     Sequence[Lease]: [Lease("i", "r"), Lease("j", "s")],
     Sequence[str]: ["a", "b"],
     Sequence[shapes.StageId]: [shapes.StageId("0", "1")],
+    Definition: Definition(
+        Draft(b"[1]", priority=2, headers={"a": "b"}), "q", None, "0 3 * * *", timezone="Asia/Tokyo"
+    ),
     Any: [Draft(b"1"), Draft(b'"\xc3\xbc"', headers={"a": "b"}, priority=3)],
 }
 
@@ -81,6 +91,8 @@ def calls(operation: Operation[Any]) -> list[Any]:
     infos = fields(operation.request)
     names = {"content_type": "application/json"}
     full = {info.name: names.get(info.name) or sample(info.type) for info in infos}
+    if operation.name == "ack":
+        full["leases"] = [AckedLease("i", "r", Raw(b'{"a":[1]}')), AckedLease("j", "s")]
     needed = {info.name: full[info.name] for info in infos if info.required or info.type is Any}
     if operation.name == "edit":
         needed |= {"body": b"1", "content_type": "application/json"}
@@ -128,17 +140,30 @@ def same(found: Any, call: Any) -> bool:
 MESSAGE = Message("i", "q", 1, 1, b'{"a":1}', priority=2, headers={"a": "b"}, key="k", group="g")
 EVENT = Event(5, "sent", "q", "i", 1, 9, "me", 1.5, None, "x", b"1", "text/x")
 RATES = shapes.Rates(1, 2, 3, 4, 5, 6)
+FIRINGS = [Firing(AT, AT, "sent", "i", on_request=True), Firing(AT, AT, "failed", None, "why", 7)]
+SCHEDULE = Schedule(
+    "n", Draft(b"a", "text/plain", key="k"), "q", None, None, 2.5, None, "UTC", "all", True, [AT], FIRINGS
+)
+HIDDEN = Schedule("n", None, None, "t", None, None, AT, "UTC", "skip", False, [], [])
 RESULTS: dict[str, Any] = {
+    "put_schedule": SCHEDULE,
+    "get_schedule": SCHEDULE,
+    "run_schedule": HIDDEN,
+    "delete_schedule": None,
+    "list_schedules": [SCHEDULE, HIDDEN],
     "send": ["i", "j"],
     "ack": ["done", "stale"],
     "release": ["missing", "done"],
     "extend": Extended(["done", "stale"], 5_000_001),
+    "result": Progress("i", "done", b'{"a":1}', "why", 5_000_001),
+    "fail": [Failed("retried", 5_000_001), Failed("stale")],
     "release_one": True,
     "remove": None,
-    "open_claims": ClaimGroup("g", 3, 2, 1),
+    "open_claims": OpenedGroup("g", 3, 2, 1, [Claim(2, 2, 3, 4, None, "ann")], "id", "store", 7),
     "claim": (Claim(7, 10, 200, 1_000_001), 3),
     "ack_claims": None,
     "release_claims": 4,
+    "bury_claimed": 2,
     "list_claims": [ClaimGroup("g", 3, 2, 1, [Claim(1, 2, 3, 4, 5), Claim(2, 2, 3, 4)])],
     "upload": (3, 400),
     "commit_stages": Committed(5, True),
@@ -153,6 +178,7 @@ RESULTS: dict[str, Any] = {
     "history": HistoryPage(
         [HistoryRecord(4, Event(5, "sent", "q", "i", 1, 9, "me", 1.5, None, "x", b"1", "text/x"))], 4, 1, 9
     ),
+    "list_consumers": [Consumer("c", 1, 2, 3, 4, 5), Consumer(None, 0, 0, 0, 0, 6)],
     "stats": shapes.Stats(AT, [shapes.QueueStats("q", 1, 2, 3, 6, 9, AT, shapes.Rates(1, 2, 3, 4, 5, 6), None, 0)]),
     "trends": shapes.Trends(AT, 60.0, [shapes.QueueTrend("q", {"total": [1.0]})]),
     "whoami": shapes.Identity(False, "n", "i", ["*"], ["send"], True, "1"),
@@ -160,6 +186,20 @@ RESULTS: dict[str, Any] = {
     "list_keys": [shapes.ApiKey("i", "n", ["send"], AT)],
     "revoke_key": None,
     "backup": None,
+}
+SUBSCRIPTION = Subscription("s", "q", "a.*", {"h": ["x", {"prefix": "y"}]})
+TOPIC = TopicInfo(
+    "t", TopicSettings(dedup_window=5.0), [SUBSCRIPTION, Subscription("p", "p")], TopicRates(1.0, 0.5, 9.0)
+)
+RESULTS |= {
+    "publish": Published(["i", "j"], 3),
+    "list_topics": [TOPIC],
+    "configure_topic": TOPIC,
+    "get_topic": TOPIC,
+    "delete_topic": None,
+    "match_topic": [Match("s", "q", True), Match("p", "p", False, "why")],
+    "subscribe": SUBSCRIPTION,
+    "unsubscribe": None,
 }
 MESSAGES = {"receive", "peek", "get", "edit", "read_claim"}
 """They are read into records of another kind (see `test_client_codec.py`)."""
@@ -180,35 +220,55 @@ def test_what_a_server_answers_is_what_a_client_reads(operation: Operation[Any])
 @pytest.mark.parametrize("name", ["peek", "receive"])
 def test_messages_are_read_as_they_were_written(name: str) -> None:
     reply = ops.BY_NAME[name].reply
-    stored = Stored(MESSAGE, 2_000_000, 1, "receipt", "me")
-    result = Page([stored], "after", 7) if name == "peek" else [stored]
+    stored = Stored(MESSAGE, 2_000_000, 1, "receipt", "me", "why")
+    result = Page([stored], "after", 7) if name == "peek" else Leased([stored], 1.5)
     found = reply.read(codec.encode_json(reply.write(result, None, "json", lambda: 0)))
     [back] = found.messages if isinstance(found, Page) else found
     if isinstance(found, Page):
         assert (found.next, found.looked) == ("after", 7)
+    else:
+        assert found.seconds == 1.5
     for field in Message.__struct_fields__:
         if field not in ("due_at", "lifetime"):
             assert getattr(back.message, field) == getattr(MESSAGE, field), field
-    assert (back.visible_at, back.receives, back.consumer) == (2_000_000, 1, "me")
+    assert (back.visible_at, back.receives, back.consumer, back.error) == (2_000_000, 1, "me", "why")
     assert back.receipt == ("" if name == "peek" else "receipt")
 
 
 def test_every_call_can_be_carried_out_with_the_fields_it_has() -> None:
-    """Where no function stands between, a method of the broker takes exactly these fields."""
+    """Where no function stands between, a method of the broker takes exactly these fields, and what other callers in
+    the process may ask for."""
     broker = Broker(open_store("memory:"))
     assert {operation.request for operation in OPERATIONS} <= dispatch.CALLS.keys()
-    for request, carry in dispatch.CALLS.items():
-        if "_direct" not in carry.__qualname__:
-            continue
+    direct = {request: carry for request, carry in dispatch.CALLS.items() if "_method" in carry.__qualname__}
+    assert len(direct) > 10
+    for request, carry in direct.items():
         method = inspect.getclosurevars(carry).nonlocals["method"](broker)
-        parameters = {name for name in inspect.signature(method).parameters if name != "many"}
+        parameters = {name for name in inspect.signature(method).parameters if name not in ("many", "late", "forget")}
         assert {*request.__struct_fields__} == parameters, request
 
 
 def test_the_settings_that_configure_takes_are_those_of_a_queue() -> None:
     settings = get_type_hints(QueueSettings)
-    assert get_type_hints(QueueChanges) == settings
+    texts = Mapping[str, str | None]
+    assert get_type_hints(QueueChanges) == settings | {"retry": Retry | RetryChanges, "tags": texts, "sqs": texts}
+    assert get_type_hints(RetryChanges) == get_type_hints(Retry)
     assert not QueueChanges.__required_keys__
+
+
+def test_every_request_has_a_row_but_for_what_no_wire_carries() -> None:
+    requests = {
+        one for one in vars(ops).values() if isinstance(one, type) and issubclass(one, Call) and one is not Call
+    }
+    assert requests - {operation.request for operation in OPERATIONS} == {ops.AckById}
+
+
+def test_a_call_reads_only_its_own_word_for_success() -> None:
+    """A proxy that mixes up replies is noticed."""
+    acked = b'{"results":[{"id":"1","outcome":"acked"},{"id":"2","outcome":"stale"}]}'
+    assert replies.outcomes("acked").read(acked) == ["done", "stale"]
+    with pytest.raises(KeyError):
+        replies.outcomes("released").read(acked)
 
 
 def test_rows_are_unique() -> None:
@@ -234,3 +294,12 @@ def test_the_error_for_a_wrong_type_has_the_field_and_its_value(
         codec.Reader(shapes.SendBody).read(codec.encode(request_body, format), format)
     assert caught.value.field == field
     assert caught.value.text.startswith(f"{field}: {value} is invalid: expected")
+
+
+def test_a_result_that_json_cannot_have_is_refused_with_its_place() -> None:
+    unpack = ops.BY_NAME["ack"].body.unpack  # type: ignore[union-attr]
+    packed = msgspec.msgpack.encode({"leases": [{"id": "i", "receipt": "r", "result": msgspec.msgpack.Ext(5, b"x")}]})
+    body = msgspec.msgpack.decode(packed, type=shapes.AckBody)
+    with pytest.raises(InvalidRequest, match="cannot be stored as JSON") as raised:
+        unpack(body, "msgpack")
+    assert raised.value.field == "leases[0].result"

@@ -10,7 +10,8 @@ from miniq.broker import Broker
 from miniq.options import Options
 from miniq.server.http import prometheus
 from miniq.store import open_store
-from tests.kit import send
+from tests.clock import FrozenClock
+from tests.kit import leases, send
 
 
 async def metrics(broker: Broker) -> dict[str, dict[tuple[str, ...], float]]:
@@ -39,6 +40,26 @@ async def test_queues_beyond_the_limit_are_summed_up() -> None:
     assert found["miniq_call_seconds_bucket"]["send", "0.002", "*", "http"] == 0
     assert found["miniq_call_seconds_bucket"]["send", "0.005", "*", "http"] == 2
     assert found["miniq_store_up"] == {(): 1}
+
+
+async def test_waits_and_processing_times_are_histograms() -> None:
+    clock = FrozenClock()
+    async with Broker(open_store("memory:"), Options(upkeep_interval=0, metrics_queues=2), clock) as broker:
+        for queue in ("a", "b", "c"):
+            await send(broker, queue, 1)
+        clock.advance(0.4)
+        for queue in ("a", "b", "c"):
+            taken = await broker.receive(queue)
+            clock.advance(2)
+            await broker.ack(queue, leases(taken))
+        found = await metrics(broker)
+    assert found["miniq_message_wait_seconds_count"] == {("a",): 1, ("*",): 2}
+    assert found["miniq_message_wait_seconds_sum"]["a",] == 0.4
+    assert found["miniq_message_wait_seconds_bucket"]["0.2", "a"] == 0
+    assert found["miniq_message_wait_seconds_bucket"]["0.5", "a"] == 1
+    assert found["miniq_message_processing_seconds_bucket"]["1", "*"] == 0
+    assert found["miniq_message_processing_seconds_bucket"]["2", "*"] == 2
+    assert found["miniq_message_processing_seconds_bucket"]["+Inf", "*"] == 2
 
 
 async def test_other_work_gets_its_turn_while_metrics_are_written() -> None:

@@ -13,6 +13,8 @@ from miniq import errors
 
 
 def test_all_names_what_the_package_offers_and_nothing_else() -> None:
+    for name in miniq._LAZY:
+        assert getattr(miniq, name).__module__.startswith("miniq.worker.")
     public = {name for name, value in vars(miniq).items() if not name.startswith("_") and not inspect.ismodule(value)}
     assert sorted(public | {"__version__"}) == sorted(miniq.__all__)
     assert len(set(miniq.__all__)) == len(miniq.__all__)
@@ -35,6 +37,7 @@ def test_every_error_can_be_caught_by_its_public_name(error: type[miniq.MiniQErr
         (miniq.Message, miniq.AsyncMessage),
         (miniq.Claims, miniq.AsyncClaims),
         (miniq.Staging, miniq.AsyncStaging),
+        (miniq.Topic, miniq.AsyncTopic),
     ],
 )
 def test_the_async_surface_is_the_blocking_one_with_await(sync: type, aio: type) -> None:
@@ -51,9 +54,10 @@ def _surface(kind: type) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    "kind", [miniq.AsyncClient, miniq.AsyncQueue, miniq.AsyncMessage, miniq.AsyncClaims, miniq.AsyncStaging]
+    "kind",
+    [miniq.AsyncClient, miniq.AsyncQueue, miniq.AsyncMessage, miniq.AsyncClaims, miniq.AsyncStaging, miniq.AsyncTopic],
 )
 def test_all_async_methods_that_ask_something_are_coroutines(kind: type) -> None:
     plain = {name for name, value in inspect.getmembers(kind, inspect.isfunction) if name[0] != "_"}
     plain -= {name for name, value in inspect.getmembers(kind, inspect.iscoroutinefunction)}
-    assert plain <= {"queue", "claims", "stage"}
+    assert plain <= {"queue", "topic", "claims", "stage"}

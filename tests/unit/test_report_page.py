@@ -17,8 +17,10 @@ from miniq.spark.report.page import render
 from miniq.spark.report.tables import Span
 
 NOW = datetime(2026, 11, 15, tzinfo=UTC)
-COUNTS = {"sent": 10, "received": 12, "redelivered": 2, "acked": 9, "released": 2, "lost_leases": 1, "dead": 1}
-TIMES = {f"{kind}_{mark}_ms": 5.0 for kind in ("wait", "held") for mark in ("p50", "p90", "p99")}
+COUNTS = {
+    "sent": 10, "received": 12, "redelivered": 2, "acked": 9, "released": 2, "failed": 3, "lost_leases": 1, "dead": 1
+}  # fmt: skip
+TIMES = {f"{kind}_{mark}_ms": 5.0 for kind in ("wait", "held", "latency") for mark in ("p50", "p90", "p99")}
 NASTY = '<script>alert("x")</script>'
 
 
@@ -26,6 +28,8 @@ def tables(queue: str = "orders") -> dict[str, list[dict[str, Any]]]:
     row = COUNTS | TIMES | {"queue": queue, "bytes_sent": 100}
     return {
         "throughput": [row | {"at": 100}, row | {"at": 103}],
+        "overall": [COUNTS | TIMES | {"at": 100}, COUNTS | TIMES | {"at": 103}],
+        "total": [COUNTS | TIMES],
         "backlog": [{"queue": queue, "at": 100, "change": 4, "messages": 4}],
         "queues": [row],
         "consumers": [row | {"consumer": queue}],
@@ -40,11 +44,22 @@ def svg_charts(page: str) -> list[ElementTree.Element]:
 
 def test_the_page_has_every_chart_and_needs_no_other_file() -> None:
     page = render(tables(), Span(100, 103, 1, 44), NOW)
-    for title in ("Throughput", "Backlog", "Wait", "Processing", "Redeliveries", "Dead letters", "Consumers", "Queues"):
+    for title in (
+        "Throughput",
+        "Backlog",
+        "Wait",
+        "Processing",
+        "End to end",
+        "Redeliveries",
+        "Dead letters",
+        "Consumers",
+        "Queues",
+    ):
         assert f">{title}<" in page
     assert len(svg_charts(page)) >= 5
     assert not re.search(r"(?:src|href)=|url\(|@import|https?://", page)
     assert "prefers-color-scheme:dark" in page
+    assert "failed or lease expired: 4" in page
 
 
 def test_names_cannot_become_html() -> None:
@@ -59,7 +74,7 @@ def test_a_report_without_records_says_so() -> None:
 
 def test_a_queue_without_receives_has_no_times() -> None:
     rows = tables()
-    for name in ("throughput", "queues"):
+    for name in ("throughput", "overall", "total", "queues"):
         for row in rows[name]:
             row.update(dict.fromkeys(TIMES), received=0, redelivered=0, acked=0)
     rows["consumers"], rows["receives"], rows["dead_letters"] = [], [], []
@@ -67,9 +82,51 @@ def test_a_queue_without_receives_has_no_times() -> None:
     assert "No data." in page
 
 
+def test_a_page_of_several_queues_has_a_view_of_each_without_a_script() -> None:
+    rows = tables()
+    for name, more in tables("mails").items():
+        if name not in ("overall", "total"):
+            rows[name] += more
+    slow = rows["throughput"][-1]
+    slow["latency_p99_ms"] = 90_000.0
+    page = render(rows, Span(100, 103, 1, 88), NOW)
+    assert re.findall(r'<label for="show(\d)">([^<]+)<', page) == [("0", "All queues"), ("1", "mails"), ("2", "orders")]
+    views = re.split(r'<div class="view" id="view\d">', page)[1:]
+    assert len(views) == 3
+    assert ["1.5 min" in view for view in views] == [False, True, False], "percentiles are those of the queue"
+    assert ["Queues" in view for view in views] == [True, False, False]
+    assert "#show2:checked~#view2{display:block}" in page.replace(",", "{display:block}")
+    assert "<script" not in page
+
+
+def test_a_page_of_many_queues_shows_the_busiest() -> None:
+    rows = tables()
+    rows["queues"] = [row | {"queue": f"q{n}", "sent": n} for n in range(30) for row in rows["queues"]]
+    page = render(rows, Span(100, 103, 1, 88), NOW)
+    assert page.count("<label") == 13
+    assert "and 18 more in the table below" in page
+    assert ">q29</label>" in page
+
+
+@pytest.mark.parametrize(("value", "text"), [(0, "0.0%"), (0.25, "25.0%"), (9.7e-05, "0.01%"), (1e-6, "<0.01%")])
+def test_shares_are_percentages(value: float, text: str) -> None:
+    assert charts.share(value) == text
+
+
+def test_slow_rates_are_per_minute_hour_or_day() -> None:
+    assert [charts.rate_unit(rate)[0] for rate in (5, 0.02, 0.001, 9.7e-05)] == ["second", "minute", "hour", "day"]
+    rows = tables()
+    for table in rows.values():
+        for row in table:
+            row.update({"at": 0} if "at" in row else {}, sent=1, acked=0, released=0, failed=0, lost_leases=0, dead=0)
+    page = render(rows, Span(0, 86400 * 7, 3600 * 3, 88), NOW)
+    assert "Messages per day, averaged over 3 hours" in page
+    assert "e-0" not in re.sub(r"<[^>]*>", "", page)
+
+
 def test_a_tiny_share_is_still_a_percentage() -> None:
     rows = tables()
-    rows["queues"][0].update(received=1_000_000, redelivered=1)
+    rows["total"][0].update(received=1_000_000, redelivered=1)
     assert "<b>&lt;0.01%</b><span>of deliveries were redeliveries" in render(rows, Span(100, 103, 1, 44), NOW)
 
 
@@ -99,7 +156,18 @@ def test_ticks_are_round(top: float, ticks: list[float]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(0, "0"), (0.25, "0.25"), (999, "999"), (9999, "9,999"), (12_345, "12.3k"), (4.5e6, "4.5M")]
+    ("value", "text"),
+    [
+        (0, "0"),
+        (0.25, "0.25"),
+        (9.7e-05, "<0.001"),
+        (0.0123, "0.012"),
+        (99.91, "99.9"),
+        (999, "999"),
+        (9999, "9,999"),
+        (12_345, "12.3k"),
+        (4.5e6, "4.5M"),
+    ],
 )
 def test_counts_are_abbreviated(value: float, text: str) -> None:
     assert charts.count(value) == text

@@ -25,7 +25,9 @@ def error_text(use: Use = "read", **given: str) -> str:
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"queues": "x"}, "queues: no such option; use one of url, queue"),
+        ({"queues": "x"}, "queues: no such option; did you mean 'queue'?"),
+        ({"bodyShema": "a int"}, "bodyShema: no such option; did you mean 'bodySchema'?"),
+        ({"xyz": "x"}, "xyz: no such option; use one of url, queue"),
         ({"queue": "a b"}, "queue: 'a b' is invalid; use 1 to 128 of"),
         ({"queue": ""}, "queue: '' is invalid; use 1 to 128 of"),
         ({"url": "tcp://127.0.0.1:5557", "queue": "q"}, "url: 'tcp://127.0.0.1:5557' is invalid; use http://HOST:PORT"),
@@ -111,3 +113,12 @@ def test_api_key_and_url_default_to_the_environment(monkeypatch: pytest.MonkeyPa
     options = read_options({"queue": "q"})
     assert (options.api_key, options.url) == ("secret", "http://broker:5001")
     assert read_options({"queue": "q", "api_key": "mine", "url": URL}).api_key == "mine"
+
+
+def test_a_claim_is_split_by_its_messages_or_by_their_bytes() -> None:
+    from miniq.spark.stream import parts_of
+
+    mib = 1024 * 1024
+    assert [parts_of(*claim) for claim in [(0, 0), (1, 64 * mib), (25_000, mib), (25_001, mib)]] == [1, 1, 1, 2]
+    assert parts_of(500, 64 * mib) == 8, "few large messages"
+    assert parts_of(1_000_000, 64 * mib) == 40, "many small ones"

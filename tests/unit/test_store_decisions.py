@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from miniq.batch import Claim, ClaimGroup, StageName
 from miniq.errors import ClaimGone, ClaimUnknown, Fenced, QueueFull, StageUnknown
-from miniq.message import NEVER, Claim, ClaimGroup, DeadLetter, Message, Outcome, PlainBatch, StageName, Stored
+from miniq.message import NEVER, DeadLetter, Message, Outcome, Stored
 from miniq.store.arguments import ANY, FREE, Batch, Change, Edit, Fit, NextClaim, Put, Room
 from miniq.store.decisions import (
     Budget,
@@ -61,9 +62,9 @@ def test_many_messages_are_let_through_at_a_glance_only_if_none_would_be_refused
     assert fit.allows_taken([Stored(plain, 0, 2)])
     assert not fit.allows_taken([Stored(plain, 0, 2), Stored(plain, 0, 3)])
     assert not fit.allows_taken([Stored(old, 0, 1)])
-    assert fit.allows_batch(PlainBatch(["i"], "q", 101, 101, [b"1"]), 1)
-    assert not fit.allows_batch(PlainBatch(["i"], "q", 101, 101, [b"1"]), 2)
-    assert not fit.allows_batch(PlainBatch(["i"], "q", 100, 100, [b"1"]), 0)
+    assert fit.allows_plain(101, 1)
+    assert not fit.allows_plain(101, 2)
+    assert not fit.allows_plain(100, 0)
 
 
 def asked(after: int, limit: int = 1, epoch: int | None = None) -> NextClaim:

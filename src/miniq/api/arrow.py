@@ -6,9 +6,10 @@ is JSON or text in UTF-8, as it was sent, else in `data`. `pyarrow` is an extra,
 
 from __future__ import annotations
 
-import io
 import struct
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
 from functools import cache
 from itertools import repeat
 from operator import attrgetter
@@ -17,8 +18,10 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 import msgspec
 
 from miniq.api.codec import OCTETS, check_json, is_json
-from miniq.errors import BadRequest, InvalidRequest, MissingExtra, TooLarge
-from miniq.message import JSON, SHOWN, Draft, Event, HistoryRecord, Message, PlainBatch, PlainDrafts, Portion, Stored
+from miniq.batch import Portion
+from miniq.errors import BadRequest, InvalidRequest, MissingExtra, TooLarge, install
+from miniq.message import JSON, NEVER, SHOWN, Draft, Event, HistoryRecord, Message, PlainBatch, PlainDrafts, Stored
+from miniq.packed import WIDTH, Packed, PackedIds, pack
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,13 +29,21 @@ if TYPE_CHECKING:
 MEDIA = "application/vnd.apache.arrow.stream"
 SENT = ("body", "data", *Draft.__struct_fields__[1:])
 """The columns that a sender may give."""
+STATES = ("status", "visible_at", "error")
+"""The columns that messages of a claim do not have: they are leased to it until it is acked."""
+DEAD = ("dead_origin", "dead_reason", "dead_error", "dead_receives", "dead_at")
+"""The columns that only dead letters have."""
+_MOMENTS = ("sent_at", "at", "visible_at", "dead_at")
 _DICTIONARY, _BATCH = 2, 3
 """Types of Arrow messages."""
 METADATA = 256 * 1024
 """Maximum size of the metadata of a schema or batch, in bytes."""
 BATCHES = 4096
 """Maximum number of batches in a stream; each takes some KB, however few rows it has."""
-_raw_values = msgspec.json.Decoder(list[msgspec.Raw]).decode
+END = b"\xff\xff\xff\xff\0\0\0\0"
+"""The end of a stream."""
+ID_BYTES = 36
+_raw_values = msgspec.json.Decoder(msgspec.Raw).decode_lines
 
 
 @cache
@@ -41,8 +52,17 @@ def arrow() -> Any:
     try:
         import pyarrow
     except ImportError:
-        raise MissingExtra("Arrow needs pyarrow: pip install 'miniq[arrow]'") from None
+        raise MissingExtra(f"Arrow needs pyarrow: {install('arrow')}") from None
     return pyarrow
+
+
+@cache
+def _compute() -> Any:
+    """`pyarrow.compute`."""
+    arrow()
+    import pyarrow.compute
+
+    return pyarrow.compute
 
 
 # Schemas
@@ -50,7 +70,7 @@ def arrow() -> Any:
 
 @cache
 def messages_schema() -> pa.Schema:
-    columns = ("id", "queue", "body", "data", *SHOWN[1:], "receives", "sent_at")
+    columns = ("id", "queue", "body", "data", *SHOWN[1:], "topic", "receives", "sent_at", *STATES, *DEAD)
     return _schema(columns, ("id", "queue"), Message, Stored)
 
 
@@ -58,7 +78,7 @@ def messages_schema() -> pa.Schema:
 def history_schema() -> pa.Schema:
     columns = (
         "offset", "at", "event", "queue", "id", "consumer", "receives", "wait_ms", "held_ms", "bytes", "reason",
-        "body", "data", "content_type", "count",
+        "error", "body", "data", "content_type", "count",
     )  # fmt: skip
     return _schema(columns, ("offset",), Event)
 
@@ -72,7 +92,8 @@ def _schema(columns: Sequence[str], required: Sequence[str], *records: type[msgs
     """A schema whose columns are fields of the records, but for a few types that only the column has."""
     pa = arrow()
     types = {field.name: _type_of(field.type) for record in records for field in msgspec.structs.fields(record)}
-    types |= dict.fromkeys(("sent_at", "at"), pa.timestamp("us", "UTC"))
+    types |= dict.fromkeys(("status", *DEAD), pa.string()) | {"dead_receives": pa.int32()}
+    types |= dict.fromkeys(_MOMENTS, pa.timestamp("us", "UTC"))
     types |= dict.fromkeys(("offset", "bytes", "count"), pa.int64())
     types |= {"body": pa.string(), "data": pa.binary()}
     return pa.schema([pa.field(name, types[name], nullable=name not in required) for name in columns])
@@ -83,6 +104,8 @@ def _type_of(kind: Any) -> pa.DataType:
     kinds = (kind, *get_args(kind))
     if int in kinds:
         return pa.int32()
+    if datetime in kinds:
+        return pa.timestamp("us", "UTC")
     if float in kinds:
         return pa.float64()
     return pa.map_(pa.string(), pa.string()) if dict[str, str] in kinds else pa.string()
@@ -100,9 +123,14 @@ def portions(claimed: Sequence[Portion]) -> pa.RecordBatch:
     return _messages([message for portion in claimed for message in portion.messages], receives)
 
 
-def stored(messages: Sequence[Stored]) -> pa.RecordBatch:
-    """Messages of a queue."""
-    return _messages([stored.message for stored in messages], [stored.receives for stored in messages])
+def stored(messages: Sequence[Stored], now: int) -> pa.RecordBatch:
+    """Messages of a queue, with the state that they have at `now`."""
+    states: dict[str, list[Any]] = {
+        "status": [stored.status(now) for stored in messages],
+        "visible_at": [stored.visible_at if stored.visible_at < NEVER else None for stored in messages],
+        "error": [stored.last_error(now) for stored in messages],
+    }
+    return _messages([stored.message for stored in messages], [stored.receives for stored in messages], states)
 
 
 def _plain_batches(batches: Sequence[PlainBatch], receives: Sequence[int]) -> pa.RecordBatch:
@@ -115,9 +143,9 @@ def _plain_batches(batches: Sequence[PlainBatch], receives: Sequence[int]) -> pa
         return [value for value, size in zip(values, sizes, strict=True) for _ in range(size)]
 
     kinds = [batch.content_type for batch in batches]
-    bodies = [body for batch in batches for body in batch.bodies]
-    body, data = _bodies(bodies, each(kinds) if len(set(kinds)) > 1 else kinds[:1])
-    columns = {"id": pa.array([id for batch in batches for id in batch.ids], pa.string()), "body": body, "data": data}
+    packed = _packed_bodies([pack(batch.bodies) for batch in batches])
+    body, data = _split(packed, each(kinds) if len(set(kinds)) > 1 else kinds[:1])
+    columns = {"id": _ids([batch.ids for batch in batches], count), "body": body, "data": data}
     for field in messages_schema():
         name = field.name
         if name in columns:
@@ -133,11 +161,22 @@ def _plain_batches(batches: Sequence[PlainBatch], receives: Sequence[int]) -> pa
     return _record_batch(columns, messages_schema())
 
 
-def _messages(messages: Sequence[Message], receives: list[int]) -> pa.RecordBatch:
+def _messages(
+    messages: Sequence[Message], receives: list[int], states: dict[str, list[Any]] | None = None
+) -> pa.RecordBatch:
+    """Messages with their columns. Those of a claim have no `states`."""
+    pa, schema = arrow(), messages_schema()
     body, data = _bodies([message.body for message in messages], [message.content_type for message in messages])
     headers = [None if message.headers is None else list(message.headers.items()) for message in messages]
-    columns = {"body": body, "data": data, "receives": receives, "headers": headers}
-    return _record_batch(columns, messages_schema(), messages)
+    columns: dict[str, Any] = {"body": body, "data": data, "receives": receives, "headers": headers}
+    columns |= states or {name: pa.nulls(len(messages), schema.field(name).type) for name in STATES}
+    letters = [message.dead for message in messages]
+    for name in DEAD:
+        if any(letters):
+            columns[name] = [getattr(letter, name.removeprefix("dead_"), None) for letter in letters]
+        else:
+            columns[name] = pa.nulls(len(messages), schema.field(name).type)
+    return _record_batch(columns, schema, messages)
 
 
 def history(records: Sequence[HistoryRecord]) -> pa.RecordBatch:
@@ -159,21 +198,46 @@ def _record_batch(columns: dict[str, Any], schema: pa.Schema, records: Sequence[
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
+def _packed_bodies(parts: Sequence[Packed]) -> pa.Array:
+    """Bodies as an array of binary values."""
+    pa = arrow()
+    lengths = pa.py_buffer(b"".join([bytes(WIDTH), *(part.lengths for part in parts)]))
+    offsets = pa.Array.from_buffers(pa.int32(), lengths.size // WIDTH, [None, lengths])
+    offsets = _compute().cumulative_sum_checked(offsets)
+    blob = pa.py_buffer(b"".join(part.blob for part in parts))
+    return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, [None, offsets.buffers()[1], blob])
+
+
+def _ids(runs: Sequence[Sequence[str]], count: int) -> pa.Array:
+    """Ids as an array of strings."""
+    pa = arrow()
+    packed = [ids for ids in runs if isinstance(ids, PackedIds)]
+    if len(packed) < len(runs):
+        return pa.array([id for ids in runs for id in ids], pa.string())
+    joined = b"".join(ids.joined() for ids in packed)
+    offsets = pa.py_buffer(array("i", range(0, ID_BYTES * count + 1, ID_BYTES)))
+    return pa.Array.from_buffers(pa.string(), count, [None, offsets, pa.py_buffer(joined)])
+
+
 def _bodies(bodies: Sequence[bytes | None], kinds: list[str]) -> tuple[pa.Array, pa.Array]:
     """The columns `body` and `data`; a single content type applies to all bodies."""
+    return _split(arrow().array(bodies, arrow().binary()), kinds)
+
+
+def _split(bodies: pa.Array, kinds: list[str]) -> tuple[pa.Array, pa.Array]:
+    """The same of bodies in an array."""
     pa = arrow()
     count = len(bodies)
     if len(set(kinds)) == 1:
-        raw = pa.array(bodies, pa.binary())
         if not _is_text(kinds[0]):
-            return pa.nulls(count, pa.string()), raw
+            return pa.nulls(count, pa.string()), bodies
         try:
-            return raw.cast(pa.string()), pa.nulls(count, pa.binary())
+            return bodies.cast(pa.string()), pa.nulls(count, pa.binary())
         except pa.ArrowInvalid:  # some are not UTF-8
             kinds = kinds * count if len(kinds) == 1 else kinds
     texts: list[bytes | None] = []
     others: list[bytes | None] = []
-    for body, kind in zip(bodies, kinds, strict=True):
+    for body, kind in zip(bodies.to_pylist(), kinds, strict=True):
         is_text = body is not None and _is_text(kind) and _is_utf8(body)
         texts.append(body if is_text else None)
         others.append(None if is_text else body)
@@ -197,23 +261,17 @@ class Encoder:
     """Writes an Arrow stream in pieces: the schema with the first batch, each batch, the end."""
 
     def __init__(self, schema: pa.Schema, metadata: dict[str, str] | None = None) -> None:
-        self._sink = io.BytesIO()
-        self._writer = arrow().ipc.new_stream(self._sink, schema.with_metadata(metadata) if metadata else schema)
+        self._schema: bytes = (schema.with_metadata(metadata) if metadata else schema).serialize().to_pybytes()
 
-    def batch(self, batch: pa.RecordBatch) -> bytes:
-        self._writer.write_batch(batch)
-        return self._take()
+    def batch(self, batch: pa.RecordBatch) -> memoryview | bytes:
+        piece = memoryview(batch.serialize())
+        if self._schema:
+            self._schema, first = b"", self._schema
+            return b"".join((first, piece))
+        return piece
 
     def end(self) -> bytes:
-        self._writer.close()
-        return self._take()
-
-    def _take(self) -> bytes:
-        """What was written since the last call."""
-        written = self._sink.getvalue()
-        self._sink.seek(0)
-        self._sink.truncate()
-        return written
+        return self._schema + END
 
 
 def encode(batches: Iterable[pa.RecordBatch], schema: pa.Schema, metadata: dict[str, str] | None = None) -> bytes:
@@ -251,7 +309,7 @@ def drafts_of_table(table: pa.Table) -> Sequence[Draft]:
     if set(columns) == {"body"} and not columns["body"].null_count:
         return PlainDrafts(_json_bodies(columns["body"]))
     if set(columns) == {"data"} and not columns["data"].null_count:
-        return PlainDrafts(columns["data"].to_pylist(), OCTETS)
+        return PlainDrafts(_packed(columns["data"]), OCTETS)
     return list(_drafts(columns, table.num_rows))
 
 
@@ -333,6 +391,7 @@ def _is_convertible(given: pa.DataType, wanted: pa.DataType) -> bool:
         pa.binary(): (is_type.is_large_binary, is_type.is_binary_view),
         pa.int32(): (is_type.is_integer,),
         pa.float64(): (is_type.is_integer, is_type.is_floating),
+        pa.timestamp("us", "UTC"): (lambda kind: is_type.is_timestamp(kind) and kind.tz is not None,),
     }.get(wanted, ())
     return given.equals(wanted) or any(test(given) for test in (*accepted, is_type.is_null))
 
@@ -353,19 +412,37 @@ def _converted(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
         raise _wrong_type(column.type, name) from None
 
 
-def _json_bodies(column: pa.ChunkedArray) -> list[bytes]:
-    """Strings that must be JSON, as bytes. All are parsed at once; if that fails, one by one to name the first."""
-    bodies: list[bytes] = column.cast(arrow().binary()).to_pylist()
-    try:
-        # Two invalid bodies can form a valid array, such as `[1` and `2]`; their lengths then differ.
-        values = _raw_values(b"[" + b",".join(bodies) + b"]")
-        is_valid = list(map(len, values)) == list(map(len, bodies))
-    except (msgspec.DecodeError, RecursionError):
-        is_valid = False
-    if not is_valid:
-        for row, body in enumerate(bodies):
+def _packed(column: pa.ChunkedArray) -> Packed:
+    """Strings or binary values in one piece, without an object for each."""
+    values = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    count, first = len(values), values.offset
+    _, offsets, blob = values.buffers()
+    places = memoryview(offsets).cast("B")[WIDTH * first : WIDTH * (first + count + 1)].cast("i")
+    lengths = _compute().binary_length(values).buffers()[1]
+    text = memoryview(b"" if blob is None else blob).cast("B")[places[0] : places[count]]
+    return Packed(text, memoryview(lengths).cast("B")[: WIDTH * count], None if places[0] else places)
+
+
+def _json_bodies(column: pa.ChunkedArray) -> Packed:
+    """Strings that must be JSON, in one piece. All are parsed at once; if that fails, one by one to name the first."""
+    column = column.cast(arrow().binary())
+    if not all(map(_is_json, column.chunks)):
+        for row, body in enumerate(column.to_pylist()):
             check_json(body, f"messages[{row}].body")
-    return bodies
+    return _packed(column)
+
+
+def _is_json(bodies: pa.Array) -> bool:
+    """Whether each of many bodies is JSON without white space around it; False may also mean that it was not found
+    out."""
+    pa = arrow()
+    lines = pa.ListArray.from_arrays(pa.array([0, len(bodies)], pa.int32()), bodies)
+    try:
+        values = _raw_values(_compute().binary_join(lines, b"\n")[0].as_buffer())
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    # Two invalid bodies can form a valid one, such as `[1,` and `2]`; their lengths then differ.
+    return bool(pa.array(map(len, values), pa.int32()).equals(_compute().binary_length(bodies)))
 
 
 def _drafts(columns: dict[str, pa.ChunkedArray], count: int) -> Iterator[Draft]:

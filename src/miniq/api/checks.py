@@ -6,15 +6,22 @@ Everything else is validated by the broker.
 from __future__ import annotations
 
 import math
+from datetime import timedelta
 from typing import Any
 
-from miniq.errors import BadName, InvalidRequest, MessageNotFound
+from miniq.errors import BadName, InvalidRequest, MessageNotFound, require_moment, show
+
+_KINDS = {
+    "rate": "number of messages per second",
+    **dict.fromkeys(("max_receives", "max_length", "max_bytes", "max_in_flight"), "whole number"),
+}
+"""What numbers are, if they are not seconds."""
 
 
 def check_text(value: object, field: str, number: int | None = None) -> None:
     """Refuse values that are not text but would become text on the wire, such as bytes."""
     if value is not None and not isinstance(value, str):
-        raise _invalid(field, number, f"{value!r:.80} is not text")
+        raise _invalid(field, number, f"{show(value)} is not text")
 
 
 def check_texts(values: Any, field: str) -> None:
@@ -24,9 +31,15 @@ def check_texts(values: Any, field: str) -> None:
 
 
 def check_number(value: object, field: str, number: int | None = None) -> None:
-    """Refuse NaN and infinities, which JSON does not have."""
-    if isinstance(value, float) and not math.isfinite(value):
-        raise _invalid(field, number, f"{value!r} is not a number of seconds")
+    """Refuse NaN and infinities, which JSON does not have, and durations, which would become text."""
+    if isinstance(value, timedelta) or (isinstance(value, float) and not math.isfinite(value)):
+        raise _invalid(field, number, f"{show(value)} is not a {_KINDS.get(field, 'number of seconds, such as 1.5')}")
+
+
+def check_moment(value: object, field: str, number: int | None = None) -> None:
+    """Refuse text in place of a moment, which the wire would take, and moments without an offset from UTC."""
+    if value is not None:
+        require_moment(value, _place(field, number))
 
 
 def check_map(values: Any) -> None:
@@ -42,10 +55,12 @@ def check_headers(headers: Any, number: int | None = None) -> None:
     if headers is None:
         return
     if not isinstance(headers, dict):
-        raise _invalid("headers", number, f"{headers!r:.80} is not a map from text to text")
+        raise _invalid("headers", number, f"{show(headers)} is not a map from text to text")
     for name, value in headers.items():
-        if not isinstance(name, str) or not isinstance(value, str):
-            raise _invalid("headers", number, f"{name!r:.80}: {value!r:.80} is not text to text")
+        if not isinstance(name, str):
+            raise _invalid("headers", number, f"{show(name)} is not a name; use text")
+        if not isinstance(value, str):
+            raise _invalid("headers", number, f"the value of {show(name)} is {show(value)}; use text")
 
 
 def check_name(value: object, field: str) -> None:
@@ -53,13 +68,16 @@ def check_name(value: object, field: str) -> None:
     if isinstance(value, str) and value and "/" not in value:
         return
     if field == "id":
-        raise MessageNotFound(f"id: there is no {value!r:.80}", field="id")
+        raise MessageNotFound(f"id: {show(value)} is not the id of a message or key", field="id")
     kind = "queue name" if field == "queue" else "name"
-    raise BadName(f"{field}: {value!r:.80} is not a {kind}; use 1 to 128 of A-Z a-z 0-9 . _ -", field=field)
+    raise BadName(f"{field}: {show(value)} is not a {kind}; use 1 to 128 of A-Z a-z 0-9 . _ -", field=field)
+
+
+def _place(field: str, number: int | None) -> str:
+    return field if number is None else f"messages[{number}].{field}"
 
 
 def _invalid(field: str, number: int | None, text: str) -> InvalidRequest:
     """The error for a field, of the message with that number if there are several."""
-    if number is not None:
-        field = f"messages[{number}].{field}"
+    field = _place(field, number)
     return InvalidRequest(f"{field}: {text}", field=field)

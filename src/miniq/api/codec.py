@@ -19,7 +19,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from miniq.api import bounds
 from miniq.api.bounds import Format as Format
 from miniq.api.shapes import Problem
-from miniq.errors import BY_CODE, InvalidRequest, MiniQError, TooLarge
+from miniq.errors import BY_CODE, InvalidRequest, MiniQError, TooLarge, show
 from miniq.message import JSON, SECOND
 
 MSGPACK = "application/msgpack"
@@ -43,6 +43,9 @@ STATUS: dict[str, int] = {
     "not_found": 404,
     "queue_not_found": 404,
     "message_not_found": 404,
+    "schedule_not_found": 404,
+    "topic_not_found": 404,
+    "subscription_not_found": 404,
     "claim_unknown": 404,
     "wrong_method": 405,
     "missing_extra": 406,
@@ -50,13 +53,21 @@ STATUS: dict[str, int] = {
     "message_leased": 409,
     "queue_protected": 409,
     "fenced": 409,
+    "results_off": 409,
     "stage_unknown": 409,
+    "batch_mismatch": 409,
+    "claim_unread": 409,
+    "claim_taken": 409,
     "claim_gone": 410,
     "wrong_media": 415,
     "idempotency_mismatch": 422,
     "queue_full": 429,
     "too_many_queues": 429,
+    "too_many_schedules": 429,
+    "too_many_topics": 429,
+    "too_many_subscriptions": 429,
     "too_many_streams": 503,
+    "overloaded": 503,
     "head_too_large": 431,
     "closed": 503,
     "store_unavailable": 503,
@@ -65,7 +76,7 @@ STATUS: dict[str, int] = {
 }
 """The HTTP status of each error code. Any other code is an internal error: 500."""
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 # Records
@@ -73,12 +84,12 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 def moment(micros: int) -> datetime:
     """A moment as a timestamp."""
-    return _EPOCH + timedelta(microseconds=micros)
+    return EPOCH + timedelta(microseconds=micros)
 
 
 def micros(at: datetime) -> int:
     """A timestamp as a moment."""
-    since = at - _EPOCH
+    since = at - EPOCH
     return (since.days * 86400 + since.seconds) * SECOND + since.microseconds
 
 
@@ -167,11 +178,13 @@ def invalid(error: msgspec.ValidationError, request: Any, format: Format | None 
             return InvalidRequest(f"{field}: {problem}", field=field)
     field = path or "request"
     problem = f"{text[:1].lower()}{text[1:]}"
+    if field == "api_key":  # a secret
+        return InvalidRequest(f"{field}: {problem}", field=field)
     with suppress(ValueError, LookupError, TypeError, RecursionError):  # a value in a map, or one out of range
         value = request if format is None else _library(format).decode(request)
         for name, index in re.findall(r"(\w+)|\[(\d+)\]", path):
             value = value[name] if name else value[int(index)]
-        problem = f"{value!r:.80} is invalid: {problem}"
+        problem = f"{show(value)} is invalid: {problem}"
     return InvalidRequest(f"{field}: {problem}", field=field)
 
 
@@ -182,12 +195,13 @@ def _library(format: Format | None) -> Any:
 def _undecodable(raw: bytes, format: Format | None) -> str:
     """The first name in a map whose value cannot be decoded, such as a number that is out of range."""
     library = _library(format)
-    values: dict[str, Raw] = library.decode(raw, type=dict[str, Raw])
-    for name, value in values.items():
-        try:
-            library.decode(value)
-        except ValueError:
-            return name[:80]
+    with suppress(ValueError):  # what follows that value may not even be JSON
+        values: dict[str, Raw] = library.decode(raw, type=dict[str, Raw])
+        for name, value in values.items():
+            try:
+                library.decode(value)
+            except ValueError:
+                return name[:80]
     return "request"
 
 
@@ -222,7 +236,7 @@ def body_of(
     is_text = kind.startswith("text/")
     if not is_text and not is_json(kind):
         raise InvalidRequest(f"{field}: is for JSON and text; send {kind} as data (base64 in JSON)", field=field)
-    raw = bytes(body) if format == "json" else _json_of(bytes(body), field)
+    raw = bytes(body) if format == "json" else json_of(bytes(body), field)
     if not is_text:
         return raw, kind
     try:
@@ -231,7 +245,7 @@ def body_of(
         raise InvalidRequest(f"{field}: must be a string, because content_type is {kind}", field=field) from None
 
 
-def _json_of(raw: bytes, field: str) -> bytes:
+def json_of(raw: bytes, field: str) -> bytes:
     """A MessagePack value as JSON, which has no extension types and only strings as keys."""
     bounds.check_body(raw, field)
     try:

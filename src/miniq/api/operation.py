@@ -22,7 +22,7 @@ from miniq.api import checks, codec, messages, shapes, tables
 from miniq.api.codec import Format
 from miniq.api.replies import Reply
 from miniq.errors import InvalidRequest
-from miniq.message import JSON, PlainDrafts
+from miniq.message import JSON, AckedLease, PlainDrafts
 
 T = TypeVar("T")
 
@@ -82,6 +82,8 @@ class Operation(Generic[T]):
     """Whether the call may wait for messages."""
     own: bool = False
     """Whether any key may call it, and sees only what it may read."""
+    alternative: str = ""
+    """A permission that suffices as well as `right`."""
     sends_to: str = ""
     """The field, or `field.entry`, that names a queue on which the caller needs `send` as well."""
     unread: Callable[[Any], None] | None = None
@@ -104,6 +106,8 @@ class Operation(Generic[T]):
         self.in_query = {name: infos[name] for name in in_query}
         if self.body is None and method in _BODIES:
             self.body = _derived(request, [infos[name] for name in in_body])
+        self.subject = "topic" if "topic" in named else "queue"
+        """The field that names what the caller needs the permission on."""
         self.path_values = _values(named)
         """Returns the values of a call for its path."""
         self._texts_in_path = [name if str in _members(kind) else None for name, kind in self.in_path.items()]
@@ -243,6 +247,20 @@ def _unpack_send(body: Any, format: Format) -> Sequence[Any]:
     return (messages.drafts_of(body.messages, format),)
 
 
+def _pack_ack(call: Any) -> shapes.AckBody:
+    return shapes.AckBody(list(call.leases))
+
+
+def _unpack_ack(body: Any, format: Format) -> Sequence[Any]:
+    leases: list[AckedLease] = body.leases
+    if format == "msgpack":
+        for number, lease in enumerate(leases):
+            if lease.result is not UNSET:
+                result = codec.json_of(bytes(lease.result), f"leases[{number}].result")
+                leases[number] = AckedLease(lease.id, lease.receipt, Raw(result))
+    return (leases,)
+
+
 def _pack_upload(call: Any) -> Any:
     if tables.is_table(call.drafts):
         return tables.to_stream(call.drafts)
@@ -283,6 +301,7 @@ def _pack_changes(call: Any) -> Any:
 
 
 SEND = Body(shapes.SendBody, _pack_send, _unpack_send)
+ACK = Body(shapes.AckBody, _pack_ack, _unpack_ack)
 UPLOAD = Body(shapes.UploadBody, _pack_upload, _unpack_upload)
 EDIT = Body(shapes.EditBody, _pack_edit, _unpack_edit)
 CHANGES = Body(dict[str, Any], _pack_changes, lambda changes, format: (changes,), optional=True)

@@ -8,34 +8,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, Literal, TypeVar, cast
 
 import msgspec
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from miniq.api import codec, shapes
 from miniq.api.codec import Format, from_wire, moment, to_wire
 from miniq.api.messages import Received, body_bytes, micros, shown_messages, wire_messages
+from miniq.batch import Claim, ClaimGroup, Committed, OpenedGroup, Stage, StageName
+from miniq.consumer import Consumer
+from miniq.errors import InvalidRequest
 from miniq.message import (
     JSON,
     SHOWN,
-    Claim,
-    ClaimGroup,
-    Committed,
     ConfiguredQueue,
     Counts,
     Event,
     Extended,
+    Failed,
     HistoryPage,
     HistoryRecord,
     Lease,
+    Leased,
     Outcome,
     Page,
     QueueInfo,
-    Stage,
-    StageName,
     Stored,
 )
+from miniq.result import Progress
+from miniq.topic import ConfiguredTopic, TopicInfo
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -94,6 +96,8 @@ NONE: Reply[None] = Reply(None, lambda result, call, format, now: None, lambda b
 
 class _Messages(Struct):
     messages: list[Received]
+    visibility_timeout: float | None = None
+    result_bytes: int | None = None
 
 
 class _Page(Struct):
@@ -111,18 +115,21 @@ class _Outcomes(Struct):
     lease_until: str = ""
 
 
+class _Failure(Struct, gc=False):
+    outcome: Literal["retried", "dead", "stale", "missing"]
+    visible_at: str | None = None
+
+
+class _Failures(Struct):
+    results: list[_Failure]
+
+
 _sent = msgspec.json.Decoder(shapes.SentReply).decode
 _messages = msgspec.json.Decoder(_Messages).decode
 _page = msgspec.json.Decoder(_Page).decode
 _message = msgspec.json.Decoder(Received).decode
 _outcomes = msgspec.json.Decoder(_Outcomes).decode
-_OUTCOMES: dict[str, Outcome] = {
-    "acked": "done",
-    "released": "done",
-    "extended": "done",
-    "stale": "stale",
-    "missing": "missing",
-}
+_progress = msgspec.json.Decoder(shapes.ResultReply).decode
 
 
 def _peeked(message: Received) -> Stored:
@@ -150,11 +157,17 @@ def _outcome_replies(leases: Sequence[Lease], outcomes: Sequence[Outcome], done:
     ]
 
 
-def _outcomes_of(done: str) -> Reply[list[Outcome]]:
+def _read_outcomes(reply: _Outcomes, done: str) -> list[Outcome]:
+    meanings: dict[str, Outcome] = {done: "done", "stale": "stale", "missing": "missing"}
+    return [meanings[result.outcome] for result in reply.results]
+
+
+def outcomes(done: str) -> Reply[list[Outcome]]:
+    """The result is the outcome of each lease; `done` is the word for success."""
     return Reply(
         shapes.OutcomesReply,
         lambda result, call, format, now: shapes.OutcomesReply(_outcome_replies(call.leases, result, done)),
-        lambda body: [_OUTCOMES[result.outcome] for result in _outcomes(body).results],
+        lambda body: _read_outcomes(_outcomes(body), done),
     )
 
 
@@ -164,18 +177,52 @@ def _write_extended(result: Extended, call: Any, format: Format, now: Now) -> sh
 
 def _read_extended(body: bytes) -> Extended:
     reply = _outcomes(body)
-    return Extended([_OUTCOMES[result.outcome] for result in reply.results], micros(reply.lease_until))
+    return Extended(_read_outcomes(reply, "extended"), micros(reply.lease_until))
+
+
+def _write_progress(progress: Progress, call: Any, format: Format, now: Now) -> shapes.ResultReply:
+    result: Raw | UnsetType = UNSET
+    if progress.result is not None:
+        result, data = codec.wire_body(progress.result, JSON, format)
+        if data is not UNSET:
+            text = "result: has a number that MessagePack cannot carry, or is nested too deeply; request JSON"
+            raise InvalidRequest(text, field="result")
+    return to_wire(shapes.ResultReply, progress, result=result)
+
+
+def _read_progress(body: bytes) -> Progress:
+    reply = _progress(body)
+    return from_wire(Progress, reply, result=None if reply.result is UNSET else bytes(reply.result))
+
+
+def _write_failed(results: list[Failed], call: Any, format: Format, now: Now) -> shapes.FailReply:
+    replies = []
+    for lease, failed in zip(call.leases, results, strict=True):
+        visible_at = None if failed.visible_at is None else moment(failed.visible_at)
+        replies.append(shapes.FailedReply(lease.id, failed.outcome, visible_at))
+    return shapes.FailReply(replies)
+
+
+def _read_failed(body: bytes) -> list[Failed]:
+    results = msgspec.json.decode(body, type=_Failures).results
+    return [Failed(result.outcome, micros(result.visible_at) if result.visible_at else None) for result in results]
+
+
+def _write_leased(leased: Leased, call: Any, format: Format, now: Now) -> shapes.MessagesReply:
+    seconds = UNSET if leased.seconds is None else leased.seconds
+    most = UNSET if leased.result_bytes is None else leased.result_bytes
+    return shapes.MessagesReply(wire_messages(leased, format), seconds, most)
+
+
+def _read_leased(body: bytes) -> Leased:
+    reply = _messages(body)
+    return Leased(cast("list[Stored]", reply.messages), reply.visibility_timeout, reply.result_bytes)
 
 
 IDS: Reply[list[str]] = Reply(
     shapes.SentReply, lambda ids, call, format, now: shapes.SentReply(ids), lambda body: _sent(body).ids
 )
-RECEIVED: Reply[list[Stored]] = Reply(
-    shapes.MessagesReply,
-    lambda leased, call, format, now: shapes.MessagesReply(wire_messages(leased, format)),
-    lambda body: cast("list[Stored]", _messages(body).messages),
-    nothing=[],
-)
+RECEIVED: Reply[Leased] = Reply(shapes.MessagesReply, _write_leased, _read_leased, nothing=Leased())
 CLAIMED: Reply[list[Stored]] = Reply(
     shapes.MessagesReply,
     lambda claimed, call, format, now: claimed,  # the server writes these in pieces
@@ -187,8 +234,8 @@ MESSAGE: Reply[Stored] = Reply(
     lambda body: _peeked(_message(body)),
 )
 PAGE: Reply[Page] = Reply(shapes.PageReply, _write_page, _read_page)
-ACKED = _outcomes_of("acked")
-RELEASED = _outcomes_of("released")
+PROGRESS: Reply[Progress] = Reply(shapes.ResultReply, _write_progress, _read_progress, nothing=Progress("", "waiting"))
+FAILED: Reply[list[Failed]] = Reply(shapes.FailReply, _write_failed, _read_failed)
 EXTENDED: Reply[Extended] = Reply(shapes.ExtendReply, _write_extended, _read_extended)
 RELEASED_ONE: Reply[bool] = Reply(
     shapes.OutcomeReply,
@@ -212,16 +259,15 @@ def _read_claim(body: bytes) -> tuple[Claim | None, int]:
     return None if reply.claim is None else from_wire(Claim, reply, number=reply.claim), reply.epoch
 
 
-def _write_group(group: ClaimGroup) -> shapes.WireClaimGroup:
-    claims = [
+def _write_claims(group: ClaimGroup) -> list[shapes.WireClaim]:
+    return [
         to_wire(shapes.WireClaim, claim, claim=claim.number, state="held" if claim.acked_at is None else "acked")
         for claim in group.claims
     ]
-    return to_wire(shapes.WireClaimGroup, group, claims=claims)
 
 
-def _read_group(group: shapes.WireClaimGroup) -> ClaimGroup:
-    return from_wire(ClaimGroup, group, claims=[from_wire(Claim, claim, number=claim.claim) for claim in group.claims])
+def _read_claims(wire: shapes.WireClaimGroup | shapes.ClaimsOpenedReply) -> list[Claim]:
+    return [from_wire(Claim, claim, number=claim.claim) for claim in wire.claims]
 
 
 def _write_stage(stage: Stage) -> shapes.WireStage:
@@ -234,16 +280,19 @@ def _read_stage(stage: shapes.WireStage) -> Stage:
 
 
 CLAIM: Reply[tuple[Claim | None, int]] = Reply(shapes.ClaimReply, _write_claim, _read_claim, nothing=(None, 0))
-CLAIMS_OPENED: Reply[ClaimGroup] = _pair(
+CLAIMS_OPENED: Reply[OpenedGroup] = _pair(
     shapes.ClaimsOpenedReply,
-    lambda group: to_wire(shapes.ClaimsOpenedReply, group),
-    lambda reply: from_wire(ClaimGroup, reply),
+    lambda group: to_wire(shapes.ClaimsOpenedReply, group, claims=_write_claims(group)),
+    lambda reply: from_wire(OpenedGroup, reply, claims=_read_claims(reply)),
 )
 CLAIMS_ACKED: Reply[None] = Reply(
     shapes.ClaimsAckedReply, lambda result, call, format, now: shapes.ClaimsAckedReply(call.upto), lambda body: None
 )
 CLAIM_GROUPS: Reply[list[ClaimGroup]] = _list(
-    "ClaimGroupsReply", _write_group, _read_group, groups=shapes.WireClaimGroup
+    "ClaimGroupsReply",
+    lambda group: to_wire(shapes.WireClaimGroup, group, claims=_write_claims(group)),
+    lambda wire: from_wire(ClaimGroup, wire, claims=_read_claims(wire)),
+    groups=shapes.WireClaimGroup,
 )
 UPLOADED: Reply[tuple[int, int]] = _pair(
     shapes.UploadReply, lambda result: shapes.UploadReply(*result), lambda reply: (reply.messages, reply.bytes)
@@ -265,6 +314,12 @@ def queue_reply(info: ConfiguredQueue) -> shapes.QueueReply:
     return to_wire(shapes.QueueReply, info, counts=counts)
 
 
+def _read_topic(topic: ConfiguredTopic) -> ConfiguredTopic:
+    if topic.subscriptions is None or topic.rates is None:
+        return topic
+    return TopicInfo(topic.name, topic.settings, topic.subscriptions, topic.rates)
+
+
 def without_counts(reply: shapes.QueueReply) -> None:
     """A queue for a caller that may not read it."""
     reply.counts = reply.redrive = None
@@ -273,7 +328,7 @@ def without_counts(reply: shapes.QueueReply) -> None:
 def without_content(reply: shapes.WireMessage) -> None:
     """A message for a caller that may not read it: the state, without anything that a sender gave or a consumer did."""
     reply.body = reply.data = UNSET
-    reply.dead = reply.consumer = None
+    reply.dead = reply.consumer = reply.error = None
     for field in SHOWN:
         if field not in ("body", "content_type", "priority"):
             setattr(reply, field, None)
@@ -318,6 +373,13 @@ def _read_history(body: bytes) -> HistoryPage:
 
 
 QUEUE: Reply[QueueInfo] = _pair(shapes.QueueReply, queue_reply, _read_queue)
+TOPIC_CHANGED: Reply[ConfiguredTopic] = _pair(ConfiguredTopic, lambda topic: topic, _read_topic)
 QUEUE_CHANGED: Reply[ConfiguredQueue] = _pair(shapes.QueueReply, queue_reply, _read_configured)
 QUEUES: Reply[list[QueueInfo]] = _list("QueuesReply", queue_reply, _read_queue, queues=shapes.QueueReply)
+CONSUMERS: Reply[list[Consumer]] = _list(
+    "ConsumersReply",
+    lambda consumer: to_wire(shapes.WireConsumer, consumer),
+    lambda wire: from_wire(Consumer, wire),
+    consumers=shapes.WireConsumer,
+)
 HISTORY: Reply[HistoryPage] = Reply(shapes.HistoryReply, _write_history, _read_history)

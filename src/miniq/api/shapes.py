@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from miniq.message import Draft, Message, QueueSettings, RedriveProgress
+from miniq.consumer import Percentiles
+from miniq.message import AckedLease, Draft, Message, QueueSettings, RedriveProgress
 
 S = TypeVar("S", bound=Struct)
 
@@ -66,6 +67,12 @@ class EditBody(Struct, forbid_unknown_fields=True, omit_defaults=True):
     receipt: str | None = None
 
 
+class AckBody(Struct, forbid_unknown_fields=True, gc=False):
+    """Leases to ack; `result` is any JSON value, which the queue keeps if its settings say so."""
+
+    leases: list[AckedLease]
+
+
 class UploadBody(Struct, forbid_unknown_fields=True):
     """Messages for a stage."""
 
@@ -100,6 +107,7 @@ class WireDead(Struct, gc=False):
     reason: str
     receives: int
     at: datetime
+    error: str | None = None
 
 
 @with_fields_of(Message, "due_at", "lifetime")
@@ -121,10 +129,16 @@ class WireMessage(Struct, omit_defaults=True, gc=False):
     headers: dict[str, str] | None = None
     expires_at: datetime | None = None
     dead: WireDead | None = None
+    error: str | None = None
+    """Why it failed last."""
 
 
 class MessagesReply(Struct, gc=False):
     messages: list[WireMessage]
+    visibility_timeout: float | UnsetType = UNSET
+    """The length of the leases of a receive, in seconds."""
+    result_bytes: int | UnsetType = UNSET
+    """The size that the result of each may have, if the queue keeps results."""
 
 
 class PageReply(Struct, omit_defaults=True):
@@ -141,6 +155,29 @@ class OutcomeReply(Struct, gc=False):
 
 class OutcomesReply(Struct, gc=False):
     results: list[OutcomeReply]
+
+
+class ResultReply(Struct, omit_defaults=True, gc=False):
+    """What became of a message: `waiting`, `running`, `done`, `dead` or `unknown`."""
+
+    id: str
+    status: str
+    result: Raw | UnsetType = UNSET
+    """What its consumer gave with the ack."""
+    error: str | None = None
+    """Why it failed last."""
+    finished_at: datetime | None = None
+
+
+class FailedReply(Struct, omit_defaults=True, gc=False):
+    id: str
+    outcome: str
+    visible_at: datetime | None = None
+    """When a message that is `retried` is ready again."""
+
+
+class FailReply(Struct, gc=False):
+    results: list[FailedReply]
 
 
 class ExtendReply(Struct, gc=False):
@@ -165,6 +202,21 @@ class QueueReply(Struct):
     redrive: RedriveProgress | None = None
 
 
+class WireConsumer(Struct):
+    """A consumer of a queue."""
+
+    name: str | None
+    """Null for all consumers together that gave no name; a group of readers of claims has that of the group."""
+    in_flight: int
+    """Messages that it holds now."""
+    received: int
+    """Messages that it received, acked and reported as failed, since the broker first saw it."""
+    acked: int
+    failed: int
+    last_seen: datetime
+    """When it last received, or settled or extended what it had received."""
+
+
 class Rates(Struct):
     """Messages per second, over the last five seconds."""
 
@@ -174,6 +226,7 @@ class Rates(Struct):
     released: float
     expired: float
     dead: float
+    failed: float = 0.0
 
 
 class QueueStats(Struct):
@@ -190,6 +243,12 @@ class QueueStats(Struct):
     rates: Rates
     dead_letter_queue: str | None
     dead: int | None
+    consumers: int = 0
+    """How many consumers were seen in the last five minutes."""
+    wait: Percentiles | None = None
+    """From the moment at which a message is ready to its first receive; null if there was none."""
+    processing: Percentiles | None = None
+    """From a receive to the ack or fail."""
 
 
 class Stats(Struct):
@@ -230,6 +289,8 @@ class Identity(Struct):
     report: bool
     """Whether `/v1/report` is enabled."""
     version: str
+    store: str = ""
+    """The id of the store: made with it, kept by `miniq migrate`, and new after `miniq restore`."""
 
 
 class ClaimReply(Struct):
@@ -244,10 +305,17 @@ class ClaimReply(Struct):
 
 
 class ClaimsOpenedReply(Struct):
+    """`id` is that of the group, `store` that of the store: with them, a reader knows again where its claims were."""
+
     group: str
     epoch: int
     acked: int
     last: int
+    id: str = ""
+    store: str = ""
+    ready: int = 0
+    """How many messages are ready now."""
+    claims: list[WireClaim] = []
 
 
 class ClaimsAckedReply(Struct):
@@ -261,6 +329,8 @@ class WireClaim(Struct):
     bytes: int
     made_at: datetime
     acked_at: datetime | None
+    reader: str | None = None
+    """The reader that has fetched some of it: null if none has, "" if it gave no name."""
 
 
 class WireClaimGroup(Struct):
@@ -269,6 +339,7 @@ class WireClaimGroup(Struct):
     acked: int
     last: int
     claims: list[WireClaim]
+    id: str = ""
 
 
 class UploadReply(Struct):
@@ -309,6 +380,9 @@ class WireEvent(Struct, omit_defaults=True):
     data: bytes | UnsetType = UNSET
     content_type: str | None = None
     count: int = 1
+    error: str | None = None
+    queues: list[str] | None = None
+    """On `published`, whose `queue` is the topic: the queues that got copies."""
 
 
 class HistoryReply(Struct):
@@ -332,6 +406,8 @@ class ApiKey(Struct, omit_defaults=True):
     warnings: list[str] = []
     """What the new key changes for others, in the reply that creates it."""
     max_queues: int | None = None
+    access_key: str | None = None
+    """The access key id of a key for Amazon SQS."""
 
 
 class HealthReply(Struct, omit_defaults=True):

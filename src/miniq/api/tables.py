@@ -38,15 +38,14 @@ class ArrowStream(Struct, frozen=True):
             raise WrongMedia(error.text, field="content-type") from None
 
 
-def to_stream(table: Any) -> bytes:
+def to_stream(table: Any) -> memoryview:
     """A `pyarrow.Table`, a record batch or several of them as an Arrow stream."""
     arrow = pyarrow()
     sink = arrow.BufferOutputStream()
     whole = to_table(table)
     with arrow.ipc.new_stream(sink, whole.schema) as writer:
         writer.write_table(whole)
-    stream: bytes = sink.getvalue().to_pybytes()
-    return stream
+    return memoryview(sink.getvalue())
 
 
 def to_table(table: Any) -> Any:

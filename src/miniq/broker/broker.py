@@ -6,35 +6,46 @@ raises a `MiniQError` has changed nothing.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+import secrets
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from msgspec.structs import replace
+
 from miniq.broker import rules
-from miniq.broker.catalog import Catalog
+from miniq.broker.background import Background
+from miniq.broker.catalog import Catalog, CheckNew
 from miniq.broker.claims import Claims
 from miniq.broker.clock import Clock, SystemClock
+from miniq.broker.consumers import Consumers
 from miniq.broker.delivery import Deliveries
+from miniq.broker.firing import Firings
+from miniq.broker.history import read_page
 from miniq.broker.intake import Intake
 from miniq.broker.keyring import KeyRing
 from miniq.broker.metrics import Metrics
+from miniq.broker.moves import Moves
+from miniq.broker.rates import Rates
 from miniq.broker.redrive import Redrives
+from miniq.broker.results import Results
+from miniq.broker.schedules import Schedules, Stamp
 from miniq.broker.search import Search
+from miniq.broker.sharing import Sharing
 from miniq.broker.stages import Stages
+from miniq.broker.timings import Timings
+from miniq.broker.topics import Topics
 from miniq.broker.trends import Trends
 from miniq.broker.upkeep import Upkeep
 from miniq.broker.waiters import Permit, Waiters
-from miniq.errors import Closed, InvalidRequest, QueueNotFound
+from miniq.errors import Closed, InvalidRequest, QueueNotFound, show
 from miniq.ids import IdSource
 from miniq.message import (
     Draft,
-    EventName,
     HistoryPage,
-    HistoryRecord,
     HistorySpan,
     Lease,
-    Message,
+    Leased,
     Mode,
     Outcome,
     Page,
@@ -45,12 +56,11 @@ from miniq.message import (
     Stored,
 )
 from miniq.options import Options
-from miniq.store.arguments import ANY, FREE, Change, Edit, Fence, NewTime, Scan
+from miniq.store.arguments import ANY, FREE, Change, Edit, NewTime, Scan
 from miniq.store.contract import Store
+from miniq.store.names import STORE, STORE_ID
 from miniq.store.transfer import check_complete
-
-PATIENCE = 1.0
-"""Seconds until the cancellation of a background task is repeated."""
+from miniq.topic import Published
 
 
 class Broker:
@@ -67,19 +77,29 @@ class Broker:
         self.ids = IdSource()
         self.waiters = Waiters(self.clock)
         self.intake = Intake(self)
+        self.rates = Rates(self)
+        self.results = Results(self)
         self.deliveries = Deliveries(self)
         self.claims = Claims(self)
         self.stages = Stages(self)
+        self.topics = Topics(self)
+        self.move = Moves(self).move
         self._redrives = Redrives(self)
+        self.schedules = Schedules(self)
+        self.firings = Firings(self)
         self.sweeper = Upkeep(self)
         self.tracer: Any = None
         """Records spans (`server/tracing.py`) while tracing is on."""
         self.search = Search(self)
+        self.consumers = Consumers(self)
+        self.timings = Timings()
+        self.sharing = Sharing(self)
         self.trends = Trends(self)
+        self.store_id = ""  # made with the store; the same for all brokers that share it
         self.is_open = False
         self.is_closing = False
         """Whether long polls must return."""
-        self._background: list[asyncio.Task[None]] = []
+        self.background = Background()
 
     @property
     def eager(self) -> bool:
@@ -90,42 +110,47 @@ class Broker:
         """Open the store, load queues and keys, start the background tasks."""
         self.store.on_ready = self.waiters.wake
         self.store.on_change = self.catalog.on_change
+        self.store.on_finished = self.results.look
+        self.store.on_lease_expired = self.metrics.lease_expired
         self.keys.on_loss = self._check_permits
         await self.store.open()
         try:
             await check_complete(self.store)
+            self.store_id = (await self.store.add_record(STORE, STORE_ID, secrets.token_hex(8).encode())).decode()
+            self.ids = IdSource(await self.store.last_id())
+            await self.keys.load()
+            await self.topics.load()
+            self.is_open = True
+            await self.catalog.load()
+            await self.firings.open()
         except BaseException:
+            self.is_open = False
             await self.store.close()
             raise
-        self.ids = IdSource(await self.store.last_id())
-        await self.keys.load()
-        self.is_open = True
-        await self.catalog.load()
         if self.options.upkeep_interval > 0:
-            self.spawn(self.sweeper.run())
+            self.background.spawn(self.sweeper.run())
         if self.store.shared and self.options.refresh_interval > 0:
-            self.spawn(self.catalog.keep_fresh())
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a background task until the broker closes."""
-        self._background.append(asyncio.create_task(work))
+            self.background.spawn(self.catalog.keep_fresh())
+            self.background.spawn(self.sharing.run())
 
     def begin_shutdown(self) -> None:
         """Make long polls and event streams return now: the broker will close soon."""
         self.is_closing = True
         self.trends.end()
         self.waiters.wake_all()
+        self.results.wake_all()
 
     async def close(self) -> None:
         """Refuse new calls, let long polls return, flush and close the store. Idempotent."""
+        await self.deliveries.stop()  # a release needs the settings of its queue
         self.is_open = False
         self.catalog.queues.clear()
         self.begin_shutdown()
         await self.intake.stop()
         await self.deliveries.stop()
         await self._redrives.stop()
-        for task in self._background:
-            await end(task)
+        await self.results.stop()
+        await self.background.stop()
         await self.store.close()
 
     async def __aenter__(self) -> Broker:
@@ -137,10 +162,13 @@ class Broker:
 
     # Queues
 
-    async def configure(self, queue: str, changes: dict[str, Any] | None = None) -> QueueInfo:
-        """Create a queue or change some of its settings. Its dead-letter queue is created with it."""
+    async def configure(
+        self, queue: str, changes: dict[str, Any] | None = None, check_new: CheckNew | None = None
+    ) -> QueueInfo:
+        """Create a queue or change some of its settings. Its dead-letter queue is created with it. `check_new` raises
+        if the caller may not create the queues that this would create."""
         self.check_open()
-        await self.catalog.change(queue, changes or {})
+        await self.catalog.change(queue, changes or {}, check_new)
         return await self.queue(queue)
 
     async def delete_queue(self, queue: str) -> None:
@@ -165,27 +193,38 @@ class Broker:
 
     # Messages
 
-    async def send(self, queue: str, drafts: Sequence[Draft], call: str | None = None, scope: str = "") -> list[str]:
+    async def send(
+        self, queue: str, drafts: Sequence[Draft], call: str | None = None, scope: str = "", stamp: Stamp | None = None
+    ) -> list[str]:
         """Add messages, all or none, and return their ids once they are on disk. A `call` (idempotency key) of the last
         five minutes in the same `scope` (see `KeyRing.scope`) adds nothing and gets the same answer; with other
-        messages it is refused."""
+        messages it is refused. The record that `stamp` names is changed with them, or nothing is."""
         settings = self.catalog.find(queue) or await self.catalog.get_or_create(queue)
         now = self.clock.now()
         messages = rules.admit(queue, settings, drafts, self.ids, now, self._limits)
         once = None
         if call is not None:
             once = rules.once(rules.check_call(call, self._limits), scope, drafts, now)
+        own = messages.ids if isinstance(messages, PlainBatch) else [message.id for message in messages]
+        put = rules.put(settings, now, once)
+        if stamp is not None:
+            record = stamp(own)
+            put = replace(put, record=record, reason=f"{record.kind}:{record.name}")
         try:
-            ids = await self.store.messages.put(messages, rules.put(settings, now, once))
+            ids = await self.store.messages.put(messages, put)
         except QueueNotFound:
             self.catalog.forget(queue)  # just deleted by a concurrent call
-            return await self.send(queue, drafts, call, scope)
+            return await self.send(queue, drafts, call, scope, stamp)
         if not isinstance(messages, PlainBatch):
             ends = [message.expires_at for message in messages if message.expires_at is not None]
             if ends:
                 self.sweeper.expect(queue, min(ends))
-        self.metrics.messages[queue, "sent"] += len(ids)
+        self.metrics.sent(queue, own, ids)
         return ids
+
+    async def publish(self, topic: str, drafts: Sequence[Draft], call: str | None = None, scope: str = "") -> Published:
+        """Copy messages into the queues of all matching subscriptions of a topic, all or none; see `Topics.publish`."""
+        return await self.topics.publish(topic, drafts, call, scope)
 
     async def receive(
         self,
@@ -197,11 +236,9 @@ class Broker:
         consumer: str | None = None,
         mode: Mode = "at-least-once",
         permit: Permit | None = None,
-    ) -> list[Stored]:
-        """Lease up to `max` messages; with `wait`, wait that long for the first one, while there is a `permit`.
-
-        With `auto_create`, a queue that does not exist counts as empty.
-        """
+    ) -> Leased:
+        """Lease up to `max` messages; with `wait`, wait that long for the first one, while there is a `permit`. With
+        `auto_create`, a queue that does not exist counts as empty."""
         limits = self._limits
         rules.check_count(max, "max", 1, limits.batch)
         if wait:
@@ -211,7 +248,7 @@ class Broker:
         if consumer is not None:
             rules.check_text(consumer, "consumer", limits)
         if mode not in ("at-least-once", "at-most-once"):
-            raise InvalidRequest(f"mode: {mode!r:.80}; use at-least-once or at-most-once", field="mode")
+            raise InvalidRequest(f"mode: {show(mode)}; use at-least-once or at-most-once", field="mode")
         if self.catalog.find(queue) is None:
             self.check_open()
             await self.catalog.check_usable(queue)
@@ -222,22 +259,27 @@ class Broker:
         undo = partial(self.deliveries.give_back_taken, queue) if mode == "at-least-once" else None
         return await self.deliveries.long_poll(queue, consumer, wait, take, bool, permit, undo)
 
-    async def ack(self, queue: str, leases: Sequence[Lease]) -> list[Outcome]:
-        """Delete messages that were processed."""
+    async def ack(self, queue: str, leases: Sequence[Lease], late: bool = True) -> list[Outcome]:
+        """Delete messages that were processed, and keep their results where the queue does. Unless `late`, a lease that
+        has expired is stale."""
         settings = await self.catalog.require(queue)
         rules.check_batch(leases, "leases", self._limits)
-        change = Change(self.clock.now(), settings.history, "acked")
-        outcomes = await self.store.messages.drop(queue, rules.fences(leases), change)
+        now = self.clock.now()
+        change = Change(now, settings.history, "acked", remember=self.results.of_acks(leases, settings, now))
+        fences = rules.fences(leases) if late else await self.deliveries.unexpired(queue, leases)
+        outcomes = await self.store.messages.drop(queue, fences, change)
         self.metrics.messages[queue, "acked"] += outcomes.count("done")
+        self.consumers.settled(queue, fences, outcomes, now, "acked")
+        self.deliveries.left(queue, settings, fences)
         return outcomes
 
-    async def release(self, queue: str, leases: Sequence[Lease], delay: float = 0) -> list[Outcome]:
+    async def release(self, queue: str, leases: Sequence[Lease], delay: float = 0, late: bool = True) -> list[Outcome]:
         """Make messages ready again, at once or after `delay`. One that has reached max_receives goes to the
-        dead-letter queue instead."""
+        dead-letter queue instead. `late` is as with `ack`."""
         settings = await self.catalog.require(queue)
         rules.check_batch(leases, "leases", self._limits)
         rules.check_seconds(delay, "delay", 0, self._limits.delay)
-        fences = rules.fences(leases)
+        fences = rules.fences(leases) if late else await self.deliveries.unexpired(queue, leases)
         outcomes = await self.deliveries.release(queue, settings, list(dict.fromkeys(fences)), delay)
         return [outcomes[fence] for fence in fences]
 
@@ -252,17 +294,19 @@ class Broker:
         return True
 
     async def extend(
-        self, queue: str, leases: Sequence[Lease], visibility_timeout: float | None = None
+        self, queue: str, leases: Sequence[Lease], visibility_timeout: float | None = None, late: bool = True
     ) -> tuple[int, list[Outcome]]:
-        """Make leases end `visibility_timeout` from now; return when that is, and the outcome for each."""
+        """Make leases end `visibility_timeout` from now; return when that is, and the outcome for each. `late` is as
+        with `ack`."""
         settings = await self.catalog.require(queue)
         rules.check_batch(leases, "leases", self._limits)
         seconds = rules.lease_seconds(visibility_timeout, settings, self._limits)
         now = self.clock.now()
         until = now + rules.micros(seconds)
-        fences = rules.fences(leases)
+        fences = rules.fences(leases) if late else await self.deliveries.unexpired(queue, leases)
         outcomes = await self.store.messages.reschedule(queue, fences, NewTime(until), Change(now))
         self.metrics.messages[queue, "extended"] += outcomes.count("done")
+        self.consumers.touched(queue, fences, outcomes, now)
         return until, outcomes
 
     async def get(self, queue: str, id: str) -> Stored:
@@ -286,7 +330,7 @@ class Broker:
         settings = await self.catalog.require(queue)
         rules.check_count(limit, "limit", 1, rules.MANY if many else self._limits.batch)
         if status not in (None, "ready", "delayed", "leased"):
-            raise InvalidRequest(f"status: {status!r}; use ready, delayed or leased", field="status")
+            raise InvalidRequest(f"status: {show(status)}; use ready, delayed or leased", field="status")
         now = self.clock.now()
         scan = Scan(limit=limit, max_bytes=self._limits.response_bytes, now=now, status=status, after=after)
         page = await self.store.messages.scan(queue, scan)
@@ -332,6 +376,7 @@ class Broker:
         fence = (id, FREE if receipt is None else rules.receipt_of(receipt))
         outcome = await self.store.messages.edit(queue, fence, edit, Change(now, settings.history))
         rules.check_done(queue, id, outcome)
+        self.metrics.messages[queue, "edited"] += 1
         stored = (await self.store.messages.find(queue, [id])).get(id)
         if stored is None:
             raise rules.no_message(queue, id)
@@ -344,12 +389,18 @@ class Broker:
         change = Change(self.clock.now(), settings.history, "purged", "removed")
         outcomes = await self.store.messages.drop(queue, [fence], change)
         rules.check_done(queue, id, outcomes[0])
+        self.metrics.messages[queue, "purged"] += 1
+        self.deliveries.left(queue, settings, [fence])
 
     async def ack_by_id(self, queue: str, id: str) -> bool:
         """Ack without a receipt: only for the short routes and `MiniQ`, which have none."""
         settings = await self.catalog.require(queue)
-        change = Change(self.clock.now(), settings.history, "acked")
+        now = self.clock.now()
+        change = Change(now, settings.history, "acked", remember=self.results.of_removed(1, settings, now))
         outcomes = await self.store.messages.drop(queue, [(id, ANY)], change)
+        self.metrics.messages[queue, "acked"] += outcomes.count("done")
+        self.consumers.acked(queue, None, now, outcomes.count("done"))
+        self.deliveries.left(queue, settings, [(id, ANY)])
         return outcomes[0] == "done"
 
     async def edit_by_id(self, queue: str, id: str, body: bytes, content_type: str) -> bool:
@@ -359,12 +410,18 @@ class Broker:
         edit = Edit(body=body, content_type=content_type)
         change = Change(self.clock.now(), settings.history)
         outcome = await self.store.messages.edit(queue, (id, ANY), edit, change)
+        self.metrics.messages[queue, "edited"] += outcome == "done"
         return outcome == "done"
 
-    async def purge(self, queue: str) -> int:
-        """Delete all messages of a queue, leased ones included, and return how many there were."""
+    async def purge(self, queue: str, forget: bool = False) -> int:
+        """Delete all messages of a queue, leased ones included, and return how many there were. With `forget`, dedup
+        ids can be used again at once."""
         settings = await self.catalog.require(queue)
-        return await self.store.messages.clear(queue, Change(self.clock.now(), settings.history))
+        purged = await self.store.messages.clear(queue, Change(self.clock.now(), settings.history), forget)
+        self.metrics.messages[queue, "purged"] += purged
+        self.deliveries.freed(queue, settings)
+        self.results.wake(queue)
+        return purged
 
     async def redrive(
         self,
@@ -374,12 +431,20 @@ class Broker:
         to: str | None = None,
         rate: float | None = None,
         may_send: Callable[[str], bool] | None = None,
+        check_new: CheckNew | None = None,
+        patience: float | None = None,
     ) -> RedriveProgress:
         """Move dead letters back to their source queue, or `to` another one: all, or those in `ids`. With `rate` it
-        runs in the background at this many messages per second, and `queue()` shows the progress. Messages stay for
-        which the target has no room, or to which the caller may not send."""
+        runs in the background at this many messages per second, and without it goes on there after `patience` seconds;
+        `queue()` shows the progress. Messages stay if the target has no room, if the caller may not send to it, or if
+        it does not exist and cannot be created."""
         await self.catalog.require(queue)
-        return await self._redrives.run(queue, ids, to, rate, may_send)
+        return await self._redrives.run(queue, ids, to, rate, may_send, check_new, patience)
+
+    async def cancel_redrive(self, queue: str) -> RedriveProgress | None:
+        """Stop the redrive of a queue that runs in the background; messages not moved yet stay where they are."""
+        await self.catalog.require(queue)
+        return await self._redrives.cancel(queue)
 
     # History, backup, upkeep
 
@@ -387,28 +452,13 @@ class Broker:
         self, *, after: int = 0, limit: int = 100, queue: str | None = None, many: bool = False
     ) -> HistoryPage:
         """Events in order of offset, after the offset `after`. `many` allows long pages. A page ends at
-        `limits.response_bytes` of bodies, so it is read in growing steps."""
+        `limits.response_bytes` of bodies."""
         self.check_open()
         rules.check_count(after, "after", 0, 2**63 - 1)
         rules.check_count(limit, "limit", 1, rules.MANY if many else self._limits.batch)
         if queue is not None and self.catalog.find(queue) is None:
             rules.check_name(queue)
-        span = await self.store.history.span()
-        records: list[HistoryRecord] = []
-        size, step = 0, 16
-        while True:
-            left = limit - len(records)
-            count = min(step, left)
-            page = await self.store.history.read(after, count, queue)
-            for record in page.records:
-                records.append(record)
-                size += len(record.event.body or b"")
-                if size >= self._limits.response_bytes:
-                    return HistoryPage(records, record.offset, span.first, span.last)
-            if count == left or page.next == after:
-                return HistoryPage(records, page.next, span.first, span.last)
-            after = page.next
-            step *= 4
+        return await read_page(self.store.history, after, limit, queue, self._limits.response_bytes)
 
     async def history_span(self) -> HistorySpan:
         """The offsets, size and age of the history."""
@@ -431,45 +481,13 @@ class Broker:
         """Reserve `count` ids for a commit, and return the first."""
         return self.ids.reserve(count, self.clock.now())
 
-    async def move(
-        self,
-        queue: str,
-        to: str,
-        moves: Sequence[tuple[Fence, Message]],
-        *,
-        event: EventName,
-        reason: str | None = None,
-        limited: bool = False,
-    ) -> list[Outcome]:
-        """Move messages to another queue, which is created if necessary. With `limited`, its limits apply as to a
-        send: a message must be dead-lettered even if there is no room."""
-        settings = self.catalog.settings(queue)
-        change = Change(self.clock.now(), settings.history, event, reason)
-        while True:
-            target = await self.catalog.ensure(to)
-            try:
-                room = rules.room(target) if limited else None
-                return await self.store.messages.move(queue, moves, change, target.history, room)
-            except QueueNotFound:
-                if queue not in await self.store.queues():
-                    raise
-                self.catalog.forget(to)  # just deleted by a concurrent call
-
     def _check_permits(self) -> None:
         """Make long polls and event streams look whether they are still allowed."""
         self.waiters.wake_all()
+        self.results.wake_all()
         self.trends.wake()
 
     def check_open(self) -> None:
         """Raise `Closed` unless the broker is open."""
         if not self.is_open:
             raise Closed("the broker is closed")
-
-
-async def end(task: asyncio.Task[None]) -> None:
-    """Cancel a task until it has ended: a database driver may swallow a cancellation."""
-    while not task.done():
-        task.cancel()
-        await asyncio.wait([task], timeout=PATIENCE)
-    if not task.cancelled():
-        task.exception()  # mark it as retrieved, or asyncio logs it

@@ -19,6 +19,10 @@ class Clock(Protocol):
         """Microseconds since 1970 UTC; never goes backwards."""
         ...
 
+    def wall(self) -> int:
+        """The same as the computer's clock shows it, which may be set forward and back: for schedules."""
+        ...
+
     def call_at(self, moment: int, callback: Callable[[], None]) -> Timer:
         """Run `callback` in the event loop's thread at `moment`."""
         ...
@@ -35,6 +39,9 @@ class SystemClock:
 
     def now(self) -> int:
         return (self._offset + time.monotonic_ns()) // 1000
+
+    def wall(self) -> int:
+        return time.time_ns() // 1000
 
     def call_at(self, moment: int, callback: Callable[[], None]) -> Timer:
         delay = max(0, moment - self.now()) / SECOND

@@ -150,6 +150,7 @@ class Intake:
                     for call, body in zip(calls, bodies, strict=True)
                 ]
                 answers = await broker.store.messages.put_each(batch, named, change)
+                ids = [id for answer in answers if isinstance(answer, list) for id in answer]
             else:
                 ids = await broker.store.messages.put(batch, Put(now=now, keep=settings.history))
                 answers = [[id] for id in ids]
@@ -157,7 +158,7 @@ class Intake:
             broker.catalog.forget(queue)  # it was deleted meanwhile
             settings = await broker.catalog.get_or_create(queue)
             return await self._put(queue, settings, content_type, bodies, calls)
-        broker.metrics.messages[queue, "sent"] += len(answers)
+        broker.metrics.sent(queue, batch.ids, ids)
         return answers
 
     async def _wait_for(self, crowd: int, waiting: list[_Send]) -> bool:

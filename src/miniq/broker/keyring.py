@@ -2,9 +2,10 @@
 
 An API key is a secret that is shown once; only its hash is stored. A CURVE key authenticates a ZeroMQ connection
 during its handshake; only its public half is stored. A key has a list of `VERB:PATTERN` scopes, where the verb is one
-of `VERBS` or `*` and the pattern is a queue name with `*` for any characters. Until the first key is created, every
-call is allowed, and the server listens on loopback only. From then on calls need a key, also after the last one was
-revoked: a new one is then created on the store, without the broker (`miniq keys create --store`).
+of `VERBS` or `*` and the pattern is the name of a queue or topic with `*` for any characters (patterns of older stores
+may also have the other wildcards of `fnmatch`). Until the first key is created, every call is allowed, and the server
+listens on loopback only. From then on calls need a key, also after the last one was revoked: a new one is then created
+on the store, without the broker (`miniq keys create --store`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 
@@ -21,19 +22,22 @@ import msgspec
 from msgspec import Struct
 
 from miniq.broker import rules
-from miniq.errors import Forbidden, InvalidRequest, NotFound, TooManyQueues, Unauthorized
+from miniq.errors import Forbidden, InvalidRequest, NotFound, TooManyQueues, Unauthorized, show
+from miniq.message import NAME_LENGTH
 from miniq.options import Limits
 from miniq.store.contract import Store
 
-VERBS = ("send", "receive", "read", "manage", "admin")
-"""`receive` includes ack, release and extend; `read` is queues, messages and history; `manage` is configure, edit,
-remove, purge, redrive and delete; `admin` is keys and backups."""
+VERBS = ("send", "receive", "publish", "read", "manage", "admin")
+"""`receive` includes ack, release and extend; `publish` is for topics; `read` is queues, topics, messages and history;
+`manage` is configure, edit, remove, purge, redrive, delete, subscribe and unsubscribe; `admin` is keys and backups."""
 
+ACCESS_KEY = "MINIQKEY"
+"""How access key ids begin; the id of the key follows."""
 KIND = "key"
 PAIR_KIND = "curve"
 CLOSED_KIND = "closed"
 """The kind of the record that there have been keys."""
-FIRST_KEY = "this is the first key: from now on, calls without a key are refused"
+FIRST_KEY = "this is the first key: from now on, a server on this store refuses calls without a key"
 LOCKED_OUT = (
     "no key allows admin on all queues: keys can be created and revoked only on the store, by `miniq keys` with --store"
 )
@@ -42,6 +46,8 @@ _NO_KEYS = (
     "`miniq keys create NAME --allow '*' --store STORE`"
 )
 _CACHE = 1024
+_MOST_SCOPES = 100
+_PATTERN = re.compile(r"[A-Za-z0-9._*-]+")
 _CURVE = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 
 
@@ -55,6 +61,14 @@ class ApiKey(Struct, frozen=True, omit_defaults=True):
     """The public half of a CURVE key, whose `hash` is empty."""
     max_queues: int | None = None
     """The key creates no queue while as many match its scopes."""
+    aws: str | None = None
+    """The secret of a key that signs requests of Amazon SQS, whose `hash` is empty. Verifying a signature needs the
+    secret itself."""
+
+    @property
+    def access_key(self) -> str | None:
+        """The access key id of a key that signs."""
+        return None if self.aws is None else ACCESS_KEY + self.id.upper()
 
 
 class CurveIdentity(Struct, frozen=True):
@@ -63,7 +77,13 @@ class CurveIdentity(Struct, frozen=True):
     id: str
 
 
-Secret = str | CurveIdentity
+class AwsIdentity(Struct, frozen=True):
+    """The access key id that a request was signed with; takes the place of a secret."""
+
+    access_key: str
+
+
+Secret = str | CurveIdentity | AwsIdentity
 """The credential of a caller."""
 
 
@@ -89,7 +109,7 @@ class KeyRing:
         self._known: dict[Secret, ApiKey] = {}
         """Cache of verified credentials, so that not every call has to hash."""
         self._allowed: dict[tuple[str, str, str], bool] = {}
-        self._counted: dict[str, tuple[tuple[int, int] | None, int]] = {}
+        self._counted: dict[str, tuple[tuple[Hashable, int], int]] = {}
         """By key: how many queues match its scopes, and of which state of the catalog."""
 
     async def load(self) -> None:
@@ -118,6 +138,19 @@ class KeyRing:
         key = ApiKey(id, name, list(allow), now, _hash(secret), None, max_queues)
         await self._add(key)
         return key, secret
+
+    async def create_aws(self, name: str, allow: Sequence[str], now: int, max_queues: int | None = None) -> ApiKey:
+        """Create a key that signs requests of Amazon SQS."""
+        self._check(name, allow, max_queues)
+        id, secret = secrets.token_hex(6), secrets.token_urlsafe(30)
+        key = ApiKey(id, name, list(allow), now, "", None, max_queues, secret)
+        await self._add(key)
+        return key
+
+    def aws_secret(self, access_key: str) -> str | None:
+        """The secret that belongs to an access key id; None if there is none."""
+        key = self._keys.get(access_key.removeprefix(ACCESS_KEY).lower())
+        return None if key is None or key.access_key != access_key else key.aws
 
     async def register(
         self, name: str, allow: Sequence[str], public: str, now: int, max_queues: int | None = None
@@ -167,12 +200,14 @@ class KeyRing:
         """The key that a credential belongs to; raise `Unauthorized` if it is missing or unknown."""
         if secret is None:
             raise self._unauthorized(
-                "an API key is required: `Authorization: Bearer KEY` over HTTP, `api_key` in a ZeroMQ request"
+                "an API key is required: `api_key=KEY` in Python, `Authorization: Bearer KEY` over HTTP, `api_key` in "
+                "a ZeroMQ request"
             )
         return self._known.get(secret) or self._identify(secret)
 
-    def check(self, secret: Secret | None, verb: str, queue: str | None) -> None:
-        """Raise unless the holder of `secret` may do `verb` on a queue, or on the broker as a whole."""
+    def check(self, secret: Secret | None, verb: str, queue: str | None, kind: str = "queue") -> None:
+        """Raise unless the holder of `secret` may do `verb` on a queue, on what `kind` says, or on the broker as a
+        whole."""
         if self.open:
             return
         key = self.identify(secret)
@@ -182,10 +217,12 @@ class KeyRing:
             allowed = any(_covers(scope, verb, queue) for scope in key.allow)
             if len(self._allowed) >= 16 * _CACHE:
                 self._allowed.clear()
-            if len(cache_key[2]) <= rules.NAME_LENGTH:  # a longer one is no valid queue name and would waste memory
+            if len(cache_key[2]) <= NAME_LENGTH:  # a longer one is no valid queue name and would waste memory
                 self._allowed[cache_key] = allowed
         if not allowed:
-            target = "the broker" if queue is None else f"queue {queue[: rules.NAME_LENGTH]!r}"
+            target = f"all queues (`{verb}` or `{verb}:*`)"
+            if queue is not None:
+                target = f"{kind} {queue[:NAME_LENGTH]!r}"
             raise Forbidden(f"key {key.name!r} does not allow {verb} on {target}")
 
     def scope(self, secret: Secret | None) -> str:
@@ -200,38 +237,44 @@ class KeyRing:
             return True
         return False
 
-    def check_new_queue(self, secret: Secret | None, queue: str, queues: Collection[str], version: int) -> None:
-        """Raise if the holder of `secret` may not create a further queue. `version` changes with `queues`."""
-        if self.open:
+    def check_new_queues(
+        self, secret: Secret | None, new: Sequence[str], queues: Collection[str], version: Hashable
+    ) -> None:
+        """Raise if the holder of `secret` may not create `new` queues. `version` changes with `queues`."""
+        if self.open or not new:
             return
         key = self.identify(secret)
         if key.max_queues is None:
             return
         state = (version, len(queues))
-        counted, count = self._counted.get(key.id, (None, 0))
+        counted, count = self._counted.get(key.id, ((None, -1), 0))
         if counted != state:  # counting is expensive, so refused calls are not counted for again
             patterns = {scope.partition(":")[2] or "*" for scope in key.allow}
             count = sum(any(fnmatchcase(name, pattern) for pattern in patterns) for name in queues)
             self._counted[key.id] = state, count
-        if count >= key.max_queues:
+        if count + len(new) > key.max_queues:
+            allowed = max(key.max_queues - count, 0)
             raise TooManyQueues(
-                f"queue: {queue[: rules.NAME_LENGTH]!r} cannot be created, {count} queues match key {key.name!r}, "
+                f"queue: {new[allowed][:NAME_LENGTH]!r} cannot be created, "
+                f"{count + allowed} queue{'s match' if count + allowed != 1 else ' matches'} key {key.name!r}, "
                 f"whose max_queues is {key.max_queues}; delete some, or use a key with a higher max_queues",
                 field="queue",
             )
 
     def _check(self, name: str, allow: Sequence[str], max_queues: int | None) -> None:
         rules.check_text(name, "name", Limits())
+        if not name.isprintable():
+            raise InvalidRequest(f"name: {name!r} has a control character; use letters, digits, signs", field="name")
         if max_queues is not None:
             rules.check_count(max_queues, "max_queues", 0, 2**31)
         if not allow:
             raise InvalidRequest("allow: empty; use at least one VERB:PATTERN such as send:orders.*", field="allow")
+        if len(allow) > _MOST_SCOPES:
+            raise InvalidRequest(f"allow: {len(allow)} permissions; at most {_MOST_SCOPES}", field="allow")
         for scope in allow:
-            verb, colon, pattern = scope.partition(":") if isinstance(scope, str) else ("", "", "")
-            if verb not in (*VERBS, "*") or (colon and not pattern) or len(pattern) > rules.NAME_LENGTH:
-                raise InvalidRequest(
-                    f"allow: {scope!r:.80} is not VERB:PATTERN; the verbs are {', '.join(VERBS)} and *", field="allow"
-                )
+            problem = _problem(scope)
+            if problem is not None:
+                raise InvalidRequest(f"allow: {show(scope)} {problem}", field="allow")
 
     @property
     def managed(self) -> bool:
@@ -239,6 +282,7 @@ class KeyRing:
         return any(_covers(scope, "admin", None) for key in self._keys.values() for scope in key.allow)
 
     async def _add(self, key: ApiKey) -> None:
+        self._store.check_space(0, 1)
         await self._close()
         await self._store.save_record(KIND, key.id, msgspec.json.encode(key))
         self._keys[key.id] = key
@@ -252,14 +296,18 @@ class KeyRing:
             await self._store.save_record(CLOSED_KIND, "since", b"")
             self._closed = True
 
-    def _unauthorized(self, text: str) -> Unauthorized:
-        return Unauthorized(text if self._keys else text + _NO_KEYS)
+    def _unauthorized(self, text: str, field: str | None = None) -> Unauthorized:
+        return Unauthorized(text if self._keys else text + _NO_KEYS, field=field)
 
     def _identify(self, secret: Secret) -> ApiKey:
         if isinstance(secret, CurveIdentity):
             key = self._keys.get(secret.id)
             if key is None:
-                raise self._unauthorized("the CURVE key of this connection was revoked")
+                raise self._unauthorized("the CURVE key of this connection was revoked", "curve_key")
+        elif isinstance(secret, AwsIdentity):
+            key = self._keys.get(secret.access_key.removeprefix(ACCESS_KEY).lower())
+            if key is None or key.access_key != secret.access_key:
+                raise self._unauthorized("this access key is unknown or was revoked")
         else:
             parts = secret.split("_", 2)
             key = self._keys.get(parts[1]) if len(parts) == 3 else None
@@ -273,6 +321,19 @@ class KeyRing:
 
 def _hash(secret: str) -> str:
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _problem(scope: object) -> str | None:
+    """Why a scope is invalid, or could never match; None if it can."""
+    verb, colon, pattern = scope.partition(":") if isinstance(scope, str) else ("", "", "")
+    if verb not in (*VERBS, "*") or (colon and not pattern) or len(pattern) > NAME_LENGTH:
+        return f"is not VERB:PATTERN; the verbs are {', '.join(VERBS)} and *"
+    if colon and _PATTERN.fullmatch(pattern) is None:
+        several = "give several as one permission each; " if "," in pattern else ""
+        return f"matches no queue or topic: {several}a pattern has A-Z a-z 0-9 . _ - and *"
+    if verb == "admin" and pattern not in ("", "*"):
+        return "allows nothing: admin is for all queues; use admin"
+    return None
 
 
 def _covers(scope: str, verb: str, queue: str | None) -> bool:

@@ -44,17 +44,55 @@ class Latency:
         self.total += other.total
 
 
+class MessageCounter(Counter[tuple[str, str]]):
+    """Numbers of messages by queue and event. It notes what changes, so that nothing has to compare all of them."""
+
+    def __init__(self) -> None:
+        self.changes = 0
+        self.before: dict[tuple[str, str], int] = {}
+        """What changed since the last `mark`, with the numbers at that time."""
+        super().__init__()
+
+    def __setitem__(self, key: tuple[str, str], count: int) -> None:
+        self.changes += 1
+        if key not in self.before:
+            self.before[key] = self[key]
+        dict.__setitem__(self, key, count)  # several times for each call: `super()` takes longer
+
+    def mark(self) -> dict[tuple[str, str], int]:
+        """Begin to note changes anew; they are added to the result."""
+        self.before = {}
+        return self.before
+
+
 class Metrics:
     """Messages by queue and event; calls by protocol, name and queue; errors by protocol and code."""
 
     def __init__(self, queues: Container[str]) -> None:
         self._queues = queues
-        self.messages: Counter[tuple[str, str]] = Counter()
-        """(queue, event) → messages; events are sent, received, acked, released, extended, dead, expired."""
+        self.messages = MessageCounter()
+        """(queue, event) → messages. The events are those of the history, which tells of the same, and `deduplicated`,
+        `extended` and `lease_expired` (in the history: `expired` with reason `lease`)."""
         self.calls: dict[tuple[str, str, str], Latency] = {}
         """(wire, call, queue) → durations; the queue is "" for calls without one."""
         self.errors: Counter[tuple[str, str]] = Counter()
         """(wire, code) → errors."""
+
+        self.firings: Counter[tuple[str, str]] = Counter()
+        """(schedule, outcome) → moments."""
+
+    def sent(self, queue: str, own: Sequence[str], ids: Sequence[str]) -> None:
+        """Count the messages of a send, whose answer has the `own` id of each one that was added."""
+        if ids is own or ids == own:
+            self.messages[queue, "sent"] += len(ids)
+        else:
+            added = len(set(own).intersection(ids))
+            self.messages[queue, "sent"] += added
+            self.messages[queue, "deduplicated"] += len(ids) - added
+
+    def lease_expired(self, queue: str, count: int) -> None:
+        """Count leases that a change found expired."""
+        self.messages[queue, "lease_expired"] += count
 
     def call(self, wire: str, name: str, queue: str, seconds: float) -> None:
         """Record the duration of a call. Names of queues that do not exist are not kept: requests may have any."""
@@ -73,3 +111,8 @@ class Metrics:
             del self.messages[counter]
         for call in [key for key in self.calls if key[2] == queue]:
             del self.calls[call]
+
+    def forget_schedule(self, name: str) -> None:
+        """Drop the counters of a deleted schedule."""
+        for counter in [key for key in self.firings if key[0] == name]:
+            del self.firings[counter]

@@ -9,33 +9,43 @@ import hashlib
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from datetime import UTC, datetime, timedelta
 
 import msgspec
 from msgspec.structs import replace
 
-from miniq.errors import BadName, InvalidRequest, MessageLeased, MessageNotFound, StaleReceipt, TooLarge
+from miniq.errors import (
+    BadName,
+    InvalidRequest,
+    MessageLeased,
+    MessageNotFound,
+    StaleReceipt,
+    TooLarge,
+    require_moment,
+    show,
+    show_seconds,
+)
 from miniq.ids import SHARE, IdSource
 from miniq.message import (
     JSON,
+    NAME,
     SECOND,
     DeadLetter,
     Draft,
-    History,
     Lease,
     Message,
     Outcome,
     PlainBatch,
     PlainDrafts,
     QueueSettings,
+    Retry,
     Stored,
 )
 from miniq.options import Limits
+from miniq.packed import size_of, sizes_of
 from miniq.store.arguments import ANY, FREE, Fence, Fit, Once, Put, Refusal, Room
 from miniq.store.names import CALL, RESERVED, scoped_name
 
-NAME_LENGTH = 128
-_NAME = re.compile(rf"[A-Za-z0-9._-]{{1,{NAME_LENGTH}}}")
 _encode = msgspec.msgpack.Encoder().encode
 _CONTENT_TYPE = re.compile(r"[!-~]+/[!-~][ -~]*")
 TRACE_HEADERS = ("traceparent", "tracestate")
@@ -47,28 +57,33 @@ MANY = 100_000
 """Maximum number of messages or records in a long page."""
 COMMIT_WINDOW = 7 * 86400 * SECOND
 """How long a committed batch is remembered."""
+DEAD = ".dead"
+"""How the name of a dead-letter queue ends, unless a setting names another."""
+ERROR_BYTES = 4096
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 YEARS_100 = 100 * 366 * 86400.0
 
 
 def check_name(name: object, field: str = "queue") -> str:
-    """Raise unless this is a valid name for a new queue."""
-    check_label(name, field, "queue name")
+    """Raise unless this is a valid name for a new queue, or topic."""
+    kind = "topic" if field == "topic" else "queue"
+    check_label(name, field, f"{kind} name")
     if name in (".", ".."):
-        text = f"{field}: {name!r} is not a queue name, because URLs give it another meaning; use another name"
+        text = f"{field}: {name!r} is not a {kind} name, because URLs give it another meaning; use another name"
         raise BadName(text, field=field)
     return str(name)
 
 
 def check_label(name: object, field: str, kind: str = "name") -> None:
     """Raise unless this is a valid name for a group, job, batch, partition or attempt."""
-    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
-        raise BadName(f"{field}: {_show(name)} is not a {kind}; use 1 to 128 of A-Z a-z 0-9 . _ -", field=field)
+    if not isinstance(name, str) or NAME.fullmatch(name) is None:
+        raise BadName(f"{field}: {show(name)} is not a {kind}; use 1 to 128 of A-Z a-z 0-9 . _ -", field=field)
 
 
 def check_seconds(value: object, field: str, low: float, high: float) -> float:
     """Raise unless this is a finite number of seconds in a range."""
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value or abs(value) == math.inf:
-        raise InvalidRequest(f"{field}: {_show(value)} is not a number of seconds", field=field)
+        raise InvalidRequest(f"{field}: {show(value)} is not a number of seconds, such as 1.5", field=field)
     if not low <= value <= high:
         shown = f"{value:.15g}" if abs(value) < 1e300 else "the number of"  # an int may be too large for a float
         raise InvalidRequest(f"{field}: {shown} s is out of range; use {low:.15g} to {high:.15g}", field=field)
@@ -78,7 +93,7 @@ def check_seconds(value: object, field: str, low: float, high: float) -> float:
 def check_count(value: object, field: str, low: int, high: int) -> int:
     """Raise unless this is a whole number in a range."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidRequest(f"{field}: {_show(value)} is not a whole number", field=field)
+        raise InvalidRequest(f"{field}: {show(value)} is not a whole number", field=field)
     if not low <= value <= high:
         raise InvalidRequest(f"{field}: {value} is out of range; use {low} to {high}", field=field)
     return value
@@ -87,11 +102,11 @@ def check_count(value: object, field: str, low: int, high: int) -> int:
 def check_text(value: object, field: str, limits: Limits) -> str:
     """Raise unless this is a short text: a key, recipient, group, consumer."""
     if not isinstance(value, str) or not value:
-        raise InvalidRequest(f"{field}: {_show(value)} is not a text of at least one character", field=field)
+        raise InvalidRequest(f"{field}: {show(value)} is not a text of at least one character", field=field)
     try:
         size = len(value.encode())
     except UnicodeEncodeError:
-        raise InvalidRequest(f"{field}: {_show(value)} is not valid Unicode", field=field) from None
+        raise InvalidRequest(f"{field}: {show(value)} is not valid Unicode", field=field) from None
     if size > limits.name_bytes:
         raise TooLarge(f"{field}: {size} bytes in UTF-8; at most {limits.name_bytes}", field=field)
     return value
@@ -101,7 +116,7 @@ def check_call(value: object, limits: Limits) -> str:
     """Raise unless this is a valid idempotency key."""
     name = check_text(value, "idempotency-key", limits)
     if name.startswith(RESERVED):
-        text = f"idempotency-key: {_show(name)} has a reserved prefix; use another key"
+        text = f"idempotency-key: {show(name)} has a reserved prefix; use another key"
         raise InvalidRequest(text, field="idempotency-key")
     return name
 
@@ -129,14 +144,14 @@ def _untraced(headers: Mapping[str, str]) -> dict[str, str] | None:
 def check_body(body: object, content_type: object, limits: Limits) -> None:
     """Raise unless body and content type are valid."""
     if not isinstance(body, bytes):
-        raise InvalidRequest(f"body: {_show(body)} is not bytes", field="body")
+        raise InvalidRequest(f"body: {show(body)} is not bytes", field="body")
     if len(body) > limits.body_bytes:
         raise TooLarge(f"body: {len(body)} bytes; at most {limits.body_bytes}", field="body")
     if content_type == JSON:
         return
     if not isinstance(content_type, str) or _CONTENT_TYPE.fullmatch(content_type) is None:
         raise InvalidRequest(
-            f"content_type: {_show(content_type)} is not a media type such as application/json",
+            f"content_type: {show(content_type)} is not a media type such as application/json",
             field="content_type",
         )
     if len(content_type) > limits.name_bytes:
@@ -148,18 +163,20 @@ def check_body(body: object, content_type: object, limits: Limits) -> None:
 def check_headers(headers: object, limits: Limits) -> None:
     """Raise unless headers are a map from text to text within the limits."""
     if not isinstance(headers, dict):
-        raise InvalidRequest(f"headers: {_show(headers)} is not a map from text to text", field="headers")
+        raise InvalidRequest(f"headers: {show(headers)} is not a map from text to text", field="headers")
     if len(headers) > limits.headers:
         raise TooLarge(f"headers: {len(headers)} of them; at most {limits.headers}", field="headers")
     for name, value in headers.items():
-        if not isinstance(name, str) or not isinstance(value, str) or not name:
-            raise InvalidRequest(f"headers: {_show(name)}: {_show(value)} is not text to text", field="headers")
+        if not isinstance(name, str) or not name:
+            raise InvalidRequest(f"headers: {show(name)} is not a name; use text", field="headers")
+        if not isinstance(value, str):
+            raise InvalidRequest(f"headers: the value of {show(name)} is {show(value)}; use text", field="headers")
         try:
             size = len(name.encode()) + len(value.encode())
         except UnicodeEncodeError:
-            raise InvalidRequest(f"headers: {_show(name)} is not valid Unicode", field="headers") from None
+            raise InvalidRequest(f"headers: {show(name)} is not valid Unicode", field="headers") from None
         if size > limits.header_bytes:
-            raise TooLarge(f"headers: {_show(name)} has {size} bytes; at most {limits.header_bytes}", field="headers")
+            raise TooLarge(f"headers: {show(name)} has {size} bytes; at most {limits.header_bytes}", field="headers")
 
 
 def check_batch(items: Sequence[object], field: str, limits: Limits) -> None:
@@ -168,6 +185,14 @@ def check_batch(items: Sequence[object], field: str, limits: Limits) -> None:
         raise InvalidRequest(f"{field}: empty; give at least one", field=field)
     if len(items) > limits.batch:
         raise TooLarge(f"{field}: {len(items)} in one call; at most {limits.batch}", field=field)
+
+
+def check_total(drafts: Sequence[Draft], limits: Limits) -> None:
+    """Raise if the bodies of a send have more bytes than a request, which a server would have refused already."""
+    bodies = drafts.bodies if isinstance(drafts, PlainDrafts) else [draft.body for draft in drafts]
+    size = size_of(bodies)
+    if size > limits.request_bytes:
+        raise TooLarge(f"messages: {size} bytes in one call; at most {limits.request_bytes}", field="messages")
 
 
 def check_draft(draft: Draft, limits: Limits) -> None:
@@ -179,6 +204,8 @@ def check_draft(draft: Draft, limits: Limits) -> None:
         check_count(draft.priority, "priority", 0, 9)
     if draft.delay is not None:
         check_seconds(draft.delay, "delay", 0, limits.delay)
+    if draft.deliver_at is not None:
+        _check_moment(draft)
     if draft.ttl is not None:
         check_seconds(draft.ttl, "ttl", 0, YEARS_100)
     if draft.key is not None:
@@ -188,8 +215,15 @@ def check_draft(draft: Draft, limits: Limits) -> None:
     if draft.group is not None:
         check_text(draft.group, "group", limits)
     if draft.dedup_id is not None and check_text(draft.dedup_id, "dedup_id", limits).startswith(CALL):
-        text = f"dedup_id: {_show(draft.dedup_id)} has a reserved prefix; use another id"
+        text = f"dedup_id: {show(draft.dedup_id)} has a reserved prefix; use another id"
         raise InvalidRequest(text, field="dedup_id")
+
+
+def _check_moment(draft: Draft) -> None:
+    """Raise unless a message may be delivered at a moment."""
+    require_moment(draft.deliver_at, "deliver_at")
+    if draft.delay is not None:
+        raise InvalidRequest("deliver_at: given together with delay; use one of them", field="deliver_at")
 
 
 def admit(
@@ -213,7 +247,7 @@ def admit(
 def admit_plain(
     queue: str,
     settings: QueueSettings,
-    bodies: list[bytes],
+    bodies: Sequence[bytes],
     content_type: str,
     ids: IdSource,
     now: int,
@@ -246,6 +280,7 @@ def _alike(drafts: Sequence[Draft], first: Draft) -> bool:
             or draft.dedup_id is not None
             or draft.ttl is not None
             or draft.key is not None
+            or draft.deliver_at is not None
         ):
             return False
     return True
@@ -260,13 +295,25 @@ def _admit_each(
     before: tuple[object, ...] | None = None
     for draft in drafts:
         alone = draft.recipient is not None or draft.group is not None or draft.dedup_id is not None
-        alike = None if alone else (draft.priority, draft.delay)
+        alike = None if alone else (draft.priority, draft.delay, draft.deliver_at)
         if alike is None or alike != before or not run:
             run = ids.run(1 if alike is None else SHARE, now)
             run.reverse()
         before = alike
-        messages.append(_message(draft, queue, settings, run.pop(), now))
+        messages.append(message(draft, queue, settings, run.pop(), now, limits))
     return messages
+
+
+def message(
+    draft: Draft, queue: str, settings: QueueSettings, id: str, now: int, limits: Limits, topic: str | None = None
+) -> Message:
+    """The message of a valid draft."""
+    made = _message(draft, queue, settings, id, now, topic)
+    if made.due_at > now + micros(limits.delay):
+        most = show_seconds(limits.delay)
+        text = f"deliver_at: {show(draft.deliver_at)} is too far ahead; use a moment at most {most} from now"
+        raise InvalidRequest(text, field="deliver_at")
+    return made
 
 
 def stage(queue: str, settings: QueueSettings, drafts: Sequence[Draft], limits: Limits) -> Sequence[Message]:
@@ -280,18 +327,25 @@ def stage(queue: str, settings: QueueSettings, drafts: Sequence[Draft], limits: 
     if isinstance(drafts, PlainDrafts) or _alike(drafts, first):
         check_draft(first, limits)
         bodies = drafts.bodies if isinstance(drafts, PlainDrafts) else [draft.body for draft in drafts]
-        if max(map(len, bodies)) <= limits.body_bytes:
+        if max(sizes_of(bodies)) <= limits.body_bytes:
             return PlainBatch([""] * len(bodies), queue, 0, due, bodies, first.content_type, first.priority)
     _check_each(drafts, limits)
+    if any(draft.deliver_at is not None for draft in drafts):
+        text = "deliver_at: not supported in a stage, whose times count from the commit; use delay"
+        raise InvalidRequest(text, field="deliver_at")
     return [_message(draft, queue, settings, "", 0) for draft in drafts]
 
 
-def _message(draft: Draft, queue: str, settings: QueueSettings, id: str, now: int) -> Message:
+def _message(draft: Draft, queue: str, settings: QueueSettings, id: str, now: int, topic: str | None = None) -> Message:
+    if draft.deliver_at is not None:
+        due = max(now, (draft.deliver_at - EPOCH) // timedelta(microseconds=1))
+    else:
+        due = now + micros(settings.delay if draft.delay is None else draft.delay)
     return Message(
         id,
         queue,
         now,
-        now + micros(settings.delay if draft.delay is None else draft.delay),
+        due,
         draft.body,
         draft.content_type,
         draft.priority,
@@ -301,7 +355,17 @@ def _message(draft: Draft, queue: str, settings: QueueSettings, id: str, now: in
         draft.recipient,
         draft.group,
         draft.dedup_id,
+        topic=topic,
     )
+
+
+def check_drafts(drafts: Sequence[Draft], limits: Limits) -> None:
+    """Raise unless these drafts may be sent in one call, whatever their queue."""
+    check_batch(drafts, "messages", limits)
+    if not isinstance(drafts, PlainDrafts) or max(map(len, drafts.bodies)) > limits.body_bytes:
+        _check_each(drafts, limits)
+    elif drafts.content_type != JSON:
+        check_body(drafts.bodies[0], drafts.content_type, limits)
 
 
 def _check_each(drafts: Sequence[Draft], limits: Limits) -> None:
@@ -326,11 +390,37 @@ def lease_seconds(value: float | None, settings: QueueSettings, limits: Limits) 
     return check_seconds(value, "visibility_timeout", 0, limits.visibility_timeout)
 
 
-def dead_letter_queue(name: str, settings: QueueSettings) -> str | None:
-    """The dead-letter queue of a queue, None if it has no max_receives."""
-    if settings.max_receives is None:
-        return None
-    return settings.dead_letter_queue or f"{name}.dead"
+def dead_letter_queue(name: str, settings: QueueSettings) -> str:
+    """The dead-letter queue of a queue, whether it exists or not."""
+    return settings.dead_letter_queue or f"{name}{DEAD}"
+
+
+def final_reason(receives: int, settings: QueueSettings, dead: bool) -> str | None:
+    """Why a message that failed is dead-lettered, None if it is tried again."""
+    if dead:
+        return "rejected"
+    return "max_receives" if receives >= (settings.max_receives or 2**62) else None
+
+
+def retry_delay(retry: Retry, receives: int, chance: float) -> float:
+    """Seconds that a message waits after it failed, having been received that often; `chance` is from 0 to 1."""
+    try:
+        delay = min(retry.delay * retry.factor ** (receives - 1), retry.max)
+    except OverflowError:
+        delay = retry.max
+    return delay * (1 + retry.jitter * (2 * chance - 1))
+
+
+def check_error(value: object, field: str = "error") -> None:
+    """Raise unless this is a text that fits into a message's state."""
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{field}: {show(value)} is not a text", field=field)
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        raise InvalidRequest(f"{field}: is not valid Unicode", field=field) from None
+    if size > ERROR_BYTES:
+        raise TooLarge(f"{field}: {size} bytes in UTF-8; at most {ERROR_BYTES}", field=field)
 
 
 def fit(settings: QueueSettings, now: int) -> Fit:
@@ -339,8 +429,8 @@ def fit(settings: QueueSettings, now: int) -> Fit:
 
 
 def expired(stored: Stored, settings: QueueSettings, now: int) -> Refusal | None:
-    """Why a message has expired, None if it has not."""
-    return fit(settings, now).refusal(stored.message, 0, now)
+    """Why a message has expired, None if it has not. A leased one lives until its lease ends."""
+    return None if stored.status(now) == "leased" else fit(settings, now).refusal(stored.message, 0, now)
 
 
 def ends_at(message: Message, settings: QueueSettings) -> int:
@@ -386,15 +476,15 @@ def check_done(queue: str, id: str, outcome: Outcome) -> None:
     if outcome == "leased":
         raise MessageLeased(f"id: message {id!r} is leased; give its receipt, or wait", field="receipt")
     if outcome == "stale":
-        raise StaleReceipt(f"receipt: message {id!r} has been received again or released since", field="receipt")
+        raise StaleReceipt.of(id)
 
 
-def bury(message: Message, to: str, reason: str, receives: int, now: int) -> Message:
+def bury(message: Message, to: str, reason: str, receives: int, now: int, error: str | None) -> Message:
     """A message as a dead letter. The retention of the dead-letter queue applies, not its own ttl."""
     lifetime = message.lifetime
     if lifetime is None and message.expires_at is not None:
         lifetime = message.expires_at - message.sent_at
-    dead = DeadLetter(message.queue, reason, receives, now)
+    dead = DeadLetter(message.queue, reason, receives, now, error)
     return replace(message, queue=to, due_at=now, expires_at=None, dead=dead, lifetime=lifetime)
 
 
@@ -402,49 +492,3 @@ def revive(message: Message, to: str, now: int) -> Message:
     """A dead letter as a message again; its receives count from 0, and its ttl from now."""
     expires_at = None if message.lifetime is None else now + message.lifetime
     return replace(message, queue=to, due_at=now, expires_at=expires_at, dead=None)
-
-
-def change_settings(
-    name: str, current: QueueSettings | None, changes: Mapping[str, Any], limits: Limits
-) -> QueueSettings:
-    """The settings of a queue after `changes`, which are checked."""
-    settings = current or QueueSettings()
-    for field, value in changes.items():
-        if field in ("visibility_timeout", "delay"):
-            high = limits.visibility_timeout if field == "visibility_timeout" else limits.delay
-            check_seconds(value, field, 0, high)
-        elif field in ("retention", "dedup_window", "claim_retention"):
-            check_seconds(value, field, 0, YEARS_100)
-        elif field == "max_receives":
-            if value is not None:
-                check_count(value, field, 1, 1_000_000)
-        elif field in ("max_length", "max_bytes"):
-            check_count(value, field, 0, 2**53)
-        elif field == "history":
-            if value not in get_args(History):
-                raise InvalidRequest(f"history: {_show(value)}; use off, events or full", field=field)
-        elif field == "dead_letter_queue":
-            if value is not None:
-                check_name(value, field)
-        else:
-            known = ", ".join(QueueSettings.__struct_fields__)
-            field = field[:80]
-            raise InvalidRequest(f"{field}: no such setting; there are {known}", field=field)
-    settings = msgspec.structs.replace(settings, **changes)
-    dead = dead_letter_queue(name, settings)
-    if dead is not None:
-        if dead == name:
-            raise InvalidRequest(
-                f"dead_letter_queue: {name!r} cannot be its own dead-letter queue", field="dead_letter_queue"
-            )
-        if _NAME.fullmatch(dead) is None:
-            raise BadName(
-                f"dead_letter_queue: {dead!r} is too long for a queue name; choose one of up to 128 characters",
-                field="dead_letter_queue",
-            )
-    return settings
-
-
-def _show(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

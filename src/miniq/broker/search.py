@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from miniq.broker import rules
 from miniq.errors import InvalidRequest
-from miniq.message import SECOND, EventName, HistoryPage, HistoryRecord, Message, Page, Status, Stored
+from miniq.message import SECOND, EventName, HistoryPage, HistoryRecord, Page, Status, Stored
 
 if TYPE_CHECKING:
     from miniq.broker.broker import Broker
@@ -26,6 +26,9 @@ MAX_BYTES = 32 * 1024 * 1024
 """Bytes of messages that one call examines."""
 MAX_EVENTS = 20_000
 """Events that one call examines."""
+SKEW = 5 * SECOND
+"""How far events of brokers on one database may be out of order by time: their clocks differ, and events may wait for
+their offsets."""
 _PAGE = 200
 
 
@@ -38,7 +41,7 @@ class Search:
     async def messages(
         self, queue: str, text: str, *, status: Status | None = None, after: str | None = None, limit: int = 100
     ) -> Page:
-        """Messages whose id, key, headers or body contain `text`, ignoring case."""
+        """Messages whose id, key, headers, error or body contain `text`, ignoring case."""
         if not text or len(text) > 1000:
             raise InvalidRequest(f"find: {len(text)} characters; use 1 to 1000", field="find")
         rules.check_count(limit, "limit", 1, self._broker.options.limits.batch)
@@ -47,14 +50,14 @@ class Search:
         examined = size = 0
         while True:
             page = await self._broker.peek(queue, status=status, after=after, limit=_PAGE)
-            hits = [index for index, stored in enumerate(page.messages) if matches(stored.message)]
+            hits = [index for index, stored in enumerate(page.messages) if matches(stored)]
             if len(hits) > limit - len(matching):
                 # Read the page again up to the last match that fits, so that its cursor points right behind that.
                 shorter = hits[limit - len(matching) - 1] + 1
                 page = await self._broker.peek(queue, status=status, after=after, limit=shorter)
             examined += len(page.messages)
             size += sum(stored.message.size for stored in page.messages)
-            matching += [stored for stored in page.messages if matches(stored.message)]
+            matching += [stored for stored in page.messages if matches(stored)]
             after = page.next
             if after is None or len(matching) == limit or examined >= MAX_MESSAGES or size >= MAX_BYTES:
                 return Page(matching, after, examined)
@@ -71,37 +74,46 @@ class Search:
         consumer: str | None = None,
         since: int | None = None,
         before: int | None = None,
+        visible: Callable[[str], bool] | None = None,
+        many: bool = False,
     ) -> HistoryPage:
-        """Events filtered by queue, message, kind, consumer, start time and end offset, in order of offset.
-        `next` is where the scan ended, whether or not it matching anything."""
+        """Events filtered by queue, message, kind, consumer, start time and end offset, in order of offset, of queues
+        that are `visible` to the caller. `next` is where the scan ended, whether or not it found anything. `many`
+        allows long pages."""
         if event is not None and event not in get_args(EventName):
             raise InvalidRequest(f"event: {event[:80]!r}; use one of {', '.join(get_args(EventName))}", field="event")
-        rules.check_count(limit, "limit", 1, self._broker.options.limits.batch)
+        rules.check_count(limit, "limit", 1, rules.MANY if many else self._broker.options.limits.batch)
         if before is not None:
             rules.check_count(before, "before", 1, 2**63 - 1)
         broker = self._broker
-        if id is not None and since is None and not after:
-            since = sent_about(id)
-        if since is not None:
-            after = max(after, await self._last_offset_before(since))
+        start = sent_about(id) if id is not None and since is None and not after else since
+        if start is not None:
+            skew = SKEW if broker.store.shared else 0
+            after = max(after, await self._last_offset_before(start - skew))
         matching: list[HistoryRecord] = []
         examined = 0
+        is_filtered = bool(id or event or consumer or visible or (since is not None and broker.store.shared))
+        size = min(1000, broker.options.limits.batch) if is_filtered else limit
         while True:
-            page = await broker.history(after=after, limit=1000 if id or event or consumer else limit, queue=queue)
+            page = await broker.history(after=after, limit=size, queue=queue, many=many)
+            if not is_filtered and (before is None or page.next < before):
+                return page
             for record in page.records:
                 candidate = record.event
                 if before is not None and record.offset >= before:
                     return replace(page, records=matching, next=before - 1)
                 if (
-                    (id is None or candidate.id == id)
+                    (since is None or candidate.at >= since)
+                    and (id is None or candidate.id == id)
                     and (event is None or candidate.event == event)
                     and (consumer is None or candidate.consumer == consumer)
+                    and (visible is None or visible(candidate.queue))
                 ):
                     matching.append(record)
                     if len(matching) == limit:
                         return replace(page, records=matching, next=record.offset)
             examined += max(1, page.next - after)
-            if page.next == after or examined >= MAX_EVENTS or not (id or event or consumer):
+            if page.next == after or examined >= MAX_EVENTS or not is_filtered:
                 return replace(page, records=matching)
             after = page.next
             await asyncio.sleep(0)
@@ -120,8 +132,9 @@ class Search:
         return low
 
 
-def matcher(text: str) -> Callable[[Message], bool]:
-    """A predicate: does a message contain the text in its id, key, headers or body? In JSON it may be escaped."""
+def matcher(text: str) -> Callable[[Stored], bool]:
+    """A predicate: does a message contain the text in its id, key, headers, error or body? In JSON it may be
+    escaped."""
     wanted = text.lower()
     needles = {
         wanted.encode(),
@@ -129,7 +142,11 @@ def matcher(text: str) -> Callable[[Message], bool]:
         json.dumps(wanted, ensure_ascii=False)[1:-1].encode(),
     }
 
-    def matches(message: Message) -> bool:
+    def matches(stored: Stored) -> bool:
+        message = stored.message
+        errors = (stored.error, None if message.dead is None else message.dead.error)
+        if any(error is not None and wanted in error.lower() for error in errors):
+            return True
         if wanted in message.id or (message.key is not None and wanted in message.key.lower()):
             return True
         if message.headers is not None and any(

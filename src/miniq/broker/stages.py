@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from miniq.batch import Committed, Stage, StageName
 from miniq.broker import rules
 from miniq.errors import InvalidRequest, TooLarge
-from miniq.message import Committed, Draft, Stage, StageName
+from miniq.message import Draft
 from miniq.store.arguments import Batch, Upload
 
 if TYPE_CHECKING:
@@ -39,11 +40,16 @@ class Stages:
         until = now + rules.micros(broker.options.stage_ttl)
         return await broker.store.stages.upload(queue, Upload(name, part, now, until), messages)
 
-    async def commit(self, queue: str, job: str, batch: str, stages: Sequence[tuple[str, str]]) -> Committed:
-        """Move all messages of these stages, (partition, attempt), to the queue, once per (job, batch)."""
+    async def commit(
+        self, queue: str, job: str, batch: str, stages: Sequence[tuple[str, str]], content: str | None = None
+    ) -> Committed:
+        """Move all messages of these stages, (partition, attempt), to the queue, once per (job, batch). `content`
+        identifies them: a repetition with another one is refused."""
         broker = self._broker
         settings = broker.catalog.find(queue) or await broker.catalog.get_or_create(queue)
         _check_batch(job, batch)
+        if content is not None:
+            rules.check_label(content, "content")
         seen: dict[str, int] = {}
         for index, (partition, attempt) in enumerate(stages):
             field = f"stages[{index}]"
@@ -54,13 +60,15 @@ class Stages:
                 raise InvalidRequest(text, field=field)
             seen[partition] = index
         now = broker.clock.now()
-        await self._check_alone(queue, job, batch, set(stages), now)
+        staged = await self._check_alone(queue, job, batch, set(stages), now)
         put = rules.put(settings, now)
-        commit = Batch(job, batch, stages, broker.reserve, put, now + rules.COMMIT_WINDOW)
+        commit = Batch(job, batch, stages, broker.reserve, put, now + rules.COMMIT_WINDOW, content or "")
         committed = await broker.store.stages.commit(queue, commit)
-        if not committed.repeated:
+        added = 0 if committed.repeated else committed.messages
+        if added:
             broker.sweeper.scan_again(queue)
-            broker.metrics.messages[queue, "sent"] += committed.messages
+        broker.metrics.messages[queue, "sent"] += added
+        broker.metrics.messages[queue, "deduplicated"] += max(staged, committed.messages) - added
         return committed
 
     async def discard(self, queue: str, job: str, batch: str) -> int:
@@ -76,19 +84,22 @@ class Stages:
         await broker.catalog.require(queue)
         return await broker.store.stages.list(queue, broker.clock.now())
 
-    async def _check_alone(self, queue: str, job: str, batch: str, listed: set[tuple[str, str]], now: int) -> None:
+    async def _check_alone(self, queue: str, job: str, batch: str, listed: set[tuple[str, str]], now: int) -> int:
+        """How many messages the listed stages have; raise if too many of them stand alone."""
         limit = self._broker.options.limits.commit_alone
-        alone = sum(
-            stage.alone
+        found = [
+            stage
             for stage in await self._broker.store.stages.list(queue, now)
             if (stage.name.job, stage.name.batch) == (job, batch)
             and (stage.name.partition, stage.name.attempt) in listed
-        )
+        ]
+        alone = sum(stage.alone for stage in found)
         if alone > limit:
             raise TooLarge(
                 f"stages: {alone} messages with a recipient, group or dedup_id; at most {limit} in one commit",
                 field="stages",
             )
+        return sum(stage.messages for stage in found)
 
 
 def _check_batch(job: str, batch: str) -> None:

@@ -1,8 +1,8 @@
 """Rates and the last hour of every queue, for the console and `miniq top`.
 
-Once per second the counters of `metrics.py` are sampled to compute rates. Every `STEP` seconds a row per queue is
-stored for an hour, in this process's memory. A queue whose numbers do not change adds no rows, and at most `MAX_QUEUES`
-queues have a history, so that memory stays bounded.
+Once per second it is noted which counters of `metrics.py` have changed, to compute rates. Every `STEP` seconds a row
+per queue is stored for an hour, in this process's memory. A queue whose numbers do not change adds no rows, and at most
+`MAX_QUEUES` queues have a history, active ones first, so that time and memory stay bounded.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ import logging
 import math
 from array import array
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from miniq.broker import rules
+from miniq.broker.timings import percentiles
+from miniq.consumer import Percentiles
 from miniq.errors import InvalidRequest, MiniQError, QueueNotFound
 from miniq.message import SECOND, Counts
 
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("miniq.trends")
 
-RATES = ("sent", "received", "acked", "released", "expired", "dead")
+RATES = ("sent", "received", "acked", "released", "failed", "expired", "dead")
 """Counted events; as a series, messages per second."""
 GAUGES = ("ready", "delayed", "leased")
 SERIES = ("total", *GAUGES, *RATES)
@@ -44,19 +46,25 @@ WINDOW = 5
 _WIDTH = 1 + len(GAUGES) + len(RATES)
 REST = 4
 """Duration of the pause between two passes over all queues for event streams, in durations of a pass."""
+FRESH = 1.0
+"""Seconds for which what other brokers know about consumers is not read again."""
 _CHUNK = 50
 """Queues counted before yielding to the event loop."""
 
 
 class QueueStats(Struct, frozen=True):
-    """A queue's current counts, its messages per second by event, and the number of messages in its dead-letter
-    queue."""
+    """A queue's current counts, its messages per second by event, its dead-letter queue, if that exists, with the
+    number of messages in it, its consumers, and how long messages waited and were processed in the last minutes."""
 
     name: str
     counts: Counts
     rates: dict[str, float]
     dead_letter_queue: str | None
     dead: int
+    consumers: int = 0
+    """How many were seen in the last five minutes."""
+    wait: Percentiles | None = None
+    processing: Percentiles | None = None
 
 
 class Trend(Struct, frozen=True):
@@ -72,7 +80,9 @@ class Trends:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._samples: deque[tuple[int, dict[tuple[str, str], int]]] = deque(maxlen=WINDOW + 1)
-        """Time and counters."""
+        """Times, each with the counters that changed until the next, as they were at that time."""
+        self._active: set[str] = set()
+        """Queues whose counters changed since the last step."""
         self._rows: dict[str, array[int]] = {}
         """By queue: rows of step, gauges and counters, concatenated. A row equal to its predecessor is left out."""
         self._step = 0
@@ -118,7 +128,9 @@ class Trends:
     async def tick(self) -> None:
         """Sample the counters, and store a row per queue every `STEP` seconds."""
         now = self._broker.clock.now()
-        self._samples.append((now, dict(self._broker.metrics.messages)))
+        if self._samples:
+            self._active.update(queue for queue, _ in self._samples[-1][1])
+        self._samples.append((now, self._broker.metrics.messages.mark()))
         step = now // (STEP * SECOND)
         if step != self._step:
             self._step = step
@@ -139,7 +151,7 @@ class Trends:
         began = monotonic()
         try:
             before, current = self._current, {}
-            for entry in await self.stats(sorted(self._broker.catalog.names())):
+            async for entry in self._stats(sorted(self._broker.catalog.names())):
                 previous = before.get(entry.name)
                 current[entry.name] = previous if previous == entry and previous is not None else entry
             self._current, self._as_of, self._pass_seconds = current, began, monotonic() - began
@@ -148,26 +160,38 @@ class Trends:
 
     async def stats(self, queues: Iterable[str]) -> list[QueueStats]:
         """The current numbers of these queues; those that do not exist are left out."""
+        return [entry async for entry in self._stats(list(queues))]
+
+    async def _stats(self, queues: list[str]) -> AsyncIterator[QueueStats]:
+        """The same in chunks, to yield to the event loop in between; each queue is counted once."""
         broker = self._broker
-        names = [name for name in queues if broker.catalog.find(name) is not None]
-        dead_letter_queues = {name: rules.dead_letter_queue(name, broker.catalog.settings(name)) for name in names}
-        counts = await self.count({*names, *filter(None, dead_letter_queues.values())})
-        before, elapsed = self._earlier_sample(broker.clock.now())
         counters = broker.metrics.messages
-        stats: list[QueueStats] = []
-        for number, name in enumerate(names):
-            if number % _CHUNK == 0:
-                await asyncio.sleep(0)
-            if name not in counts:
-                continue
-            rates = {}
-            for event in RATES:
-                total = counters.get((name, event), 0)
-                rates[event] = round(max(0, total - before.get((name, event), 0)) / elapsed, 2) if total else 0.0
-            dead_letter_queue = dead_letter_queues[name]
-            dead = counts[dead_letter_queue].total if dead_letter_queue in counts else 0
-            stats.append(QueueStats(name, counts[name], rates, dead_letter_queue, dead))
-        return stats
+        counts: dict[str, Counts] = {}
+        await broker.sharing.read(age=FRESH)
+        for start in range(0, len(queues), _CHUNK):
+            names = [name for name in queues[start : start + _CHUNK] if broker.catalog.find(name) is not None]
+            dead_letter_queues = {name: rules.dead_letter_queue(name, broker.catalog.settings(name)) for name in names}
+            needed = {*names, *dead_letter_queues.values()}
+            counts |= await self.count(needed - counts.keys())
+            now = broker.clock.now()
+            before, elapsed = self._changes(now)
+            for name in names:
+                if name in counts:
+                    keys = [(name, event) for event in RATES]
+                    rates = [
+                        round(max(0, counters[key] - before[key]) / elapsed, 2) if key in before else 0.0
+                        for key in keys
+                    ]
+                    target = dead_letter_queues[name]
+                    letters: tuple[str | None, int] = (None, 0)
+                    if target in counts:
+                        letters = (target, counts[target].total)
+                    consumers = broker.consumers.number(name, now)
+                    times = [*broker.timings.recent(name, now).values(), *broker.sharing.times(name, now)]
+                    wait = percentiles(some.wait for some in times)
+                    processing = percentiles(some.processing for some in times)
+                    rated = dict(zip(RATES, rates, strict=True))
+                    yield QueueStats(name, counts[name], rated, *letters, consumers, wait, processing)
 
     def last_hour(self, queues: Iterable[str], series: Sequence[str], points: int) -> list[Trend]:
         """Series of these queues at `points` moments (a divisor of `ROWS`), ending with the latest step.
@@ -193,19 +217,20 @@ class Trends:
 
     # Inside
 
-    def _earlier_sample(self, now: int) -> tuple[dict[tuple[str, str], int], float]:
-        """The counters some seconds ago, and how many seconds."""
-        for at, counters in self._samples:
+    def _changes(self, now: int) -> tuple[dict[tuple[str, str], int], float]:
+        """The counters that changed in the last seconds, as they were before, and how many seconds that is."""
+        for index, (at, _) in enumerate(self._samples):
             if SECOND // 2 <= now - at <= (WINDOW + 2) * SECOND:
-                return counters, (now - at) / SECOND
-        return dict(self._broker.metrics.messages), 1.0
+                before: dict[tuple[str, str], int] = {}
+                for _, changed in reversed(list(itertools.islice(self._samples, index, None))):
+                    before |= changed
+                return before, (now - at) / SECOND
+        return {}, 1.0
 
     async def _store_rows(self, step: int) -> None:
         broker = self._broker
         counters = broker.metrics.messages
-        new = [name for name in broker.catalog.names() if name not in self._rows]
-        for name in new[: max(0, MAX_QUEUES - len(self._rows))]:
-            self._rows[name] = array("q")
+        self._choose(step)
         for name, counts in (await self.count(set(self._rows))).items():
             rows = self._rows[name]
             row = [step, counts.ready, counts.delayed, counts.leased]
@@ -214,8 +239,26 @@ class Trends:
                 rows.extend(row)
                 while len(rows) > _WIDTH and rows[_WIDTH] <= step - ROWS:
                     del rows[:_WIDTH]
-        for deleted in self._rows.keys() - broker.catalog.names():
+
+    def _choose(self, step: int) -> None:
+        """Choose the queues for which rows are stored: those that were active, then others. Once there are too many,
+        an active one takes the place of one that did not change in the last hour."""
+        queues = self._broker.catalog.queues
+        for deleted in [name for name in self._rows if name not in queues]:
             del self._rows[deleted]
+        active, self._active = self._active, set()
+        new = [name for name in active if name not in self._rows and name in queues]
+        quiet = [
+            name
+            for name, rows in self._rows.items()
+            if name not in active and (len(rows) <= _WIDTH or rows[-_WIDTH] <= step - ROWS)
+        ]
+        for name in quiet[: max(0, len(self._rows) + len(new) - MAX_QUEUES)]:
+            del self._rows[name]
+        for name in itertools.chain(new, queues):
+            if len(self._rows) >= MAX_QUEUES:
+                break
+            self._rows.setdefault(name, array("q"))
 
     async def count(self, queues: Collection[str]) -> dict[str, Counts]:
         """The counts of the queues that still exist, in chunks, to yield to the event loop in between. On a store

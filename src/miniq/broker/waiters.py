@@ -16,35 +16,21 @@ Permit = Callable[[], None]
 """Raises `Denied` if a call that waits is no longer allowed."""
 
 
-class Waiter:
-    """A waiting receive. Join before the attempt, so that nothing sent in between is missed."""
+class Sleeper:
+    """A waiting call. A wake that comes before it sleeps ends its next sleep at once."""
 
-    __slots__ = ("_future", "_waiters", "consumer", "queue", "woken")
+    __slots__ = ("_clock", "_future", "woken")
 
-    def __init__(self, waiters: Waiters, queue: str, consumer: str | None) -> None:
-        self._waiters = waiters
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._future: asyncio.Future[None] | None = None
-        self.queue = queue
-        self.consumer = consumer
         self.woken = False
-
-    def __enter__(self) -> Waiter:
-        self._waiters._queues.setdefault(self.queue, {})[self] = None
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        waiting = self._waiters._queues[self.queue]
-        del waiting[self]
-        if not waiting:
-            self._waiters._forget(self.queue)
-        elif self.woken:
-            self._waiters.wake(self.queue, None, 1)
 
     async def until(self, deadline: int) -> None:
         """Sleep until woken or until `deadline`."""
         if not self.woken:
             self._future = asyncio.get_running_loop().create_future()
-            timer = self._waiters._clock.call_at(deadline, self.wake)
+            timer = self._clock.call_at(deadline, self.wake)
             try:
                 await self._future
             finally:
@@ -58,6 +44,31 @@ class Waiter:
             self._future.set_result(None)
 
 
+class Waiter(Sleeper):
+    """A waiting receive. Join before the attempt, so that nothing sent in between is missed."""
+
+    __slots__ = ("_waiters", "consumer", "group", "queue")
+
+    def __init__(self, waiters: Waiters, queue: str, consumer: str | None, group: str | None) -> None:
+        super().__init__(waiters._clock)
+        self._waiters = waiters
+        self.queue = queue
+        self.consumer = consumer
+        self.group = group
+
+    def __enter__(self) -> Waiter:
+        self._waiters._queues.setdefault(self.queue, {})[self] = None
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        waiting = self._waiters._queues[self.queue]
+        del waiting[self]
+        if not waiting:
+            self._waiters._forget(self.queue)
+        elif self.woken:
+            self._waiters.wake(self.queue, None, 1)
+
+
 class Waiters:
     """All waiting receives of a broker."""
 
@@ -66,9 +77,18 @@ class Waiters:
         self._queues: dict[str, dict[Waiter, None]] = {}
         self._timers: dict[str, tuple[int, Timer]] = {}
 
-    def join(self, queue: str, consumer: str | None) -> Waiter:
-        """A context in which a receive waits for a queue."""
-        return Waiter(self, queue, consumer)
+    def join(self, queue: str, consumer: str | None, group: str | None = None) -> Waiter:
+        """A context in which a receive waits for a queue, or a reader of claims of a group."""
+        return Waiter(self, queue, consumer, group)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether any receive waits."""
+        return bool(self._queues)
+
+    def names(self, queue: str) -> set[str | None]:
+        """The names of the consumers that wait for a queue; readers of claims have that of their group."""
+        return {waiter.group or waiter.consumer for waiter in self._queues.get(queue, ())}
 
     def wake(self, queue: str, recipient: str | None, count: int) -> None:
         """`count` messages became ready in a queue, for any consumer or for one recipient."""
@@ -90,6 +110,21 @@ class Waiters:
             if not waiter.woken and waiter.consumer not in seen:
                 seen.add(waiter.consumer)
                 waiter.wake()
+
+    def wake_next(self, queue: str, consumer: str | None) -> None:
+        """A consumer got messages, and there may be more: for any consumer, or for those of its name. Waiters of other
+        names that have messages of their own were woken when these became ready."""
+        waiting = self._queues.get(queue, {})
+        for waiter in waiting:
+            if not waiter.woken:
+                waiter.wake()
+                if waiter.consumer == consumer:
+                    return
+                break
+        for waiter in waiting:
+            if not waiter.woken and waiter.consumer == consumer:
+                waiter.wake()
+                return
 
     def wake_everywhere(self) -> None:
         """Some messages may be ready in any queue."""

@@ -10,8 +10,8 @@ import click
 
 from miniq.api import codec
 from miniq.api.replies import wire_event
-from miniq.cli.flags import Target, as_json, require_store, store, target
-from miniq.cli.output import json_line
+from miniq.cli.flags import Target, as_json, require_store, store, target, without_broker
+from miniq.cli.output import first_line, json_line
 from miniq.client.connection import connect
 from miniq.message import HistoryRecord
 
@@ -63,6 +63,7 @@ def show_event(record: HistoryRecord, as_json: bool) -> None:
         "receives": event.receives or None,
         "consumer": event.consumer,
         "reason": event.reason,
+        "error": None if event.error is None else first_line(event.error),
         "wait": None if event.wait_ms is None else f"{event.wait_ms:.0f}ms",
         "held": None if event.held_ms is None else f"{event.held_ms:.0f}ms",
         "count": event.count if event.count != 1 else None,
@@ -113,4 +114,5 @@ def restore(backup: str, folder: str) -> None:
     """
     from miniq.store.embedded.backup import restore as restore_folder
 
-    click.echo(restore_folder(backup, folder))
+    with without_broker("stop that one, or make a backup with `miniq backup`"):
+        click.echo(restore_folder(backup, folder))

@@ -10,6 +10,7 @@ import click
 from miniq.cli.crew import PAUSE, Crew, Worker, count_option, crew_flags
 from miniq.cli.flags import SECONDS
 from miniq.cli.output import body_text, cut
+from miniq.cli.processes import sleep_until
 from miniq.client._sync.message import Message
 from miniq.client._sync.queue import Queue
 from miniq.errors import QueueNotFound, StoreUnavailable
@@ -40,8 +41,8 @@ def consume(
 ) -> None:
     """Receive and ack messages, in one process or several.
 
-    Prints what happens to each message, until Ctrl-C, --count or --idle. Each worker is a process. A message
-    that fails is released and delivered again.
+    Prints what happens to each message, until Ctrl-C, SIGTERM, --count or --idle. Each worker is a process. A
+    message that fails is delivered again after the time that the queue's retry policy sets.
 
     \b
     Examples:
@@ -77,19 +78,19 @@ def consume(
 
 
 def handle(queue: Queue, worker: Worker, messages: list[Message], work: float, fail_rate: float) -> None:
-    """Work on messages one by one. When the worker is stopped, those not yet begun are released."""
+    """Work on messages one by one. When the worker is stopped, those not yet done are released."""
     good: list[Message] = []
     bad: list[Message] = []
     for message in messages:
+        sleep_until(time.monotonic() + work, worker.stop)
         if worker.stop.is_set():
             break
-        time.sleep(work)
         failed = random.random() < fail_rate  # noqa: S311  not a secret
         (bad if failed else good).append(message)
     for message, outcome in zip(good, queue.ack(good), strict=True):
         report(worker, "acked" if outcome == "done" else "lost", message)
-    for message, outcome in zip(bad, queue.release(bad), strict=True):
-        report(worker, "failed" if outcome == "done" else "lost", message)
+    for message, done in zip(bad, queue.fail(bad, "chosen by --fail-rate"), strict=True):
+        report(worker, "failed" if done.outcome in ("retried", "dead") else "lost", message)
     queue.release(messages[len(good) + len(bad) :])
 
 

@@ -9,19 +9,20 @@ from __future__ import annotations
 import os
 import secrets
 import selectors
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import click
 
 from miniq.cli.flags import Target, summary_json, target
 from miniq.cli.output import part_of, plural, result, size
-from miniq.cli.processes import end, error_of, ignore_interrupts, reachable, reader, start
-from miniq.errors import MiniQError
+from miniq.cli.processes import end, error_of, reachable, reader, start
+from miniq.cli.root import ignore_interrupts
+from miniq.client.interrupts import interruptible, shield
+from miniq.errors import MiniQError, QueueNotFound
 
 LEASE = 30.0
 """Seconds after which lines are delivered again if the reply to a receive was lost. The reader sorts them."""
@@ -47,10 +48,9 @@ def copy(at: Target, source: str, copy: str, as_json: bool) -> None:
       miniq copy access.log copy.log
       miniq copy photo.jpg copy.jpg --url ./miniq-data
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # both signals clean up alike
     began = time.perf_counter()
     queue = f"copy-{secrets.token_hex(8)}"
-    with part_of(copy) as part, reachable(at) as broker, own_queue(broker, queue):
+    with shield, part_of(copy) as part, reachable(at) as broker, own_queue(broker, queue):
         lines, count = _run_ends(broker, queue, source, part)
     seconds = time.perf_counter() - began
     values = {"lines": lines, "bytes": count, "seconds": round(seconds, 3)}
@@ -60,17 +60,28 @@ def copy(at: Target, source: str, copy: str, as_json: bool) -> None:
 @contextmanager
 def own_queue(broker: Target, queue: str) -> Iterator[None]:
     """A queue for this copy only."""
-    with broker.open() as client:
-        client.queue(queue).configure(visibility_timeout=LEASE, max_bytes=AHEAD, retention=86400.0)
+    try:
+        with broker.open() as client:
+            client.queue(queue).configure(visibility_timeout=LEASE, max_bytes=AHEAD, retention=86400.0)
+    except KeyboardInterrupt:
+        with suppress(QueueNotFound):
+            remove(broker, queue)
+        raise
     try:
         yield
     finally:
-        ignore_interrupts()
-        with broker.open(PATIENCE) as client:
-            try:
-                client.queue(queue).delete()
-            except MiniQError as error:
-                raise MiniQError(f"the queue {queue} could not be deleted: {error.text}") from None
+        remove(broker, queue)
+
+
+def remove(broker: Target, queue: str) -> None:
+    ignore_interrupts()
+    with broker.open(PATIENCE) as client:
+        try:
+            client.queue(queue).delete()
+        except QueueNotFound:
+            raise
+        except MiniQError as error:
+            raise MiniQError(f"the queue {queue} could not be deleted: {error.text}") from None
 
 
 def _run_ends(broker: Target, queue: str, source: str, part: str) -> tuple[int, int]:
@@ -97,7 +108,7 @@ def _watch(ends: list[subprocess.Popen[str]], source: str) -> tuple[int, int]:
             selector.register(reader(process.stdout), selectors.EVENT_READ, process)
         try:
             while selector.get_map():
-                for key, _ in selector.select():
+                for key, _ in interruptible(selector.select):
                     process = key.data
                     if line := reader(process.stdout).readline():
                         lines, count = (int(number) for number in line.split())

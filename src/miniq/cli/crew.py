@@ -18,10 +18,11 @@ import click
 from msgspec import DecodeError, Struct, field, json
 
 from miniq.cli.flags import Target, as_json, target
-from miniq.cli.output import plural, result
+from miniq.cli.output import line, plural, result
 from miniq.cli.processes import Stop, end, reachable, start
 from miniq.cli.root import say
 from miniq.client._sync.queue import Queue
+from miniq.client.interrupts import SIGNALS
 from miniq.errors import MiniQError
 
 PATIENCE = 2.0
@@ -29,10 +30,12 @@ PAUSE = 0.5
 """Seconds before the next attempt after a failed call."""
 POLL = 0.1
 """Seconds between two checks whether all workers have ended."""
-OWN = {"count", "workers", "url", "api_key", "curve_key"}
+OWN = {"count", "workers", *Target.__struct_fields__}
 """Flags that workers do not inherit: they get a share of the count, and the broker from the environment."""
 
-count_option = click.option("--count", type=click.IntRange(0), help="Total number of messages. [default: until Ctrl-C]")
+count_option = click.option(
+    "--count", type=click.IntRange(0), help="Total number of messages. [default: until interrupted]"
+)
 
 
 class Totals(Struct):
@@ -55,7 +58,7 @@ class Worker:
     def show(self, event: str, id: str, text: str, **details: object) -> None:
         """Print an event: with the text for people, or with the details in JSON."""
         values = {"worker": self.name, "event": event, "id": id, **details}
-        result(self._as_json, values, f"{self.name}  {event:<6}  {id}  {text}")
+        line(self._as_json, values, f"{self.name}  {event:<6}  {id}  {text}")
 
     def retry_later(self, error: MiniQError) -> None:
         """Report a failed call, and wait before the next attempt."""
@@ -80,9 +83,10 @@ class Crew(Struct):
         """Run the workers, then print how often each of the events happened."""
         failed = 0
         if self.workers > 1:
+            stop = Stop()
             with reachable(self.at) as broker:
                 broker.open(PATIENCE).close()
-                totals, failed = self._run_processes(broker, role)
+                totals, failed = self._run_processes(broker, role, stop)
         else:
             worker = Worker(self.name or f"{role}-{os.getpid()}", self.quiet, self.as_json)
             with self.at.open(PATIENCE) as client:
@@ -96,19 +100,23 @@ class Crew(Struct):
         if failed:
             raise click.ClickException(f"{failed} of the workers failed")
 
-    def _run_processes(self, broker: Target, role: str) -> tuple[Totals, int]:
+    def _run_processes(self, broker: Target, role: str, stop: Stop) -> tuple[Totals, int]:
         """Run workers until all have ended, or Ctrl-C: their totals, and how many failed."""
-        stop = Stop()
         command = repeat_command()
         with tempfile.TemporaryDirectory(prefix="miniq-") as folder:
             files = [os.path.join(folder, f"{number}.json") for number in range(self.workers)]
             processes = []
-            for number, file in enumerate(files):
-                own = ["--name", f"{role}-{number + 1}", "--totals", file]
-                if self.count is not None:
-                    share = self.count // self.workers + (number < self.count % self.workers)
-                    own += ["--count", str(share)]
-                processes.append(start([*command, *own], broker.environment(), out=None))
+            # A worker inherits that signals are blocked, and unblocks them when it can handle them (`Stop`).
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+            try:
+                for number, file in enumerate(files):
+                    own = ["--name", f"{role}-{number + 1}", "--totals", file]
+                    if self.count is not None:
+                        share = self.count // self.workers + (number < self.count % self.workers)
+                        own += ["--count", str(share)]
+                    processes.append(start([*command, *own], broker.environment(), out=None))
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             try:
                 while not stop.is_set() and any(process.poll() is None for process in processes):
                     time.sleep(POLL)

@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import secrets
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import BinaryIO
 
 import click
 from msgspec.structs import replace
 
+from miniq.api import operations as ops
 from miniq.cli import formats
 from miniq.cli.flags import Target, status, summary_json, target
-from miniq.cli.formats import Format
-from miniq.cli.messages import BATCH, batched, pages
+from miniq.cli.formats import Format, Row
+from miniq.cli.messages import BATCH, pages
 from miniq.cli.output import part_of, plural, progress_bar, result
+from miniq.cli.processes import Stop
+from miniq.cli.root import say
+from miniq.cli.staged_import import ATOMIC, PublishedImport, StagedImport
+from miniq.client._sync.client import Client
 from miniq.client._sync.message import Message
-from miniq.client._sync.queue import Queue
+from miniq.client.delivery import leases
+from miniq.client.interrupts import shield
 from miniq.errors import InvalidRequest, MiniQError
-from miniq.message import Draft, Status
+from miniq.message import Lease, Status
 
 PATIENCE = 30.0
-LEASE = 3600.0
-"""Seconds that `export --consume` may take before its leases expire."""
+LEASE = 300.0
+"""Seconds of the leases of `export --consume`, which are extended while it runs."""
 
 format_option = click.option(
     "--format", "format", type=click.Choice(["jsonl", "csv", "parquet"]), help="[default: by the suffix of FILE]"
@@ -32,52 +41,122 @@ format_option = click.option(
 
 @click.command("import")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, allow_dash=True))
-@click.argument("queue")
+@click.argument("queue", required=False)
+@click.option("--topic", metavar="TOPIC", help="Publish the rows to a topic, instead of QUEUE.")
 @format_option
 @click.option("--full", is_flag=True, help="Rows hold all fields of messages, as `export --full` writes them.")
+@click.option("--again", is_flag=True, help="Send the rows again even if this file was imported before.")
+@click.option(
+    "--run", metavar="NAME", help="Send the rows once under this name, even if this file was imported before."
+)
 @click.option(
     "--dedup-prefix",
     metavar="TEXT",
-    help="Message N gets the dedup id TEXT plus N: a second import within the dedup window adds nothing.",
+    help="Message N gets the dedup id TEXT plus N: a repetition within the queue's dedup window adds nothing.",
 )
 @summary_json
 @target
 def import_(
-    at: Target, file: str, queue: str, format: Format | None, full: bool, dedup_prefix: str | None, as_json: bool
+    at: Target,
+    file: str,
+    queue: str | None,
+    topic: str | None,
+    format: Format | None,
+    full: bool,
+    again: bool,
+    run: str | None,
+    dedup_prefix: str | None,
+    as_json: bool,
 ) -> None:
     """Send the rows of a file: JSON Lines, CSV or Parquet.
 
     A line of JSON Lines is a body. A row of CSV or Parquet is an object with its columns (CSV has only text).
-    FILE may be - for stdin. Messages sent before an error stay sent; --dedup-prefix makes it safe to repeat.
+
+    An import is exact: all rows are uploaded, then they are committed in steps of 10,000, each once. A bad row, or an
+    interruption before that, adds nothing. If it is killed while it commits, run it again, and it sends what is
+    missing. For seven days the same file (its path and content) adds nothing a second time to the same queue, unless
+    --again, or --run with a new name, is given.
+
+    FILE may be - for stdin, whose rows are sent as they come, each time; there --dedup-prefix makes it safe to repeat.
+    So are the rows for a --topic, in calls of up to 1,000 rows of which each is published as a whole.
 
     \b
     Examples:
       miniq import orders.jsonl orders
-      miniq import users.csv signups --dedup-prefix monday-
       miniq import saved.parquet orders --full
+      miniq import orders.jsonl --topic shop --dedup-prefix monday-
+      cat users.csv | miniq import - signups --format csv --dedup-prefix monday-
     """
+    if (queue is None) == (topic is None):
+        raise click.UsageError("Give a QUEUE or a --topic" + (", not both." if queue is not None else "."))
     kind = chosen(file, format)
+    if topic is not None and (again or run is not None):
+        raise click.UsageError("--again and --run are for a QUEUE; a topic gets the rows each time.")
+    if again + (run is not None) + (dedup_prefix is not None) > 1:
+        raise click.UsageError("Only one of --again, --run and --dedup-prefix can be given.")
     if file == "-" and kind == "parquet":
         raise InvalidRequest("Parquet cannot be read from stdin; name a file", field="file")
+    if again:
+        run = secrets.token_hex(4)
+    is_stream = file == "-" or topic is not None or not os.path.isfile(file)
+    is_new = is_stream or dedup_prefix is not None
+    job = f"import-{secrets.token_hex(20)}" if is_new else job_of(file, kind, full, run)
     length = 0 if file == "-" else formats.length(file, kind)
-    sent = 0
     with (
         at.open(PATIENCE) as client,
         nullcontext(sys.stdin.buffer) if file == "-" else open(file, "rb") as source,
         progress_bar(visible=length > 0) as progress,
     ):
-        drafts = formats.read(source, kind, full)
+        rows: Iterator[Row] = formats.read(source, kind, full)
         if dedup_prefix is not None:
-            drafts = with_dedup_ids(drafts, dedup_prefix)
+            rows = with_dedup_ids(rows, dedup_prefix)
+        work: StagedImport | PublishedImport = StagedImport(client.queue(queue or ""), job)
+        if topic is not None:
+            work = PublishedImport(client.topic(topic))
         try:
-            for batch in batched(drafts):
-                client.queue(queue).send_many(batch)
-                sent += len(batch)
-                if length:
-                    progress(sent if kind == "parquet" else source.tell(), length)
-        except MiniQError as error:
-            raise MiniQError(f"{error.text}; {plural(sent, 'message')} had been sent") from None
-    result(as_json, {"sent": sent}, f"sent {plural(sent, 'message')} to {queue}")
+            if file == "-" or not os.path.isfile(file):
+                work.send_stream(rows)
+            else:
+                work.send_file(rows, lambda sent: progress(sent if kind == "parquet" else source.tell(), length))
+        except BaseException as error:
+            work.abandon(error)
+            if not work.done:
+                done = "this run added nothing"
+            elif not is_stream:
+                done = f"this run added {plural(work.sent, 'message')}: run it again"
+                done += f" with --run {run} to send the rest" if run else " to send the rest"
+            elif dedup_prefix is None:
+                done = f"{plural(work.done, 'message')} had been sent: leave them out when you repeat it"
+            else:
+                done = f"{plural(work.done, 'message')} had been sent: "
+                done += "repeat it with the same --dedup-prefix, and only the rest is sent"
+            if isinstance(error, KeyboardInterrupt):
+                raise MiniQError(f"interrupted; {done}") from None
+            if isinstance(error, MiniQError):
+                raise type(error)(f"{error.text}; {done}", field=error.field) from None
+            raise
+    text = f"sent {plural(work.sent, 'message')} to {queue}"
+    if topic is not None:
+        text = f"published {plural(work.sent, 'message')} to {topic}"
+    if work.sent_by_job:
+        text += f"; {work.sent_by_job} were sent by an earlier import of this file (--again sends them again)"
+    if work.deduplicated:
+        text += f"; {work.deduplicated} had been sent before with the same dedup ids"
+    result(as_json, {"sent": work.sent, "sent_before": work.sent_by_job + work.deduplicated}, text)
+
+
+def job_of(file: str, kind: Format, full: bool, run: str | None) -> str:
+    """The name of an import, which is the same when it is repeated."""
+    path = os.path.realpath(file)
+    with open(path, "rb") as source:
+        content = hashlib.file_digest(source, "sha256").hexdigest()
+    parts = [path, content, kind, str(full), str(ATOMIC), run or ""]
+    return "import-" + hashlib.sha256("\0".join(parts).encode(errors="surrogateescape")).hexdigest()[:40]
+
+
+def with_dedup_ids(rows: Iterable[Row], prefix: str) -> Iterator[Row]:
+    for number, (place, draft) in enumerate(rows, 1):
+        yield place, replace(draft, dedup_id=f"{prefix}{number}")
 
 
 @click.command()
@@ -103,7 +182,11 @@ def export(
 ) -> None:
     """Write a queue to a file: JSON Lines, CSV or Parquet.
 
-    The messages stay in the queue unless --consume is given. FILE is created only on success; - is stdout.
+    The messages stay in the queue unless --consume is given, which never overwrites a file. FILE is created only on
+    success; - is stdout. If the command is interrupted, no file is left, and all messages are in the queue.
+
+    --full writes what `import --full` needs to send the messages again; `delay` and `ttl` are the seconds that were
+    left of them.
 
     \b
     Examples:
@@ -114,36 +197,91 @@ def export(
     if consume and status is not None:
         raise click.UsageError("--consume takes ready messages; it cannot be combined with --status.")
     kind = chosen(file, format)
+    if consume and os.path.isfile(file):
+        raise existing(file)
     count = 0
-    leased: list[list[Message]] = []
     with at.open(PATIENCE) as client:
         source = client.queue(queue)
         total = source.info().counts.total
         if most is not None:
             total = min(total, most)
-        batches = receive(source, most) if consume else pages(source, status, None, most)
-        with written(file) as output, progress_bar() as progress:
+        held = Held(client, queue)
+        batches = held.receive(most) if consume else pages(source, status, None, most)
+        try:
+            with written(file, overwrite=not consume) as output, progress_bar() as progress:
 
-            def messages() -> Iterator[Message]:
-                nonlocal count
-                for batch in batches:
-                    if consume:
-                        leased.append(batch)
-                    yield from batch
-                    count += len(batch)
-                    progress(count, total)
+                def messages() -> Iterator[Message]:
+                    nonlocal count
+                    for batch in batches:
+                        yield from batch
+                        count += len(batch)
+                        progress(count, total)
 
-            try:
                 formats.write(output, kind, full, messages())
-            except BaseException:
-                with suppress(MiniQError):
-                    for batch in leased:
-                        source.release(batch)
-                raise
-        for batch in leased:
-            source.ack(batch)
+                if consume:
+                    Stop()  # from here on the first signal only lets the command finish
+        except BaseException as error:
+            with suppress(MiniQError):
+                held.release()
+            if consume and isinstance(error, FileExistsError):
+                raise existing(file) from None
+            raise
+        held.ack(file)
     if file != "-":
         result(as_json, {"messages": count}, f"wrote {plural(count, 'message')} to {file}")
+
+
+class Held:
+    """The messages that an export has leased."""
+
+    def __init__(self, client: Client, queue: str) -> None:
+        self._client = client
+        self._queue = queue
+        self._batches: list[list[Lease]] = []
+        self._extended = time.monotonic()
+
+    def receive(self, most: int | None) -> Iterator[list[Message]]:
+        """Lease the messages that are ready, in batches; extend the leases now and then."""
+        left = sys.maxsize if most is None else most
+        source = self._client.queue(self._queue)
+        while left > 0:
+            with shield:
+                batch = source.receive(min(left, BATCH), visibility_timeout=LEASE)
+                self._batches.append(leases(self._queue, batch))
+            if not batch:
+                return
+            yield batch
+            left -= len(batch)
+            if time.monotonic() - self._extended > LEASE / 3:
+                self._extended = time.monotonic()
+                for held in self._batches:
+                    self._client.perform(ops.Extend(self._queue, held, LEASE))
+
+    def release(self) -> None:
+        for batch in filter(None, self._batches):
+            self._client.perform(ops.Release(self._queue, batch))
+
+    def ack(self, file: str) -> None:
+        """Remove the messages, now that they are in the file."""
+        left = sum(map(len, self._batches))
+        stale = 0
+        try:
+            for batch in filter(None, self._batches):
+                stale += self._client.perform(ops.Ack(self._queue, batch)).count("stale")
+                left -= len(batch)
+        except MiniQError as error:
+            text = f"{file} is complete, but {plural(left, 'message')} in it could not be removed from the queue"
+            raise MiniQError(f"{text}: {error.text}") from None
+        if stale:
+            say(f"{plural(stale, 'message')} in {file} had gone to another consumer meanwhile")
+
+
+def existing(file: str) -> MiniQError:
+    return InvalidRequest(
+        f"{file} exists, and --consume does not overwrite a file, which may hold the only copy of messages; "
+        "name another file, or move this one away",
+        field="path",
+    )
 
 
 def chosen(file: str, format: Format | None) -> Format:
@@ -154,27 +292,14 @@ def chosen(file: str, format: Format | None) -> Format:
     return kind
 
 
-def with_dedup_ids(drafts: Iterator[Draft], prefix: str) -> Iterator[Draft]:
-    for number, draft in enumerate(drafts, 1):
-        yield replace(draft, dedup_id=f"{prefix}{number}")
-
-
-def receive(source: Queue, most: int | None) -> Iterator[list[Message]]:
-    """Leases the messages that are ready, in batches."""
-    left = sys.maxsize if most is None else most
-    while left > 0 and (batch := source.receive(min(left, BATCH), visibility_timeout=LEASE)):
-        yield batch
-        left -= len(batch)
-
-
 @contextmanager
-def written(file: str) -> Iterator[BinaryIO]:
+def written(file: str, overwrite: bool) -> Iterator[BinaryIO]:
     """A file that gets its name only once it is complete and on disk, or stdout."""
     if file == "-":
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
-    with part_of(file) as part, open(part, "wb") as output:
+    with part_of(file, overwrite) as part, open(part, "wb") as output:
         yield output
         output.flush()
         if os.path.isfile(part):

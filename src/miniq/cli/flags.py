@@ -5,16 +5,18 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
 from typing import Any, TypeVar
 
 import click
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from miniq.client._sync.client import Client
 from miniq.client.connection import connect
 from miniq.client.url import REMOTE, folder_of, locate
-from miniq.errors import InvalidRequest
+from miniq.errors import InvalidRequest, MiniQError, StoreLocked
 
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R")
@@ -39,7 +41,10 @@ class Target(Struct, frozen=True):
     """The broker that a command talks to."""
 
     url: str
-    api_key: str | None
+    api_key: str | None = None
+    ca: str | None = None
+    client_cert: str | None = None
+    client_key: str | None = None
     curve_key: str | None = None
 
     @property
@@ -55,73 +60,96 @@ class Target(Struct, frozen=True):
         if patience > SOON:
             with self.open() as probe:
                 probe.queues()
-        options = {"retry": patience, "api_key": self.api_key, "curve_key": self.curve_key, "timeout": timeout}
+        options = structs.asdict(self) | {"retry": patience, "timeout": timeout}
+        del options["url"]
         return connect(self.url, **{name: value for name, value in options.items() if value is not None})
 
     def environment(self) -> dict[str, str]:
         """The environment of a child process that talks to the same broker. Secrets are passed here because every user
         of the machine can read a command line."""
-        settings = {"MINIQ_URL": self.url, "MINIQ_API_KEY": self.api_key, "MINIQ_CURVE_KEY": self.curve_key}
+        settings = {f"MINIQ_{name.upper()}": value for name, value in structs.asdict(self).items()}
         return dict(os.environ) | {name: value for name, value in settings.items() if value is not None}
 
 
+_FLAGS = {
+    "curve_key": ("FILE", "File of a CURVE key, for tcp:// URLs."),
+    "client_key": ("FILE", "Private key of --client-cert, if it is in another file."),
+    "client_cert": ("FILE", "Certificate of this client, if the broker requires one, for https:// URLs."),
+    "ca": ("FILE", "Certificate authorities to trust instead of the system's, for https:// URLs."),
+    "api_key": ("KEY", "API key, if the broker requires one."),
+}
+"""The flags about a broker beside `--url`: their values, and their help. Each can also be set in the environment."""
+_SCHEMES = {"ca": "https", "client_cert": "https", "client_key": "https", "curve_key": "tcp"}
+"""The URLs that some flags are for; with others, the environment is ignored and the flag is wrong usage."""
+
+
 def target(command: Callable[..., R]) -> Callable[..., R]:
-    """Give a command `--url`, `--api-key` and `--curve-key`, and pass it the broker that they name."""
+    """Give a command `--url`, `--api-key` and the flags for encryption, and pass it the broker that they name."""
 
     @functools.wraps(command)
-    def with_target(*args: Any, url: str, api_key: str | None, curve_key: str | None, **kwargs: Any) -> R:
+    def with_target(*args: Any, **kwargs: Any) -> R:
         ctx = click.get_current_context()
-        given: dict[str, Any] = {"url": url, "api_key": api_key or None, "curve_key": curve_key or None}
+        given: dict[str, Any] = {name: kwargs.pop(name) or None for name in ("url", *_FLAGS)}
         if isinstance(
             ctx.obj, Target
         ):  # `miniq queues --url URL create` is the same as `miniq queues create --url URL`
             for name in given:
                 if ctx.get_parameter_source(name) is not _HERE:
                     given[name] = getattr(ctx.obj, name)
-        broker = Target(**given)
+        url = given["url"] or ""
         if ctx.invoked_subcommand is None and kwargs.get("store") is None:
-            require_store(broker.url, "url")
-        if not broker.url.startswith("tcp:"):
-            if broker.curve_key is not None and ctx.get_parameter_source("curve_key") is _HERE:
-                raise click.UsageError(f"--curve-key is for tcp:// URLs, and this one is {broker.url}.")
-            broker = Target(broker.url, broker.api_key)
-        return command(broker, *args, **kwargs)
+            require_store(url, "url")
+        for name, scheme in _SCHEMES.items():
+            if given[name] is not None and not url.lower().startswith(f"{scheme}:"):
+                if ctx.get_parameter_source(name) is _HERE:
+                    flag = f"--{name.replace('_', '-')}"
+                    raise click.UsageError(f"{flag} is for {scheme}:// URLs, and this one is {url}.")
+                given[name] = None
+        return command(Target(**given | {"url": url}), *args, **kwargs)
 
-    with_url = click.option(
+    for name, (metavar, help) in _FLAGS.items():
+        variable = f"MINIQ_{name.upper()}"
+        flag = f"--{name.replace('_', '-')}"
+        click.option(flag, envvar=variable, metavar=metavar, help=f"{help} [env: {variable}]")(with_target)
+    return click.option(
         "--url",
         envvar="MINIQ_URL",
         default=DEFAULT_URL,
         show_default=True,
         help="Address of a broker, or folder of a store. [env: MINIQ_URL]",
     )(with_target)
-    with_key = click.option(
-        "--api-key",
-        envvar="MINIQ_API_KEY",
-        metavar="KEY",
-        help="API key, if the broker requires one. [env: MINIQ_API_KEY]",
-    )(with_url)
-    return click.option(
-        "--curve-key",
-        envvar="MINIQ_CURVE_KEY",
-        metavar="FILE",
-        help="File of a CURVE key, for tcp:// URLs. [env: MINIQ_CURVE_KEY]",
-    )(with_key)
 
 
 def require_store(url: str, field: str) -> None:
     """Refuse an invalid URL, and a folder without a store: a client command never creates one."""
-    folder = folder_of(url, field)
-    if folder is None:
-        return
-    from miniq.store.embedded.folder import MARKER
-
-    if not os.path.lexists(os.path.join(folder, MARKER)):
+    folder = missing_store(url, field)
+    if folder is not None:
         store = f"rocksdb:{folder}" if folder == url else url
+        broker = " or the address of a broker" if field == "url" else ""
         raise InvalidRequest(
             f"{field}: there is no store in {folder}, and this command does not create one; name the folder of a "
-            f"store or the address of a broker, or create it with `miniq serve --store {store}`",
+            f"store{broker}, or create it with `miniq serve --store {store}`",
             field=field,
         )
+
+
+@contextmanager
+def without_broker(advice: str = "stop that one") -> Iterator[None]:
+    """For commands that have no `--url`: the advice about a folder in use names none."""
+    try:
+        yield
+    except StoreLocked as error:
+        raise MiniQError(f"{error.text.partition(';')[0]}; {advice}", field=error.field) from None
+
+
+def missing_store(url: str, field: str) -> str | None:
+    """The folder of a URL that has no store in it; None for all others."""
+    folder = folder_of(url, field)
+    if folder is None:
+        return None
+    from miniq.store.embedded.folder import MARKER
+
+    return None if os.path.lexists(os.path.join(folder, MARKER)) else folder
 
 
 def pairs_option(flag: str, name: str, help: str) -> Callable[[F], F]:
@@ -177,6 +205,14 @@ def _rate(text: str) -> float:
     return rate
 
 
+def _moment(text: str) -> datetime:
+    moment = datetime.fromisoformat(text.strip())
+    if moment.tzinfo is None:
+        raise ValueError(text)
+    return moment
+
+
+MOMENT = Parsed("moment", _moment, "a moment with an offset from UTC, such as 2026-01-31T08:00:00Z")
 SECONDS = Parsed("seconds", _seconds, "a duration such as 30, 0.5, 500ms, 5m, 2h or 14d")
 SIZE = Parsed("bytes", _size, "a size such as 1024, 64k or 5m")
 RATE = Parsed("number", _rate, "a number above 0")

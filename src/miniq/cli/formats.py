@@ -10,18 +10,32 @@ import csv
 import io
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import IO, Any, BinaryIO, Literal, cast
 
 import msgspec
 
-from miniq.cli.records import COLUMNS, Row, bare_draft, bare_line, full_draft, full_line, table_draft, table_row
+from miniq.cli.records import (
+    COLUMNS,
+    Record,
+    bare,
+    bare_draft,
+    bare_line,
+    bare_row,
+    full_draft,
+    full_line,
+    full_row,
+    row_body,
+    table_draft,
+)
 from miniq.client._sync.message import Message
-from miniq.errors import InvalidRequest, MissingExtra
+from miniq.errors import InvalidRequest, MissingExtra, install
 from miniq.message import Draft
 
 Format = Literal["jsonl", "csv", "parquet"]
+Row = tuple[str, Draft]
+"""A message, after its place in the file."""
 SUFFIXES: dict[str, Format] = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
@@ -29,6 +43,10 @@ SUFFIXES: dict[str, Format] = {
     ".csv": "csv",
     ".parquet": "parquet",
 }
+JSON_COLUMN = "_json"
+"""The column of a Parquet file with bodies that its other columns cannot hold, as JSON."""
+MARK = {b"miniq.json": JSON_COLUMN.encode()}
+"""In the metadata of a Parquet file with that column."""
 ROWS = 10_000
 """Rows in one group of a Parquet file."""
 
@@ -41,49 +59,67 @@ def format_of(path: str) -> Format | None:
 # Reading
 
 
-def read(file: BinaryIO, format: Format, full: bool) -> Iterator[Draft]:
-    """The messages in a file."""
+def read(file: BinaryIO, format: Format, full: bool) -> Generator[Row]:
+    """The messages in a file, each with its place there: `line 5`."""
     if format == "jsonl":
         return _read_jsonl(file, full)
     return _read_csv(file, full) if format == "csv" else _read_parquet(file, full)
 
 
-def _read_jsonl(file: BinaryIO, full: bool) -> Iterator[Draft]:
+def _read_jsonl(file: BinaryIO, full: bool) -> Generator[Row]:
     for number, line in enumerate(file, 1):
         if text := line.strip():
-            yield (full_draft if full else bare_draft)(text, f"line {number}")
+            place = f"line {number}"
+            yield place, (full_draft if full else bare_draft)(text, place)
 
 
-def _read_csv(file: BinaryIO, full: bool) -> Iterator[Draft]:
+def _read_csv(file: BinaryIO, full: bool) -> Generator[Row]:
     text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
     csv.field_size_limit(1 << 30)
     rows = csv.DictReader(text, strict=True)
     try:
+        _check_columns(rows.fieldnames or (), "line 1")
         for row in rows:
             line = f"line {rows.line_num}"
             if None in row or None in row.values():
                 raise InvalidRequest(f"{line}: not as many columns as in the first line")
-            yield table_draft(row, full, line)
+            yield line, table_draft(row, full, line)
     except (csv.Error, UnicodeDecodeError) as error:
         raise InvalidRequest(f"line {rows.line_num + 1}: cannot be read as CSV: {error}") from None
     finally:
-        text.detach()
+        if not file.closed:  # it was, if the command is ending
+            text.detach()
 
 
-def _read_parquet(file: BinaryIO, full: bool) -> Iterator[Draft]:
+def _check_columns(names: Sequence[str], place: str) -> None:
+    """Refuse two columns with one name: a row would lose one of its values."""
+    twice = next((name for number, name in enumerate(names) if name in names[:number]), None)
+    if twice is not None:
+        raise InvalidRequest(f"{place}: two columns are named {twice!r}; rename one of them")
+
+
+def _read_parquet(file: BinaryIO, full: bool) -> Generator[Row]:
     parquet = _pyarrow()[1]
     try:
         source = parquet.ParquetFile(file)
     except Exception as error:  # pyarrow raises errors of many kinds for this
         raise InvalidRequest(f"the file is not Parquet: {error}") from None
+    _check_columns(source.schema_arrow.names, "the file")
     number = 0
+    is_marked = MARK.items() <= (source.schema_arrow.metadata or {}).items()
     for batch in source.iter_batches(batch_size=1000):
         for row in batch.to_pylist():
             number += 1
-            if not full:
-                # A name that a body does not have is null in its column.
-                row = {name: value for name, value in row.items() if value is not None}
-            yield table_draft(row, full, f"row {number}")
+            place = f"row {number}"
+            if is_marked and row[JSON_COLUMN] is not None:
+                yield place, bare_draft(row[JSON_COLUMN].encode(), place)
+            else:
+                yield place, table_draft(row if full else _present(row), full, place)
+
+
+def _present(row: Record) -> Record:
+    """A row without the names that its body does not have, which are null in their columns."""
+    return {name: value for name, value in row.items() if value is not None}
 
 
 def length(path: str, format: Format) -> int:
@@ -112,13 +148,13 @@ def write(file: BinaryIO, format: Format, full: bool, messages: Iterable[Message
     columns: dict[str, None] = dict.fromkeys(COLUMNS if full else ())
     with tempfile.TemporaryFile() as spool:
         for message in messages:
-            row = table_row(message, full)
-            columns |= dict.fromkeys(row)
-            spool.write(msgspec.json.encode(row) + b"\n")
+            value = full_row(message) if full else bare(message)
+            columns |= dict.fromkeys(bare_row(value))
+            spool.write(msgspec.json.encode(value) + b"\n")
         _write_csv(file, spool, list(columns)) if format == "csv" else _write_parquet(file, spool, full)
 
 
-def _rows(spool: IO[bytes]) -> Iterator[Row]:
+def _values(spool: IO[bytes]) -> Iterator[Any]:
     spool.seek(0)
     return map(msgspec.json.decode, spool)
 
@@ -127,7 +163,7 @@ def _write_csv(file: BinaryIO, spool: IO[bytes], columns: list[str]) -> None:
     text = io.TextIOWrapper(file, encoding="utf-8", newline="")
     writer = csv.writer(text)
     writer.writerow(columns)
-    for row in _rows(spool):
+    for row in map(bare_row, _values(spool)):
         writer.writerow([_cell(row.get(name)) for name in columns])
     text.flush()
     text.detach()
@@ -141,36 +177,70 @@ def _cell(value: Any) -> str:
 
 def _write_parquet(file: BinaryIO, spool: IO[bytes], full: bool) -> None:
     arrow, parquet = _pyarrow()
-    try:
-        schema = _full_schema(arrow) if full else _schema(arrow, spool)
-        with parquet.ParquetWriter(file, schema) as writer:
-            for rows in _groups(spool):
-                writer.write_table(arrow.Table.from_pylist(rows, schema=schema))
-    except (arrow.ArrowException, TypeError, ValueError) as error:
-        raise InvalidRequest(
-            f"the bodies do not fit in the columns of one Parquet file; use --full ({error})", field="body"
-        ) from None
+    schema = _full_schema(arrow) if full else _bare_schema(arrow, spool)
+    is_marked = JSON_COLUMN in schema.names
+    with parquet.ParquetWriter(file, schema) as writer:
+        for values in _groups(spool):
+            rows = [bare_row(value) for value in values]
+            if is_marked and len(schema.names) == 1:
+                rows = [{JSON_COLUMN: _text(value)} for value in values]
+            elif is_marked:
+                exact = _exact(arrow.Table.from_pylist(rows, schema=schema.remove(len(schema.names) - 1)), values)
+                rows = [
+                    row if good else row | {JSON_COLUMN: _text(value)}
+                    for row, value, good in zip(rows, values, exact, strict=True)
+                ]
+            writer.write_table(arrow.Table.from_pylist(rows, schema=schema))
 
 
 def _full_schema(arrow: Any) -> Any:
-    numbers = {"priority", "receives"}
-    return arrow.schema([(name, arrow.int64() if name in numbers else arrow.string()) for name in COLUMNS])
+    types = {"priority": arrow.int64(), "receives": arrow.int64(), "delay": arrow.float64(), "ttl": arrow.float64()}
+    return arrow.schema([(name, types.get(name, arrow.string())) for name in COLUMNS])
 
 
-def _schema(arrow: Any, spool: IO[bytes]) -> Any:
-    """The schema that fits all rows."""
-    schemas = [arrow.Table.from_pylist(rows).schema for rows in _groups(spool)]
-    if not schemas:
-        return arrow.schema([("body", arrow.string())])
-    return arrow.unify_schemas(schemas, promote_options="permissive")
+def _bare_schema(arrow: Any, spool: IO[bytes]) -> Any:
+    """The columns that fit all bodies; with the JSON column if they do not hold each of them exactly, and with that
+    column alone if there are none."""
+    mark = arrow.field(JSON_COLUMN, arrow.string())
+    try:
+        tables = [arrow.Table.from_pylist(_filled(values)) for values in _groups(spool)]
+        if not tables:
+            return arrow.schema([("body", arrow.string())])
+        schema = arrow.unify_schemas([table.schema for table in tables], promote_options="permissive")
+        if JSON_COLUMN in schema.names:
+            return arrow.schema([mark], metadata=MARK)
+        is_exact = all(
+            all(_exact(arrow.Table.from_pylist([bare_row(value) for value in values], schema=schema), values))
+            for values in _groups(spool)
+        )
+    except (arrow.ArrowException, TypeError, ValueError, OverflowError):
+        return arrow.schema([mark], metadata=MARK)
+    return schema if is_exact else schema.append(mark).with_metadata(MARK)
 
 
-def _groups(spool: IO[bytes]) -> Iterator[list[Row]]:
-    """Rows in groups. Within a group every row has all names: Arrow takes the columns of a table from its first row."""
-    rows = _rows(spool)
-    while group := list(islice(rows, ROWS)):
-        names = dict.fromkeys(name for row in group for name in row)
-        yield [{name: row.get(name) for name in names} for row in group]
+def _exact(table: Any, values: list[Any]) -> list[bool]:
+    """For each body whether it can be read back from its row."""
+    return [
+        _text(row_body(_present(row))) == _text(value) for row, value in zip(table.to_pylist(), values, strict=True)
+    ]
+
+
+def _text(value: Any) -> str:
+    """A body as JSON, the same for equal bodies."""
+    return msgspec.json.encode(value, order="sorted").decode()
+
+
+def _groups(spool: IO[bytes]) -> Iterator[list[Any]]:
+    values = _values(spool)
+    while group := list(islice(values, ROWS)):
+        yield group
+
+
+def _filled(values: list[Any]) -> list[Record]:
+    """Rows that have all names: without a schema, Arrow takes the columns of a table from its first row."""
+    rows = [bare_row(value) for value in values]
+    names = dict.fromkeys(name for row in rows for name in row)
+    return [{name: row.get(name) for name in names} for row in rows]
 
 
 def _pyarrow() -> tuple[Any, Any]:
@@ -178,5 +248,5 @@ def _pyarrow() -> tuple[Any, Any]:
         import pyarrow
         from pyarrow import parquet
     except ImportError:
-        raise MissingExtra("Parquet needs pyarrow: pip install 'miniq[parquet]'") from None
+        raise MissingExtra(f"Parquet needs pyarrow: {install('parquet')}") from None
     return cast(Any, pyarrow), parquet

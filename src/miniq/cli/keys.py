@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from miniq.api.shapes import ApiKey
-from miniq.cli.flags import Target, as_json, store, target
+from miniq.cli.flags import Target, as_json, missing_store, require_store, store, target
 from miniq.cli.output import json_line, table
 from miniq.cli.queues import confirm
 from miniq.cli.root import say
@@ -19,7 +19,7 @@ from miniq.client.connection import connect
 from miniq.errors import InvalidRequest
 
 allow = click.option("--allow", multiple=True, required=True, metavar="SPEC", help="VERB:PATTERN; may be repeated.")
-yes = click.option("--yes", is_flag=True, help="Do not ask, even if the key locks everyone out of managing keys.")
+yes = click.option("--yes", is_flag=True, help="Do not ask, even if it locks everyone out, or there is no store yet.")
 
 max_queues = click.option(
     "--max-queues", type=click.IntRange(0), metavar="N", help="Create no queue while N match its patterns."
@@ -28,12 +28,16 @@ max_queues = click.option(
 
 def with_client(command: Callable[..., None]) -> Callable[..., None]:
     """Pass a command a client of the broker, or of the store that `--store` names: the first key is created without a
-    broker."""
+    broker, perhaps before there is a store."""
 
     @functools.wraps(command)
     def called(at: Target, store: str | None, **flags: Any) -> None:
         if (store or at.url).startswith("memory"):
             raise InvalidRequest("store: a key in memory: would be gone at once; name a folder", field="store")
+        if store is not None and "allow" not in flags:
+            require_store(store, "store")
+        elif store is not None and (folder := missing_store(store, "store")) is not None:
+            confirm(f"There is no store in {folder}. Create one?", flags["yes"])
         with at.open() if store is None else connect(store) as client:
             command(client, **flags)
 
@@ -45,8 +49,8 @@ def keys() -> None:
     """Create, list and revoke API keys, and CURVE keys for ZeroMQ.
 
     Once there was a key of either kind, every call needs one. If all were revoked, create one with --store, while no
-    broker has the folder open. A key allows VERB or VERB:PATTERN, where a verb is send, receive, read, manage, admin
-    or *, and a pattern is a queue name with * for any characters.
+    broker has the folder open. A key allows VERB or VERB:PATTERN, where a verb is send, receive, publish, read,
+    manage, admin or *, and a pattern is the name of a queue or topic with * for any characters.
 
     \b
     Examples:
@@ -61,25 +65,32 @@ def keys() -> None:
 @keys.command()
 @click.argument("name")
 @allow
+@click.option("--aws", is_flag=True, help="Access key id and secret, for programs that speak Amazon SQS.")
 @max_queues
 @yes
 @store
 @as_json
 @with_client
-def create(client: Client, name: str, allow: tuple[str, ...], max_queues: int | None, yes: bool, as_json: bool) -> None:
+def create(
+    client: Client, name: str, allow: tuple[str, ...], aws: bool, max_queues: int | None, yes: bool, as_json: bool
+) -> None:
     """Create a key and print its secret, which is not shown again.
 
     \b
-    Example:
+    Examples:
       miniq keys create shop --allow 'send:orders.*'
+      miniq keys create shop --aws --allow 'send:orders' --allow 'receive:orders'
     """
     confirm_lockout(client, allow, yes)
-    key = client.create_key(name, allow, max_queues=max_queues)
+    key = client.create_key(name, allow, max_queues=max_queues, aws=aws)
     warn(key)
     if as_json:
         json_line(key)
         return
-    click.echo(key.secret)
+    if key.access_key is not None:
+        click.echo(f"AWS_ACCESS_KEY_ID={key.access_key}\nAWS_SECRET_ACCESS_KEY={key.secret}")
+    else:
+        click.echo(key.secret)
     say(f"key {key.id} for {key.name!r} allows {', '.join(key.allow)}; its secret is not shown again")
 
 
@@ -99,16 +110,17 @@ def list_(client: Client, as_json: bool) -> None:
 
 @keys.command()
 @click.argument("id")
+@yes
 @store
 @with_client
-def revoke(client: Client, id: str) -> None:
+def revoke(client: Client, id: str, yes: bool) -> None:
     """Revoke a key.
 
     \b
     Example:
       miniq keys revoke 1f2e3d4c5b6a
     """
-    revoke_key(client, id)
+    revoke_key(client, id, yes)
 
 
 # CURVE keys
@@ -136,12 +148,20 @@ def curve() -> None:
 @click.option(
     "--public", metavar="KEY", help="Register this public key of a pair that the client created; writes no file."
 )
+@max_queues
 @yes
 @store
 @as_json
 @with_client
 def create_curve(
-    client: Client, name: str, allow: tuple[str, ...], out: str | None, public: str | None, yes: bool, as_json: bool
+    client: Client,
+    name: str,
+    allow: tuple[str, ...],
+    out: str | None,
+    public: str | None,
+    max_queues: int | None,
+    yes: bool,
+    as_json: bool,
 ) -> None:
     """Create a key pair, register its public key, and write the file that a client needs.
 
@@ -152,10 +172,10 @@ def create_curve(
     confirm_lockout(client, allow, yes)
     if public is None:
         path = out or f"{name}.key"
-        key = create_pair(client, name, allow, path)
+        key = create_pair(client, name, allow, path, max_queues)
         note = "the file is secret"
     elif out is None:
-        key = client.create_key(name, allow, public)
+        key = client.create_key(name, allow, public, max_queues)
         note = "the broker's public key is printed above"
     else:
         raise click.UsageError("--out is for a key pair that is created here; with --public there is no file to write.")
@@ -183,26 +203,30 @@ def list_curve(client: Client, as_json: bool) -> None:
 
 @curve.command("revoke")
 @click.argument("id")
+@yes
 @store
 @with_client
-def revoke_curve(client: Client, id: str) -> None:
+def revoke_curve(client: Client, id: str, yes: bool) -> None:
     """Revoke a CURVE key; open connections with it are refused too.
 
     \b
     Example:
       miniq keys curve revoke 1f2e3d4c5b6a
     """
-    revoke_key(client, id)
+    revoke_key(client, id, yes)
 
 
-def revoke_key(client: Client, id: str) -> None:
-    others = [key for key in client.list_keys() if key.id != id]
+def revoke_key(client: Client, id: str, yes: bool) -> None:
+    """Revoke a key; ask first if no key could manage keys then."""
+    keys = client.list_keys()
+    others = [key for key in keys if key.id != id]
+    managing = {key.id for key in keys if manages(key.allow)}
+    if keys and not others:
+        confirm("This is the last key: the broker then refuses every call until --store creates one. Revoke it?", yes)
+    elif managing == {id}:
+        confirm("No other key allows admin: keys could then be changed only with --store. Revoke it?", yes)
     client.revoke_key(id)
     click.echo(f"revoked {id}")
-    if not others:
-        say("that was the last key: the broker refuses every call until there is a new one; create it with --store")
-    elif not any(manages(key.allow) for key in others):
-        say("no other key allows admin on all queues: keys can now be changed only with --store")
 
 
 def confirm_lockout(client: Client, allow: tuple[str, ...], yes: bool) -> None:
@@ -223,14 +247,14 @@ def warn(key: ApiKey) -> None:
         say(f"warning: {warning}")
 
 
-def create_pair(client: Client, name: str, allow: tuple[str, ...], path: str) -> ApiKey:
+def create_pair(client: Client, name: str, allow: tuple[str, ...], path: str, max_queues: int | None) -> ApiKey:
     """Register the public key of a new pair with the broker, and write both keys to a new file."""
     import zmq
 
     public, secret = (half.decode() for half in zmq.curve_keypair())
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        key = client.create_key(name, allow, public)
+        key = client.create_key(name, allow, public, max_queues)
         text = f"# A CURVE key of MiniQ, {key.id}: whoever has this file can do what the key allows. Keep it secret.\n"
         text += f'public = "{public}"\nsecret = "{secret}"\nserver = "{key.server}"\n'
         os.write(file, text.encode())
@@ -243,13 +267,17 @@ def create_pair(client: Client, name: str, allow: tuple[str, ...], path: str) ->
 
 
 def show_keys(keys: list[ApiKey], as_json: bool) -> None:
-    """Print keys; CURVE keys have their public key as one more column."""
+    """Print keys; CURVE keys have their public key as one more column, keys for SQS their access key id."""
     if as_json:
         for key in keys:
             json_line(key)
         return
     rows = []
-    for key in keys:
+    more = {"PUBLIC": [key.public for key in keys], "ACCESS KEY": [key.access_key for key in keys]}
+    shown = {head: values for head, values in more.items() if any(values)}
+    for place, key in enumerate(keys):
         created = key.created_at.strftime("%Y-%m-%d %H:%M")
-        rows.append((key.id, key.name, created, ", ".join(key.allow), *([key.public] if key.public else [])))
-    table(("ID", "NAME", "CREATED", "ALLOWS", *(["PUBLIC"] if any(key.public for key in keys) else [])), rows)
+        most = "-" if key.max_queues is None else str(key.max_queues)
+        others = [values[place] or "" for values in shown.values()]
+        rows.append((key.id, key.name, created, most, ", ".join(key.allow), *others))
+    table(("ID", "NAME", "CREATED", "MAX QUEUES", "ALLOWS", *shown), rows)

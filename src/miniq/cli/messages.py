@@ -4,52 +4,87 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any
+from select import select
+from typing import Any, TypeVar
 
 import click
 import msgspec
 
-from miniq.cli.flags import SECONDS, Target, as_json, pairs_option, status, target
-from miniq.cli.output import body_bytes, body_text, duration, json_line, message_record, raw, result, table
-from miniq.cli.root import say
+from miniq.cli.flags import MOMENT, SECONDS, Target, as_json, pairs_option, status, target
+from miniq.cli.output import (
+    body_bytes,
+    body_text,
+    duration,
+    first_line,
+    json_line,
+    line,
+    message_record,
+    plural,
+    raw,
+    table,
+)
+from miniq.cli.root import ignore_interrupts, say
 from miniq.client._sync.message import Message
 from miniq.client._sync.queue import Queue
 from miniq.client.bodies import draft
 from miniq.client.delivery import MessagePage
-from miniq.errors import MiniQError
+from miniq.client.interrupts import interruptible, shield, uninterrupted
+from miniq.errors import Forbidden, MiniQError, QueueNotFound
 from miniq.message import JSON, Draft, Status
 
+F = TypeVar("F", bound=Callable[..., Any])
 BATCH = 1000
 BATCH_BYTES = 4 * 1024 * 1024
 CHUNK = 1 << 16
 LONGEST_WAIT = 20.0
 """Seconds of one long poll while following."""
+UNINTERRUPTED_WAIT = 1.0
+"""Seconds of one long poll that removes what it receives, which is therefore not interrupted."""
+
+
+def message_options(command: F) -> F:
+    """Give a command the bodies and fields of messages to send."""
+    for add in (
+        click.option(
+            "--dedup-id", metavar="ID", help="A second send with the same id adds nothing; for a single body only."
+        ),
+        click.option("--group", help="Messages of one group are received in order, one at a time."),
+        click.option("--recipient", help="Only the consumer of this name receives it."),
+        click.option("--key", help="Business key, free text; topics route by it."),
+        click.option("--ttl", type=SECONDS, help="Discard it if it is not received within this time."),
+        click.option(
+            "--deliver-at", type=MOMENT, help="When it can be received, with an offset from UTC; at most 14 days ahead."
+        ),
+        click.option("--delay", type=SECONDS, help="Time until it can be received."),
+        click.option(
+            "--priority",
+            type=click.IntRange(0, 9),
+            default=0,
+            show_default=True,
+            help="Higher priorities are received first.",
+        ),
+        pairs_option("--header", "headers", help="A header; may be repeated."),
+        click.option("--content-type", metavar="TYPE", help="Media type of the bodies, such as text/plain."),
+        click.option("--text", is_flag=True, help="Send bodies as text even if they are JSON."),
+        click.option(
+            "--file", type=click.Path(exists=True, dir_okay=False), help="Send the bytes of a file as one body."
+        ),
+        click.argument("bodies", nargs=-1, metavar="[BODY]..."),
+    ):
+        command = add(command)
+    return command
 
 
 @click.command()
 @click.argument("queue")
-@click.argument("bodies", nargs=-1, metavar="[BODY]...")
-@click.option("--file", type=click.Path(exists=True, dir_okay=False), help="Send the bytes of a file as one body.")
-@click.option("--text", is_flag=True, help="Send bodies as text even if they are JSON.")
-@click.option("--content-type", metavar="TYPE", help="Media type of the bodies, such as text/plain.")
-@pairs_option("--header", "headers", help="A header; may be repeated.")
-@click.option(
-    "--priority", type=click.IntRange(0, 9), default=0, show_default=True, help="Higher priorities are received first."
-)
-@click.option("--delay", type=SECONDS, help="Time until it can be received.")
-@click.option("--ttl", type=SECONDS, help="Discard it if it is not acked within this time.")
-@click.option("--key", help="Business key, free text.")
-@click.option("--recipient", help="Only the consumer of this name receives it.")
-@click.option("--group", help="Messages of one group are received in order, one at a time.")
-@click.option("--dedup-id", metavar="ID", help="A second send with the same id adds nothing; for a single body only.")
+@message_options
 @as_json
 @target
-def send(
-    at: Target, queue: str, bodies: tuple[str, ...], file: str | None, text: bool, as_json: bool, **fields: Any
-) -> None:
+def send(at: Target, queue: str, as_json: bool, **given: Any) -> None:
     """Send messages and print their ids.
 
     A BODY that is valid JSON is sent as that value, anything else as text. Without a BODY, or with `-`, each line
@@ -59,9 +94,21 @@ def send(
     Examples:
       miniq send emails '{"to": "a@b.c"}' --priority 5
       miniq send emails hello --delay 5m --header lang=en
+      miniq send emails hello --deliver-at "$(date -u -d '+1 hour' +%Y-%m-%dT%H:%M:%SZ)"
       cat urls.txt | miniq send crawl
       miniq send images --file cat.png --content-type image/png
     """
+    batches = batches_of(**given)
+    with at.open() as client, shield:  # the ids of what was sent are printed
+        for batch in batches:
+            for id in client.queue(queue).send_many(batch):
+                line(as_json, {"id": id}, id)
+            sys.stdout.flush()
+        ignore_interrupts()
+
+
+def batches_of(bodies: tuple[str, ...], file: str | None, text: bool, **fields: Any) -> Iterable[list[Draft]]:
+    """The messages of a command that has `message_options`, in batches that fit in one call."""
     if file is not None and bodies:
         raise click.UsageError("--file and BODY cannot both be given.")
     if fields["dedup_id"] is not None and len(bodies) != 1 and file is None:
@@ -71,16 +118,10 @@ def send(
     fields["headers"] = fields["headers"] or None
     if file is not None:
         with open(file, "rb") as source:
-            batches: Iterable[list[Draft]] = [[draft(source.read(), **fields)]]
-    elif bodies and bodies != ("-",):
-        batches = batched(draft_of(body.encode("utf-8", "surrogateescape"), text, fields) for body in bodies)
-    else:
-        batches = from_stdin(text, fields)
-    with at.open() as client:
-        for batch in batches:
-            for id in client.queue(queue).send_many(batch):
-                result(as_json, {"id": id}, id)
-            sys.stdout.flush()
+            return [[draft(source.read(), **fields)]]
+    if bodies and bodies != ("-",):
+        return batched(draft_of(body.encode("utf-8", "surrogateescape"), text, fields) for body in bodies)
+    return from_stdin(text, fields)
 
 
 def draft_of(body: bytes, text: bool, fields: dict[str, Any]) -> Draft:
@@ -115,7 +156,7 @@ def from_stdin(text: bool, fields: dict[str, Any]) -> Iterator[list[Draft]]:
     if sys.stdin.isatty():
         say("reading one message per line; end with Ctrl-D")
     rest = b""
-    while chunk := os.read(sys.stdin.fileno(), CHUNK):
+    while chunk := interruptible(os.read, sys.stdin.fileno(), CHUNK):
         *lines, rest = (rest + chunk).split(b"\n")
         yield from batched(draft_of(line.removesuffix(b"\r"), text, fields) for line in lines)
     if rest:
@@ -130,7 +171,7 @@ def from_stdin(text: bool, fields: dict[str, Any]) -> Iterator[list[Draft]]:
 @click.option("--consumer", help="Name of this consumer; it also receives messages addressed to that recipient.")
 @click.option("--ack/--no-ack", default=False, help="Ack after printing. [default: no; prints id and receipt]")
 @click.option("--at-most-once", is_flag=True, help="Remove messages before they are handed out; no ack is needed.")
-@click.option("--follow", is_flag=True, help="Keep receiving until Ctrl-C.")
+@click.option("--follow", is_flag=True, help="Keep receiving until Ctrl-C or SIGTERM.")
 @click.option("--body", "only_body", is_flag=True, help="Print bodies only, one per line.")
 @as_json
 @target
@@ -140,7 +181,10 @@ def receive(
     """Lease messages and print them.
 
     Prints id, receipt and body, separated by tabs. A message that is not acked becomes ready again when its
-    lease expires. With --ack it is removed once it has been printed.
+    lease expires. With --ack it is removed once it has been printed. On Ctrl-C or SIGTERM, messages that were
+    received and not printed are released; with --at-most-once they are printed first.
+
+    A queue that does not exist is an error; with --wait or --follow the command says so and waits for it.
 
     \b
     Examples:
@@ -148,41 +192,81 @@ def receive(
       miniq receive emails --max 10 --ack --json | jq .body
       miniq receive emails --follow --ack --body
     """
-    if how.pop("at_most_once"):
+    if removed := how.pop("at_most_once"):
         how["mode"], ack = "at-most-once", False
     if follow:
         wait = wait or LONGEST_WAIT
     regular_end = (KeyboardInterrupt,) if follow else ()
-    left = most
-    with at.open() as client, suppress(*regular_end):
+    with suppress(*regular_end), at.open() as client, shield:
         source = client.queue(queue)
+        if wait:
+            try:
+                note_paused(source)  # before a wait that would be in vain
+            except QueueNotFound:
+                say(f"queue {queue!r} does not exist yet; waiting for its first message")
+        waits, left = bool(wait), most
         while left > 0:
-            messages = source.receive(min(left, BATCH), wait, **how)
-            show_received(source, messages, ack, only_body, as_json)
+            interruptible(time.sleep, 0)  # a signal that came while messages were printed
+            step = min(wait, UNINTERRUPTED_WAIT) if removed else wait
+            which = min(left, BATCH), step
+            messages = uninterrupted(source.receive, *which, **how) if removed else source.receive(*which, **how)
+            show_received(source, messages, removed, ack, only_body, as_json)
             if not follow:
-                if not messages:
+                wait = 0.0 if messages else wait - step  # only the first message is waited for
+                if not messages and wait <= 0:
+                    if left == most and not waits:
+                        note_paused(source)
                     break
                 left -= len(messages)
-                wait = 0.0  # only the first receive waits
+        ignore_interrupts()
 
 
-def show_received(source: Queue, messages: list[Message], ack: bool, only_body: bool, as_json: bool) -> None:
-    """Print messages, then ack them if asked to; messages that could not be printed are released."""
-    try:
+def note_paused(source: Queue) -> None:
+    """Tell people that a queue hands out nothing; raises `QueueNotFound`. With a key that may not read the queue's
+    settings, neither is known."""
+    with suppress(Forbidden):
+        if source.info().settings.paused:
+            say(f"queue {source.name!r} is paused; resume it with `miniq queues set {source.name} --no-paused`")
+
+
+def show_received(
+    source: Queue, messages: list[Message], removed: bool, ack: bool, only_body: bool, as_json: bool
+) -> None:
+    """Print messages, then ack them if asked to; messages that could not be printed are released.
+
+    A signal is handled between two lines, so that each message has been printed or not, and if messages were `removed`
+    by receiving them, after all lines. A second signal may cut a line: its message stays leased, or with `ack` is
+    released.
+    """
+
+    def show(message: Message) -> None:
         if as_json or only_body:
-            show_messages(messages, as_json)
+            show_messages([message], as_json)
         else:
-            for message in messages:
-                receipt = [] if ack else [message.receipt or "-"]
-                click.echo("\t".join([message.id, *receipt, body_text(message)]))
+            receipt = [] if ack else [message.receipt or "-"]
+            click.echo("\t".join([message.id, *receipt, body_text(message)]))
         sys.stdout.flush()
-    except (OSError, KeyboardInterrupt):
-        if ack:
-            with suppress(MiniQError):
-                source.release(messages)
+
+    begun = shown = 0
+    try:
+        for message in messages:
+            if not removed:
+                interruptible(select, [], [sys.stdout.fileno()], [])  # its reader may be slow
+            begun += 1
+            show(message)
+            shown += 1
+    except (OSError, KeyboardInterrupt) as error:
+        broken = isinstance(error, OSError)
+        if removed:
+            say(f"{plural(len(messages) - shown, 'message')} had been removed from the queue and could not be printed")
+            raise
+        done = shown if ack and not broken else 0  # how much the reader of a broken pipe has read is unknown
+        with suppress(MiniQError):
+            source.ack(messages[:done])
+            source.release(messages[done if ack else shown if broken else begun :])
         raise
     if ack and messages:
-        for message, outcome in zip(messages, source.ack(messages), strict=True):
+        for message, outcome in zip(messages, uninterrupted(source.ack, messages), strict=True):
             if outcome == "stale":
                 say(f"message {message.id} was not acked: its lease had expired and another consumer has it")
 
@@ -241,13 +325,15 @@ def peek(at: Target, queue: str, id: str | None, only_body: bool, as_json: bool,
         show_messages(messages, as_json)
     elif messages:
         now = datetime.now(UTC)
-        table(
-            ("ID", "STATUS", "PRIORITY", "RECEIVES", "AGE", "BODY"),
-            [
-                (m.id, m.status, m.priority, m.receives, duration((now - m.sent_at).total_seconds()), body_text(m))
-                for m in messages
-            ],
-            numbers=(2, 3, 4),
-        )
+        heads = ["ID", "STATUS", "PRIORITY", "RECEIVES", "AGE"]
+        rows = [[m.id, m.status, m.priority, m.receives, duration((now - m.sent_at).total_seconds())] for m in messages]
+        errors = [m.error or (m.dead.error if m.dead else None) for m in messages]
+        if any(errors):
+            heads.append("ERROR")
+            for row, error in zip(rows, errors, strict=True):
+                row.append(first_line(error or "-"))
+        for row, message in zip(rows, messages, strict=True):
+            row.append(body_text(message))
+        table((*heads, "BODY"), rows, numbers=(2, 3, 4))
     if following is not None:
         say(f"there may be more; continue with --after {following}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from miniq.cli.flags import as_json
+from miniq.cli.flags import as_json, without_broker
 from miniq.cli.output import plural, progress_bar, result
 
 
@@ -26,7 +26,7 @@ def migrate(source: str, target: str, as_json: bool) -> None:
     """
     from miniq.cli import offline
 
-    with progress_bar() as progress:
+    with without_broker(), progress_bar() as progress:
         copied = offline.migrate(source, target, progress)
     result(
         as_json,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -12,7 +13,7 @@ from miniq.cli.root import say
 from miniq.client.url import store_of
 from miniq.errors import InvalidRequest
 from miniq.store import Store, open_store, shown
-from miniq.store.transfer import Copied, copy
+from miniq.store.transfer import Copied, check_at_rest, copy
 
 
 def migrate(source: str, target: str, progress: Callable[[int, int], None]) -> dict[str, int]:
@@ -22,7 +23,10 @@ def migrate(source: str, target: str, progress: Callable[[int, int], None]) -> d
     if source_url == target_url:
         raise InvalidRequest(f"to: {shown(target)} is the source; name another store", field="to")
     require_store(source_url, "from")
-    counts = asyncio.run(_migrate(source_url, target_url, progress)).counts
+    try:
+        counts = asyncio.run(_migrate(source_url, target_url, progress)).counts
+    except asyncio.CancelledError:  # by SIGTERM
+        raise KeyboardInterrupt from None
     return {
         "queues": counts["Queue"],
         "messages": counts["Saved"],
@@ -32,8 +36,12 @@ def migrate(source: str, target: str, progress: Callable[[int, int], None]) -> d
 
 
 async def _migrate(source_url: str, target_url: str, progress: Callable[[int, int], None]) -> Copied:
+    if (task := asyncio.current_task()) is not None:  # as asyncio handles Ctrl-C
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     async with AsyncExitStack() as stack:
-        source, target = [await _open(url, stack) for url in (source_url, target_url)]
+        source = await _open(source_url, stack)
+        await check_at_rest(source, shown(source_url))
+        target = await _open(target_url, stack)
         now = time.time_ns() // 1000
         total = sum([(await source.messages.counts(name, now)).total for name in await source.queues()])
         try:

@@ -17,6 +17,7 @@ import msgspec
 from miniq.api import codec, shapes
 from miniq.api.codec import is_json
 from miniq.api.messages import shown_messages, wire_messages
+from miniq.cli.root import ignore_interrupts
 from miniq.client._sync.message import Message
 from miniq.message import JSON
 
@@ -26,9 +27,15 @@ def json_line(value: Any) -> None:
     click.echo(codec.encode_json(value).decode())
 
 
-def result(as_json: bool, value: Any, text: str) -> None:
-    """Print the result of a command: a value as JSON, or text for people."""
+def line(as_json: bool, value: Any, text: str) -> None:
+    """Print a value as JSON, or text for people."""
     json_line(value) if as_json else click.echo(text)
+
+
+def result(as_json: bool, value: Any, text: str) -> None:
+    """Print the result of a command, which is its last line: from here on a signal no longer changes how it ends."""
+    ignore_interrupts()
+    line(as_json, value, text)
 
 
 def message_record(message: Message) -> shapes.WireMessage:
@@ -87,6 +94,25 @@ def duration(seconds: float) -> str:
     return f"{max(seconds, 0):.3g}s"
 
 
+def brief(seconds: float) -> str:
+    """A duration that may be short."""
+    return f"{seconds * 1000:.3g}ms" if seconds < 1 else duration(seconds)
+
+
+def exact_duration(seconds: float) -> str:
+    """A duration that is not rounded, in the units in which options are given: `14 d`, `1 h 30 m`, `500 ms`."""
+    if 0 < seconds < 1:
+        return f"{round(seconds * 1000, 3):.10g} ms"
+    parts = []
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        whole, seconds = divmod(seconds, length)
+        if whole:
+            parts.append(f"{whole:.0f} {unit}")
+    if seconds or not parts:
+        parts.append(f"{round(seconds, 6):.10g} s")
+    return " ".join(parts)
+
+
 def size(count: int) -> str:
     """A number of bytes in its largest unit."""
     amount = float(count)
@@ -100,6 +126,11 @@ def size(count: int) -> str:
 def plural(count: int, word: str) -> str:
     """`1 message`, `2 messages`."""
     return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
+def first_line(error: str) -> str:
+    """The first line of an error, cut."""
+    return cut(error.partition("\n")[0], 100)
 
 
 def cut(text: str, width: int, ellipsis: str = "…") -> str:
@@ -123,17 +154,36 @@ def progress_bar(visible: bool = True) -> Iterator[Callable[[int, int], None]]:
 
 
 @contextmanager
-def part_of(path: str) -> Iterator[str]:
-    """The path of a new file beside `path`, which is renamed to it on success. A pipe or device is written directly."""
+def part_of(path: str, overwrite: bool = True) -> Iterator[str]:
+    """The path of a new file beside `path`, which is renamed to it on success; `FileExistsError` if there is one that
+    must not be overwritten. A pipe or device is written directly."""
     if os.path.exists(path) and not os.path.isfile(path):
         yield path
         return
-    path = os.path.realpath(path)
+    given, path = path, os.path.realpath(path)
     part = f"{path}.{secrets.token_hex(4)}.part"
-    open(part, "xb").close()
     try:
+        try:
+            open(part, "xb").close()
+        except OSError as error:
+            error.filename = given
+            raise
         yield part
-        os.replace(part, path)
+        if overwrite:
+            os.replace(part, path)
+        else:
+            name_new(part, path)
     finally:
         with suppress(FileNotFoundError):
             os.unlink(part)
+
+
+def name_new(part: str, path: str) -> None:
+    """Give a file a name that no other file has."""
+    try:
+        os.link(part, path)  # unlike a rename, this fails if the name is taken
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links
+        with open(path, "xb"):
+            os.replace(part, path)

@@ -9,21 +9,28 @@ import functools
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
+from msgspec.structs import replace
 
 from miniq.cli.flags import SECONDS, Target, pairs_option, summary_json, target
 from miniq.cli.output import json_line, plural, size
 from miniq.cli.processes import reachable
 from miniq.cli.root import say
+from miniq.errors import StoreUnavailable, install
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from miniq.spark.lag import Lag
     from miniq.spark.pipelines import Summary
     from miniq.spark.pipelines.runs import Progress
 
@@ -56,7 +63,7 @@ broker_option = pairs_option(
 
 @click.group(
     epilog="All take --master for where Spark runs: local[*] is this machine, sc://HOST:PORT a Spark Connect server. "
-    "Needs pip install 'miniq[spark]', which installs Java too if there is none."
+    f"Needs the extra `spark`, which installs Java too if there is none: {install('spark')}."
 )
 def pipeline() -> None:
     """Move queues and history with Apache Spark.
@@ -99,49 +106,140 @@ def perform(
     name: str, arguments: Arguments, at: Target | None, master: str, conf: dict[str, str], how: dict[str, Any]
 ) -> Summary:
     """Start Spark and run one pipeline. Without a broker, `at` is None."""
-    from miniq.spark.sessions import check_spark, session
+    from miniq.spark.sessions import check_spark, is_first_start, session
 
     check_spark()
     from miniq.spark import pipelines
-    from miniq.spark.pipelines.runs import failure
+    from miniq.spark.pipelines.runs import check_options, failure
 
+    check_options(name, how.get("options", {}))
+    silence_errors()
     visible = sys.stderr.isatty()
     with nullcontext() if at is None else reachable(at) as broker:
         if broker is not None:
-            with broker.open() as client:
-                client.queues()  # reports an unreachable broker before Spark starts, which takes seconds
+            check_reachable(broker)
             how |= {"url": broker.url, "api_key": broker.api_key}
-        if visible:
-            click.echo("starting Spark…", err=True, nl=False)
-        spark = session(master, app="miniq pipeline", config=conf)
+            os.environ.update(broker.environment())  # where the Spark source finds the certificates
         with stop_requested() as stop, progress_line(visible) as progress:
+            starting = "connecting to Spark" if master.startswith("sc://") else "starting Spark"
+            with waiting_line(starting, visible) as say_more:
+                if visible and is_first_start(master):
+                    say_more(" for the first time, which takes longer")
+                spark = session(master, app="miniq pipeline", config=conf)
+            stop.listen()  # again: Spark takes Ctrl-C for itself
+            stop.first = partial(silence, spark)
             run = pipelines.Run(progress=progress, stop=stop, **how)
-            try:
-                summary: Summary = getattr(pipelines, name)(spark, **arguments, run=run)
-            except Exception as error:
-                raise failure(error) from error
-        spark.stop()
+            if stop():
+                summary = pipelines.Summary(name, 0, 0.0, stopped=True)
+            else:
+                try:
+                    summary = getattr(pipelines, name)(spark, **arguments, run=run)
+                except KeyboardInterrupt:
+                    summary = pipelines.Summary(name, 0, 0.0, stopped=True)
+                except Exception as error:
+                    raise failure(error) from error
+            spark.stop()
     return summary
 
 
-@contextmanager
-def stop_requested() -> Iterator[Callable[[], bool]]:
-    """A function that tells whether Ctrl-C or SIGTERM was received. The run then ends after its batch; a second signal
-    ends it at once, like a crash, after which the next run continues just the same."""
-    signals: list[float] = []
+def check_reachable(broker: Target) -> None:
+    """Report an unreachable broker before Spark starts, which takes seconds. Of several, one must answer."""
+    for url in broker.url.split(",")[:-1]:
+        with suppress(StoreUnavailable), replace(broker, url=url.strip()).open() as client:
+            client.queues()
+            return
+    with replace(broker, url=broker.url.rpartition(",")[2].strip()).open() as client:
+        client.queues()
 
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        signals.append(time.monotonic())
-        if signals[-1] - signals[0] > ECHO:
+
+class Stop:
+    """Tells whether Ctrl-C or SIGTERM was received. The run then ends after its batch; a second signal ends it at once,
+    like a crash, after which the next run continues just the same."""
+
+    def __init__(self) -> None:
+        self._signals: list[float] = []
+        self.first: Callable[[], None] | None = None
+        """Called once, when the run learns of the signal."""
+
+    def listen(self) -> dict[int, Any]:
+        """Handle the signals; returns the handlers that were there."""
+        return {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def __call__(self) -> bool:
+        if self._signals and self.first is not None:
+            self.first()
+            self.first = None
+        return bool(self._signals)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._signals.append(time.monotonic())
+        if len(self._signals) == 1 and number == signal.SIGINT:
+            when = "" if self.first is None else " after this batch"
+            clear = "\r\x1b[K" if sys.stderr.isatty() else ""
+            # Unlike `say`, this can be called while the same thread is writing.
+            os.write(2, f"{clear}miniq: stopping{when}; Ctrl-C again ends at once\n".encode())
+        if self._signals[-1] - self._signals[0] > ECHO:
             say("interrupted")
+            kill_java()
             os._exit(1)
 
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+
+@contextmanager
+def stop_requested() -> Iterator[Stop]:
+    """Handle signals until the run has ended."""
+    stop = Stop()
+    before = stop.listen()
     try:
-        yield lambda: bool(signals)
+        yield stop
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def kill_java() -> None:
+    """End Spark's Java, if there is one, before it can report that its driver is gone."""
+    with suppress(Exception):
+        from pyspark import SparkContext
+
+        SparkContext._gateway.proc.kill()  # type: ignore[union-attr]
+
+
+def silence_errors() -> None:
+    """Keep PySpark from logging errors in a user's SQL with a Java stack trace: the command reports them itself."""
+    from pyspark.logger import PySparkLogger
+
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        PySparkLogger.getLogger(name).disabled = True
+
+
+def silence(spark: SparkSession) -> None:
+    """Let Spark log nothing more: it reports all that it interrupts when it ends. Spark Connect logs elsewhere."""
+    with suppress(Exception):
+        spark.sparkContext.setLogLevel("OFF")
+
+
+@contextmanager
+def waiting_line(text: str, visible: bool) -> Iterator[Callable[[str], None]]:
+    """Show what is happening, and for how long it has been, on one line of stderr. The function that it gives adds to
+    the text."""
+    began, texts, done = time.monotonic(), [text], threading.Event()
+
+    def show() -> None:
+        while not done.is_set():
+            seconds = int(time.monotonic() - began)
+            click.echo(f"\r\x1b[K{''.join(texts)}… {f'{seconds} s' if seconds else ''}", err=True, nl=False)
+            done.wait(1)
+
+    line = threading.Thread(target=show, daemon=True)
+    if visible:
+        line.start()
+    try:
+        yield texts.append
+    finally:
+        done.set()
+        if visible:
+            line.join()
+            click.echo("\r\x1b[K", err=True, nl=False)
 
 
 @contextmanager
@@ -152,24 +250,38 @@ def progress_line(visible: bool) -> Iterator[Callable[[Progress], None] | None]:
         return
 
     def show(progress: Progress) -> None:
+        if not progress.batches:
+            click.echo(f"\r\x1b[Kreading… {progress.seconds:.0f} s", err=True, nl=False)
+            return
         rate = progress.messages / progress.seconds if progress.seconds else 0
         batches = "1 batch" if progress.batches == 1 else f"{progress.batches} batches"
-        click.echo(f"\r\x1b[K{progress.messages:,} in {batches}, {rate:,.0f} per second", err=True, nl=False)
+        line = f"{progress.messages:,} in {batches}, {rate:,.0f} per second{behind(progress.lag)}"
+        click.echo(f"\r\x1b[K{line}", err=True, nl=False)
 
+    click.echo("reading…", err=True, nl=False)
     try:
         yield show
     finally:
         click.echo("\r\x1b[K", err=True, nl=False)
 
 
+def behind(lag: Lag | None) -> str:
+    """What a stream has yet to read, for people."""
+    if lag is None:
+        return ""
+    oldest = "" if lag.oldest_seconds is None else f", the oldest for {lag.oldest_seconds:,} s"
+    return f"; {lag.waiting:,} waiting{oldest}"
+
+
 def show_summary(summary: Summary, as_json: bool) -> None:
     """Print what a run did."""
     if as_json:
         fields = msgspec.to_builtins(summary)
-        json_line(fields | fields.pop("details", {}))
+        more = fields.pop("lag", {}) | fields.pop("details", {})
+        json_line(fields | more)
         return
     item = {"archive": "record", "report": "record", "reprocess": "dead letter"}.get(summary.pipeline, "message")
-    lines = [f"{summary.pipeline}: {plural(summary.messages, item)} in {summary.seconds:.1f} s"]
+    lines = [f"{summary.pipeline}: {plural(summary.messages, item)} in {summary.seconds:.1f} s{behind(summary.lag)}"]
     for name, value in summary.details.items():
         lines.append(f"  {name.replace('_', ' ')}: {size(value) if name == 'bytes' else value}")
     if summary.checkpoint is not None:

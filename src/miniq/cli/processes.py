@@ -6,17 +6,22 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import IO
 
 from miniq.cli.flags import Target
+from miniq.client.interrupts import SIGNALS, interruptible
 from miniq.client.url import store_of
 from miniq.errors import MiniQError
 
 PARENT = "_MINIQ_PARENT"
 """The variable with the id of the parent process, which may have ended before `os.getppid` is called."""
+LOOK = 0.5
+"""Seconds between two checks whether the parent process is still there."""
 GRACE = 10.0
 """Seconds after which a process that was sent a signal is killed."""
 
@@ -57,7 +62,7 @@ def end(processes: Iterable[subprocess.Popen[str]], number: int = signal.SIGTERM
 @contextmanager
 def reachable(at: Target) -> Iterator[Target]:
     """A broker that several processes can use. For the folder of a store one is started, because only one process at
-    a time can open a folder."""
+    a time can open a folder; it ends with this process, however that ends."""
     if at.is_remote:
         yield at
         return
@@ -67,7 +72,7 @@ def reachable(at: Target) -> Iterator[Target]:
         err=subprocess.PIPE,
     )
     try:
-        line = reader(process.stdout).readline()
+        line = interruptible(reader(process.stdout).readline)
         if not line:
             raise MiniQError(error_of(process))
         yield Target(line.removeprefix("miniq ready: ").split()[0], at.api_key)
@@ -87,10 +92,18 @@ def error_of(process: subprocess.Popen[str]) -> str:
     return text or f"a process ended with {process.wait()}"
 
 
-def ignore_interrupts() -> None:
-    """Let no signal interrupt the cleanup, which has begun."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+def end_with_parent() -> None:
+    """Send this process SIGTERM when the one that started it is gone, if that was a command of ours."""
+    if PARENT not in os.environ:
+        return
+    parent_id = parent()
+
+    def watch() -> None:
+        while os.getppid() == parent_id:
+            time.sleep(LOOK)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="miniq-parent", daemon=True).start()
 
 
 def parent() -> int:
@@ -105,8 +118,9 @@ class Stop:
     def __init__(self) -> None:
         self._requested = False
         self._parent = parent()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in SIGNALS:
             signal.signal(number, self._request)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
     def is_set(self) -> bool:
         return self._requested or os.getppid() != self._parent
@@ -115,3 +129,9 @@ class Stop:
         if self._requested:
             raise KeyboardInterrupt
         self._requested = True
+
+
+def sleep_until(moment: float, stop: Stop) -> None:
+    """Wait until a moment, or until the worker is stopped."""
+    while (left := moment - time.monotonic()) > 0 and not stop.is_set():
+        time.sleep(min(left, 0.1))

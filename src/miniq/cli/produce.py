@@ -10,7 +10,7 @@ import click
 
 from miniq.cli.crew import Crew, Worker, count_option, crew_flags
 from miniq.cli.flags import RATE, SIZE
-from miniq.cli.processes import Stop
+from miniq.cli.processes import sleep_until
 from miniq.client._sync.queue import Queue
 from miniq.client.bodies import draft
 from miniq.errors import QueueFull, StoreUnavailable
@@ -26,8 +26,8 @@ from miniq.errors import QueueFull, StoreUnavailable
 def produce(crew: Crew, queue: str, rate: float | None, size: int, batch: int) -> None:
     """Send demo messages, in one process or several.
 
-    Prints what was sent, until Ctrl-C or --count. Each worker is a process. If it is unclear whether a message
-    arrived, it is sent again with the same dedup id, so that it is stored once.
+    Prints what was sent, until Ctrl-C, SIGTERM or --count. Each worker is a process. If it is unclear whether a
+    message arrived, it is sent again with the same dedup id, so that it is stored once.
 
     \b
     Examples:
@@ -81,9 +81,3 @@ def body(number: int, sender: str, size: int) -> dict[str, object]:
     fields: dict[str, object] = {"n": number + 1, "from": sender}
     missing = size - len(f'{{"n":{number + 1},"from":"{sender}","text":""}}')
     return fields | {"text": "x" * missing} if missing > 0 else fields
-
-
-def sleep_until(moment: float, stop: Stop) -> None:
-    """Wait until a moment, or until the worker is stopped."""
-    while (left := moment - time.monotonic()) > 0 and not stop.is_set():
-        time.sleep(min(left, 0.1))

@@ -12,14 +12,17 @@ import click
 
 from miniq.api.replies import queue_reply
 from miniq.cli.flags import RATE, SECONDS, SIZE, Parsed, Target, as_json, target, yes
-from miniq.cli.output import duration, json_line, plural, result, size, table
+from miniq.cli.output import duration, exact_duration, json_line, plural, result, size, table
 from miniq.cli.root import say
-from miniq.errors import QueueNotFound
-from miniq.message import ConfiguredQueue, RedriveProgress
+from miniq.client._sync.queue import Queue
+from miniq.errors import Forbidden, MessageNotFound, QueueNotFound
+from miniq.message import ConfiguredQueue, RedriveProgress, Retry
 
 F = TypeVar("F", bound=Callable[..., Any])
 POLL = 0.2
 """Seconds between two checks of a running redrive."""
+DURATIONS = frozenset({"visibility_timeout", "retention", "delay", "dedup_window", "claim_retention", "results"})
+RETRY_DURATIONS = frozenset({"delay", "max"})
 
 
 @click.group(invoke_without_command=True)
@@ -51,8 +54,13 @@ def queues(ctx: click.Context, at: Target, as_json: bool) -> None:
     for info in infos:
         counts = info.counts
         oldest = "-" if counts.oldest is None else duration(time.time() - counts.oldest / 1e6)
-        rows.append((info.name, counts.ready, counts.delayed, counts.leased, size(counts.bytes), oldest))
-    table(("QUEUE", "READY", "DELAYED", "LEASED", "BYTES", "OLDEST"), rows, numbers=(1, 2, 3, 4, 5))
+        rows.append([info.name, counts.ready, counts.delayed, counts.leased, size(counts.bytes), oldest])
+    heads = ["QUEUE", "READY", "DELAYED", "LEASED", "BYTES", "OLDEST"]
+    if any(info.settings.paused for info in infos):
+        heads.append("STATE")
+        for row, info in zip(rows, infos, strict=True):
+            row.append("paused" if info.settings.paused else "")
+    table(heads, rows, numbers=(1, 2, 3, 4, 5))
 
 
 MAX_RECEIVES = Parsed("count", lambda text: text if text == "unlimited" else int(text), "a whole number or unlimited")
@@ -64,12 +72,28 @@ def settings(command: F) -> F:
         click.option(
             "--history", type=click.Choice(["off", "events", "full"]), help="What is recorded of each message."
         ),
+        click.option(
+            "--tag", "tags", multiple=True, metavar="NAME=VALUE", help="A tag; may be repeated. NAME= removes one."
+        ),
+        click.option("--paused/--no-paused", default=None, help="Accept messages, but hand out none."),
+        click.option(
+            "--group-batch/--no-group-batch",
+            default=None,
+            help="Whether one receive may get several messages of a group.",
+        ),
+        click.option("--rate", type=float, help="Maximum messages handed out per second; 0 is unlimited."),
+        click.option("--max-in-flight", type=click.IntRange(0), help="Maximum leased messages; 0 is unlimited."),
+        click.option("--results", type=SECONDS, help="How long results are kept; 0 is not at all."),
         click.option("--claim-retention", type=SECONDS, help="How long acked claims can still be read."),
         click.option("--max-bytes", type=SIZE, help="Maximum size of all messages; 0 is unlimited."),
         click.option("--max-length", type=click.IntRange(0), help="Maximum number of messages; 0 is unlimited."),
         click.option("--dedup-window", type=SECONDS, help="How long a dedup id is remembered."),
         click.option("--delay", type=SECONDS, help="Delay of messages that are sent without one."),
         click.option("--retention", type=SECONDS, help="How long messages are kept."),
+        click.option("--retry-jitter", type=float, help="Share by which that time varies at random, 0 to 1."),
+        click.option("--retry-max", type=SECONDS, help="Longest time until a failed message is tried again."),
+        click.option("--retry-factor", type=float, help="How many times longer after each further failure."),
+        click.option("--retry-delay", type=SECONDS, help="Time until a message that failed first is tried again."),
         click.option(
             "--dead-letter-queue", metavar="QUEUE", help="Where a message goes after that. [default: QUEUE.dead]"
         ),
@@ -80,9 +104,22 @@ def settings(command: F) -> F:
     return command
 
 
+def _tag(text: str) -> tuple[str, str | None]:
+    """The name and value of a tag; no value removes it."""
+    name, is_given, value = text.partition("=")
+    if not name or not is_given:
+        raise click.BadParameter(f"{text!r} is not NAME=VALUE, or NAME= to remove a tag.", param_hint="--tag")
+    return name, value or None
+
+
 def given(flags: dict[str, Any]) -> dict[str, Any]:
     """The settings that were given."""
     changes = {name: value for name, value in flags.items() if value is not None}
+    if tags := changes.pop("tags", ()):
+        changes["tags"] = dict(map(_tag, tags))
+    retry = {name: changes.pop(f"retry_{name}") for name in Retry.__struct_fields__ if f"retry_{name}" in changes}
+    if retry:
+        changes["retry"] = retry
     if changes.get("max_receives") == "unlimited":
         changes["max_receives"] = None
     return changes
@@ -118,7 +155,7 @@ def create(at: Target, queue: str, as_json: bool, **flags: Any) -> None:
     with at.open() as client:
         created = client.queue(queue)
         with suppress(QueueNotFound):
-            created.info()
+            require(created)
             raise click.ClickException(f"queue {queue!r} exists; change it with `miniq queues set`")
         show_queue(created.configure(**given(flags)), as_json)
 
@@ -139,7 +176,7 @@ def set_(at: Target, queue: str, as_json: bool, **flags: Any) -> None:
     if not changes:
         raise click.UsageError("Name at least one setting, such as --visibility-timeout 2m.")
     with at.open() as client:
-        client.queue(queue).info()
+        require(client.queue(queue))
         show_queue(client.queue(queue).configure(**changes), as_json)
 
 
@@ -155,9 +192,10 @@ def delete(at: Target, queue: str, yes: bool) -> None:
       miniq queues delete emails --yes
     """
     with at.open() as client:
-        counts = client.queue(queue).info().counts
-        confirm(f"Delete queue {queue} with {plural(counts.total, 'message')}?", yes)
-        client.queue(queue).delete()
+        doomed = client.queue(queue)
+        if not yes:
+            confirm(f"Delete queue {queue} with {contents(doomed) or 'all its messages'}?", yes)
+        doomed.delete()
     click.echo(f"deleted {queue}")
 
 
@@ -177,7 +215,8 @@ def purge(at: Target, queue: str, yes: bool, as_json: bool) -> None:
     """
     with at.open() as client:
         source = client.queue(queue)
-        confirm(f"Remove {plural(source.info().counts.total, 'message')} of queue {queue}?", yes)
+        if not yes:
+            confirm(f"Remove {contents(source) or 'all messages'} of queue {queue}?", yes)
         purged = source.purge()
     result(as_json, {"purged": purged}, f"purged {plural(purged, 'message')}")
 
@@ -207,7 +246,11 @@ def redrive(
         done = source.redrive(ids or None, to, rate)
         while done.running and (wait or not at.is_remote):
             time.sleep(POLL)
-            done = source.info().redrive or RedriveProgress(done.moved, done.skipped, False)
+            try:
+                done = source.info().redrive or RedriveProgress(done.moved, done.skipped, False)
+            except Forbidden as error:
+                say(f"the redrive goes on in the broker, and its progress is not shown: {error.text}")
+                break
             if sys.stderr.isatty():
                 click.echo(f"\rmoved {done.moved}", nl=not done.running, err=True)
     running = ", still running" if done.running else ""
@@ -217,13 +260,30 @@ def redrive(
 
 
 WHY_SKIPPED = {
-    "no_source": "whose origin is unknown",
+    "no_source": "are not dead letters",
     "expired": "past the retention of the target",
     "leased": "that consumers hold",
-    "missing": "that were removed meanwhile",
+    "missing": "not in the queue",
+    "too_many_queues": "whose origin was deleted and cannot be created again, there are too many queues",
+    "queue_not_found": "whose origin was deleted",
     "queue_full": "for which the target has no room",
+    "no_space": "for which the disk has no space",
     "forbidden": "to whose origin this key may not send",
 }
+
+
+def require(queue: Queue) -> None:
+    """Raise `QueueNotFound` if there is no such queue. Needs only the right to manage it: to be told that a message
+    cannot be removed."""
+    with suppress(MessageNotFound):
+        queue.remove("none")
+
+
+def contents(queue: Queue) -> str | None:
+    """How many messages a queue has, in words; None if this key may not read it."""
+    with suppress(Forbidden):
+        return plural(queue.info().counts.total, "message")
+    return None
 
 
 def confirm(question: str, yes: bool) -> None:
@@ -249,10 +309,28 @@ def show_queue(info: ConfiguredQueue, as_json: bool) -> None:
         return
     click.echo(f"queue               {info.name}")
     for name in info.settings.__struct_fields__:
-        value = getattr(info.settings, name)
-        click.echo(f"{name:<19} {'-' if value is None else value}")
+        click.echo(f"{name:<19} {setting_text(name, getattr(info.settings, name))}")
     counts = info.counts
     if counts is not None:
         click.echo(f"messages            {counts.ready} ready, {counts.delayed} delayed, {counts.leased} leased")
     if info.redrive is not None and info.redrive.running:
         say(f"a redrive is running: {info.redrive.moved} moved")
+
+
+def setting_text(name: str, value: Any) -> str:
+    """A setting of a queue for people."""
+    match value:
+        case Retry():
+            fields = {field: getattr(value, field) for field in value.__struct_fields__}
+            texts = {name: exact_duration(n) if name in RETRY_DURATIONS else f"{n:g}" for name, n in fields.items()}
+            return ", ".join(f"{field} {text}" for field, text in texts.items())
+        case dict():
+            return ", ".join(f"{field}={text}" for field, text in value.items()) or "-"
+        case bool():
+            return "yes" if value else "no"
+        case None:
+            return "unlimited" if name == "max_receives" else "-"
+        case float():
+            return exact_duration(value) if name in DURATIONS else f"{value:g}"
+        case _:
+            return str(value)

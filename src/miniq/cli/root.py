@@ -1,6 +1,6 @@
 """The root command: the list of commands, how errors are shown, and the exit codes.
 
-0 done, 1 failed, 2 wrong usage. An expected error is one line on stderr; a traceback is a bug.
+0 done, 1 failed or interrupted, 2 wrong usage. An expected error is one line on stderr; a traceback is a bug.
 """
 
 from __future__ import annotations
@@ -15,17 +15,25 @@ from typing import Any
 import click
 
 from miniq import __version__
+from miniq.client.interrupts import SIGNALS
 from miniq.errors import InvalidRequest, MiniQError
 
 COMMANDS = {
     "serve": "serve",
+    "worker": "worker",
     "send": "messages",
     "receive": "messages",
     "ack": "leases",
     "release": "leases",
+    "fail": "leases",
     "extend": "leases",
+    "result": "result",
     "peek": "messages",
     "queues": "queues",
+    "consumers": "consumers",
+    "schedules": "schedules",
+    "topics": "topics",
+    "publish": "topics",
     "top": "top",
     "purge": "queues",
     "redrive": "queues",
@@ -57,7 +65,7 @@ HINTS = {
 """What to do about an error, in terms of the command line."""
 
 
-NOT_USAGE = frozenset({None, "ca", "curve_key", "body", "path", "folder"})
+NOT_USAGE = frozenset({None, "ca", "client_cert", "curve_key", "body", "path", "folder"})
 """Fields that are invalid because of data or of what others have: a server's certificate and keys, the body of a
 message, a folder that must not exist yet."""
 
@@ -79,6 +87,14 @@ class Root(click.Group):
         command: click.Command = getattr(importlib.import_module(f"miniq.cli.{module}"), function)
         return command
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:  # for which click would print an empty line, also where there is no terminal
+            if sys.stderr.isatty():
+                click.echo(err=True)
+            raise click.Abort from None
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -98,7 +114,7 @@ class Root(click.Group):
     cls=Root,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Client commands take --url (or MINIQ_URL): the address of a broker, or the folder of a store that no "
-    "broker has open. Exit codes: 0 done, 1 failed, 2 wrong usage.",
+    "broker has open. Exit codes: 0 done, 1 failed or interrupted (Ctrl-C, SIGTERM), 2 wrong usage.",
 )
 @click.version_option(__version__, "--version", prog_name="miniq")
 def root() -> None:
@@ -115,12 +131,12 @@ def root() -> None:
 def main(args: list[str] | None = None) -> None:
     """Run one command and exit."""
     open_standard_streams()
-    interruptible = signal.getsignal(signal.SIGINT) is not signal.SIG_IGN  # a background job of a shell is not
-    if interruptible:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    # SIGTERM is handled like Ctrl-C. A background job of a shell ignores Ctrl-C.
+    numbers = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    for number in numbers:
+        signal.signal(number, signal.default_int_handler)
     code = run(args)
-    if interruptible:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # all is done: Ctrl-C may cut Python's own shutdown short
+    ignore_interrupts()
     sys.exit(code)
 
 
@@ -139,7 +155,8 @@ def run(args: list[str] | None = None) -> int:
     except MiniQError as error:
         # An unreachable database is not a broker that could be started.
         database = error.code == "store_unavailable" and error.field == "store"
-        say(error.text + ("" if database else HINTS.get(error.code, "")))
+        hint = "" if database or error.field == "curve_key" else HINTS.get(error.code, "")
+        say(error.text + hint)
         return 2 if isinstance(error, InvalidRequest) and error.field not in NOT_USAGE else 1
     except BrokenPipeError:
         discard_output()  # the reader of the pipe has ended
@@ -153,6 +170,12 @@ def run(args: list[str] | None = None) -> int:
         else:
             say(f"{error.strerror or error}")
         return 1
+
+
+def ignore_interrupts() -> None:
+    """Let no signal change how the command ends, because its work is done or its cleanup has begun."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def open_standard_streams() -> None:

@@ -9,15 +9,16 @@ from __future__ import annotations
 import contextlib
 import curses
 import os
-import signal
 import threading
 import time
 
 import click
 
 from miniq.api import shapes
+from miniq.cli.consumers import HEADS, NOBODY, rows
 from miniq.cli.output import plural
-from miniq.cli.top import COLUMNS, View, cells, layout
+from miniq.cli.top import COLUMNS, View, cells, layout, summary
+from miniq.consumer import Consumer
 from miniq.errors import MiniQError
 
 ROWS_ABOVE = 4
@@ -33,6 +34,7 @@ class Fetcher(threading.Thread):
         self._interval = interval
         self.stopped = threading.Event()
         self.stats: shapes.Stats | None = None
+        self.consumers: list[Consumer] = []
         self.problem = ""
         self.paused = False
         self.changed = threading.Event()
@@ -41,7 +43,7 @@ class Fetcher(threading.Thread):
         while not self.stopped.is_set():
             if not self.paused:
                 try:
-                    self.stats = self._view.client.stats()
+                    self.stats, self.consumers = self._view.fetch()
                     self.problem = ""
                 except MiniQError as error:
                     self.problem = error.text
@@ -52,8 +54,7 @@ class Fetcher(threading.Thread):
 def run(view: View, interval: float) -> None:
     """Show the view until the user quits. A broker that is unreachable at the start is an error."""
     _require_cursor()
-    view.client.stats()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    view.fetch()
     fetcher = Fetcher(view, interval)
     fetcher.start()
     try:
@@ -150,6 +151,9 @@ class _Screen:
             self._line(0, f"miniq {view.url}: {problem or 'connecting ...'}", width)
             self._window.refresh()
             return
+        if view.queue is not None:
+            self._draw_consumers(view.queue, stats.queues[0], height, width)
+            return
         queues = stats.queues
         state = "paused" if self._fetcher.paused else time.strftime("%H:%M:%S")
         self._line(0, f"miniq {view.url}   {plural(len(queues), 'queue')}   {state}", width, curses.A_BOLD)
@@ -163,16 +167,38 @@ class _Screen:
         shown = view.chosen(stats)
         self._shown = len(shown)
         self._top = max(0, min(self._top, self._shown - 1))
-        rows = [cells(entry, stats) for entry in shown[self._top : self._top + max(0, height - ROWS_ABOVE - 1)]]
+        page = [cells(entry, stats) for entry in shown[self._top : self._top + max(0, height - ROWS_ABOVE - 1)]]
         heads = [f"{name.upper()}{('v' if view.down else '^') if name == view.sort else ''}" for name in COLUMNS]
         ellipsis = "…" if self._window.encoding.lower().replace("-", "") == "utf8" else "~"
-        lines = layout(heads, rows, view.sort, max(width - 1, 1), ellipsis)
+        lines = layout(heads, page, view.sort, max(width - 1, 1), ellipsis)
         self._line(3, lines[0], width, curses.A_REVERSE)
         for row, line in enumerate(lines[1:], ROWS_ABOVE):
             self._line(row, line, width)
         if not shown:
             self._line(ROWS_ABOVE, "no queue has that in its name" if view.wanted else "no queues", width)
         self._line(height - 1, _help(width), width, curses.A_DIM)
+        self._window.refresh()
+
+    def _draw_consumers(self, name: str, queue: shapes.QueueStats, height: int, width: int) -> None:
+        """One queue and its consumers."""
+        view, problem, consumers = self._view, self._fetcher.problem, self._fetcher.consumers
+        state = "paused" if self._fetcher.paused else time.strftime("%H:%M:%S")
+        self._line(0, f"miniq {view.url}   {name}   {state}", width, curses.A_BOLD)
+        counts, times = summary(queue)
+        self._line(1, f"NOT UPDATED: {problem}" if problem else counts, width)
+        self._line(2, times, width)
+        self._shown = len(consumers)
+        self._top = max(0, min(self._top, self._shown - 1))
+        page = rows(consumers)[self._top : self._top + max(0, height - ROWS_ABOVE - 1)]
+        widths = [max(len(row[column]) for row in (HEADS, *page)) for column in range(len(HEADS))]
+        longest = max(width - 1 - sum(widths[1:]) - 2 * len(widths[1:]), 1)
+        for number, row in enumerate([HEADS, *page], ROWS_ABOVE - 1):
+            line = [row[0][:longest].ljust(min(widths[0], longest))]
+            line += [text.rjust(wide) for text, wide in zip(row[1:], widths[1:], strict=True)]
+            self._line(number, "  ".join(line), width, curses.A_REVERSE if number < ROWS_ABOVE else 0)
+        if not consumers:
+            self._line(ROWS_ABOVE, NOBODY, width)
+        self._line(height - 1, "q quit   p pause   arrows scroll", width, curses.A_DIM)
         self._window.refresh()
 
     def _line(self, row: int, text: str, width: int, style: int = 0) -> None:

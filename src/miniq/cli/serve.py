@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import signal
 import sys
 from collections.abc import Callable
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,6 +14,7 @@ from msgspec import structs
 
 from miniq import config
 from miniq.cli.flags import DEFAULT_URL
+from miniq.cli.processes import end_with_parent
 from miniq.cli.root import discard_output, say
 from miniq.client.url import store_of
 from miniq.errors import InvalidRequest, MiniQError, StoreLocked
@@ -59,6 +58,7 @@ LEVELS = ("debug", "info", "warning", "error")
 )
 @click.option("--tls-cert", metavar="FILE", help="Certificate (PEM); serve HTTPS.")
 @click.option("--tls-key", metavar="FILE", help="Private key of the certificate (PEM).")
+@click.option("--tls-client-ca", metavar="FILE", help="Authorities (PEM) of the certificates that clients must have.")
 @click.option(
     "--log-level",
     type=click.Choice(LEVELS),
@@ -83,26 +83,16 @@ def serve(file: str | None, log_level: str, **flags: Any) -> int:
       miniq keys create admin --allow '*' --store rocksdb:/var/lib/miniq/data
       miniq serve --store rocksdb:/var/lib/miniq/data --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem --curve
     """
-    ready = False
 
     def announce(started: Ready) -> None:
-        nonlocal ready
-        ready = True
         try:
             click.echo("\n".join([started.line, *addresses(started)]))
             sys.stdout.flush()
         except OSError:
             discard_output()  # a closed stdout does not stop a broker
 
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        # While it serves, the server has its own handlers. During its shutdown these are back, and must not interrupt
-        # its last writes.
-        if not ready:
-            raise KeyboardInterrupt
-
     try:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, on_signal)
+        end_with_parent()
         options = config.load(flags, file=file)
         options = structs.replace(options, store=store_of(options.store, "store"))
         log_to_stderr(log_level, options.log_format)
@@ -123,7 +113,7 @@ def run_server(options: Options, announce: Callable[[Ready], None]) -> int:
     except StoreLocked as error:
         raise MiniQError(f"{error.text} with --store") from None
     except InvalidRequest as error:
-        if error.field == "tls_cert":
+        if error.field in ("tls_cert", "tls_client_ca"):
             raise
         raise MiniQError(error.text) from None
 

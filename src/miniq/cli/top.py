@@ -1,4 +1,4 @@
-"""`miniq top`: all queues of a broker, live, on a terminal; or as a table or JSON for other programs."""
+"""`miniq top`: all queues of a broker, or the consumers of one, live on a terminal; or as a table or JSON."""
 
 from __future__ import annotations
 
@@ -12,13 +12,30 @@ from typing import Any
 import click
 
 from miniq.api import codec, shapes
+from miniq.cli.consumers import HEADS, NOBODY, rows
 from miniq.cli.flags import SECONDS, Target, as_json, target
-from miniq.cli.output import cut, duration, json_line, plural, size
+from miniq.cli.output import brief, cut, duration, json_line, plural, size, table
 from miniq.client._sync.client import Client
+from miniq.consumer import Consumer, Percentiles
 from miniq.errors import InvalidRequest
 
-COLUMNS = ("queue", "ready", "leased", "delayed", "dead", "bytes", "oldest", "sent/s", "acked/s")
-LEAST_IMPORTANT = ("bytes", "delayed", "oldest", "acked/s", "sent/s", "dead", "leased", "ready")
+COLUMNS = (
+    "queue", "ready", "leased", "delayed", "dead", "consumers", "wait", "processing", "bytes", "oldest", "sent/s",
+    "acked/s",
+)  # fmt: skip
+LEAST_IMPORTANT = (
+    "wait",
+    "processing",
+    "consumers",
+    "bytes",
+    "delayed",
+    "oldest",
+    "acked/s",
+    "sent/s",
+    "dead",
+    "leased",
+    "ready",
+)
 """The columns that are left out on a narrow terminal, in this order."""
 SHORTEST_NAME = 16
 """Columns are left out before names are cut to fewer characters than this."""
@@ -28,14 +45,18 @@ PATIENCE = 10.0
 
 
 @click.command()
+@click.argument("queue", required=False)
 @click.option("--once", is_flag=True, help="Print one table and exit.")
 @click.option("--interval", type=SECONDS, default=2.0, help="Time between two updates. [default: 2]")
 @click.option("--sort", type=click.Choice(COLUMNS), default="queue", show_default=True, help="Column to sort by.")
 @click.option("--filter", "wanted", default="", metavar="TEXT", help="Only queues with this in their name.")
 @as_json
 @target
-def top(at: Target, once: bool, interval: float, sort: str, wanted: str, as_json: bool) -> None:
-    """Watch all queues, live.
+def top(at: Target, queue: str | None, once: bool, interval: float, sort: str, wanted: str, as_json: bool) -> None:
+    """Watch all queues, or the consumers of one, live.
+
+    WAIT is how long messages were ready before they were received, PROCESSING how long consumers then took: p50/p99 of
+    the last five minutes. CONSUMERS received, or asked for messages, in that time; `miniq top QUEUE` shows them.
 
     Keys: < and > choose the column to sort by, r reverses, / filters, arrows scroll, p pauses, q quits. A narrow
     terminal shows the most important columns. If the output is not a terminal, and with --json, a table or one JSON
@@ -44,6 +65,7 @@ def top(at: Target, once: bool, interval: float, sort: str, wanted: str, as_json
     \b
     Examples:
       miniq top
+      miniq top emails
       miniq top --once --sort oldest
       miniq top --once --json | jq -c '.queues[] | select(.dead > 0)'
     """
@@ -53,7 +75,7 @@ def top(at: Target, once: bool, interval: float, sort: str, wanted: str, as_json
     if interval < 0.1:
         raise InvalidRequest(f"interval: {interval:g} s is too short; use at least 0.1", field="interval")
     with at.open(timeout=PATIENCE) as client:
-        _show(View(at.url, client, sort, wanted), once, interval, as_json)
+        _show(View(at.url, client, sort, wanted, queue), once, interval, as_json)
 
 
 def _show(view: View, once: bool, interval: float, as_json: bool) -> None:
@@ -73,12 +95,21 @@ def _show(view: View, once: bool, interval: float, as_json: bool) -> None:
 class View:
     """Which queues are shown, and in which order."""
 
-    def __init__(self, url: str, client: Client, sort: str = "queue", wanted: str = "") -> None:
+    def __init__(
+        self, url: str, client: Client, sort: str = "queue", wanted: str = "", queue: str | None = None
+    ) -> None:
         self.url = url
         self.client = client
         self.sort = sort
         self.down = sort != "queue"
         self.wanted = wanted
+        self.queue = queue
+        """The one whose consumers are shown."""
+
+    def fetch(self) -> tuple[shapes.Stats, list[Consumer]]:
+        """The current numbers, and the consumers if one queue is shown."""
+        stats = self.client.stats(self.queue)
+        return stats, [] if self.queue is None else self.client.queue(self.queue).consumers()
 
     def chosen(self, stats: shapes.Stats) -> list[shapes.QueueStats]:
         """The queues to show, sorted."""
@@ -98,6 +129,9 @@ def _value(entry: shapes.QueueStats, column: str, stats: shapes.Stats) -> Any:
         return entry.name
     if column == "oldest":
         return 0.0 if entry.oldest is None else (stats.at - entry.oldest).total_seconds()
+    if column in ("wait", "processing"):
+        times = getattr(entry, column)
+        return 0.0 if times is None else times.p99
     if column == "sent/s":
         return entry.rates.sent
     return entry.rates.acked if column == "acked/s" else getattr(entry, column)
@@ -107,7 +141,25 @@ def cells(entry: shapes.QueueStats, stats: shapes.Stats) -> tuple[str, ...]:
     """The text of each column for a queue."""
     oldest = "-" if entry.oldest is None else duration((stats.at - entry.oldest).total_seconds())
     counts = [str(entry.ready), str(entry.leased), str(entry.delayed), "-" if entry.dead is None else str(entry.dead)]
-    return entry.name, *counts, size(entry.bytes), oldest, f"{entry.rates.sent:.1f}", f"{entry.rates.acked:.1f}"
+    work = [str(entry.consumers), _times(entry.wait), _times(entry.processing)]
+    rates = f"{entry.rates.sent:.1f}", f"{entry.rates.acked:.1f}"
+    return entry.name, *counts, *work, size(entry.bytes), oldest, *rates
+
+
+def _times(times: Percentiles | None) -> str:
+    """p50/p99."""
+    return "-" if times is None else f"{brief(times.p50)}/{brief(times.p99)}"
+
+
+def summary(entry: shapes.QueueStats) -> list[str]:
+    """Two lines about one queue."""
+    times = [
+        f"{name} {'-' if found is None else f'p50 {brief(found.p50)}, p99 {brief(found.p99)}'}"
+        for name, found in (("wait", entry.wait), ("processing", entry.processing))
+    ]
+    dead = "" if entry.dead is None else f", {entry.dead} dead"
+    counts = f"{entry.ready} ready, {entry.leased} in flight, {entry.delayed} delayed{dead}"
+    return [f"{counts}   {entry.rates.sent:.1f} sent/s, {entry.rates.acked:.1f} acked/s", "   ".join(times)]
 
 
 def layout(
@@ -134,13 +186,21 @@ def layout(
 
 
 def _print(view: View, as_json: bool) -> None:
-    stats = view.client.stats()
-    if as_json:
+    stats, consumers = view.fetch()
+    if as_json and view.queue is not None:
+        shown = [codec.to_wire(shapes.WireConsumer, consumer) for consumer in consumers]
+        json_line({"at": stats.at, "queue": stats.queues[0], "consumers": shown})
+    elif as_json:
         json_line(shapes.Stats(stats.at, view.chosen(stats)))
+    elif view.queue is not None:
+        click.echo("\n".join([view.queue, *summary(stats.queues[0]), ""]))
+        if consumers:
+            table(HEADS, rows(consumers), numbers=(1, 2, 3, 4, 5))
+        click.echo("" if consumers else f"{NOBODY}\n")
     else:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
-        rows = [cells(entry, stats) for entry in view.chosen(stats)]
-        click.echo("\n".join(layout([name.upper() for name in COLUMNS], rows, view.sort, width)))
+        lines = [cells(entry, stats) for entry in view.chosen(stats)]
+        click.echo("\n".join(layout([name.upper() for name in COLUMNS], lines, view.sort, width)))
         time_shown = f"{codec.moment(codec.micros(stats.at)):%H:%M:%S} UTC"
         click.echo(f"{time_shown}, {plural(len(stats.queues), 'queue')}\n")
     sys.stdout.flush()

@@ -1,7 +1,7 @@
 """Bodies: Python values to bytes with a content type, and back.
 
 `bytes` are sent unchanged, and strings with a content type other than JSON as text. Everything else is encoded as JSON:
-dataclasses, `attrs` classes and `msgspec` records as objects, tuples and sets as arrays, `datetime`,
+dataclasses, `attrs` classes, `msgspec` records and pydantic models as objects, tuples and sets as arrays, `datetime`,
 `date`, `time` and `timedelta` in ISO 8601, `Decimal` and `UUID` as text, enum members as their values, bytes within a
 value in base64. NaN and infinities, which JSON does not have, are refused.
 """
@@ -15,13 +15,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Unpack
 
 import msgspec
+from msgspec import Raw
 
 from miniq.api.codec import OCTETS, is_json
 from miniq.client.arguments import as_list
 from miniq.errors import InvalidRequest
 from miniq.message import JSON, Draft, DraftOptions, PlainDrafts
 
-_to_json = msgspec.json.Encoder().encode
+
+def _model(value: Any) -> Any:
+    """A pydantic model as a JSON value."""
+    dump = getattr(value, "model_dump", None)
+    if dump is None:
+        raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
+    return dump(mode="json")
+
+
+_to_json = msgspec.json.Encoder(enc_hook=_model).encode
 _from_json: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 
 
@@ -82,16 +92,30 @@ def encode(body: Any, content_type: str | None) -> tuple[bytes, str]:
     return data, content_type
 
 
+def encode_result(result: Any) -> Raw:
+    """A result as JSON; one that is encoded stays as it is."""
+    if isinstance(result, Raw):
+        return result
+    try:
+        data = _to_json(result)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidRequest(f"result: not a JSON value: {error}", field="result") from None
+    if b"null" in data:
+        _check_numbers(result, "result")
+    return Raw(data)
+
+
 def _is_json(content_type: object) -> bool:
     return isinstance(content_type, str) and is_json(content_type)
 
 
 def _check_numbers(body: Any, field: str) -> None:
     """Refuse NaN and infinities."""
+    verb = "return" if field == "result" else "send"
     path = _non_finite(body)
     if path is not None:
         field += path
-        raise InvalidRequest(f"{field}: NaN and infinity are not JSON values; send null or text", field=field)
+        raise InvalidRequest(f"{field}: NaN and infinity are not JSON values; {verb} null or text", field=field)
 
 
 def _non_finite(value: Any) -> str | None:
@@ -108,7 +132,7 @@ def _non_finite(value: Any) -> str | None:
         for index, inner in enumerate(value):
             if (path := _non_finite(inner)) is not None:
                 return f"[{index}]{path}"
-    elif isinstance(builtin := msgspec.to_builtins(value), dict | list | float):
+    elif isinstance(builtin := msgspec.to_builtins(value, enc_hook=_model), dict | list | float):
         return _non_finite(builtin)
     return None
 

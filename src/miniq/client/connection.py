@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Generator
 from importlib import import_module
-from typing import Any, Protocol, cast
+from typing import Any, NoReturn, Protocol, cast
 
 from miniq.client._async.client import AsyncClient
 from miniq.client._async.transport import AsyncTransport
@@ -31,8 +31,10 @@ def connect(url: str | os.PathLike[str], **options: Any) -> Client:
     - `timeout`: seconds to wait for a connection, and for a reply (30); a receive may take its `wait` longer
     - `retry`: seconds for which calls are retried while the server is unreachable (10); 0 disables retries. A retried
       send adds its messages once.
-    - `ca`, `verify`: with https, a file of certificate authorities to trust instead of the system's, and whether to
-      verify the server's certificate (True)
+    - `ca`, `verify`: with https, a file of certificate authorities to trust instead of the system's (by default the one
+      that MINIQ_CA names), and whether to verify the server's certificate (True)
+    - `client_cert`, `client_key`: with https, the files of this client's certificate and private key, if the server
+      requires one; by default those that MINIQ_CLIENT_CERT and MINIQ_CLIENT_KEY name
 
     `tcp://HOST:PORT` is a server over ZeroMQ; the port is that of its command server. `api_key`, `timeout` and `retry`
     are the same, and if the server requires CURVE:
@@ -41,10 +43,11 @@ def connect(url: str | os.PathLike[str], **options: Any) -> Client:
 
     A folder, `rocksdb:DIR`, `leveldb:DIR`, `postgresql://USER@HOST/DATABASE`, `mongodb://HOST/NAME` or `memory:` opens
     a broker in this process; `options` are the fields of `Options`. A folder is created if it does not exist;
-    one whose name looks like an address is written with `./`.
+    one whose name looks like an address is written with `./`. `api_key` is accepted and not needed: who can open the
+    store may do everything.
 
     With `tracing=True`, or a `TracerProvider` of OpenTelemetry, sends, receives and acks are recorded as spans, and
-    messages carry the trace context in their headers (needs `miniq[otel]`).
+    messages carry the trace context in their headers (needs the extra `otel`).
     """
     opener, address = _find(url)
     provider = options.pop("tracing", False)
@@ -68,6 +71,10 @@ class Connecting:
         self._url = url
         self._options = options
         self._client: AsyncClient | None = None
+
+    def __getattr__(self, name: str) -> NoReturn:
+        hint = "" if name.startswith("__") else ": not connected yet; use `mq = await miniq.connect_async(url)`"
+        raise AttributeError(name + hint, name=name, obj=self)
 
     def __await__(self) -> Generator[Any, None, AsyncClient]:
         return self._connect().__await__()

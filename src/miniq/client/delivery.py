@@ -8,24 +8,29 @@ from datetime import UTC, datetime
 from operator import attrgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from msgspec import UNSET, Raw
+
 from miniq.api import codec
 from miniq.client.arguments import as_list
-from miniq.client.bodies import decode
-from miniq.errors import InvalidRequest, MessageNotFound, StaleReceipt
-from miniq.message import Extended, Lease, Outcome, Status, Stored
+from miniq.client.bodies import decode, encode_result
+from miniq.errors import Forbidden, InvalidRequest, MessageNotFound, StaleReceipt
+from miniq.message import JSON, AckedLease, Extended, Lease, Outcome, Status, Stored
+from miniq.result import Progress, ResultStatus
 
-HELD, SETTLED, SEEN = "held", "settled", "seen"
-"""Leased by this client; acked, released or lost; peeked at."""
+HELD, ACKED, RELEASED, FAILED, LOST, SEEN = "held", "acked", "released", "failed", "lost", "seen"
+"""Leased by this client; what it did with it; the lease is not this client's any more; peeked at."""
 _LAST = datetime.max.replace(tzinfo=UTC)
 
 
 class Dead(NamedTuple):
-    """The queue a dead letter came from, why it was moved, how often it was received there, and when it was moved."""
+    """The queue a dead letter came from, why it was moved, how often it was received there, when it was moved, and its
+    last error."""
 
     origin: str
     reason: str
     receives: int
     at: datetime
+    error: str | None = None
 
 
 Q = TypeVar("Q")
@@ -60,6 +65,7 @@ class Delivery(Generic[Q]):
     recipient: str | None = _field("recipient")
     group: str | None = _field("group")
     dedup_id: str | None = _field("dedup_id")
+    topic: str | None = _field("topic")
     data: bytes = _field("body")
 
     @property
@@ -69,6 +75,9 @@ class Delivery(Generic[Q]):
             return self._body
         except AttributeError:
             message = self._stored.message
+            if getattr(message, "is_hidden", False):
+                text = f"body: of message {self.id!r} is not shown to a key without `read` on queue {self.queue!r}"
+                raise Forbidden(text, field="body") from None
             self._body = decode(message.body, message.content_type)
             return self._body
 
@@ -113,7 +122,12 @@ class Delivery(Generic[Q]):
     @property
     def dead(self) -> Dead | None:
         dead = self._stored.message.dead
-        return None if dead is None else Dead(dead.origin, dead.reason, dead.receives, moment(dead.at))
+        return None if dead is None else Dead(dead.origin, dead.reason, dead.receives, moment(dead.at), dead.error)
+
+    @property
+    def error(self) -> str | None:
+        """Why it failed last, by this machine's clock; None if it never did."""
+        return self._stored.last_error(time.time_ns() // 1000) if self._state is SEEN else self._stored.error
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} of {self.queue!r}, {self._state}, receives {self.receives}>"
@@ -121,18 +135,38 @@ class Delivery(Generic[Q]):
     def _lease(self) -> Lease:
         receipt = self._stored.receipt
         if self._state is SEEN or receipt is None:
-            raise InvalidRequest(
-                f"receipt: message {self.id!r} was peeked at, not received; receive it to ack, release or extend it",
-                field="receipt",
-            )
+            text = f"receipt: message {self.id!r} was peeked at, not received; receive it to ack, fail or extend it"
+            raise InvalidRequest(text, field="receipt")
         return Lease(self.id, receipt)
+
+    def _acked_lease(self, result: Any) -> AckedLease:
+        lease = self._lease()
+        return AckedLease(lease.id, lease.receipt, UNSET if result is UNSET else encode_result(result))
 
     def _renewed(self, outcome: Outcome, until: int) -> None:
         if outcome == "done":
             old = self._stored
-            self._stored = Stored(old.message, until, old.receives, old.receipt, old.consumer)
+            self._stored = Stored(old.message, until, old.receives, old.receipt, old.consumer, old.error)
         else:
-            self._state = SETTLED
+            self._state = LOST
+
+
+class Result(NamedTuple):
+    """What became of a message: `waiting`, `running`, `done`, `dead` or `unknown`."""
+
+    id: str
+    status: ResultStatus
+    result: Any = None
+    """What its consumer gave with the ack."""
+    error: str | None = None
+    """Why it failed last."""
+    finished_at: datetime | None = None
+
+    @classmethod
+    def of(cls, id: str, progress: Progress) -> Result:
+        value = None if progress.result is None else decode(progress.result, JSON)
+        at = None if progress.finished_at is None else moment(progress.finished_at)
+        return cls(id, progress.status, value, progress.error, at)
 
 
 D = TypeVar("D", bound=Delivery[Any])
@@ -164,10 +198,19 @@ def leases(queue: str, messages: Sequence[Delivery[Any]]) -> list[Lease]:
     return [message._lease() for message in messages]
 
 
-def settle(messages: Iterable[Delivery[Any]]) -> None:
-    """Mark messages that were acked, released or lost."""
-    for message in messages:
-        message._state = SETTLED
+def results_of(results: Iterable[Any], messages: Sequence[object]) -> list[Raw]:
+    """Results as JSON, one per message."""
+    encoded = [encode_result(result) for result in results]
+    if len(encoded) != len(messages):
+        text = f"results: {len(encoded)} for {len(messages)} messages; give one for each"
+        raise InvalidRequest(text, field="results")
+    return encoded
+
+
+def settle(messages: Iterable[Delivery[Any]], outcomes: Iterable[str], state: str) -> None:
+    """Mark messages that were acked, released or failed, and those that were lost."""
+    for message, outcome in zip(messages, outcomes, strict=True):
+        message._state = LOST if outcome == "stale" else state
 
 
 def renew(messages: Iterable[Delivery[Any]], reply: Extended) -> None:
@@ -189,4 +232,4 @@ def check_held(outcome: Outcome, queue: str, id: str) -> None:
     if outcome == "missing":
         raise MessageNotFound(f"id: there is no message {id!r} in queue {queue!r} any more", field="id")
     if outcome != "done":
-        raise StaleReceipt(f"receipt: message {id!r} was received again or released", field="receipt")
+        raise StaleReceipt.of(id)

@@ -7,19 +7,23 @@ which callers of any thread pass their calls. Both dispatch calls as a server do
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, TypeVar
 
 from miniq.api.operation import AsTable, Call
 from miniq.api.operations import BY_REQUEST, AckById, Receive, operation_of
 from miniq.broker import Broker
-from miniq.client._async.transport import foreign_loop
+from miniq.client._async.transport import AsyncTransport, foreign_loop
+from miniq.client._sync.client import Client
 from miniq.client.give_back import release_of
+from miniq.client.interrupts import interruptible, shield
 from miniq.dispatch import CALLS, OWNER
-from miniq.errors import Closed, InvalidRequest
+from miniq.errors import FORK_ADVICE, Closed, InvalidRequest
 from miniq.options import assembled, checked, dotted
 from miniq.store import open_store
 
@@ -42,7 +46,8 @@ def _make_broker(url: str, options: dict[str, Any]) -> Broker:
     """A broker that is not yet open."""
     if "store" in options:
         raise InvalidRequest(f"store: {options['store']!r} is given besides the url {url!r}", field="store")
-    given = {name: checked(name, value) for name, value in dotted(options).items()}
+    # A program that may open any URL can have a key for it; a store is protected by its own means.
+    given = {name: checked(name, value) for name, value in dotted(options).items() if name != "api_key"}
     settings = assembled(given | {"store": url})
     return Broker(open_store(url, settings), settings)
 
@@ -82,11 +87,40 @@ class Embedded:
         self._closer.detach()
 
 
+class AsyncBeside:
+    """Performs calls of an event loop on the broker of a blocking client, in that broker's thread."""
+
+    def __init__(self, core: _Core) -> None:
+        self._core = core
+        self._loop = asyncio.get_running_loop()
+
+    async def perform(self, call: Call[T]) -> T:
+        if asyncio.get_running_loop() is not self._loop:
+            raise foreign_loop()
+        reply: T = await self._core.perform_async(call)
+        return reply
+
+    async def close(self) -> None:
+        """The broker belongs to the blocking client."""
+
+
+def beside(client: Client) -> AsyncTransport:
+    """A transport for the running event loop, to the broker of a blocking client; traced if that one is."""
+    inner = client._transport
+    if isinstance(inner, Embedded):
+        return AsyncBeside(inner._core)
+    from miniq.client._async.tracing import TracedAsyncTransport
+    from miniq.client._sync.tracing import TracedTransport
+
+    assert isinstance(inner, TracedTransport) and isinstance(inner._inner, Embedded)  # noqa: S101, PT018
+    return TracedAsyncTransport(AsyncBeside(inner._inner._core), inner._provider)
+
+
 class _Ticket:
     """A call and its result. `done` is a lock that is held until there is a result: the cheapest thing for a thread to
     wait for."""
 
-    __slots__ = ("call", "done", "error", "reply", "task")
+    __slots__ = ("call", "done", "error", "is_abandoned", "on_done", "reply", "task")
 
     def __init__(self, call: Call[Any]) -> None:
         self.call = call
@@ -95,9 +129,12 @@ class _Ticket:
         self.reply: Any = None
         self.error: BaseException | None = None
         self.task: asyncio.Task[None] | None = None
+        self.is_abandoned = False
+        self.on_done: Callable[[], object] | None = None
+        """Called instead of releasing `done`, in the broker's thread."""
 
     def wait(self) -> Any:
-        self.done.acquire()
+        interruptible(self.done.acquire)
         error = self.error
         if error is None:
             return self.reply
@@ -130,18 +167,39 @@ class _Core:
     def perform(self, call: Call[Any]) -> Any:
         """Pass a call to the broker's thread and wait for its result."""
         if self._process != os.getpid():
-            raise Closed("the client was created before this process was forked; connect again in this process")
-        ticket = _Ticket(_checked(call))
+            raise Closed(f"the client was created before this process was forked, with its broker. {FORK_ADVICE}")
+        with shield:
+            ticket = _Ticket(_checked(call))
+            with self._gate:
+                if self._closed:
+                    raise Closed("the client is closed")
+                self._loop.call_soon_threadsafe(self._begin, ticket)
+            try:
+                return ticket.wait()
+            except BaseException:
+                if ticket.error is None:  # interrupted while waiting
+                    self._abandon(ticket)
+                raise
+
+    async def perform_async(self, call: Call[Any]) -> Any:
+        """The same for a caller in an event loop of another thread."""
+        if self._process != os.getpid():
+            raise Closed(f"the client was created before this process was forked, with its broker. {FORK_ADVICE}")
+        loop, ticket = asyncio.get_running_loop(), _Ticket(_checked(call))
+        done = asyncio.Event()
+        ticket.on_done = partial(_set_in, loop, done)
         with self._gate:
             if self._closed:
                 raise Closed("the client is closed")
             self._loop.call_soon_threadsafe(self._begin, ticket)
         try:
-            return ticket.wait()
-        except BaseException:
-            if ticket.error is None:  # interrupted while waiting
-                self._abandon(ticket)
+            await done.wait()
+        except asyncio.CancelledError:
+            self._abandon(ticket)
             raise
+        if ticket.error is not None:
+            raise ticket.error
+        return ticket.reply
 
     def close(self) -> None:
         """Close the broker and end the thread. Safe to repeat, and in a forked child, which has neither."""
@@ -178,7 +236,7 @@ class _Core:
             opened.done.release()
         await self._ending.wait()
         # Running calls finish first, except long polls, which end with the broker.
-        await _settled(ticket for ticket in self._tickets if not _is_poll(ticket.call))
+        await _settled(ticket for ticket in self._tickets if ticket.is_abandoned or not _is_poll(ticket.call))
         try:
             await self._broker.close()
         except BaseException as error:
@@ -197,7 +255,10 @@ class _Core:
             ticket.error = error
         self._tickets.discard(ticket)
         ticket.task = None
-        ticket.done.release()
+        if ticket.on_done is None:
+            ticket.done.release()
+        else:
+            ticket.on_done()
 
     def _abandon(self, ticket: _Ticket) -> None:
         """Release what a caller that was interrupted would have received."""
@@ -210,6 +271,7 @@ class _Core:
         if not isinstance(call, Receive):
             return
         if ticket.task is not None:
+            ticket.is_abandoned = True
             ticket.task.cancel()
         elif (release := release_of(call, ticket.reply)) is not None:
             self._begin(_Ticket(release))
@@ -223,6 +285,12 @@ def _checked(call: Call[Any]) -> Call[Any]:
         return call
     operation = operation_of(call)
     return call if operation.hot else operation.checked(call)
+
+
+def _set_in(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    """Set an event of another thread's loop, unless that has ended."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(event.set)
 
 
 async def _settled(tickets: Iterable[_Ticket]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from copy import copy
 from typing import Any
 
@@ -21,6 +22,7 @@ from miniq.api.codec import Format
 from miniq.api.operation import AsTable, Call
 from miniq.api.operations import operation_of
 from miniq.errors import Closed, InvalidRequest, MiniQError, StoreUnavailable
+from miniq.message import Failed, Outcome
 
 LONGEST_CALL = 3600.0
 """Timeout in seconds of calls that may copy the whole store."""
@@ -76,7 +78,7 @@ class Exchange(ABC):
             return operation.table(body)
         result = operation.reply.read(body)
         if self.doubtful and operation.done and isinstance(result, list):
-            return ["done" if outcome in operation.done else outcome for outcome in result]
+            return [_carried_out(outcome, operation.done) for outcome in result]
         return result
 
     def refused(self, problem: shapes.Problem, url: str) -> None:
@@ -89,6 +91,16 @@ class Exchange(ABC):
         if isinstance(error, StoreUnavailable):
             raise Retryable(error, heard=True)
         raise error
+
+
+_FAILED = {"stale": Failed("retried"), "missing": Failed("dead")}
+
+
+def _carried_out(outcome: Outcome | Failed, done: Collection[str]) -> Outcome | Failed:
+    """The outcome of the first attempt of a call, by that of a later one."""
+    if isinstance(outcome, Failed):
+        return _FAILED.get(outcome.outcome, outcome)
+    return "done" if outcome in done else outcome
 
 
 class Retryable(Exception):
@@ -108,6 +120,8 @@ class Retryable(Exception):
 def lost(url: str, problem: object, *, stale: bool = False) -> Retryable:
     """The connection broke during a call."""
     text = str(problem) or type(problem).__name__
+    if url.startswith("http:") and not stale:  # a server with TLS closes the connection without a reply
+        text += f"; if the broker uses TLS, its URL is https{url.removeprefix('http')}"
     error = StoreUnavailable(f"{url}: the connection broke before the reply was complete: {text}")
     return Retryable(error, stale=stale, heard=True)
 

@@ -1,20 +1,21 @@
-"""Returning the messages of a receive that was interrupted or cancelled, so that they need not wait for their lease."""
+"""Completing a call that was interrupted or cancelled: an ack takes effect, and the messages of a receive are
+released, so that they need not wait for the end of their lease."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from typing import Any
 
 from miniq.api.operation import Call
 from miniq.api.operations import Receive, Release
-from miniq.message import Lease, Stored
+from miniq.message import Lease
 
-LAST_WORDS = 1.0
-"""Seconds to wait for the reply to a receive that was interrupted, to release its messages."""
+LAST_WORDS = 5.0
+"""Seconds to wait for the reply to a call that was interrupted."""
 
 
-def release_of(call: Call[Any], messages: Sequence[Stored]) -> Release | None:
+def release_of(call: Call[Any], messages: Any) -> Release | None:
     """The call that releases the messages of a receive; None if there is nothing to release."""
     if not messages or not isinstance(call, Receive) or call.mode == "at-most-once":
         return None
@@ -22,7 +23,7 @@ def release_of(call: Call[Any], messages: Sequence[Stored]) -> Release | None:
 
 
 class Background:
-    """Tasks that give messages back after their caller was cancelled."""
+    """Tasks that complete calls after their caller was cancelled."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()

@@ -6,13 +6,15 @@ They return what the short HTTP routes return, and messages are deleted by id al
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
 from miniq.api.operations import AckById
 from miniq.client._sync.message import Message
 from miniq.client.connection import connect
-from miniq.errors import InvalidRequest, NoSpace, QueueFull
+from miniq.client.interrupts import shield
+from miniq.errors import InvalidRequest, MiniQError, NoSpace, QueueFull
 
 QUEUE = "default"
 BATCH = 1000
@@ -50,13 +52,20 @@ class MiniQ:
         `{"success", "data": [{"id", "msg", ...}]}`."""
         messages: dict[str, Message] = {}
         size = 0
-        while size < ENOUGH_BYTES:
-            batch = self._queue.receive(BATCH, visibility_timeout=self._turn_around_time)
-            if not batch or batch[0].id in messages:  # a very short lease has already expired
-                break
-            messages |= {message.id: message for message in batch}
-            size += sum(len(message.data) for message in batch)
-        return {"success": True, "data": [_show(message) for message in messages.values()]}
+        try:
+            with shield:
+                while size < ENOUGH_BYTES:
+                    batch = self._queue.receive(BATCH, visibility_timeout=self._turn_around_time)
+                    if not batch or batch[0].id in messages:  # a very short lease has already expired
+                        break
+                    messages |= {message.id: message for message in batch}
+                    size += sum(len(message.data) for message in batch)
+                shown = [_show(message) for message in messages.values()]
+        except BaseException:
+            with suppress(MiniQError):
+                self._queue.release(messages.values())
+            raise
+        return {"success": True, "data": shown}
 
     def delete_message(self, id: str) -> dict[str, Any]:
         """Remove a message after processing: `{"success": True}`, or False if there is no such message."""

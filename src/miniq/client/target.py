@@ -65,11 +65,16 @@ def read_options(kind: type[R], options: dict[str, Any]) -> R:
         )
     if not (math.isfinite(given.retry) and given.retry >= 0):
         raise InvalidRequest(f"retry: {given.retry:.15g} s; use 0 or more", field="retry")
-    if given.api_key is None and os.environ.get("MINIQ_API_KEY"):
-        given = msgspec.structs.replace(given, api_key=os.environ["MINIQ_API_KEY"])
+    given = from_environment(given, "api_key")
     if given.api_key is not None and _SECRET.fullmatch(given.api_key) is None:
         raise InvalidRequest("api_key: not a key; keys have letters, digits and signs, and no spaces", field="api_key")
     return given
+
+
+def from_environment(given: R, *names: str) -> R:
+    """The options, with those of these that are not given taken from the environment: `ca` from MINIQ_CA."""
+    found = {name: os.environ.get(f"MINIQ_{name.upper()}") for name in names if getattr(given, name) is None}
+    return msgspec.structs.replace(given, **{name: value for name, value in found.items() if value})
 
 
 def read_address(url: str, right: str) -> Address:

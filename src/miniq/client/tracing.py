@@ -1,4 +1,4 @@
-"""Spans of send, receive and ack, as recorded by a client."""
+"""Spans of send, publish, receive and ack, as recorded by a client."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from miniq import tracing
 from miniq.api.operation import Call
-from miniq.api.operations import Ack, Receive, Send
+from miniq.api.operations import Ack, Publish, Receive, Send
 from miniq.api.tables import is_table
 
 if TYPE_CHECKING:
@@ -26,17 +26,22 @@ class Spans:
             inner.carry(_header_lines)
 
     @contextmanager
-    def around(self, call: Send | Receive | Ack) -> Iterator[Span]:
+    def around(self, call: Send | Publish | Receive | Ack) -> Iterator[Span]:
         """The span of a call."""
         from opentelemetry.trace import SpanKind
 
         name = type(call).__name__.lower()
-        kind = {"send": SpanKind.PRODUCER, "receive": SpanKind.CONSUMER}.get(name, SpanKind.CLIENT)
-        count = len(call.drafts) if isinstance(call, Send) else len(call.leases) if isinstance(call, Ack) else None
+        kinds = {"send": SpanKind.PRODUCER, "publish": SpanKind.PRODUCER, "receive": SpanKind.CONSUMER}
+        subject = call.topic if isinstance(call, Publish) else call.queue
+        count = None
+        if isinstance(call, Send | Publish):
+            count = len(call.drafts)
+        elif isinstance(call, Ack):
+            count = len(call.leases)
         with self._tracer.start_as_current_span(
-            f"{name} {call.queue}",
-            kind=kind,
-            attributes=tracing.attributes(name, call.queue, count),
+            f"{name} {subject}",
+            kind=kinds.get(name, SpanKind.CLIENT),
+            attributes=tracing.attributes(name, subject, count),
             record_exception=False,
             set_status_on_exception=False,
         ) as span:
@@ -48,7 +53,7 @@ class Spans:
 
     def prepared(self, call: Call[Any]) -> Call[Any]:
         """The call with the trace context in the headers of its messages, unless they have one already."""
-        if not isinstance(call, Send) or is_table(call.drafts):
+        if not isinstance(call, Send | Publish) or is_table(call.drafts):
             return call
         carried = tracing.current_headers()
         if not carried:
@@ -59,7 +64,7 @@ class Spans:
             else replace(draft, headers=_with(draft, carried))
             for draft in call.drafts
         ]
-        return Send(call.queue, drafts)
+        return replace(call, drafts=drafts)
 
     def record(self, span: Span, call: Call[Any], reply: Any) -> None:
         """Add the reply to the span."""

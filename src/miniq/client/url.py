@@ -141,7 +141,7 @@ def _nearest(name: str) -> str | None:
     name = name.lower()
     if name in SCHEMES or name in _ALIASES:
         return _ALIASES.get(name, name)
-    near = get_close_matches(name, SCHEMES, 1, 0.65)
+    near = get_close_matches(name, SCHEMES, 1, 0.65) if name != "ftp" else []  # no misspelt tcp
     return _ALIASES.get(near[0], near[0]) if near else None
 
 

@@ -56,6 +56,11 @@ const query = (parameters) => {
   return given.length ? `?${new URLSearchParams(given)}` : "";
 };
 const queue = (name) => `/v1/queues/${encode(name)}`;
+const schedule = (name) => `/v1/schedules/${encode(name)}`;
+/** A schedule of which only the body is kept as it was written; `every` is a number to calculate with. */
+const readSchedule = (text) => ({ ...JSON.parse(text), body: parse(text).body });
+const topic = (name) => `/v1/topics/${encode(name)}`;
+const subscription = (name, label) => `${topic(name)}/subscriptions/${encode(label)}`;
 const message = (name, id) => `${queue(name)}/messages/${encode(id)}`;
 
 export const api = {
@@ -70,11 +75,26 @@ export const api = {
   send: (name, body) => call("POST", `${queue(name)}/messages`, body),
   peek: (name, parameters, signal) => call("GET", `${queue(name)}/messages${query(parameters)}`, undefined, { signal }, parse),
   get: (name, id) => call("GET", message(name, id), undefined, {}, parse),
+  result: (name, id) => call("GET", `${queue(name)}/results/${encode(id)}`, undefined, {}, parse),
   edit: (name, id, body) => call("PATCH", message(name, id), body),
   remove: (name, id) => call("DELETE", message(name, id)),
   release: (name, id) => call("POST", `${message(name, id)}/release`, {}),
   history: (parameters, signal) => call("GET", `/v1/history${query(parameters)}`, undefined, { signal }),
+  consumers: (name, signal) => call("GET", `${queue(name)}/consumers`, undefined, { signal }),
   claims: (name, signal) => call("GET", `${queue(name)}/claims`, undefined, { signal }),
+  schedules: (signal) => call("GET", "/v1/schedules", undefined, { signal }),
+  schedule: (name, signal) => call("GET", schedule(name), undefined, { signal }, readSchedule),
+  pauseSchedule: (name, paused) => call("PUT", schedule(name), { paused }, {}, readSchedule),
+  runSchedule: (name) => call("POST", `${schedule(name)}/run`, undefined, {}, readSchedule),
+  deleteSchedule: (name) => call("DELETE", schedule(name)),
+  topics: (signal) => call("GET", "/v1/topics", undefined, { signal }),
+  topic: (name, signal) => call("GET", topic(name), undefined, { signal }),
+  configureTopic: (name, settings) => call("PUT", topic(name), settings),
+  deleteTopic: (name) => call("DELETE", topic(name)),
+  subscribe: (name, label, body) => call("PUT", subscription(name, label), body),
+  unsubscribe: (name, label) => call("DELETE", subscription(name, label)),
+  matchTopic: (name, body) => call("POST", `${topic(name)}/match`, body),
+  publish: (name, body) => call("POST", `${topic(name)}/messages`, body),
   report: (method = "GET") => request(method, "/v1/report"),
   keys: () => call("GET", "/v1/keys"),
   createKey: (body) => call("POST", "/v1/keys", body),
@@ -106,7 +126,10 @@ export class Live extends EventTarget {
     this.#follow(this.#run);
   }
 
-  stop() { this.#run += 1; }
+  stop() {
+    this.#run += 1;
+    this.#set("signed out");
+  }
 
   async #follow(run) {
     let pause = 500;

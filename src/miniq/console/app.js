@@ -6,20 +6,22 @@ import { overview } from "./overview.js";
 import { queuePage } from "./queue.js";
 import { messagePage } from "./message.js";
 import { deadPage } from "./dead.js";
-import { claimsPage } from "./claims.js";
-import { historyPage } from "./history.js";
-import { keysPage } from "./keys.js";
 
 const main = document.getElementById("main");
-const ROUTES = [
-  [/^\/?$/, "overview", () => overview],
-  [/^\/q\/([^/]+)$/, "overview", () => queuePage],
-  [/^\/q\/([^/]+)\/m\/([^/]+)$/, "overview", () => messagePage],
-  [/^\/dead(?:\/([^/]+))?$/, "dead", () => deadPage],
-  [/^\/claims$/, "claims", () => claimsPage],
-  [/^\/history$/, "history", () => historyPage],
-  [/^\/keys$/, "keys", () => keysPage],
+/** A page whose module is loaded when it is opened. */
+const loaded = (file, name) => async (...given) => (await import(`./${file}.js`))[name](...given);
+// The menu: title, address, the key that opens it after "g", and the pages under it by their addresses.
+const MENU = [
+  ["Queues", "#/", "q", [[/^\/?$/, overview], [/^\/q\/([^/]+)$/, queuePage], [/^\/q\/([^/]+)\/m\/([^/]+)$/, messagePage]]],
+  ["Dead letters", "#/dead", "d", [[/^\/dead(?:\/([^/]+))?$/, deadPage]]],
+  ["Topics", "#/topics", "t", [[/^\/topics(?:\/([^/]+))?$/, loaded("topics", "topicsPage")]]],
+  ["Schedules", "#/schedules", "s", [[/^\/schedules(?:\/([^/]+))?$/, loaded("schedules", "schedulesPage")]]],
+  ["Claims", "#/claims", "c", [[/^\/claims$/, loaded("claims", "claimsPage")]]],
+  ["History", "#/history", "h", [[/^\/history$/, loaded("history", "historyPage")]]],
+  ["Keys", "#/keys", "k", [[/^\/keys$/, loaded("keys", "keysPage")]]],
 ];
+const ROUTES = MENU.flatMap(([, href, , pages]) => pages.map(([pattern, page]) => [pattern, page, href]));
+clear(document.querySelector("nav"), MENU.map(([title, href]) => h("a", { href }, title)));
 
 let current = null; // AbortController of the page that is shown
 let identity = null;
@@ -30,15 +32,15 @@ async function show() {
   current = new AbortController();
   const { signal } = current;
   const [path, search] = location.hash.replace(/^#/, "").split("?");
-  const found = ROUTES.map(([pattern, page, load]) => [path.match(pattern), page, load]).find(([match]) => match);
+  const found = ROUTES.map(([pattern, ...route]) => [path.match(pattern), ...route]).find(([match]) => match);
   for (const link of document.querySelectorAll("nav a")) {
-    if (found && link.dataset.page === found[1]) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current");
+    if (found && link.getAttribute("href") === found[2]) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current");
   }
   if (!found) { clear(main, empty("Page not found", "Pick a page from the menu above.")); return; }
-  const [match, , load] = found;
+  const [match, page] = found;
   try {
     const args = match.slice(1).map((part) => (part === undefined ? undefined : decodeURIComponent(part)));
-    await load()(main, { args, query: new URLSearchParams(search ?? ""), signal, identity });
+    await page(main, { args, query: new URLSearchParams(search ?? ""), signal, identity });
   } catch (error) {
     if (signal.aborted || error.name === "AbortError") return;
     if (error.status !== 401) clear(main, empty("Can't load this page", error.message));
@@ -57,16 +59,26 @@ async function start() {
     identity = null;
   }
   const place = document.getElementById("who");
-  clear(place, identity && !identity.open && h("span", {}, `key ${identity.name}`, identity.verbs.includes("manage") ? "" : " · read-only"),
+  clear(place, identity && !identity.open && h("span", {}, `key ${identity.name}`, rights(identity.allow)),
     key.get() && h("button", { class: "plain", type: "button", onclick: () => { key.set(null); location.reload(); } }, "Sign out"));
   live.start();
   await show();
+}
+
+/** What a key may do on some queue, in a few words. */
+function rights(allow) {
+  const verbs = [...new Set(allow.map((scope) => scope.split(":")[0]))];
+  if (verbs.includes("*")) return "";
+  if (!verbs.includes("read")) verbs.push("not read");
+  return ` · ${verbs.join() === "read" ? "read-only" : verbs.join(", ")}`;
 }
 
 let signingIn = false;
 whenUnauthorized(async (problem) => {
   if (signingIn) return;
   signingIn = true;
+  live.stop();
+  clear(document.getElementById("who"));
   const input = h("input", { type: "password", autocomplete: "off", placeholder: "mq_…", required: true });
   const wrong = key.get() && h("p", { class: "error" }, problem.detail);
   const given = await ask({
@@ -86,11 +98,10 @@ whenUnauthorized(async (problem) => {
 
 // Connection state
 
-const labels = { connecting: "connecting", live: "live", polling: "polling", unreachable: "unreachable" };
 live.addEventListener("state", ({ detail: { state, before } }) => {
   const place = document.getElementById("live");
   place.dataset.state = state;
-  say(place, labels[state]);
+  say(place, state);
   const banner = document.getElementById("offline");
   banner.hidden = state !== "unreachable";
   if (state === "unreachable") {
@@ -119,8 +130,9 @@ paint();
 
 // Keyboard shortcuts
 
-document.getElementById("help").addEventListener("click", help);
-const shortcuts = { q: "#/", d: "#/dead", c: "#/claims", h: "#/history", k: "#/keys" };
+const showHelp = () => help(MENU.map(([title, , key]) => [`g ${key}`, title.toLowerCase()]));
+document.getElementById("help").addEventListener("click", showHelp);
+const shortcuts = Object.fromEntries(MENU.map(([, href, key]) => [key, href]));
 let prefixedAt = 0; // when "g" was pressed
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
@@ -128,7 +140,7 @@ document.addEventListener("keydown", (event) => {
   if (typing) { if (event.key === "Escape") typing.blur(); return; }
   if (Date.now() - prefixedAt < 1200 && shortcuts[event.key]) { location.hash = shortcuts[event.key]; prefixedAt = 0; event.preventDefault(); return; }
   if (event.key === "g") prefixedAt = Date.now();
-  else if (event.key === "?") help();
+  else if (event.key === "?") showHelp();
   else if (event.key === "/") { const search = main.querySelector("input.search"); if (search) { search.focus(); event.preventDefault(); } }
   else if (event.key === "s") { main.querySelector("[data-key=send]")?.click(); event.preventDefault(); } // else the dialog gets the letter
   else if (event.key === "j" || event.key === "k") moveSelection(event.key === "j" ? 1 : -1);

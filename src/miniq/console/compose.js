@@ -3,9 +3,13 @@ import { api } from "./api.js";
 import { field, h, parse } from "./dom.js";
 import { ask } from "./dialogs.js";
 
+/** The fields of a message that are free text, with their labels. */
+export const TEXTS = { key: "Key", recipient: "Recipient", group: "Group", dedup_id: "Dedup ID" };
+
 const lines = (headers) => Object.entries(headers ?? {}).map(([name, value]) => `${name}: ${value}`).join("\n");
 
-function headersOf(text) {
+/** Headers from lines of NAME: VALUE. */
+export function headersOf(text) {
   const found = {};
   for (const line of text.split("\n")) {
     if (!line.trim()) continue;
@@ -49,25 +53,27 @@ function bodyFields(message) {
 
 const number = (input) => (input.value.trim() === "" ? undefined : Number(input.value));
 
-export async function send(queue) {
+/** Ask for a message and send it to a queue, or `post` it to a topic. */
+export async function send(name, { title = `Send to ${name}`, action = "Send", post = api.send } = {}) {
   const body = bodyFields(null);
   const priority = h("input", { type: "number", min: 0, max: 9, value: 0 });
   const delay = h("input", { type: "number", min: 0, step: "any", placeholder: "queue default" });
+  const moment = h("input", { type: "datetime-local", step: 1 });
   const ttl = h("input", { type: "number", min: 0, step: "any" });
-  const texts = Object.fromEntries(["key", "recipient", "group", "dedup_id"].map((name) => [name, h("input", { autocomplete: "off" })]));
+  const texts = Object.fromEntries(Object.keys(TEXTS).map((name) => [name, h("input", { autocomplete: "off" })]));
   const headers = h("textarea", { rows: 2, placeholder: "name: value", spellcheck: false });
   return ask({
-    title: `Send to ${queue}`, action: "Send",
+    title, action,
     body: [body.nodes, h("div", { class: "fields" }, field("Priority (0 to 9)", priority), field("Delay (seconds)", delay)),
       h("details", {}, h("summary", {}, "More options"), h("div", { class: "fields" },
-        field("Time to live (seconds)", ttl), field("Key", texts.key), field("Recipient", texts.recipient),
-        field("Group", texts.group), field("Dedup ID", texts.dedup_id), field("Headers", headers, true)))],
+        field("Deliver at (instead of a delay)", moment), field("Time to live (seconds)", ttl), Object.entries(TEXTS).map(([name, label]) => field(label, texts[name])), field("Headers", headers, true)))],
     submit: () => {
       const draft = { ...body.read(), priority: Number(priority.value), delay: number(delay), ttl: number(ttl) };
+      if (moment.value) draft.deliver_at = new Date(moment.value).toISOString();
       for (const [name, input] of Object.entries(texts)) if (input.value) draft[name] = input.value;
       const given = headersOf(headers.value);
       if (Object.keys(given).length) draft.headers = given;
-      return api.send(queue, draft);
+      return post(name, draft);
     },
   });
 }

@@ -1,6 +1,6 @@
-// Dead letters: the dead-letter queues, and one of them grouped by reason, with redrive and delete of a selection.
+// Dead letters: the dead-letter queues, and one of them grouped by reason and error, with redrive and delete of a selection.
 import { api, live } from "./api.js";
-import { clear, count, empty, exact, h, plural, queueLink } from "./dom.js";
+import { clear, count, empty, exact, firstLine, h, plural, queueLink } from "./dom.js";
 import { messageHead, messageRow } from "./messages.js";
 import { redrive } from "./queue.js";
 import { confirm, toast } from "./dialogs.js";
@@ -23,12 +23,12 @@ export async function deadPage(main, { args: [name], signal }) {
     h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Dead-letter queue"), h("th", { scope: "col" }, "Source queue"), h("th", { class: "num", scope: "col" }, "Messages"))), body);
   const nothing = h("div");
   clear(main, h("div", { class: "head" }, h("h1", {}, "Dead letters")),
-    h("p", { class: "note" }, "Messages that reach their queue's max_receives without an ack are moved to a dead-letter queue."),
+    h("p", { class: "note" }, "Messages that a consumer rejects, or that reach their queue's max_receives without an ack, are moved to a dead-letter queue."),
     h("div", { class: "card flush" }, table, nothing));
   const show = () => {
     const found = deadQueues();
     table.hidden = !found.length;
-    clear(nothing, live.known && !found.length && empty("No dead-letter queues", "Set max_receives on a queue to dead-letter messages that keep failing:",
+    clear(nothing, live.known && !found.length && empty("No dead-letter queues", "A dead-letter queue is created when the first message dies, or with the setting that says when:",
       `curl -X PUT ${location.origin}/v1/queues/emails -d '{"max_receives": 5}'`));
     clear(body, found.map(([dead, from]) => h("tr", {},
       h("td", { class: "name" }, h("a", { href: `#/dead/${encodeURIComponent(dead)}` }, dead)),
@@ -83,7 +83,8 @@ async function deadLetters(main, name, signal) {
     do {
       const page = await api.peek(name, { after, limit: 500 }, signal);
       for (const message of page.messages) {
-        const reason = message.dead ? `${message.dead.reason}, from ${message.dead.origin}` : "sent directly to this queue";
+        const error = message.dead?.error ? `: ${firstLine(message.dead.error)}` : "";
+        const reason = message.dead ? `${message.dead.reason}, from ${message.dead.origin}${error}` : "sent directly to this queue";
         byReason.set(reason, [...(byReason.get(reason) ?? []), message]);
       }
       looked += page.messages.length;

@@ -61,9 +61,9 @@ export function confirm({ title, text, action, type, submit, more }) {
   });
 }
 
-export function help() {
-  const keys = [["/", "search or filter"], ["g q", "queues"], ["g d", "dead letters"], ["g c", "claims"], ["g h", "history"],
-    ["g k", "keys"], ["j  k", "next and previous row"], ["Enter", "open the row"], ["s", "send a message (on a queue page)"], ["?", "this help"]];
+/** All keyboard shortcuts; `pages` are those that open a page. */
+export function help(pages) {
+  const keys = [["/", "search or filter"], ...pages, ["j  k", "next and previous row"], ["Enter", "open the row"], ["s", "send a message (on a queue page)"], ["?", "this help"]];
   return ask({
     title: "Keyboard shortcuts", cancel: "Close",
     body: h("dl", { class: "facts" }, keys.map(([key, what]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, what)])),

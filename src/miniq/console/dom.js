@@ -28,6 +28,9 @@ const compact = new Intl.NumberFormat("en", { notation: "compact", maximumFracti
 export const count = (n) => (n < 100000 ? whole.format(n) : compact.format(n));
 export const exact = (n) => whole.format(n);
 export const rate = (n) => (n === 0 ? "0" : n < 10 ? n.toFixed(1) : count(Math.round(n)));
+/** The first line of an error. */
+export const firstLine = (error) => error.split("\n", 1)[0].slice(0, 200);
+
 export const plural = (n, word) => `${exact(n)} ${word}${n === 1 ? "" : "s"}`;
 
 export function bytes(n) {
@@ -45,6 +48,13 @@ export function duration(seconds) {
   if (n < 3600) return `${Math.floor(n / 60)} min`;
   const short = (value) => value.toFixed(value < 10 ? 1 : 0).replace(".0", "");
   return n < 86400 ? `${short(n / 3600)} h` : `${short(n / 86400)} d`;
+}
+
+/** A time that may be far below a second: 0.8 ms, 45 ms, 1.2 s, 3 min. */
+export function brief(seconds) {
+  if (seconds >= 60) return duration(seconds);
+  const [n, unit] = seconds < 1 ? [seconds * 1000, "ms"] : [seconds, "s"];
+  return `${n.toFixed(n < 10 ? 1 : 0).replace(".0", "")} ${unit}`;
 }
 
 let skew = 0;

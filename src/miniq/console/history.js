@@ -1,9 +1,9 @@
 // Search the history, newest first.
 import { api, live } from "./api.js";
-import { clear, empty, field, h, messageLink, moment, plural, queueLink } from "./dom.js";
+import { clear, empty, field, firstLine, h, messageLink, moment, plural, queueLink } from "./dom.js";
 import { attempt } from "./dialogs.js";
 
-const EVENTS = ["sent", "received", "acked", "released", "expired", "dead", "edited", "purged", "redriven"];
+const EVENTS = ["sent", "received", "acked", "released", "failed", "expired", "dead", "edited", "purged", "redriven"];
 const WINDOW = 5000;
 const PAGE = 100;
 
@@ -43,7 +43,7 @@ export async function historyPage(main, { query, signal }) {
     const since = inputs.since.value && new Date(inputs.since.value).toISOString();
     // The range to search: from the first event since that time to the newest.
     const edge = await api.history({ limit: 1, queue: asked.queue, since }, signal);
-    floor = since ? (edge.events.length ? edge.events[0].offset - 1 : edge.last) : edge.first - 1;
+    floor = since ? (edge.events.length ? edge.events[0].offset - 1 : edge.next) : edge.first - 1;
     cursor = edge.last + 1;
     await more();
   }
@@ -82,7 +82,7 @@ export async function historyPage(main, { query, signal }) {
     h("td", { "data-label": "Queue" }, h("a", { href: queueLink(event.queue) }, event.queue)),
     h("td", { "data-label": "Message", class: "mono" }, event.id ? h("a", { href: messageLink(event.queue, event.id), title: event.id }, `…${event.id.slice(-12)}`) : plural(event.count ?? 1, "message")),
     h("td", { "data-label": "Consumer" }, event.consumer && h("bdi", {}, event.consumer)), h("td", { "data-label": "Waited" }, time(event.wait_ms)),
-    h("td", { "data-label": "Held" }, time(event.held_ms)), h("td", { "data-label": "Reason" }, event.reason ?? ""));
+    h("td", { "data-label": "Held" }, time(event.held_ms)), h("td", { "data-label": "Reason" }, event.reason ?? "", event.error && h("bdi", {}, `${event.reason ? ": " : ""}${firstLine(event.error)}`)));
 
   await begin();
 }

@@ -20,7 +20,7 @@ export async function keysPage(main, { signal, identity }) {
       title: "New key", action: "Create",
       body: [!keys.length && h("p", { class: "note" }, "This is the first key: once it exists, calls without a key are refused, for good. Give it * or admin, or nobody can manage keys through the broker."),
         field("Name", name), field("Permissions, one per line", allow, true),
-        h("p", { class: "note" }, "VERB or VERB:PATTERN, for example send:orders.* (verbs: send, receive, read, manage, admin, *)")],
+        h("p", { class: "note" }, "VERB or VERB:PATTERN, for example send:orders.* (verbs: send, receive, publish, read, manage, admin, *)")],
       submit: () => api.createKey({ name: name.value, allow: allow.value.split(/[\n,]/).map((one) => one.trim()).filter(Boolean) }),
     });
     if (!made) return;

@@ -1,17 +1,18 @@
 // One message: its fields, body, headers and history, and the actions on it.
 import { api } from "./api.js";
-import { age, badge, bytes, clear, download, h, holder, moment, plural, queueLink, stateLabel, until } from "./dom.js";
-import { edit } from "./compose.js";
+import { age, badge, bytes, clear, download, firstLine, h, holder, moment, plural, queueLink, stateLabel, until } from "./dom.js";
+import { TEXTS, edit } from "./compose.js";
 import { attempt, confirm, toast } from "./dialogs.js";
 
 const SHOWN = 64 * 1024;
-const WORDS = { sent: "Sent", received: "Received", acked: "Acked", released: "Released", expired: "Expired", dead: "Dead-lettered",
+const WORDS = { sent: "Sent", received: "Received", acked: "Acked", released: "Released", failed: "Failed", expired: "Expired", dead: "Dead-lettered",
   edited: "Edited", purged: "Removed", redriven: "Redriven" };
 
 export async function messagePage(main, { args: [queue, id], signal }) {
   document.title = `Message · ${queue} · MiniQ`;
-  const [message, me] = await Promise.all([api.get(queue, id), api.whoami(queue)]);
+  const [message, me] = await Promise.all([api.get(queue, id).catch((error) => finished(queue, id, error)), api.whoami(queue)]);
   if (signal.aborted) return;
+  if (message.finished_at) return finishedPage(main, queue, message, signal);
   const may = (verb) => me.verbs.includes(verb);
   const again = () => messagePage(main, { args: [queue, id], signal }).catch((error) => toast(error.message, true));
   const leased = message.status === "leased";
@@ -36,7 +37,7 @@ export async function messagePage(main, { args: [queue, id], signal }) {
     ["Receives", String(message.receives)], ["Priority", String(message.priority)], ["Content type", message.content_type],
     leased && ["Consumer", holder(message)],
     message.status === "delayed" && ["Ready", until(message.visible_at)], message.expires_at && ["Expires", moment(message.expires_at)],
-    ...["key", "recipient", "group", "dedup_id"].filter((name) => message[name]).map((name) => [{ key: "Key", recipient: "Recipient", group: "Group", dedup_id: "Dedup ID" }[name], h("bdi", {}, message[name])]),
+    ...Object.entries(TEXTS).filter(([name]) => message[name]).map(([name, label]) => [label, h("bdi", {}, message[name])]),
     message.dead && ["Dead-lettered", [moment(message.dead.at), ` after ${plural(message.dead.receives, "receive")} in `, h("a", { href: queueLink(message.dead.origin) }, message.dead.origin), `: ${message.dead.reason}`]],
   ].filter(Boolean);
   const historyNode = h("div", {}, h("p", { class: "note" }, "Loading…"));
@@ -49,29 +50,61 @@ export async function messagePage(main, { args: [queue, id], signal }) {
         may("manage") && message.dead && h("button", { type: "button", onclick: onRedrive }, "Redrive"),
         may("manage") && !leased && h("button", { type: "button", class: "bad", onclick: onDelete }, "Delete"))),
     h("section", { class: "card" }, h("dl", { class: "facts" }, facts.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]))),
+    errorCard(message),
     bodyCard(message),
     message.headers && h("section", { class: "card" }, h("h2", {}, "Headers"), h("dl", { class: "facts" },
       Object.entries(message.headers).map(([name, value]) => [h("dt", { class: "mono" }, h("bdi", {}, name)), h("dd", { class: "mono" }, h("bdi", {}, value))]))),
     h("section", { class: "card" }, h("h2", {}, "History"), historyNode));
 
   const queues = [queue, ...(message.dead && message.dead.origin !== queue ? [message.dead.origin] : [])];
+  await showHistory(historyNode, queues, id, signal);
+}
+
+async function showHistory(historyNode, queues, id, signal) {
   const pages = await Promise.all(queues.map((one) => api.history({ id, queue: one, limit: 200 }, signal).catch(() => ({ events: [] }))));
   const events = pages.flatMap((page) => page.events).sort((a, b) => a.offset - b.offset);
   clear(historyNode, events.length
     ? h("ol", { class: "timeline" }, events.map((event) => h("li", {}, h("b", {}, WORDS[event.event] ?? event.event), " ", h("span", { class: "note" }, moment(event.at),
-      event.consumer && ` by ${event.consumer}`, event.reason && `, ${event.reason}`, event.wait_ms !== undefined && `, waited ${ms(event.wait_ms)}`,
+      event.consumer && ` by ${event.consumer}`, event.reason && `, ${event.reason}`, event.error && h("bdi", {}, `: ${firstLine(event.error)}`), event.wait_ms !== undefined && `, waited ${ms(event.wait_ms)}`,
       event.held_ms !== undefined && `, held ${ms(event.held_ms)}`))))
     : h("p", { class: "note" }, "No history recorded. Turn on history in the queue's settings to record events from then on."));
 }
 
+/** How a message that has left its queue was finished, where that is kept; otherwise the error says that there is none. */
+async function finished(queue, id, error) {
+  const result = error.code === "message_not_found" && await api.result(queue, id).catch(() => null);
+  if (!result?.finished_at) throw error;
+  return result;
+}
+
+async function finishedPage(main, queue, result, signal) {
+  const historyNode = h("div", {}, h("p", { class: "note" }, "Loading…"));
+  const done = result.status === "done";
+  clear(main,
+    h("div", { class: "head" }, h("div", { class: "crumb" }, h("a", { href: "#/" }, "Queues"), " / ", h("a", { href: queueLink(queue) }, queue)),
+      h("h1", {}, "Message"), badge(result.status, done ? "ready" : "dead")),
+    h("section", { class: "card" }, h("dl", { class: "facts" }, h("dt", {}, "ID"), h("dd", { class: "mono" }, result.id),
+      h("dt", {}, done ? "Done" : "Dead-lettered"), h("dd", {}, moment(result.finished_at)))),
+    errorCard(result),
+    result.result !== undefined && bodyCard({ id: result.id, body: result.result, content_type: "application/json" }, "Result"),
+    h("section", { class: "card" }, h("h2", {}, "History"), historyNode));
+  await showHistory(historyNode, [queue], result.id, signal);
+}
+
 const ms = (n) => (n < 1000 ? `${n.toFixed(0)} ms` : `${(n / 1000).toFixed(1)} s`);
 
-function bodyCard(message) {
+/** Why the message failed last; of a dead letter, why it died, unless it has failed since. */
+function errorCard(message) {
+  const error = message.error ?? message.dead?.error;
+  return error && h("section", { class: "card" }, h("h2", {}, "Last error"), h("pre", { class: "body", tabIndex: 0, dir: "auto" }, error));
+}
+
+function bodyCard(message, title = "Body") {
   const { text, kind, raw, name } = read(message);
   const pre = h("pre", { class: "body", tabIndex: 0, dir: "auto" }, text.length > SHOWN ? text.slice(0, SHOWN) : text);
   const rest = text.length > SHOWN && h("p", { class: "note" }, `Showing the first ${bytes(SHOWN)} of ${bytes(text.length)}. `,
     h("button", { type: "button", onclick: (event) => { pre.textContent = text; event.currentTarget.parentNode.remove(); } }, "Show all"));
-  return h("section", { class: "card" }, h("div", { class: "row" }, h("h2", {}, `Body (${kind})`),
+  return h("section", { class: "card" }, h("div", { class: "row" }, h("h2", {}, `${title} (${kind})`),
     h("button", { type: "button", class: "plain", onclick: () => navigator.clipboard.writeText(text).then(() => toast("Copied.")) }, "Copy"),
     h("button", { type: "button", class: "plain", onclick: () => download(raw, name) }, "Download")), pre, rest);
 }

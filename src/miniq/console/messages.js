@@ -1,6 +1,6 @@
 // A paged list of messages: browse by state, or search in bounded steps.
 import { api } from "./api.js";
-import { age, badge, clear, exact, h, holder, messageLink, plural, preview, stateLabel, until } from "./dom.js";
+import { age, badge, clear, exact, firstLine, h, holder, messageLink, plural, preview, stateLabel, until } from "./dom.js";
 
 const PAGE = 50;
 
@@ -15,7 +15,8 @@ export function messageRow(queue, message, first = null) {
     h("td", { class: "num", "data-label": "Receives" }, exact(message.dead?.receives ?? message.receives)),
     h("td", { class: "num", "data-label": "Age" }, age(message.sent_at)),
     h("td", { class: "wide-only" }, message.status === "leased" ? holder(message)
-      : message.status === "delayed" ? `ready ${until(message.visible_at)}` : message.dead ? `dead-lettered ${age(message.dead.at)} ago` : message.key ? `key ${message.key}` : ""));
+      : message.status === "delayed" ? `ready ${until(message.visible_at)}${message.error ? `, failed: ${firstLine(message.error)}` : ""}`
+      : message.error ? `failed: ${firstLine(message.error)}` : message.dead ? `dead-lettered ${age(message.dead.at)} ago` : message.key ? `key ${message.key}` : ""));
 }
 
 export const messageHead = (first = null) => h("thead", {}, h("tr", {}, first,

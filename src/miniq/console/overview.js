@@ -6,7 +6,7 @@ import { spark } from "./charts.js";
 import { ask, toast } from "./dialogs.js";
 
 const POINTS = 60;
-const ROW_LIMIT = 200; // rows drawn until "Show more" is pressed
+const ROW_STEP = 200; // rows that are drawn, and that "Show more" adds
 const COLUMNS = [
   ["name", "Queue", "name", (q) => q.name],
   ["trend", "Last hour", "spot", null],
@@ -20,7 +20,7 @@ const COLUMNS = [
 ];
 let sorted = { by: "name", down: false };
 let filterText = "";
-let showAll = false;
+let limit = ROW_STEP;
 
 class Row {
   constructor(entry) {
@@ -28,7 +28,6 @@ class Row {
     this.name = entry.name;
     this.link = h("a", { href: queueLink(entry.name) }, entry.name);
     this.spark = spark(`Messages in ${entry.name} over the last hour`);
-    this.past = [];
     this.node = h("tr", {}, COLUMNS.map(([id, label, kind]) => {
       const inside = id === "name" ? this.link : id === "trend" ? this.spark : "";
       this.cells[id] = h("td", { class: kind, "data-label": label }, inside);
@@ -49,15 +48,15 @@ class Row {
     }
   }
 
-  draw(past) {
-    if (past) this.past = past;
-    this.spark.show([...this.past, this.entry.total], POINTS + 1);
+  draw(past = []) {
+    this.spark.show([...past, this.entry.total], POINTS + 1);
   }
 }
 
 export async function overview(main, { signal, identity }) {
   document.title = "Queues · MiniQ";
-  const rows = new Map();
+  const rows = new Map(); // of the queues that were shown: with thousands of queues, drawing all would take seconds
+  const past = new Map();
   const body = h("tbody");
   const tiles = h("div", { class: "tiles" });
   const filter = h("input", { class: "search", type: "search", placeholder: "Filter queues  ( / )", "aria-label": "Filter queues", value: filterText,
@@ -75,9 +74,9 @@ export async function overview(main, { signal, identity }) {
   function arrange() {
     const value = COLUMNS.find(([id]) => id === sorted.by)[3];
     const text = filterText.trim().toLowerCase();
-    const shown = [...rows.values()].filter((row) => !text || row.name.toLowerCase().includes(text));
+    const shown = [...live.queues.values()].filter((entry) => !text || entry.name.toLowerCase().includes(text));
     shown.sort((a, b) => {
-      const [x, y] = [value(a.entry), value(b.entry)];
+      const [x, y] = [value(a), value(b)];
       const order = x < y ? -1 : x > y ? 1 : 0;
       return (sorted.down ? -order : order) || (a.name < b.name ? -1 : 1);
     });
@@ -85,16 +84,26 @@ export async function overview(main, { signal, identity }) {
       if (COLUMNS[place][0] === sorted.by) head.setAttribute("aria-sort", sorted.down ? "descending" : "ascending");
       else head.removeAttribute("aria-sort");
     });
-    const nodes = shown.slice(0, showAll ? Infinity : ROW_LIMIT).map((row) => row.node);
+    const nodes = shown.slice(0, limit).map(draw);
     // Move only the rows that are out of place: redrawing hundreds of rows is expensive.
-    while (body.children.length > nodes.length) body.lastChild.remove();
     nodes.forEach((node, place) => { if (body.children[place] !== node) body.insertBefore(node, body.children[place] ?? null); });
+    while (body.children.length > nodes.length) body.lastChild.remove();
     const none = live.known && !nodes.length;
     table.hidden = none;
     const left = shown.length - nodes.length;
-    clear(nothing, left > 0 && h("div", { class: "more" }, h("button", { type: "button", onclick: () => { showAll = true; arrange(); } }, `Show ${plural(left, "more queue")}`)), none && (rows.size
-      ? empty("No matching queues", `${plural(rows.size, "queue")} in total. Change or clear the filter.`)
+    clear(nothing, left > 0 && h("div", { class: "more" }, h("button", { type: "button", onclick: () => { limit += ROW_STEP; arrange(); } },
+      left > ROW_STEP ? `Show ${ROW_STEP} more of ${plural(left, "queue")}` : `Show ${plural(left, "more queue")}`)), none && (live.queues.size
+      ? empty("No matching queues", `${plural(live.queues.size, "queue")} in total. Change or clear the filter.`)
       : empty("No queues to show", "This key has no read access to any queue.")));
+  }
+
+  function draw(entry) {
+    let row = rows.get(entry.name);
+    if (!row) { row = new Row(entry); rows.set(entry.name, row); }
+    const before = row.entry?.total;
+    row.show(entry);
+    if (before !== entry.total) row.draw(past.get(entry.name));
+    return row.node;
   }
 
   function updateTiles() {
@@ -116,13 +125,6 @@ export async function overview(main, { signal, identity }) {
   main.append(hint);
 
   function update() {
-    for (const entry of live.queues.values()) {
-      let row = rows.get(entry.name);
-      if (!row) { row = new Row(entry); rows.set(entry.name, row); row.fresh = true; }
-      const before = row.entry?.total;
-      row.show(entry);
-      if (row.fresh || before !== entry.total) { row.draw(); row.fresh = false; }
-    }
     for (const name of rows.keys()) if (!live.queues.has(name)) rows.delete(name);
     updateTiles();
     arrange();
@@ -130,7 +132,9 @@ export async function overview(main, { signal, identity }) {
 
   async function loadTrends() {
     const trends = await api.trends({ series: "total", points: POINTS });
-    for (const trend of trends.queues) rows.get(trend.name)?.draw(trend.series.total);
+    past.clear();
+    for (const trend of trends.queues) past.set(trend.name, trend.series.total);
+    for (const [name, row] of rows) row.draw(past.get(name));
   }
 
   async function create() {

@@ -1,8 +1,9 @@
-// One queue: live charts, messages, settings, and the actions on the whole queue.
+// One queue: live charts, messages, consumers, settings, and the actions on the whole queue.
 import { api, live } from "./api.js";
 import { age, badge, bytes, clear, count, curlLine, empty, field, h, plural, say, stateLabel, tile } from "./dom.js";
 import { Chart } from "./charts.js";
 import { send } from "./compose.js";
+import { ConsumerList, Times } from "./consumers.js";
 import { MessageList } from "./messages.js";
 import { settingsForm } from "./settings.js";
 import { ask, attempt, confirm, toast } from "./dialogs.js";
@@ -18,8 +19,9 @@ export async function queuePage(main, { args: [name], signal }) {
   const isDead = [...live.queues.values()].some((q) => q.dead_letter_queue === name) || name.endsWith(".dead");
 
   // Numbers and charts
-  const numbers = [["ready", "ready"], ["leased", "in-flight"], ["delayed", "delayed"], ["dead", "dead letters"], ["oldest", "oldest"], ["bytes", "bytes"]];
+  const numbers = [["ready", "ready"], ["leased", "in-flight"], ["delayed", "delayed"], ["dead", "dead letters"], ["oldest", "oldest"], ["bytes", "bytes"], ["consumers", "consumers"]];
   const tiles = h("div", { class: "tiles" }, numbers.map(([, label]) => tile(label, "–")));
+  const times = new Times();
   const depth = new Chart("Messages", ["ready", "in-flight", "delayed"], SLOTS, STEP / 1000);
   const flow = new Chart("Messages per second", ["sent", "received", "acked"], SLOTS, STEP / 1000, "rate");
   let shiftedAt = 0;
@@ -28,9 +30,10 @@ export async function queuePage(main, { args: [name], signal }) {
   function update() {
     const q = live.queues.get(name);
     if (!q) return;
-    const shown = { ready: count(q.ready), leased: count(q.leased), delayed: count(q.delayed), dead: q.dead === null ? "–" : count(q.dead), oldest: q.oldest ? age(q.oldest) : "–", bytes: bytes(q.bytes) };
+    const shown = { ready: count(q.ready), leased: count(q.leased), delayed: count(q.delayed), dead: q.dead === null ? "–" : count(q.dead), oldest: q.oldest ? age(q.oldest) : "–", bytes: bytes(q.bytes), consumers: count(q.consumers) };
     numbers.forEach(([id], place) => say(tiles.children[place].firstChild, shown[id]));
     tiles.children[3].classList.toggle("bad", q.dead > 0);
+    times.show(q);
     const shift = Date.now() - shiftedAt > STEP;
     if (shift) shiftedAt = Date.now();
     depth.add([q.ready, q.leased, q.delayed], shift);
@@ -57,47 +60,55 @@ export async function queuePage(main, { args: [name], signal }) {
       for (const button of segments.children) button.setAttribute("aria-pressed", String(button === event.currentTarget));
       attempt(() => list.show(value));
     } }, label)));
-  const search = h("input", { class: "search", type: "search", placeholder: "Search ID, key, headers and body  ( / )", "aria-label": "Search messages" });
+  const search = h("input", { class: "search", type: "search", placeholder: "Search ID, key, headers, error and body  ( / )", "aria-label": "Search messages" });
   const searching = h("form", { class: "row", onsubmit: (event) => { event.preventDefault(); attempt(() => list.show(list.status, search.value.trim())); } },
     segments, search, h("button", { type: "submit" }, "Search"), h("button", { type: "button", onclick: () => attempt(() => list.show()) }, "Refresh"));
   search.addEventListener("search", () => { if (!search.value) attempt(() => list.show(list.status, "")); });
 
   // Settings
-  const form = settingsForm(info.settings, !may("manage"));
+  const paused = badge("paused", "delayed");
+  paused.hidden = !info.settings.paused;
+  let form = settingsForm(info.settings, !may("manage"));
   const settings = h("form", { class: "card", hidden: true, onsubmit: async (event) => {
     event.preventDefault();
     const changes = form.changes();
     if (!Object.keys(changes).length) { toast("No changes to save."); return; }
     const done = await attempt(() => api.configure(name, changes), "Saved.");
-    if (done) { Object.assign(info.settings, done.settings); }
+    if (!done) return;
+    const old = form.node;
+    form = settingsForm(done.settings); // others may have changed settings too
+    old.replaceWith(form.node);
+    paused.hidden = !done.settings.paused;
   } }, h("h2", {}, "Settings"), form.node, may("manage") && h("div", { class: "more" }, h("button", { class: "main", type: "submit" }, "Save settings")));
   const messages = h("div", {}, searching, list.node);
   messages.firstChild.classList.add("row");
   list.node.classList.add("below");
-  const tabs = h("div", { class: "segments", role: "group", "aria-label": "View" }, [["Messages", messages], ["Settings", settings]].map(([label, part], place) =>
+  const consumers = new ConsumerList(name, signal);
+  const tabs = h("div", { class: "segments", role: "group", "aria-label": "View" }, [["Messages", messages], ["Consumers", consumers.node], ["Settings", settings]].map(([label, part], place) =>
     h("button", { type: "button", "aria-pressed": String(!place), onclick: (event) => {
       for (const button of tabs.children) button.setAttribute("aria-pressed", String(button === event.currentTarget));
-      for (const panel of [messages, settings]) panel.hidden = panel !== part;
+      for (const panel of [messages, consumers.node, settings]) panel.hidden = panel !== part;
+      if (part === consumers.node) consumers.load();
     } }, label)));
 
   // Actions
-  const total = () => live.queues.get(name)?.total ?? info.counts.total;
+  const total = async () => (await api.queue(name)).counts.total;
   async function onSend() {
     const sent = await send(name);
     if (sent) { toast(`Sent ${sent.ids[0]}.`); list.show().catch(() => {}); }
   }
   async function onPurge() {
     const done = await confirm({ title: `Purge ${name}?`, action: "Purge", type: name, submit: () => api.purge(name),
-      text: `${plural(total(), "message")} will be removed, including those in flight. This can't be undone.` });
+      text: `${plural(await total(), "message")} will be removed, including those in flight. This can't be undone.` });
     if (done) { toast(`Purged ${plural(done.purged, "message")}.`); list.show().catch(() => {}); }
   }
   async function onDelete() {
     const done = await confirm({ title: `Delete ${name}?`, action: "Delete", type: name, submit: () => api.deleteQueue(name),
-      text: `The queue, its settings and ${plural(total(), "message")} will be deleted. This can't be undone.` });
+      text: `The queue, its settings and ${plural(await total(), "message")} will be deleted. This can't be undone.` });
     if (done) { toast(`Deleted ${name}.`); location.hash = "#/"; }
   }
   async function onRedrive() {
-    if (await redrive(name, total())) { list.show().catch(() => {}); watchRedrive(); }
+    if (await redrive(name, await total())) { list.show().catch(() => {}); watchRedrive(); }
   }
   async function watchRedrive() {
     for (;;) {
@@ -110,14 +121,14 @@ export async function queuePage(main, { args: [name], signal }) {
 
   clear(main,
     h("div", { class: "head" }, h("div", { class: "crumb" }, h("a", { href: "#/" }, "Queues")), h("h1", {}, name),
-      isDead && badge("dead-letter queue", "dead"), !may("manage") && badge("read-only"),
+      isDead && badge("dead-letter queue", "dead"), paused, !may("manage") && badge("read-only"),
       h("div", { class: "actions" },
         may("send") && h("button", { type: "button", class: "main", "data-key": "send", onclick: onSend }, "Send"),
         isDead && h("a", { class: "button", href: `#/dead/${encodeURIComponent(name)}` }, "Group by reason"),
         isDead && may("manage") && h("button", { type: "button", onclick: onRedrive }, "Redrive"),
         may("manage") && h("button", { type: "button", class: "bad", onclick: onPurge }, "Purge"),
         may("manage") && name !== "default" && h("button", { type: "button", class: "bad", onclick: onDelete }, "Delete"))),
-    progress, tiles, h("div", { class: "two" }, depth.node, flow.node), h("div", {}, tabs), messages, settings);
+    progress, tiles, times.node, h("div", { class: "two" }, depth.node, flow.node), h("div", {}, tabs), messages, consumers.node, settings);
   if (info.redrive?.running) watchRedrive();
   live.addEventListener("stats", update, { signal });
   await loadTrends().catch(() => {});

@@ -39,7 +39,7 @@ PATIENCE = 30.0
 
 class Note(Struct):
     """A confirmed event: a message was sent, received (with a lease until a moment) or acked; or the worker is about to
-    release it."""
+    report that it failed."""
 
     event: str
     id: str
@@ -74,7 +74,7 @@ def produce(url: str, path: str) -> None:
 
 
 def work(url: str, path: str, name: str) -> None:
-    """Receive and process orders until the parent process ends; release those that fail."""
+    """Receive and process orders until the parent process ends; report those that fail."""
     parent = os.getppid()
     chance = random.Random(name)  # noqa: S311  no secret
     with open(path, "ab", buffering=0) as notes, miniq.connect(url, retry=PATIENCE) as client:
@@ -88,8 +88,8 @@ def work(url: str, path: str, name: str) -> None:
                 time.sleep(chance.expovariate(1 / WORK))
                 with suppress(miniq.StaleReceipt):
                     if isinstance(message.body["amount"], str) or chance.random() < FAILURE_RATE:
-                        write_note(notes, Note("releasing", message.id, message.receives, at=time.time()))
-                        message.release()
+                        write_note(notes, Note("failing", message.id, message.receives, at=time.time()))
+                        message.fail("the amount is not a number, or bad luck", delay=0)
                     else:
                         message.ack()
                         write_note(notes, Note("acked", message.id, message.receives, at=time.time()))

@@ -35,7 +35,8 @@ def delivery(sent: Sequence[Note], worked: Sequence[Note], left: int) -> list[Pr
     """The guarantees to producers and workers."""
     acked = {note.id: note.at for note in worked if note.event == "acked"}
     leases: dict[str, list[Note]] = defaultdict(list)
-    for note in sorted((note for note in worked if note.event == "received"), key=lambda note: note.until):
+    received = [note for note in worked if note.event == "received"]
+    for note in sorted(received, key=lambda note: (note.until, note.receives)):  # `until` has whole milliseconds
         leases[note.id].append(note)
     redelivered = sum(len(notes) - 1 for notes in leases.values())
     lost = [note.id for note in sent if note.id not in acked]
@@ -44,13 +45,11 @@ def delivery(sent: Sequence[Note], worked: Sequence[Note], left: int) -> list[Pr
     duplicated = (leases.keys() | acked.keys()) - {note.id for note in sent}
     complete = len(sent) == MESSAGES
     processed = len(sent) - len(lost)
-    released: dict[str, list[float]] = defaultdict(list)
+    failed: dict[str, list[float]] = defaultdict(list)
     for note in worked:
-        if note.event == "releasing":
-            released[note.id].append(note.at)
-    overlapping = [
-        after.id for before, after in pairs if after.until - LEASE < _end(before, released[before.id]) - SLACK
-    ]
+        if note.event == "failing":
+            failed[note.id].append(note.at)
+    overlapping = [after.id for before, after in pairs if after.until - LEASE < _end(before, failed[before.id]) - SLACK]
     decreased = [after.id for before, after in pairs if after.receives <= before.receives < RECEIVES]
     total = len(leases) + redelivered
     return [
@@ -63,9 +62,9 @@ def delivery(sent: Sequence[Note], worked: Sequence[Note], left: int) -> list[Pr
     ]
 
 
-def _end(lease: Note, released: Sequence[float]) -> float:
-    """When a lease ended: when it expired, or when its worker released it before that."""
-    return min([lease.until, *(at for at in released if at >= lease.until - LEASE - SLACK)])
+def _end(lease: Note, failed: Sequence[float]) -> float:
+    """When a lease ended: when it expired, or when its worker ended it before that."""
+    return min([lease.until, *(at for at in failed if at >= lease.until - LEASE - SLACK)])
 
 
 def dead_letters(dead: int, sent_back: int, repeated: int, bad_processed: int) -> list[Promise]:

@@ -18,7 +18,6 @@ from msgspec.structs import FieldInfo, replace
 
 from miniq import dispatch
 from miniq.api import codec, operation, shapes
-from miniq.api import operations as ops
 from miniq.api.codec import Format
 from miniq.api.operation import plain_type
 from miniq.api.operations import BY_NAME as BY_NAME
@@ -36,7 +35,7 @@ log = logging.getLogger("miniq.server")
 Operation: TypeAlias = operation.Operation[Any]
 
 READERS: dict[str, codec.Reader] = {
-    operation.name: SendReader() if operation.name == "send" else codec.Reader(operation.body.shape)
+    operation.name: SendReader() if operation.body.shape is shapes.SendBody else codec.Reader(operation.body.shape)
     for operation in OPERATIONS
     if operation.body is not None
 }
@@ -74,11 +73,12 @@ def authorise(broker: Broker, operation: Operation, request: Request) -> None:
     """Raise unless the caller may make this call. Any key may list what it may read."""
     if broker.keys.open:
         return
-    queue = request.path.get("queue") if "queue" in operation.in_path else request.query.get("queue")
+    subject = operation.subject
+    queue = request.path.get(subject) if subject in operation.in_path else request.query.get("queue")
     if operation.own and (queue is None or operation.name == "whoami"):
         broker.keys.identify(request.secret)
-    else:
-        broker.keys.check(request.secret, operation.right, queue)
+    elif not operation.alternative or not broker.keys.may(request.secret, operation.alternative, queue):
+        broker.keys.check(request.secret, operation.right, queue, subject)
 
 
 def run(broker: Broker, operation: Operation, request: Request) -> Coroutine[Any, Any, Any]:
@@ -100,14 +100,16 @@ async def perform(broker: Broker, operation: Operation, request: Request) -> Any
         call = read_call(operation, request)
         if request.trace_headers:
             drafts = dispatch.drafts_of(call.drafts, broker.options.limits.batch)
-            call = ops.Send(call.queue, [_with_trace(draft, request.trace_headers) for draft in drafts])
+            call = replace(call, drafts=[_with_trace(draft, request.trace_headers) for draft in drafts])
         if request.arrow and operation.name in streams.ARROW:
-            return await streams.ARROW[operation.name](broker, call)
+            return await streams.ARROW[operation.name](broker, call, Caller(request.secret))
         if operation.name == "read_claim":
             return await streams.claim(broker, call, request.out)
     is_anonymous = request.secret is None and request.call is None
     caller = _ANONYMOUS if is_anonymous else Caller(request.secret, request.call)
     result = await dispatch.CALLS[operation.request](broker, call, caller)
+    if operation.name == "list_queues" and len(result) > streams.QUEUES:
+        return streams.queues(result, request.out)
     reply = operation.reply.write(result, call, request.out, broker.clock.now)
     if operation.unread is not None and not caller.may(broker, "read", call.queue):
         operation.unread(reply)
@@ -145,7 +147,8 @@ def read_call(operation: Operation, request: Request) -> Any:
 def _read(query: Mapping[str, str], name: str, info: FieldInfo) -> Any:
     if name in query:
         kind = plain_type(info)
-        return integer(query, name) if kind is int else timestamp(query, name) if kind is datetime else query[name]
+        read = _READS.get(kind)
+        return query[name] if read is None else read(query, name)
     if info.required:
         raise InvalidRequest(f"{name}: is required", field=name)
     return info.default
@@ -175,6 +178,13 @@ def seconds(fields: Mapping[str, str], name: str) -> float:
         raise InvalidRequest(f"{name}: {fields[name][:80]!r} is not a number of seconds", field=name) from None
 
 
+def waits(operation: Operation, request: Request) -> bool:
+    """Whether a request is a long poll."""
+    if not operation.long_poll:
+        return False
+    return bool(request.query.get("wait") if request.body is None else request.body.wait)
+
+
 def _plain(number: str) -> str:
     """A number without what only Python allows in one, as in 1_000."""
     return number if number.isascii() and "_" not in number and " " not in number else ""
@@ -190,6 +200,10 @@ def timestamp(fields: Mapping[str, str], name: str) -> datetime:
     except (ValueError, OverflowError):
         pass
     raise InvalidRequest(f"{name}: {fields[name][:80]!r} is not a time such as 2026-11-15T08:00:00Z", field=name)
+
+
+_READS: dict[type, Callable[[Mapping[str, str], str], Any]] = {int: integer, float: seconds, datetime: timestamp}
+"""How fields of a query are read that are not text."""
 
 
 def _with_trace(draft: Draft, trace_headers: Mapping[str, str]) -> Draft:

@@ -1,8 +1,8 @@
 """Runs a broker as a server: options → store → broker → HTTP and ZeroMQ, and an orderly shutdown.
 
 On SIGTERM or SIGINT the server stops accepting connections, lets long polls return, finishes requests in progress,
-flushes and closes the store. If the store fails, the process ends with exit code 1. On SIGHUP the server reloads its
-certificate.
+flushes and closes the store; one that is still starting is cancelled. If the store fails, the process ends with exit
+code 1. On SIGHUP, and when its files change, the server reloads its certificate.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from types import FrameType
 from typing import Any, cast
@@ -28,10 +28,13 @@ from miniq.broker import Broker
 from miniq.errors import InvalidRequest
 from miniq.options import Options
 from miniq.server.busy_poll import BusyPoll
+from miniq.server.http.acceptor import Acceptor
 from miniq.server.http.app import HttpApp
 from miniq.server.http.fast_lane import FastLane
 from miniq.server.http.guard import Guard
-from miniq.server.tls import Certificate, reload_on_hangup
+from miniq.server.http.load import Load
+from miniq.server.memory import map_large
+from miniq.server.tls import Certificate, ignore_hangup, reload_on_hangup
 from miniq.server.tracing import ServerTracer
 from miniq.server.zmq import Endpoints
 from miniq.store import open_store, shown
@@ -67,16 +70,62 @@ def run(options: Options, announce: Callable[[Ready], None]) -> int:
         factory: Callable[[], asyncio.AbstractEventLoop] | None = uvloop.new_event_loop
     except ImportError:
         factory = None
+    stop = _StopAtStart()
     _allow_connections()
+    map_large()
     os.umask(0o077)  # the files of the store and of backups are for this user only
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the server has its own handler
-    with asyncio.Runner(loop_factory=factory) as runner:
-        return runner.run(serve(options, announce))
+    ignore_hangup()
+
+    def started(ready: Ready) -> None:
+        stop.ignore()
+        announce(ready)
+
+    try:
+        with asyncio.Runner(loop_factory=factory) as runner:
+            return runner.run(stop.cancelling(serve(options, started)))
+    except asyncio.CancelledError:
+        return 0
+    finally:
+        ignore_hangup()
+
+
+class _StopAtStart:
+    """Handlers of SIGINT and SIGTERM, from before there is an event loop until the HTTP server has its own. They cancel
+    the task, which then ends where it waits: a KeyboardInterrupt could end it within a write, and closing the store
+    would wait for that forever. Afterwards they ignore the signals: the HTTP server restores them for the last
+    writes."""
+
+    def __init__(self) -> None:
+        self._cancel: Callable[[], object] | None = None
+        self._was_signalled = False
+        self._is_ignored = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._on_signal)
+
+    async def cancelling(self, serving: Coroutine[None, None, int]) -> int:
+        """Await `serving`; a signal cancels it, also one that came before."""
+        task = asyncio.create_task(serving)
+        loop = asyncio.get_running_loop()
+        self._cancel = partial(loop.call_soon_threadsafe, task.cancel)
+        if self._was_signalled:
+            task.cancel()
+        try:
+            return await task
+        finally:
+            self.ignore()
+
+    def ignore(self) -> None:
+        self._is_ignored = True
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._was_signalled = True
+        if self._cancel is not None and not self._is_ignored:
+            self._cancel()
 
 
 async def serve(options: Options, announce: Callable[[Ready], None]) -> int:
     """`run` within an event loop."""
-    certificate = None if options.tls_cert is None else Certificate(options.tls_cert, options.tls_key)
+    certificate = Certificate.of(options)
     reload_on_hangup(certificate)
     async with Broker(open_store(options.store, options), options) as broker:
         if broker.keys.open and not is_loopback(options.host):
@@ -91,20 +140,23 @@ async def serve(options: Options, announce: Callable[[Ready], None]) -> int:
                 "create a key with `miniq keys create NAME --allow '*' --store %s`",
                 shown(options.store),
             )
-        broker.spawn(broker.trends.run())
+        broker.background.spawn(broker.trends.run())
+        if certificate is not None:
+            broker.background.spawn(certificate.watch())
         if options.tracing:
             broker.tracer = ServerTracer(exporting_provider())
         with bind(options.host, options.port) as listener:
             busy_poll = BusyPoll(options.busy_poll)
             endpoints = Endpoints(broker, options, busy_poll) if options.zmq else None
-            scheme = "https" if options.tls_cert else "http"
+            scheme = "http" if certificate is None else "https"
             host, port = listener.getsockname()[:2]
             http = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
             zmq = None if endpoints is None else await endpoints.open()
-            ready = Ready(http, zmq, shown(options.store), options.durability)
-            server = _Server(
-                _config(broker, options, busy_poll, certificate), broker, endpoints, lambda: announce(ready)
-            )
+            durability = "none" if options.store.startswith("memory:") else options.durability
+            ready = Ready(http, zmq, shown(options.store), durability)
+
+            config = _config(broker, options, busy_poll, certificate)
+            server = _Server(config, broker, endpoints, partial(announce, ready))
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             try:
                 while not serving.done():
@@ -128,10 +180,10 @@ async def serve(options: Options, announce: Callable[[Ready], None]) -> int:
 
 _ADVICE = {
     errno.EADDRINUSE: (
-        "stop the program that uses it, or choose another port with --port (0 for any free one)",
+        "stop the program that uses it, or choose another port with --port or MINIQ_PORT (0 for any free one)",
         "port",
     ),
-    errno.EACCES: ("choose a port from 1024 on with --port", "port"),
+    errno.EACCES: ("choose a port from 1024 on with --port or MINIQ_PORT", "port"),
     errno.EADDRNOTAVAIL: ("name an address of this machine with --host", "host"),
 }
 """Advice for errors of `bind`, and the option it is about."""
@@ -184,7 +236,7 @@ def _config(
     guard = Guard(broker.keys, options.allowed_hosts)
     config = uvicorn.Config(
         HttpApp(broker, options.limits.request_bytes, guard).asgi,
-        http=cast(Any, partial(FastLane, broker, options.limits, guard, busy_poll, {})),
+        http=cast(Any, partial(FastLane, broker, options.limits, Load(options), guard, busy_poll, {})),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -192,8 +244,6 @@ def _config(
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=GRACE,
-        ssl_certfile=options.tls_cert,
-        ssl_keyfile=options.tls_key,
     )
     if certificate is not None:
         config.load()
@@ -213,6 +263,9 @@ class _Server(uvicorn.Server):
         self._announce = announce
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if sockets and not isinstance(asyncio.get_running_loop(), asyncio.BaseEventLoop):  # which accepts all that wait
+            protocol = Acceptor(sockets[0], self.config.http_protocol_class)
+            self.config.http_protocol_class = cast(Any, protocol)
         await super().startup(sockets)
         if not self.should_exit:
             gc.collect()

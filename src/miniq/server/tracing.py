@@ -1,4 +1,4 @@
-"""The server's spans: one per send, receive and ack, over any protocol.
+"""The server's spans: one per send, publication, receive and ack, over any protocol.
 
 Their parent is the trace context of the request (`traceparent`, HTTP only), else that of the first message. A message
 without a context gets that of the server's span, so that its consumer can continue the trace.
@@ -15,7 +15,7 @@ from miniq.broker import Broker
 from miniq.message import PlainDrafts
 from miniq.server.operations import Operation, Request, perform
 
-NAMES = frozenset({"send", "receive", "ack"})
+NAMES = frozenset({"send", "publish", "receive", "ack"})
 
 
 class ServerTracer:
@@ -32,7 +32,7 @@ class ServerTracer:
             return await perform(broker, operation, request)
         from opentelemetry.trace import SpanKind
 
-        queue = request.path["queue"]
+        queue = request.path[operation.subject]
         with self._tracer.start_as_current_span(
             f"{operation.name} {queue}",
             tracing.context_of(request.trace or _first_headers(request.body)),
@@ -41,7 +41,7 @@ class ServerTracer:
             record_exception=False,
             set_status_on_exception=False,
         ) as span:
-            if operation.name == "send":
+            if operation.name in ("send", "publish"):
                 request.trace_headers = tracing.current_headers()
             try:
                 reply = await perform(broker, operation, request)

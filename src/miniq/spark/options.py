@@ -8,20 +8,25 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from msgspec import Struct, structs
 
 from miniq.client._sync.client import Client
 from miniq.client.connection import connect
+from miniq.client.failover import Failover
+from miniq.client.http.target import FILES
 from miniq.errors import InvalidRequest
-from miniq.message import Status
+from miniq.message import EventName, Status
 
 DEFAULT_URL = "http://127.0.0.1:5000"
 FIRST_RETRY = 5.0
 """Seconds that the broker may be unreachable for the first connection: a wrong address should fail soon."""
 
 View = Literal["messages", "history"]
+Mode = Literal["permissive", "drop", "fail", "dead"]
+"""What becomes of a message whose body does not fit its type."""
 Use = Literal["read", "readStream", "write", "writeStream"]
 Uses = tuple[Use, ...]
 Parser = Callable[[str], Any]
@@ -85,6 +90,7 @@ class Options(Struct, frozen=True, kw_only=True):
     """All options as Python values; pickled to the executors. Names are those that users write."""
 
     url: Annotated[str, _TEXT] = DEFAULT_URL
+    """One broker, or several on one database, separated by commas."""
     queue: Annotated[str | None, _name()] = None
     """The queue. With `view=history` it is a filter; without it, all queues are read."""
     api_key: Annotated[str | None, _TEXT] = None
@@ -93,12 +99,23 @@ class Options(Struct, frozen=True, kw_only=True):
     """Seconds that the broker may be unreachable before a task or query fails."""
     timeout: Annotated[float, _seconds(0.1, 86400)] = 60.0
     ca: Annotated[str | None, _TEXT] = None
+    """A file on every executor, like the next two. By default the environment of the driver names them."""
+    client_cert: Annotated[str | None, _TEXT] = None
+    client_key: Annotated[str | None, _TEXT] = None
     verify: Annotated[bool, _flag()] = True
     view: Annotated[View, _choice(get_args(View), READS)] = "messages"
+    bodySchema: Annotated[str | None, structs.replace(_TEXT, uses=READS)] = None
+    """The type of the bodies: columns or a type in DDL, or the JSON of a StructType."""
+    mode: Annotated[Mode | None, _choice(get_args(Mode), READS)] = None
+    """By default `permissive`: null, with the text in the column `_corrupt`."""
     partitions: Annotated[int | None, _whole(1, 10_000, READS)] = None
     """Number of partitions to read in; by default, each gets work for about a second."""
     failOnDataLoss: Annotated[bool, _flag(READS)] = True
     status: Annotated[Status | None, _choice(get_args(Status), ("read",), "messages")] = None
+    priority: Annotated[int | None, _whole(0, 9, ("read",), "messages")] = None
+    event: Annotated[EventName | None, _choice(get_args(EventName), READS, "history")] = None
+    limit: Annotated[int | None, _whole(1, 10**12, ("read",))] = None
+    """At most so many rows."""
     startingOffset: Annotated[int | Literal["earliest", "latest"], _OFFSET] = "earliest"
     """The first record of the history to read."""
     endingOffset: Annotated[int | None, _whole(0, 10**18, ("read",), "history")] = None
@@ -112,17 +129,36 @@ class Options(Struct, frozen=True, kw_only=True):
     pollTimeout: Annotated[float, _seconds(0, 60, ("readStream",))] = 1.0
     contentType: Annotated[str | None, structs.replace(_TEXT, uses=WRITES)] = None
     """The content type of all bodies, if there is no column `content_type`."""
+    failOnMismatch: Annotated[bool, _flag(WRITES)] = True
+    """Whether to fail if a batch that is written again has other rows than before."""
     job: Annotated[str | None, _name(("write",))] = None
     """A name that makes a batch write idempotent: a second write with the same name adds nothing."""
 
-    def connect(self, probe: bool = False) -> Client:
+    @property
+    def urls(self) -> list[str]:
+        return [url.strip() for url in self.url.split(",")]
+
+    @property
+    def is_https(self) -> bool:
+        return any(url.lower().startswith("https:") for url in self.urls)
+
+    def connect(self, probe: bool = False, turn: int = 0) -> Client:
         """A client that retries calls while the broker is unreachable. With `probe`, first make a call that gives up
-        soon, so that a wrong address does not take `retry` seconds to fail."""
+        soon, so that a wrong address does not take `retry` seconds to fail. Of several brokers, `turn` is the number
+        of the one to begin with; tasks differ in it."""
         if probe:
             with structs.replace(self, retry=min(self.retry, FIRST_RETRY)).connect() as client:
                 client.queues()
-        tls: dict[str, Any] = {"ca": self.ca, "verify": self.verify} if self.url.lower().startswith("https:") else {}
-        return connect(self.url, api_key=self.api_key, retry=self.retry, timeout=self.timeout, **tls)
+        urls = self.urls
+        if len(urls) == 1:
+            return self._connect(urls[0], self.retry)
+        return Client(Failover(urls, turn, self.retry, lambda url: self._connect(url, 0)))
+
+    def _connect(self, url: str, retry: float) -> Client:
+        tls: dict[str, Any] = {}
+        if url.lower().startswith("https:"):
+            tls = {name: getattr(self, name) for name in (*FILES, "verify")}
+        return connect(url, api_key=self.api_key, retry=retry, timeout=self.timeout, **tls)
 
 
 RULES: dict[str, Rule] = {
@@ -141,16 +177,29 @@ def read_options(given: Mapping[str, str]) -> Options:
         if name is not None:
             values[name] = _parse(name, text)
         elif key.lower() not in ADDED_BY_SPARK and not key.lower().startswith("spark."):
-            raise InvalidRequest(f"{key}: no such option; use one of {', '.join(RULES)}", field=key)
-    for name, variable in (("url", "MINIQ_URL"), ("api_key", "MINIQ_API_KEY")):
-        if name not in values and os.environ.get(variable):
-            values[name] = os.environ[variable]
-    options = Options(**values)
-    if re.match(r"https?://", options.url, re.IGNORECASE) is None:
-        raise _invalid("url", options.url, "use http://HOST:PORT that the executors can reach")
-    options.connect().close()  # raises if the rest of the URL is invalid; makes no request
+            raise no_option(key)
+    options = Options(**(_environment("url", "api_key") | values))
+    if options.is_https:
+        options = Options(**(_environment("url", "api_key", *FILES) | values))
+    for url in options.urls:
+        if re.match(r"https?://", url, re.IGNORECASE) is None:
+            raise _invalid("url", url, "use http://HOST:PORT that the executors can reach, or several with commas")
+        options._connect(url, 0).close()  # raises if the rest of the URL is invalid; makes no request
     _check_view(options, values)
     return options
+
+
+def no_option(key: str) -> InvalidRequest:
+    """The error for an option that does not exist."""
+    known = {name.lower(): name for name in RULES}
+    close = get_close_matches(key.lower(), known, n=1)
+    hint = f"did you mean {known[close[0]]!r}?" if close else f"use one of {', '.join(RULES)}"
+    return InvalidRequest(f"{key}: no such option; {hint}", field=key)
+
+
+def _environment(*names: str) -> dict[str, str]:
+    found = {name: os.environ.get(f"MINIQ_{name.upper()}") for name in names}
+    return {name: value for name, value in found.items() if value}
 
 
 def _parse(name: str, text: str) -> Any:
@@ -192,5 +241,7 @@ def check_use(options: Options, given: Mapping[str, str], use: Use) -> None:
             "holds the group's unfinished messages under it",
             field="group",
         )
+    if options.mode == "dead" and (use != "readStream" or options.view != "messages"):
+        raise _invalid("mode", "dead", "only a stream of messages can have dead letters; use permissive, drop or fail")
     if use == "read" and options.startingOffset == "latest":
         raise _invalid("startingOffset", "latest", "a batch read would be empty; use a number or 'earliest'")

@@ -13,8 +13,9 @@ from importlib import resources
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from miniq.errors import InvalidRequest, MissingExtra
+from miniq.errors import InvalidRequest, MissingExtra, install
 from miniq.spark.java import Java, cache_folder, find_java
+from miniq.spark.spark_home import quick_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,17 +44,22 @@ def session(master: str | None = None, *, app: str = "miniq", config: Mapping[st
             )
     if master.startswith("sc://"):
         if find_spec("grpc") is None:
-            raise MissingExtra("Spark Connect needs more packages: pip install 'miniq[spark-connect]'")
+            raise MissingExtra(f"Spark Connect needs more packages: {install('spark-connect')}")
         spark = SparkSession.builder.remote(master).config(map=user_config).getOrCreate()
     elif SparkSession.getActiveSession() is not None:
         spark = SparkSession.builder.config(map=user_config).getOrCreate()
     else:
         java = find_java()
         builder = SparkSession.builder.master(master).appName(app).config(map=_settings(master, java, user_config))
-        with _environment(master, java):
+        with _environment(master, java, user_config.get("spark.pyspark.python")):
             spark = builder.getOrCreate()
     register(spark)
     return spark
+
+
+def is_first_start(master: str) -> bool:
+    """Whether a session would be the first one on this Java and Spark, which takes longer."""
+    return master.startswith("local") and any("ArchiveClassesAtExit" in option for option in find_java().options)
 
 
 def check_spark() -> None:
@@ -61,22 +67,27 @@ def check_spark() -> None:
     try:
         import pyspark
     except ImportError:
-        raise MissingExtra("Spark is not installed: pip install 'miniq[spark]'") from None
+        raise MissingExtra(f"Spark is not installed: {install('spark')}") from None
     installed = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
     if installed < MINIMUM_VERSION:
         minimum = ".".join(map(str, MINIMUM_VERSION))
         raise MissingExtra(
-            f"pyspark {pyspark.__version__} is too old, {minimum} or later is required: pip install 'miniq[spark]'"
+            f"pyspark {pyspark.__version__} is too old, {minimum} or later is required: {install('spark')}"
         )
 
 
 @contextmanager
-def _environment(master: str, java: Java) -> Iterator[None]:
-    """Set the environment variables that Spark reads at start, except those that the user has set."""
+def _environment(master: str, java: Java, python: str | None) -> Iterator[None]:
+    """Set the environment variables that Spark reads at start, except those that the user has set. The Python of the
+    workers is one of them: a session, unlike `spark-submit`, ignores the setting for it."""
     variables = {"PYSPARK_DRIVER_PYTHON": sys.executable}
     if master.startswith("local"):
+        if python is None and "PYSPARK_PYTHON" not in os.environ and (home := quick_home()) is not None:
+            variables["SPARK_HOME"] = home
         variables |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     variables = {name: value for name, value in variables.items() if name not in os.environ}
+    if python is not None:
+        variables["PYSPARK_PYTHON"] = python
     variables["JAVA_HOME"] = java.home
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
@@ -98,6 +109,7 @@ def _settings(master: str, java: Java, user_config: dict[str, Any]) -> dict[str,
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
+        "spark.sql.python.filterPushdown.enabled": "true",
         "spark.driver.extraJavaOptions": " ".join(
             [*quoted, user_config.pop("spark.driver.extraJavaOptions", "")]
         ).strip(),

@@ -14,7 +14,7 @@ from pyspark.sql.types import StructType
 
 from miniq.errors import InvalidRequest
 from miniq.spark.options import Use, check_use, read_options
-from miniq.spark.schema import arrow_schema, check_read_schema, check_written_schema, spark_schema
+from miniq.spark.schema import Layout, check_written_schema, spark_schema
 from miniq.spark.sink import BatchWriter, StreamWriter
 from miniq.spark.snapshot import HistoryReader, MessagesReader
 from miniq.spark.stream import ClaimStream, HistoryStream
@@ -34,41 +34,43 @@ class MiniQ(DataSource):
     def name(cls) -> str:
         return "miniq"
 
-    def schema(self) -> StructType:
+    def schema(self) -> StructType | str:
         if self._options.view == "messages" and self._options.queue is None:
             raise InvalidRequest("queue: is missing; set it with .option('queue', NAME)", field="queue")
-        return spark_schema(self._options.view)
+        return spark_schema(self._options.view, self._options.bodySchema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        self._check_read(schema, "read")
+        layout = self._layout(schema, "read")
         if self._options.view == "history":
-            return HistoryReader(self._options, arrow_schema(schema))
-        return MessagesReader(self._options, arrow_schema(schema))
+            return HistoryReader(self._options, layout)
+        return MessagesReader(self._options, layout)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        self._check_read(schema, "readStream")
+        layout = self._layout(schema, "readStream")
         if self._options.view == "history":
-            return HistoryStream(self._options, arrow_schema(schema))
-        return ClaimStream(self._options, arrow_schema(schema))
+            return HistoryStream(self._options, layout)
+        return ClaimStream(self._options, layout)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         self._check_write(schema, overwrite, "write")
+        self._options.connect(probe=True).close()
         return BatchWriter(self._options)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
+        # Spark calls this for every batch, so there is no probe: a broker may restart while a stream runs.
         self._check_write(schema, overwrite, "writeStream")
         return StreamWriter(self._options)
 
-    def _check_read(self, schema: StructType, use: Use) -> None:
-        check_use(self._options, self.options, use)
-        check_read_schema(schema, self._options.view)
+    def _layout(self, schema: StructType, use: Use) -> Layout:
+        options = self._options
+        check_use(options, self.options, use)
+        return Layout(schema, options.view, options.bodySchema, options.mode)
 
     def _check_write(self, schema: StructType, overwrite: bool, use: Use) -> None:
         check_use(self._options, self.options, use)
         if overwrite:
             raise InvalidRequest("mode: a queue cannot be overwritten; use append, or purge it first", field="mode")
         check_written_schema(schema, self._options.contentType)
-        self._options.connect(probe=True).close()
 
 
 def register(spark: SparkSession) -> None:

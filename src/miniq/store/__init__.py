@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from importlib import import_module
 
-from miniq.errors import InvalidRequest, MissingExtra
+from miniq.errors import InvalidRequest, MissingExtra, install
 from miniq.options import Options
 from miniq.store.contract import Store
 from miniq.store_urls import BY_SCHEME, FORMS
@@ -26,7 +26,7 @@ def open_store(url: str, options: Options | None = None) -> Store:
     try:
         store: Callable[..., Store] = getattr(import_module(f"miniq.store.{module}"), name)
     except ImportError:
-        text = f"store: {kind.scheme}:// needs {kind.driver}: pip install 'miniq[{kind.scheme}]'"
+        text = f"store: {kind.scheme}:// needs {kind.driver}: {install(kind.scheme)}"
         raise MissingExtra(text, field="store") from None
     durable = options.durability == "fsync"
     if kind.place == "memory":

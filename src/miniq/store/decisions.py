@@ -13,10 +13,23 @@ from typing import TypeVar
 from msgspec import Struct
 from msgspec.structs import astuple, replace
 
-from miniq.errors import ClaimGone, ClaimUnknown, Fenced, IdempotencyMismatch, QueueFull, StageUnknown
+from miniq.batch import Claim, ClaimGroup, Committed, Stage, StageName
+from miniq.errors import (
+    BatchMismatch,
+    ClaimGone,
+    ClaimTaken,
+    ClaimUnknown,
+    ClaimUnread,
+    Fenced,
+    IdempotencyMismatch,
+    QueueFull,
+    StageUnknown,
+)
 from miniq.ids import RUN, from_spans, spans
-from miniq.message import NEVER, Claim, ClaimGroup, Committed, Message, Outcome, PlainBatch, Stage, StageName, is_plain
-from miniq.store.arguments import ANY, FREE, Batch, NextClaim, Once, Room
+from miniq.message import NEVER, Message, Outcome, PlainBatch, is_plain
+from miniq.store.arguments import ANY, FREE, Batch, NextClaim, Once, Publication, Room, Stretch
+from miniq.store.names import published_name
+from miniq.topic import Published
 
 # Messages
 
@@ -69,7 +82,7 @@ def size_of(messages: Sequence[Message]) -> int:
     return messages.size if isinstance(messages, PlainBatch) else sum(message.size for message in messages)
 
 
-_common = attrgetter("queue", "sent_at", "due_at", "content_type", "priority")
+_common = attrgetter("queue", "sent_at", "due_at", "content_type", "priority", "topic")
 
 
 def plain_batch(messages: Sequence[Message]) -> PlainBatch | None:
@@ -77,9 +90,9 @@ def plain_batch(messages: Sequence[Message]) -> PlainBatch | None:
     common = _common(messages[0])
     if not all(is_plain(message) and _common(message) == common for message in messages):
         return None
-    queue, sent_at, due_at, content_type, priority = common
+    queue, sent_at, due_at, *others = common
     ids, bodies = [message.id for message in messages], [message.body for message in messages]
-    return PlainBatch(ids, queue, sent_at, due_at, bodies, content_type, priority)
+    return PlainBatch(ids, queue, sent_at, due_at, bodies, *others)
 
 
 class Sifted(Struct):
@@ -131,6 +144,65 @@ def repeated_call(answer: str, call: Once) -> list[str]:
     return from_spans(first)
 
 
+# Publications
+
+
+class SiftedPublication(Struct):
+    """What a publication adds after deduplication."""
+
+    fresh: list[Stretch]
+    ids: list[str]
+    """The answer: one id per message of the call."""
+    brought: dict[str, str]
+    """Names of dedup ids to remember (see `names.published_name`), with the ids of their messages."""
+
+    @property
+    def targets(self) -> list[int]:
+        """The positions of the queues that get copies."""
+        return sorted({target for stretch in self.fresh for target in stretch.targets})
+
+    def more(self, target: int) -> tuple[int, int]:
+        """How many messages and bytes a queue gets."""
+        messages = [stretch.messages for stretch in self.fresh if target in stretch.targets]
+        return sum(map(len, messages)), sum(map(size_of, messages))
+
+
+def dedup_names(publication: Publication) -> list[str]:
+    """The names under which dedup ids of a publication may be on record."""
+    ids = [stretch.first.dedup_id for stretch in publication.stretches]
+    return list(dict.fromkeys(published_name(publication.scope, id) for id in ids if id is not None))
+
+
+def sift_publication(publication: Publication, standing: Callable[[str], str | None]) -> SiftedPublication:
+    """Leave out messages whose dedup id is on record (`standing`) or appeared earlier in the same publication."""
+    sifted = SiftedPublication([], [], {})
+    for stretch in publication.stretches:
+        dedup_id = stretch.first.dedup_id
+        if dedup_id is not None:
+            name = published_name(publication.scope, dedup_id)
+            first = sifted.brought.get(name)
+            if first is None:
+                first = standing(name)
+            if first is not None:
+                sifted.ids.append(first)
+                continue
+            sifted.brought[name] = stretch.first.id
+        sifted.ids += stretch.ids
+        sifted.fresh.append(stretch)
+    return sifted
+
+
+def publication_answer(published: Published, call: Once) -> str:
+    """The record of a named publication: its ids, what identifies its messages, and its number of queues."""
+    return f"{spans(published.ids)}#{call.content}#{published.queues}"
+
+
+def repeated_publication(answer: str, call: Once) -> Published:
+    """The answer to a repeated publication, from the record of the first; raises as `repeated_call`."""
+    first, _, queues = answer.rpartition("#")
+    return Published(repeated_call(first, call), int(queues))
+
+
 # Claims
 
 
@@ -140,7 +212,14 @@ def claim_name(group: str, number: int) -> str:
 
 
 def check_reader(state: ClaimGroup, epoch: int | None, after: int) -> None:
-    """Raise `Fenced` if `epoch` is given and not the group's, `ClaimUnknown` if there is no claim `after` yet."""
+    """Raise `Fenced` if `epoch` is given and not the group's, `ClaimUnknown` if there is no claim `after` yet, or the
+    group has never had that epoch."""
+    if epoch is not None and epoch > state.epoch:
+        raise ClaimUnknown(
+            f"epoch: group {state.group!r} is at {state.epoch}, and was never at {epoch}: the queue was deleted and "
+            "made again, or the store restored; open the group again",
+            field="epoch",
+        )
     if epoch is not None and epoch != state.epoch:
         raise Fenced(
             f"epoch: {epoch} is not that of the newest reader of group {state.group!r}, which is {state.epoch}; "
@@ -178,15 +257,47 @@ class ClaimPlan(Struct, frozen=True, gc=False):
 
 
 def plan_claim(state: ClaimGroup, following: Claim | None, asked: NextClaim) -> ClaimPlan:
-    """Plan a call for the next claim. `following` is the requested claim if it exists and is readable. Raises `Fenced`,
-    `ClaimUnknown` or `ClaimGone` before anything is changed."""
+    """Plan a call for the next claim. `state` has at least the held claims up to `asked.after`; `following` is the
+    requested claim if it exists and is readable. Raises `Fenced`, `ClaimUnknown`, `ClaimGone`, `ClaimUnread` or
+    `ClaimTaken` before anything is changed."""
     check_reader(state, asked.epoch, asked.after)
     if asked.limit and following is None and asked.number <= state.last:
         raise no_claim(state, asked.number)
     ack = range(state.acked + 1, asked.after + 1)
+    for claim in state.claims:
+        if claim.number in ack:
+            _check_read(state.group, claim, asked.reader)
+    if following is not None and asked.limit:
+        check_taken(state.group, following, asked.reader)
     if not asked.limit:
         return ClaimPlan(ack, None, False)
     return ClaimPlan(ack, following, following is None)
+
+
+def _check_read(group: str, claim: Claim, reader: str | None) -> None:
+    """Raise `ClaimUnread` unless a claim that is to be acked was fetched, and `ClaimTaken` if by another reader."""
+    if claim.reader is None:
+        raise ClaimUnread(
+            f"after: claim {claim.number} of group {group!r} cannot be acked: none of its {claim.messages} messages "
+            "was fetched. Fetch it first, or release it",
+            field="after",
+        )
+    check_taken(group, claim, reader)
+
+
+def check_taken(group: str, claim: Claim, reader: str | None) -> None:
+    """Raise `ClaimTaken` if a reader with another name has fetched a claim. Unnamed readers are not compared."""
+    if reader and claim.reader and claim.reader != reader:
+        raise ClaimTaken(
+            f"reader: claim {claim.number} of group {group!r} was fetched by another reader, {claim.reader!r}; only "
+            "that one can continue with it, or release the group's claims",
+            field="reader",
+        )
+
+
+def marks(claim: Claim, reader: str) -> bool:
+    """Whether a fetch by `reader` is to be recorded. The first reader counts, and a named one more than an unnamed."""
+    return claim.acked_at is None and (claim.reader is None or (claim.reader == "" and reader != ""))
 
 
 def ended(state: ClaimGroup) -> ClaimGroup:
@@ -254,9 +365,22 @@ def parts_to_commit(batch: Batch, stages: Mapping[StageName, Mapping[int, Part]]
     return [(name, number, part) for name in names for number, part in sorted(stages[name].items())]
 
 
-def repeated_commit(answer: str) -> Committed:
-    """The answer to a repeated commit, from the record of the first: its number of messages."""
-    return Committed(int(answer), repeated=True)
+def commit_answer(count: int, batch: Batch) -> str:
+    """The record of a commit: its number of messages, and what identifies them."""
+    return f"{count}#{batch.content}" if batch.content else str(count)
+
+
+def repeated_commit(answer: str, batch: Batch) -> Committed:
+    """The answer to a repeated commit, from the record of the first. Raises `BatchMismatch` if the first had other
+    messages; records of earlier versions do not tell."""
+    count, _, content = answer.partition("#")
+    if content and batch.content and content != batch.content:
+        raise BatchMismatch(
+            f"content: batch {batch.batch!r} of job {batch.job!r} was committed before with other messages "
+            f"({content}, now {batch.content}); nothing was added",
+            field="content",
+        )
+    return Committed(int(count), repeated=True)
 
 
 def committed(message: Message, id: str, now: int) -> Message:

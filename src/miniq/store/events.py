@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from miniq.message import Event, EventName, History, Message
+from miniq.store.arguments import Publication, Stretch
 
 
 def sent(message: Message, now: int, reason: str | None, keep: History) -> Event:
@@ -10,9 +13,9 @@ def sent(message: Message, now: int, reason: str | None, keep: History) -> Event
     return _with_content(message, "sent", 0, now, keep, reason)
 
 
-def sent_as(queue: str, id: str, size: int, now: int) -> Event:
+def sent_as(queue: str, id: str, size: int, now: int, reason: str | None = None) -> Event:
     """A message arrived; for callers that have not read the message and do not keep bodies."""
-    return Event(now, "sent", queue, id, 0, size)
+    return Event(now, "sent", queue, id, 0, size, reason=reason)
 
 
 def edited(message: Message, now: int, receives: int, keep: History) -> Event:
@@ -52,12 +55,31 @@ def left(
     consumer: str | None,
     held: int | None,
     reason: str | None = None,
+    error: str | None = None,
 ) -> Event:
     """A lease ended or a message left its queue; `held` is how long the consumer had it, in microseconds."""
     held_ms = None if held is None else max(0, held) / 1000
-    return Event(now, event, queue, id, receives, size, consumer, None, held_ms, reason)
+    return Event(now, event, queue, id, receives, size, consumer, None, held_ms, reason, error=error)
 
 
-def purged(queue: str, count: int, size: int, now: int) -> Event:
-    """A queue was purged."""
-    return Event(now, "purged", queue, "", 0, size, count=count)
+def published(publication: Publication, fresh: Sequence[Stretch], queues: list[str]) -> Event:
+    """Messages were published to a topic, and copied to some queues."""
+    messages = [stretch.messages for stretch in fresh]
+    count, size = sum(map(len, messages)), sum(message.size for part in messages for message in part)
+    first = messages[0][0].id
+    return Event(
+        publication.now,
+        "published",
+        publication.topic,
+        first,
+        0,
+        size,
+        reason=publication.reason,
+        count=count,
+        queues=queues,
+    )
+
+
+def purged(queue: str, count: int, size: int, now: int, reason: str | None = None) -> Event:
+    """A queue was purged, or deleted with its messages."""
+    return Event(now, "purged", queue, "", 0, size, reason=reason, count=count)

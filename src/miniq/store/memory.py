@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from operator import itemgetter
 
 from miniq.errors import InvalidRequest
 from miniq.store.embedded.commit import Batch, GroupCommit
-from miniq.store.embedded.kv import Op
+from miniq.store.embedded.kv import Op, Seek
 from miniq.store.embedded.store import KeyValueStore
 
 PART = 1024
@@ -60,6 +61,10 @@ class MemoryKV:
         while page := self._page(start, end):
             yield from [(key, self._values[key]) for key in page]
             start = page[-1] + b"\0"
+
+    @contextmanager
+    def seeking(self, end: bytes) -> Iterator[Seek]:
+        yield lambda start: next(iter(self._page(start, end)), None)
 
     def last(self, start: bytes, end: bytes) -> bytes | None:
         at = bisect_left(self._parts, end, key=_first) - 1

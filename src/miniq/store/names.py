@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+STORE, STORE_ID = "store", "id"
+"""The kind and name of the record that holds the store's id."""
 COMMITTED = "publish\0"
 """Prefix of the call names of commits."""
 SCOPED = "key\0"
 """Prefix of the call names of senders with an API key; the key's id follows. Senders without one share all others."""
-RESERVED = (COMMITTED, SCOPED)
+TOPIC = "topic\0"
+"""Prefix of the names of publications and of their dedup ids; the id of the topic follows."""
+RESERVED = (COMMITTED, SCOPED, TOPIC)
 """Rejected in names that senders choose."""
 CALL = "\0"
 """Prefix of call names where they share a table with dedup ids. Rejected in dedup ids."""
@@ -20,6 +24,16 @@ def commit_name(job: str, batch: str) -> str:
 def scoped_name(scope: str, name: str) -> str:
     """The name under which a sender's call is remembered; `scope` is the id of its API key, or empty."""
     return f"{SCOPED}{scope}\0{name}" if scope else name
+
+
+def publication_name(topic: str, name: str) -> str:
+    """The name of a named publication; `topic` is the id of the topic."""
+    return f"{TOPIC}{topic}\0call\0{name}"
+
+
+def published_name(topic: str, dedup_id: str) -> str:
+    """The name under which a dedup id of a topic is remembered, as that of a call."""
+    return f"{TOPIC}{topic}\0id\0{dedup_id}"
 
 
 def call_record(name: str) -> str:

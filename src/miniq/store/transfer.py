@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import shlex
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -18,6 +19,8 @@ from msgspec import Struct
 
 from miniq.errors import InvalidRequest, StoreError
 from miniq.message import Event, QueueSettings, Stored
+from miniq.result import Finished
+from miniq.store.names import STORE, STORE_ID
 
 if TYPE_CHECKING:
     from miniq.store.contract import HistoryStore, Store
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 PORTION = 500
 PORTION_BYTES = 4 * 1024 * 1024
 EVENTS = 1000
-"""Events per item."""
+"""Events per item, which are a portion: they take more memory than messages."""
 MARK = "migration"
 """The kind of the record that marks a store while it is being filled."""
 
@@ -50,6 +53,7 @@ class Readers(Struct, frozen=True, tag=True):
     group: str
     epoch: int
     last: int
+    id: str = ""
 
 
 class Dedup(Struct, frozen=True, tag=True):
@@ -58,6 +62,15 @@ class Dedup(Struct, frozen=True, tag=True):
     queue: str
     name: str
     answer: str
+    until: int
+
+
+class Kept(Struct, frozen=True, tag=True):
+    """A result."""
+
+    queue: str
+    id: str
+    finished: Finished
     until: int
 
 
@@ -72,7 +85,8 @@ class Saved(Struct, frozen=True, tag=True):
     def fresh(self) -> bool:
         """Whether the message is in the state in which it arrived."""
         stored = self.stored
-        return stored.receives == 0 and stored.receipt is None and stored.visible_at == stored.message.due_at
+        arrived = Stored(stored.message, stored.message.due_at)
+        return stored == arrived
 
 
 class LastId(Struct, frozen=True, tag=True):
@@ -92,7 +106,14 @@ class Events(Struct, frozen=True, tag=True):
     events: list[Event]
 
 
-Item = Queue | Record | Readers | Dedup | Saved | LastId | HistoryStart | Events
+Item = Queue | Record | Readers | Dedup | Kept | Saved | LastId | HistoryStart | Events
+_NOTHING: Sequence[Item] = (
+    Queue("default", QueueSettings()),
+    Queue("default", QueueSettings(max_receives=None)),  # of a broker of version 0.1
+    LastId(""),
+    HistoryStart(1),
+)
+"""What an empty store holds: the queue that every broker creates."""
 
 
 class Copied(Struct):
@@ -134,20 +155,22 @@ async def copy(
     """
     await check_empty(target)
     await target.save_record(MARK, "incomplete", b"")
+    await target.save_record(STORE, STORE_ID, None)  # the copy has the id of its source: readers go on with it
     copied = Copied(Counter(), Counter())
     async for portion in source.dump():
         await target.load(portion, now)
         copied.add(portion)
         told(copied)
-    if (target_after := await _summary(target)) != copied:
-        difference = _difference(copied, target_after)
-        raise StoreError(f"migrate: the copy is not the same as the source: {difference}", field="to")
+    # The source first: if that has changed, the copy differs for this reason alone.
     if (source_after := await _summary(source)) != copied:
         raise StoreError(
-            f"migrate: the source was changed meanwhile ({_difference(copied, source_after)}); stop its brokers, empty "
+            f"migrate: the source changed meanwhile ({_difference(copied, source_after)}); stop its brokers, remove "
             "the target and try again",
             field="from",
         )
+    if (target_after := await _summary(target)) != copied:
+        difference = _difference(copied, target_after)
+        raise StoreError(f"migrate: the copy is not the same as the source: {difference}", field="to")
     await target.save_record(MARK, "incomplete", None)
     return copied
 
@@ -164,7 +187,9 @@ async def check_empty(target: Store) -> None:
     await check_complete(target, "to")
     async for portion in target.dump():
         for item in portion:
-            if item not in (Queue("default", QueueSettings()), LastId(""), HistoryStart(1)):
+            if isinstance(item, Record) and item.kind == STORE:
+                continue
+            if item not in _NOTHING:
                 raise StoreError(
                     f"to: the target is not empty: it holds {_description(item)}; name a new one", field="to"
                 )
@@ -180,6 +205,17 @@ async def check_complete(store: Store, field: str = "store") -> None:
         )
 
 
+async def check_at_rest(source: Store, url: str) -> None:
+    """Refuse a store that cannot be copied as it is, before anything is written; `url` is for the advice."""
+    try:
+        async for portion in source.dump():
+            if not all(isinstance(item, Queue | Record | Readers) for item in portion):
+                return
+    except HeldClaims as held:
+        code = f"import miniq; miniq.connect({url!r}).queue({held.queue!r}).claims({held.group!r}).release()"
+        raise InvalidRequest(f"{held.text}, or release them: `python -c {shlex.quote(code)}`", field="from") from None
+
+
 async def load_settings(store: Store, items: Iterable[Item]) -> None:
     """Save the queues and small records among items."""
     for item in items:
@@ -192,13 +228,14 @@ async def load_settings(store: Store, items: Iterable[Item]) -> None:
 async def portions(items: AsyncIterator[Item]) -> AsyncIterator[list[Item]]:
     """Items in portions of bounded number and size."""
     portion: list[Item] = []
-    size = 0
+    count = size = 0
     async for item in items:
         portion.append(item)
+        count += len(item.events) if isinstance(item, Events) else 1
         size += _size(item)
-        if len(portion) == PORTION or size > PORTION_BYTES:
+        if count >= PORTION or size > PORTION_BYTES:
             yield portion
-            portion, size = [], 0
+            portion, count, size = [], 0, 0
     if portion:
         yield portion
 
@@ -213,6 +250,16 @@ async def with_history(items: Iterable[Item], history: HistoryStore) -> AsyncIte
         yield item
 
 
+class HeldClaims(InvalidRequest):
+    """A group holds claims, which cannot be copied."""
+
+    def __init__(self, queue: str, group: str, count: int) -> None:
+        claims = "1 claim" if count == 1 else f"{count} claims"
+        text = f"from: group {group!r} holds {claims} of queue {queue!r}; let its reader finish"
+        super().__init__(text, field="from")
+        self.queue, self.group = queue, group
+
+
 def at_rest(queue: str, staged: bool, readers: Iterable[tuple[Readers, int]]) -> Iterator[Readers]:
     """The claim groups of a queue, given with their number of held claims. Refuses a queue with held claims or `staged`
     messages, which cannot be copied."""
@@ -223,11 +270,7 @@ def at_rest(queue: str, staged: bool, readers: Iterable[tuple[Readers, int]]) ->
         )
     for reader, held in readers:
         if held:
-            raise InvalidRequest(
-                f"from: group {reader.group!r} holds {held} claims of queue {queue!r}; let its reader finish, or "
-                f"release them: `miniq claims release {queue} {reader.group}`",
-                field="from",
-            )
+            raise HeldClaims(queue, reader.group, held)
         yield reader
 
 
@@ -244,8 +287,10 @@ async def history_of(history: HistoryStore) -> AsyncIterator[Item]:
 def _size(item: Item) -> int:
     if isinstance(item, Saved):
         return item.stored.message.size
+    if isinstance(item, Kept):
+        return len(item.finished.result or b"") + len(item.finished.error or "")
     if isinstance(item, Events):
-        return sum(128 + len(event.body or b"") for event in item.events)
+        return sum(128 + len(event.body or b"") + len(event.error or "") for event in item.events)
     return 0
 
 
@@ -254,15 +299,33 @@ def _description(item: Item) -> str:
         return f"a queue {item.name!r}" if item.name != "default" else "settings of the queue 'default'"
     if isinstance(item, Saved):
         return f"messages in the queue {item.stored.message.queue!r}"
+    if isinstance(item, Kept):
+        return f"results of the queue {item.queue!r}"
+    if isinstance(item, Record) and item.kind == "schedule":
+        return f"a schedule {item.name!r}"
     return {"Record": "API keys", "Events": "history", "HistoryStart": "history"}.get(
         type(item).__name__, "records of earlier messages"
     )
 
 
+_NAMES = {
+    "Queue": "queues",
+    "Saved": "messages",
+    "Record": "records",
+    "Readers": "claim groups",
+    "Dedup": "dedup records",
+    "Kept": "results",
+    "Events": "events of history",
+    "HistoryStart": "starts of history",
+    "LastId": "ids of the last message",
+}
+"""The kinds of items for people; those that say most come first."""
+
+
 def _difference(expected: Copied, actual: Copied) -> str:
-    for kind in sorted(expected.counts.keys() | actual.counts.keys()):
+    for kind, name in _NAMES.items():
         if expected.counts[kind] != actual.counts[kind]:
-            return f"{actual.counts[kind]} instead of {expected.counts[kind]} of kind {kind}"
+            return f"{actual.counts[kind]} instead of {expected.counts[kind]} {name}"
         if expected.sums[kind] != actual.sums[kind]:
-            return f"{actual.counts[kind]} of kind {kind}, but not with the same content"
+            return f"{name} with other contents"
     return "no difference"

@@ -1,31 +1,30 @@
-"""The worker loop without its I/O: which messages it holds, when it fetches, and what is logged.
-
-A lease is extended after a third of its time, so that two attempts may fail before it is lost. `_async/worker.py` of
-the client drives this, with tasks or threads (`crews.py`).
-"""
+"""The options of a worker, and what it logs about receiving and leases."""
 
 from __future__ import annotations
 
-import inspect
 import logging
 import math
-from collections import deque
-from collections.abc import Callable, Iterable
-from typing import Any, Generic, Protocol
+import os
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct
 
-from miniq.client.delivery import HELD, D, Delivery
+from miniq.client.delivery import Delivery
 from miniq.errors import InvalidRequest, StaleReceipt
-from miniq.message import Outcome
+from miniq.message import Failed
+
+if TYPE_CHECKING:
+    from miniq.worker.jobs import Job
 
 log = logging.getLogger("miniq.worker")
 
 LOOK = 0.1
 """Seconds between checks of `stop` while all handlers are busy."""
 SLOWEST_RETRY = 5.0
-BULK = 500
-"""The most leases in one call."""
+TIMEOUT = 3600.0
+"""Seconds that a handler may take by default."""
 
 
 class Event(Protocol):
@@ -39,35 +38,24 @@ Stop = Event | Callable[[], object] | None
 class Plan(Struct, frozen=True, kw_only=True):
     """The options of a worker."""
 
-    handler: Callable[[Any], Any]
-    concurrency: int
-    batch: int | None
-    wait: float
-    visibility_timeout: float | None
-    consumer: str | None
-    retry_delay: float
-    pass_message: bool
-    """Whether the handler is called with the message instead of its body."""
-    stop: Stop
+    concurrency: int = 1
+    batch: int | None = None
+    """Messages of one receive; None: by how long the handlers take."""
+    wait: float = 1.0
+    visibility_timeout: float | None = None
+    consumer: str | None = None
+    grace: float | None = None
+    """Seconds that handlers have to finish when the worker ends; None: as long as they take."""
+    stop: Stop = None
 
     def __post_init__(self) -> None:
-        if not callable(self.handler):
-            raise InvalidRequest(f"handler: {self.handler!r} cannot be called", field="handler")
         for field, count in (("concurrency", self.concurrency), ("batch", self.batch)):
-            if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-                raise InvalidRequest(f"{field}: {count!r} is not a whole number of at least 1", field=field)
+            check_count(field, count)
+        check_seconds("grace", self.grace, 0)
         if self.visibility_timeout is not None:
             check_lease(self.visibility_timeout)
-        if not isinstance(self.pass_message, bool):
-            raise InvalidRequest(f"pass_message: {self.pass_message!r}; use True or False", field="pass_message")
         if not (self.stop is None or hasattr(self.stop, "is_set") or callable(self.stop)):
             raise InvalidRequest(f"stop: {self.stop!r} is neither an Event nor a function", field="stop")
-
-    @property
-    def is_coroutine(self) -> bool:
-        """Whether the handler is a coroutine function, or an object whose `__call__` is one."""
-        call = getattr(self.handler, "__call__", None)  # noqa: B004  not whether, but how it is called
-        return inspect.iscoroutinefunction(self.handler) or inspect.iscoroutinefunction(call)
 
     def stopped(self) -> bool:
         """Whether `stop` says that the worker is to end."""
@@ -76,78 +64,46 @@ class Plan(Struct, frozen=True, kw_only=True):
         is_set = getattr(self.stop, "is_set", None)
         return bool(self.stop() if is_set is None else is_set())  # type: ignore[operator]
 
-    def argument(self, message: Delivery[Any]) -> Any:
-        """The argument of the handler."""
-        return message if self.pass_message else message.body
+
+def check_count(field: str, count: object, of: str | None = None) -> None:
+    """Refuse what is neither None nor a count; `of` names the task whose field it is."""
+    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+        name = field if of is None else f"{of}: {field}"
+        raise InvalidRequest(f"{name}: {count!r} is not a whole number of at least 1", field=field)
 
 
-class Shift(Generic[D]):
-    """The messages of one worker loop: fetched and waiting for a free handler, or being handled."""
-
-    def __init__(self, plan: Plan) -> None:
-        self.ending = False
-        self._plan = plan
-        self._waiting: deque[D] = deque()
-        self._running: set[D] = set()
-
-    def wanted(self) -> int:
-        """How many messages to fetch now: none while some wait or no handler is free."""
-        free = self._plan.concurrency - len(self._running)
-        if self.ending or self._waiting or free <= 0:
-            return 0
-        return self._plan.batch or min(free, BULK)
-
-    def add(self, messages: Iterable[D]) -> None:
-        self._waiting.extend(messages)
-
-    def start(self) -> D | None:
-        """The next message to handle, if there is one and a handler is free. Messages whose lease was lost are
-        skipped."""
-        while self._waiting and not self.ending and len(self._running) < self._plan.concurrency:
-            message = self._waiting.popleft()
-            if message._state is HELD:
-                self._running.add(message)
-                return message
-        return None
-
-    def finish(self, message: D) -> None:
-        self._running.discard(message)
-
-    def held(self) -> list[list[D]]:
-        """The messages whose leases are to be extended, in batches for one call each."""
-        return _batches((*self._running, *self._waiting))
-
-    def end(self) -> list[list[D]]:
-        """Start no more messages, and return those that were not started, to be released."""
-        self.ending = True
-        batches = _batches(self._waiting)
-        self._waiting.clear()
-        return batches
+def check_seconds(field: str, seconds: object, least: float, of: str | None = None) -> None:
+    """Refuse what is neither None nor a number of seconds from `least` on; `of` names the task whose field it is."""
+    if seconds is None:
+        return
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= least or seconds == math.inf:
+        name = field if of is None else f"{of}: {field}"
+        raise InvalidRequest(f"{name}: {seconds!r} is not a number of seconds of at least {least:g}", field=field)
 
 
-def _batches(messages: Iterable[D]) -> list[list[D]]:
-    held = [message for message in messages if message._state is HELD]
-    return [held[start : start + BULK] for start in range(0, len(held), BULK)]
+def own_name() -> str:
+    """The name under which a worker receives if it was given none: its host and process."""
+    return f"{socket.gethostname()}:{os.getpid()}"
 
 
 class Backoff:
-    """Pauses after consecutive failures to receive."""
+    """Pauses after consecutive failures to reach the broker."""
 
     def __init__(self) -> None:
         self._next = LOOK
 
-    def failed(self, error: Exception) -> float:
+    def failed(self, error: Exception, doing: str = "receive") -> float:
         """Seconds to wait before the next attempt."""
         seconds = self._next
         self._next = min(2 * seconds, SLOWEST_RETRY)
-        log.warning("cannot receive, next attempt in %.1f s: %s", seconds, error)
+        log.warning("cannot %s, next attempt in %.1f s: %s", doing, seconds, error)
         return seconds
 
     def worked(self) -> None:
         self._next = LOOK
 
 
-def check_lease(seconds: float) -> float:
+def check_lease(seconds: float | None) -> float:
     """Refuse a lease that leaves no time to work."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not math.isfinite(seconds) or seconds <= 0:
         raise InvalidRequest(
@@ -157,26 +113,53 @@ def check_lease(seconds: float) -> float:
     return seconds
 
 
-def note_failure(message: Delivery[Any], error: BaseException) -> None:
-    """Log that the handler raised, so that the message is released."""
-    log.error("handler failed on message %s of %s", message.id, message.queue, exc_info=error)
-
-
-def note_lost(messages: Iterable[Delivery[Any]], outcomes: Iterable[Outcome]) -> None:
+def note_lost(messages: Iterable[Delivery[Any]], outcomes: Iterable[str]) -> None:
     """Log leases that were lost to another consumer."""
     for message, outcome in zip(messages, outcomes, strict=True):
         if outcome == "stale":
             log.warning("lost the lease on message %s of %s, another consumer may have it", message.id, message.queue)
 
 
-def note_unsettled(message: Delivery[Any], verb: str, problem: Exception) -> None:
-    """Log that an ack or release failed."""
+def note_failed(messages: Iterable[Delivery[Any]], outcomes: Sequence[Failed]) -> None:
+    """Log leases that were lost, and messages that are not tried again."""
+    messages = list(messages)
+    note_lost(messages, [each.outcome for each in outcomes])
+    for message, each in zip(messages, outcomes, strict=True):
+        if each.outcome == "dead":
+            extra = {"queue": message.queue, "id": message.id, "attempt": message.receives}
+            log.error(
+                "message %s failed for good: moved to the dead-letter queue of %s (by default %s.dead)",
+                message.id, message.queue, message.queue, extra=extra,
+            )  # fmt: skip
+
+
+def note_unsettled(messages: list[Any], verb: str, problem: Exception) -> None:
+    """Log that an ack, fail or release did not succeed."""
     if isinstance(problem, StaleReceipt):
-        note_lost([message], ["stale"])
-    else:
-        log.error("could not %s message %s of %s, to be delivered again: %s", verb, message.id, message.queue, problem)
+        note_lost(messages, ["stale"] * len(messages))
+        return
+    more = f" and {len(messages) - 1} more" if len(messages) > 1 else ""
+    log.error(
+        "could not %s message %s%s of %s, to be delivered again: %s",
+        verb, messages[0].id, more, messages[0].queue, problem,
+    )  # fmt: skip
 
 
 def note_unextended(count: int, problem: Exception) -> None:
     """Log that leases could not be extended; two thirds of their time are left."""
     log.warning("could not extend %d leases, will retry: %s", count, problem)
+
+
+def note_timeout(job: Job[Any]) -> None:
+    """Log that a job took too long."""
+    message = job.messages[0]
+    log.error(
+        "%s took longer than %g s on message %s of %s, which fails",
+        job.handler.name, job.handler.timeout, message.id, message.queue,
+    )  # fmt: skip
+
+
+def note_abandoned(job: Job[Any]) -> None:
+    """Log that a job did not end in time, so that its messages are released."""
+    message = job.messages[0]
+    log.warning("%s did not end in time on message %s of %s, released", job.handler.name, message.id, message.queue)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 from miniq.api.operation import Call
 from miniq.client._async.transport import foreign_loop  # async only
 from miniq.client.exchange import Exchange, Retryable
+from miniq.client.interrupts import async_shield
 from miniq.client.pauses import async_pause
 from miniq.client.retries import Retries
 from miniq.errors import Closed
@@ -36,18 +37,21 @@ class AsyncAttempts(ABC):
     async def perform(self, call: Call[T]) -> T:
         if asyncio.get_running_loop() is not self._loop:  # async only
             raise foreign_loop()  # async only
-        exchange = self._prepare(call)
+        with async_shield:
+            return cast(T, await self._repeat(self._prepare(call)))
+
+    async def _repeat(self, exchange: Exchange) -> object:
         began = now = monotonic()
         retries: Retries | None = None
         while True:
             if self._closed.is_set():
                 raise Closed("the client is closed")
             try:
-                return cast(T, await self._attempt(exchange, now))
+                return await self._attempt(exchange, now)
             except Retryable as failure:
                 if self._closed.is_set():
                     if exchange.operation.long_poll:
-                        return cast(T, exchange.nothing)
+                        return exchange.nothing
                     raise Closed("the client is closed") from None
                 retries = retries or Retries(exchange, self._retry, began)
                 seconds = retries.pause(failure, monotonic())

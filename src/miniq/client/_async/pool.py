@@ -16,11 +16,9 @@ from collections import deque
 from time import monotonic
 from typing import Any, Protocol
 
-from miniq.api.operations import Receive
 from miniq.client._async.attempts import AsyncAttempts
 from miniq.client.exchange import Exchange
 from miniq.client.give_back import Background, release_of
-from miniq.message import Stored
 
 IDLE = 30.0
 """Seconds after which an unused connection is dropped; the server keeps it longer."""
@@ -40,8 +38,8 @@ class AsyncConnection(Protocol):
     async def carry(self, exchange: Any, reused: bool) -> object:
         """Send a call and return the result."""
 
-    async def last_words(self, exchange: Any) -> list[Stored]:
-        """Cancel a receive and return the messages that it had already leased."""
+    async def last_words(self, exchange: Any) -> object:
+        """The result of a call whose caller was interrupted. A long poll is cancelled: what it already had."""
 
     def cut(self) -> None:
         """End the call that is waiting for its reply."""
@@ -103,10 +101,10 @@ class AsyncPool(AsyncAttempts):
                 self._polling.discard(connection)
             if not interrupted:
                 self._keep(connection, monotonic())
-            elif isinstance(exchange.call, Receive) and not self._closed.is_set():
-                self._background.start(self._give_back(connection, exchange))
-            else:
+            elif exchange.operation.repeat == "once" or self._closed.is_set():
                 connection.drop()
+            else:
+                self._background.start(self._finish(connection, exchange))
 
     def _kept(self, now: float) -> AsyncConnection | None:
         """The connection used last; if that is too old, all are."""
@@ -140,8 +138,8 @@ class AsyncPool(AsyncAttempts):
         self._polling.clear()
         self._process = os.getpid()
 
-    async def _give_back(self, connection: AsyncConnection, exchange: Exchange) -> None:
-        """Cancel a receive that was interrupted, and release the messages that it had leased."""
+    async def _finish(self, connection: AsyncConnection, exchange: Exchange) -> None:
+        """Complete a call that was interrupted; cancel a receive, and release the messages that it had leased."""
         try:
             release = release_of(exchange.call, await connection.last_words(exchange))
             if release is not None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, Unpack
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Unpack
 
 from msgspec import UNSET, UnsetType
 
@@ -11,33 +12,52 @@ from miniq.api import operations as ops
 from miniq.api.operation import AsTable
 from miniq.api.shapes import StageId
 from miniq.api.tables import TablePage, to_table
+from miniq.batch import ClaimGroup, Committed, Stage, StageName
 from miniq.client import bodies
 from miniq.client._async.claims import AsyncClaims
 from miniq.client._async.message import AsyncMessage
 from miniq.client._async.stages import AsyncStaging
 from miniq.client._async.transport import AsyncTransport
-from miniq.client._async.worker import AsyncWorker
 from miniq.client.arguments import as_list, as_texts
-from miniq.client.delivery import HELD, SEEN, SETTLED, MessagePage, as_messages, leases, renew, settle
-from miniq.errors import BadName, InvalidRequest
+from miniq.client.delivery import (
+    ACKED,
+    FAILED,
+    HELD,
+    RELEASED,
+    SEEN,
+    MessagePage,
+    Result,
+    as_messages,
+    leases,
+    renew,
+    results_of,
+    settle,
+)
+from miniq.client.failure import error_text
+from miniq.client.interrupts import async_shield
+from miniq.client.one_process import OneProcess
+from miniq.consumer import Consumer
+from miniq.errors import BadName, InvalidRequest, MiniQError
 from miniq.message import (
-    ClaimGroup,
-    Committed,
+    AckedLease,
     ConfiguredQueue,
     DraftOptions,
+    Failed,
+    Lease,
     Mode,
     Outcome,
     QueueChanges,
     QueueInfo,
     RedriveProgress,
-    Stage,
-    StageName,
     Status,
 )
-from miniq.worker.plan import Plan, Stop
+from miniq.worker.plan import TIMEOUT, Plan, Stop, own_name
+
+if TYPE_CHECKING:
+    from miniq.worker.jobs import Attempt
 
 
-class AsyncQueue:
+class AsyncQueue(OneProcess):
     """One queue of a broker, by name; it need not exist yet."""
 
     __slots__ = ("_perform", "_transport", "name")
@@ -74,8 +94,17 @@ class AsyncQueue:
     ) -> list[AsyncMessage]:
         """Lease up to `max` messages; wait up to `wait` seconds for the first one."""
         call = ops.Receive(self.name, max, wait, visibility_timeout, consumer, mode or "at-least-once")
-        state = SETTLED if mode == "at-most-once" else HELD
-        return [AsyncMessage(self, stored, state) for stored in await self._perform(call)]
+        state = ACKED if mode == "at-most-once" else HELD
+        messages: list[AsyncMessage] = []
+        try:
+            with async_shield:
+                messages += [AsyncMessage(self, stored, state) for stored in await self._perform(call)]
+        except BaseException:
+            if messages and state is HELD:  # the caller was interrupted before it had them
+                with suppress(MiniQError):
+                    await self.release(messages)
+            raise
+        return messages
 
     async def consume(
         self,
@@ -86,45 +115,89 @@ class AsyncQueue:
         wait: float = 1,
         visibility_timeout: float | None = None,
         consumer: str | None = None,
-        retry_delay: float = 0,
+        retry_delay: float | None = None,
         pass_message: bool = False,
         stop: Stop = None,
+        timeout: float | None = TIMEOUT,  # noqa: ASYNC109  # async only
+        # sync only: timeout: float | None = TIMEOUT,
+        grace: float | None = None,
+        before: Callable[[Attempt], object] | None = None,
+        after: Callable[[Attempt], object] | None = None,
+        on_error: Callable[[AsyncMessage, Exception], object] | None = None,
     ) -> None:
         """Call `handler` with the body of each message (with the message itself if `pass_message`), up to
-        `concurrency` at a time, until `stop` is set or returns true, or Ctrl-C.
+        `concurrency` at a time, until `stop` is set or returns true, Ctrl-C, or SIGTERM without a handler.
 
         The handler is a function, which runs in a thread, or with the async client also a coroutine function, which
-        runs as a task. The lease is extended while it runs; then the message is acked, or released (with
-        `retry_delay`) if the handler raised. At the end, running handlers finish, and messages that were fetched but
-        not started are released; this takes up to `wait` seconds. `batch` is the number of messages to fetch at once,
-        by default as many as there are free handlers.
+        runs as a task. The lease is extended while it runs, up to `timeout` seconds; then a task is cancelled, the
+        outcome of a thread is ignored, and the message has failed. When the handler returns, the message is acked. If
+        it raises, the message fails: it is tried again after `retry_delay`, by default as the queue's `retry` says, and
+        not at all after `raise miniq.Reject("why")`. Acks of short handlers share calls.
+
+        At the end, running handlers finish, within `grace` seconds if given, and all other messages are released; this
+        takes up to `wait` seconds. `batch` is the number of messages to fetch at once; by default as many as there are
+        free handlers, and for quick handlers the work of a tenth of a second. `consumer` is the name that `consumers`
+        shows, by default HOST:PID.
+
+        `before` and `after` are called with an `Attempt` around each call of the handler, in its thread or task, and
+        `on_error` with the message and the exception.
         """
+        from miniq.client._async.worker import AsyncWorker  # only for programs that consume
+        from miniq.worker.handlers import hooks_of, plain_source
+
+        # sync only: from miniq.worker.handlers import refuse_coroutine
+        # sync only: refuse_coroutine(handler)
         plan = Plan(
-            handler=handler,
             concurrency=concurrency,
             batch=batch,
             wait=wait,
             visibility_timeout=visibility_timeout,
-            consumer=consumer,
-            retry_delay=retry_delay,
-            pass_message=pass_message,
+            consumer=own_name() if consumer is None else consumer,
+            grace=grace,
             stop=stop,
         )
-        await AsyncWorker(self, plan).run()
+        hooks = hooks_of(before, after, on_error)
+        source = plain_source(self, handler, pass_message, timeout, retry_delay, hooks)
+        await AsyncWorker([source], plan).run()
 
-    async def ack(self, messages: Iterable[AsyncMessage]) -> list[Outcome]:
-        """Ack several messages; the outcome of each is `done`, `stale` or `missing`."""
+    async def ack(self, messages: Iterable[AsyncMessage], results: Iterable[Any] | None = None) -> list[Outcome]:
+        """Ack several messages, with the result of each if there are `results`; the outcome of each is `done`, `stale`
+        or `missing`."""
         messages = as_messages(messages)
-        outcomes = await self._perform(ops.Ack(self.name, leases(self.name, messages))) if messages else []
-        settle(messages)
+        held: Sequence[Lease] = leases(self.name, messages)
+        if results is not None:
+            each = zip(held, results_of(results, messages), strict=True)
+            held = [AckedLease(lease.id, lease.receipt, result) for lease, result in each]
+        outcomes = await self._perform(ops.Ack(self.name, held)) if messages else []
+        settle(messages, outcomes, ACKED)
         return outcomes
+
+    async def result(self, id: str, wait: float = 0) -> Result:
+        """What became of a message, by its id: waits up to `wait` seconds until it is acked, with or without a result,
+        or dead. The queue must keep results (its setting `results`)."""
+        return Result.of(id, await self._perform(ops.Result(self.name, id, wait)))
 
     async def release(self, messages: Iterable[AsyncMessage], delay: float = 0) -> list[Outcome]:
         """Release several messages; the outcome of each is `done`, `stale` or `missing`."""
         messages = as_messages(messages)
         outcomes = await self._perform(ops.Release(self.name, leases(self.name, messages), delay)) if messages else []
-        settle(messages)
+        settle(messages, outcomes, RELEASED)
         return outcomes
+
+    async def fail(
+        self,
+        messages: Iterable[AsyncMessage],
+        error: str | BaseException,
+        delay: float | None = None,
+        dead: bool = False,
+    ) -> list[Failed]:
+        """Report that several messages could not be processed, and why; see `AsyncMessage.fail`. The outcome of each is
+        `retried` (with the moment at which it is ready again), `dead`, `stale` or `missing`."""
+        messages = as_messages(messages)
+        call = ops.Fail(self.name, leases(self.name, messages), error_text(error), delay, dead)
+        failed = await self._perform(call) if messages else []
+        settle(messages, [each.outcome for each in failed], FAILED)
+        return failed
 
     async def extend(self, messages: Iterable[AsyncMessage], seconds: float | None = None) -> list[Outcome]:
         """Extend several leases; the outcome of each is `done`, `stale` or `missing`."""
@@ -193,16 +266,17 @@ class AsyncQueue:
         return AsyncStaging(self, StageName(job, str(batch), str(partition), str(attempt)))
 
     async def commit_stages(
-        self, job: str, batch: int | str, stages: Iterable[tuple[int | str, int | str]]
+        self, job: str, batch: int | str, stages: Iterable[tuple[int | str, int | str]], content: str | None = None
     ) -> Committed:
         """Add the messages of some stages, (partition, attempt), to the queue, all at once, and once per job and batch:
-        a repeated commit adds nothing. Other stages of the batch are removed."""
+        a repeated commit adds nothing. Other stages of the batch are removed. `content` names what they hold: a
+        repetition with another one raises `BatchMismatch`."""
         stage_ids = []
         for stage in as_list(stages, "stages", "(partition, attempt)"):
             if not isinstance(stage, tuple | list) or len(stage) != 2:
                 raise InvalidRequest(f"stages: {stage!r:.80} is not (partition, attempt)", field="stages")
             stage_ids.append(StageId(str(stage[0]), str(stage[1])))
-        return await self._perform(ops.CommitStages(self.name, job, str(batch), stage_ids))
+        return await self._perform(ops.CommitStages(self.name, job, str(batch), stage_ids, content))
 
     async def discard_stages(self, job: str, batch: int | str) -> int:
         """Remove the uncommitted stages of a batch, and return their number."""
@@ -212,13 +286,18 @@ class AsyncQueue:
         """All uncommitted stages."""
         return await self._perform(ops.ListStages(self.name))
 
-    def claims(self, group: str) -> AsyncClaims:
-        """The claims of a group of readers: frozen batches that can be read again; makes no call yet."""
-        return AsyncClaims(self, group)
+    def claims(self, group: str, reader: str | None = None) -> AsyncClaims:
+        """The claims of a group of readers: frozen batches that can be read again; makes no call yet. `reader` is a
+        name that this reader keeps together with its position (see `AsyncClaims.reader`)."""
+        return AsyncClaims(self, group, reader)
 
     async def claim_groups(self) -> list[ClaimGroup]:
         """All groups of readers, with the claims that can be read."""
         return await self._perform(ops.ListClaims(self.name))
+
+    async def consumers(self) -> list[Consumer]:
+        """Who received in the last five minutes, and who holds messages, by name."""
+        return await self._perform(ops.ListConsumers(self.name))
 
     # The queue itself
 
@@ -230,7 +309,8 @@ class AsyncQueue:
         self, ids: Iterable[str] | None = None, to: str | None = None, rate: float | None = None
     ) -> RedriveProgress:
         """Move dead letters back to the queues they came from, or `to` another queue: all, or those with the given
-        `ids`; with `rate`, in the background at that many per second."""
+        `ids`; with `rate`, in the background at that many per second. A server answers after 2 s while a long redrive
+        is still `running`."""
         return await self._perform(ops.Redrive(self.name, None if ids is None else as_texts(ids, "ids"), to, rate))
 
     async def configure(self, **settings: Unpack[QueueChanges]) -> ConfiguredQueue:

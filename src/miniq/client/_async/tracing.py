@@ -1,11 +1,11 @@
-"""A transport that wraps another one and records spans of send, receive and ack."""
+"""A transport that wraps another one and records spans of send, publish, receive and ack."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from miniq.api.operation import Call
-from miniq.api.operations import Ack, Receive, Send
+from miniq.api.operations import Ack, Publish, Receive, Send
 from miniq.client._async.transport import AsyncTransport
 from miniq.client.tracing import Spans
 
@@ -20,10 +20,11 @@ class TracedAsyncTransport:
 
     def __init__(self, inner: AsyncTransport, provider: TracerProvider | bool) -> None:
         self._inner = inner
+        self._provider = provider
         self._spans = Spans(inner, provider)
 
     async def perform(self, call: Call[T]) -> T:
-        if not isinstance(call, Send | Receive | Ack):
+        if not isinstance(call, Send | Publish | Receive | Ack):
             return await self._inner.perform(call)
         with self._spans.around(call) as span:
             reply = await self._inner.perform(self._spans.prepared(call))

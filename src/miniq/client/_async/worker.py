@@ -1,152 +1,204 @@
-"""The worker loop: one task or thread fetches, one extends leases, the others run handlers.
+"""The worker loop: for each queue one task or thread receives, one settles what handlers have done, one extends leases
+and one watches timeouts. The handlers run in threads or tasks of their own (`worker/crews.py`).
 
-They catch every exception of an ack, release or extend: the message is delivered again anyway, and a thread that died
-would go unnoticed.
+Acks share calls: while one call is made, and for some milliseconds while more work is about to end, others gather.
+Every exception of an ack, fail, release or extend is caught: the message is delivered again anyway, and a thread that
+died would go unnoticed.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from time import monotonic
+from typing import TYPE_CHECKING, Any
 
-from miniq.client.delivery import HELD
-from miniq.client.pauses import async_pause, async_wait
+from miniq.api.operations import Receive
+from miniq.client._async.message import AsyncMessage
+from miniq.client.pauses import AsyncBell, async_pause
 from miniq.errors import StoreUnavailable
+from miniq.message import Leased
 from miniq.worker import plan as rules
 from miniq.worker.crews import AsyncCrew
-from miniq.worker.plan import LOOK, Backoff, Plan, Shift
+from miniq.worker.jobs import Job, Trial
+from miniq.worker.plan import LOOK, Backoff, Plan
+from miniq.worker.shift import Batch, Shift
+from miniq.worker.sources import Source
 
 if TYPE_CHECKING:
-    from miniq.client._async.message import AsyncMessage
     from miniq.client._async.queue import AsyncQueue
+
+LINGER = 0.003
+"""Seconds that an ack waits for others."""
 
 
 class AsyncWorker:
-    """One run of `AsyncQueue.consume`."""
+    """One run of `AsyncQueue.consume`, or of an app's worker, which has several queues."""
 
-    def __init__(self, queue: AsyncQueue, plan: Plan) -> None:
-        self._queue = queue
+    def __init__(self, sources: Sequence[Source[AsyncMessage]], plan: Plan) -> None:
+        self._sources = sources
         self._plan = plan
-        self._crew = AsyncCrew(plan)
-        self._shift: Shift[AsyncMessage] = Shift(plan)
-        self._lock = asyncio.Lock()
-        """Guards `_shift`."""
-        self._added = asyncio.Condition(self._lock)
-        """Notified when there are messages to handle, and at the end."""
-        self._finished = asyncio.Condition(self._lock)
-        """Notified when a handler is free."""
+        self._shift: Shift[AsyncMessage] = Shift(plan, len(sources))
+        self._shift.unit = max(source.unit for source in sources)
+        self._shift.timeouts = min(source.timeouts for source in sources)
+        self._crew = AsyncCrew(plan.concurrency, self._shift, self._finish)
+        self._rooms = [AsyncBell() for _ in sources]
+        """Rung when more may be received."""
+        self._finished = AsyncBell()
+        """Rung when there is something to settle, and at the end."""
+        self._leased = AsyncBell()
+        """Rung when there are leases to extend, and at the end."""
+        self._changed = AsyncBell()
+        """Rung when the next timeout may be sooner, and at the end."""
         self._over = asyncio.Event()
-        """Set when leases need no more extending."""
-        self._is_keeping = False
+        """Set when nothing is left to do."""
         self._error: BaseException | None = None
+        self.on_timeout: Callable[[Job[Any]], None] | None = None
+        """Called with each job that took too long."""
+
+    @property
+    def shift(self) -> Shift[AsyncMessage]:
+        return self._shift
 
     async def run(self) -> None:
         """Work until stopped or interrupted; raise the error that ended it, if any."""
+        self._crew.start(self._keep)
+        self._crew.start(self._watch)
+        fetchers = [partial(self._fetch, source, room) for source, room in zip(self._sources, self._rooms, strict=True)]
         try:
-            await self._crew.run([*[self._handle] * self._plan.concurrency, self._fetch], self._end)
+            await self._crew.run([*fetchers, self._settle], self.end, partial(self._abandon, at_once=True))
         finally:
             # Also after a second interruption: the leases of handlers that still run expire.
-            self._end()
             self._over.set()
+            self.end()
             await self._crew.finish()
         if self._error is not None:
             raise self._error
 
-    def _end(self, error: BaseException | None = None) -> None:
-        """Begin to end; the first error is raised by `run`."""
+    def end(self, error: BaseException | None = None) -> None:
+        """Begin to end: receive and start no more; the first error is raised by `run`."""
         self._error = self._error or error
-        self._shift.ending = True
+        self._shift.end()
+        for bell in (*self._rooms, self._finished, self._leased, self._changed):
+            bell.ring()
 
-    async def _fetch(self) -> None:
-        """Receive whenever a handler is free; release what was not started at the end."""
+    # Receiving
+
+    async def _fetch(self, source: Source[AsyncMessage], room: AsyncBell) -> None:
+        """Receive whenever a handler will be free; release what was not started at the end."""
         try:
-            await self._fetch_until_stopped()
+            await self._fetch_until_stopped(source, room)
         except BaseException as error:
-            self._end(error)
-        async with self._lock:
-            batches = self._shift.end()
-            self._added.notify_all()
-        for batch in batches:
-            try:
-                await self._queue.release(batch)
-            except Exception as problem:
-                rules.note_unsettled(batch[0], "release", problem)
+            self.end(error)
+        self.end()
+        self._shift.add(source.rest())
+        self._shift.end_fetch()
+        self._finished.ring()
 
-    async def _fetch_until_stopped(self) -> None:
-        plan, timeout, backoff, fetched = self._plan, self._plan.visibility_timeout, Backoff(), False
+    async def _fetch_until_stopped(self, source: Source[AsyncMessage], room: AsyncBell) -> None:
+        plan, timeout, backoff, queue = self._plan, self._plan.visibility_timeout, Backoff(), source.queue
         while not (plan.stopped() or self._shift.ending):
-            async with self._lock:
-                wanted = self._shift.wanted()
-            try:
-                if fetched and not self._is_keeping:
-                    # Only now, because the queue may not exist before its first message.
-                    timeout = timeout or (await self._queue.info()).settings.visibility_timeout
-                    self._crew.start(partial(self._keep, rules.check_lease(timeout) / 3))
-                    self._is_keeping = True
-                messages = await self._queue.receive(wanted, plan.wait, timeout, plan.consumer) if wanted else []
-            except StoreUnavailable as error:
-                await async_pause(self._over, backoff.failed(error))
-                continue
-            backoff.worked()
-            async with self._lock:
-                if messages:
-                    fetched = True
-                    self._shift.add(messages)
-                    self._added.notify(len(messages))
-                elif not wanted and not self._shift.ending:
-                    await async_wait(self._finished, LOOK)
-
-    async def _keep(self, every: float) -> None:
-        """Extend all leases at regular intervals."""
-        await async_pause(self._over, every)
-        while not self._over.is_set():
-            async with self._lock:
-                batches = self._shift.held()
-            for batch in batches:
-                try:
-                    rules.note_lost(batch, await self._queue.extend(batch, 3 * every))
-                except Exception as problem:
-                    rules.note_unextended(len(batch), problem)
-            await async_pause(self._over, every)
-
-    async def _handle(self) -> None:
-        """Handle one message after the other."""
-        while (message := await self._next()) is not None:
-            try:
-                await self._work(message)
-            finally:
-                async with self._lock:
-                    self._shift.finish(message)
-                    self._finished.notify()
-
-    async def _next(self) -> AsyncMessage | None:
-        """The next message to handle; None at the end."""
-        async with self._lock:
-            while (message := self._shift.start()) is None and not self._shift.ending:
-                await self._added.wait()
-            return message
-
-    async def _work(self, message: AsyncMessage) -> None:
-        verb = "ack"
-        try:
-            await self._crew.call(message)
-        except Exception as error:
-            rules.note_failure(message, error)
-            verb = "release"
-        except asyncio.CancelledError:  # async only
-            if not self._plan.is_coroutine:  # async only
-                raise  # a thread cannot be cancelled: it keeps the message until the lease runs out  # async only
-            verb = "release"  # async only
-        except BaseException as error:
-            self._end(None if isinstance(error, KeyboardInterrupt) else error)
-            verb = "release"
-        if message._state is not HELD:
-            return
-        try:
-            if verb == "ack":
-                await message.ack()
+            wanted = source.missing(self._shift.wanted(source))
+            leased = Leased()
+            if not wanted:
+                await room.wait(LOOK)
             else:
-                await message.release(self._plan.retry_delay)
+                try:
+                    wait = source.wait(plan.wait, monotonic())
+                    leased = await queue._perform(Receive(queue.name, wanted, wait, timeout, plan.consumer))
+                    backoff.worked()
+                except StoreUnavailable as error:
+                    await async_pause(self._over, backoff.failed(error))
+            if leased:
+                try:
+                    source.result_bytes = leased.result_bytes
+                    timeout = rules.check_lease(leased.seconds)
+                    self._shift.received(timeout)
+                    self._leased.ring()
+                except Exception as error:
+                    self.end(error)
+            jobs = source.jobs([AsyncMessage(queue, stored) for stored in leased], monotonic())
+            if jobs:
+                self._crew.submit(self._shift.add(jobs))
+                self._changed.ring()
+
+    # Settling
+
+    def _finish(self, job: Job[Any], trial: Trial) -> bool:
+        """Note that a job ended, in its thread or task; False if it took too long and was settled before."""
+        if trial.fatal is not None:
+            self.end(trial.fatal)
+        counts = self._shift.finish(job, trial)
+        self._finished.ring()
+        if self._shift.is_low():
+            for room in self._rooms:
+                room.ring()
+        return counts
+
+    async def _settle(self) -> None:
+        """Ack, fail or release the messages of jobs that ended."""
+        try:
+            await self._settle_until_over()
+        except BaseException as error:
+            self.end(error)
+            raise
+
+    async def _settle_until_over(self) -> None:
+        while not self._shift.is_over():
+            await self._finished.wait()
+            if self._shift.lingers():
+                await async_pause(self._over, LINGER)
+            for batch in self._shift.settlements():
+                await self._settle_batch(batch)
+            self._shift.settled()
+        self._over.set()
+
+    async def _settle_batch(self, batch: Batch) -> None:
+        queue: AsyncQueue = batch.source.queue
+        messages = batch.messages
+        try:
+            if batch.verdict == "ack":
+                rules.note_lost(messages, await queue.ack(messages, batch.results or None))
+            elif batch.failure is not None:
+                error, dead = batch.failure.error, batch.failure.dead
+                delay = None if dead else batch.failure.delay
+                rules.note_failed(messages, await queue.fail(messages, error, delay, dead))
+            else:
+                rules.note_lost(messages, await queue.release(messages))
         except Exception as problem:
-            rules.note_unsettled(message, verb, problem)
+            rules.note_unsettled(messages, batch.verdict, problem)
+
+    # Leases and timeouts
+
+    async def _keep(self) -> None:
+        """Extend all leases at regular intervals."""
+        while not self._over.is_set():
+            await self._leased.wait(self._shift.next_renewal(monotonic()))
+            for source, messages, seconds in self._shift.renewals(monotonic()):
+                try:
+                    rules.note_lost(messages, await source.queue.extend(messages, seconds))
+                except Exception as problem:
+                    rules.note_unextended(len(messages), problem)
+
+    async def _watch(self) -> None:
+        """Fail jobs that take too long, and release what still runs when the grace time is over."""
+        while not self._over.is_set():
+            await self._changed.wait(self._shift.next_look(monotonic()))
+            now = monotonic()
+            for job in self._shift.expire(now):
+                rules.note_timeout(job)
+                self._crew.cancel(job)
+                if self.on_timeout is not None:
+                    self.on_timeout(job)
+            self._shift.overdue(now)
+            if self._shift.is_out_of_time(now):
+                self._abandon()
+            self._finished.ring()
+
+    def _abandon(self, at_once: bool = False) -> None:
+        """Release what still runs."""
+        for job in self._shift.abandon(at_once):
+            rules.note_abandoned(job)
+            self._crew.cancel(job)
+        self._finished.ring()

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 
 from miniq.api.operation import Call
 from miniq.client.exchange import Exchange, Retryable
+from miniq.client.interrupts import shield
 from miniq.client.pauses import pause
 from miniq.client.retries import Retries
 from miniq.errors import Closed
@@ -33,18 +34,21 @@ class Attempts(ABC):
         """Send a call and read its reply; `Retryable` if another attempt may succeed."""
 
     def perform(self, call: Call[T]) -> T:
-        exchange = self._prepare(call)
+        with shield:
+            return cast(T, self._repeat(self._prepare(call)))
+
+    def _repeat(self, exchange: Exchange) -> object:
         began = now = monotonic()
         retries: Retries | None = None
         while True:
             if self._closed.is_set():
                 raise Closed("the client is closed")
             try:
-                return cast(T, self._attempt(exchange, now))
+                return self._attempt(exchange, now)
             except Retryable as failure:
                 if self._closed.is_set():
                     if exchange.operation.long_poll:
-                        return cast(T, exchange.nothing)
+                        return exchange.nothing
                     raise Closed("the client is closed") from None
                 retries = retries or Retries(exchange, self._retry, began)
                 seconds = retries.pause(failure, monotonic())

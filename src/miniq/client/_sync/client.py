@@ -1,26 +1,31 @@
 # Generated from ../_async/client.py by `make generate`: change that file.
-"""A connection to a broker: its queues, history and keys. Each method makes one call."""
+"""A connection to a broker: its queues, topics, history and keys. Each method makes one call."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
 from datetime import datetime
-from typing import TypeVar
+from typing import Any, TypeVar, Unpack
 
 from miniq.api import operations as ops
 from miniq.api.operation import AsTable, Call
 from miniq.api.shapes import ApiKey, Identity, Stats, Trends
 from miniq.api.tables import TablePage
+from miniq.client import bodies
 from miniq.client._sync.queue import Queue
+from miniq.client._sync.topic import Topic
 from miniq.client._sync.transport import Transport
 from miniq.client.arguments import as_texts
-from miniq.message import HistoryPage, QueueInfo
+from miniq.client.one_process import OneProcess
+from miniq.message import DraftOptions, HistoryPage, QueueInfo
+from miniq.schedule import CatchUp, Definition, Schedule
+from miniq.topic import TopicInfo
 
 T = TypeVar("T")
 
 
-class Client:
+class Client(OneProcess):
     """A connection to a broker, created by `miniq.connect`. A blocking client may be used by many threads at
     once, an async one only in the event loop that it was created in."""
 
@@ -39,6 +44,14 @@ class Client:
         """All queues by name, with settings and counts."""
         return self._transport.perform(ops.ListQueues())
 
+    def topic(self, name: str) -> Topic:
+        """A topic by name; makes no call yet."""
+        return Topic(self._transport, name)
+
+    def topics(self) -> list[TopicInfo]:
+        """All topics by name, with subscriptions and rates."""
+        return self._transport.perform(ops.ListTopics())
+
     def history(
         self,
         after: int = 0,
@@ -55,10 +68,69 @@ class Client:
         message, a kind of event, a consumer, a start time (`since`) and an end offset (`before`)."""
         return self._transport.perform(ops.History(after, limit, queue, id, event, consumer, since, before))
 
-    def history_table(self, after: int = 0, limit: int = 10_000, queue: str | None = None) -> TablePage:
-        """Events as a `pyarrow.Table`, up to 100,000 at a time."""
-        call: AsTable[TablePage] = AsTable(ops.History(after, limit, queue))
+    def history_table(
+        self,
+        after: int = 0,
+        limit: int = 10_000,
+        queue: str | None = None,
+        *,
+        id: str | None = None,
+        event: str | None = None,
+        consumer: str | None = None,
+        since: datetime | None = None,
+        before: int = 0,
+    ) -> TablePage:
+        """The same as a `pyarrow.Table`, up to 100,000 at a time."""
+        history = ops.History(after, limit, queue, id, event, consumer, since, before)
+        call: AsTable[TablePage] = AsTable(history)
         return self._transport.perform(call)
+
+    def schedule(
+        self,
+        name: str,
+        *,
+        body: Any,
+        queue: str | None = None,
+        topic: str | None = None,
+        cron: str | None = None,
+        every: float | None = None,
+        at: datetime | None = None,
+        timezone: str = "UTC",
+        catch_up: CatchUp = "last",
+        paused: bool | None = None,
+        **options: Unpack[DraftOptions],
+    ) -> Schedule:
+        """Create a schedule or replace its definition: the message is sent to the queue at the moments of a `cron`
+        expression in a `timezone`, `every` so many seconds, or once `at` a moment. `options` are those of `send`.
+        `catch_up` says which moments are sent later if no broker runs: none (`skip`), the `last` or `all`. To repeat
+        the call changes nothing; a schedule that was paused stays paused unless `paused` is given."""
+        draft = bodies.draft(body, **options)
+        definition = Definition(draft, queue, topic, cron, every, at, timezone, catch_up)
+        return self._transport.perform(ops.PutSchedule(name, definition, paused))
+
+    def schedules(self) -> list[Schedule]:
+        """All schedules by name, with their next moments and last results."""
+        return self._transport.perform(ops.ListSchedules())
+
+    def get_schedule(self, name: str) -> Schedule:
+        """A schedule with its next moments and last results."""
+        return self._transport.perform(ops.GetSchedule(name))
+
+    def pause_schedule(self, name: str) -> Schedule:
+        """Send nothing until the schedule is resumed. Moments that pass meanwhile are not sent later."""
+        return self._transport.perform(ops.PutSchedule(name, None, True))
+
+    def resume_schedule(self, name: str) -> Schedule:
+        """Go on with the next moment."""
+        return self._transport.perform(ops.PutSchedule(name, None, False))
+
+    def run_schedule(self, name: str) -> Schedule:
+        """Send the message of a schedule now, paused or not; the first of its `results` has the id."""
+        return self._transport.perform(ops.RunSchedule(name))
+
+    def delete_schedule(self, name: str) -> None:
+        """Remove a schedule. What it has sent stays."""
+        self._transport.perform(ops.DeleteSchedule(name))
 
     def stats(self, queue: str | None = None) -> Stats:
         """The current counts, rates per second and dead letters of all queues, or of one."""
@@ -75,11 +147,17 @@ class Client:
         return self._transport.perform(ops.WhoAmI(queue))
 
     def create_key(
-        self, name: str, allow: Iterable[str], public: str | None = None, max_queues: int | None = None
+        self,
+        name: str,
+        allow: Iterable[str],
+        public: str | None = None,
+        max_queues: int | None = None,
+        aws: bool = False,
     ) -> ApiKey:
         """Create an API key, whose secret is shown only now; with `public`, the public half of a CURVE key, add that.
-        `allow` lists its permissions, such as `send:orders.*`. It creates no queue while `max_queues` match them."""
-        return self._transport.perform(ops.CreateKey(name, as_texts(allow, "allow"), public, max_queues))
+        `allow` lists its permissions, such as `send:orders.*`. It creates no queue while `max_queues` match them. With
+        `aws` it is a pair of `access_key` and `secret` for programs that speak Amazon SQS."""
+        return self._transport.perform(ops.CreateKey(name, as_texts(allow, "allow"), public, max_queues, aws))
 
     def list_keys(self) -> list[ApiKey]:
         """All keys, without their secrets."""

@@ -12,12 +12,11 @@ from miniq.api.operation import Call
 from miniq.client._sync.pool import Pool
 from miniq.client.exchange import Retryable, lost, unanswered
 from miniq.client.give_back import LAST_WORDS
-from miniq.client.http.answers import Answer, garbled, judge
+from miniq.client.http.answers import Answer, broken, garbled, judge
 from miniq.client.http.requests import HttpExchange
 from miniq.client.http.streams import Stream
 from miniq.client.http.target import Target
 from miniq.errors import StoreUnavailable
-from miniq.message import Stored
 
 
 class Http(Pool):
@@ -73,18 +72,17 @@ class HttpConnection:
         except TimeoutError:
             raise unanswered(url, exchange) from None
         except OSError as error:
-            raise lost(url, error, stale=reused and not answer.begun) from error
+            raise broken(self._target, error, stale=reused and not answer.begun) from error
         except ValueError as error:
             raise garbled(self._target, error) from None
         if answer.end():
             return answer
         raise lost(url, "it was closed", stale=reused and not answer.begun)
 
-    def last_words(self, exchange: HttpExchange) -> list[Stored]:
-        """Close the sending side, which cancels the receive, and read a reply that may be under way."""
+    def last_words(self, exchange: HttpExchange) -> object:
+        """Read the reply that is under way. Closing the sending side cancels a long poll."""
         answer, stream = self._answer, self._stream
-        stream.end(LAST_WORDS)
+        stream.hurry(LAST_WORDS, end=exchange.operation.long_poll)
         while not answer.done and (data := stream.read()):
             answer.feed(data)
-        received: list[Stored] = judge(exchange, answer, self._target) if answer.done else []
-        return received
+        return judge(exchange, answer, self._target) if answer.done else None

@@ -15,11 +15,9 @@ from collections import deque
 from time import monotonic
 from typing import Any, Protocol
 
-from miniq.api.operations import Receive
 from miniq.client._sync.attempts import Attempts
 from miniq.client.exchange import Exchange
 from miniq.client.give_back import release_of
-from miniq.message import Stored
 
 IDLE = 30.0
 """Seconds after which an unused connection is dropped; the server keeps it longer."""
@@ -39,8 +37,8 @@ class Connection(Protocol):
     def carry(self, exchange: Any, reused: bool) -> object:
         """Send a call and return the result."""
 
-    def last_words(self, exchange: Any) -> list[Stored]:
-        """Cancel a receive and return the messages that it had already leased."""
+    def last_words(self, exchange: Any) -> object:
+        """The result of a call whose caller was interrupted. A long poll is cancelled: what it already had."""
 
     def cut(self) -> None:
         """End the call that is waiting for its reply."""
@@ -99,10 +97,10 @@ class Pool(Attempts):
                 self._polling.discard(connection)
             if not interrupted:
                 self._keep(connection, monotonic())
-            elif isinstance(exchange.call, Receive) and not self._closed.is_set():
-                self._give_back(connection, exchange)
-            else:
+            elif exchange.operation.repeat == "once" or self._closed.is_set():
                 connection.drop()
+            else:
+                self._finish(connection, exchange)
 
     def _kept(self, now: float) -> Connection | None:
         """The connection used last; if that is too old, all are."""
@@ -136,8 +134,8 @@ class Pool(Attempts):
         self._polling.clear()
         self._process = os.getpid()
 
-    def _give_back(self, connection: Connection, exchange: Exchange) -> None:
-        """Cancel a receive that was interrupted, and release the messages that it had leased."""
+    def _finish(self, connection: Connection, exchange: Exchange) -> None:
+        """Complete a call that was interrupted; cancel a receive, and release the messages that it had leased."""
         try:
             release = release_of(exchange.call, connection.last_words(exchange))
             if release is not None:

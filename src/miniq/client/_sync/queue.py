@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, Unpack
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Unpack
 
 from msgspec import UNSET, UnsetType
 
@@ -12,33 +13,52 @@ from miniq.api import operations as ops
 from miniq.api.operation import AsTable
 from miniq.api.shapes import StageId
 from miniq.api.tables import TablePage, to_table
+from miniq.batch import ClaimGroup, Committed, Stage, StageName
 from miniq.client import bodies
 from miniq.client._sync.claims import Claims
 from miniq.client._sync.message import Message
 from miniq.client._sync.stages import Staging
 from miniq.client._sync.transport import Transport
-from miniq.client._sync.worker import Worker
 from miniq.client.arguments import as_list, as_texts
-from miniq.client.delivery import HELD, SEEN, SETTLED, MessagePage, as_messages, leases, renew, settle
-from miniq.errors import BadName, InvalidRequest
+from miniq.client.delivery import (
+    ACKED,
+    FAILED,
+    HELD,
+    RELEASED,
+    SEEN,
+    MessagePage,
+    Result,
+    as_messages,
+    leases,
+    renew,
+    results_of,
+    settle,
+)
+from miniq.client.failure import error_text
+from miniq.client.interrupts import shield
+from miniq.client.one_process import OneProcess
+from miniq.consumer import Consumer
+from miniq.errors import BadName, InvalidRequest, MiniQError
 from miniq.message import (
-    ClaimGroup,
-    Committed,
+    AckedLease,
     ConfiguredQueue,
     DraftOptions,
+    Failed,
+    Lease,
     Mode,
     Outcome,
     QueueChanges,
     QueueInfo,
     RedriveProgress,
-    Stage,
-    StageName,
     Status,
 )
-from miniq.worker.plan import Plan, Stop
+from miniq.worker.plan import TIMEOUT, Plan, Stop, own_name
+
+if TYPE_CHECKING:
+    from miniq.worker.jobs import Attempt
 
 
-class Queue:
+class Queue(OneProcess):
     """One queue of a broker, by name; it need not exist yet."""
 
     __slots__ = ("_perform", "_transport", "name")
@@ -75,8 +95,17 @@ class Queue:
     ) -> list[Message]:
         """Lease up to `max` messages; wait up to `wait` seconds for the first one."""
         call = ops.Receive(self.name, max, wait, visibility_timeout, consumer, mode or "at-least-once")
-        state = SETTLED if mode == "at-most-once" else HELD
-        return [Message(self, stored, state) for stored in self._perform(call)]
+        state = ACKED if mode == "at-most-once" else HELD
+        messages: list[Message] = []
+        try:
+            with shield:
+                messages += [Message(self, stored, state) for stored in self._perform(call)]
+        except BaseException:
+            if messages and state is HELD:  # the caller was interrupted before it had them
+                with suppress(MiniQError):
+                    self.release(messages)
+            raise
+        return messages
 
     def consume(
         self,
@@ -87,45 +116,87 @@ class Queue:
         wait: float = 1,
         visibility_timeout: float | None = None,
         consumer: str | None = None,
-        retry_delay: float = 0,
+        retry_delay: float | None = None,
         pass_message: bool = False,
         stop: Stop = None,
+        timeout: float | None = TIMEOUT,
+        grace: float | None = None,
+        before: Callable[[Attempt], object] | None = None,
+        after: Callable[[Attempt], object] | None = None,
+        on_error: Callable[[Message, Exception], object] | None = None,
     ) -> None:
         """Call `handler` with the body of each message (with the message itself if `pass_message`), up to
-        `concurrency` at a time, until `stop` is set or returns true, or Ctrl-C.
+        `concurrency` at a time, until `stop` is set or returns true, Ctrl-C, or SIGTERM without a handler.
 
         The handler is a function, which runs in a thread, or with the async client also a coroutine function, which
-        runs as a task. The lease is extended while it runs; then the message is acked, or released (with
-        `retry_delay`) if the handler raised. At the end, running handlers finish, and messages that were fetched but
-        not started are released; this takes up to `wait` seconds. `batch` is the number of messages to fetch at once,
-        by default as many as there are free handlers.
+        runs as a task. The lease is extended while it runs, up to `timeout` seconds; then a task is cancelled, the
+        outcome of a thread is ignored, and the message has failed. When the handler returns, the message is acked. If
+        it raises, the message fails: it is tried again after `retry_delay`, by default as the queue's `retry` says, and
+        not at all after `raise miniq.Reject("why")`. Acks of short handlers share calls.
+
+        At the end, running handlers finish, within `grace` seconds if given, and all other messages are released; this
+        takes up to `wait` seconds. `batch` is the number of messages to fetch at once; by default as many as there are
+        free handlers, and for quick handlers the work of a tenth of a second. `consumer` is the name that `consumers`
+        shows, by default HOST:PID.
+
+        `before` and `after` are called with an `Attempt` around each call of the handler, in its thread or task, and
+        `on_error` with the message and the exception.
         """
+        from miniq.client._sync.worker import Worker  # only for programs that consume
+        from miniq.worker.handlers import hooks_of, plain_source, refuse_coroutine
+
+        refuse_coroutine(handler)
         plan = Plan(
-            handler=handler,
             concurrency=concurrency,
             batch=batch,
             wait=wait,
             visibility_timeout=visibility_timeout,
-            consumer=consumer,
-            retry_delay=retry_delay,
-            pass_message=pass_message,
+            consumer=own_name() if consumer is None else consumer,
+            grace=grace,
             stop=stop,
         )
-        Worker(self, plan).run()
+        hooks = hooks_of(before, after, on_error)
+        source = plain_source(self, handler, pass_message, timeout, retry_delay, hooks)
+        Worker([source], plan).run()
 
-    def ack(self, messages: Iterable[Message]) -> list[Outcome]:
-        """Ack several messages; the outcome of each is `done`, `stale` or `missing`."""
+    def ack(self, messages: Iterable[Message], results: Iterable[Any] | None = None) -> list[Outcome]:
+        """Ack several messages, with the result of each if there are `results`; the outcome of each is `done`, `stale`
+        or `missing`."""
         messages = as_messages(messages)
-        outcomes = self._perform(ops.Ack(self.name, leases(self.name, messages))) if messages else []
-        settle(messages)
+        held: Sequence[Lease] = leases(self.name, messages)
+        if results is not None:
+            each = zip(held, results_of(results, messages), strict=True)
+            held = [AckedLease(lease.id, lease.receipt, result) for lease, result in each]
+        outcomes = self._perform(ops.Ack(self.name, held)) if messages else []
+        settle(messages, outcomes, ACKED)
         return outcomes
+
+    def result(self, id: str, wait: float = 0) -> Result:
+        """What became of a message, by its id: waits up to `wait` seconds until it is acked, with or without a result,
+        or dead. The queue must keep results (its setting `results`)."""
+        return Result.of(id, self._perform(ops.Result(self.name, id, wait)))
 
     def release(self, messages: Iterable[Message], delay: float = 0) -> list[Outcome]:
         """Release several messages; the outcome of each is `done`, `stale` or `missing`."""
         messages = as_messages(messages)
         outcomes = self._perform(ops.Release(self.name, leases(self.name, messages), delay)) if messages else []
-        settle(messages)
+        settle(messages, outcomes, RELEASED)
         return outcomes
+
+    def fail(
+        self,
+        messages: Iterable[Message],
+        error: str | BaseException,
+        delay: float | None = None,
+        dead: bool = False,
+    ) -> list[Failed]:
+        """Report that several messages could not be processed, and why; see `Message.fail`. The outcome of each is
+        `retried` (with the moment at which it is ready again), `dead`, `stale` or `missing`."""
+        messages = as_messages(messages)
+        call = ops.Fail(self.name, leases(self.name, messages), error_text(error), delay, dead)
+        failed = self._perform(call) if messages else []
+        settle(messages, [each.outcome for each in failed], FAILED)
+        return failed
 
     def extend(self, messages: Iterable[Message], seconds: float | None = None) -> list[Outcome]:
         """Extend several leases; the outcome of each is `done`, `stale` or `missing`."""
@@ -191,15 +262,18 @@ class Queue:
         call yet."""
         return Staging(self, StageName(job, str(batch), str(partition), str(attempt)))
 
-    def commit_stages(self, job: str, batch: int | str, stages: Iterable[tuple[int | str, int | str]]) -> Committed:
+    def commit_stages(
+        self, job: str, batch: int | str, stages: Iterable[tuple[int | str, int | str]], content: str | None = None
+    ) -> Committed:
         """Add the messages of some stages, (partition, attempt), to the queue, all at once, and once per job and batch:
-        a repeated commit adds nothing. Other stages of the batch are removed."""
+        a repeated commit adds nothing. Other stages of the batch are removed. `content` names what they hold: a
+        repetition with another one raises `BatchMismatch`."""
         stage_ids = []
         for stage in as_list(stages, "stages", "(partition, attempt)"):
             if not isinstance(stage, tuple | list) or len(stage) != 2:
                 raise InvalidRequest(f"stages: {stage!r:.80} is not (partition, attempt)", field="stages")
             stage_ids.append(StageId(str(stage[0]), str(stage[1])))
-        return self._perform(ops.CommitStages(self.name, job, str(batch), stage_ids))
+        return self._perform(ops.CommitStages(self.name, job, str(batch), stage_ids, content))
 
     def discard_stages(self, job: str, batch: int | str) -> int:
         """Remove the uncommitted stages of a batch, and return their number."""
@@ -209,13 +283,18 @@ class Queue:
         """All uncommitted stages."""
         return self._perform(ops.ListStages(self.name))
 
-    def claims(self, group: str) -> Claims:
-        """The claims of a group of readers: frozen batches that can be read again; makes no call yet."""
-        return Claims(self, group)
+    def claims(self, group: str, reader: str | None = None) -> Claims:
+        """The claims of a group of readers: frozen batches that can be read again; makes no call yet. `reader` is a
+        name that this reader keeps together with its position (see `Claims.reader`)."""
+        return Claims(self, group, reader)
 
     def claim_groups(self) -> list[ClaimGroup]:
         """All groups of readers, with the claims that can be read."""
         return self._perform(ops.ListClaims(self.name))
+
+    def consumers(self) -> list[Consumer]:
+        """Who received in the last five minutes, and who holds messages, by name."""
+        return self._perform(ops.ListConsumers(self.name))
 
     # The queue itself
 
@@ -227,7 +306,8 @@ class Queue:
         self, ids: Iterable[str] | None = None, to: str | None = None, rate: float | None = None
     ) -> RedriveProgress:
         """Move dead letters back to the queues they came from, or `to` another queue: all, or those with the given
-        `ids`; with `rate`, in the background at that many per second."""
+        `ids`; with `rate`, in the background at that many per second. A server answers after 2 s while a long redrive
+        is still `running`."""
         return self._perform(ops.Redrive(self.name, None if ids is None else as_texts(ids, "ids"), to, rate))
 
     def configure(self, **settings: Unpack[QueueChanges]) -> ConfiguredQueue:

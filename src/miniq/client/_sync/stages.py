@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from miniq.api import operations as ops
 from miniq.api.tables import is_table
+from miniq.batch import StageName
 from miniq.client import bodies
-from miniq.message import StageName
 
 if TYPE_CHECKING:
     from miniq.client._sync.queue import Queue

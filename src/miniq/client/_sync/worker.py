@@ -1,149 +1,205 @@
 # Generated from ../_async/worker.py by `make generate`: change that file.
-"""The worker loop: one task or thread fetches, one extends leases, the others run handlers.
+"""The worker loop: for each queue one task or thread receives, one settles what handlers have done, one extends leases
+and one watches timeouts. The handlers run in threads or tasks of their own (`worker/crews.py`).
 
-They catch every exception of an ack, release or extend: the message is delivered again anyway, and a thread that died
-would go unnoticed.
+Acks share calls: while one call is made, and for some milliseconds while more work is about to end, others gather.
+Every exception of an ack, fail, release or extend is caught: the message is delivered again anyway, and a thread that
+died would go unnoticed.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from time import monotonic
+from typing import TYPE_CHECKING, Any
 
-from miniq.client.delivery import HELD
-from miniq.client.pauses import pause, wait
+from miniq.api.operations import Receive
+from miniq.client._sync.message import Message
+from miniq.client.pauses import Bell, pause
 from miniq.errors import StoreUnavailable
+from miniq.message import Leased
 from miniq.worker import plan as rules
 from miniq.worker.crews import Crew
-from miniq.worker.plan import LOOK, Backoff, Plan, Shift
+from miniq.worker.jobs import Job, Trial
+from miniq.worker.plan import LOOK, Backoff, Plan
+from miniq.worker.shift import Batch, Shift
+from miniq.worker.sources import Source
 
 if TYPE_CHECKING:
-    from miniq.client._sync.message import Message
     from miniq.client._sync.queue import Queue
+
+LINGER = 0.003
+"""Seconds that an ack waits for others."""
 
 
 class Worker:
-    """One run of `Queue.consume`."""
+    """One run of `Queue.consume`, or of an app's worker, which has several queues."""
 
-    def __init__(self, queue: Queue, plan: Plan) -> None:
-        self._queue = queue
+    def __init__(self, sources: Sequence[Source[Message]], plan: Plan) -> None:
+        self._sources = sources
         self._plan = plan
-        self._crew = Crew(plan)
-        self._shift: Shift[Message] = Shift(plan)
-        self._lock = threading.Lock()
-        """Guards `_shift`."""
-        self._added = threading.Condition(self._lock)
-        """Notified when there are messages to handle, and at the end."""
-        self._finished = threading.Condition(self._lock)
-        """Notified when a handler is free."""
+        self._shift: Shift[Message] = Shift(plan, len(sources))
+        self._shift.unit = max(source.unit for source in sources)
+        self._shift.timeouts = min(source.timeouts for source in sources)
+        self._crew = Crew(plan.concurrency, self._shift, self._finish)
+        self._rooms = [Bell() for _ in sources]
+        """Rung when more may be received."""
+        self._finished = Bell()
+        """Rung when there is something to settle, and at the end."""
+        self._leased = Bell()
+        """Rung when there are leases to extend, and at the end."""
+        self._changed = Bell()
+        """Rung when the next timeout may be sooner, and at the end."""
         self._over = threading.Event()
-        """Set when leases need no more extending."""
-        self._is_keeping = False
+        """Set when nothing is left to do."""
         self._error: BaseException | None = None
+        self.on_timeout: Callable[[Job[Any]], None] | None = None
+        """Called with each job that took too long."""
+
+    @property
+    def shift(self) -> Shift[Message]:
+        return self._shift
 
     def run(self) -> None:
         """Work until stopped or interrupted; raise the error that ended it, if any."""
+        self._crew.start(self._keep)
+        self._crew.start(self._watch)
+        fetchers = [partial(self._fetch, source, room) for source, room in zip(self._sources, self._rooms, strict=True)]
         try:
-            self._crew.run([*[self._handle] * self._plan.concurrency, self._fetch], self._end)
+            self._crew.run([*fetchers, self._settle], self.end, partial(self._abandon, at_once=True))
         finally:
             # Also after a second interruption: the leases of handlers that still run expire.
-            self._end()
             self._over.set()
+            self.end()
             self._crew.finish()
         if self._error is not None:
             raise self._error
 
-    def _end(self, error: BaseException | None = None) -> None:
-        """Begin to end; the first error is raised by `run`."""
+    def end(self, error: BaseException | None = None) -> None:
+        """Begin to end: receive and start no more; the first error is raised by `run`."""
         self._error = self._error or error
-        self._shift.ending = True
+        self._shift.end()
+        for bell in (*self._rooms, self._finished, self._leased, self._changed):
+            bell.ring()
 
-    def _fetch(self) -> None:
-        """Receive whenever a handler is free; release what was not started at the end."""
+    # Receiving
+
+    def _fetch(self, source: Source[Message], room: Bell) -> None:
+        """Receive whenever a handler will be free; release what was not started at the end."""
         try:
-            self._fetch_until_stopped()
+            self._fetch_until_stopped(source, room)
         except BaseException as error:
-            self._end(error)
-        with self._lock:
-            batches = self._shift.end()
-            self._added.notify_all()
-        for batch in batches:
-            try:
-                self._queue.release(batch)
-            except Exception as problem:
-                rules.note_unsettled(batch[0], "release", problem)
+            self.end(error)
+        self.end()
+        self._shift.add(source.rest())
+        self._shift.end_fetch()
+        self._finished.ring()
 
-    def _fetch_until_stopped(self) -> None:
-        plan, timeout, backoff, fetched = self._plan, self._plan.visibility_timeout, Backoff(), False
+    def _fetch_until_stopped(self, source: Source[Message], room: Bell) -> None:
+        plan, timeout, backoff, queue = self._plan, self._plan.visibility_timeout, Backoff(), source.queue
         while not (plan.stopped() or self._shift.ending):
-            with self._lock:
-                wanted = self._shift.wanted()
-            try:
-                if fetched and not self._is_keeping:
-                    # Only now, because the queue may not exist before its first message.
-                    timeout = timeout or (self._queue.info()).settings.visibility_timeout
-                    self._crew.start(partial(self._keep, rules.check_lease(timeout) / 3))
-                    self._is_keeping = True
-                messages = self._queue.receive(wanted, plan.wait, timeout, plan.consumer) if wanted else []
-            except StoreUnavailable as error:
-                pause(self._over, backoff.failed(error))
-                continue
-            backoff.worked()
-            with self._lock:
-                if messages:
-                    fetched = True
-                    self._shift.add(messages)
-                    self._added.notify(len(messages))
-                elif not wanted and not self._shift.ending:
-                    wait(self._finished, LOOK)
-
-    def _keep(self, every: float) -> None:
-        """Extend all leases at regular intervals."""
-        pause(self._over, every)
-        while not self._over.is_set():
-            with self._lock:
-                batches = self._shift.held()
-            for batch in batches:
-                try:
-                    rules.note_lost(batch, self._queue.extend(batch, 3 * every))
-                except Exception as problem:
-                    rules.note_unextended(len(batch), problem)
-            pause(self._over, every)
-
-    def _handle(self) -> None:
-        """Handle one message after the other."""
-        while (message := self._next()) is not None:
-            try:
-                self._work(message)
-            finally:
-                with self._lock:
-                    self._shift.finish(message)
-                    self._finished.notify()
-
-    def _next(self) -> Message | None:
-        """The next message to handle; None at the end."""
-        with self._lock:
-            while (message := self._shift.start()) is None and not self._shift.ending:
-                self._added.wait()
-            return message
-
-    def _work(self, message: Message) -> None:
-        verb = "ack"
-        try:
-            self._crew.call(message)
-        except Exception as error:
-            rules.note_failure(message, error)
-            verb = "release"
-        except BaseException as error:
-            self._end(None if isinstance(error, KeyboardInterrupt) else error)
-            verb = "release"
-        if message._state is not HELD:
-            return
-        try:
-            if verb == "ack":
-                message.ack()
+            wanted = source.missing(self._shift.wanted(source))
+            leased = Leased()
+            if not wanted:
+                room.wait(LOOK)
             else:
-                message.release(self._plan.retry_delay)
+                try:
+                    wait = source.wait(plan.wait, monotonic())
+                    leased = queue._perform(Receive(queue.name, wanted, wait, timeout, plan.consumer))
+                    backoff.worked()
+                except StoreUnavailable as error:
+                    pause(self._over, backoff.failed(error))
+            if leased:
+                try:
+                    source.result_bytes = leased.result_bytes
+                    timeout = rules.check_lease(leased.seconds)
+                    self._shift.received(timeout)
+                    self._leased.ring()
+                except Exception as error:
+                    self.end(error)
+            jobs = source.jobs([Message(queue, stored) for stored in leased], monotonic())
+            if jobs:
+                self._crew.submit(self._shift.add(jobs))
+                self._changed.ring()
+
+    # Settling
+
+    def _finish(self, job: Job[Any], trial: Trial) -> bool:
+        """Note that a job ended, in its thread or task; False if it took too long and was settled before."""
+        if trial.fatal is not None:
+            self.end(trial.fatal)
+        counts = self._shift.finish(job, trial)
+        self._finished.ring()
+        if self._shift.is_low():
+            for room in self._rooms:
+                room.ring()
+        return counts
+
+    def _settle(self) -> None:
+        """Ack, fail or release the messages of jobs that ended."""
+        try:
+            self._settle_until_over()
+        except BaseException as error:
+            self.end(error)
+            raise
+
+    def _settle_until_over(self) -> None:
+        while not self._shift.is_over():
+            self._finished.wait()
+            if self._shift.lingers():
+                pause(self._over, LINGER)
+            for batch in self._shift.settlements():
+                self._settle_batch(batch)
+            self._shift.settled()
+        self._over.set()
+
+    def _settle_batch(self, batch: Batch) -> None:
+        queue: Queue = batch.source.queue
+        messages = batch.messages
+        try:
+            if batch.verdict == "ack":
+                rules.note_lost(messages, queue.ack(messages, batch.results or None))
+            elif batch.failure is not None:
+                error, dead = batch.failure.error, batch.failure.dead
+                delay = None if dead else batch.failure.delay
+                rules.note_failed(messages, queue.fail(messages, error, delay, dead))
+            else:
+                rules.note_lost(messages, queue.release(messages))
         except Exception as problem:
-            rules.note_unsettled(message, verb, problem)
+            rules.note_unsettled(messages, batch.verdict, problem)
+
+    # Leases and timeouts
+
+    def _keep(self) -> None:
+        """Extend all leases at regular intervals."""
+        while not self._over.is_set():
+            self._leased.wait(self._shift.next_renewal(monotonic()))
+            for source, messages, seconds in self._shift.renewals(monotonic()):
+                try:
+                    rules.note_lost(messages, source.queue.extend(messages, seconds))
+                except Exception as problem:
+                    rules.note_unextended(len(messages), problem)
+
+    def _watch(self) -> None:
+        """Fail jobs that take too long, and release what still runs when the grace time is over."""
+        while not self._over.is_set():
+            self._changed.wait(self._shift.next_look(monotonic()))
+            now = monotonic()
+            for job in self._shift.expire(now):
+                rules.note_timeout(job)
+                self._crew.cancel(job)
+                if self.on_timeout is not None:
+                    self.on_timeout(job)
+            self._shift.overdue(now)
+            if self._shift.is_out_of_time(now):
+                self._abandon()
+            self._finished.ring()
+
+    def _abandon(self, at_once: bool = False) -> None:
+        """Release what still runs."""
+        for job in self._shift.abandon(at_once):
+            rules.note_abandoned(job)
+            self._crew.cancel(job)
+        self._finished.ring()

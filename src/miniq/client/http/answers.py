@@ -11,7 +11,7 @@ import msgspec
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from miniq.api import codec, shapes
-from miniq.client.exchange import Exchange, Retryable
+from miniq.client.exchange import Exchange, Retryable, lost
 from miniq.client.http.target import Target
 from miniq.errors import InvalidRequest, MiniQError, StoreUnavailable
 
@@ -115,7 +115,22 @@ def judge(exchange: Exchange, answer: Answer, target: Target) -> Any:
 def untrusted(target: Target, problem: Exception) -> MiniQError:
     """The broker's certificate cannot be verified."""
     text = getattr(problem, "verify_message", None) or str(problem)
-    return InvalidRequest(f"ca: the certificate of {target.url} is not trusted: {text}", field="ca")
+    advice = "name its authority with ca (--ca or MINIQ_CA)"
+    return InvalidRequest(f"ca: the certificate of {target.url} is not trusted: {text}; {advice}", field="ca")
+
+
+_CERTIFICATE_ALERTS = ("CERTIFICATE", "UNKNOWN_CA", "ACCESS_DENIED", "DECRYPT_ERROR")
+"""What the names of TLS alerts about a client's certificate contain."""
+
+
+def broken(target: Target, problem: OSError, *, stale: bool) -> Exception:
+    """The connection broke during a call, or the broker did not accept this client's certificate. In TLS 1.3 a client
+    learns that only after the handshake."""
+    reason = getattr(problem, "reason", None) or ""
+    if "ALERT" in reason and any(alert in reason for alert in _CERTIFICATE_ALERTS):
+        text = f"client_cert: {target.url} admits only clients with a certificate issued by its authority: {problem}"
+        return InvalidRequest(text, field="client_cert")
+    return lost(target.url, problem, stale=stale)
 
 
 def garbled(target: Target, problem: ValueError) -> MiniQError:

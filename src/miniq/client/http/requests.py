@@ -45,11 +45,12 @@ class HttpExchange(Exchange):
             head = b"%bidempotency-key: %b\r\n" % (head, self.name.encode())
         if self.is_table:
             head += _ACCEPT_ARROW
+        self.body: bytes | memoryview = b""
         if operation.body is None:
-            self.head, self.body = head + b"\r\n", b""
+            self.head = head + b"\r\n"
             return
         packed = operation.body.pack(call)
-        if isinstance(packed, bytes):
+        if isinstance(packed, memoryview):
             self.head, self.body = head + _HEADS["arrow"] % len(packed), packed
             return
         format = best_format(packed)

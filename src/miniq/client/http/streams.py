@@ -8,11 +8,13 @@ import select
 import socket
 import ssl
 from collections import deque
+from collections.abc import Callable
 from typing import cast
 
 from miniq.client.exchange import unreachable
 from miniq.client.http.answers import untrusted
 from miniq.client.http.target import Target
+from miniq.client.interrupts import interruptible
 
 CHUNK = 64 * 1024
 """The most bytes to read at once. More is slower: each larger buffer is allocated and freed by the system."""
@@ -23,7 +25,7 @@ SMALL = 32 * 1024
 class Stream:
     """A connection by a blocking socket."""
 
-    __slots__ = ("_is_unsent", "_patience", "_poll", "_socket")
+    __slots__ = ("_decrypted", "_is_unsent", "_patience", "_poll", "_socket")
 
     def __init__(self, connected: socket.socket, patience: float) -> None:
         self._is_unsent = False
@@ -31,9 +33,15 @@ class Stream:
         self._socket = connected
         self._poll = select.poll()
         self._poll.register(connected, select.POLLIN)
+        self._decrypted: Callable[[], int] = connected.pending if isinstance(connected, ssl.SSLSocket) else int
+        """The number of bytes that were read from the socket and not yet from here."""
 
     @classmethod
     def open(cls, target: Target) -> Stream:
+        return interruptible(cls._open, target)
+
+    @classmethod
+    def _open(cls, target: Target) -> Stream:
         try:
             connected = socket.create_connection((target.host, target.port), target.timeout)
         except (OSError, UnicodeError) as error:
@@ -55,7 +63,7 @@ class Stream:
         """Whether it was closed while idle, or has bytes that are no reply to the next request."""
         return bool(self._poll.poll(0))
 
-    def send(self, head: bytes, body: bytes, patience: float) -> None:
+    def send(self, head: bytes, body: bytes | memoryview, patience: float) -> None:
         """Send a request; `patience` is how many seconds to wait for the reply or its next part."""
         self._set_patience(patience)
         send = self._socket.sendall
@@ -76,12 +84,16 @@ class Stream:
 
     def read(self) -> bytes:
         """The next bytes; none once the connection has ended."""
+        # Ctrl-C during `recv` would discard bytes that it has read.
+        if not self._decrypted() and not interruptible(self._poll.poll, self._patience * 1000):
+            raise TimeoutError
         return self._socket.recv(CHUNK)
 
-    def end(self, patience: float) -> None:
-        """Close the sending side."""
+    def hurry(self, patience: float, end: bool) -> None:
+        """Wait less for the reply; with `end`, close the sending side."""
         self._set_patience(patience)
-        socket.socket.shutdown(self._socket, socket.SHUT_WR)
+        if end:
+            socket.socket.shutdown(self._socket, socket.SHUT_WR)
 
     def cut(self) -> None:
         """End a `read` that another thread is waiting for."""
@@ -127,7 +139,7 @@ class AsyncStream(asyncio.Protocol):
     def is_stale(self) -> bool:
         return not self._is_open or bool(self._arrived)
 
-    def send(self, head: bytes, body: bytes, patience: float) -> None:
+    def send(self, head: bytes, body: bytes | memoryview, patience: float) -> None:
         self._patience = patience
         if len(body) <= SMALL:
             self._transport.write(head + body)
@@ -148,12 +160,16 @@ class AsyncStream(asyncio.Protocol):
                 self._waiter = None
         if self._arrived:
             return self._arrived.popleft()
+        if isinstance(self._error, OSError):
+            raise self._error
         if self._error is not None:
             raise ConnectionError(str(self._error)) from self._error
         return b""
 
-    def end(self, patience: float) -> None:
+    def hurry(self, patience: float, end: bool) -> None:
         self._patience = patience
+        if not end:
+            return
         if self._transport.can_write_eof():
             self._transport.write_eof()
         else:

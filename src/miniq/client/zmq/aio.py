@@ -56,9 +56,10 @@ class AsyncZmq(AsyncAttempts):
         try:
             body = await line.answer(asked, exchange, reused)
         except (asyncio.CancelledError, Retryable) as problem:
-            is_given_up = not isinstance(problem, Retryable) or problem.final
-            if is_given_up and isinstance(exchange.call, Receive) and not self._closed.is_set():
-                self._background.start(self._give_back(line, asked, exchange))
+            is_receive = isinstance(exchange.call, Receive)
+            is_given_up = (is_receive and problem.final) if isinstance(problem, Retryable) else True
+            if is_given_up and exchange.operation.repeat != "once" and not self._closed.is_set():
+                self._background.start(self._finish(line, asked, exchange))
             else:
                 line.forget(asked)
             raise
@@ -109,8 +110,9 @@ class AsyncZmq(AsyncAttempts):
             raise unreachable(target.url, error, target.timeout) from error
         return list(dict.fromkeys(str(info[4][0]) for info in infos))
 
-    async def _give_back(self, line: _AsyncLine, asked: _Asked, exchange: ZmqExchange) -> None:
-        """Cancel a receive whose caller was cancelled or timed out, and release the messages that it had leased."""
+    async def _finish(self, line: _AsyncLine, asked: _Asked, exchange: ZmqExchange) -> None:
+        """Complete a call whose caller was cancelled; cancel a receive, also one that timed out, and release the
+        messages that it had leased."""
         try:
             received = judge(exchange, await line.last_words(asked, exchange), self._target)
             release = release_of(exchange.call, received)
@@ -190,14 +192,15 @@ class _AsyncLine(Line):
         return body
 
     async def last_words(self, asked: _Asked, exchange: ZmqExchange) -> bytes:
-        """Cancel a receive that was given up, and return the reply with what it had leased."""
+        """The reply to a call that was given up. A long poll is cancelled: what it already had."""
         if asked.late is not None:
             return asked.late
         future = asked.future
         if future.done() and (future.cancelled() or future.exception() is not None):  # its caller gave up
             asked.future = self._loop.create_future()
-            self.send(asked.name, exchange.cancel())
-            self._again()
+            if exchange.operation.long_poll:
+                self.send(asked.name, exchange.cancel())
+                self._again()
         async with asyncio.timeout(LAST_WORDS):
             return await asked.future
 

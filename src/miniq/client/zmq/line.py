@@ -10,6 +10,7 @@ import errno
 import ipaddress
 import itertools
 import os
+import socket
 import struct
 
 import zmq
@@ -26,7 +27,8 @@ HUNG_UP = 3
 """How often connecting is tried when the peer hangs up."""
 GIVE_KEY = "give a curve_key (or MINIQ_CURVE_KEY)"
 EVENTS = (
-    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    zmq.EVENT_CONNECTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -60,6 +62,17 @@ def is_address(host: str) -> bool:
     return True
 
 
+def is_own_end(descriptor: int) -> bool:
+    """Whether a connection leads back to itself. The system may choose as the port of a new connection the one that it
+    is to reach, if that is one of its dynamic ports and no broker listens there: then TCP connects both ends, requests
+    come back as replies, and the broker cannot have its port again."""
+    try:
+        with socket.socket(fileno=os.dup(descriptor)) as connection:
+            return bool(connection.getsockname() == connection.getpeername())
+    except OSError:  # it is closed already
+        return False
+
+
 class Line:
     """A connection that is being established, up, or lost."""
 
@@ -69,29 +82,29 @@ class Line:
         self.up = False
         self.lost: Exception | None = None
         """Why it is lost: `Retryable`, or an error that is permanent."""
-        self.socket = socket = context().socket(zmq.DEALER)
-        socket.linger = 0
-        socket.reconnect_ivl = A_DAY  # with "never", libzmq would discard replies that arrived just before the end
-        socket.sndhwm = socket.rcvhwm = 0  # unlimited: there are no more messages than pending calls
+        self.socket = dealer = context().socket(zmq.DEALER)
+        dealer.linger = 0
+        dealer.reconnect_ivl = A_DAY  # with "never", libzmq would discard replies that arrived just before the end
+        dealer.sndhwm = dealer.rcvhwm = 0  # unlimited: there are no more messages than pending calls
         timeout = max(1, min(int(target.timeout * 1000), 2**31 - 1))
-        socket.connect_timeout = timeout
-        socket.handshake_ivl = timeout
-        socket.heartbeat_ivl = HEARTBEAT
-        socket.heartbeat_timeout = LOST
-        socket.tcp_keepalive = 1
+        dealer.connect_timeout = timeout
+        dealer.handshake_ivl = timeout
+        dealer.heartbeat_ivl = HEARTBEAT
+        dealer.heartbeat_timeout = LOST
+        dealer.tcp_keepalive = 1
         if ":" in host:
-            socket.ipv6 = True
+            dealer.ipv6 = True
             host = f"[{host}]"
         if target.curve is not None:
-            socket.curve_publickey = target.curve.public.encode()
-            socket.curve_secretkey = target.curve.secret.encode()
-            socket.curve_serverkey = target.curve.server.encode()
+            dealer.curve_publickey = target.curve.public.encode()
+            dealer.curve_secretkey = target.curve.secret.encode()
+            dealer.curve_serverkey = target.curve.server.encode()
         address = f"inproc://miniq-{next(_numbers)}"
-        socket.monitor(address, EVENTS)
+        dealer.monitor(address, EVENTS)
         self.events = context().socket(zmq.PAIR)
         self.events.linger = 0
         self.events.connect(address)
-        socket.connect(f"tcp://{host}:{target.port}")
+        dealer.connect(f"tcp://{host}:{target.port}")
 
     def look(self) -> None:
         """Read the events of the connection."""
@@ -100,15 +113,19 @@ class Line:
             event, value = _EVENT.unpack(events.recv(zmq.NOBLOCK))
             while events.getsockopt(zmq.RCVMORE):
                 events.recv(zmq.NOBLOCK)
-            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self.up = True
+            if event == zmq.EVENT_CONNECTED:
+                if is_own_end(value):
+                    self.lost = self._why(event, value)
+            elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self.up = self.lost is None
             elif self.lost is None:
                 self.lost = self._why(event, value)
 
     def _why(self, event: int, value: int) -> Exception:
         target = self._target
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-            return Unauthorized(f"curve_key: {target.url} refused this key; is it listed, or was it revoked?")
+            text = f"curve_key: {target.url} refused this key; is it listed, or was it revoked?"
+            return Unauthorized(text, field="curve_key")
         if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
             wanted = f"speaks CURVE; {GIVE_KEY}" if target.curve is None else "does not speak CURVE; omit curve_key"
             return InvalidRequest(f"curve_key: {target.url} {wanted}", field="curve_key")

@@ -32,7 +32,7 @@ class ZmqExchange(Exchange):
     def write(self) -> None:
         operation, call = self.operation, self.call
         packed: Any = None if operation.body is None else operation.body.pack(call)
-        if self.is_table or isinstance(packed, bytes):
+        if self.is_table or isinstance(packed, memoryview):
             raise only_over_http()
         names = operation.path_values(call)
         try:

@@ -15,10 +15,11 @@ from miniq.api.operation import Call
 from miniq.client._sync.pool import Connection, Pool
 from miniq.client.exchange import Retryable, lost, unanswered, unreachable
 from miniq.client.give_back import LAST_WORDS
+from miniq.client.interrupts import interruptible
 from miniq.client.zmq.line import HUNG_UP, HungUp, Line, is_address
 from miniq.client.zmq.requests import ZmqExchange, judge
 from miniq.client.zmq.target import Target
-from miniq.message import Stored
+from miniq.errors import StoreUnavailable
 
 LOOK = 100
 """Milliseconds between checks whether the client was closed: a waiting thread cannot be woken."""
@@ -74,7 +75,7 @@ class _Connection:
         line = self._line
         late = monotonic() + self._target.timeout + 1  # libzmq reports a timeout before that
         while not line.up:
-            if line.events.poll(LOOK):
+            if interruptible(line.events.poll, LOOK):
                 line.look()
             if line.lost is not None:
                 raise line.lost
@@ -87,7 +88,7 @@ class _Connection:
         if reused:
             line.look()
             if line.lost is not None:
-                raise lost(target.url, "it was closed", stale=True)
+                raise Retryable(StoreUnavailable(f"{target.url}: an idle connection was closed"), stale=True)
         self._name = b"%x" % next(_names)
         line.send(self._name, exchange.body, reused)
         body = self._wait(exchange, exchange.patience, reused)
@@ -99,7 +100,7 @@ class _Connection:
         target, line = self._target, self._line
         deadline = monotonic() + patience
         while True:
-            ready = zmq_poll(self._poll, 0 if line.lost is not None else LOOK)
+            ready = interruptible(zmq_poll, self._poll, 0 if line.lost is not None else LOOK)
             with contextlib.suppress(zmq.Again):
                 while ready:
                     name, body = line.receive()
@@ -114,11 +115,10 @@ class _Connection:
             if monotonic() > deadline:
                 raise unanswered(target.url, exchange)
 
-    def last_words(self, exchange: ZmqExchange) -> list[Stored]:
-        """Cancel the receive, and return what it had leased."""
-        self._line.send(self._name, exchange.cancel())
-        received: list[Stored] = judge(exchange, self._wait(exchange, LAST_WORDS, False), self._target)
-        return received
+    def last_words(self, exchange: ZmqExchange) -> object:
+        if exchange.operation.long_poll:
+            self._line.send(self._name, exchange.cancel())
+        return judge(exchange, self._wait(exchange, LAST_WORDS, False), self._target)
 
     def cut(self) -> None:
         self._cut = True

@@ -3,7 +3,6 @@ requests and describe errors."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from time import perf_counter
 from typing import Any, cast
@@ -13,7 +12,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import Receive, Scope, Send
 
 from miniq.api import arrow, codec, shapes
 from miniq.api.codec import MSGPACK, PROBLEM, Format
@@ -23,6 +23,8 @@ from miniq.errors import InvalidRequest, MiniQError, NoRoute, StoreUnavailable, 
 from miniq.message import JSON
 from miniq.server.http import console, event_stream, openapi, prometheus, report, short_routes
 from miniq.server.http.guard import Guard, GuardedApp
+from miniq.server.http.long_poll import while_connected
+from miniq.server.http.sqs.wire import SqsWire
 from miniq.server.operations import (
     OPERATIONS,
     READERS,
@@ -33,25 +35,28 @@ from miniq.server.operations import (
     check_query,
     fault,
     run,
+    waits,
 )
 from miniq.server.streams import Streamed
 
 
 def prepare(operation: Operation, request: Request, raw: bytes, content_type: str) -> None:
-    """Read the body of a request; without a content type it is JSON."""
+    """Read the body of a request. Without a content type it is JSON; an empty one is an empty object."""
     reader, body = READERS.get(operation.name), operation.body
+    if raw:
+        request.format = request_format(content_type)
     if reader is None or body is None:
-        return
-    if raw and is_arrow(content_type):
-        if not operation.arrow:
-            raise WrongMedia(f"content-type: {arrow.MEDIA} is for messages; use {JSON}", field="content-type")
-        request.body = ArrowStream(raw)
         return
     if not raw:
         if not body.optional:
             raise InvalidRequest("request: empty; send a JSON object", field="request")
-        raw = b"{}" if request_format(content_type) == "json" else b"\x80"
-    request.body = reader.read(raw, request_format(content_type))
+        request.body = reader.read(b"{}", "json")
+    elif content_type == JSON or not is_arrow(content_type):
+        request.body = reader.read(raw, request.format)
+    elif operation.arrow:
+        request.body = ArrowStream(raw)
+    else:
+        raise WrongMedia(f"content-type: {arrow.MEDIA} is for messages; use {JSON}", field="content-type")
 
 
 def is_arrow(content_type: str) -> bool:
@@ -98,9 +103,16 @@ class HttpApp:
             Route("/docs.js", openapi.script),
         ]
         handled = (ClientDisconnect, MiniQError, HTTPException, Exception)
+        self._routes = routes
         app = Starlette(routes=routes, exception_handlers=dict.fromkeys(handled, self._failed))
         app.router.redirect_slashes = False
-        self.asgi = GuardedApp(app, guard, problem_response)
+        sqs = SqsWire(broker, max_request)
+
+        async def routed(scope: Scope, receive: Receive, send: Send) -> None:
+            is_native = scope["path"].startswith("/v1/")
+            await (app if is_native or not sqs.speaks(scope) else sqs)(scope, receive, send)
+
+        self.asgi = GuardedApp(routed, guard, problem_response)
 
     async def body(self, request: HTTPRequest, limit: int | None = None) -> bytes:
         """The whole body of a request, up to the limit."""
@@ -108,19 +120,20 @@ class HttpApp:
         size = request.headers.get("content-length", "0")
         if size.isdigit() and int(size) > limit:
             raise too_large(limit, int(size))
-        raw = bytearray()
+        chunks: list[bytes] = []
+        received = 0
         async for chunk in request.stream():
-            raw += chunk
-            if len(raw) > limit:
+            chunks.append(chunk)
+            received += len(chunk)
+            if received > limit:
                 raise too_large(limit)
-        return bytes(raw)
+        return b"".join(chunks)
 
     def _endpoint(self, operation: Operation) -> Any:
         async def endpoint(http: HTTPRequest) -> Response:
             began = perf_counter()
             headers = http.headers
             content_type = headers.get("content-type", "")
-            limit = self._broker.options.limits.upload_bytes if operation.name == "upload" else None
             query = http.query_params
             check_query(query, operation.in_query)
             secret, call = bearer(headers.get("authorization")), headers.get("idempotency-key")
@@ -128,13 +141,15 @@ class HttpApp:
             if self._broker.tracer is not None:
                 request.trace = trace_context(headers)
             authorise(self._broker, operation, request)  # before its body takes up memory
-            raw = await self.body(http, limit if is_arrow(content_type) else None)
-            format = request.format = request_format(content_type) if raw else "json"
+            is_upload = operation.name == "upload" and is_arrow(content_type)
+            raw = await self.body(http, self._broker.options.limits.upload_bytes if is_upload else None)
             prepare(operation, request, raw, content_type)
             accept = headers.get("accept", "")
-            out = request.out = reply_format(accept, format)
+            out = request.out = reply_format(accept, request.format) if accept else request.format
             request.arrow = arrow.MEDIA in accept
-            reply = await _while_connected(http, operation, run(self._broker, operation, request))
+            running = run(self._broker, operation, request)
+            is_poll = waits(operation, request)
+            reply = await (while_connected(http.receive, running) if is_poll else running)
             self._broker.metrics.call("http", operation.name, request.path.get("queue", ""), perf_counter() - began)
             if operation.reply.shape is None:
                 return Response(status_code=operation.status)
@@ -169,14 +184,20 @@ class HttpApp:
     async def _events(self, request: HTTPRequest) -> Response:
         return await event_stream.listen(self._broker, request)
 
+    def _methods(self, request: HTTPRequest) -> str:
+        """All methods of the routes that a path leads to."""
+        routes = [route for route in self._routes if route.matches(request.scope)[0] != Match.NONE]
+        return ", ".join(sorted({method for route in routes for method in getattr(route, "methods", None) or ()}))
+
     async def _failed(self, request: HTTPRequest, error: Exception) -> Response:
         """Answer an error with a problem; the short routes have their own error replies."""
         if isinstance(error, ClientDisconnect):
             return Response(status_code=499)
         allow = None
         if isinstance(error, HTTPException):
-            allow = (error.headers or {}).get("Allow")
-            error = _from_starlette(request, error)
+            if error.status_code == 405:
+                allow = self._methods(request)
+            error = _from_starlette(request, error, allow)
         shown = fault(request.scope["path"], error)
         self._broker.metrics.errors["http", shown.code] += 1
         response = problem_response(shown)
@@ -213,35 +234,12 @@ def authorise_read(broker: Broker, request: HTTPRequest) -> None:
     broker.keys.check(bearer(request.headers.get("authorization")), "read", None)
 
 
-async def _while_connected(http: HTTPRequest, operation: Operation, call: Any) -> Any:
-    """Wait for a call; a long poll is cancelled when its client disconnects."""
-    if not operation.long_poll:
-        return await call
-    task = asyncio.ensure_future(call)
-    disconnect = asyncio.ensure_future(_disconnected(http))
-    try:
-        await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientDisconnect
-        return task.result()
-    finally:
-        disconnect.cancel()
-        task.cancel()
-        await asyncio.gather(task, disconnect, return_exceptions=True)
-
-
-async def _disconnected(http: HTTPRequest) -> None:
-    while (await http.receive())["type"] != "http.disconnect":
-        pass
-
-
-def _from_starlette(request: HTTPRequest, error: HTTPException) -> MiniQError:
+def _from_starlette(request: HTTPRequest, error: HTTPException, allow: str | None) -> MiniQError:
     path = request.scope["path"][:200]
     if error.status_code == 404:
         return NoRoute(f"not found: {path}; see /docs")
     if error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "")
-        return WrongMethod(f"{request.method[:20]} is not allowed for {path}; use {allowed}")
+        return WrongMethod(f"{request.method[:20]} is not allowed for {path}; use {allow}")
     return cast(MiniQError, InvalidRequest(str(error.detail)))
 
 

@@ -1,34 +1,33 @@
-"""A connection of HTTP: it reads requests, has them answered in order, and bounds what a client can make it keep.
+"""An HTTP connection: it reads requests, has them answered in order, and bounds what a client can make it keep.
 
 Requests are carried out one at a time. Those behind wait for their turn, and reading stops while `limits.pipeline` of
-them wait, while a body waits for its turn, and while the client does not read its replies. A request is either a hot
-call (`fast_lane.py`) or one for the ASGI application. An error in what arrives is an answer like any other: it follows
-the replies to the requests before it.
+them wait or the heads of all have `limits.head_bytes`, while a body waits for its turn, and while the client does not
+read its replies. A request is either a hot call (`fast_lane.py`) or one for the ASGI application. An error in what
+arrives is an answer like any other: it follows the replies to the requests before it.
+
+A connection that has sent much at once takes turns with the others (`load.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import logging
 import select
 from abc import ABC, abstractmethod
 from collections import deque
-from contextlib import suppress
-from time import perf_counter
 from types import SimpleNamespace
 from typing import Any, cast
 from urllib.parse import unquote
 
 import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
 
 from miniq.errors import BadRequest, Closed, MiniQError
 from miniq.options import MIB, Limits
 from miniq.server.http.app import too_large
-from miniq.server.http.guard import ID, next_number
+from miniq.server.http.cycle import AsgiCycle, Cycle, Request, bare
+from miniq.server.http.load import SMALL, Load
 from miniq.server.http.request_reader import RequestReader
 
 READ_TIMEOUT = 120.0
@@ -36,66 +35,29 @@ READ_TIMEOUT = 120.0
 LINGER = 2.0
 """Seconds for which the rest of a refused request is read and discarded: a client that is cut off while it writes may
 never see the reply."""
+TLS_END = 0.5
+"""Seconds for which the client may answer the end of TLS."""
 WATCH_INTERVAL = 1.0
 """Seconds between checks whether a client is still there that nothing is read from."""
 WAITING_BYTES = 65536
 """Size from which on a body that waits for its turn is not read further."""
+TURN_STEPS, FEW_STEPS, TURN_BYTES = 12, 3, 16384
+"""How many heads and bodies are read and begun in one turn, how many while other connections wait for theirs, and past
+how many bytes the turn is over."""
+TURN_RECEIVED = 512 * 1024
+"""Bytes to receive from a connection before others get their turn."""
 _GONE = getattr(select, "POLLRDHUP", 0)
 _uvicorn_log = logging.getLogger("uvicorn.error")
 
 
-def _return_memory() -> None:
-    """Hand freed memory back to the operating system: of large replies that are dropped out of order, the C library
-    keeps the pages."""
-    with suppress(OSError, AttributeError):  # not glibc
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-class Cycle:
-    """A request that is answered without the ASGI application: a hot call, or bytes that are not a request."""
-
-    response_complete = False
-    more_body = False
-    expects_continue = False
-    keep_alive = False
-    name = "request"
-    path = ""
-    error: MiniQError | None = None
-    """Why it is refused, once its turn has come."""
-
-    def __init__(self) -> None:
-        self.id = ID % next_number()
-        self.began = perf_counter()
-        self.body = bytearray()
-
-
-class AsgiCycle(RequestResponseCycle):
-    """A request for the ASGI application."""
-
-    error: MiniQError | None = None
-    """Why the rest of its body cannot be read."""
-
-    def __init__(self, connection: Connection, **uvicorn: Any) -> None:
-        super().__init__(**uvicorn)
-        self._connection = connection
-
-    async def receive(self) -> Any:
-        self._connection.proceed()  # what has arrived is being taken
-        if self.error is None:
-            message = await super().receive()
-            if self.error is None or self.disconnected or self.response_complete:
-                return message
-        raise self.error
-
-
-Request = Cycle | AsgiCycle
-
-
 class Connection(asyncio.Protocol, ABC):
-    """A connection to a server of uvicorn."""
+    """A connection to uvicorn's server."""
 
-    def __init__(self, limits: Limits, config: Any, server_state: Any, app_state: Any, _loop: Any = None) -> None:
+    def __init__(
+        self, limits: Limits, load: Load, config: Any, server_state: Any, app_state: Any, _loop: Any = None
+    ) -> None:
         self.limits = limits
+        self.load = load
         self.loop: asyncio.AbstractEventLoop = _loop or asyncio.get_running_loop()
         self.server_state = server_state
         self.reader = RequestReader(limits)
@@ -106,11 +68,18 @@ class Connection(asyncio.Protocol, ABC):
         self.current: Request | None = None
         """The request whose turn it is."""
         self._waiting: deque[Request] = deque()
+        self._waiting_bytes = 0
+        """Bytes of their heads."""
         self._reading: Request | None = None
         """The request whose body is being read."""
         self._is_last = False
         """Whether no request is read after the newest one."""
         self._proceeding = False
+        self._awaits_turn = False
+        self._received = 0
+        """Bytes received in this turn."""
+        self._held = 0
+        """Bytes of the current request's body that are counted in the load of the server."""
         self._read_paused = False
         self._idle_since = 0.0
         """When the last reply was written; 0 while a request is being read or answered."""
@@ -130,12 +99,19 @@ class Connection(asyncio.Protocol, ABC):
         self.flow = FlowControl(transport)
         self._idle_since = self.loop.time()
         self._check_timeouts_in(self._config.timeout_keep_alive)
+        try:
+            self.load.check_connections(len(self.server_state.connections))
+        except MiniQError as error:
+            self._fail(error)
+            self.proceed()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.server_state.connections.discard(self)
         for timer in (self._timer, self._write_timer, self._watch_timer):
             if timer is not None:
                 timer.cancel()
+        self.load.dropped(self._held + self.reader.size + self._waiting_bytes)
+        self._release()
         request, self.current, self._reading = self.current, None, None
         self._waiting.clear()
         self._is_last = True
@@ -178,46 +154,74 @@ class Connection(asyncio.Protocol, ABC):
             return
         self._proceeding = True
         reader = self.reader
+        until = reader.at + TURN_BYTES
         is_full: Any = False
         is_over = False
         try:
-            for _ in range(self.limits.pipeline):
+            for _ in range(FEW_STEPS if self.load.turns else TURN_STEPS):
                 if self.current is None and self._waiting and not self.flow.write_paused:
-                    self._begin(self._waiting.popleft())
+                    self._begin_next()
                     continue
-                is_full = (self._waiting or self._reading or self.flow.write_paused) and self._is_full()
-                if is_full or reader.at == reader.size or not self._read_next():
+                is_full = (self.current or self._waiting or self._reading or self.flow.write_paused) and self._is_full()
+                if is_full or reader.at == reader.size:
+                    is_over = self._received < TURN_RECEIVED
+                    break
+                if reader.at > until:
+                    break
+                if not self._read_next():
                     is_over = self._reading is None or reader.at == reader.size
                     break
         except MiniQError as error:
             is_over = True
             self._fail(error)
             if self.current is None and self._waiting:
-                self._begin(self._waiting.popleft())
+                self._begin_next()
         finally:
             self._proceeding = False
-        if is_full or not is_over:
+        if is_full:
             self._pause_reading()
-            if not is_full:
-                self.loop.call_soon(self.proceed)  # after a turn of other connections
+        elif not is_over:
+            self._pause_reading()
+            self._later()
         elif self._read_paused and not self.transport.is_closing():
             self._read_paused = False
             self._reading_since = 0.0
             self.transport.resume_reading()
         if self._reading is None and reader.start == reader.size:
             self._reading_since = 0.0
+            if reader.size > SMALL:
+                reader.clear()
         elif not self._reading_since:
             self._reading_since = self.loop.time()
+
+    def _later(self) -> None:
+        """Proceed after a turn of other connections."""
+        if not self._awaits_turn:
+            self._awaits_turn = True
+            self.load.later(self._take_turn)
+
+    def _take_turn(self) -> None:
+        self._awaits_turn = False
+        self._received = 0
+        self.proceed()
 
     def _is_full(self) -> bool:
         """Whether nothing more is to be read now."""
         request = self._reading
         if request is None:
-            return self.flow.write_paused or len(self._waiting) >= self.limits.pipeline
+            heads = self._waiting_bytes + (0 if self.current is None else self.current.size)
+            return (
+                self.flow.write_paused or len(self._waiting) >= self.limits.pipeline or heads >= self.limits.head_bytes
+            )
         if request.response_complete or request.error is not None:
             return False
         is_taken = request is self.current and isinstance(request, Cycle)
         return not is_taken and len(request.body) > WAITING_BYTES
+
+    def _begin_next(self) -> None:
+        request = self._waiting.popleft()
+        self._waiting_bytes -= request.size
+        self._begin(request)
 
     def _begin(self, request: Request) -> None:
         self.current = request
@@ -230,8 +234,32 @@ class Connection(asyncio.Protocol, ABC):
             self.refuse(request, self.reason(request, request.error))
         elif not request.more_body:
             self.carry_out(request, bytes(request.body))
-        elif request.expects_continue:
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        else:
+            if self.reader.left > SMALL:
+                self._hold(request, len(request.body) + self.reader.left)
+            if request.error is not None:
+                self.refuse(request, request.error)
+            elif request.expects_continue:
+                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _take_body(self, request: AsgiCycle) -> None:
+        """The application is about to take what has arrived of the current request's body."""
+        if request is self._reading and not self._held and self.reader.left > SMALL:
+            self._hold(request, len(request.body) + self.reader.left)
+        self.proceed()
+
+    def _hold(self, request: Request, size: int) -> None:
+        """Count bytes of the current request's body, or refuse it: all of a known length before it is received."""
+        try:
+            self.load.hold(size, self._held)
+            self._held += size
+        except MiniQError as error:
+            request.error = bare(error)
+            request.body = bytearray()
+
+    def _release(self) -> None:
+        self.load.release(self._held)
+        self._held = 0
 
     def _read_next(self) -> bool:
         """Read a head or more of a body; False if more bytes are needed for that."""
@@ -240,6 +268,8 @@ class Connection(asyncio.Protocol, ABC):
             if self._is_last or not reader.head():
                 return False
             request = self.open()
+            request.size += len(reader.raw) * request.head_copies
+            reader.raw = b""
             request.more_body = not reader.complete
             if request.more_body:
                 self._reading = request
@@ -250,10 +280,14 @@ class Connection(asyncio.Protocol, ABC):
                 self._begin(request)
             else:
                 self._waiting.append(request)
+                self._waiting_bytes += request.size
             return True
         discard = request.response_complete or request.error is not None
+        before = len(request.body)
         complete = reader.body(None if discard else request.body)
         piece, reader.piece = reader.piece, b""
+        if reader.left < 0 and not discard and request is self.current:
+            self._hold(request, len(request.body) - before)
         if complete:
             self._reading = None
             request.more_body = False
@@ -261,7 +295,7 @@ class Connection(asyncio.Protocol, ABC):
                 self._idle_since = self.loop.time()
         if isinstance(request, AsgiCycle):
             request.body += piece
-            if complete or request.body:
+            if complete or request.body or request.error is not None:
                 request.message_event.set()
         elif not discard:
             if piece and request is self.current:
@@ -271,6 +305,7 @@ class Connection(asyncio.Protocol, ABC):
             if len(request.body) > self.limits.request_bytes:
                 request.body = bytearray()
                 request.error = too_large(self.limits.request_bytes)
+            if request.error is not None:
                 if request is self.current:
                     self.refuse(request, request.error)
             elif complete and request is self.current:
@@ -281,6 +316,9 @@ class Connection(asyncio.Protocol, ABC):
         """Nothing more can be read: refuse the request that is being read, or what cannot be read as one."""
         request, self._reading = self._reading, None
         self._is_last = True
+        self.load.dropped(self.reader.size)
+        self.reader.close()
+        bare(error)
         if request is None:
             request = Cycle()
             self._waiting.append(request)
@@ -299,10 +337,15 @@ class Connection(asyncio.Protocol, ABC):
     def finished(self) -> None:
         """The current request was answered."""
         self.current = None
+        if self._held:
+            self._release()
         if self.transport.is_closing():
             self.close()
+            return
+        self._idle_since = self.loop.time()
+        if self.load.turns and not self._proceeding:
+            self._later()
         else:
-            self._idle_since = self.loop.time()
             self.proceed()
 
     def asgi_cycle(self) -> Request:
@@ -326,10 +369,11 @@ class Connection(asyncio.Protocol, ABC):
             "raw_path": url.path or b"",
             "query_string": url.query or b"",
             "headers": reader.headers,
+            "fields": reader.fields,
             "state": self._app_state.copy(),
         }
         return AsgiCycle(
-            self,
+            self._take_body,
             scope=scope,
             transport=transport,
             flow=self.flow,
@@ -373,6 +417,8 @@ class Connection(asyncio.Protocol, ABC):
         self.transport.close()
         if self.transport.get_write_buffer_size():
             self.loop.call_later(self.limits.write_timeout, self.transport.abort)
+        elif is_ssl(self.transport):
+            self.loop.call_later(TLS_END, self.transport.abort)  # an idle client does not answer
 
     def linger(self) -> None:
         """Close the connection, but first let the client finish what it is sending."""
@@ -411,7 +457,7 @@ class Connection(asyncio.Protocol, ABC):
         unread = self.transport.get_write_buffer_size()
         if unread > self._unread - MIB:
             self.transport.abort()
-            self.loop.call_later(1, _return_memory)
+            self.load.dropped(unread)
         else:
             self._check_written_in(unread)
 

@@ -56,6 +56,7 @@ def routes() -> list[BaseRoute]:
     return [
         Route("/", _home),
         Route("/console", _page),
+        Route("/console/", _home),
         Route("/console/{file}", _file),
     ]
 

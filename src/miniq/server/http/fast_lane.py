@@ -26,8 +26,10 @@ from miniq.message import JSON
 from miniq.options import Limits
 from miniq.server.busy_poll import BusyPoll
 from miniq.server.http.app import error_headers, too_large
-from miniq.server.http.connection import Connection, Cycle, Request
+from miniq.server.http.connection import Connection
+from miniq.server.http.cycle import Cycle, Request, bare
 from miniq.server.http.guard import ID, NOSNIFF, Guard, log, log_answer, next_number
+from miniq.server.http.load import Load
 from miniq.server.http.request_head import Head, read_head
 from miniq.server.operations import fault, give_back, run, start
 
@@ -69,12 +71,13 @@ class FastLane(Connection):
         self,
         broker: Broker,
         limits: Limits,
+        load: Load,
         guard: Guard,
         busy_poll: BusyPoll,
         heads: dict[bytes, Head],
         **uvicorn: Any,
     ) -> None:
-        super().__init__(limits, **uvicorn)
+        super().__init__(limits, load, **uvicorn)
         self.broker = broker
         self.guard = guard
         self.busy_poll = busy_poll
@@ -87,8 +90,13 @@ class FastLane(Connection):
         self._head: Head | None = None
         """Its head."""
 
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if self.broker.is_closing:  # uvicorn has told the others already
+            self.shutdown()
+
     def data_received(self, data: bytes) -> None:
-        if not self._reading_since and self.current is None and not self._is_last:
+        if not self._reading_since and self.current is None and not self._is_last and not self._waiting:
             head = self._head
             if head is None or not data.startswith(self._head_bytes):
                 head = self._recall_head(data)
@@ -97,9 +105,10 @@ class FastLane(Connection):
                 self.current = hot = HotCycle(head, self)
                 self._call(hot, data[len(self._head_bytes) :])
                 return
+        self._received += len(data)
         if not self._is_last or self._reading is not None:
             self.reader.add(data)
-            self.proceed()
+        self.proceed()
 
     # The connection calls these
 
@@ -116,7 +125,7 @@ class FastLane(Connection):
             if head.length > self.limits.request_bytes:
                 raise too_large(self.limits.request_bytes, head.length)
         except MiniQError as error:
-            hot.error = error
+            hot.error = bare(error)
         else:
             self._remember(head)
         return hot
@@ -245,6 +254,9 @@ class FastLane(Connection):
         else:
             self.current = None
             self._idle_since = self.loop.time()
+            self._received = 0  # a client that waits for its replies takes no turns
+            if self._held:
+                self._release()
 
     def reply_head(self, status: int, media: bytes) -> bytes:
         """Status line and common headers of a reply; cached until uvicorn updates the date in them."""

@@ -11,7 +11,8 @@ from email.utils import formatdate
 
 from starlette.responses import Response
 
-from miniq.errors import NotFound, TooLarge
+from miniq.errors import InvalidRequest, NotFound, TooLarge
+from miniq.files import check_regular
 
 PATH = "/v1/report"
 MAX_BYTES = 64 * 1024 * 1024
@@ -24,6 +25,10 @@ async def answer(path: str | None) -> Response:
         raise NotFound(
             f"{PATH}: no report is configured; set the option report to the report.html of `miniq pipeline report`"
         )
+    try:
+        check_regular(path, "report")
+    except InvalidRequest as error:
+        raise NotFound(f"{PATH}: the report cannot be read: {error.text}") from None
     try:
         text, modified = await asyncio.to_thread(_read, path)
     except OSError as error:

@@ -51,7 +51,7 @@ class Head(Struct, frozen=True):
         path, format = {"queue": self.queue}, self.format
         request = Request(path, _NO_QUERY, None, format or "json", self.secret, self.call, self.out, self.trace)
         if not raw or format is None:
-            request.format = request_format(self.content_type) if raw else "json"
+            request.format = "json"
             prepare(self.operation, request, raw, self.content_type)
         elif self.lone is None:
             request.body = READERS[self.operation.name].read(raw, format)

@@ -14,13 +14,16 @@ import httptools
 
 from miniq.errors import BadRequest, HeadTooLarge, MiniQError, UrlTooLong
 from miniq.options import Limits
-from miniq.server.http.guard import fields_of
 
 _END = b"\r\n\r\n"
 _BLANK = re.compile(rb"[\r\n]+")
 _UPDATE = b"UPDATE /messages/"
 _VERSIONS = ("1.0", "1.1")
+_HTTP2 = b"PRI * HTTP/2.0\r\n"
+"""How a client of HTTP/2 begins; the parser says nothing to it."""
 _FRAMING = (b"content-length", b"transfer-encoding")
+BLANK_BYTES = 256
+"""How many bytes of empty lines may precede a request; some clients end a body with one."""
 SLICE, STEPS = 16384, 2000
 """A body of tiny chunks or of empty lines must not delay other connections: most bytes of a feed, and about how many
 steps (feeds and chunks) are made at a time."""
@@ -49,7 +52,9 @@ class RequestReader:
         self._unreported = 0
         """Bytes fed since the parser last reported something; it may be keeping them."""
         self._trailers = 0
-        self._left = -1
+        self._blank = 0
+        """Bytes of empty lines before the head that is being read."""
+        self.left = -1
         """Bytes of the body that have not been read; -1 if its length is not known."""
         self.complete = False
         """Whether the request was read to its end."""
@@ -80,6 +85,13 @@ class RequestReader:
         self._data = b""
         self.start = self.at = self.size = 0
 
+    def clear(self) -> None:
+        """Let go of a request that was read to its end, after which there are no bytes."""
+        self._data = b""
+        self.start = self.at = self.size = 0
+        self.headers = []
+        self.fields = {}
+
     def head(self) -> bool:
         """Read on to the end of the head; False if that has not arrived. There must be bytes to read."""
         if not self._in_head:  # a new request
@@ -91,7 +103,11 @@ class RequestReader:
         if self.at == start:
             if data[start] in b"\r\n":
                 blank = _BLANK.match(data, start)
-                self.start = self.at = start = blank.end() if blank is not None else start
+                self.start = self.at = blank.end() if blank is not None else start
+                self._blank += self.start - start
+                if self._blank > BLANK_BYTES:
+                    raise BadRequest(f"request: over {BLANK_BYTES} bytes of empty lines before it", field="request")
+                start = self.start
             if data.startswith(_UPDATE, start):
                 # The parser does not know the method UPDATE of the short routes, which treat it like PATCH.
                 self._data = data = b"PATCH" + data[start + len(b"UPDATE") :]
@@ -101,6 +117,8 @@ class RequestReader:
                 return False
         limit = start + self._limits.head_bytes
         end = data.find(_END, max(start, self.at - len(_END) + 1), limit)
+        if data.startswith(_HTTP2, start):
+            raise BadRequest("request: HTTP/2 is not supported; use HTTP/1.1", field="request")
         self._feed(end + len(_END) if end >= 0 else min(len(data), limit))
         if self._in_head:
             if len(data) >= limit:
@@ -108,10 +126,13 @@ class RequestReader:
             return False
         self.raw = self._data[start : self.at]
         self.start = self.at
-        self._unreported = self._trailers = 0
-        self.fields = fields = fields_of(self.headers)
+        self._unreported = self._trailers = self._blank = 0
+        fields = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(self.headers)}
+        self.fields = fields
         self.expects_continue = "expect" in fields and fields["expect"].lower() == "100-continue"
-        self._left = int(fields["content-length"]) if "content-length" in fields else -1
+        if "host" not in fields and self.version == "1.1":
+            raise BadRequest("host: missing; HTTP/1.1 requires it", field="host")
+        self.left = int(fields["content-length"]) if "content-length" in fields else -1
         coding = fields.get("transfer-encoding", "chunked")
         if coding.lower() != "chunked":
             raise BadRequest(f"transfer-encoding: {coding[:80]!r} is not supported; use chunked", field="request")
@@ -122,10 +143,10 @@ class RequestReader:
         read. A body that arrives in one piece is `piece` instead. Without `into` it is discarded."""
         self._into = into
         self._is_whole = False
-        if self._left >= 0:
-            stop = min(self.size, self.at + self._left)
-            self._left -= stop - self.at
-            self._is_whole = not self._left and not into
+        if self.left >= 0:
+            stop = min(self.size, self.at + self.left)
+            self.left -= stop - self.at
+            self._is_whole = not self.left and not into
             self._feed(stop)
             self.start = self.at
             return self.complete
@@ -151,6 +172,8 @@ class RequestReader:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_head:
+            if len(self.headers) >= self._limits.head_lines:
+                raise self._refuse(HeadTooLarge, f"over {self._limits.head_lines} headers")
             self.headers.append((name.lower(), value.rstrip(b" \t")))
         else:
             self._steps += 1
@@ -159,8 +182,6 @@ class RequestReader:
                 raise self._trailers_too_large()
 
     def on_headers_complete(self) -> None:
-        if len(self.headers) > self._limits.head_lines:
-            raise self._refuse(HeadTooLarge, f"over {self._limits.head_lines} headers")
         self.method = self.parser.get_method()
         self.version = self.parser.get_http_version()
         if self.version not in _VERSIONS:

@@ -20,8 +20,8 @@ from miniq.api.bounds import SMALL, check_text, check_values
 from miniq.api.codec import Format, Reader
 from miniq.api.operation import plain_type
 from miniq.api.plain import UNREADABLE, DataOne, PlainOne
-from miniq.errors import BadRequest, InvalidRequest, MiniQError, TooLarge
-from miniq.message import Lease, PlainDrafts
+from miniq.errors import BadRequest, InvalidRequest, MiniQError, TooLarge, show
+from miniq.message import AckedLease, Lease, PlainDrafts
 from miniq.server.operations import BY_NAME, OPERATIONS, Operation, Request
 
 NAMES = {
@@ -34,6 +34,11 @@ NAMES = {
     "UPDATE_MSG": "edit",
     "RELEASE_MSG": "release",
     "EXTEND_MSG": "extend",
+    "FAIL_MSG": "fail",
+    "MSG_RESULT": "result",
+    "PUBLISH_MSG": "publish",
+    "CREATE_TOPIC": "configure_topic",
+    "TOPIC_STATS": "get_topic",
 }
 """Further names of commands, and their operations."""
 
@@ -62,14 +67,17 @@ class Payload:
         operation = self.operation
         bases = () if self._body is None else (self._body,)
         fields: list[Any] = [
-            (name, str if name in ("queue", "id") else str | int)
+            (name, str if name in ("queue", "id", "topic", "name") else str | int)
             for name in operation.in_path
             if name not in self._body_fields
         ]
         fields += [(name, _queried(info), info.default) for name, info in operation.in_query.items()]
         if self._leases:  # a single lease may be given as id and receipt
-            fields += [("leases", list[Lease] | UnsetType, UNSET), ("id", str | None, None)]
+            kind: Any = AckedLease if operation.name == "ack" else Lease
+            fields += [("leases", list[kind] | UnsetType, UNSET), ("id", str | None, None)]
             fields += [("receipt", str | None, None)]
+            if kind is AckedLease:
+                fields.append(("result", Raw | UnsetType, UNSET))
         return msgspec.defstruct(operation.name, fields, bases=bases, kw_only=True, forbid_unknown_fields=True)
 
     def read(self, raw: bytes | Raw, format: Format) -> Request:
@@ -95,7 +103,7 @@ class Payload:
 def _queried(info: FieldInfo) -> Any:
     """The type of a field that HTTP has in the query; timestamps are text."""
     kind = plain_type(info)
-    return kind | None if kind is int else str | None
+    return kind | None if kind in (int, float) else str | None
 
 
 class SendPayload(Payload):
@@ -163,19 +171,22 @@ def _pop_text(payload: dict[str, Any], name: str) -> str:
         raise InvalidRequest(f"{name}: is required", field=name)
     value = payload.pop(name)
     if not isinstance(value, str):
-        raise InvalidRequest(f"{name}: {value!r:.80} is not text", field=name)
+        raise InvalidRequest(f"{name}: {show(value)} is not text", field=name)
     return value
 
 
 def _gather_leases(payload: Any) -> None:
     """Turn a single lease into a list. An `id` alone is left to the command."""
+    result = getattr(payload, "result", UNSET)
     if payload.leases is not UNSET:
-        if payload.id is not None or payload.receipt is not None:
+        if payload.id is not None or payload.receipt is not None or result is not UNSET:
             raise InvalidRequest("leases: cannot be combined with id and receipt", field="leases")
     elif payload.id is None:
         raise InvalidRequest("leases: is required (or id and receipt, for one)", field="leases")
     elif payload.receipt is not None:
-        payload.leases = [Lease(payload.id, payload.receipt)]
+        payload.leases = [AckedLease(payload.id, payload.receipt, result)]
+    elif result is not UNSET:
+        raise InvalidRequest("result: comes only with a receipt", field="result")
 
 
 class Invocation(NamedTuple):
@@ -216,7 +227,12 @@ class _OnlyQueue(Struct, forbid_unknown_fields=True):
     queue: Raw = Raw()
 
 
+class _NoPayload(Struct, forbid_unknown_fields=True):
+    pass
+
+
 _command = Reader(shapes.Command)
+_no_payload = Reader(_NoPayload)
 _head = Reader(Head)
 _raw_head = Reader(_RawHead)
 _only_queue = Reader(_OnlyQueue)
@@ -287,6 +303,12 @@ def resolve(command: shapes.Command | PlainSend, format: Format, allowed: frozen
         request.path = {**request.path, "id": request.body.id}
         request.body = None
     return Invocation(operation, request, _SHAPES.get(type))
+
+
+def check_no_payload(command: shapes.Command | PlainSend, format: Format) -> None:
+    """Refuse a payload that a command has no use for."""
+    if isinstance(command, shapes.Command) and command.payload is not UNSET:
+        _no_payload.decode(bytes(command.payload), format)
 
 
 def _has_only_queue(payload: bytes, format: Format) -> bool:

@@ -30,7 +30,7 @@ LINGER = 2.0
 _DEFAULT_COMMAND = {"producer": "PRODUCE_MSG", "consumer": "CONSUME"}
 _ALLOWED_OPERATIONS = {
     "producer": frozenset({"send"}),
-    "consumer": frozenset({"receive", "ack", "remove", "release", "extend"}),
+    "consumer": frozenset({"receive", "ack", "remove", "release", "extend", "fail"}),
 }
 
 
@@ -115,7 +115,7 @@ class Endpoints:
         except zmq.ZMQError as error:
             raise InvalidRequest(
                 f"{field}: cannot listen on {options.host}:{port}: {error.strerror}; choose another port with "
-                f"--{name}-port, or turn ZeroMQ off with --no-zmq",
+                f"--{name}-port or MINIQ_{name.upper()}_PORT, or turn ZeroMQ off with --no-zmq",
                 field=field,
             ) from None
 

@@ -31,6 +31,7 @@ from miniq.server.zmq.commands import (
     CANCEL,
     LONGEST,
     Invocation,
+    check_no_payload,
     format_of,
     is_send,
     read_command,
@@ -60,7 +61,7 @@ HEARTBEAT = 10_000
 LOST = 30_000
 """Milliseconds between heartbeats, and without one until a client counts as lost."""
 
-POLLS = ("receive", "claim")
+POLLS = ("receive", "claim", "result")
 """Calls that may wait long, and whose result is useless without the client."""
 _NOW = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
@@ -297,8 +298,9 @@ class Router:
         client = self._clients.get(identity)
         if client is not None:
             return client
-        fd: int = frame.get(zmq.SRCFD)
-        key = None
+        fd, key = -1, None
+        with contextlib.suppress(ZMQError):  # a peer that speaks ZMTP 1.0 has no metadata
+            fd = int(frame.get(zmq.SRCFD))
         with contextlib.suppress(ZMQError):  # without CURVE there is no such property
             key = self._broker.keys.curve_identity(str(frame.get("User-Id")))
         client = _Client(identity, key, fd in self._connected)
@@ -344,6 +346,7 @@ class Router:
         command = read_command(body, pending.format, default)
         secret: Secret | None = client.key if command.api_key is None else command.api_key
         if command.type == CANCEL:
+            check_no_payload(command, pending.format)
             self._reply(pending, shapes.CancelReply(self._cancel(pending)))
             return
         if len(client.pending) >= IN_FLIGHT:

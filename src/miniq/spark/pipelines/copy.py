@@ -36,15 +36,21 @@ ROWS = 4096
 
 
 def copy(spark: SparkSession, source: str, out: str, *, partitions: int = 2, run: Run | None = None) -> Summary:
-    """Copy a file through a temporary queue. Both files must be accessible to all executors."""
+    """Copy a file through a temporary queue. Both files must be accessible to all executors. `out` must not exist."""
     run = run or Run()
     began = time.perf_counter()
     source, out = os.path.abspath(source), os.path.realpath(out)
     if not os.path.isfile(source):
         raise InvalidRequest(f"source: {source!r} is not a file", field="source")
+    if os.path.lexists(out):
+        raise InvalidRequest(f"out: {out!r} exists; name a new file, or remove that one", field="out")
+    if run.checkpoint is not None:
+        raise InvalidRequest(
+            "checkpoint: a copy has none, because it is not continued; leave it out", field="checkpoint"
+        )
     queue = f"copy-{secrets.token_hex(8)}"
     part = f"{out}.{secrets.token_hex(4)}.part"
-    checkpoint = run.checkpoint or tempfile.mkdtemp(prefix="miniq-copy-")
+    checkpoint = tempfile.mkdtemp(prefix="miniq-copy-")
     with open(part, "xb"):
         pass
     try:
@@ -55,7 +61,7 @@ def copy(spark: SparkSession, source: str, out: str, *, partitions: int = 2, run
             finally:
                 client.queue(queue).delete()
         size, lines = _verify(source, part)
-        os.replace(part, out)
+        _publish(part, out)
     finally:
         with suppress(FileNotFoundError):
             os.unlink(part)
@@ -128,6 +134,16 @@ def _write_at(file: int, piece: bytes, offset: int) -> None:
     while piece:
         written = os.pwrite(file, piece, offset)
         piece, offset = piece[written:], offset + written
+
+
+def _publish(part: str, out: str) -> None:
+    """Give the copy its name, unless there is such a file by now."""
+    try:
+        os.link(part, out)
+    except FileExistsError:
+        raise InvalidRequest(f"out: {out!r} exists by now; name a new file", field="out") from None
+    except OSError:  # a file system without links
+        os.rename(part, out)
 
 
 def _verify(source: str, part: str) -> tuple[int, int]:

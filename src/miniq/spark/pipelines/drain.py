@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from miniq.spark.pipelines.owner import Owner, own
 from miniq.spark.pipelines.runs import Run, Summary, absolute, check_format, digest, follow, read_stream
 
 if TYPE_CHECKING:
@@ -26,12 +27,14 @@ def drain(
     `out` is a folder with a folder `batch=N` per batch, which is overwritten if Spark runs the batch again; so any
     reader of the files finds each message once. `parquet` and `json` contain all columns, `text` only the bodies, one
     per line, binary ones in base64. The checkpoint is in `out/_checkpoint`. By default, each `out` has its own `group`.
+    A folder that another checkpoint writes to is refused.
     """
     run = run or Run()
     check_format(format, FORMATS)
     out = absolute(out)
     group = group or f"drain-{digest(out)}"
-    checkpoint = run.checkpoint or f"{out}/_checkpoint"
+    checkpoint = absolute(run.checkpoint or f"{out}/_checkpoint")
+    own(spark, run, out, ["batch=*"], Owner(pipeline="drain", checkpoint=checkpoint, queue=queue, group=group))
     rows = read_stream(spark, run, queue=queue, group=group)
     if format == "text":
         rows = rows.selectExpr("coalesce(body, base64(data)) as value")

@@ -22,7 +22,9 @@ def replay(spark: SparkSession, lake: str, queue: str, *, where: str | None = No
     schema = read_lake(spark, lake).schema
     checkpoint = run.checkpoint or state_folder("replay", run.url, lake, queue, digest(where))
     rows = spark.readStream.schema(schema).parquet(lake)
-    sent = rows.where("event = 'sent' and reason is null and (body is not null or data is not null)").where(where)
+    # Messages that were moved, such as dead letters, have other reasons.
+    sent = rows.where("event = 'sent' and (reason is null or reason = 'published')").where(where)
+    sent = sent.where("body is not null or data is not null")
     messages = sent.selectExpr("body", "data", "content_type", "id as key")
     return follow(
         "replay", write_stream(messages, run, queue=queue), run, checkpoint, lake=lake, queue=queue, where=where

@@ -53,8 +53,9 @@ def _make(events: DataFrame, page: str, tables: str, title: str) -> int:
     try:
         span = span_of(events)
         rows: dict[str, Rows] = {}
+        in_queues = events.where("event != 'published'")  # whose queue is a topic; each copy is `sent` as well
         for name, query in TABLES.items():
-            table = query(events, span).toArrow()
+            table = query(in_queues, span).toArrow()
             with _replaced(os.path.join(tables, f"{name}.parquet")) as part:
                 parquet.write_table(table, part)
             rows[name] = _rows(table)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct, field
 
 from miniq.errors import InvalidRequest, MiniQError
-from miniq.spark.options import DEFAULT_URL, Options, read_options
+from miniq.spark.lag import Lag, lag_of
+from miniq.spark.options import DEFAULT_URL, RULES, Options, check_use, no_option, read_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -21,6 +23,11 @@ if TYPE_CHECKING:
 OBSERVED = "miniq"
 POLL = 0.1
 """Seconds between two checks of a running stream."""
+STOP_POLL = 0.01
+"""The same when it is about to end, since its next batch begins soon."""
+_STREAM_FAILED = re.compile(r"\[STREAM_FAILED\] .*? terminated with exception: ")
+BETWEEN_BATCHES = ("Initializing", "Getting offsets", "Waiting")
+"""What Spark says of a stream while it asks for new data."""
 
 
 class Progress(Struct, frozen=True):
@@ -29,6 +36,8 @@ class Progress(Struct, frozen=True):
     batches: int
     messages: int
     seconds: float
+    lag: Lag | None = None
+    """What the source still holds, if it tells."""
 
 
 class Summary(Struct, frozen=True, omit_defaults=True):
@@ -41,6 +50,7 @@ class Summary(Struct, frozen=True, omit_defaults=True):
     checkpoint: str | None = None
     stopped: bool = False
     """Whether it was stopped before it was done."""
+    lag: Lag | None = None
     details: dict[str, Any] = {}
 
 
@@ -74,9 +84,37 @@ class Run(Struct, frozen=True, kw_only=True):
         return self.stop is not None and self.stop()
 
 
+OWN_OPTIONS = {"ingest": ("maxFilesPerTrigger",), "replay": (), "reprocess": ("partitions",)}
+"""The options of pipelines that do not pass them to a stream of `format("miniq")`."""
+
+
+def check_options(pipeline: str, given: Mapping[str, str]) -> None:
+    """Raise if an option does not exist, has an invalid value, or has no effect on a pipeline. Needs no Spark."""
+    own = OWN_OPTIONS.get(pipeline)
+    if own is None:
+        place = {"view": "history"} if pipeline == "archive" else {"queue": "q", "group": "g"}
+        read = {"url": DEFAULT_URL, **place, **given}
+        check_use(read_options(read), read, "readStream")
+        return
+    known = {name.lower() for name in RULES}
+    for name in given:
+        if name in own:
+            continue
+        if name.lower() not in known:
+            raise no_option(name)
+        only = f"; it has only {', '.join(own)}" if own else ", which has no options"
+        raise InvalidRequest(f"{name}: has no effect on {pipeline}{only}", field=name)
+
+
 def read_stream(spark: SparkSession, run: Run, **options: object) -> DataFrame:
     """A stream from `format("miniq")`; the user's options override the pipeline's."""
-    return spark.readStream.format("miniq").options(**(run.source(**options) | dict(run.options))).load()
+    given = run.source(**options) | dict(run.options)
+    body = next((text for name, text in given.items() if name.lower() == "bodyschema"), None)
+    if body:
+        from miniq.spark.schema import check_body_schema
+
+        check_body_schema(body)
+    return spark.readStream.format("miniq").options(**given).load()
 
 
 def write_stream(rows: DataFrame, run: Run, **options: object) -> DataStreamWriter:
@@ -118,7 +156,8 @@ def repeat(name: str, run: Run, pause: float, work: Callable[[], tuple[int, dict
 
 
 def follow(name: str, writer: DataStreamWriter, run: Run, checkpoint: str, **details: Any) -> Summary:
-    """Start a stream and wait for it: until all available data is processed, or until the run is stopped."""
+    """Start a stream and wait for it: until all available data is processed, or until the batch ends during which the
+    run is stopped."""
     writer = writer.option("checkpointLocation", checkpoint).queryName(f"miniq {name} {os.getpid()}")
     if not run.continuous:
         writer = writer.trigger(availableNow=True)
@@ -132,6 +171,7 @@ def follow(name: str, writer: DataStreamWriter, run: Run, checkpoint: str, **det
         while query.isActive:
             if run.stopped():
                 stopped = True
+                finish_batch(query)
                 break
             time.sleep(POLL)
             counts.update(query)
@@ -144,7 +184,26 @@ def follow(name: str, writer: DataStreamWriter, run: Run, checkpoint: str, **det
             query.stop()
     counts.update(query)
     total = counts.progress()
-    return Summary(name, total.messages, round(total.seconds, 3), total.batches, checkpoint, stopped, details)
+    seconds = round(total.seconds, 3)
+    return Summary(name, total.messages, seconds, total.batches, checkpoint, stopped, total.lag, details)
+
+
+def finish_batch(query: StreamingQuery) -> None:
+    """Wait until the batch that is running has ended. Spark has no call for it, and interrupts what is running."""
+    running = _last_batch(query)
+    while query.isActive and _in_batch(query) and _last_batch(query) == running:
+        time.sleep(STOP_POLL)
+
+
+def _in_batch(query: StreamingQuery) -> bool:
+    status = query.status
+    return bool(status["isTriggerActive"]) and not status["message"].startswith(BETWEEN_BATCHES)
+
+
+def _last_batch(query: StreamingQuery) -> int:
+    """The last batch that has ended in this run."""
+    progress = query.lastProgress
+    return -1 if progress is None else int(progress["batchId"])
 
 
 class Counts:
@@ -153,10 +212,13 @@ class Counts:
     def __init__(self, began: float) -> None:
         self._began = began
         self._batches: dict[int, int] = {}
+        self._lag: Lag | None = None
 
     def update(self, query: StreamingQuery) -> None:
         """Read the query's latest progress reports."""
         reports: list[Any] = list(query.recentProgress)
+        if reports:
+            self._lag = lag_of(reports[-1])
         for report in reports:
             observed_rows = _observed_count(report.observedMetrics.get(OBSERVED))
             messages = report.numInputRows if observed_rows is None else observed_rows
@@ -164,7 +226,7 @@ class Counts:
 
     def progress(self) -> Progress:
         batches = [messages for messages in self._batches.values() if messages]
-        return Progress(len(batches), sum(batches), time.perf_counter() - self._began)
+        return Progress(len(batches), sum(batches), time.perf_counter() - self._began, self._lag)
 
 
 def _observed_count(row: Any) -> int | None:
@@ -186,7 +248,7 @@ def failure(error: Exception) -> Exception:
             return MiniQError(message or rest)
     if type(error).__module__.startswith(("pyspark.", "py4j.")):
         first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
-        return MiniQError(first.strip())
+        return MiniQError(_STREAM_FAILED.sub("", first.strip()))
     return error
 
 

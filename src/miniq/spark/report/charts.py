@@ -46,11 +46,24 @@ class Bar(Struct, frozen=True):
 
 
 def count(value: float) -> str:
-    """1,234 · 12.3k · 4.5M."""
+    """1,234 · 12.3k · 4.5M · 0.25, and never an exponent."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e4)):
         if abs(value) >= size:
             return f"{value / (1e3 if unit == 'k' else size):.3g}{unit}"
-    return f"{value:,.0f}" if value == int(value) or abs(value) >= 100 else f"{value:.3g}"
+    if value == int(value) or abs(value) >= 100:
+        return f"{value:,.0f}"
+    return "<0.001" if 0 < value < 0.0005 else f"{float(f'{value:.3g}'):.3f}".rstrip("0").rstrip(".")
+
+
+def share(value: float) -> str:
+    """A share as a percentage, with two digits where it is small."""
+    return f"{value:.1%}" if value >= 0.01 or not value else f"{value:.2%}" if value >= 5e-5 else "<0.01%"
+
+
+def rate_unit(per_second: float) -> tuple[str, int]:
+    """The unit of time in which a rate is at least one, with its seconds."""
+    units = (("second", 1), ("minute", 60), ("hour", 3600))
+    return next((unit for unit in units if per_second * unit[1] >= 1), ("day", 86400))
 
 
 def duration(ms: float) -> str:
@@ -141,7 +154,9 @@ def lines(
         for _, adjacent in groupby(points, key=bool):
             if segment := [point for point in adjacent if point is not None]:
                 parts.append(_stroke(line, segment, y_of(ticks[0])))
-    parts += [_hover(index, moments, series, show, inner_width) for index in range(len(moments))]
+    # Most of the page is tooltips, so there are none where nothing happened.
+    busy = [index for index in range(len(moments)) if any(line.values[index] for line in series)]
+    parts += [_hover(index, moments, series, show, inner_width) for index in busy]
     return "".join([*parts, "</svg>"])
 
 

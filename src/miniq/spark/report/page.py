@@ -1,4 +1,8 @@
-"""The report page: one self-contained HTML file, for light and dark mode and for print."""
+"""The report page: one self-contained HTML file, for light and dark mode and for print.
+
+It has a view of all queues together and one of each of the busiest queues. Radio buttons and CSS select the view, so
+the page needs no script.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +17,13 @@ from miniq.spark.report import charts
 from miniq.spark.report.charts import Bar, Line
 from miniq.spark.report.tables import Span
 
-Rows = Sequence[Mapping[str, Any]]
+Row = Mapping[str, Any]
+Rows = Sequence[Row]
 
 MAX_CHARTED = 8
 """Maximum number of queues, consumers or reasons in one chart."""
+MAX_VIEWS = 12
+"""Maximum number of queues with a view of their own."""
 MAX_LISTED = 200
 """Maximum number of rows in a table."""
 
@@ -25,60 +32,101 @@ STYLE = resources.files(__package__).joinpath("page.css").read_text(encoding="ut
 
 FOOTNOTE = (
     "Wait is the time from when a message became ready until a consumer received it; processing is the time from then "
-    "until the consumer acked or released it, or its lease expired. The percentile charts show the busiest queue in "
-    "each interval. All times are UTC."
+    "until the consumer acked, failed or released it, or its lease expired; end to end is the time from when a message "
+    "was sent until it was acked, with all its waits, delays and deliveries. All times are UTC."
 )
 
 
 def render(tables: Mapping[str, Rows], span: Span, made_at: datetime, title: str = "MiniQ report") -> str:
     """The whole page."""
-    head = (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f'<meta name="viewport" content="width=device-width,initial-scale=1"><style>{STYLE}</style></head><body><main>'
-    )
     created = made_at.strftime("%d %B %Y %H:%M UTC")
+    foot = f"<footer>Generated {created} by <code>miniq pipeline report</code>. {FOOTNOTE}</footer>"
     if not span.records:
         body = f"<header><h1>{escape(title)}</h1></header><p>There are no history records to report on.</p>"
-        return f"{head}{body}<footer>Generated {created}.</footer></main></body></html>\n"
-    page = _Page(tables, span)
-    body = page.header(title) + page.tiles() + page.chart_cards() + page.queue_table() + page.consumer_table()
-    foot = f"<footer>Generated {created} by <code>miniq pipeline report</code>. {FOOTNOTE}</footer>"
-    return f"{head}{body}{foot}</main></body></html>\n"
+        return _document(title, "", f"{body}<footer>Generated {created}.</footer>")
+    queues = sorted(tables["queues"], key=lambda row: (-(row["sent"] + row["received"]), row["queue"]))
+    views = [_View(tables, span, queues)]
+    if len(queues) > 1:
+        views += [_View(tables, span, [queue]) for queue in queues[:MAX_VIEWS]]
+    body = _header(title, span, len(queues)) + _choice(views, len(queues))
+    body += "".join(f'<div class="view" id="view{number}">{view.render()}</div>' for number, view in enumerate(views))
+    return _document(title, _selecting(len(views)), body + foot)
 
 
-class _Page:
-    """Renders the sections of a page."""
+def _document(title: str, style: str, body: str) -> str:
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f'<meta name="viewport" content="width=device-width,initial-scale=1"><style>{STYLE}{style}</style></head>'
+        f"<body><main>{body}</main></body></html>\n"
+    )
 
-    def __init__(self, tables: Mapping[str, Rows], span: Span) -> None:
-        self._tables = tables
+
+def _header(title: str, span: Span, queues: int) -> str:
+    begin, end = (datetime.fromtimestamp(at, UTC).strftime("%d %b %Y %H:%M:%S") for at in (span.begin, span.end))
+    return (
+        f"<header><h1>{escape(title)}</h1><p class='soft'>{begin} to {end} UTC · "
+        f"{span.records:,} history records · {queues} {'queue' if queues == 1 else 'queues'}</p></header>"
+    )
+
+
+def _choice(views: Sequence[_View], queues: int) -> str:
+    """The radio buttons that select a view, and their labels."""
+    if len(views) == 1:
+        return ""
+    checked = ["checked" if number == 0 else "" for number in range(len(views))]
+    buttons = [f'<input type="radio" name="view" id="show{number}" {state}>' for number, state in enumerate(checked)]
+    labels = [f'<label for="show{number}">{escape(view.title)}</label>' for number, view in enumerate(views)]
+    rest = queues - len(views) + 1
+    more = f'<span class="soft">and {rest:,} more in the table below</span>' if rest else ""
+    return f'{"".join(buttons)}<nav aria-label="Queue">{"".join(labels)}{more}</nav>'
+
+
+def _selecting(views: int) -> str:
+    """CSS that shows the selected view; without a choice, the only one."""
+    if views == 1:
+        return ".view{display:block}"
+    shown = ",".join(f"#show{number}:checked~#view{number}" for number in range(views))
+    marked = ",".join(f"#show{number}:checked~nav label[for=show{number}]" for number in range(views))
+    focused = ",".join(f"#show{number}:focus-visible~nav label[for=show{number}]" for number in range(views))
+    return (
+        f"{shown}{{display:block}}{marked}{{background:var(--ink);color:var(--page);border-color:var(--ink)}}"
+        f"{focused}{{outline:2px solid var(--c0);outline-offset:2px}}"
+    )
+
+
+class _View:
+    """Figures, charts and tables of all queues, or of one."""
+
+    def __init__(self, tables: Mapping[str, Rows], span: Span, queues: Rows) -> None:
+        self._queues = queues
+        self._is_all = len(queues) == len(tables["queues"])
+        names = {row["queue"] for row in queues}
+        self._tables = {
+            name: [row for row in rows if "queue" not in row or row["queue"] in names] for name, rows in tables.items()
+        }
+        self._total: Row = tables["total"][0] if self._is_all else queues[0]
+        self._intervals = tables["overall"] if self._is_all else self._tables["throughput"]
         self._span = span
         self._moments = list(span.intervals)
         self._index = {at: index for index, at in enumerate(self._moments)}
-        self._queues = sorted(tables["queues"], key=lambda row: (-(row["sent"] + row["received"]), row["queue"]))
+        self.title = "All queues" if self._is_all and len(queues) > 1 else str(queues[0]["queue"])
 
-    def header(self, title: str) -> str:
-        span, queues = self._span, len(self._queues)
-        begin, end = (datetime.fromtimestamp(at, UTC).strftime("%d %b %Y %H:%M:%S") for at in (span.begin, span.end))
-        return (
-            f"<header><h1>{escape(title)}</h1><p class='soft'>{begin} to {end} UTC · "
-            f"{span.records:,} history records · {queues} {'queue' if queues == 1 else 'queues'}</p></header>"
-        )
+    def render(self) -> str:
+        tables = self._queue_table() + self._consumer_table() if self._is_all else self._consumer_table()
+        return self._tiles() + self._chart_cards() + tables
 
-    def tiles(self) -> str:
-        total = {
-            name: sum(row[name] for row in self._queues)
-            for name in ("sent", "received", "redelivered", "acked", "dead")
-        }
+    def _tiles(self) -> str:
+        total = self._total
         redelivered = total["redelivered"] / total["received"] if total["received"] else 0
         dead = total["dead"] / total["sent"] if total["sent"] else 0
-        busiest = self._queues[0]
         figures = {
             "sent": charts.count(total["sent"]),
             "acked": charts.count(total["acked"]),
-            "of deliveries were redeliveries": _share(redelivered),
-            f"dead letters, {_share(dead)} of messages sent": charts.count(total["dead"]),
-            f"median wait in {busiest['queue']}": _time(busiest["wait_p50_ms"]),
-            f"median processing in {busiest['queue']}": _time(busiest["held_p50_ms"]),
+            "of deliveries were redeliveries": charts.share(redelivered),
+            f"dead letters, {charts.share(dead)} of messages sent": charts.count(total["dead"]),
+            "median wait": _time(total["wait_p50_ms"]),
+            "median processing": _time(total["held_p50_ms"]),
+            f"median end to end, 99%: {_time(total['latency_p99_ms'])}": _time(total["latency_p50_ms"]),
         }
         tile = '<div class="tile"><b>{}</b><span>{}</span></div>'
         tiles = [tile.format(escape(figure), escape(label)) for label, figure in figures.items()]
@@ -86,46 +134,54 @@ class _Page:
 
     # Charts
 
-    def chart_cards(self) -> str:
+    def _chart_cards(self) -> str:
+        throughput, unit = self._throughput()
         step = self._span.step
-        per_second = "Messages per second" + ("" if step == 1 else f", averaged over {_length(step)}")
+        averaged = "" if step == 1 and unit == "second" else f", averaged over {_length(step)}"
         over_time = [
-            _card("Throughput", per_second, self._throughput(), wide=True),
-            _card("Backlog", "Messages in each queue", self._backlog(), wide=True),
-            _card("Wait", "Time until a message was received, percentiles", self._percentiles("wait", "received")),
-            _card("Processing", "Time a consumer held a message, percentiles", self._percentiles("held", "acked")),
+            _card("Throughput", f"Messages per {unit}{averaged}", throughput, wide=True),
+            _card("Backlog", "Messages in the queue" + ("s" if self._is_all else ""), self._backlog(), wide=True),
+            _card("Wait", "Time until a message was received, percentiles", self._percentiles("wait")),
+            _card("Processing", "Time a consumer held a message, percentiles", self._percentiles("held")),
+            _card("End to end", "Time from sent to acked, percentiles", self._percentiles("latency")),
+            _card("Redeliveries", "How often a message was received until it was acked", self._receives()),
         ]
         totals = [
-            _card("Redeliveries", "How often a message was received until it was acked", self._receives()),
-            _card("Redelivery rate", "Redeliveries as a share of deliveries, by queue", self._redeliveries()),
-            _card("Dead letters", "By queue and reason", self._dead_letters()),
+            _card("Dead letters", "By queue and reason" if self._is_all else "By reason", self._dead_letters()),
             _card("Consumers", "Messages acked", self._consumers()),
         ]
-        return (
-            f'<div class="grid2">{"".join(over_time)}</div>'
-            f'<div class="grid2" style="margin-top:16px">{"".join(totals)}</div>'
-        )
+        if self._is_all:
+            shares = "Redeliveries as a share of deliveries, by queue"
+            totals.insert(0, _card("Redelivery rate", shares, self._redeliveries()))
+            totals.insert(0, _card("End to end, by queue", "99% of messages were acked within", self._latencies()))
+        return f'<div class="grid2">{"".join(over_time + totals)}</div>'
 
     def _lines(self, series: list[Line], durations: bool = False) -> str:
         """A wide chart of counts, or a narrow one of durations."""
         show, width = (charts.duration, charts.NARROW) if durations else (charts.count, charts.WIDE)
         return charts.lines(self._moments, series, show, self._span.step, log=durations, width=width)
 
-    def _throughput(self) -> str:
-        """The rates of all queues together."""
-        series = []
+    def _throughput(self) -> tuple[str, str]:
+        """The chart of all rates, and the unit of time that makes them readable."""
+        series: list[tuple[str, int, list[float]]] = []
         for name, colour, events in (
             ("sent", 0, ("sent",)),
             ("acked", 1, ("acked",)),
-            ("released or lease expired", 4, ("released", "lost_leases")),
+            ("failed or lease expired", 4, ("failed", "lost_leases")),
+            ("released", 3, ("released",)),
             ("dead", 2, ("dead",)),
         ):
-            sums = [0] * len(self._moments)
-            for row in self._tables["throughput"]:
-                sums[self._index[row["at"]]] += sum(row[event] for event in events)
-            if any(sums):
-                series.append(Line(name, colour, [value / self._span.step for value in sums], filled=name == "sent"))
-        return self._lines(series)
+            rates = [0.0] * len(self._moments)
+            for row in self._intervals:
+                rates[self._index[row["at"]]] += sum(row[event] for event in events) / self._span.step
+            if any(rates):
+                series.append((name, colour, rates))
+        unit, seconds = charts.rate_unit(max((max(rates) for _, _, rates in series), default=0))
+        lines = [
+            Line(name, colour, [rate * seconds for rate in rates], filled=name == "sent")
+            for name, colour, rates in series
+        ]
+        return self._lines(lines), unit
 
     def _backlog(self) -> str:
         """A line per queue, level where nothing happened."""
@@ -144,17 +200,14 @@ class _Page:
             series.append(Line(queue, colour, values, filled=colour == 0))
         return self._lines(series)
 
-    def _percentiles(self, time: str, by: str) -> str:
-        """Percentiles of the busiest queue in each interval."""
-        busiest: list[Mapping[str, Any] | None] = [None] * len(self._moments)
-        for row in self._tables["throughput"]:
-            index = self._index[row["at"]]
-            best = busiest[index]
-            if row[f"{time}_p50_ms"] is not None and (best is None or row[by] > best[by]):
-                busiest[index] = row
+    def _percentiles(self, time: str) -> str:
+        rows: list[Row | None] = [None] * len(self._moments)
+        for row in self._intervals:
+            if row[f"{time}_p50_ms"] is not None:
+                rows[self._index[row["at"]]] = row
         series = [
-            Line(mark, colour, [None if row is None else row[f"{time}_{mark}_ms"] for row in busiest])
-            for mark, colour in (("p50", 1), ("p90", 4), ("p99", 2))
+            Line(f"{mark}%", colour, [None if row is None else row[f"{time}_p{mark}_ms"] for row in rows])
+            for mark, colour in ((50, 1), (90, 4), (99, 2))
         ]
         return self._lines(series, durations=True)
 
@@ -164,10 +217,18 @@ class _Page:
             times = f"{row['receives'] if row['receives'] <= 5 else '6 or more'} time"
             counts[times if times == "1 time" else f"{times}s"] += row["messages"]
         bars = [
-            Bar(times, messages, 1 if times == "1 time" else 4, f"{messages / counts.total():.1%}")
+            Bar(times, messages, 1 if times == "1 time" else 4, charts.share(messages / counts.total()))
             for times, messages in sorted(counts.items())
         ]
         return charts.bars(bars, charts.count)
+
+    def _latencies(self) -> str:
+        bars = [
+            Bar(row["queue"], row["latency_p99_ms"], 1, f"half within {_time(row['latency_p50_ms'])}")
+            for row in self._queues
+            if row["latency_p99_ms"] is not None
+        ]
+        return charts.bars(sorted(bars, key=lambda bar: -bar.value)[:MAX_CHARTED], charts.duration)
 
     def _redeliveries(self) -> str:
         bars = [
@@ -175,12 +236,12 @@ class _Page:
             for row in self._queues
             if row["redelivered"]
         ]
-        return charts.bars(sorted(bars, key=lambda bar: -bar.value)[:MAX_CHARTED], _share)
+        return charts.bars(sorted(bars, key=lambda bar: -bar.value)[:MAX_CHARTED], charts.share)
 
     def _dead_letters(self) -> str:
         counts: Counter[str] = Counter()
         for row in self._tables["dead_letters"]:
-            counts[f"{row['queue']}: {row['reason']}"] += row["messages"]
+            counts[f"{row['queue']}: {row['reason']}" if self._is_all else row["reason"]] += row["messages"]
         return charts.bars([Bar(name, value, 2) for name, value in counts.most_common(MAX_CHARTED)], charts.count)
 
     def _consumers(self) -> str:
@@ -190,7 +251,7 @@ class _Page:
 
     # Tables
 
-    def queue_table(self) -> str:
+    def _queue_table(self) -> str:
         activity: dict[str, list[int]] = defaultdict(lambda: [0] * len(self._moments))
         for row in self._tables["throughput"]:
             activity[row["queue"]][self._index[row["at"]]] = row["sent"] + row["received"]
@@ -198,30 +259,30 @@ class _Page:
             [
                 escape(row["queue"]),
                 charts.sparkline(activity[row["queue"]], 0),
-                *(f"{row[name]:,}" for name in ("sent", "acked", "redelivered")),
+                *(f"{row[name]:,}" for name in ("sent", "acked", "redelivered", "failed")),
                 _alarm(row["dead"]),
-                *(_time(row[name]) for name in ("wait_p50_ms", "wait_p99_ms", "held_p50_ms", "held_p99_ms")),
+                *(_time(row[f"{time}_{mark}_ms"]) for time in ("wait", "held", "latency") for mark in ("p50", "p99")),
             ]
             for row in self._queues[:MAX_LISTED]
         ]
-        heads = ["queue", "over time", "sent", "acked", "redelivered", "dead"]
-        heads += ["wait p50", "p99", "processing p50", "p99"]
+        heads = ["queue", "over time", "sent", "acked", "redelivered", "failed", "dead"]
+        heads += ["wait 50%", "99%", "processing 50%", "99%", "end to end 50%", "99%"]
         return _table("Queues", heads, rows)
 
-    def consumer_table(self) -> str:
+    def _consumer_table(self) -> str:
         ranked = sorted(self._tables["consumers"], key=lambda row: (-row["acked"], row["queue"], row["consumer"]))
         rows = [
             [
                 escape(row["consumer"]),
                 escape(row["queue"]),
                 *(f"{row[name]:,}" for name in ("received", "acked", "released")),
-                _alarm(row["lost_leases"]),
+                *(_alarm(row[name]) for name in ("failed", "lost_leases")),
                 *(_time(row[name]) for name in ("held_p50_ms", "held_p90_ms", "held_p99_ms")),
             ]
             for row in ranked[:MAX_LISTED]
         ]
-        heads = ["consumer", "queue", "received", "acked", "released", "expired leases", "processing p50", "p90", "p99"]
-        return _table("Consumers", heads, rows)
+        heads = ["consumer", "queue", "received", "acked", "released", "failed", "expired leases"]
+        return _table("Consumers", [*heads, "processing 50%", "90%", "99%"], rows)
 
 
 def _card(title: str, sub: str, chart: str, wide: bool = False) -> str:
@@ -250,10 +311,6 @@ def _alarm(value: int) -> str:
 
 def _time(ms: float | None) -> str:
     return "\N{EN DASH}" if ms is None else charts.duration(ms)
-
-
-def _share(value: float) -> str:
-    return f"{value:.1%}" if value >= 0.01 or not value else f"{value:.2%}" if value >= 1e-4 else "<0.01%"
 
 
 def _length(step: int) -> str:

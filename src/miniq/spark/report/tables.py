@@ -56,8 +56,9 @@ def _is(name: str) -> Column:
 
 
 def _sent() -> Column:
-    """Whether a producer sent the message; dead-lettered and redriven messages also arrive as `sent`, with a reason."""
-    return _is("sent") & F.col("reason").isNull()
+    """Whether a producer sent the message, or published it to a topic; dead-lettered and redriven messages also arrive
+    as `sent`, with other reasons."""
+    return _is("sent") & (F.col("reason").isNull() | (F.col("reason") == "published"))
 
 
 def _left() -> Column:
@@ -78,14 +79,23 @@ def _counts() -> list[Column]:
         _counted(_is("received") & (F.col("receives") > 1)).alias("redelivered"),
         _counted(_is("acked")).alias("acked"),
         _counted(_is("released")).alias("released"),
+        _counted(_is("failed")).alias("failed"),
         _counted(_is("expired") & (F.col("reason") == "lease")).alias("lost_leases"),
         _counted(_is("dead")).alias("dead"),
     ]
 
 
+def _latency() -> Column:
+    """On `acked`: the milliseconds since the message was sent, which its id tells (UUIDv7)."""
+    sent_ms = F.conv(F.concat(F.substring("id", 1, 8), F.substring("id", 10, 4)), 16, 10).cast("bigint")
+    is_timed = _is("acked") & (F.length("id") == 36) & (F.substring("id", 15, 1) == "7")
+    return F.when(is_timed, F.greatest(F.lit(0.0), F.unix_micros("at") / 1000 - sent_ms))
+
+
 def _times() -> list[Column]:
-    """Percentiles of wait (from ready to received) and held (from received to the end of the lease)."""
-    values = {"wait": F.when(_is("received"), F.col("wait_ms")), "held": F.col("held_ms")}
+    """Percentiles of wait (from ready to received), held (from received to the end of the lease) and latency (from sent
+    to acked)."""
+    values = {"wait": F.when(_is("received"), F.col("wait_ms")), "held": F.col("held_ms"), "latency": _latency()}
     return [
         F.percentile_approx(value, mark / 100, ACCURACY).alias(f"{name}_p{mark}_ms")
         for name, value in values.items()
@@ -100,6 +110,16 @@ def _totals(groups: GroupedData) -> DataFrame:
 def throughput(events: DataFrame, span: Span) -> DataFrame:
     """Events per queue and interval, with wait and processing times."""
     return _totals(events.groupBy(_interval(span.step).alias("at"), "queue"))
+
+
+def overall(events: DataFrame, span: Span) -> DataFrame:
+    """The same over all queues."""
+    return _totals(events.groupBy(_interval(span.step).alias("at")))
+
+
+def total(events: DataFrame, span: Span) -> DataFrame:
+    """Events over all queues and the whole time."""
+    return _totals(events.groupBy())
 
 
 def backlog(events: DataFrame, span: Span) -> DataFrame:
@@ -137,6 +157,6 @@ def dead_letters(events: DataFrame, span: Span) -> DataFrame:
 
 
 TABLES: dict[str, Callable[[DataFrame, Span], DataFrame]] = {
-    table.__name__: table for table in (throughput, backlog, queues, consumers, receives, dead_letters)
+    table.__name__: table for table in (throughput, overall, total, backlog, queues, consumers, receives, dead_letters)
 }
 """Every table, by the name of its file."""

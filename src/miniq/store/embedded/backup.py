@@ -18,29 +18,36 @@ from miniq.errors import InvalidRequest, MiniQError, NoSpace, StoreCorrupt, Stor
 from miniq.store.embedded.folder import (
     MARKER,
     Files,
+    Folder,
+    Marker,
     locked_for_reading,
     read_marker,
     sync_folder,
     tighten,
     write_marker,
 )
+from miniq.store.embedded.keys import FORMAT
 from miniq.store.embedded.verify import verify
+from miniq.store.embedded.wal import corrupt
 
 log = logging.getLogger("miniq.store")
 
 
 def check_target(path: str) -> None:
-    """Refuse a path at which something exists."""
+    """Refuse a path at which something exists, or in a folder that does not: it is misspelt, or on a disk that is not
+    mounted."""
     if os.path.lexists(path):
         raise InvalidRequest(f"path: {path} exists; name a folder that does not", field="path")
+    if not os.path.isdir(parent := os.path.dirname(os.path.abspath(path))):
+        raise InvalidRequest(f"path: {path[:200]!r}: there is no folder {parent[:200]!r}; create it", field="path")
 
 
-def write_backup(path: str, engine: str, checkpoint: Callable[[str], None]) -> None:
-    """Write a backup; `checkpoint` writes the database to a new folder."""
-    with _new_folder(path, "path") as part:
+def write_backup(path: str, store: Folder, checkpoint: Callable[[str], None]) -> None:
+    """Write a backup of a store; `checkpoint` writes the database to a new folder."""
+    with _new_folder(path, "path", store.path) as part:
         checkpoint(os.path.join(part, "data"))
         _sync_tree(part)
-        write_marker(part, engine, _list(part))
+        write_marker(part, Marker(FORMAT, store.engine, _list(part)))
 
 
 def restore(backup: str, folder: str) -> str:
@@ -55,43 +62,60 @@ def restore(backup: str, folder: str) -> str:
     with locked_for_reading(backup, "backup"):
         verify_files(backup, files)
         if files is None:
-            log.warning("%s has no list of files, as a backup of an older version; verified only in part", backup)
+            log.warning(
+                "%s is the folder of a store, or a backup that an older version made: it has no list of its files, so "
+                "they were verified only in part",
+                backup,
+            )
             verify(data)
-        with _new_folder(folder, "folder") as part:
+        with _new_folder(folder, "folder", backup) as part:
             shutil.copytree(data, os.path.join(part, "data"))
             _sync_tree(part)
             verify_files(part, files)
-            write_marker(part, engine)
+            write_marker(part, Marker(FORMAT, engine, restored=secrets.token_hex(4), used=True))
     return f"{engine}:{folder}"
 
 
-def verify_files(folder: str, files: Files | None, told: Callable[[int], None] = lambda size: None) -> None:
-    """Raise unless the files of a backup are those of its list. `told` is called with the number of bytes read."""
+def verify_files(folder: str, files: Files | None) -> None:
+    """Raise unless the files of a backup are those of its list, except for files that nothing reads."""
+    for path, text in damaged_files(folder, files):
+        if is_needed(path):
+            raise corrupt(path, text, "backup")
+        log.warning("%s is damaged (%s), but nothing reads it", path, text)
+
+
+def is_needed(path: str) -> bool:
+    """Whether a file of a database is ever read: not the log for people, nor the copy of the options."""
+    return not os.path.basename(path).startswith(("LOG", "OPTIONS-"))
+
+
+def damaged_files(
+    folder: str, files: Files | None, progress: Callable[[int], None] = lambda size: None
+) -> Iterator[tuple[str, str]]:
+    """The files of a backup that are not as in its list, and what is wrong with each. `progress` is called with the
+    number of bytes read."""
     for name, (size, digest) in (files or {}).items():
         path = os.path.join(folder, name)
         try:
             found = os.stat(path).st_size
-            wrong = f"it has {found} bytes, and there were {size}" if found != size else ""
-            if not wrong and _digest(path) != digest:
-                wrong = "its checksum is wrong"
+            if found != size:
+                yield path, f"its size is {found} B, and was {size} B"
+            elif _digest(path) != digest:
+                yield path, "its checksum is wrong"
         except FileNotFoundError:
-            wrong = "it is missing"
-        if wrong:
-            raise StoreCorrupt(
-                f"backup: {path} is damaged ({wrong}). Nothing was changed. Use another backup, or put back the "
-                "undamaged file",
-                field="backup",
-            )
-        told(size)
+            yield path, "it is missing"
+        progress(size)
 
 
 @contextmanager
-def _new_folder(path: str, field: str) -> Iterator[str]:
-    """The path of a folder that is renamed to `path` on success, and removed otherwise."""
+def _new_folder(path: str, field: str, source: str) -> Iterator[str]:
+    """The path of a folder outside of `source` that is renamed to `path` on success, and removed otherwise."""
     part = f"{os.path.abspath(path)}.{secrets.token_hex(4)}.part"
     try:
         if not path:
             raise ValueError("it is empty")
+        if os.path.commonpath([os.path.realpath(path), outer := os.path.realpath(source)]) == outer:
+            raise ValueError(f"it is inside {source}")
         os.makedirs(part, 0o700)
     except (OSError, ValueError) as error:  # a NUL, or half of a surrogate pair
         reason = error.strerror if isinstance(error, OSError) else error

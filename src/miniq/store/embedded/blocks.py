@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 
+from miniq.batch import Claim, StageName
 from miniq.ids import run_of
-from miniq.message import Claim, Message, QueueSettings, StageName, Stored
+from miniq.message import Message, QueueSettings, Stored
 from miniq.store.decisions import StagePart
 from miniq.store.embedded import keys
 
@@ -46,13 +47,19 @@ class Block(Struct, eq=False):
     charged: int = 0
     """The size of `messages` in the memory accounting of the window."""
     sizes: list[int] | None = None
+    size: int = 0
+    """The sum of `sizes`, if that is known without reading the messages."""
+    sent_at: int = 0
+    """When its messages were sent, if that is known without reading them; none of them has a ttl then."""
     group: str | None = None
     waiting: bool = False
-    """Behind the head of its group."""
+    """Behind the front of its group."""
+    front: Front | None = None
+    """Of a message that shares the front of its group with others."""
     windowed: bool = False
     """Its fresh messages are in a lane."""
     source: bytes | None = b""
-    """The key of its messages if they were committed from a stage; None if unknown."""
+    """The key of its messages if they were committed from a stage or are shared; None if unknown."""
     arrives: object = None
     """The unwritten batch that adds it; until that is written it is invisible."""
 
@@ -105,6 +112,19 @@ class Block(Struct, eq=False):
         return Stored(message, run.visible_at, run.receives, run.receipt, run.consumer)
 
 
+class Front(Struct, eq=False):
+    """The messages of a group that were taken and have not left, if they are several: see `fronts.py`."""
+
+    members: list[Block]
+    """In order of their names."""
+    leased: int = 0
+    """How many of them are leased, as of the last `States.wake`."""
+
+    def offers(self, block: Block) -> bool:
+        """Whether a message of it is the one that can be taken."""
+        return not self.leased and self.members[0] is block
+
+
 Back = tuple[str, int, Block, int, "Run | None"]
 """A message that is ready out of turn: id, a tie breaker, block, place, its run."""
 
@@ -113,8 +133,8 @@ NO_BLOCKS: deque[Block] = deque()
 """Of all lanes that never had any: each queue has ten lanes, and an empty deque takes 760 bytes."""
 
 
-class Lane(Struct, eq=False):
-    """The line of one priority and owner."""
+class Lane(Struct, eq=False, gc=False):
+    """The line of one priority and owner. It is in no reference cycle, and there are many: ten per queue."""
 
     prefix: bytes
     more: bool
@@ -129,7 +149,7 @@ class Lane(Struct, eq=False):
 
 def new_lanes(number: int, owner: str, more: bool) -> list[Lane]:
     """The lanes of one owner by priority; `more` if there may be blocks on disk."""
-    return [Lane(keys.lane_prefix(number, owner, priority), more) for priority in range(10)]
+    return [Lane(prefix, more) for prefix in keys.lane_prefixes(number, owner)]
 
 
 class HeldClaim(Struct, eq=False):
@@ -153,6 +173,7 @@ class Readers(Struct, eq=False):
     epoch: int = 0
     acked: int = 0
     last: int = 0
+    id: str = ""
     held: dict[int, HeldClaim] = {}
     kept: dict[int, keys.ClaimRecord] = {}
     """Acked claims that may still be readable."""
@@ -194,8 +215,12 @@ class Shelf(Struct, eq=False):
     """Runs by receipt; some may have expired."""
     groups: dict[str, keys.GroupRecord] = {}
     """Groups as they will be once everything staged is written."""
+    errors: dict[str, str] = {}
+    """By message id, errors that are not written yet."""
     followers: dict[str, dict[str, Block]] = {}
     """By group, waiting messages whose record is not written yet."""
+    settled: list[Front] = []
+    """Fronts that changed since the last `States.wake`."""
     dedup: dict[str, keys.DedupRecord] = {}
     """Dedup records that are not written yet."""
     readers: dict[str, Readers] = {}

@@ -16,16 +16,16 @@ from miniq.errors import InvalidRequest
 from miniq.message import Message, Page, Stored
 from miniq.store.arguments import Scan
 from miniq.store.decisions import Budget
-from miniq.store.embedded import keys
+from miniq.store.embedded import block_records, keys
 from miniq.store.embedded.blocks import Block, Shelf
-from miniq.store.embedded.kv import KV
+from miniq.store.embedded.core import Core
 from miniq.store.embedded.states import Run
-from miniq.store.embedded.window import Window
 
 
-def written(kv: KV, shelf: Shelf, at: bytes = b"b") -> Iterator[tuple[bytes, int, Stored, Run | None]]:
+def written(core: Core, shelf: Shelf, at: bytes = b"b") -> Iterator[tuple[bytes, int, Stored, Run | None]]:
     """The written messages of a queue in order of their keys, from a position on: messages in line first, then those
     that wait in groups. Each with its position (kind and rest of its key), place in its block, and run."""
+    kv, failures = core.kv, core.states.failures
     for kind in (b"b", b"w"):
         if kind < at[:1]:
             continue
@@ -37,20 +37,20 @@ def written(kv: KV, shelf: Shelf, at: bytes = b"b") -> Iterator[tuple[bytes, int
             if block is None and (name in shelf.arriving or name in shelf.leaving):
                 continue
             position = kind + key[len(prefix) :]
-            for place, message in enumerate(keys.decode_block(value, kv.get)):
+            for place, message in enumerate(block_records.decode_block(value, kv.get)):
                 if block is None:
                     yield position, place, Stored(message, message.due_at), None
                 elif not block.is_gone(place) and block.key == key:
-                    yield position, place, block.stored(place, message), block.runs[place]
+                    yield position, place, failures.stored(shelf, block, place, message), block.runs[place]
 
 
-def browse(kv: KV, shelf: Shelf, scan: Scan) -> Page:
+def browse(core: Core, shelf: Shelf, scan: Scan) -> Page:
     """A page of messages in order of their keys."""
     after = (b"b", -1) if scan.after is None else _parse_cursor(scan.after)
     page: list[Stored] = []
     budget = Budget(scan.limit, scan.max_bytes)
     last = after
-    for position, place, stored, _ in written(kv, shelf, after[0]):
+    for position, place, stored, _ in written(core, shelf, after[0]):
         if position == after[0] and place <= after[1]:
             continue
         if scan.status is not None and stored.status(scan.now) != scan.status:
@@ -62,7 +62,7 @@ def browse(kv: KV, shelf: Shelf, scan: Scan) -> Page:
     return Page(page, None)
 
 
-def browse_held(window: Window, shelf: Shelf, scan: Scan) -> Page:
+def browse_held(core: Core, shelf: Shelf, scan: Scan) -> Page:
     """A page of leased or delayed messages by id, from memory. Messages that are not written yet are left out."""
     after = scan.after
     runs = [
@@ -79,11 +79,11 @@ def browse_held(window: Window, shelf: Shelf, scan: Scan) -> Page:
     messages: Sequence[Message] = ()
     for _, block, place in merge(*runs, key=itemgetter(0)):
         if block is not last:
-            last, messages = block, window.peek(block)
+            last, messages = block, core.window.peek(block)
         message = messages[place]
         if not budget.admits(message.size):
             return Page(page, page[-1].message.id)
-        page.append(block.stored(place, message))
+        page.append(core.states.failures.stored(shelf, block, place, message))
     return Page(page, None)
 
 

@@ -10,34 +10,39 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from glob import escape as glob_escape
+from glob import glob
 
 import msgspec
 from msgspec import Struct
 
 from miniq.errors import InvalidRequest, MiniQError, StoreCorrupt
-from miniq.store.embedded import keys
-from miniq.store.embedded.backup import verify_files
+from miniq.store.embedded import block_records, keys
+from miniq.store.embedded.backup import damaged_files, is_needed
 from miniq.store.embedded.blocks import Shelf
-from miniq.store.embedded.folder import MARKER, locked_for_reading, read_marker
+from miniq.store.embedded.folder import LOCK, MARKER, damaged_marker, is_used, locked_for_reading, read_marker
 from miniq.store.embedded.kv import KV, open_kv, require_driver
 from miniq.store.embedded.manifest import TABLES
 from miniq.store.embedded.verify import verify
 from miniq.store.embedded.window import sizes_of
 
-Told = Callable[[int, int], None]
+Progress = Callable[[int, int], None]
+"""Called with the number of bytes that were read, and of all."""
 _DECODERS: dict[bytes, Callable[[bytes], object]] = {
     b"s": keys.decode_state,
+    b"r": keys.decode_error,
     b"d": keys.decode_dedup,
+    b"f": keys.decode_result,
     b"p": keys.decode_readers,
     b"n": keys.decode_claim,
-    b"v": keys.decode_kept,
     b"e": keys.decode_part,
     b"o": keys.decode_head,
     b"h": keys.decode_events,
 }
+"""Of records that are not read with the messages of their queue."""
 
 
 class CheckedQueue(Struct):
@@ -63,30 +68,37 @@ class Report(Struct):
     """Each with the file or queue, and what is wrong."""
     unverified: list[str] = []
     """What could not be verified, because it was never noted."""
+    not_needed: list[str] = []
+    """Damaged files that nothing reads."""
 
 
-def check(folder: str, told: Told = lambda done, total: None) -> Report:
-    """Check a folder; `told` is called with the number of bytes that are done and of all. Raises `StoreLocked` if a
-    process has it open."""
-    if not os.path.lexists(os.path.join(folder, MARKER)):
+def check(folder: str, progress: Progress = lambda done, total: None) -> Report:
+    """Check a folder. Raises `StoreLocked` if a process has it open."""
+    if not any(os.path.lexists(os.path.join(folder, name)) for name in (MARKER, "data/CURRENT")):
         raise InvalidRequest(f"folder: {folder} is neither a store nor a backup", field="folder")
-    report = Report(folder, "store", queues=[], damage=[], unverified=[])
+    report = Report(folder, "store", queues=[], damage=[], unverified=[], not_needed=[])
     with locked_for_reading(folder, "folder"):
         try:
-            _check(folder, report, told)
+            _check(folder, report, progress)
         except StoreCorrupt as error:
-            report.damage.append(_short(error))
+            if not any(text.startswith(error.text.partition(" (")[0].partition(": ")[2]) for text in report.damage):
+                report.damage.append(_short(error))
     return report
 
 
-def _check(folder: str, report: Report, told: Told) -> None:
-    try:
-        report.engine, files = read_marker(folder, "folder")
-    except MiniQError as error:
-        report.damage.append(error.text)
-        return
-    require_driver(report.engine)
+def _check(folder: str, report: Report, progress: Progress) -> None:
     data = os.path.join(folder, "data")
+    if (text := damaged_marker(folder)) is None:
+        report.engine, files = read_marker(folder, "folder")
+    else:
+        report.damage.append(text)
+        if not os.path.exists(os.path.join(data, "CURRENT")):
+            return
+        files = None
+        report.engine = "rocksdb" if glob(os.path.join(glob_escape(data), "OPTIONS-*")) else "leveldb"
+        if not os.path.exists(os.path.join(folder, LOCK)):
+            report.kind = "backup"  # a store has been opened
+    require_driver(report.engine)
     sizes = [os.stat(os.path.join(data, name)).st_size for name in os.listdir(data)] if os.path.isdir(data) else []
     report.files, report.bytes = len(sizes), sum(sizes)
     done, total = 0, report.bytes * (1 if files is None else 2)
@@ -94,26 +106,35 @@ def _check(folder: str, report: Report, told: Told) -> None:
     def advance(size: int) -> None:
         nonlocal done
         done = min(done + size, total)
-        told(done, total)
+        progress(done, total)
 
     if files is not None:
         report.kind = "backup"
-        verify_files(folder, files, advance)
+        for path, text in damaged_files(folder, files, advance):
+            if is_needed(path):
+                report.damage.append(f"{path} is damaged ({text})")
+            else:
+                report.not_needed.append(f"{path} ({text})")
     found = verify(data)
     if found is None:
-        if sizes:
+        if is_used(folder):
+            report.damage.append(f"{data} is damaged (its database is missing)")
+        elif sizes:
             report.unverified.append("there is no database in it yet")
         return
     if not found.is_noted:
-        report.unverified.append("the list of tables: EXTENT is missing or older, so nothing says how long it must be")
-    with _opened_copy(report.engine, data) as kv:
+        report.unverified.append(
+            "EXTENT is missing or older, so nothing tells whether the newest messages are all there"
+        )
+    with _opened_copy(report.engine, data, report.damage) as kv:
         _check_records(kv, report, advance)
-    told(total, total)
+    progress(total, total)
 
 
 @contextmanager
-def _opened_copy(engine: str, data: str) -> Iterator[KV]:
-    """A database in a folder of its own, with links to the tables and logs."""
+def _opened_copy(engine: str, data: str, damage: list[str]) -> Iterator[KV]:
+    """A database in a folder of its own, with links to the tables and logs. `damage` then names the files by the paths
+    that they have in `data`."""
     with tempfile.TemporaryDirectory(prefix="miniq-check-") as place:
         copy = os.path.join(place, "data")
         os.mkdir(copy)
@@ -121,7 +142,7 @@ def _opened_copy(engine: str, data: str) -> Iterator[KV]:
             source, target = os.path.abspath(os.path.join(data, name)), os.path.join(copy, name)
             if name.endswith((*TABLES, ".log")):
                 os.symlink(source, target)
-            elif not name.startswith(("LOCK", "LOG")):
+            elif name != "LOCK" and is_needed(name):
                 shutil.copyfile(source, target)
         try:
             kv = open_kv(engine, copy, read_only=True)
@@ -131,6 +152,8 @@ def _opened_copy(engine: str, data: str) -> Iterator[KV]:
                 kv.close()
         except StoreCorrupt as error:
             raise StoreCorrupt(error.text.replace(copy, data), field=error.field) from None
+        finally:
+            damage[:] = [text.replace(copy, data) for text in damage]
 
 
 def _check_records(kv: KV, report: Report, advance: Callable[[int], None]) -> None:
@@ -156,6 +179,7 @@ def _check_records(kv: KV, report: Report, advance: Callable[[int], None]) -> No
         checked = CheckedQueue(name, 0, 0)
         report.queues.append(checked)
         attempt(f"queue {name!r}", partial(_check_queue, kv, scan, queue.number, checked))
+    attempt("shared blocks", lambda: _check_shared(kv, scan, queues))
     for kind, decode in _DECODERS.items():
         attempt(f"records {kind.decode()!r}", partial(_decode_all, scan(kind), decode))
 
@@ -180,12 +204,14 @@ def _check_queue(
     size = 0
     for kind in (b"b", b"w"):
         for key, value in scan(keys.of_queue(kind, number)):
-            messages = keys.decode_block(value, kv.get)
+            messages = block_records.decode_block(value, kv.get)
             removed = gone.get(key[-37:] if key[-1:] == b"m" else key[-36:], 0)
             checked.messages += len(messages) - removed.bit_count()
             size += sum(size for place, size in enumerate(sizes_of(messages)) if not removed >> place & 1)
             if len(messages) == 1 and messages[0].group is not None:
                 members[messages[0].group] += 1
+    for _, value in scan(keys.of_queue(b"v", number)):
+        block_records.decode_block(keys.decode_kept(value).block, kv.get)
     if (checked.messages, size) != (counts.count, counts.size):
         raise StoreCorrupt(
             f"it counts {counts.count} messages with {counts.size} bytes, and has {checked.messages} with {size}"
@@ -195,15 +221,42 @@ def _check_queue(
         raise StoreCorrupt(f"group {name!r} counts {groups.get(name, 0)} messages, and has {members[name]}")
 
 
+def _check_shared(
+    kv: KV, scan: Callable[[bytes], Iterable[tuple[bytes, bytes]]], queues: Mapping[str, keys.QueueRecord]
+) -> None:
+    """Raise unless as many queues refer to each shared block as it counts. What is left of purged and deleted queues
+    refers to them until it is removed."""
+    counted: Counter[bytes] = Counter()
+    for key, value in scan(keys.SHARED):
+        decoded = block_records.decode_shared(key, value)
+        if isinstance(decoded, int):
+            counted[key[:-1]] = decoded
+    if not counted:
+        return
+    found: Counter[bytes] = Counter()
+    for number in {queue.number for queue in queues.values()} | {keys.number_of(key) for key, _ in scan(b"z")}:
+        for kind in (b"b", b"w"):
+            prefix = keys.of_queue(kind, number)
+            for _, value in kv.scan(prefix, keys.after(prefix)):
+                source = block_records.source_of(value)
+                if source is not None and source[:1] == keys.SHARED:
+                    found[source] += 1
+    for key in {*counted, *found}:
+        if counted[key] != found[key]:
+            raise StoreCorrupt(f"{found[key]} queues refer to a shared block that counts {counted[key]}")
+
+
 def check_counts(kv: KV, shelves: Iterable[Shelf]) -> None:
     """Raise if a queue counts messages and none can be found: one look per queue, at every start."""
-    for shelf in shelves:
-        if shelf.count and not any(_first(kv, start, end) for start, end in _places(shelf)):
-            raise StoreCorrupt(
-                f"store: queue {shelf.name!r} counts {shelf.count} messages, and none can be found. Restore the folder "
-                "from a backup (miniq restore)",
-                field="store",
-            )
+    counting = sorted((shelf for shelf in shelves if shelf.count), key=lambda shelf: shelf.number)
+    with kv.seeking(keys.after(b"w")) as seek:
+        for shelf in counting:
+            if not any((key := seek(start)) is not None and key < end for start, end in _places(shelf)):
+                raise StoreCorrupt(
+                    f"store: queue {shelf.name!r} counts {shelf.count} messages, and none can be found. Restore the "
+                    "folder from a backup (miniq restore)",
+                    field="store",
+                )
 
 
 def _places(shelf: Shelf) -> Iterator[tuple[bytes, bytes]]:
@@ -216,10 +269,6 @@ def _places(shelf: Shelf) -> Iterator[tuple[bytes, bytes]]:
         yield prefix, keys.after(prefix)
 
 
-def _first(kv: KV, start: bytes, end: bytes) -> bool:
-    return next(iter(kv.scan(start, end)), None) is not None
-
-
 def _short(error: MiniQError) -> str:
     """The text of an error without the advice that follows it."""
-    return error.text.partition(". Nothing was changed")[0].removeprefix("store: ").removeprefix("backup: ")
+    return error.text.partition(". Nothing was changed")[0].removeprefix("store: ")

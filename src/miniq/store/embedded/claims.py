@@ -3,7 +3,8 @@
 A claim costs per block, not per message: neighbours in a block share one state, as with any lease. The claim's own
 record has its size. A long claim is made and copied in several steps, so that other calls can go on; it is consistent
 after every step. When it is acked, its messages leave the queue, and the records of their blocks are copied beside the
-claim for as long as it is readable.
+claim for as long as it is readable. A whole block that was committed from a stage is not copied: its record refers to
+the staged block, which then belongs to the claim and is removed with it.
 """
 
 from __future__ import annotations
@@ -16,14 +17,17 @@ from itertools import accumulate
 from msgspec import Struct
 from msgspec.structs import replace
 
+from miniq.batch import Claim, ClaimGroup, Portion
 from miniq.errors import StoreCorrupt
-from miniq.message import NEVER, Claim, ClaimGroup, PlainBatch, Portion, Stored
+from miniq.message import NEVER, Message, PlainBatch, Stored
+from miniq.store import transfer
 from miniq.store.arguments import Change, NextClaim, Places
 from miniq.store.contract import UNFIT, Claimed, ClaimStore
-from miniq.store.decisions import check_reader, claim_name, ended, no_claim, plan_claim
-from miniq.store.embedded import keys
+from miniq.store.decisions import check_reader, claim_name, ended, marks, no_claim, plan_claim, size_of
+from miniq.store.embedded import block_records, keys
 from miniq.store.embedded.blocks import Block, HeldClaim, Readers, Shelf, check_there
-from miniq.store.embedded.core import Part
+from miniq.store.embedded.core import Core, Part
+from miniq.store.embedded.failures import after_lease
 from miniq.store.embedded.history import record_left, record_taken
 from miniq.store.embedded.states import Run
 from miniq.store.embedded.window import sizes_of
@@ -35,20 +39,28 @@ STEP_BYTES = 4 * 1024 * 1024
 class Claims(Part, ClaimStore):
     """See `ClaimStore`."""
 
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        self._keeping: set[str] = set()
+        """Queues that may have acked claims."""
+
     def load(self, shelf: Shelf) -> None:
         """Read the claims of a queue at start, after its states."""
         prefix = keys.of_queue(b"p", shelf.serial)
         for key, value in self._kv.scan(prefix, keys.after(prefix)):
             name = key[len(prefix) :].decode()
             state = keys.decode_readers(value)
-            shelf.readers[name] = Readers(name, state.epoch, state.acked, state.last)
+            shelf.readers[name] = Readers(name, state.epoch, state.acked, state.last, state.id)
         prefix = keys.of_queue(b"n", shelf.number)
         for key, value in self._kv.scan(prefix, keys.after(prefix)):
             name, number = keys.read_claim_key(key)
             record = keys.decode_claim(value)
+            if not record.tells_reader:
+                record = replace(record, claim=replace(record.claim, reader=""))
             readers = shelf.readers[name]
             if record.claim.acked_at is not None:
                 readers.kept[number] = record
+                self._keeping.add(shelf.name)
                 continue
             held = readers.held[number] = HeldClaim(record.claim, list(shelf.tokens.get(claim_name(name, number), ())))
             held.freeze()
@@ -59,10 +71,11 @@ class Claims(Part, ClaimStore):
 
     # The calls
 
-    async def open(self, queue: str, group: str) -> ClaimGroup:
+    async def open(self, queue: str, group: str, id: str = "") -> ClaimGroup:
         shelf = self._core.shelf(queue)
         readers = shelf.readers.setdefault(group, Readers(group))
         readers.epoch += 1
+        readers.id = readers.id or id
         self._save(shelf, readers)
         state = _state(readers)
         await self._commit.commit(sync=True)
@@ -75,7 +88,8 @@ class Claims(Part, ClaimStore):
         readers = shelf.readers.setdefault(group, Readers(group))
         async with readers.lock:
             check_there(shelf)
-            plan = plan_claim(_state(readers), _readable(readers, asked.number, asked.now), asked)
+            held = [held.claim for held in readers.held.values()]
+            plan = plan_claim(_state(readers, held), _readable(readers, asked.number, asked.now), asked)
             acked = await self._ack(shelf, readers, plan.ack, asked)
             if plan.give is not None:
                 await self._commit.settle()
@@ -97,20 +111,29 @@ class Claims(Part, ClaimStore):
         held = shelf.readers[group].held.get(number)
         portions: list[Portion] = []
         left = places.max_bytes
-        for block, first, last, receives in (
-            self._kept_blocks(shelf, group, number, start, stop)
+        for messages, receives in (
+            self._kept_messages(shelf, group, number, start, stop)
             if held is None
-            else self._held_blocks(held, start, stop)
+            else self._held_messages(held, start, stop)
         ):
-            messages = keys.decode_block(block, self._kv.get)[first:last]
-            sizes = sizes_of(messages)
-            size = sum(sizes)
+            size = size_of(messages)
             if size > left:
-                count = _fitting(sizes, left) or (0 if portions else 1)
+                count = _fitting(sizes_of(messages), left) or (0 if portions else 1)
                 return [*portions, Portion(messages[:count], receives)] if count else portions
             left -= size
             portions.append(Portion(messages, receives))
         return portions
+
+    async def mark(self, queue: str, group: str, number: int, reader: str) -> None:
+        shelf = self._core.shelf(queue)
+        readers = shelf.readers.get(group)
+        held = None if readers is None else readers.held.get(number)
+        if held is None or not held.ends:
+            return
+        if marks(held.claim, reader):
+            held.claim = replace(held.claim, reader=reader)
+            self._save_claim(shelf, group, held.claim)
+            await self._commit.commit(sync=True)
 
     async def release(self, queue: str, group: str, epoch: int | None, change: Change) -> int:
         return await self._core.unless_emptied(queue, lambda shelf: self._release(shelf, group, epoch, change))
@@ -128,12 +151,14 @@ class Claims(Part, ClaimStore):
                 for run in held.runs:
                     if change.keep != "off":
                         sizes = self._window.sizes(run.block)
-                        record_left(self._commit.batch, "released", shelf, run.block, run.places, sizes, change.now)
-                    self._states.give(shelf, run.block, run.places, change.now, run.receives)
+                        record_left(self._commit.batch, "released", shelf, run.block, run.places, sizes, change)
+                    self._states.give(shelf, run.block, run.places, change.now, run.receives, error=run.error)
                     self._core.hint(shelf.name, run.block.owner or None, len(run.places))
                 released += held.claim.messages
                 ops.append((keys.claim_key(shelf.number, group, number), None))
-                self._remove_kept(shelf, group, number, 2**31)
+                # The stages that copies refer to still belong to the queue.
+                copies = keys.kept_prefix(shelf.number, group, number)
+                ops += [(key, None) for key, _ in self._kv.scan(copies, keys.after(copies))]
             if readers.held:
                 readers.held.clear()
                 readers.acked = ended(_state(readers)).acked
@@ -152,9 +177,9 @@ class Claims(Part, ClaimStore):
                 groups.append(_state(readers, claims))
         return groups
 
-    def restore(self, shelf: Shelf, name: str, epoch: int, last: int) -> None:
+    def restore(self, shelf: Shelf, group: transfer.Readers) -> None:
         """Add a group from another store, where it held no claims."""
-        readers = shelf.readers[name] = Readers(name, epoch, last, last)
+        readers = shelf.readers[group.group] = Readers(group.group, group.epoch, group.last, group.last, group.id)
         self._save(shelf, readers)
 
     def carry_over(self, old: Shelf, fresh: Shelf) -> None:
@@ -162,12 +187,16 @@ class Claims(Part, ClaimStore):
         for name, readers in old.readers.items():
             if _is_real(readers):
                 state = ended(_state(readers))
-                kept = fresh.readers[name] = Readers(name, state.epoch, state.acked, state.last)
+                kept = fresh.readers[name] = Readers(name, state.epoch, state.acked, state.last, state.id)
                 self._save(fresh, kept)
 
-    def tidy(self, shelves: Iterable[Shelf], now: int, limit: int) -> None:
+    def tidy(self, now: int, limit: int) -> None:
         """Stage the removal of up to about `limit` records of expired acked claims."""
-        for shelf in shelves:
+        for queue in list(self._keeping):
+            shelf = self._core.shelves.get(queue)
+            if shelf is None or not any(readers.kept for readers in shelf.readers.values()):
+                self._keeping.discard(queue)
+                continue
             for name, readers in shelf.readers.items():
                 for number in [number for number, record in readers.kept.items() if record.until <= now]:
                     limit -= self._remove_kept(shelf, name, number, limit)
@@ -188,9 +217,7 @@ class Claims(Part, ClaimStore):
                 more = self._gather(shelf, readers.name, making)
                 if held.claim.messages:
                     # In the same batch as the states of its messages, so the claim is consistent after a crash.
-                    self._commit.batch.ops.append(
-                        (keys.claim_key(shelf.number, readers.name, number), keys.encode(keys.ClaimRecord(held.claim)))
-                    )
+                    self._save_claim(shelf, readers.name, held.claim)
                     if readers.last < number:
                         readers.last = number
                         readers.held[number] = held
@@ -238,8 +265,10 @@ class Claims(Part, ClaimStore):
         """The stretches of fit messages. The others keep their state and go back in line after the claim is made."""
         receives = 0 if old is None else old.receives
         fit, now = making.asked.fit, making.asked.now
+        if block.sent_at and fit.allows_plain(block.sent_at, receives):
+            return [places]
         messages = self._window.load(block)
-        if isinstance(messages, PlainBatch) and fit.allows_batch(messages, receives):
+        if isinstance(messages, PlainBatch) and fit.allows_plain(messages.sent_at, receives):
             return [places]
         parts: list[range] = []
         start = places.start
@@ -251,7 +280,7 @@ class Claims(Part, ClaimStore):
                 parts.append(range(start, place))
             start = place + 1
             making.met_again = making.met_again or message.id in making.unfit
-            making.unfit[message.id] = block.stored(place, message)
+            making.unfit[message.id] = self._states.failures.stored(shelf, block, place, message)
             if old is None:
                 self._states.give(shelf, block, range(place, place + 1), message.due_at)
             else:
@@ -264,22 +293,27 @@ class Claims(Part, ClaimStore):
         self, shelf: Shelf, name: str, making: _Making, block: Block, places: range, old: Run | None, size: int
     ) -> tuple[int, int]:
         """Put as many neighbours as fit into a claim that has `size` bytes: their number and bytes."""
-        asked = making.asked
-        sizes = self._window.sizes(block)[places.start : places.stop]
-        total = sum(sizes)
-        if size + total > asked.max_bytes:
-            count = _fitting(sizes, asked.max_bytes - size) or (0 if making.held.runs else 1)
-            if not count:
-                return 0, 0
-            sizes = sizes[:count]
+        asked, total = making.asked, block.size
+        if not total or len(places) < block.count or size + total > asked.max_bytes:
+            sizes = self._window.sizes(block)[places.start : places.stop]
             total = sum(sizes)
-            places = range(places.start, places.start + count)
+            if size + total > asked.max_bytes:
+                count = _fitting(sizes, asked.max_bytes - size) or (0 if making.held.runs else 1)
+                if not count:
+                    return 0, 0
+                total = sum(sizes[:count])
+                places = range(places.start, places.start + count)
         receives = 1 if old is None else old.receives + 1
-        run = self._states.give(shelf, block, places, NEVER, receives, making.receipt, name, asked.now)
+        error = 0 if old is None else after_lease(old)
+        run = self._states.give(shelf, block, places, NEVER, receives, making.receipt, name, asked.now, error)
         making.held.runs.append(run)
+        if old is not None and old.receipt is not None:
+            first = self._window.sizes(block)[places.start]
+            self._lease_expired(shelf, block.id_at(places.start), first, old, Change(asked.now, asked.keep))
         if asked.keep != "off":
-            message = self._window.load(block)[places.start]
-            record_taken(self._commit.batch, message, sizes, old, receives, name, asked.now)
+            messages = self._window.load(block)[places.start : places.stop]
+            sizes = self._window.sizes(block)[places.start : places.stop]
+            record_taken(self._commit.batch, messages, sizes, old, name, asked.now)
         return len(places), total
 
     def _release_memory(self, block: Block) -> None:
@@ -291,19 +325,19 @@ class Claims(Part, ClaimStore):
 
     # Reading
 
-    def _held_blocks(self, held: HeldClaim, start: int, stop: int) -> Iterable[tuple[bytes, int, int, int]]:
-        """The block records for some positions of a held claim: record, first and last place, receives."""
+    def _held_messages(self, held: HeldClaim, start: int, stop: int) -> Iterable[tuple[Sequence[Message], int]]:
+        """The messages at some positions of a held claim, block by block, and how often they were received."""
         for index in range(bisect_right(held.ends, start), len(held.runs)):
             run = held.runs[index]
             begin = held.ends[index] - len(run.places)
             if begin >= stop:
                 return
             places = run.places[max(0, start - begin) : stop - begin]
-            yield self._window.record(run.block), places.start, places.stop, run.receives
+            yield self._window.peek(run.block)[places.start : places.stop], run.receives
 
-    def _kept_blocks(
+    def _kept_messages(
         self, shelf: Shelf, name: str, number: int, start: int, stop: int
-    ) -> Iterable[tuple[bytes, int, int, int]]:
+    ) -> Iterable[tuple[Sequence[Message], int]]:
         """The same for an acked claim."""
         prefix = keys.kept_prefix(shelf.number, name, number)
         first = self._kv.last(prefix, keys.kept_key(shelf.number, name, number, start + 1))
@@ -312,21 +346,23 @@ class Claims(Part, ClaimStore):
             kept = keys.decode_kept(value)
             places = range(kept.start, kept.stop)[max(0, start - begin) : stop - begin]
             if places:
-                yield kept.block, places.start, places.stop, kept.receives
+                yield block_records.decode_block(kept.block, self._kv.get)[places.start : places.stop], kept.receives
 
     # Ending
 
     async def _ack(self, shelf: Shelf, readers: Readers, numbers: range, asked: NextClaim) -> int:
         acked, now, keep_until = 0, asked.now, asked.keep_until
+        change = Change(now, asked.keep)
         for number in numbers:
             held = readers.held[number]
-            if keep_until > now:
-                await self._copy(shelf, readers, number, held)
+            whole = await self._copy(shelf, readers, number, held) if keep_until > now else ()
+            for block in whole:
+                block.source = b""  # it belongs to the claim from now on
             touched: dict[Block, None] = {}
             for place, run in enumerate(held.runs):
                 if asked.keep != "off":
                     sizes = self._window.sizes(run.block)
-                    record_left(self._commit.batch, "acked", shelf, run.block, run.places, sizes, now)
+                    record_left(self._commit.batch, "acked", shelf, run.block, run.places, sizes, change)
                 self._ledger.remove_run(shelf, run, 0 if place else held.claim.bytes)
                 touched[run.block] = None
             self._ledger.mend(shelf, touched)
@@ -334,8 +370,9 @@ class Claims(Part, ClaimStore):
             readers.acked = number
             key = keys.claim_key(shelf.number, readers.name, number)
             if keep_until > now:
-                record = keys.ClaimRecord(replace(held.claim, acked_at=now), keep_until)
+                record = keys.ClaimRecord(replace(held.claim, acked_at=now), keep_until, True)
                 readers.kept[number] = record
+                self._keeping.add(shelf.name)
                 self._commit.batch.ops.append((key, keys.encode(record)))
             else:
                 self._commit.batch.ops.append((key, None))
@@ -346,11 +383,13 @@ class Claims(Part, ClaimStore):
             check_there(shelf)
         return acked
 
-    async def _copy(self, shelf: Shelf, readers: Readers, number: int, held: HeldClaim) -> None:
+    async def _copy(self, shelf: Shelf, readers: Readers, number: int, held: HeldClaim) -> list[Block]:
         """Copy the messages of a claim beside it. The copies have no effect until the claim is acked, and are
-        overwritten if the ack has to start again."""
+        overwritten if the ack has to start again. Returns the blocks of which only the reference to a stage was
+        copied."""
         batch = self._commit.batch
         size = 0
+        whole: list[Block] = []
         for run, end in zip(held.runs, held.ends, strict=True):
             if size > STEP_BYTES:
                 batch.large = True
@@ -358,25 +397,36 @@ class Claims(Part, ClaimStore):
                 check_there(shelf)
                 batch, size = self._commit.batch, 0
             value = self._window.record(run.block)
+            if block_records.staged_in(value) is not None and len(run.places) == run.block.count:
+                whole.append(run.block)
+            elif block_records.source_of(value) is not None:
+                value = block_records.encode_block(block_records.decode_block(value, self._kv.get))
             kept = keys.KeptRecord(run.places.start, run.places.stop, run.receives, value)
             key = keys.kept_key(shelf.number, readers.name, number, end - len(run.places))
             batch.ops.append((key, keys.encode(kept)))
             size += len(value)
+        return whole
 
     def _remove_kept(self, shelf: Shelf, name: str, number: int, limit: int) -> int:
-        """Stage the removal of up to `limit` copied records of a claim; returns how many."""
+        """Stage the removal of up to `limit` copied records of an acked claim; returns how many."""
         removed = 0
         prefix = keys.kept_prefix(shelf.number, name, number)
-        for key, _ in self._kv.scan(prefix, keys.after(prefix)):
+        for key, value in self._kv.scan(prefix, keys.after(prefix)):
             if removed == limit:
                 break
             self._commit.batch.ops.append((key, None))
+            if (staged := block_records.staged_in(keys.decode_kept(value).block)) is not None:
+                self._commit.batch.ops.append((staged.at, None))
             removed += 1
         return removed
 
     def _save(self, shelf: Shelf, readers: Readers) -> None:
-        record = keys.ReadersRecord(readers.epoch, readers.acked, readers.last)
+        record = keys.ReadersRecord(readers.epoch, readers.acked, readers.last, readers.id)
         self._commit.batch.ops.append((keys.readers_key(shelf.serial, readers.name), keys.encode(record)))
+
+    def _save_claim(self, shelf: Shelf, group: str, claim: Claim) -> None:
+        record = keys.ClaimRecord(claim, tells_reader=True)
+        self._commit.batch.ops.append((keys.claim_key(shelf.number, group, claim.number), keys.encode(record)))
 
 
 class _Making(Struct):
@@ -391,7 +441,7 @@ class _Making(Struct):
 
 
 def _state(readers: Readers, claims: Sequence[Claim] = ()) -> ClaimGroup:
-    return ClaimGroup(readers.name, readers.epoch, readers.acked, readers.last, list(claims))
+    return ClaimGroup(readers.name, readers.epoch, readers.acked, readers.last, list(claims), readers.id)
 
 
 def _readable(readers: Readers, number: int, now: int) -> Claim | None:

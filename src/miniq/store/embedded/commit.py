@@ -130,6 +130,14 @@ class GroupCommit:
                 self._jobs.put(None)
                 await ended
 
+    def fail(self, error: StoreFailed) -> None:
+        """End all writing: refuse the calls that wait, and all that follow."""
+        self.failed = self.refusal = error
+        running = [] if self._busy is None else self._busy.waiting
+        for future in running + self.batch.waiting:
+            if not future.done():
+                future.set_exception(error)
+
     def abandon(self, refusal: MiniQError) -> None:
         """In a forked child, which has no commit thread: write nothing any more, and refuse everything."""
         self.failed = self.refusal = refusal
@@ -172,15 +180,11 @@ class GroupCommit:
         return None
 
     def _finish(self, batch: Batch, error: StoreError | None) -> None:
+        if error is not None and self.failed is None:
+            text = f"{error.text}. Nothing after the last confirmation is certain: stop and start again"
+            self.fail(StoreFailed(text, field="store"))
         self._busy = None
-        if error is not None:
-            self.failed = self.refusal = StoreFailed(
-                f"{error.text}. Nothing after the last confirmation is certain: stop and start again",
-                field="store",
-            )
-            for future in batch.waiting + self.batch.waiting:
-                if not future.done():
-                    future.set_exception(self.failed)
+        if self.failed is not None:
             return
         for call in batch.done:
             call()

@@ -22,7 +22,7 @@ def dump(core: Core) -> Iterator[Item]:
     for shelf in shelves.values():
         yield transfer.Queue(shelf.name, shelf.settings)
         readers = [
-            (transfer.Readers(shelf.name, name, group.epoch, group.last), len(group.held))
+            (transfer.Readers(shelf.name, name, group.epoch, group.last, group.id), len(group.held))
             for name, group in shelf.readers.items()
         ]
         yield from transfer.at_rest(shelf.name, bool(shelf.stages), readers)
@@ -32,13 +32,21 @@ def dump(core: Core) -> Iterator[Item]:
             yield transfer.Record(kind, name, value)
     yield transfer.LastId(core.ledger.last_id)
     for shelf in shelves.values():
-        # Messages in line come before those that wait in groups, so heads come first.
-        for _, _, stored, run in written(kv, shelf):
-            yield Saved(stored, None if run is None or run.receipt is None else run.taken_at)
+        # The heads and fronts of groups come before the messages that wait behind them.
+        for position, _, stored, run in written(core, shelf):
+            if position[:1] == b"b" or stored.receives:
+                yield Saved(stored, None if run is None or run.receipt is None else run.taken_at)
+        for _, _, stored, _ in written(core, shelf, b"w"):
+            if not stored.receives:
+                yield Saved(stored)
         prefix = keys.of_queue(b"d", shelf.serial)
         for key, value in kv.scan(prefix, keys.after(prefix)):
             record = keys.decode_dedup(value)
             yield transfer.Dedup(shelf.name, key[len(prefix) :].decode(), record.id, record.until)
+        prefix = keys.of_queue(b"f", shelf.serial)
+        for key, value in kv.scan(prefix, keys.after(prefix)):
+            kept = keys.decode_result(value)
+            yield transfer.Kept(shelf.name, key[len(prefix) :].decode(), kept.finished, kept.until)
 
 
 def load(items: Sequence[Item], core: Core, now: int) -> None:
@@ -49,6 +57,8 @@ def load(items: Sequence[Item], core: Core, now: int) -> None:
         if isinstance(item, transfer.Dedup):
             record = keys.DedupRecord(item.answer, item.until)
             ops.append((keys.dedup_key(shelves[item.queue].serial, item.name), keys.encode(record)))
+        elif isinstance(item, transfer.Kept):
+            core.results.stage(shelves[item.queue], item.id, item.finished, item.until)
         elif isinstance(item, transfer.HistoryStart):
             core.history.begin(item.offset, ops)
         elif isinstance(item, transfer.Events):

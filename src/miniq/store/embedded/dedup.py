@@ -6,7 +6,7 @@ names that no dedup id can have.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from miniq.errors import IdempotencyMismatch
@@ -17,7 +17,7 @@ from miniq.store.embedded import keys
 from miniq.store.embedded.blocks import Shelf
 from miniq.store.embedded.commit import GroupCommit
 from miniq.store.embedded.kv import KV
-from miniq.store.names import call_record
+from miniq.store.names import CALL, call_record
 
 
 class DedupRecords:
@@ -25,6 +25,8 @@ class DedupRecords:
         self._kv = kv
         self._commit = commit
         self._tidy_from = b"d"
+        self._unwritten: set[str] = set()
+        """Queues that may have records that are not written yet."""
 
     def standing(self, shelf: Shelf, name: str, now: int) -> str | None:
         """The answer in a record that has not expired, written or not."""
@@ -68,14 +70,28 @@ class DedupRecords:
     def remember(self, shelf: Shelf, answers: dict[str, str], until: int) -> None:
         """Stage records by name."""
         batch = self._commit.batch
+        self._unwritten.add(shelf.name)
         for name, answer in answers.items():
             record = shelf.dedup[name] = keys.DedupRecord(answer, until)
             batch.ops.append((keys.dedup_key(shelf.serial, name), keys.encode(record)))
         batch.done.append(partial(_written, shelf, answers))
 
-    def tidy(self, shelves: Iterable[Shelf], now: int, limit: int) -> None:
+    def forget(self, shelf: Shelf) -> None:
+        """Stage the removal of the records of all dedup ids of a queue; those of calls and commits stay."""
+        ops = self._commit.batch.ops
+        start = keys.dedup_key(shelf.serial, "")
+        for key, _ in self._kv.scan(start, keys.after(start)):
+            if not key.startswith(CALL.encode(), len(start)):
+                ops.append((key, None))
+        for name in [name for name in shelf.dedup if not name.startswith(CALL)]:  # not written yet
+            ops.append((keys.dedup_key(shelf.serial, name), None))
+            del shelf.dedup[name]
+
+    def tidy(self, shelves: Mapping[str, Shelf], now: int, limit: int) -> None:
         """Examine the next `limit` records and stage the removal of expired ones."""
-        renewed = {keys.dedup_key(shelf.serial, name) for shelf in shelves for name in shelf.dedup}
+        unwritten = [shelf for name in self._unwritten if (shelf := shelves.get(name)) is not None and shelf.dedup]
+        self._unwritten = {shelf.name for shelf in unwritten}
+        renewed = {keys.dedup_key(shelf.serial, name) for shelf in unwritten for name in shelf.dedup}
         ops = self._commit.batch.ops
         for examined, (key, value) in enumerate(self._kv.scan(self._tidy_from, keys.after(b"d"))):
             if examined == limit:

@@ -21,6 +21,7 @@ from miniq.store.embedded.manifest import current, manifest_path
 NAME = "EXTENT"
 _MAGIC = b"MINIQEX2"
 _BOOT = "/proc/sys/kernel/random/boot_id"
+HEAD = 512
 KEPT = 5.0
 """Seconds after which a synced write syncs this file too; a power loss leaves a version no older than that."""
 
@@ -31,6 +32,10 @@ class Reach(Struct, array_like=True):
     number: int = 0
     synced: int = 0
     written: int = 0
+    head: int = 0
+    """LevelDB: the number of bytes of the first write to the log, up to `HEAD`, with which it is recognised."""
+    checksum: int = 0
+    """Of these bytes."""
 
 
 class Note(Struct, array_like=True):
@@ -95,6 +100,11 @@ class Extent:
         self.write()
         if sync and time.monotonic() > self._kept + KEPT:
             self.keep()
+
+    def recognise(self, log: int) -> None:
+        """Note how the log of LevelDB with this handle begins, after the first write to it."""
+        head = os.pread(log, HEAD, 0)
+        self.note.log.head, self.note.log.checksum = len(head), crc32(head)
 
     def begin_log(self, number: int) -> None:
         """LevelDB has begun a new log."""

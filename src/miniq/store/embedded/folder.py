@@ -7,21 +7,28 @@ data/       the database
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
-from miniq.errors import NoSpace, StoreError, StoreFormat, StoreLocked, StoreUnavailable
+from miniq.errors import NoSpace, StoreError, StoreFailed, StoreFormat, StoreLocked, StoreUnavailable
+from miniq.store.embedded import extent
 from miniq.store.embedded.keys import FORMAT
+from miniq.store.embedded.wal import corrupt
 
 log = logging.getLogger("miniq.store")
 CHECK_BYTES = 1024 * 1024
+GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE)
+"""Errors which say that there is no such file; others may pass."""
 ENGINES = ("rocksdb", "leveldb")
+LOCK = "LOCK"
 MARKER = "MINIQ"
 NEW = ".new"
 """Suffix of a marker that is being written."""
@@ -33,6 +40,10 @@ class Marker(Struct, omit_defaults=True):
     format: int
     engine: str
     files: Files | None = None
+    restored: str | None = None
+    used: bool = False
+    """Whether there has been a database in it."""
+    """Made by a restore: the store may be older than what its readers have seen."""
 
 
 class Folder:
@@ -43,13 +54,15 @@ class Folder:
         self.engine = engine
         self.data = os.path.join(self.path, "data")
         self._lock: int | None = None
+        self._files: dict[str, os.stat_result] = {}
+        """Files that stay open, and so keep their inode, as they were found in the folder."""
 
     def open(self) -> None:
         """Create the folder if needed and lock it, or fail at once. Never changes a folder that is not a store."""
         self._check_format()
         try:
             _make_folder(self.path)
-            lock = os.open(os.path.join(self.path, "LOCK"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            lock = os.open(os.path.join(self.path, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise StoreError(f"store: cannot use {self.path}: {error.strerror}", field="store") from None
         _flock(lock, fcntl.LOCK_EX, self.path, "store")
@@ -58,18 +71,52 @@ class Folder:
         self._lock = lock
         try:
             # Again under the lock: another process may have created it.
-            if not self._check_format() or read_marker(self.path, "store")[1] is not None:
-                write_marker(self.path, self.engine)  # a backup that is opened is no longer one
+            if not self._check_format():
+                write_marker(self.path, Marker(FORMAT, self.engine))
+            marker = _marker(self.path)
+            current = os.path.join(self.data, "CURRENT")
+            if isinstance(marker, Marker) and marker.used and not os.path.lexists(current):
+                raise corrupt(current, "it is missing")
             _make_folder(self.data)
             tighten(self.path)
         except BaseException:
             self.close()
             raise
 
+    def watch(self) -> None:
+        """Once its database is open: note that there is one, in the current format, and remember the files of the
+        folder for `replaced`."""
+        marker = _marker(self.path)
+        if isinstance(marker, Marker) and not (marker.used and marker.format == FORMAT):
+            write_marker(self.path, replace(marker, format=FORMAT, used=True))
+        paths = os.path.join(self.path, LOCK), os.path.join(self.data, extent.NAME)
+        self._files = {path: os.stat(path) for path in paths}
+
+    def replaced(self) -> StoreFailed | None:
+        """An error if the folder was removed, renamed or replaced while it was open, and None otherwise."""
+        for path, opened in self._files.items():
+            try:
+                if os.path.samestat(os.stat(path), opened):
+                    continue
+                happened = "was replaced"
+            except OSError as error:
+                if error.errno not in GONE:
+                    continue
+                happened = "is gone"
+            return StoreFailed(
+                f"store: {path} {happened}: the folder was removed, renamed or replaced while this process had it "
+                "open. What was confirmed just before may be lost with the removed files. Put the folder back or "
+                "restore a backup, then start again; next time, stop the process first",
+                field="store",
+            )
+        return None
+
     def close(self) -> None:
         """Unlock the folder. Idempotent."""
         if self._lock is not None:
-            tighten(self.path)
+            if self.replaced() is None:
+                tighten(self.path)
+            self._files = {}
             # A forked child shares the open file: closing alone would leave the folder locked.
             fcntl.flock(self._lock, fcntl.LOCK_UN)
             os.close(self._lock)
@@ -77,6 +124,7 @@ class Folder:
 
     def abandon(self) -> None:
         """In a forked child: drop the lock, which belongs to the parent, so that it ends with the parent."""
+        self._files = {}
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -86,14 +134,20 @@ class Folder:
         if not os.path.isdir(self.path):
             return False
         if not os.path.lexists(os.path.join(self.path, MARKER)):
-            others = sorted(set(os.listdir(self.path)) - {"LOCK", MARKER + NEW})
+            others = sorted(set(os.listdir(self.path)) - {LOCK, MARKER + NEW})
             if others:
                 raise StoreFormat(
                     f"store: {self.path} is not a MiniQ folder (it holds {others[0]!r}); use an empty or new one",
                     field="store",
                 )
             return False
-        if (engine := read_marker(self.path, "store")[0]) != self.engine:
+        engine, files = read_marker(self.path, "store")
+        if files is not None:
+            raise StoreFormat(
+                f"store: {self.path} is a backup; create a store from it with `miniq restore {self.path} NEWFOLDER`",
+                field="store",
+            )
+        if engine != self.engine:
             raise StoreFormat(
                 f"store: {self.path} was made by {engine}; open it as {engine}:{self.path}", field="store"
             )
@@ -104,7 +158,7 @@ class Folder:
 def locked_for_reading(folder: str, field: str) -> Iterator[None]:
     """Refuse a folder that a process has open, and keep others from opening it meanwhile. Changes nothing."""
     try:
-        lock = os.open(os.path.join(folder, "LOCK"), os.O_RDONLY | os.O_CLOEXEC)
+        lock = os.open(os.path.join(folder, LOCK), os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         yield  # a backup that was never opened
         return
@@ -129,28 +183,55 @@ def _flock(lock: int, how: int, folder: str, field: str) -> None:
 def read_marker(folder: str, field: str) -> tuple[str, Files | None]:
     """The engine in the marker of a folder, and the files if it is a backup; raises if this version does not know the
     format."""
-    path = os.path.join(folder, MARKER)
-    try:
-        with open(path, "rb") as file:
-            marker = msgspec.json.decode(file.read(), type=Marker)
-        if marker.engine not in ENGINES:
-            raise ValueError
-    except (OSError, ValueError, msgspec.MsgspecError):
-        raise StoreFormat(f"{field}: {path} cannot be read; restore it from a backup", field=field) from None
-    if marker.format != FORMAT:
+    marker = _marker(folder)
+    if isinstance(marker, str):
+        raise StoreFormat(corrupt(os.path.join(folder, MARKER), marker, field).text, field=field)
+    if not 1 <= marker.format <= FORMAT:
         raise StoreFormat(
-            f"{field}: {folder} has format {marker.format}, this version of MiniQ knows {FORMAT}; "
+            f"{field}: {folder} has format {marker.format}, this version of MiniQ knows 1 to {FORMAT}; "
             "use the version that wrote it, or export and import",
             field=field,
         )
     return marker.engine, marker.files
 
 
+def restored_as(folder: str) -> str | None:
+    """What the marker of a restored folder says; None if the store was made in it."""
+    marker = _marker(folder)
+    return None if isinstance(marker, str) else marker.restored
+
+
+def is_used(folder: str) -> bool:
+    """Whether there has been a database in a folder."""
+    marker = _marker(folder)
+    return isinstance(marker, Marker) and marker.used
+
+
+def damaged_marker(folder: str) -> str | None:
+    """What is wrong with the marker of a folder, None if it can be read."""
+    marker = _marker(folder)
+    return f"{os.path.join(folder, MARKER)} is damaged ({marker})" if isinstance(marker, str) else None
+
+
+def _marker(folder: str) -> Marker | str:
+    """The marker of a folder, or why there is none."""
+    try:
+        with open(os.path.join(folder, MARKER), "rb") as file:
+            marker = msgspec.json.decode(file.read(), type=Marker)
+    except FileNotFoundError:
+        return "it is missing"
+    except (OSError, ValueError, msgspec.MsgspecError):
+        return "it cannot be read"
+    return marker if marker.engine in ENGINES else "it names no engine"
+
+
 class Space:
     """Rejects sends while the disk is nearly full, so that receive and ack can go on."""
 
-    def __init__(self, folder: Folder, min_free_bytes: int) -> None:
+    def __init__(self, folder: Folder, min_free_bytes: int, failure: Callable[[], Exception | None]) -> None:
         self._folder = folder
+        self._failure = failure
+        """Why the store has failed, None if it has not."""
         self.min_free = min_free_bytes
         self._unchecked = CHECK_BYTES
 
@@ -162,8 +243,8 @@ class Space:
         try:
             disk = os.statvfs(self._folder.path)
         except OSError as error:
-            path = self._folder.path
-            raise StoreUnavailable(f"store: {path} is unreachable: {error.strerror}", field="store") from None
+            unreachable = f"store: {self._folder.path} is unreachable: {error.strerror}"
+            raise self._failure() or StoreUnavailable(unreachable, field="store") from None
         free = disk.f_bavail * disk.f_frsize
         if free < self.min_free:
             raise NoSpace(
@@ -174,11 +255,11 @@ class Space:
         self._unchecked = 0
 
 
-def write_marker(folder: str, engine: str, files: Files | None = None) -> None:
+def write_marker(folder: str, marker: Marker) -> None:
     """Write the marker to a temporary file and rename it, so that it is complete or absent."""
     path = os.path.join(folder, MARKER)
     with open(path + NEW, "wb") as file:
-        file.write(msgspec.json.encode(Marker(FORMAT, engine, files)) + b"\n")
+        file.write(msgspec.json.encode(marker) + b"\n")
         file.flush()
         os.fsync(file.fileno())
     os.replace(path + NEW, path)

@@ -13,12 +13,7 @@ import os
 from typing import Protocol
 from weakref import WeakSet
 
-from miniq.errors import Closed, StoreError
-
-_ADVICE = (
-    "Connect only after the fork (Gunicorn: in post_fork), or start processes by multiprocessing's 'spawn'; processes "
-    "that share a folder need a server: start `miniq serve` and connect to its address"
-)
+from miniq.errors import FORK_ADVICE, Closed, StoreError
 
 
 class ForkAware(Protocol):
@@ -41,7 +36,7 @@ def check(path: str) -> None:
     elif _engine_process != os.getpid():
         raise StoreError(
             f"store: cannot open {path} in a process that was forked from one that had opened a folder: storage "
-            f"engines do not survive a fork. {_ADVICE}",
+            f"engines do not survive a fork. {FORK_ADVICE}",
             field="store",
         )
 
@@ -58,7 +53,7 @@ def keep_alive(engine: object) -> None:
 
 def _abandon_all() -> None:
     for store in list(_open):
-        store.abandon(Closed(f"the folder was opened before this process was forked. {_ADVICE}"))
+        store.abandon(Closed(f"the folder was opened before this process was forked. {FORK_ADVICE}"))
     libc = ctypes.CDLL(None)
     if hasattr(libc, "on_exit"):  # in glibc; handlers run in reverse order, with the exit status as argument
         libc.on_exit(libc._exit, None)

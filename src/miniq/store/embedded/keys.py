@@ -1,6 +1,6 @@
-"""The records of the embedded store: the meaning of each key, and the encoding of its value.
+"""The records of the embedded store: the meaning of each key, and the encoding of its value. Those of messages are in
+`block_records.py`.
 
-    f                              format version (also in the file MINIQ beside the database)
     l                              the highest message id so far
     o                              history: first offset, bytes
     k KIND NAME                    a small record of the broker, such as an API key
@@ -8,26 +8,34 @@
     c NUMBER                       queue: counters, and where reading of each lane starts
     z NUMBER                       an obsolete number, whose records are being removed
     b NUMBER OWNER PRIORITY BLOCK  messages that can be taken, one block of up to 128
-    w NUMBER GROUP BLOCK           a message waiting behind the head of its group
+    w NUMBER GROUP BLOCK           a message waiting behind the head of its group, or taken together with it
     g NUMBER GROUP                 group: number of messages, and a lower bound of the waiting ids
     i NUMBER ID                    the key of a block that cannot be derived from the id
     s NUMBER BLOCK VERSION         state of some messages of a block: lease or delay
+    r NUMBER ID                    the last error of a message that failed
     x NUMBER BLOCK                 which messages of a block were removed
     d SERIAL DEDUP_ID              dedup: message id and expiry
+    f SERIAL ID                    how a message was finished: its result or error, and until when that is kept
+    y UNTIL SERIAL ID              the same by the end of that time, without a value
     p SERIAL READERS               claim group: epoch, last acked, last made
     n NUMBER READERS CLAIM         claim: messages and bytes, when it was made and acked
     v NUMBER READERS CLAIM PLACE   messages of an acked claim, starting at a place in it
     e SERIAL STAGE PART            a part of a stage: its upload, and how it is cut into blocks
     t UPLOAD PLACE                 a block of a stage, or of messages committed from one
+    j PUBLICATION PLACE            a block of messages that were published to several queues
+    j PUBLICATION PLACE n          how many queues still refer to it
     h OFFSET                       history: runs of events, the last of which has OFFSET
 
 NUMBER and SERIAL are 4 bytes; a purged queue gets a new number and keeps its serial. OWNER, GROUP and READERS are a
 2-byte length and UTF-8 text; OWNER is the recipient, empty for all consumers. PRIORITY is a digit, 9 minus the
-priority. CLAIM, VERSION and OFFSET are 8 bytes, PLACE 4. All numbers are big-endian, so that keys sort by them.
+priority. CLAIM, VERSION, UNTIL and OFFSET are 8 bytes, PLACE 4. All numbers are big-endian, so that keys sort by them.
 
 STAGE is four texts: job, batch, partition, attempt. UPLOAD is 8 bytes, PART 4. A staged block has no ids, and its
 times are relative to the commit. A commit writes the block's key, first id and commit time into the lane (`b`, `w`),
 so it writes little, however much it commits.
+
+PUBLICATION is 8 bytes. A published block names no queue; each queue has a record in its lane that refers to it. The
+number of these changes with them, in the same batch, and the block is removed with the last.
 
 The messages of an unacked claim have a state (`s`) like any lease, with the claim's name as receipt.
 
@@ -35,23 +43,26 @@ BLOCK is the first id of the run (see `ids.py`) for messages that were sent toge
 that stands alone: with a recipient or group, or edited or moved.
 
 Values are MessagePack. To change a record, add a field with a default at the end; for anything else raise `FORMAT` and
-convert at start.
+convert at start. The format is in the file MINIQ beside the database. A folder of an earlier format gets the new one
+when it is opened, so that earlier versions refuse it.
+
+    2   history has the event `failed`; nothing to convert
+    3   a block may be packed, or shared by several queues; history has the event `published`; there are
+        results; nothing to convert
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
 
 import msgspec
 from msgspec import Struct
 
-from miniq.errors import StoreCorrupt
-from miniq.ids import ids_from
-from miniq.message import Claim, Event, Message, PlainBatch, QueueSettings, StageName
-from miniq.store.decisions import committed, plain_batch
+from miniq.batch import Claim, StageName
+from miniq.message import Event, QueueSettings
+from miniq.result import Finished
 
-FORMAT = 1
+FORMAT = 3
 
 _u32 = struct.Struct(">I").pack
 _u64 = struct.Struct(">Q")
@@ -61,32 +72,6 @@ class QueueRecord(Struct, frozen=True, array_like=True):
     number: int
     serial: int
     settings: QueueSettings
-
-
-class PlainBlock(Struct, frozen=True, array_like=True, tag=0, gc=False):
-    """Messages that differ only in their bodies; the common fields are stored once."""
-
-    first: str
-    queue: str
-    sent_at: int
-    due_at: int
-    content_type: str
-    priority: int
-    bodies: list[bytes]
-
-
-class MixedBlock(Struct, frozen=True, array_like=True, tag=1, gc=False):
-    """Messages that differ in more than their bodies."""
-
-    messages: list[Message]
-
-
-class StagedBlock(Struct, frozen=True, array_like=True, tag=2, gc=False):
-    """Messages committed from a stage: the key of the staged block, their first id, and the commit time."""
-
-    at: bytes
-    first: str
-    sent_at: int
 
 
 class CountRecord(Struct, frozen=True, array_like=True):
@@ -116,6 +101,8 @@ class StateRecord(Struct, frozen=True, array_like=True, gc=False):
     taken_at: int
     group: str | None = None
     waiting: bool = False
+    error: int = 0
+    """Whether they failed, and how: see `failures.py`."""
 
 
 class GoneRecord(Struct, frozen=True, array_like=True, gc=False):
@@ -132,16 +119,24 @@ class DedupRecord(Struct, frozen=True, array_like=True, gc=False):
     until: int
 
 
+class ResultRecord(Struct, frozen=True, array_like=True, gc=False):
+    finished: Finished
+    until: int
+
+
 class ReadersRecord(Struct, frozen=True, array_like=True):
     epoch: int
     acked: int
     last: int
+    id: str = ""
 
 
 class ClaimRecord(Struct, frozen=True, array_like=True):
     claim: Claim
     until: int = 0
     """Until when it is readable, once it is acked."""
+    tells_reader: bool = False
+    """False in records of versions that did not note who fetched a claim."""
 
 
 class KeptRecord(Struct, frozen=True, array_like=True, gc=False):
@@ -160,6 +155,8 @@ class StretchRecord(Struct, frozen=True, array_like=True, gc=False):
     due_at: int
     sizes: list[int]
     alone: bool = False
+    plain: bool = False
+    """Whether its messages differ only in their bodies."""
 
 
 class PartRecord(Struct, frozen=True, array_like=True, gc=False):
@@ -185,16 +182,16 @@ class HistoryHead(Struct, frozen=True, array_like=True):
     bytes: int
 
 
-Get = Callable[[bytes], bytes | None]
-
 encode = msgspec.msgpack.Encoder().encode
-_decode_block = msgspec.msgpack.Decoder(PlainBlock | MixedBlock | StagedBlock).decode
+decode_sharers = msgspec.msgpack.Decoder(int).decode
 decode_queue = msgspec.msgpack.Decoder(QueueRecord).decode
 decode_count = msgspec.msgpack.Decoder(CountRecord).decode
 decode_group = msgspec.msgpack.Decoder(GroupRecord).decode
 decode_state = msgspec.msgpack.Decoder(StateRecord).decode
+decode_error = msgspec.msgpack.Decoder(str).decode
 decode_gone = msgspec.msgpack.Decoder(GoneRecord).decode
 decode_dedup = msgspec.msgpack.Decoder(DedupRecord).decode
+decode_result = msgspec.msgpack.Decoder(ResultRecord).decode
 decode_readers = msgspec.msgpack.Decoder(ReadersRecord).decode
 decode_claim = msgspec.msgpack.Decoder(ClaimRecord).decode
 decode_kept = msgspec.msgpack.Decoder(KeptRecord).decode
@@ -203,49 +200,12 @@ decode_head = msgspec.msgpack.Decoder(HistoryHead).decode
 decode_events = msgspec.msgpack.Decoder(list[EventRun]).decode
 
 
-def encode_block(messages: Sequence[Message]) -> bytes:
-    """Encode messages with consecutive ids as a block."""
-    batch = messages if isinstance(messages, PlainBatch) else plain_batch(messages)
-    if batch is None:
-        return encode(MixedBlock(list(messages)))
-    times = (batch.sent_at, batch.due_at)
-    return encode(PlainBlock(batch.ids[0], batch.queue, *times, batch.content_type, batch.priority, batch.bodies))
-
-
-def decode_block(value: bytes, get: Get) -> Sequence[Message]:
-    """The messages of a block; `get` reads staged ones."""
-    block = _decode_block(value)
-    if isinstance(block, MixedBlock):
-        return block.messages
-    if isinstance(block, PlainBlock):
-        return _plain_batch(block, block.first, block.sent_at, block.due_at)
-    record = get(block.at)
-    staged = None if record is None else _decode_block(record)
-    if isinstance(staged, PlainBlock):
-        return _plain_batch(staged, block.first, block.sent_at, block.sent_at + staged.due_at)
-    if isinstance(staged, MixedBlock):
-        ids = ids_from(block.first, len(staged.messages))
-        return [committed(message, id, block.sent_at) for id, message in zip(ids, staged.messages, strict=True)]
-    raise StoreCorrupt(f"store: the record of message {block.first} is missing", field="store")
-
-
-def _plain_batch(block: PlainBlock, first: str, sent_at: int, due_at: int) -> PlainBatch:
-    ids = ids_from(first, len(block.bodies))
-    return PlainBatch(ids, block.queue, sent_at, due_at, block.bodies, block.content_type, block.priority)
-
-
-def source_of(value: bytes) -> bytes | None:
-    """The key of the staged block that a block refers to, None if it has its own messages."""
-    if value[1:2] != b"\x02":  # the tag comes first
-        return None
-    block = _decode_block(value)
-    return block.at if isinstance(block, StagedBlock) else None
-
-
 LAST_ID = b"l"
+SHARED = b"j"
 HISTORY_HEAD = b"o"
-MESSAGE_KINDS = b"bwgisxnv"
-SERIAL_KINDS = b"dpe"
+MESSAGE_KINDS = b"bwgisrxnv"
+SERIAL_KINDS = b"dfpe"
+RESULTS_DUE = b"y"
 
 
 def _text(text: str) -> bytes:
@@ -280,8 +240,27 @@ def of_queue(kind: bytes, number: int) -> bytes:
     return kind + _u32(number)
 
 
+def number_of(key: bytes) -> int:
+    """The number of the queue that a key belongs to."""
+    return int.from_bytes(key[1:5], "big")
+
+
+_PRIORITIES = [b"%d" % (9 - priority) for priority in range(10)]
+
+
 def lane_prefix(number: int, owner: str, priority: int) -> bytes:
-    return b"b" + _u32(number) + _text(owner) + b"%d" % (9 - priority)
+    return b"b" + _u32(number) + _text(owner) + _PRIORITIES[priority]
+
+
+def priority_of(lane: bytes) -> int:
+    """The priority in the prefix of a lane."""
+    return 9 - int(lane[-1:])
+
+
+def lane_prefixes(number: int, owner: str) -> list[bytes]:
+    """The prefixes of all priorities, from 0 on."""
+    common = b"b" + _u32(number) + _text(owner)
+    return [common + digit for digit in _PRIORITIES]
 
 
 def group_prefix(number: int, group: str) -> bytes:
@@ -296,12 +275,35 @@ def index_key(number: int, id: str) -> bytes:
     return b"i" + _u32(number) + id.encode()
 
 
+def error_key(number: int, id: str) -> bytes:
+    return b"r" + _u32(number) + id.encode()
+
+
 def gone_key(number: int, block: str) -> bytes:
     return b"x" + _u32(number) + block.encode()
 
 
 def dedup_key(serial: int, dedup_id: str) -> bytes:
     return b"d" + _u32(serial) + dedup_id.encode()
+
+
+def result_key(serial: int, id: str) -> bytes:
+    return b"f" + _u32(serial) + id.encode()
+
+
+def results_due(until: int) -> bytes:
+    """The prefix of the results that are kept until a moment."""
+    return RESULTS_DUE + _u64.pack(until)
+
+
+def result_due(until: int, result: bytes) -> bytes:
+    """The key by which the result with this key is found when its time is over."""
+    return results_due(until) + result[1:]
+
+
+def read_result_due(key: bytes) -> tuple[int, bytes]:
+    """The end of the time of a result, and its key."""
+    return int(_u64.unpack(key[1:9])[0]), b"f" + key[9:]
 
 
 def readers_key(serial: int, readers: str) -> bytes:
@@ -351,6 +353,15 @@ def upload_prefix(upload: int) -> bytes:
 
 def staged_key(upload: int, place: int) -> bytes:
     return upload_prefix(upload) + _u32(place)
+
+
+def shared_key(publication: int, place: int) -> bytes:
+    return SHARED + _u64.pack(publication) + _u32(place)
+
+
+def sharers_key(shared: bytes) -> bytes:
+    """The key of the number of queues that refer to a shared block."""
+    return shared + b"n"
 
 
 def history_key(offset: int) -> bytes:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-from miniq.errors import MissingExtra, StoreError, StoreFailed, StoreLocked
+from miniq.errors import MissingExtra, StoreError, StoreFailed, StoreLocked, install
 from miniq.store.embedded.extent import Extent
 from miniq.store.embedded.folder import sync_folder
 from miniq.store.embedded.manifest import logs_of
@@ -25,11 +25,18 @@ Op = tuple[bytes, bytes | None]
 """A key with its new value, None to delete it."""
 
 
+Seek = Callable[[bytes], bytes | None]
+
+
 class KV(Protocol):
     def get(self, key: bytes) -> bytes | None: ...
 
     def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Pairs with `start <= key < end` in order, as of the start of the scan."""
+        ...
+
+    def seeking(self, end: bytes) -> contextlib.AbstractContextManager[Seek]:
+        """A function for many looks, one after the other: the lowest key from a given one on that is below `end`."""
         ...
 
     def last(self, start: bytes, end: bytes) -> bytes | None:
@@ -48,6 +55,10 @@ class DiskKV(KV, Protocol):
         """A consistent copy in the new folder `path`."""
         ...
 
+    def halt(self) -> None:
+        """End the engine's own work on its files, as far as it can be ended. Nothing is written after this."""
+        ...
+
 
 def require_driver(engine: str) -> None:
     """Raise `MissingExtra` if the driver of an engine is not installed."""
@@ -56,7 +67,7 @@ def require_driver(engine: str) -> None:
             import plyvel  # noqa: F401
         except ImportError:
             raise MissingExtra(
-                "store: the LevelDB driver is not installed; pip install 'miniq[leveldb]' (Python 3.11 or 3.12)",
+                f"store: the LevelDB driver is not installed; {install('leveldb')} (Python 3.11 or 3.12)",
                 field="store",
             ) from None
 
@@ -166,6 +177,27 @@ class RocksKV:
         finally:
             pairs = None  # the traceback of an error would keep it, and an iterator keeps the database open
 
+    @contextlib.contextmanager
+    def seeking(self, end: bytes) -> Iterator[Seek]:
+        bounds = self._rd.ReadOptions()
+        bounds.set_iterate_upper_bound(end)
+        keys: Any = None
+
+        def seek(start: bytes) -> bytes | None:
+            keys.seek(start)
+            if keys.valid():
+                key: bytes = keys.key()
+                return key
+            keys.status()
+            return None
+
+        try:
+            with _translated(self._path):
+                keys = self._db.iter(bounds)
+                yield seek
+        finally:
+            keys = None  # as in `scan`
+
     def last(self, start: bytes, end: bytes) -> bytes | None:
         bounds = self._rd.ReadOptions()
         bounds.set_iterate_upper_bound(end)
@@ -199,6 +231,9 @@ class RocksKV:
             note = Extent(path, self._extent.note.base)
             note.wrote(last, True)
             note.close()
+
+    def halt(self) -> None:
+        self._db.cancel_all_background(False)
 
     def close(self) -> None:
         with _translated(self._path):
@@ -256,6 +291,17 @@ class LevelKV:
         with _translated(self._path), self._db.iterator(start=start, stop=end, verify_checksums=True) as pairs:
             yield from pairs
 
+    @contextlib.contextmanager
+    def seeking(self, end: bytes) -> Iterator[Seek]:
+        with _translated(self._path), self._db.raw_iterator(verify_checksums=True) as keys:
+
+            def seek(start: bytes) -> bytes | None:
+                keys.seek(start)
+                key: bytes | None = keys.key() if keys.valid() else None
+                return key if key is not None and key < end else None
+
+            yield seek
+
     def last(self, start: bytes, end: bytes) -> bytes | None:
         with (
             _translated(self._path),
@@ -279,6 +325,8 @@ class LevelKV:
                 number, self._log = self._newest_log()
                 self._extent.begin_log(number)
                 length = os.lseek(self._log, 0, os.SEEK_END)
+            if not self._extent.note.log.head:
+                self._extent.recognise(self._log)
             self._extent.wrote(length, sync)
 
     def checkpoint(self, path: str) -> None:
@@ -298,6 +346,9 @@ class LevelKV:
                 copy.write(ops, True)
             finally:
                 copy.close()
+
+    def halt(self) -> None:
+        """LevelDB cannot be told to leave a compaction."""
 
     def close(self) -> None:
         with _translated(self._path):

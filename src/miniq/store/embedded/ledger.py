@@ -5,17 +5,19 @@ Each change is made in memory and staged in the open batch; callers have checked
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 
 from miniq.ids import RUN, SHARE, ids_from, is_run, run_of
 from miniq.message import Message, PlainBatch
 from miniq.store.contract import ReadyHint
-from miniq.store.embedded import keys
+from miniq.store.embedded import block_records, fronts, keys
 from miniq.store.embedded.blocks import Block, Shelf
 from miniq.store.embedded.commit import Batch, GroupCommit
 from miniq.store.embedded.history import HistoryLog
 from miniq.store.embedded.kv import KV
+from miniq.store.embedded.sharing import SharedBlocks
 from miniq.store.embedded.states import Run, States
 from miniq.store.embedded.window import Window
 from miniq.store.transfer import Saved
@@ -27,9 +29,17 @@ class Ledger:
     """Stages changes of shelves."""
 
     def __init__(
-        self, kv: KV, window: Window, log: HistoryLog, commit: GroupCommit, states: States, hint: ReadyHint
+        self,
+        kv: KV,
+        window: Window,
+        log: HistoryLog,
+        commit: GroupCommit,
+        states: States,
+        shared: SharedBlocks,
+        hint: ReadyHint,
     ) -> None:
         self._kv = kv
+        self._shared = shared
         self._window = window
         self._log = log
         self._commit = commit
@@ -39,6 +49,8 @@ class Ledger:
         self.dirty: set[Shelf] = set()
         """Shelves whose counters changed since the last batch."""
         self.last_id = ""
+        self._heads: dict[tuple[int, str], Block] = {}
+        """Of messages from another store, one of the front of each group, by number and group."""
 
     def _complete(self, batch: Batch) -> None:
         """Add to a batch, besides its changes, the counters, the highest id and the history."""
@@ -97,9 +109,14 @@ class Ledger:
         block = self.arrive_alone(shelf, message, now)
         if saved is not None:
             state, taken_at = saved.stored, saved.taken_at or 0
-            self._states.give(
-                shelf, block, range(1), state.visible_at, state.receives, state.receipt, state.consumer, taken_at
-            )
+            error = 0 if state.error is None else self._states.failures.keep(shelf, [message.id], state.error)
+            values = (state.visible_at, state.receives, state.receipt, state.consumer, taken_at, error)
+            if state.receives and message.group is not None:
+                head = self._heads.setdefault((shelf.number, message.group), block)
+                if head is not block:
+                    fronts.join(head, block)
+                    self._unfollow(shelf, block)
+            self._states.give(shelf, block, range(1), *values)
         self.announce_all(shelf, [block])
 
     def _arrive_block(self, shelf: Shelf, name: str, count: int, messages: Sequence[Message], now: int) -> Block:
@@ -110,7 +127,7 @@ class Ledger:
         return block
 
     def arrive_alone(self, shelf: Shelf, message: Message, now: int, source: bytes = b"") -> Block:
-        """Add a message with a block of its own; `source` is its key if it is committed from a stage."""
+        """Add a message with a block of its own; `source` is its key if it is committed from a stage, or shared."""
         block = _lane_block(shelf, message.id + "m", message.recipient or "", message.priority, 1)
         if message.group is not None:
             block.group = message.group
@@ -129,7 +146,7 @@ class Ledger:
     def arrive_later(
         self, shelf: Shelf, name: str, value: bytes, source: bytes, priority: int, due_at: int, sizes: list[int]
     ) -> Block:
-        """Add a delayed block that is committed from a stage."""
+        """Add a delayed block that refers to a staged or shared one."""
         block = _lane_block(shelf, name, "", priority, len(sizes))
         block.source, block.sizes = source, sizes
         self._commit.batch.ops.append((block.key, value))
@@ -142,9 +159,9 @@ class Ledger:
     ) -> None:
         if source:
             block.source = source
-            value = keys.encode(keys.StagedBlock(source, messages[0].id, messages[0].sent_at))
+            value = block_records.encode_reference(source, messages[0])
         else:
-            value = keys.encode_block(messages)
+            value = block_records.encode_block(messages)
         self._commit.batch.ops.append((block.key, value))
         self._window.hold(block, messages)
         shelf.count += block.count
@@ -205,7 +222,7 @@ class Ledger:
     # Leaving
 
     def remove(self, shelf: Shelf, block: Block, place: int) -> None:
-        """Remove a message. Call `mend` for its block after all removals of a change."""
+        """Remove a message, but not its error. Call `mend` for its block after all removals of a change."""
         run = block.runs[place]
         if run is not None:
             self._states.leave(shelf, run)
@@ -220,6 +237,8 @@ class Ledger:
         """Remove all messages of a run that has lost none yet. `size` is their total size if the caller knows it."""
         block, places = run.block, run.places
         count = len(places)
+        if run.error:
+            self._states.failures.remove(shelf, run, block.ids_at(places))
         self._states.leave(shelf, run, count)
         block.runs[places.start : places.stop] = [None] * count
         shelf.count -= count
@@ -242,7 +261,7 @@ class Ledger:
                 continue
             ops = self._commit.batch.ops
             if block.source != b"":
-                self._leave_stage(block)
+                self._leave_source(block)
             ops.append((block.key, None))
             if block.count > 1:
                 ops.append((keys.gone_key(shelf.number, block.name), None))
@@ -258,15 +277,22 @@ class Ledger:
         if removed:
             self._commit.batch.done.append(partial(shelf.leaving.difference_update, removed))
 
-    def _leave_stage(self, block: Block) -> None:
-        """Remove the staged record that a block refers to, if any, since the block is removed or rewritten."""
+    def _leave_source(self, block: Block) -> None:
+        """End the reference of a block to a staged or shared one, if any, since the block is removed or rewritten."""
         source = block.source
         if source is None:
             value = self._kv.get(block.key)
-            source = None if value is None else keys.source_of(value)
+            source = None if value is None else block_records.source_of(value)
         if source:
-            self._commit.batch.ops.append((source, None))
+            self.release(source)
         block.source = b""
+
+    def release(self, source: bytes) -> None:
+        """Remove a staged block, or a reference to a shared one."""
+        if source[:1] == keys.SHARED:
+            self._shared.release(source)
+        else:
+            self._commit.batch.ops.append((source, None))
 
     def edit(self, shelf: Shelf, block: Block, place: int, message: Message) -> Block:
         """Replace a message by its edited version, which gets a fresh block of its own; `announce` it then."""
@@ -276,9 +302,10 @@ class Ledger:
         shelf.count += 1
         if block.alone:
             new.group, new.waiting = block.group, block.waiting
-            if block.waiting:
+            fronts.substitute(block, new)
+            if block.key[:1] == b"w":
                 new.key = block.key
-            self._leave_stage(block)
+            self._leave_source(block)
             shelf.blocks.pop(block.name, None)
             self._window.forget(block)
             if new.key != block.key:
@@ -287,7 +314,7 @@ class Ledger:
             self.mend(shelf, (block,))
         if new.key != block.key:
             ops.append((keys.index_key(shelf.number, message.id), new.key))
-        ops.append((new.key, keys.encode_block([message])))
+        ops.append((new.key, block_records.encode_block([message])))
         self._window.hold(new, [message])
         shelf.size += message.size
         return new
@@ -308,11 +335,15 @@ class Ledger:
         return group
 
     def _departed(self, shelf: Shelf, block: Block, name: str) -> None:
-        """A message of a group was removed. If it was the head, the lowest waiting id becomes the head."""
+        """A message of a group was removed. If it was the last of the front, the lowest waiting id becomes the head."""
         group = self.group(shelf, name)
         group.count -= 1
         if block.waiting:
             self._unfollow(shelf, block)
+        elif block.front is not None:
+            head = fronts.leave(shelf, block)
+            if head is not None:
+                self._hint(shelf.name, head.owner or None, 1)
         elif group.count:
             self._advance(shelf, name, group)
         key = keys.group_key(shelf.number, name)
@@ -322,15 +353,17 @@ class Ledger:
 
     def _advance(self, shelf: Shelf, name: str, group: keys.GroupRecord) -> None:
         """Make the first follower the head of its group."""
-        block = self._next_follower(shelf, name, group)
+        block = next(self._followers(shelf, name, group))
         messages = self._window.load(block)  # once its record is moved, only memory has it until that is written
-        self._leave_stage(block)
+        if not block.charged:
+            self._window.hold(block, messages)
+        self._leave_source(block)
         ops = self._commit.batch.ops
         ops.append((block.key, None))
         self._unfollow(shelf, block)
         block.waiting = False
         block.key = keys.lane_prefix(shelf.number, block.owner, block.priority) + block.name.encode()
-        ops.append((block.key, keys.encode_block(messages)))
+        ops.append((block.key, block_records.encode_block(messages)))
         ops.append((keys.index_key(shelf.number, block.id_at(0)), block.key))
         group.low = block.name
         run = block.runs[0]
@@ -338,8 +371,25 @@ class Ledger:
             self._states.give_again(shelf, block, 0, run)
         self.announce(shelf, block)
 
-    def _next_follower(self, shelf: Shelf, name: str, group: keys.GroupRecord) -> Block:
-        """The waiting message with the lowest id, written or not."""
+    def batch(self, shelf: Shelf, head: Block, consumer: str | None) -> Iterator[tuple[Block, range, Run | None]]:
+        """The messages that may be taken together with the head of their group, as `Window.pick` gives them. Each that
+        is taken must `fronts.join` before the next is asked for."""
+        name = head.group
+        assert name is not None  # noqa: S101
+        front = [head] if head.front is None else head.front.members[:]
+        group = self.group(shelf, name)
+        waiting = self._followers(shelf, name, group) if group.count > len(front) else iter(())
+        for block in chain(front[1:], waiting):
+            run = block.runs[0]
+            if block.arrives is not None or (run is not None and not run.due) or block.owner not in ("", consumer):
+                return
+            if block.waiting:
+                group.low = block.name
+            yield block, range(1), run
+
+    def _followers(self, shelf: Shelf, name: str, group: keys.GroupRecord) -> Iterator[Block]:
+        """The waiting messages of a group by id, up to the first that is not written yet. Those that are read are not
+        kept."""
         unwritten = shelf.followers.get(name, {})
         lowest = min(unwritten, default=None)
         prefix = keys.group_prefix(shelf.number, name)
@@ -350,12 +400,9 @@ class Ledger:
             block = shelf.blocks.get(follower) or shelf.arriving.get(follower)
             if follower in shelf.leaving or (block is not None and not block.waiting):
                 continue
-            if block is None:
-                block, messages = self._window.read_block(follower, key, value)
-                self._window.hold(block, messages)
-            return block
-        assert lowest is not None  # noqa: S101  the group's count says that there is one
-        return unwritten[lowest]
+            yield block or self._window.read_once(follower, key, value)
+        if lowest is not None:
+            yield unwritten[lowest]
 
 
 def _lane_block(shelf: Shelf, name: str, owner: str, priority: int, count: int) -> Block:

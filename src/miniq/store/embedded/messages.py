@@ -5,24 +5,32 @@ Each call checks its fences, lets the ledger change memory and stage the records
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 
+from miniq.consumer import NOTHING, Holding
 from miniq.errors import IdempotencyMismatch
 from miniq.ids import sent_ms
 from miniq.message import NEVER, Counts, History, Message, Outcome, Page, PlainBatch, Stored
 from miniq.store import events
-from miniq.store.arguments import Change, Edit, Fence, NewTime, Once, Put, Room, Scan, Take
+from miniq.store.arguments import FREE, Change, Edit, Fence, NewTime, Once, Publication, Put, Room, Scan, Take
 from miniq.store.contract import MessageStore
 from miniq.store.decisions import call_answer, check_room, fence, repeated_call, sift, size_of
+from miniq.store.embedded import fronts
 from miniq.store.embedded.blocks import Block, Shelf
 from miniq.store.embedded.browse import browse, browse_held
 from miniq.store.embedded.claims import Claims
 from miniq.store.embedded.core import Core, Part
+from miniq.store.embedded.failures import LAPSED, after_lease
 from miniq.store.embedded.history import event_run, record_left, record_taken
 from miniq.store.embedded.keys import EventRun
+from miniq.store.embedded.publishing import Publishing
 from miniq.store.embedded.states import Run
 from miniq.store.names import call_record
+from miniq.topic import Published
+
+NO_ERRORS = repeat(None)
+NO_BATCH: Iterator[tuple[Block, range, Run | None]] = iter(())
 
 
 class Messages(Part, MessageStore):
@@ -33,18 +41,23 @@ class Messages(Part, MessageStore):
         self._shelf = core.shelf
         self._claims = claims
         self._sync_takes = sync_takes
+        self._publishing = Publishing(core)
 
     async def put(self, messages: Sequence[Message], put: Put) -> list[str]:
         now, call = put.now, put.call
         if isinstance(messages, PlainBatch):
-            shelf, ids = self._shelf(messages.queue), messages.ids
-            size = sum(map(len, messages.bodies))
+            shelf, ids = self._shelf(messages.queue), list(messages.ids)
+            size = messages.size
             deduped = False
         else:
             shelf, ids = self._shelf(messages[0].queue), [message.id for message in messages]
             size = sum([len(message.body) for message in messages])
             deduped = any(message.dedup_id for message in messages)
-        self._core.check_space(size, len(ids))
+        if not put.from_reserve:
+            self._core.check_space(size, len(ids))
+        record = put.record
+        if record is not None:
+            self._core.records.check(record)
         fresh = messages
         brought: dict[str, str] = {}
         if call is not None:
@@ -57,7 +70,11 @@ class Messages(Part, MessageStore):
             sifted = sift(messages, lambda name: self._dedup.standing(shelf, name, now))
             fresh, ids, brought = sifted.fresh, sifted.ids, sifted.brought
             if not fresh:
-                await self._commit.settle()
+                if record is None:
+                    await self._commit.settle()
+                else:
+                    self._core.records.stage(record.kind, record.name, record.value)
+                    await self._commit.commit(sync=True)
                 return ids
         if put.room is not None:
             check_room(put.room, shelf.name, (shelf.count, shelf.size), (len(fresh), size_of(fresh)))
@@ -65,9 +82,11 @@ class Messages(Part, MessageStore):
             self._dedup.remember(shelf, {call_record(call.name): call_answer(ids, call)}, call.until)
         if brought:
             self._dedup.remember(shelf, brought, put.dedup_until)
+        if record is not None:
+            self._core.records.stage(record.kind, record.name, record.value)
         blocks = self._ledger.arrive(shelf, fresh, now)
         if put.keep != "off":
-            self._record_sent(blocks, fresh, now, put.keep)
+            self._record_sent(blocks, fresh, now, put.keep, put.reason)
         await self._commit.commit(sync=True)
         return ids
 
@@ -86,25 +105,42 @@ class Messages(Part, MessageStore):
         await self._commit.commit(sync=True)
         return answers
 
+    async def publish(self, publication: Publication) -> Published:
+        return await self._publishing.publish(publication)
+
     async def take(self, queue: str, take: Take) -> list[Stored]:
         now, until, token, consumer = take.now, take.until, take.token, take.consumer
         shelf = self._shelf(queue)
         states, window = self._states, self._window
         states.wake(shelf, now)
-        handed: list[tuple[Sequence[Message], int]] = []
+        handed: list[tuple[Sequence[Message], int, Iterable[str | None]]] = []
         left, left_bytes = take.limit, take.max_bytes
+        if take.in_flight:
+            left = max(0, min(left, take.in_flight - shelf.leased))
+        head: Block | None = None
+        following = NO_BATCH
         for lanes in window.lanes(shelf, consumer):
             while left and left_bytes >= 0:
-                picked = window.pick(shelf, lanes, left, left_bytes, not handed)
-                if picked is None:
-                    break
+                picked = None if head is None else next(following, None)
+                if head is not None and picked is not None:
+                    if window.sizes(picked[0])[0] > left_bytes:
+                        left_bytes = -1
+                        break
+                    if picked[0].waiting:
+                        fronts.join(head, picked[0])
+                else:
+                    head = None
+                    picked = window.pick(shelf, lanes, left, left_bytes, not handed)
+                    if picked is None:
+                        break
                 block, places, old = picked
                 count = len(places)
                 if not count:
                     left_bytes = -1
                     break
                 receives = 1 if old is None else old.receives + 1
-                states.give(shelf, block, places, until, receives, token, consumer, now)
+                error = 0 if old is None else after_lease(old)
+                run = states.give(shelf, block, places, until, receives, token, consumer, now, error)
                 messages = window.load(block) if block.messages is None else block.messages
                 sizes = block.sizes or window.sizes(block)
                 if count < block.count:
@@ -112,20 +148,30 @@ class Messages(Part, MessageStore):
                     sizes = sizes[places.start : places.stop]
                 if block.next >= block.count and not any(run is None or run.due for run in block.runs):
                     window.forget(block)
-                handed.append((messages, receives))
+                if take.group_batch and block.group is not None:
+                    if head is None:
+                        head, following = block, self._ledger.batch(shelf, block, consumer)
+                    else:
+                        window.forget(block)
+                errors: Iterable[str | None] = NO_ERRORS
+                if error:
+                    errors = [states.failures.find(shelf, run, message.id) for message in messages]
+                handed.append((messages, receives, errors))
+                if old is not None and old.receipt is not None:
+                    self._lease_expired(shelf, messages[0].id, sizes[0], old, Change(now, take.keep))
                 left -= count
                 left_bytes -= sum(sizes)
                 if take.keep != "off":
-                    record_taken(self._commit.batch, messages[0], sizes, old, receives, consumer, now)
+                    record_taken(self._commit.batch, messages, sizes, old, consumer, now, take.fit)
         if handed:
             await self._commit.commit(sync=self._sync_takes)
         taken: list[Stored] = []
-        for messages, receives in handed:
-            taken += map(Stored, messages, repeat(until), repeat(receives), repeat(token), repeat(consumer))
+        for messages, receives, each in handed:
+            taken += map(Stored, messages, repeat(until), repeat(receives), repeat(token), repeat(consumer), each)
         return taken
 
     async def drop(self, queue: str, fences: Sequence[Fence], change: Change) -> list[Outcome]:
-        event, now, reason = change.recorded, change.now, change.reason
+        event = change.recorded
         shelf = self._shelf(queue)
         batch = self._commit.batch
         outcomes: list[Outcome] = []
@@ -133,17 +179,19 @@ class Messages(Part, MessageStore):
         for run in _whole_runs(shelf, fences):
             block, places = run.block, run.places
             if event is not None:
-                record_left(batch, event, shelf, block, places, self._window.sizes(block), now, reason)
+                record_left(batch, event, shelf, block, places, self._window.sizes(block), change)
             self._ledger.remove_run(shelf, run)
             touched[block] = None
             outcomes += ["done"] * len(places)
         for id, receipt in fences[len(outcomes) :]:
             outcomes.append(self._remove(shelf, id, receipt, change, touched))
+        if change.remember is not None:
+            self._core.results.keep(shelf, [id for id, _ in fences], outcomes, change.remember)
         await self._finish(shelf, touched)
         return outcomes
 
     async def reschedule(self, queue: str, fences: Sequence[Fence], to: NewTime, change: Change) -> list[Outcome]:
-        event, now = change.recorded, change.now
+        now = change.now
         shelf = self._shelf(queue)
         outcomes: list[Outcome] = []
         changed = False
@@ -160,18 +208,14 @@ class Messages(Part, MessageStore):
                     stretch = (block, stretch[1], place + 1, run)
                 else:
                     if stretch is not None:
-                        self._set_time(shelf, stretch, to)
+                        self._set_time(shelf, stretch, to, change)
                         run = block.runs[place]
                         outcome = _check(located, receipt, now)
                     stretch = (block, place, place + 1, run) if outcome == "done" else None
-                if outcome == "done":
-                    changed = True
-                    if event is not None:
-                        sizes = self._window.sizes(block)
-                        record_left(self._commit.batch, event, shelf, block, range(place, place + 1), sizes, now)
+                changed = changed or outcome == "done"
             outcomes.append(outcome)
         if stretch is not None:
-            self._set_time(shelf, stretch, to)
+            self._set_time(shelf, stretch, to, change)
         if changed:
             await self._commit.commit(sync=True)
         else:
@@ -186,14 +230,18 @@ class Messages(Part, MessageStore):
         if located is None or outcome != "done":
             return outcome
         block, place = located
-        run = block.runs[place]
         message = edit.apply(self._window.load(block)[place])
+        self._core.check_space(len(message.body), 1)
+        run = block.runs[place]
+        error = 0 if run is None else run.error
+        if edit.due_at is not None and self._meet(shelf, block, place, fence[1], change):
+            error |= LAPSED
         new = self._ledger.edit(shelf, block, place, message)
         receives = 0 if run is None else run.receives
         if run is not None and edit.due_at is None:
             self._states.give_again(shelf, new, 0, run)
-        elif message.due_at > now or receives:
-            self._states.give(shelf, new, range(1), message.due_at, receives)
+        elif message.due_at > now or receives or error:
+            self._states.give(shelf, new, range(1), message.due_at, receives, error=error)
         self._ledger.announce(shelf, new)
         if keep != "off":
             self._commit.batch.events.append(EventRun(events.edited(message, now, receives, keep)))
@@ -216,18 +264,25 @@ class Messages(Part, MessageStore):
         outcomes: list[Outcome] = []
         touched: dict[Block, None] = {}
         for ((id, receipt), message), target in zip(moves, targets, strict=True):
-            outcome = self._remove(shelf, id, receipt, change, touched)
+            error = None if message.dead is None else message.dead.error
+            outcome = self._remove(shelf, id, receipt, change, touched, error)
             outcomes.append(outcome)
             if outcome == "done":
                 self._ledger.arrive_one(target, message, now)
                 if keep_to != "off":
                     self._commit.batch.events.append(EventRun(events.sent(message, now, change.event, keep_to)))
+        if change.remember is not None:
+            self._core.results.keep(shelf, [id for (id, _), _ in moves], outcomes, change.remember)
         await self._finish(shelf, touched)
         return outcomes
 
-    async def clear(self, queue: str, change: Change) -> int:
+    async def clear(self, queue: str, change: Change, forget: bool = False) -> int:
         core, old = self._core, self._shelf(queue)
+        if forget:
+            self._dedup.forget(old)
         if not old.count and not old.readers:
+            if forget:
+                await self._commit.commit(sync=True)
             return 0
         fresh = core.shelves[queue] = Shelf(queue, core.garbage.next_number(), old.serial, old.settings)
         fresh.dedup = old.dedup
@@ -248,21 +303,22 @@ class Messages(Part, MessageStore):
             if all(block.arrives is None for block, _ in present.values()):
                 break
             await self._commit.settle()
-        return {id: block.stored(place, self._window.load(block)[place]) for id, (block, place) in present.items()}
+        stored, load = self._states.failures.stored, self._window.load
+        return {id: stored(shelf, block, place, load(block)[place]) for id, (block, place) in present.items()}
 
     async def scan(self, queue: str, scan: Scan) -> Page:
         shelf = self._shelf(queue)
         if scan.status in ("leased", "delayed"):
-            return browse_held(self._window, shelf, scan)
-        return browse(self._core.kv, shelf, scan)
+            return browse_held(self._core, shelf, scan)
+        return browse(self._core, shelf, scan)
 
-    async def held(self, token: str) -> list[Stored]:
-        self._commit.check()
+    async def held(self, queue: str, token: str, until: int) -> list[Stored]:
+        shelf, stored = self._shelf(queue), self._states.failures.stored
         messages = [
-            run.block.stored(place, self._window.load(run.block)[place])
-            for shelf in self._core.shelves.values()
+            stored(shelf, run.block, place, self._window.load(run.block)[place])
             for run in shelf.tokens.get(token, ())
             for place in run.held_places()
+            if run.visible_at == until
         ]
         return sorted(messages, key=lambda stored: stored.message.id)
 
@@ -279,6 +335,15 @@ class Messages(Part, MessageStore):
             None if oldest is None else sent_ms(oldest) * 1000,
         )
 
+    async def holdings(self, queue: str, now: int) -> dict[str | None, Holding]:
+        shelf = self._shelf(queue)
+        self._states.wake(shelf, now)
+        found: dict[str | None, Holding] = {}
+        for run in (run for runs in shelf.tokens.values() for run in runs if not run.due):
+            before = found.get(run.consumer, NOTHING)
+            found[run.consumer] = Holding(before.messages + run.live, max(before.taken_at, run.taken_at))
+        return found
+
     async def next_visible(self, queue: str, now: int) -> int | None:
         shelf = self._shelf(queue)
         self._states.wake(shelf, now)
@@ -286,28 +351,52 @@ class Messages(Part, MessageStore):
 
     # Inside
 
-    def _set_time(self, shelf: Shelf, stretch: tuple[Block, int, int, Run | None], to: NewTime) -> None:
+    def _set_time(self, shelf: Shelf, stretch: tuple[Block, int, int, Run | None], to: NewTime, change: Change) -> None:
         block, start, stop, run = stretch
-        places, receives = range(start, stop), 0 if run is None else run.receives
-        if run is None or to.release:
-            self._states.give(shelf, block, places, to.visible_at, receives)
-        else:
-            self._states.give(shelf, block, places, to.visible_at, receives, run.receipt, run.consumer, run.taken_at)
+        places = range(start, stop)
+        if change.recorded is not None:
+            sizes = self._window.sizes(block)
+            record_left(self._commit.batch, change.recorded, shelf, block, places, sizes, change, to.error)
+        receives, error = (0, 0) if run is None else (run.receives, run.error)
+        if to.error is not None:
+            error = self._states.failures.keep(shelf, block.ids_at(places), to.error)
+        lease = (None, None, 0) if run is None or to.release else (run.receipt, run.consumer, run.taken_at)
+        self._states.give(shelf, block, places, to.visible_at, receives, *lease, error)
         self._core.hint(shelf.name, block.owner or None, stop - start)
 
-    def _remove(self, shelf: Shelf, id: str, receipt: str, change: Change, touched: dict[Block, None]) -> Outcome:
-        """Remove one message under its fence."""
+    def _remove(
+        self,
+        shelf: Shelf,
+        id: str,
+        receipt: str,
+        change: Change,
+        touched: dict[Block, None],
+        error: str | None = None,
+    ) -> Outcome:
+        """Remove one message under its fence; `error` is recorded."""
         located = self._window.locate(shelf, id)
         outcome = _check(located, receipt, change.now)
         if located is not None and outcome == "done":
             block, place = located
+            self._meet(shelf, block, place, receipt, change)
             if change.recorded is not None:
                 batch, sizes, places = self._commit.batch, self._window.sizes(block), range(place, place + 1)
-                record_left(batch, change.recorded, shelf, block, places, sizes, change.now, change.reason)
+                record_left(batch, change.recorded, shelf, block, places, sizes, change, error)
+            if (run := block.runs[place]) is not None:
+                self._states.failures.remove(shelf, run, [id])
             self._ledger.remove(shelf, block, place)
             shelf.blocks[block.name] = block
             touched[block] = None
         return outcome
+
+    def _meet(self, shelf: Shelf, block: Block, place: int, receipt: str, change: Change) -> bool:
+        """A message loses its receipt by a change that does not know it: the lease, if there was one, has expired.
+        Returns whether there was one."""
+        run = block.runs[place]
+        expired = receipt == FREE and run is not None and run.receipt is not None
+        if expired and run is not None:
+            self._lease_expired(shelf, block.id_at(place), self._window.sizes(block)[place], run, change)
+        return expired
 
     async def _finish(self, shelf: Shelf, touched: dict[Block, None]) -> None:
         """Commit removals; if there were none, wait for pending ones of other calls, which the outcomes depend on."""
@@ -317,15 +406,17 @@ class Messages(Part, MessageStore):
         else:
             await self._commit.settle()
 
-    def _record_sent(self, blocks: Sequence[Block], fresh: Sequence[Message], now: int, keep: History) -> None:
+    def _record_sent(
+        self, blocks: Sequence[Block], fresh: Sequence[Message], now: int, keep: History, reason: str | None = None
+    ) -> None:
         """Record arrivals in the history."""
         runs = self._commit.batch.events
         if keep == "full":
-            runs += [EventRun(events.sent(message, now, None, keep)) for message in fresh]
+            runs += [EventRun(events.sent(message, now, reason, keep)) for message in fresh]
             return
         place = 0
         for block in blocks:
-            runs.append(event_run(events.sent(fresh[place], now, None, keep), block.sizes))
+            runs.append(event_run(events.sent(fresh[place], now, reason, keep), block.sizes))
             place += block.count
 
 

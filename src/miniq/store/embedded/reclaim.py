@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 
-from miniq.store.embedded import keys
+from miniq.store.embedded import block_records, keys
 from miniq.store.embedded.blocks import Shelf
 from miniq.store.embedded.commit import GroupCommit
 from miniq.store.embedded.kv import KV
@@ -14,9 +14,11 @@ from miniq.store.embedded.kv import KV
 class Garbage:
     """Assigns numbers to queues and removes the records under obsolete numbers."""
 
-    def __init__(self, kv: KV, commit: GroupCommit, shelves: Iterable[Shelf]) -> None:
+    def __init__(self, kv: KV, commit: GroupCommit, shelves: Iterable[Shelf], release: Callable[[bytes], None]) -> None:
         self._kv = kv
         self._commit = commit
+        self._release = release
+        """Ends a reference to a staged or shared block."""
         self.numbers = [int.from_bytes(key[1:], "big") for key, _ in kv.scan(b"z", keys.after(b"z"))]
         used = [number for shelf in shelves for number in (shelf.number, shelf.serial)]
         self._last = max([0, *used, *self.numbers])
@@ -48,11 +50,15 @@ class Garbage:
                     return
                 left -= 1
                 ops.append((key, None))
-                if kind in b"bw" and (source := keys.source_of(value)) is not None:
-                    ops.append((source, None))
+                if kind in b"bw" and (source := block_records.source_of(value)) is not None:
+                    self._release(source)
+                elif kind in b"v" and (staged := block_records.staged_in(keys.decode_kept(value).block)) is not None:
+                    ops.append((staged.at, None))
+                elif kind in b"f":
+                    ops.append((keys.result_due(keys.decode_result(value).until, key), None))
                 elif kind in b"e":
-                    staged = keys.upload_prefix(keys.decode_part(value).upload)
-                    for block, _ in self._kv.scan(staged, keys.after(staged)):
+                    upload = keys.upload_prefix(keys.decode_part(value).upload)
+                    for block, _ in self._kv.scan(upload, keys.after(upload)):
                         ops.append((block, None))
                         left -= 1
         ops.append((keys.count_key(number), None))

@@ -7,16 +7,18 @@ dedup id) are handled individually. So a commit of a million messages is a batch
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
+from miniq.batch import Committed, Stage, StageName
 from miniq.ids import RUN, id_in_range
-from miniq.message import Committed, Message, Stage, StageName
+from miniq.message import Message, PlainBatch
 from miniq.store import events
 from miniq.store.arguments import Batch, Put, Upload
 from miniq.store.contract import StageStore
 from miniq.store.decisions import (
     check_room,
+    commit_answer,
     committed,
     parts_to_commit,
     repeated_commit,
@@ -27,7 +29,7 @@ from miniq.store.decisions import (
     stands_alone,
     stretches,
 )
-from miniq.store.embedded import keys
+from miniq.store.embedded import block_records, keys
 from miniq.store.embedded.blocks import Block, Shelf, UploadedPart, check_there
 from miniq.store.embedded.core import Core, Part
 from miniq.store.embedded.history import event_run
@@ -46,6 +48,8 @@ class Stages(Part, StageStore):
         super().__init__(core)
         last = core.kv.last(b"t", keys.after(b"t"))
         self._upload = 0 if last is None else int.from_bytes(last[1:9], "big")
+        self._staged: set[str] = set()
+        """Queues that may have stages."""
 
     def load(self, shelf: Shelf) -> None:
         """Read the stages of a queue at start."""
@@ -54,6 +58,7 @@ class Stages(Part, StageStore):
             name, number = keys.read_part_key(key)
             record = keys.decode_part(value)
             shelf.stages.setdefault(name, {})[number] = _part(record)
+            self._staged.add(shelf.name)
             self._upload = max(self._upload, record.upload)
 
     async def upload(self, queue: str, upload: Upload, messages: Sequence[Message]) -> tuple[int, int]:
@@ -74,17 +79,20 @@ class Stages(Part, StageStore):
         written = 0
         for place, stretch in enumerate(stretches(messages)):
             block = messages[stretch.start : stretch.stop]
-            value = keys.encode_block(block)
+            value = block_records.encode_block(block)
             written += len(value)
             batch.ops.append((keys.staged_key(self._upload, place), value))
-            first = block[0]
-            cut.append(keys.StretchRecord(first.priority, first.due_at, sizes_of(block), stands_alone(first)))
+            plain = isinstance(block, PlainBatch)
+            first = block if isinstance(block, PlainBatch) else block[0]
+            alone = isinstance(first, Message) and stands_alone(first)
+            cut.append(keys.StretchRecord(first.priority, first.due_at, sizes_of(block), alone, plain))
         size = sum(sum(stretch.sizes) for stretch in cut)
-        alone = sum(stretch.alone for stretch in cut)
-        record = keys.PartRecord(self._upload, len(messages), size, alone, upload.now, upload.until, cut)
+        lone = sum(stretch.alone for stretch in cut)
+        record = keys.PartRecord(self._upload, len(messages), size, lone, upload.now, upload.until, cut)
         batch.ops.append((keys.part_key(shelf.serial, name, number), keys.encode(record)))
         batch.large = batch.large or written > LARGE
         shelf.stages.setdefault(name, {})[number] = _part(record)
+        self._staged.add(shelf.name)
         await self._commit.commit(sync=True)
         return record.messages, size
 
@@ -99,7 +107,7 @@ class Stages(Part, StageStore):
         answer = self._dedup.standing(shelf, record, put.now)
         if answer is not None:
             await self._commit.settle()
-            return repeated_commit(answer)
+            return repeated_commit(answer, batch)
         uploads: list[keys.PartRecord] = []
         for name, number, _ in parts_to_commit(batch, shelf.stages):
             value = self._kv.get(keys.part_key(shelf.serial, name, number))
@@ -112,7 +120,7 @@ class Stages(Part, StageStore):
         if count:
             first = batch.reserve(RUN * sum(len(upload.stretches) for upload in uploads))
             self._put(shelf, put, uploads, singles, first)
-        self._dedup.remember(shelf, {record: str(count)}, batch.until)
+        self._dedup.remember(shelf, {record: commit_answer(count, batch)}, batch.until)
         for name in stages_of_batch(shelf.stages, batch.job, batch.batch):
             self._remove(shelf, name, {upload.upload for upload in uploads})
         await self._commit.commit(sync=True)
@@ -131,11 +139,15 @@ class Stages(Part, StageStore):
             await self._commit.commit(sync=True)
         return len(discarded)
 
-    def tidy(self, shelves: Iterable[Shelf], now: int, limit: int) -> None:
+    def tidy(self, now: int, limit: int) -> None:
         """Stage the removal of expired stages, up to about `limit` records."""
         ops = self._commit.batch.ops
         most = len(ops) + limit
-        for shelf in shelves:
+        for queue in list(self._staged):
+            shelf = self._core.shelves.get(queue)
+            if shelf is None or not shelf.stages:
+                self._staged.discard(queue)
+                continue
             for name in [stage.name for stage in stages_of(shelf.stages) if stage.until <= now]:
                 if len(ops) >= most:
                     return
@@ -165,7 +177,7 @@ class Stages(Part, StageStore):
                 if not stretch.alone:
                     continue
                 value = self._kv.get(keys.staged_key(upload.upload, place)) or b""
-                message = keys.decode_block(value, self._kv.get)[0]
+                message = block_records.decode_block(value, self._kv.get)[0]
                 if message.dedup_id is not None:
                     standing = self._dedup.standing(shelf, message.dedup_id, now)
                     if message.dedup_id in dedup_ids or standing is not None:
@@ -195,7 +207,8 @@ class Stages(Part, StageStore):
                 id = id_in_range(first, at)
                 at += RUN
                 source = keys.staged_key(upload.upload, place)
-                value = keys.encode(keys.StagedBlock(source, id, now))
+                told = (len(stretch.sizes), sum(stretch.sizes)) if stretch.plain else (0, 0)
+                value = keys.encode(block_records.StagedBlock(source, id, now, *told))
                 if stretch.alone:
                     staged = singles.get((upload.upload, place))
                     if staged is None:
@@ -217,7 +230,7 @@ class Stages(Part, StageStore):
                     shelf.count += len(stretch.sizes)
                     shelf.size += sum(stretch.sizes)
                 if put.keep == "full":
-                    messages = keys.decode_block(value, self._kv.get)
+                    messages = block_records.decode_block(value, self._kv.get)
                     batch.events += [EventRun(events.sent(message, now, None, put.keep)) for message in messages]
                 elif put.keep != "off":
                     event = events.sent_as(shelf.name, id, stretch.sizes[0], now)

@@ -13,9 +13,10 @@ from msgspec import Struct
 
 from miniq.errors import StoreCorrupt
 from miniq.message import NEVER
-from miniq.store.embedded import keys
+from miniq.store.embedded import fronts, keys
 from miniq.store.embedded.blocks import Block, Shelf
 from miniq.store.embedded.commit import GroupCommit
+from miniq.store.embedded.failures import Failures
 from miniq.store.embedded.kv import KV
 from miniq.store.embedded.window import Window
 
@@ -35,6 +36,8 @@ class Run(Struct, eq=False):
     """How many messages are still in this state."""
     due: bool = False
     """Whether `visible_at` has passed: its messages are ready again, though the receipt is still valid."""
+    error: int = 0
+    """Whether its messages failed, and how: see `failures.py`."""
 
     def held_places(self) -> list[int]:
         runs = self.block.runs
@@ -48,6 +51,7 @@ class States:
         self._kv = kv
         self._window = window
         self._commit = commit
+        self.failures = Failures(kv, commit)
         self._ties = count()
         self._version = 0
         """The highest version of a state on disk."""
@@ -68,11 +72,12 @@ class States:
             self._restore(shelf, _block(shelf, key[len(prefix) : -8].decode(), state), state, key)
         if len(shelf.blocks) > shelf.count:
             raise StoreCorrupt(f"store: queue {shelf.name!r} counts fewer messages than it has leases", field="store")
+        fronts.restore(shelf)
 
     def _restore(self, shelf: Shelf, block: Block, record: keys.StateRecord, key: bytes) -> None:
         """Set a state that was read from disk; later versions override earlier ones."""
         state = (record.visible_at, record.receives, record.receipt, record.consumer, record.taken_at)
-        run = Run(block, range(record.start, record.stop), key, *state)
+        run = Run(block, range(record.start, record.stop), key, *state, error=record.error)
         for place in run.places:
             if not block.is_gone(place):
                 old = block.runs[place]
@@ -100,6 +105,7 @@ class States:
         receipt: str | None = None,
         consumer: str | None = None,
         taken_at: int = 0,
+        error: int = 0,
     ) -> Run:
         """Give neighbouring messages of a block a new state."""
         self._version += 1
@@ -107,8 +113,9 @@ class States:
         start, stop = places.start, places.stop
         state = (visible_at, receives, receipt, consumer, taken_at)
         owner, priority, group = block.owner, block.priority, block.group
-        record = keys.StateRecord(owner, priority, block.count, start, stop, *state, group, block.waiting)
-        run = Run(block, places, key, *state, stop - start)
+        waiting = group is not None and block.key[:1] == b"w"
+        record = keys.StateRecord(owner, priority, block.count, start, stop, *state, group, waiting, error)
+        run = Run(block, places, key, *state, stop - start, False, error)
         if any(block.runs[start:stop]):
             for place in places:
                 old = block.runs[place]
@@ -120,6 +127,8 @@ class States:
         else:
             shelf.leased += run.live
             shelf.tokens.setdefault(receipt, []).append(run)
+            if block.front is not None:
+                block.front.leased += 1
         if visible_at != NEVER:
             heappush(shelf.timers, (visible_at, next(self._ties), run))
         shelf.blocks[block.name] = block
@@ -128,8 +137,8 @@ class States:
 
     def give_again(self, shelf: Shelf, block: Block, place: int, run: Run) -> None:
         """Give a message the state of a run that it had before."""
-        places = range(place, place + 1)
-        self.give(shelf, block, places, run.visible_at, run.receives, run.receipt, run.consumer, run.taken_at)
+        state = (run.visible_at, run.receives, run.receipt, run.consumer, run.taken_at, run.error)
+        self.give(shelf, block, range(place, place + 1), *state)
 
     def wake(self, shelf: Shelf, now: int) -> None:
         """Put all messages whose lease or delay has expired back in line."""
@@ -139,14 +148,21 @@ class States:
             if not run.live or run.due:
                 continue
             run.due = True
+            front = run.block.front
             if run.receipt is None:
                 shelf.delayed -= run.live
             else:
                 shelf.leased -= run.live
-            if not run.block.waiting:
+                if front is not None:
+                    front.leased -= 1
+            if front is not None:
+                shelf.settled.append(front)
+            elif not run.block.waiting:
                 lane = shelf.lane(run.block)
                 for place in run.held_places():
                     self._window.push_back(lane, run.block, place, run)
+        if shelf.settled:
+            fronts.line_up(shelf, self._window)
 
     def next_due(self, shelf: Shelf) -> int | None:
         """When the next lease or delay expires; call `wake` first."""
@@ -163,6 +179,10 @@ class States:
                 shelf.delayed -= count
             else:
                 shelf.leased -= count
+                front = run.block.front
+                if front is not None:
+                    front.leased -= 1
+                    shelf.settled.append(front)
         if not run.live:
             self._commit.batch.ops.append((run.key, None))
             if run.receipt is not None:

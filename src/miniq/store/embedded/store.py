@@ -5,42 +5,47 @@ memory at once and staged for the next group commit; the call returns when that 
 order, so a change is confirmed only after everything it depends on. A failed write is final, so changes in memory are
 never rolled back.
 
-The parts of the contract are in `messages.py`, `claims.py`, `stages.py` and `history.py`; they share `core.py`.
-`keys.py` describes the records, `blocks.py` the data in memory, `window.py` reads the backlog, `ledger.py` and
-`states.py` stage changes, `commit.py` is the group commit, `folder.py` the folder with its lock and format. `verify.py`
-checks the files before the engine in `kv.py` opens them.
+The parts of the contract are in `messages.py`, `claims.py`, `stages.py`, `results.py` and `history.py`; they share
+`core.py`. `keys.py` describes the records, `blocks.py` the data in memory, `window.py` reads the backlog, `ledger.py`
+and `states.py` stage changes, `commit.py` is the group commit, `folder.py` the folder with its lock and format.
+`verify.py` checks the files before the engine in `kv.py` opens them.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
+import gc
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 
 from miniq.errors import Closed, StoreFailed
 from miniq.message import QueueSettings
-from miniq.store import transfer
+from miniq.store import events, transfer
+from miniq.store.arguments import Change, RecordChange, RecordSet
 from miniq.store.contract import SingleProcessStore
 from miniq.store.embedded import backup, copying, forks, keys
 from miniq.store.embedded.blocks import Shelf
 from miniq.store.embedded.check import check_counts
 from miniq.store.embedded.claims import Claims
 from miniq.store.embedded.commit import GroupCommit
-from miniq.store.embedded.core import CheckSpace, Core
-from miniq.store.embedded.folder import Folder, Space
+from miniq.store.embedded.core import CheckSpace, Core, numbers_with
+from miniq.store.embedded.folder import Folder, Space, restored_as
 from miniq.store.embedded.history import HistoryLog
 from miniq.store.embedded.kv import KV, DiskKV, open_kv, require_driver
 from miniq.store.embedded.messages import Messages
+from miniq.store.embedded.results import Results
 from miniq.store.embedded.stages import Stages
+from miniq.store.names import STORE, STORE_ID
 from miniq.store.transfer import Item, portions, with_history
 
 
-class KeyValueStore(SingleProcessStore):
+class KeyValueStore(SingleProcessStore, ABC):
     """The contract over ordered keys; see `Store`. Its parts exist once it is open."""
 
     messages: Messages
     claims: Claims
     stages: Stages
+    results: Results
     history: HistoryLog
 
     def __init__(self) -> None:
@@ -58,20 +63,31 @@ class KeyValueStore(SingleProcessStore):
     async def _start(self, kv: KV, commit: GroupCommit, check_space: CheckSpace, sync_takes: bool = False) -> None:
         """Read what is in memory of an open database; closes the store if that fails."""
         self._kv, self._commit = kv, commit
+        collects = gc.isenabled()
+        gc.disable()  # of many queues there are millions of new objects, and no garbage
         try:
-            self._core = core = Core(kv, commit, check_space, self.on_ready)
+            self._core = core = Core(kv, commit, check_space, self.on_ready, self.on_lease_expired)
             check_counts(kv, core.shelves.values())
             self.history = core.history
             self.claims = Claims(core)
             self.stages = Stages(core)
+            self.results = core.results
             self.messages = Messages(core, self.claims, sync_takes)
+            with_states = numbers_with(kv, b"s") | numbers_with(kv, b"x")
+            with_readers, with_stages = numbers_with(kv, b"p"), numbers_with(kv, b"e")
             for shelf in core.shelves.values():
-                core.states.load(shelf)
-                self.claims.load(shelf)
-                self.stages.load(shelf)
+                if shelf.number in with_states:
+                    core.states.load(shelf)
+                if shelf.serial in with_readers:
+                    self.claims.load(shelf)
+                if shelf.serial in with_stages:
+                    self.stages.load(shelf)
         except BaseException:
             await self.close()
             raise
+        finally:
+            if collects:
+                gc.enable()
 
     async def close(self) -> None:
         try:
@@ -102,15 +118,28 @@ class KeyValueStore(SingleProcessStore):
         self._core.save(shelf)
         await self._commit.commit(sync=True)
 
-    async def delete_queue(self, name: str) -> bool:
+    async def change_queue(self, name: str, was: QueueSettings | None, settings: QueueSettings) -> bool:
+        self._commit.check()
+        shelf = self._core.shelves.get(name)
+        if (None if shelf is None else shelf.settings) != was:
+            return False
+        await self.save_queue(name, settings)
+        return True
+
+    async def delete_queue(self, name: str, change: Change, records: RecordSet | None = None) -> bool:
         self._commit.check()
         shelf = self._core.shelves.pop(name, None)
         if shelf is None:
             return False
+        if records is not None:
+            self._core.records.stage_all(records)
         self._commit.batch.ops.append((keys.queue_key(name), None))
         self._core.discard(shelf, shelf.number)
         if shelf.serial != shelf.number:
             self._core.discard(shelf, shelf.serial)
+        if change.keep != "off" and shelf.count:
+            event = events.purged(name, shelf.count, shelf.size, change.now, "deleted")
+            self._commit.batch.events.append(keys.EventRun(event))
         await self._commit.commit(sync=True)
         return True
 
@@ -120,8 +149,30 @@ class KeyValueStore(SingleProcessStore):
 
     async def save_record(self, kind: str, name: str, value: bytes | None) -> None:
         self._commit.check()
-        self._commit.batch.ops.append((keys.record_prefix(kind) + name.encode(), value))
+        self._core.records.stage(kind, name, value)
         await self._commit.commit(sync=True)
+
+    async def save_records(self, records: RecordSet) -> None:
+        self._commit.check()
+        self._core.records.stage_all(records)
+        await self._commit.commit(sync=True)
+
+    async def add_record(self, kind: str, name: str, value: bytes) -> bytes:
+        self._commit.check()
+        standing = self._core.records.find(kind, name)
+        if standing is None:
+            await self.save_record(kind, name, value)
+            return value
+        await self._commit.settle()
+        return standing
+
+    async def change_record(self, change: RecordChange) -> bool:
+        self._commit.check()
+        if self._core.records.find(change.kind, change.name) != change.was:
+            await self._commit.settle()
+            return False
+        await self.save_record(change.kind, change.name, change.value)
+        return True
 
     async def last_id(self) -> str:
         return self._core.ledger.last_id
@@ -132,12 +183,12 @@ class KeyValueStore(SingleProcessStore):
         self._commit.check()
         core, ops = self._core, self._commit.batch.ops
         before = len(ops)
-        shelves = core.shelves.values()
         if core.garbage.numbers:
-            core.garbage.sweep(shelves, limit)
-        core.dedup.tidy(shelves, now, limit)
-        self.claims.tidy(shelves, now, limit)
-        self.stages.tidy(shelves, now, limit)
+            core.garbage.sweep(core.shelves.values(), limit)
+        core.dedup.tidy(core.shelves, now, limit)
+        self.claims.tidy(now, limit)
+        self.stages.tidy(now, limit)
+        self.results.tidy(now, limit)
         removed = len(ops) - before
         await self._commit.settle()
         return removed
@@ -155,7 +206,7 @@ class KeyValueStore(SingleProcessStore):
         await transfer.load_settings(self, items)
         for item in items:
             if isinstance(item, transfer.Readers):
-                self.claims.restore(self._core.shelves[item.queue], item.group, item.epoch, item.last)
+                self.claims.restore(self._core.shelves[item.queue], item)
         copying.load(items, self._core, now)
         await self._commit.commit(sync=True)
 
@@ -169,7 +220,7 @@ class EmbeddedStore(KeyValueStore):
         super().__init__()
         self._folder = Folder(path, engine)
         self._durable = durable
-        self._space = Space(self._folder, min_free_bytes)
+        self._space = Space(self._folder, min_free_bytes, self.failure)
 
     async def open(self) -> None:
         engine = self._folder.engine
@@ -183,13 +234,48 @@ class EmbeddedStore(KeyValueStore):
             raise
         # LevelDB does not sync a full log before it starts the next, so a later fsync may miss an unsynced lease.
         await self._start(kv, GroupCommit(kv.write, self._durable), self._space.check, sync_takes=engine == "leveldb")
-        forks.watch(self)
+        try:
+            self._folder.watch()
+            await self._renew()
+            forks.watch(self)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _renew(self) -> None:
+        """Give a restored store an id of its own, once: the id of the original, and what the restore added."""
+        restored = restored_as(self._folder.path)
+        id = (await self.records(STORE)).get(STORE_ID)
+        if restored is not None and id is not None and not id.endswith(f".{restored}".encode()):
+            await self.save_record(STORE, STORE_ID, id.partition(b".")[0] + f".{restored}".encode())
 
     async def close(self) -> None:
+        is_working = hasattr(self, "_commit") and self._commit.failed is None
+        replaced = self._check_folder()
+        if replaced is not None:
+            self._leave_engine()  # to close it writes and deletes files by their path, which may lead to another store
         try:
             await super().close()
         finally:
             self._folder.close()
+        if replaced is not None and is_working:
+            raise replaced
+
+    def failure(self) -> Exception | None:
+        self._check_folder()
+        return super().failure()
+
+    def check_space(self, size: int, count: int) -> None:
+        self._space.check(size, count)
+
+    def _check_folder(self) -> StoreFailed | None:
+        """Fail for good if the folder is no longer the one that was opened."""
+        replaced = self._folder.replaced()
+        if replaced is not None:
+            self._commit.fail(replaced)
+            if hasattr(self, "_kv"):
+                self._kv.halt()
+        return replaced
 
     @property
     def commits(self) -> tuple[int, int]:
@@ -198,14 +284,18 @@ class EmbeddedStore(KeyValueStore):
 
     def abandon(self, refusal: Closed) -> None:
         """See `forks.py`."""
+        self._leave_engine()
+        self._commit.abandon(refusal)
+        self._folder.abandon()
+
+    def _leave_engine(self) -> None:
+        """Forget the engine without closing it."""
         if hasattr(self, "_kv"):
             forks.keep_alive(self._kv)
             del self._kv
-        self._commit.abandon(refusal)
-        self._folder.abandon()
 
     async def backup(self, path: str) -> None:
         self._commit.check()
         backup.check_target(path)
         await self._commit.settle()
-        await self._commit.beside(partial(backup.write_backup, path, self._folder.engine, self._kv.checkpoint))
+        await self._commit.beside(partial(backup.write_backup, path, self._folder, self._kv.checkpoint))

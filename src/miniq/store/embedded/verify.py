@@ -9,7 +9,7 @@ from zlib import crc32
 from msgspec import Struct
 
 from miniq.store.embedded import extent, manifest
-from miniq.store.embedded.extent import Note
+from miniq.store.embedded.extent import Note, Reach
 from miniq.store.embedded.manifest import TABLES, Version
 from miniq.store.embedded.wal import check_log, corrupt
 
@@ -51,7 +51,7 @@ def verify(data: str) -> Found | None:
     if note is not None and number == note.manifest:
         verified = note.length
         if len(raw) < verified:
-            raise corrupt(path, f"it has {len(raw)} bytes, and there were {verified}")
+            raise corrupt(path, f"its size is {len(raw)} B, and was {verified} B")
         if crc32(raw[:verified]) != note.checksum:
             manifest.read(path, raw, 0)  # names the place
             raise corrupt(path, "its checksum is wrong")
@@ -68,20 +68,24 @@ def _check_table(stem: str, size: int) -> None:
         except FileNotFoundError:
             continue
         if found != size:
-            raise corrupt(stem + suffix, f"it has {found} bytes, and there were {size}")
+            raise corrupt(stem + suffix, f"its size is {found} B, and was {size} B")
         return
     raise corrupt(f"{stem}{TABLES[0]}", "it is missing")
 
 
 def verify_level_logs(found: Found) -> None:
-    """Raise if a log of LevelDB is damaged, missing or too short."""
+    """Raise if a log of LevelDB is damaged, missing, too short or another one."""
     logs = manifest.logs_of(found.data, found.version.log)
     reaches = () if found.note is None else (found.note.older, found.note.log)
-    needed = {reach.number: reach.written for reach in reaches if reach.number >= found.version.log and reach.written}
+    needed = {reach.number: reach for reach in reaches if reach.number >= found.version.log and reach.written}
     for number in sorted({*logs, *needed}):
         if number not in logs:
             raise corrupt(os.path.join(found.data, f"{number:06d}.log"), "it is missing")
-        check_log(logs[number], needed.get(number, 0))
+        reach = needed.get(number) or Reach()
+        check_log(logs[number], reach.written)
+        with open(logs[number], "rb") as file:
+            if crc32(file.read(reach.head)) != reach.checksum:
+                raise corrupt(logs[number], "it is not the log that was written here")
 
 
 def set_aside(found: Found) -> None:

@@ -24,12 +24,12 @@ number of its batch."""
 _TYPES = _FULL, _FIRST, _MIDDLE, _LAST = range(1, 5)
 
 
-def corrupt(path: str, text: str) -> StoreCorrupt:
+def corrupt(path: str, text: str, field: str = "store") -> StoreCorrupt:
     """The error for a damaged file."""
+    advice = "Use another backup" if field == "backup" else "Restore the folder from a backup (miniq restore)"
     return StoreCorrupt(
-        f"store: {path} is damaged ({text}). Nothing was changed. Restore the folder from a backup "
-        "(miniq restore), or put back the undamaged file",
-        field="store",
+        f"{field}: {path} is damaged ({text}). Nothing was changed. {advice}, or put back the undamaged file",
+        field=field,
     )
 
 
@@ -39,7 +39,7 @@ def check_log(path: str, needed: int) -> None:
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size < needed:
-            raise corrupt(path, f"it has {size} bytes, and there were {needed}")
+            raise corrupt(path, f"its size is {size} B, and was {needed} B")
         if size:
             with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as raw:
                 for _ in _fragments(path, raw, size, needed):

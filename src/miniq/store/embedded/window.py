@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from miniq.errors import StoreCorrupt
 from miniq.ids import run_of
-from miniq.message import Message, PlainBatch
-from miniq.store.embedded import keys
+from miniq.message import NEVER, Message, PlainBatch
+from miniq.store.embedded import block_records, keys
 from miniq.store.embedded.blocks import NO_BLOCKS, Block, Lane, Shelf
 from miniq.store.embedded.kv import KV
 
@@ -28,7 +28,9 @@ TOTAL_MESSAGES = 65536
 READ_MESSAGES = 2048
 READ_BYTES = 2 * 1024 * 1024
 CACHE_BYTES = 32 * 1024 * 1024
-OWNERS = 1024
+OWNERS = 4096
+"""Consumers whose own lanes are kept though they are empty: those that asked last, in all queues. The lanes of another
+one are read again when it asks."""
 
 
 class Window:
@@ -37,6 +39,8 @@ class Window:
         self._messages = 0
         self._bytes = 0
         self._ties = count()
+        self._asked: dict[tuple[int, str], Shelf] = {}
+        """The queues and names of the consumers that asked last, in order."""
 
     # Bodies
 
@@ -51,15 +55,13 @@ class Window:
     def peek(self, block: Block) -> Sequence[Message]:
         """The messages of a block, without keeping them in memory."""
         messages = block.messages
-        return keys.decode_block(self.record(block), self._kv.get) if messages is None else messages
+        return block_records.decode_block(self.record(block), self._kv.get) if messages is None else messages
 
     def record(self, block: Block) -> bytes:
-        """The written record of a block, as if it had not been committed from a stage."""
+        """The written record of a block, which may refer to a stage."""
         value = self._kv.get(block.key)
         if value is None:
             raise StoreCorrupt(f"store: the record of message {block.id_at(0)} is missing", field="store")
-        if keys.source_of(value) is not None:
-            return keys.encode_block(keys.decode_block(value, self._kv.get))
         return value
 
     def sizes(self, block: Block) -> list[int]:
@@ -133,7 +135,8 @@ class Window:
         back, fresh = lane.back, lane.fresh
         while back:
             _, _, block, place, run = back[0]
-            if block.runs[place] is run and not block.gone >> place & 1:
+            is_current = block.runs[place] is run and not block.gone >> place & 1
+            if is_current and (block.front is None or block.front.offers(block)):
                 break
             heappop(back)
         while True:
@@ -203,10 +206,14 @@ class Window:
                 continue
             block = shelf.blocks.get(name)
             if block is None:
-                block, messages = self.read_block(name, key, value)
-                block.sizes = sizes_of(messages)
-                if self._bytes < CACHE_BYTES:
-                    self.hold(block, messages)
+                staged = block_records.staged_in(value)
+                if staged is not None and staged.count:
+                    block = _unread(name, key, lane, staged)
+                else:
+                    block, messages = self.read_block(name, key, value)
+                    block.sizes = sizes_of(messages)
+                    if self._bytes < CACHE_BYTES:
+                        self.hold(block, messages)
             elif block.windowed or block.fresh_from(block.next) == block.count:
                 continue
             self._line_up(shelf, lane, block)
@@ -227,13 +234,20 @@ class Window:
         """By falling priority, the lanes from which a consumer may take and that may have messages."""
         if consumer is None:
             return [[lane] for lane in reversed(shelf.tracks[""]) if lane.fresh or lane.back or lane.more]
-        if len(shelf.tracks) > OWNERS:
-            for owner, lanes in list(shelf.tracks.items()):
-                if owner and not any(lane.fresh or lane.back for lane in lanes):
-                    del shelf.tracks[owner]
+        self._asks(shelf, consumer)
         pairs = zip(reversed(shelf.tracks[""]), reversed(shelf.lanes(consumer)), strict=True)
         by_priority = [[lane for lane in pair if lane.fresh or lane.back or lane.more] for pair in pairs]
         return [lanes for lanes in by_priority if lanes]
+
+    def _asks(self, shelf: Shelf, consumer: str) -> None:
+        """A consumer asks by its name, which may be any: forget the lanes of the one that has not asked for longest."""
+        asked = self._asked
+        if asked.pop((shelf.number, consumer), None) is None and len(asked) >= OWNERS:
+            oldest = next(iter(asked))
+            tracks, owner = asked.pop(oldest).tracks, oldest[1]
+            if not any(lane.fresh or lane.back for lane in tracks.get(owner, ())):
+                tracks.pop(owner, None)
+        asked[shelf.number, consumer] = shelf
 
     def pick(
         self, shelf: Shelf, lanes: list[Lane], limit: int, max_bytes: int, first: bool
@@ -274,8 +288,7 @@ class Window:
                 bound = min([*others, back[0][0]] if back else others)
                 while stop > place + 1 and block.id_at(stop - 1) > bound:
                     stop -= 1
-        sizes = block.sizes or self.sizes(block)
-        if sum(sizes[place:stop]) > max_bytes:
+        if max_bytes < NEVER and sum((sizes := block.sizes or self.sizes(block))[place:stop]) > max_bytes:
             total, end = 0, place
             while end < stop and total + sizes[end] <= max_bytes:
                 total += sizes[end]
@@ -307,7 +320,7 @@ class Window:
                 key = keys.lane_prefix(shelf.number, "", priority) + first.encode()
                 value = self._kv.get(key)
                 if value is not None:
-                    block = self._read_once(first, key, value)
+                    block = self.read_once(first, key, value)
                     if place < block.count:
                         return block, place
         if alone in shelf.leaving:
@@ -316,9 +329,9 @@ class Window:
         if index is None:
             return None
         value = self._kv.get(index)
-        return None if value is None else (self._read_once(alone, index, value), 0)
+        return None if value is None else (self.read_once(alone, index, value), 0)
 
-    def _read_once(self, name: str, key: bytes, value: bytes) -> Block:
+    def read_once(self, name: str, key: bytes, value: bytes) -> Block:
         """A block with its messages, which do not count for the cache."""
         block, messages = self.read_block(name, key, value)
         block.sizes = sizes_of(messages)
@@ -327,16 +340,24 @@ class Window:
 
     def read_block(self, name: str, key: bytes, value: bytes) -> tuple[Block, Sequence[Message]]:
         """The block of a record, and its messages."""
-        messages = keys.decode_block(value, self._kv.get)
+        messages = block_records.decode_block(value, self._kv.get)
         first = messages[0]
         block = Block(name, key, first.recipient or "", first.priority, len(messages))
         block.group = first.group
         block.waiting = key[:1] == b"w"
-        block.source = keys.source_of(value) or b""
+        block.source = block_records.source_of(value) or b""
         return block, messages
+
+
+def _unread(name: str, key: bytes, lane: Lane, staged: block_records.StagedBlock) -> Block:
+    """A block of the common lanes that was committed from a stage. Its messages are read when they are needed, which
+    for a claim is when it is fetched."""
+    block = Block(name, key, "", keys.priority_of(lane.prefix), staged.count)
+    block.source, block.size, block.sent_at = staged.at, staged.size, staged.sent_at
+    return block
 
 
 def sizes_of(messages: Sequence[Message]) -> list[int]:
     if isinstance(messages, PlainBatch):
-        return list(map(len, messages.bodies))
+        return messages.sizes
     return [len(message.body) if message.headers is None else message.size for message in messages]

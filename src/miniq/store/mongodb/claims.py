@@ -7,16 +7,15 @@ claim meanwhile removes the mark, which freezes the claim; its maker notices in 
 **Ending.** One small transaction marks a claim as acked or released, which takes effect at once. Then its messages
 leave it in steps. If the broker dies, the next call of the group or the upkeep completes them.
 
-Acked messages stay in place and get the claim's `_id` as number: no queue has it, and they are garbage as soon as the
-claim is gone.
+Acked messages leave the queue and stay in their blocks, with the claim's `_id` in their state, until the claim is over.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
@@ -24,19 +23,23 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from bson import ObjectId
-from msgspec import Struct
-from msgspec.structs import replace
 
+from miniq.batch import Claim, ClaimGroup, Portion
 from miniq.errors import QueueNotFound
-from miniq.message import NEVER, SECOND, Claim, ClaimGroup, Event, Portion, Stored
+from miniq.ids import run_of
+from miniq.message import NEVER, SECOND, Message, Stored
 from miniq.store.arguments import Change, NextClaim, Places
-from miniq.store.contract import UNFIT, Claimed, ClaimStore
+from miniq.store.contract import UNFIT, Claimed, ClaimStore, LeaseCount
 from miniq.store.decisions import Budget, check_reader, claim_name, no_claim, plan_claim
-from miniq.store.mongodb import counters, fences, groups, queries, upkeep
-from miniq.store.mongodb.changes import Named, Numbers, check_number
+from miniq.store.mongodb import groups, queries
+from miniq.store.mongodb.blocks import Block, block_of
+from miniq.store.mongodb.changes import Named, Numbers
+from miniq.store.mongodb.claim_records import Making, Reader, Step, claim_of, readable, reader_of
 from miniq.store.mongodb.connection import Database, Session
-from miniq.store.mongodb.documents import LEASE, Document, message_of, stored_of
+from miniq.store.mongodb.documents import Document
 from miniq.store.mongodb.history import Tools
+from miniq.store.mongodb.taking import Taking, in_order
+from miniq.store.mongodb.writes import Written, save, save_all
 
 STEP = 5000
 """Messages per transaction. Other calls wait for it, and it must end within a minute."""
@@ -46,65 +49,31 @@ PATIENCE = 10 * SECOND
 """After this time the upkeep completes the end of a claim."""
 MOST_MARKS = 1000
 
-SHELVED = dict.fromkeys(("claim", "line", "timed", "group_key", *LEASE), "")
-"""Fields that an ack removes from a message."""
+BLOCKS_AT_ONCE = 100
 
-Place = tuple[int, str]
-"""Priority and id of a message in a claim."""
-
-
-class _Reader(Struct):
-    """A group of readers."""
-
-    group: str
-    epoch: int = 0
-    acked: int = 0
-    last: int = 0
-    growing: str | None = None
-    """Which call is making claim `last`."""
-
-    def state(self, claims: Iterable[Claim] = ()) -> ClaimGroup:
-        return ClaimGroup(self.group, self.epoch, self.acked, self.last, list(claims))
-
-
-class _Making(Struct):
-    """A claim that this process is making, as far as it got."""
-
-    id: ObjectId
-    mark: str
-    messages: int = 0
-    bytes: int = 0
-    passed: list[Stored] = []
-    tries: int = 0
-
-
-class _Step(Struct):
-    """What one step of making did."""
-
-    taken: int = 0
-    bytes: int = 0
-    unfit: list[Stored] = []
-    more: bool = False
-    stopped: bool = False
-    """Another call made the claim, or froze it."""
+Place = tuple[int, str, int]
+"""The priority of a block of a claim, the lowest id of its run, and how many messages of the claim come before it."""
 
 
 class Claims(ClaimStore):
     """See `ClaimStore`."""
 
-    def __init__(self, tools: Tools) -> None:
+    def __init__(self, tools: Tools, taking: Taking, lease_expired: LeaseCount) -> None:
+        self._taking = taking
+        self._lease_expired = lease_expired
         self._link, self._changes, self._log, self._ready = tools
         self._turns: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         self._marks: dict[tuple[ObjectId, int], Place] = {}
-        """Where reading may go on: claim and place, and what is there."""
+        """Where reading may go on: claim and position, and the block to begin with."""
 
-    async def open(self, queue: str, group: str) -> ClaimGroup:
+    async def open(self, queue: str, group: str, id: str = "") -> ClaimGroup:
         """A new reader. If a claim is being made, it is frozen as it is."""
 
-        async def work(named: Numbers, slot: str, session: Session) -> ClaimGroup:
+        async def work(named: Numbers, session: Session) -> ClaimGroup:
             reader = await self._reader(self._link.database, session, named[queue], group)
             reader.epoch += 1
-            await self._save(session, queue, named[queue], slot, reader)
+            reader.id = reader.id or id
+            await self._save(session, queue, named[queue], reader)
             return reader.state()
 
         return await self._changes.make([queue], work)
@@ -126,46 +95,57 @@ class Claims(ClaimStore):
 
     async def find(self, queue: str, group: str, number: int, now: int) -> Claim:
         async with self._settled(queue, group, number, now) as (_, _, found):
-            return _claim_of(found)
+            return claim_of(found)
 
     async def read(self, queue: str, group: str, number: int, places: Places) -> list[Portion]:
         """Where the next call will begin is remembered."""
         async with self._settled(queue, group, number, places.now) as (db, session, claim):
-            field, hint = ("claim", "claim") if claim["acked_at"] is None else ("number", "queue")
             start, stop, max_bytes = places.start, min(places.stop, claim["messages"]), places.max_bytes
             if start >= stop:
                 return []
-            place = await self._place(db, session, field, hint, claim["_id"], start)
+            name = str(claim["_id"])
+            place = await self._place(db, session, claim["_id"], start)
             if place is None:  # cleared away, though its time was not over by this broker's clock
                 raise no_claim(ClaimGroup(group, acked=number, last=number), number)
-            found: list[Document] = []
+            priority, first, position = place
+            found: list[tuple[int, Message]] = []
             budget = Budget(stop - start, max_bytes)
-            # About as many as will be given.
-            batch = max(2, min(stop - start, max_bytes * claim["messages"] // max(1, claim["bytes"]) + 2))
-            for query in queries.inside_from(field, claim["_id"], *place):
-                cursor = db.messages.find(query, sort=queries.IN_LINE, hint=hint, batch_size=batch, session=session)
-                async with cursor:
-                    async for one in cursor:
-                        if not budget.admits(one["size"]):
-                            self._mark(claim["_id"], start + len(found), (one["priority"], one["_id"]))
-                            return _portions(found)
-                        found.append(one)
+            blocks = _blocks(db, session, queries.held_from(name, priority, first), queries.WHOLE)
+            last: tuple[int, str] | None = None
+            before = position
+            async with aclosing(blocks), aclosing(in_order(blocks, lambda block: block.inside(name))) as members:
+                async for id, at, block in members:
+                    if last != (block.priority, run_of(id)[0]):
+                        last, before = (block.priority, run_of(id)[0]), position
+                    if position >= start:
+                        if not budget.admits(block.sizes[at]):
+                            self._mark(claim["_id"], position, (*last, before))
+                            break
+                        found.append((block.state(at).receives, block.messages[at]))
+                    position += 1
             return _portions(found)
 
+    async def mark(self, queue: str, group: str, number: int, reader: str) -> None:
+        with self._link.call() as db:
+            named = await self._changes.ask(db, queue)
+            unknown = [None] if reader == "" else [None, ""]
+            held = {"number": named.number, "group": group, "claim": number, "acked_at": None}
+            unmarked = {"$or": [{"reader": {"$in": unknown}, **held}, {"reader": {"$exists": False}, **held}]}
+            await db.claims.update_one(unmarked, {"$set": {"reader": reader}})
+
     async def release(self, queue: str, group: str, epoch: int | None, change: Change) -> int:
-        async def work(named: Numbers, slot: str, session: Session) -> int:
+        async def work(named: Numbers, session: Session) -> int:
             db = self._link.database
             reader = await self._reader(db, session, named[queue], group)
             check_reader(reader.state(), epoch, 0)
             held = queries.of_group(named[queue].number, group, reader.acked)
             released = sum([int(one["messages"]) async for one in db.claims.find(held, session=session)])
             if reader.acked == reader.last:
-                await check_number(db, session, queue, named[queue].number)
                 return 0
             over = {"ends": "released", "ended_at": change.now, "tell": change.keep != "off"}
             await db.claims.update_many(held, {"$set": over}, session=session)
             reader.acked = reader.last
-            await self._save(session, queue, named[queue], slot, reader)
+            await self._save(session, queue, named[queue], reader)
             return released
 
         async with self._turn(queue, group):
@@ -182,12 +162,12 @@ class Claims(ClaimStore):
                 claims = await db.claims.find({"number": named.number}, session=session).sort(order).to_list()
         found: list[ClaimGroup] = []
         for one in readers:
-            reader = _reader_of(one, one["group"], named.number)
-            found.append(reader.state(_claim_of(c) for c in claims if c["group"] == reader.group and _readable(c, now)))
+            reader = reader_of(one, one["group"], named.number)
+            found.append(reader.state(claim_of(c) for c in claims if c["group"] == reader.group and readable(c, now)))
         return found
 
     async def finish(self, now: int) -> None:
-        """Complete the end of claims left by brokers that died."""
+        """Complete the end of claims left by brokers that died, and forget acked claims whose time is over."""
         with self._link.call() as db:
             left = await db.claims.find(queries.left_over(now - PATIENCE), hint="ends").limit(100).to_list()
         for queue, group in dict.fromkeys((one["queue"], one["group"]) for one in left):
@@ -197,7 +177,31 @@ class Claims(ClaimStore):
                 except QueueNotFound:
                     continue  # then all of it is garbage
 
+    async def tidy(self, now: int, limit: int) -> int:
+        """Remove acked claims whose time is over, with their messages; returns how many."""
+        if limit <= 0:
+            return 0
+        with self._link.call() as db:
+            query = queries.ran_out(now) | {"ends": None}
+            old = [one["_id"] async for one in db.claims.find(query, {"_id": 1}).limit(limit)]
+        for claim in old:
+            while await self._forget(str(claim), now):
+                pass
+            with self._link.call() as db:
+                await db.claims.delete_one({"_id": claim})
+        return len(old)
+
     # Inside
+
+    async def _forget(self, claim: str, now: int) -> bool:
+        """Remove some messages of an acked claim; whether there may be more."""
+        with self._link.call() as db:
+            cursor = db.blocks.find(queries.held(claim), queries.WITHOUT_CONTENT, hint="tokens")
+            blocks = [block_of(one) for one in await cursor.limit(BLOCKS_AT_ONCE).to_list()]
+        for block in blocks:
+            block.forget_claim(claim)
+        await save(self._link, [Written(block, now) for block in blocks])
+        return bool(blocks)
 
     @asynccontextmanager
     async def _turn(self, queue: str, group: str) -> AsyncIterator[None]:
@@ -208,16 +212,15 @@ class Claims(ClaimStore):
         async with lock:
             yield
 
-    async def _reader(self, db: Database, session: Session, named: Named, group: str) -> _Reader:
+    async def _reader(self, db: Database, session: Session, named: Named, group: str) -> Reader:
         found = await db.readers.find_one({"_id": f"{named.serial}:{group}"}, session=session)
-        return _reader_of(found, group, named.number)
+        return reader_of(found, group, named.number)
 
     async def _save(
-        self, session: Session, queue: str, named: Named, slot: str, reader: _Reader, growing: str | None = None
+        self, session: Session, queue: str, named: Named, reader: Reader, growing: str | None = None
     ) -> None:
         """Write a group; its claim is frozen unless `growing` is given."""
         db = self._link.database
-        await counters.add(db, session, queue, named.number, slot, 0, 0)
         new = {
             "serial": named.serial,
             "number": named.number,
@@ -225,13 +228,14 @@ class Claims(ClaimStore):
             "epoch": reader.epoch,
             "acked": reader.acked,
             "last": reader.last,
+            "id": reader.id,
         }
         if growing is not None:
             new["growing"] = growing
         await db.readers.replace_one({"_id": f"{named.serial}:{reader.group}"}, new, upsert=True, session=session)
 
     async def _ack(
-        self, queue: str, group: str, asked: NextClaim, named: Numbers, slot: str, session: Session
+        self, queue: str, group: str, asked: NextClaim, named: Numbers, session: Session
     ) -> tuple[Claim | None, int, int]:
         """Mark claims as acked: the next claim if it exists, the epoch, and the number of acked messages."""
         db = self._link.database
@@ -241,24 +245,23 @@ class Claims(ClaimStore):
         if asked.limit and asked.number <= reader.last:
             query = {"number": number, "group": group, "claim": asked.number}
             found = await db.claims.find_one(query, session=session)
-            if found is None or not _readable(found, asked.now):
-                await check_number(db, session, queue, number)
-            else:
-                following = _claim_of(found)
-        plan = plan_claim(reader.state(), following, asked)
+            if found is not None and readable(found, asked.now):
+                following = claim_of(found)
+        over = queries.of_group(number, group, reader.acked)
+        over["claim"]["$lte"] = asked.after
+        held: list[Claim] = []
+        if asked.after > reader.acked:
+            held = [claim_of(one) async for one in db.claims.find(over, session=session).sort("claim")]
+        plan = plan_claim(reader.state(held), following, asked)
         acked = 0
         if plan.ack:
-            over = queries.of_group(number, group, reader.acked)
-            over["claim"]["$lte"] = asked.after
-            acked = sum([int(one["messages"]) async for one in db.claims.find(over, session=session)])
+            acked = sum(claim.messages for claim in held)
             state = {"acked_at": asked.now, "until": asked.keep_until}
             ending = {"ends": "acked", "ended_at": asked.now, "tell": asked.keep != "off"}
             await db.claims.update_many(over, {"$set": state | ending}, session=session)
             reader.acked = asked.after
         if acked or (plan.give is not None and reader.growing is not None):
-            await self._save(session, queue, named[queue], slot, reader)
-        else:
-            await check_number(db, session, queue, number)
+            await self._save(session, queue, named[queue], reader)
         return plan.give, reader.epoch, acked
 
     async def _let_go(self, queue: str, group: str) -> None:
@@ -269,66 +272,72 @@ class Claims(ClaimStore):
         for claim in sorted(over, key=itemgetter("claim")):
             more = True
             while more:
-                more, lanes = await self._changes.make([queue], partial(self._let_some_go, queue, claim))
+                more, lanes, left = await self._changes.make([queue], partial(self._let_some_go, queue, claim))
                 self._ready(queue, lanes)
+                self._ready(queue, await groups.finish(self._link, left, int(claim["ended_at"])))
 
     async def _let_some_go(
-        self, queue: str, claim: Document, named: Numbers, slot: str, session: Session
-    ) -> tuple[bool, list[str | None]]:
-        """One step: whether there are more, and the recipients of messages that can be taken now."""
+        self, queue: str, claim: Document, named: Numbers, session: Session
+    ) -> tuple[bool, list[str | None], list[tuple[str, ObjectId, str]]]:
+        """One step: whether there are more, the recipients of messages that can be taken now, and blocks of groups that
+        messages left, or that are of a front."""
         db = self._link.database
-        number, now = named[queue].number, int(claim["ended_at"])
-        still = await db.claims.find_one(
-            {"_id": claim["_id"], "number": number, "ends": claim["ends"]}, session=session
-        )
+        number, now, name = named[queue].number, int(claim["ended_at"]), str(claim["_id"])
+        query = {"_id": claim["_id"], "number": number, "ends": claim["ends"]}
+        still = await db.claims.find_one(query, session=session)
         if still is None:
-            await check_number(db, session, queue, number)
-            return False, []
-        query = queries.inside("claim", claim["_id"])
-        cursor = db.messages.find(query, fences.WITHOUT_BODY, sort=queries.IN_LINE, hint="claim", session=session)
-        found = await cursor.limit(STEP).to_list()
-        these = {"_id": {"$in": [one["_id"] for one in found]}}
-        lanes: list[str | None] = []
+            return False, [], []
         released = claim["ends"] == "released"
-        kept = not released and claim["until"] > now
-        if found and released:
-            back = fences.state_change(number, now, now, False, claim=None, **dict.fromkeys(LEASE))
-            await db.messages.update_many(these, back, session=session)
-            await counters.add(db, session, queue, number, slot, 0, 0)
-            lanes = [one["lane"] or None for one in found]
-        elif found:
-            if kept:
-                shelved = {"$set": {"number": claim["_id"]}, "$unset": SHELVED}
-                await db.messages.update_many(these, shelved, session=session)
-            else:
-                await db.messages.delete_many(these, session=session)
-            lanes = await groups.leave(db, session, number, found)
-            size = sum(one["size"] for one in found)
-            await counters.add(db, session, queue, number, slot, -len(found), -size)
-        if claim["tell"]:
-            recorded = [fences.left(claim["ends"], one, now, None) for one in found]
-            await self._log.append(db, session, recorded)
-        more = len(found) == STEP
-        if not more and kept:
+        kept = None if released or claim["until"] <= now else name
+        lanes: list[str | None] = []
+        left: list[tuple[str, ObjectId, str]] = []
+        changed: list[Written] = []
+        many, more = 0, False
+        async for block in _blocks(db, session, [queries.held(name)], queries.WITHOUT_CONTENT):
+            places = [place for place in block.inside(name) if not block.gone(place)]
+            if many >= STEP:
+                more = more or bool(places)
+                continue
+            if not places:
+                continue
+            many += len(places)
+            told = [block.left(claim["ends"], place, queue, now, None) for place in places] if claim["tell"] else []
+            for place in places:
+                if released:
+                    block.reschedule(place, now, True)
+                    lanes.append(block.lane or None)
+                    if block.in_front:
+                        left.append((block.id, number, block.group or ""))
+                else:
+                    block.leave(place, kept)
+                    if block.group is not None:
+                        left.append((block.id, number, block.group))
+            changed.append(Written(block, now, told))
+            if many >= STEP:
+                more = True
+                break
+        await save_all(db, session, queue, changed)
+        if not more and kept is not None:
             done = {"$unset": {"ends": "", "ended_at": "", "tell": ""}}
             await db.claims.update_one({"_id": claim["_id"]}, done, session=session)
         elif not more:
             await db.claims.delete_one({"_id": claim["_id"]}, session=session)
-        return more, lanes
+        return more, lanes, left
 
     async def _make(self, queue: str, group: str, asked: NextClaim) -> tuple[Claim | None, list[Stored]]:
         """Make a claim, and say what was passed over. None if there is nothing to make it from, or somebody else has
         made it."""
         with self._link.call() as db:
             number = (await self._changes.ask(db, queue)).number
-            while await upkeep.stand_in_line(db, number, asked.now):
+            while await self._taking.wake(number, asked.now):
                 pass
-        making = _Making(ObjectId(), secrets.token_hex(8))
+        making = Making(ObjectId(), secrets.token_hex(8))
         more = True
         while more:
             step = await self._changes.make([queue], partial(self._grow, queue, group, asked, making))
             if step.stopped:
                 break
+            self._lease_expired(queue, step.expired)
             making.messages += step.taken
             making.bytes += step.bytes
             making.passed += step.unfit
@@ -339,69 +348,58 @@ class Claims(ClaimStore):
         return Claim(asked.number, making.messages, making.bytes, asked.now), making.passed
 
     async def _grow(
-        self, queue: str, group: str, asked: NextClaim, making: _Making, named: Numbers, slot: str, session: Session
-    ) -> _Step:
+        self, queue: str, group: str, asked: NextClaim, making: Making, named: Numbers, session: Session
+    ) -> Step:
         """One step of making a claim."""
         db = self._link.database
         number, now = named[queue].number, asked.now
         reader = await self._reader(db, session, named[queue], group)
         check_reader(reader.state(), asked.epoch, asked.after)
         if reader.growing != making.mark if making.messages else reader.last != asked.after:
-            await check_number(db, session, queue, number)
-            return _Step(stopped=True)
+            return Step(stopped=True)
         most = min(max(SMALL_STEP, STEP >> making.tries), asked.limit - making.messages)
         making.tries += 1
         passed = {stored.message.id for stored in making.passed}
-        look = max(most, SMALL_STEP) + len(passed)
-        cursor = db.messages.find(
-            queries.takeable(number, asked.consumer, now), fences.WITHOUT_CONTENT, session=session
-        )
-        found = await cursor.sort(queries.IN_LINE).limit(look).to_list()
-        taken: list[Document] = []
-        unfit: list[str] = []
+        name = claim_name(group, asked.number)
         budget = Budget(asked.limit, asked.max_bytes, making.messages, making.bytes)
-        step = _Step(more=len(found) == look)
-        for one in found:
-            if one["_id"] in passed:
-                continue
-            if asked.fit.refusal(message_of(one | {"body": b""}), one["receives"], now) is not None:
-                unfit.append(one["_id"])
-                if len(passed) + len(unfit) == UNFIT:
-                    step.more = False
+        step = Step()
+        changed: dict[str, Written] = {}
+        taken = 0
+        lanes = [""] if not asked.consumer else ["", asked.consumer]
+        blocks = _blocks(db, session, [queries.in_line(number, lanes)], queries.WHOLE)
+        async with aclosing(blocks), aclosing(in_order(blocks)) as members:
+            async for id, place, block in members:
+                state = block.state(place)
+                if state.visible_at > now or id in passed:
+                    continue
+                if asked.fit.refusal(block.messages[place], state.receives, now) is not None:
+                    step.unfit.append(block.stored(place))
+                    if len(passed) + len(step.unfit) == UNFIT:
+                        break
+                    continue
+                if not budget.admits(block.sizes[place]):
                     break
-                continue
-            if not budget.admits(one["size"]):
-                step.more = False
-                break
-            taken.append(one)
-            if len(taken) == most:
-                step.more = making.messages + most < asked.limit
-                break
+                written = changed.setdefault(block.id, Written(block, now))
+                step.expired += len(block.expired(place, queue, now))
+                if asked.keep != "off":
+                    written.events += block.handed_out(place, queue, now, group)
+                block.lease(place, now, NEVER, name, group, str(making.id))
+                taken += 1
+                if taken == most:
+                    step.more = making.messages + most < asked.limit
+                    break
         size = budget.bytes - making.bytes
-        if unfit:
-            whole = await db.messages.find({"_id": {"$in": unfit}}, session=session).to_list()
-            step.unfit = [stored_of(one) for one in whole]
-        if taken:
-            name = claim_name(group, asked.number)
-            change = fences.lease(number, now, NEVER, name, group, making.id)
-            await db.messages.update_many({"_id": {"$in": [one["_id"] for one in taken]}}, change, session=session)
-            if asked.keep != "off":
-                recorded: list[Event] = []
-                for message in taken:
-                    recorded += fences.handed_out(message, now, group)
-                await self._log.append(db, session, recorded)
+        await save_all(db, session, queue, list(changed.values()))
         if taken or making.messages:
             fresh = {"queue": queue, "number": number, "group": group, "claim": asked.number}
             grown = {
-                "$setOnInsert": fresh | {"made_at": now, "acked_at": None},
-                "$inc": {"messages": len(taken), "bytes": size},
+                "$setOnInsert": fresh | {"made_at": now, "acked_at": None, "reader": None},
+                "$inc": {"messages": taken, "bytes": size},
             }
             await db.claims.update_one({"_id": making.id}, grown, upsert=True, session=session)
             reader.last = asked.number
-            await self._save(session, queue, named[queue], slot, reader, making.mark if step.more else None)
-        else:
-            await check_number(db, session, queue, number)
-        step.taken, step.bytes = len(taken), size
+            await self._save(session, queue, named[queue], reader, making.mark if step.more else None)
+        step.taken, step.bytes = taken, size
         return step
 
     @asynccontextmanager
@@ -416,7 +414,7 @@ class Claims(ClaimStore):
                     reader = await self._reader(db, session, named, group)
                     query = {"number": named.number, "group": group, "claim": number}
                     found = await db.claims.find_one(query, session=session)
-                    if found is None or not _readable(found, now):
+                    if found is None or not readable(found, now):
                         raise no_claim(reader.state(), number)
                     growing = reader.growing is not None and number == reader.last
                     if not growing and "ends" not in found:
@@ -428,16 +426,22 @@ class Claims(ClaimStore):
                 else:
                     await self._let_go(queue, group)
 
-    async def _place(
-        self, db: Database, session: Session, field: str, hint: str, claim: ObjectId, start: int
-    ) -> Place | None:
-        """The message at a place of a claim, from memory or by counting in the index."""
+    async def _place(self, db: Database, session: Session, claim: ObjectId, start: int) -> Place | None:
+        """The block to begin with for a position of a claim, from memory or by counting."""
         known = self._marks.pop((claim, start), None)
-        if known is None:
-            cursor = db.messages.find(queries.inside(field, claim), {"priority": 1}, session=session)
-            found = await cursor.sort(queries.IN_LINE).hint(hint).skip(start).limit(1).to_list()
-            return (found[0]["priority"], found[0]["_id"]) if found else None
-        return known
+        if known is not None:
+            return known
+        position = before = 0
+        last: tuple[int, str] | None = None
+        name = str(claim)
+        async for block in _blocks(db, session, [queries.held(name)], queries.WITHOUT_CONTENT):
+            here = (block.priority, run_of(block.ids[0])[0])
+            if here != last:
+                if last is not None and position > start:
+                    break
+                last, before = here, position
+            position += len(block.inside(name))
+        return (*last, before) if last is not None and position > start else None
 
     def _mark(self, claim: ObjectId, place: int, what: Place) -> None:
         self._marks[claim, place] = what
@@ -445,30 +449,18 @@ class Claims(ClaimStore):
             del self._marks[next(iter(self._marks))]
 
 
-def _reader_of(found: Document | None, group: str, number: ObjectId) -> _Reader:
-    """A group as it is for a queue that has this number."""
-    if found is None:
-        return _Reader(group)
-    epoch, acked, last = (int(found[name]) for name in ("epoch", "acked", "last"))
-    reader = _Reader(group, epoch, acked, last, found.get("growing"))
-    return reader if found["number"] == number else replace(reader, acked=reader.last, growing=None)
+async def _blocks(
+    db: Database, session: Session, parts: Sequence[queries.Query], fields: dict[str, int]
+) -> AsyncGenerator[Block]:
+    """The blocks that queries find one after the other, in queue order."""
+    for query in parts:
+        hint = "line" if "line" in query else "tokens"
+        cursor = db.blocks.find(query, fields, sort=queries.IN_LINE, hint=hint, session=session)
+        async with cursor.batch_size(BLOCKS_AT_ONCE if "content" in fields else 10):
+            async for one in cursor:
+                yield block_of(one)
 
 
-def _readable(claim: Document, now: int) -> bool:
-    return claim.get("ends") != "released" and claim.get("until", NEVER) > now
-
-
-def _claim_of(found: Document) -> Claim:
-    acked_at = found["acked_at"]
-    return Claim(
-        int(found["claim"]),
-        int(found["messages"]),
-        int(found["bytes"]),
-        int(found["made_at"]),  # not the driver's Int64, which cannot be encoded
-        None if acked_at is None else int(acked_at),
-    )
-
-
-def _portions(found: list[Document]) -> list[Portion]:
-    together: Any = groupby(found, key=itemgetter("receives"))
-    return [Portion([message_of(one) for one in some], receives) for receives, some in together]
+def _portions(found: list[tuple[int, Message]]) -> list[Portion]:
+    together: Any = groupby(found, key=itemgetter(0))
+    return [Portion([message for _, message in some], receives) for receives, some in together]

@@ -2,12 +2,14 @@
 
 A server that does not answer within `patience` seconds is unreachable. A transaction that conflicts with another is
 retried. If its outcome is unknown because the server or the caller is gone, it is aborted at the server in the
-background, so that its locks are not held until the server's timeout of a minute.
+background, so that its locks are not held until the server's timeout of a minute. The transaction of a broker that was
+killed is aborted by whoever meets it: see `Link.abort_abandoned`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import re
 import time
@@ -20,8 +22,10 @@ import pymongo
 from bson.errors import BSONError
 from pymongo import AsyncMongoClient, ReadPreference
 from pymongo.asynchronous.client_session import AsyncClientSession
+from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.errors import (
+    BulkWriteError,
     ConfigurationError,
     ConnectionFailure,
     DocumentTooLarge,
@@ -37,22 +41,34 @@ from pymongo.write_concern import WriteConcern
 
 from miniq.errors import Closed, InvalidRequest, MiniQError, NoSpace, StoreError, StoreUnavailable, TooLarge
 
+log = logging.getLogger("miniq.mongodb")
+
 T = TypeVar("T")
 Session = AsyncClientSession
 Database = AsyncDatabase[dict[str, Any]]
+Collection = AsyncCollection[dict[str, Any]]
 
 SELECTION_MS = 2000
 """How long a call waits for an unreachable server, unless the URL sets it."""
 FAREWELL = 2.0
 """Seconds that closing waits for transactions to be aborted."""
+APP = "miniq"
 DATABASE = "miniq"
 """The database, unless the URL names one."""
 OLDEST_WIRE = 17
 """The wire version of MongoDB 6.0."""
 UNAVAILABLE = {6, 7, 50, 64, 89, 91, 100, 133, 189, 202, 262, 9001, 10107, 11600, 11602, 13435, 13436}
 """Codes of a server that is too slow, shuts down, is not primary, or cannot replicate a change."""
+DUPLICATE = 11000
+TOO_LARGE_FOR_CACHE = 388
 DISK_FULL = {14031}
 DENIED = {13, 18}
+
+
+OBSTACLE = 0.5
+"""Seconds after which a change that meets an open transaction looks whether that was abandoned."""
+ABANDONED = 0.5
+"""Seconds without a command after which a transaction counts as abandoned: ours send one command after the other."""
 
 
 class Contended(StoreUnavailable):
@@ -69,6 +85,11 @@ class Link:
         self._sure = WriteConcern("majority", j=True) if durable else WriteConcern(1)
         self._client: AsyncMongoClient[dict[str, Any]] | None = None
         self._aborts: set[asyncio.Task[None]] = set()
+        self._sweeps: set[asyncio.Task[None]] = set()
+        self._sweeper: AsyncMongoClient[dict[str, Any]] | None = None
+        """A client with a connection of its own: those of the other may all be waiting for what it aborts."""
+        self._options: dict[str, Any] = {}
+        self._swept = 0.0
 
     async def open(self) -> None:
         """Connect; raises if the server lacks transactions or is too old."""
@@ -88,8 +109,9 @@ class Link:
             with warnings.catch_warnings():
                 # The driver only warns of unknown options.
                 warnings.simplefilter("error", UserWarning)
-                self._client = AsyncMongoClient(self._url, appname="miniq", **options)
+                self._client = AsyncMongoClient(self._url, appname=APP, **options)
                 _ = self.database
+                self._options = options | {"appname": APP, "maxPoolSize": 1}
         except (PyMongoError, ValueError, UserWarning) as error:
             raise InvalidRequest(f"store: invalid MongoDB URL: {error}", field="store") from None
         try:
@@ -102,14 +124,18 @@ class Link:
 
     async def close(self) -> None:
         """Close all connections. Idempotent."""
+        for sweep in self._sweeps:
+            sweep.cancel()
+        await asyncio.gather(*self._sweeps, return_exceptions=True)
         if self._aborts:
             _, late = await asyncio.wait(self._aborts, timeout=FAREWELL)
             for abort in late:
                 abort.cancel()
             await asyncio.gather(*late, return_exceptions=True)
-        client, self._client = self._client, None
-        if client is not None:
-            await client.close()
+        clients, self._client, self._sweeper = (self._client, self._sweeper), None, None
+        for client in clients:
+            if client is not None:
+                await client.close()
 
     @property
     def client(self) -> AsyncMongoClient[dict[str, Any]]:
@@ -134,11 +160,37 @@ class Link:
         with translated():
             yield database
 
+    async def patiently(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Make a change outside of transactions. If it meets a transaction that was abandoned, abort that."""
+        with self.watching(time.monotonic() + self.patience):
+            return await work()
+
+    @contextmanager
+    def watching(self, deadline: float) -> Iterator[None]:
+        """Limits a write. While it takes long, transactions that were abandoned are aborted: the server tries again by
+        itself to write what they have written, and then succeeds."""
+        loop = asyncio.get_running_loop()
+        timers: list[asyncio.TimerHandle] = []
+
+        def look() -> None:
+            sweep = loop.create_task(self.abort_abandoned())
+            self._sweeps.add(sweep)
+            sweep.add_done_callback(self._sweeps.discard)
+            timers[:] = [loop.call_later(OBSTACLE, look)]
+
+        timers.append(loop.call_later(OBSTACLE, look))
+        try:
+            with pymongo.timeout(max(0.05, deadline - time.monotonic())):
+                yield
+        finally:
+            timers[0].cancel()
+
     async def transact(self, work: Callable[[Session], Awaitable[T]], *, again: bool = True) -> T:
         """Run `work` in a transaction and commit it. On a conflict, run it `again`, or raise `Contended`. So `work`
         must change nothing but the database."""
         client = self.client
-        deadline = time.monotonic() + self.patience
+        started = time.monotonic()
+        deadline = started + self.patience
         pause = 0.001
         while True:
             session = client.start_session(causal_consistency=False)
@@ -159,8 +211,40 @@ class Link:
             else:
                 await session.end_session()
                 return answer
+            if time.monotonic() - started > OBSTACLE:
+                await self.abort_abandoned()
             await asyncio.sleep(random.uniform(0, pause))  # noqa: S311
             pause = min(pause * 2, 0.1)
+
+    async def abort_abandoned(self) -> None:
+        """Abort transactions of this database user that have been idle: their brokers were killed or hang. A broker
+        that lives gets an error that makes it repeat its transaction."""
+        if time.monotonic() - self._swept < OBSTACLE:
+            return
+        self._swept = time.monotonic()
+        idle: list[dict[str, Any]] = [
+            {"$currentOp": {"allUsers": False, "idleSessions": True}},
+            {
+                "$match": {
+                    "type": "idleSession",
+                    "appName": APP,
+                    "transaction.timeInactiveMicros": {"$gt": round(ABANDONED * 1e6)},
+                }
+            },
+            {"$project": {"lsid.id": 1}},
+        ]
+        try:
+            if self._sweeper is None and self._client is not None:
+                self._sweeper = AsyncMongoClient(self._url, **self._options)
+            sweeper = self._sweeper or self.client
+            with pymongo.timeout(2):
+                cursor = await sweeper.admin.aggregate(idle)
+                sessions = [{"id": one["lsid"]["id"]} for one in await cursor.to_list()]
+                if sessions:
+                    log.warning("aborting %d transactions of brokers that do not go on", len(sessions))
+                    await sweeper.admin.command("killSessions", sessions)
+        except (PyMongoError, Closed) as error:
+            log.debug("abandoned transactions were not aborted: %s", error)
 
     async def _abandon(self, session: Session, *, answered: bool) -> None:
         """Abort a transaction; in the background if the server may not answer."""
@@ -236,9 +320,15 @@ def translate(error: Exception) -> MiniQError:
     """Our error for an error of the driver."""
     text = re.split(r" \(configured timeouts|, Timeout: |, full error: ", str(error))[0]
     code = error.code if isinstance(error, OperationFailure) else None
+    if isinstance(error, BulkWriteError) and (failed := error.details.get("writeErrors")):
+        code, text = failed[0].get("code"), str(failed[0].get("errmsg", text))
+    if code == TOO_LARGE_FOR_CACHE:
+        return TooLarge(f"messages: too large for one transaction of MongoDB, use fewer: {text}", field="messages")
     if isinstance(error, DocumentTooLarge):
         return TooLarge(f"body: a message does not fit into a document of MongoDB (16 MiB): {text}", field="body")
     if isinstance(error, ConfigurationError):
+        if "Sessions are not supported" in text:  # as of a server that has just been started
+            return StoreUnavailable(f"store: the database is not ready yet: {text}", field="store")
         return InvalidRequest(f"store: this MongoDB cannot be used: {text}", field="store")
     if isinstance(error, InvalidOperation):
         return Closed("the store is closed")

@@ -1,41 +1,67 @@
-"""The collections, and how messages become documents.
+"""The collections, and how settings become documents.
 
 meta       `format`: the version below. `history`: first and last offset, bytes. `last_id`: of queues that are gone.
-           `revision`: rises with every change of queues or records.
-queues     _id is the name. `number` names its messages and changes when it is emptied; `serial` names its dedup
-           records, readers and stages, and stays. `showing` has the numbers
-           of messages that are committed and still have to get this one. Whatever has a number that no queue, claim
-           or commit has is garbage.
-messages   _id is the message's id; the fields of `Message` under their own names, None left out, and its state.
-           number        the queue's
-           lane          the recipient, "" for all consumers
-           group_key     number and group, where it has one: see `groups`
-           size          what it counts for
-           visible_at, receives, receipt, consumer, taken_at
-           line          the number, while it can be taken once `visible_at` has come
-           timed         the number, until `visible_at` has passed and the message was lined up
-           claim         the _id of the claim it is in
-           waits         true if it is in a group and not its head: then it has no `line`
-groups     _id is a group_key, `head` the id of its head; there while the group has messages.
+           `revision`: rises with every change of queues or records. `upgrade`: who converts an older format.
+           `turn:WORK`: which broker does this work of the upkeep, and `until` when.
+queues     _id is the name. `number` names its blocks and changes when it is emptied; `serial` names its dedup records,
+           results, readers and stages, and stays. `showing` has the numbers of blocks that are committed and still have
+           to get this one. Whatever has a number that no queue or commit has is garbage. `tokens`, `drawn_at` and
+           `drawn` are the bucket of a queue whose rate is limited.
+blocks     For each queue one document whose _id is its number: there while the queue has it, so that a change of blocks
+           learns in the same command whether it still has. `last_id` is the highest id put under this number. `turn`
+           rises with each send to a queue that has a limit, so that these come one after the other.
+           All others have up to 128 messages with their states. _id is NUMBER:ID with the first id of their run of ids
+           (`miniq.ids`), or NUMBER:ID. with the message's own id if it shares no block: so a message is found by its
+           id alone.
+           v             another one with every change; a change is made on condition that it is the one that was read
+           past          the last 16 of them, by which a write finds out whether it was made; the first four bytes are
+                         a time and the next five name the process that wrote it
+           call          the call that added it, if it had a name: `name` is SERIAL:NAME, `said` the answer, and `until`
+                         when it is forgotten (`calls.py`)
+           first         the lowest id; `ids` has all of them, as `spans`
+           priority, lane, sent_at, due_at
+                         of all messages; `lane` is the recipient, "" for all consumers
+           group         of its only message
+           content       the messages, as MessagePack
+           sizes         what each counts for
+           states        of the messages that are not as they were sent, as MessagePack: `blocks.State`
+           Of the messages that have not left:
+           count, bytes  how many, and what they count for
+           line          the number, if some could be taken when it was written
+           timed         the number, if some were leased or delayed when it was written: `leased` and `delayed` many,
+                         the first until `wake` and the last `until` then; `open` if any consumer may take them
+           tokens        the receipts, and the `_id`s of claims
+           group_key     NUMBER:GROUP; `waits` while its message is not the head: then it has no `line`
+           front         the group_key, if it waits and its message was taken together with others of the group
+           mixed         others of its run may have blocks of their own
+           out           events that are still to be copied to `events`: `t` is their `_id` there. `told` while there
+                         are any
+           over          all have left; the document stays for its events, until its group has a new head (`todo`),
+                         until its `call` is forgotten, and while other processes that wrote it must know what their
+                         writes did (`writes.certain`). It has a `number` only while `todo`
+           todo          when its message left, or was settled and is of the front: its group may need a new head
+groups     _id is a group_key: `head` the id of its head, None while that is being chosen; `last` the highest id that
+           was sent to it, `floor` an id that no member is below, `at` when it was last sent to or emptied; `sends`
+           rises with each send that is complete, and `front` with each take that gets several of its messages, until
+           that is over (`fronts.py`). There while the group has messages, and for some seconds more.
 readers    _id is SERIAL:GROUP: epoch, acked and last of a group of readers (`claims.py`), and the queue's `number` they
            hold for: with another number all claims are gone. `growing` while claim `last` is being made.
-claims     `number`, `group` and `claim` say whose it is. What it holds has its _id as `claim`; once it is acked, as
-           `number`, so that it is in no queue, and garbage when the claim is gone.
+claims     `number`, `group` and `claim` say whose it is. Its messages have its _id in their state, also once it is
+           acked and they have left the queue.
            ends          `acked` or `released`, while messages still have to leave it
            until         until when it can be read, once it is acked
 stages     the parts of stages that are not committed: name, how many messages and bytes, how many `runs` of ids.
 uploads    what was uploaded as the part `of`, in chunks, as MessagePack.
-publishes  _id is the number of messages that were written for a commit which is still to be made.
-tallies     _id is NUMBER.SLOT: messages, bytes and highest id that changes through this slot added to the queue.
-           The sum over a number's slots is the queue's count. Each change writes one, so that emptying or
-           deleting the queue, which removes them, conflicts with every change under way.
-dedup      _id is SERIAL:DEDUP_ID: the id that stands, and until when.
+publishes  _id is the number of blocks that were written for a commit which is still to be made.
+dedup      _id is SERIAL:DEDUP_ID: the id that stands, and until when. Also what commits and publications answered.
+results    _id is SERIAL:ID: how a message was finished, and `until` when that is kept.
 records    _id is KIND:NAME.
-events     the events of one change, as MessagePack. `pending` orders those without offsets; the next reader of the
+events     some events of one block, as MessagePack. `pending` orders those without offsets; the next reader of the
            history assigns their offsets `first` and `last`.
 signals    capped: wake-up hints to other brokers.
 
-To change the format, raise `FORMAT` and let `MongoStore.open` convert older databases.
+Format 1 had one document per message, in `messages`, and counters in `tallies`; up to format 2, the calls of sends were
+in `dedup`. `upgrade.py` converts them. To change the format, raise `FORMAT` and convert older databases there.
 """
 
 from __future__ import annotations
@@ -44,80 +70,29 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from bson import Int64, ObjectId
+from bson import ObjectId
 
-from miniq.message import DeadLetter, Message, QueueSettings, Stored
+from miniq.message import QueueSettings
 
-FORMAT = 1
+FORMAT = 3
 COLLECTIONS = (
     "meta",
     "queues",
-    "messages",
+    "blocks",
     "groups",
     "readers",
     "claims",
-    "tallies",
+    "stages",
+    "uploads",
+    "publishes",
     "dedup",
+    "results",
     "records",
     "events",
     "signals",
 )
 
-LEASE = ("receipt", "consumer", "taken_at")
-"""The fields that a lease sets and a release removes."""
-
 Document = Mapping[str, Any]
-_FIELDS = [name for name in Message.__struct_fields__ if name != "id"]
-
-
-def message_document(message: Message, number: ObjectId, now: int, waits: bool) -> dict[str, Any]:
-    """The document of a new message: ready at its `due_at`, never received."""
-    fields = ((name, getattr(message, name)) for name in Message.__struct_fields__)
-    found: dict[str, Any] = {name: value for name, value in fields if value is not None}
-    found["_id"] = found.pop("id")
-    found |= {"number": number, "lane": message.recipient or "", "size": message.size}
-    found |= {"visible_at": message.due_at, "receives": 0}
-    if message.headers is not None:
-        # Pairs, not a document: a name may hold what a field of a document may not.
-        found["headers"] = [[name, value] for name, value in message.headers.items()]
-    if message.group is not None:
-        found["group_key"] = group_key(number, message.group)
-    if message.dead is not None:
-        found["dead"] = msgspec.structs.asdict(message.dead)
-    if waits:
-        found["waits"] = True
-    place = place_of(message.due_at, now, waits)
-    if place is not None:
-        found[place] = number
-    return found
-
-
-def message_of(found: Document) -> Message:
-    """The message that a document holds. Moments are of a type of the driver's, which others cannot write."""
-    fields = {name: _plain(found[name]) for name in _FIELDS if name in found}
-    if "headers" in fields:
-        fields["headers"] = dict(fields["headers"])
-    if "dead" in fields:
-        fields["dead"] = DeadLetter(**{name: _plain(value) for name, value in fields["dead"].items()})
-    return Message(found["_id"], **fields)
-
-
-def _plain(value: Any) -> Any:
-    return int(value) if isinstance(value, Int64) else value
-
-
-def stored_of(found: Document) -> Stored:
-    """The message with its state."""
-    return Stored(
-        message_of(found), int(found["visible_at"]), found["receives"], found.get("receipt"), found.get("consumer")
-    )
-
-
-def place_of(visible_at: int, now: int, waits: bool) -> str | None:
-    """The field that indexes a message: `timed`, `line`, or none."""
-    if visible_at > now:
-        return "timed"
-    return None if waits else "line"
 
 
 def group_key(number: ObjectId, group: str) -> str:
@@ -125,7 +100,7 @@ def group_key(number: ObjectId, group: str) -> str:
 
 
 def encode_settings(settings: QueueSettings) -> dict[str, Any]:
-    return msgspec.structs.asdict(settings)
+    return msgspec.to_builtins(settings)  # type: ignore[no-any-return]
 
 
 def decode_settings(found: Document) -> QueueSettings:

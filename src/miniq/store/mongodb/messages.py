@@ -1,200 +1,243 @@
-"""Messages in MongoDB: one document each, changed in transactions that also update counters and history."""
+"""Messages in MongoDB: in blocks, each changed on its own; see `blocks.py` and `writes.py`.
+
+A send of one block needs no transaction (`inserting.py`). A send of several blocks, of groups, with dedup ids, with a
+record or to a queue with a limit, and a move, change several documents at once and need one. It adds documents, and is
+over in a few round trips.
+"""
 
 from __future__ import annotations
 
-import time
+import asyncio
 from collections.abc import Sequence
+from contextlib import nullcontext, suppress
+from functools import partial
+from typing import Any
+from weakref import WeakValueDictionary
 
-import pymongo
 from bson import ObjectId
-from pymongo import ReplaceOne
-from pymongo.read_concern import ReadConcern
+from pymongo import ReturnDocument
+from pymongo.errors import BulkWriteError
 
-from miniq.message import NEVER, Counts, Event, History, Message, Outcome, Page, Stored
+from miniq.consumer import Holding
+from miniq.message import LEASE_EXPIRED, Counts, Event, History, Message, Outcome, Page, PlainBatch, Stored
 from miniq.store import events
-from miniq.store.arguments import Change, Edit, Fence, NewTime, Put, Room, Scan, Take
-from miniq.store.contract import MessageStore, ReadyHint, no_queue
-from miniq.store.decisions import call_answer, check_room, repeated_call, sift, size_of
-from miniq.store.mongodb import browse, counters, dedup, groups, queries, upkeep
-from miniq.store.mongodb import fences as fencing
-from miniq.store.mongodb.changes import Numbers, check_number
-from miniq.store.mongodb.connection import Contended, Session
-from miniq.store.mongodb.documents import LEASE, Document, message_document, message_of, stored_of
-from miniq.store.mongodb.fences import check, fenced, left
+from miniq.store.arguments import Change, Draw, Edit, Fence, NewTime, Publication, Put, Room, Scan, Take
+from miniq.store.contract import FinishHint, LeaseCount, MessageStore, RecordChanged, no_queue
+from miniq.store.decisions import check_room, repeated_call, sift, size_of
+from miniq.store.mongodb import browse, calls, counting, dedup, groups, queries, records, results, writes
+from miniq.store.mongodb.blocks import Block, block_of, blocks_for, own_name, shared_name
+from miniq.store.mongodb.changes import Numbers, Outdated, Renumbered
+from miniq.store.mongodb.changing import Changing, Request
+from miniq.store.mongodb.connection import DUPLICATE, Collection, Session
 from miniq.store.mongodb.history import Tools
-from miniq.store.mongodb.takers import Candidate, Takers
-from miniq.store.names import call_record
+from miniq.store.mongodb.inserting import Inserting
+from miniq.store.mongodb.publishing import Publishing
+from miniq.store.mongodb.taking import Taking
+from miniq.store.mongodb.writes import Written
+from miniq.topic import Published
 
-LOCAL = ReadConcern("local")
-SPREAD = 32
-"""How far from the front a take searches after losing to other brokers."""
-MOST_CANDIDATES = 20_000
+_New = tuple[Block, dict[str, Any]]
+"""A block and its document."""
 
 
 class Messages(MessageStore):
     """See `MessageStore`."""
 
-    def __init__(self, tools: Tools, hint: ReadyHint) -> None:
+    def __init__(self, tools: Tools, lease_expired: LeaseCount, finished: FinishHint) -> None:
         self._link, self._changes, self._log, self._ready = tools
-        self._hint = hint
-        """Wakes long polls of this broker; `ready` also those of other brokers."""
-        self._takers: dict[str, Takers] = {}
+        self._lease_expired = lease_expired
+        self._finished = finished
+        self.taking = Taking(tools, lease_expired)
+        self._changing = Changing(tools, lease_expired)
+        self._inserting = Inserting(tools)
+        self._rooms: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._publishing = Publishing(tools, self._turn)
+
+    async def close(self) -> None:
+        await self._inserting.close()
+        await self._changing.close()
+        await self.taking.close()
+
+    # Adding
 
     async def put(self, messages: Sequence[Message], put: Put) -> list[str]:
-        queue, now, keep, call = messages[0].queue, put.now, put.keep, put.call
+        queue = messages[0].queue
+        plain = isinstance(messages, PlainBatch) or all(message.dedup_id is None for message in messages)
+        if plain and put.room is None and put.record is None:
+            named = await self._changes.know(queue)
+            blocks = blocks_for(messages, named.number)
+            if len(blocks) == 1 and blocks[0].group is None:
+                return await self._inserting.put(queue, messages, put, named, blocks[0])
+        return await self._put_several(queue, messages, put)
 
-        async def work(named: Numbers, slot: str, session: Session) -> tuple[list[str], Sequence[Message]]:
+    async def _put_several(self, queue: str, messages: Sequence[Message], put: Put) -> list[str]:
+        """Add messages in a transaction."""
+        now, call = put.now, put.call
+        had: groups.Joined = {}
+
+        async def work(named: Numbers, session: Session) -> tuple[list[str], Sequence[Message], ObjectId]:
             db = self._link.database
             number, serial = named[queue].number, named[queue].serial
+            if number != expected:
+                raise Renumbered("the queue was purged")
+            had.clear()
+            if put.record is not None and not await records.change(db, session, put.record):
+                raise RecordChanged(put.record)
             ids = [message.id for message in messages]
             fresh = messages
             known: dict[str, str] = {}
-            if call is not None or any(message.dedup_id is not None for message in messages):
-                stands = await dedup.standing(db, session, serial, messages, call, now)
-                if call is not None and (given := stands.get(call_record(call.name))) is not None:
-                    await counters.add(db, session, queue, number, slot, 0, 0)
-                    return repeated_call(given, call), []
+            if call is not None and (given := await calls.find(db, session, serial, call, now)) is not None:
+                return repeated_call(given, call), [], number
+            names = {message.dedup_id for message in messages if message.dedup_id is not None}
+            if names:
+                stands = await dedup.find(db, session, serial, names, now)
                 sifted = sift(messages, stands.get)
                 ids, fresh, known = sifted.ids, sifted.fresh, sifted.brought
-            size = size_of(fresh)
             if put.room is not None:
-                await counters.take_turn(db, session, queue, number)
-                check_room(put.room, queue, await counters.total(db, session, number), (len(fresh), size))
+                turn = await db.blocks.update_one({"_id": number}, {"$inc": {"turn": 1}}, session=session)
+                if not turn.matched_count:
+                    raise Outdated(queue)
+                held = await counting.total(db, session, number)
+                check_room(put.room, queue, held, (len(fresh), size_of(fresh)))
+            if known:
+                records_of_ids = dedup.fresh(serial, known, put.dedup_until)
+                await db.dedup.delete_many({"_id": {"$in": [one["_id"] for one in records_of_ids]}}, session=session)
+                await self._insert(db.dedup, session, queue, records_of_ids)
+            documents: list[dict[str, Any]] = []
             if fresh:
-                waiting = await groups.join(db, session, number, fresh)
-                documents = [message_document(one, number, now, one.id in waiting) for one in fresh]
-                await db.messages.insert_many(documents, session=session)
-            last = max((message.id for message in fresh), default="")
-            await counters.add(db, session, queue, number, slot, len(fresh), size, last)
-            remembered = {dedup_id: (id, put.dedup_until) for dedup_id, id in known.items()}
+                blocks = blocks_for(fresh, number)
+                had.update(await groups.join(db, session, number, blocks))
+                documents = writes.insert(blocks, now, writes.arrivals(fresh, now, put.keep, put.reason))
             if call is not None:
-                remembered[call_record(call.name)] = (call_answer(ids, call), call.until)
-            await dedup.remember(db, session, serial, remembered)
-            if keep != "off":
-                await self._log.append(db, session, [events.sent(one, now, None, keep) for one in fresh])
-            return ids, fresh
+                documents = documents or calls.stubs(serial, {call.name: ("", 0)})
+                documents[0]["call"] = calls.record(serial, call, ids)
+            if documents:
+                await self._insert(db.blocks, session, queue, documents)
+            return ids, fresh, number
 
-        ids, fresh = await self._changes.make([queue], work)
+        while True:
+            expected = (await self._changes.know(queue)).number
+            with self._link.call() as db:
+                await self._link.patiently(partial(groups.expect, db, expected, messages, now))
+            async with self._turn(queue) if put.room is not None else nullcontext():
+                with suppress(Renumbered):
+                    ids, fresh, used = await self._changes.make([queue], work)
+                    break
+        if fresh:
+            last = {"$max": {"last_id": max(message.id for message in fresh)}}
+            with self._link.call() as db:
+                await self._link.patiently(lambda: db.blocks.update_one({"_id": used}, last))
         self._ready(queue, [message.recipient for message in fresh])
+        self._ready(queue, await groups.joined(self._link, used, had, now))
         return ids
 
-    async def take(self, queue: str, take: Take) -> list[Stored]:
-        takers = self._takers.setdefault(queue, Takers())
-        lease = self._lease if take.keep == "off" else self._lease_and_tell
-        deadline = time.monotonic() + self._link.patience
-        spread = False
+    async def _insert(
+        self, collection: Collection, session: Session, queue: str, documents: list[dict[str, Any]]
+    ) -> None:
         try:
-            while time.monotonic() < deadline:
-                with takers.looking() as gone:
-                    number, candidates = await self._look(queue, takers, take, spread)
-                    chosen = takers.choose(candidates, gone, take.limit, take.max_bytes, spread)
-                if not chosen:
-                    break
-                with takers.going_for(chosen):
-                    try:
-                        found = await lease(number, chosen, take)
-                    except Contended:
-                        found = []
-                if len(found) < len(chosen):
-                    # Other takes skipped these messages, so wake them.
-                    self._hint(queue, None, len(chosen) - len(found))
-                if found:
-                    return [stored_of(one) for one in sorted(found, key=_in_line)]
-                spread = True
-        finally:
-            if takers.idle:
-                self._takers.pop(queue, None)
-        return []
+            await collection.insert_many(documents, session=session)
+        except BulkWriteError as error:
+            if any(one["code"] == DUPLICATE for one in error.details["writeErrors"]):
+                raise Outdated(queue) from error  # the same call, or dedup id, was just sent elsewhere
+            raise
+
+    async def publish(self, publication: Publication) -> Published:
+        return await self._publishing.publish(publication)
+
+    def _turn(self, queue: str) -> asyncio.Lock:
+        """Serializes sends of this process to a queue with a limit: in the database they would conflict."""
+        lock = self._rooms.get(queue)
+        if lock is None:
+            lock = self._rooms[queue] = asyncio.Lock()
+        return lock
+
+    # Taking and changing
+
+    async def take(self, queue: str, take: Take) -> list[Stored]:
+        return await self.taking.take(queue, take)
+
+    async def draw(self, queue: str, draw: Draw) -> int:
+        with self._link.call() as db:
+            drawn = await db.queues.find_one_and_update(
+                {"_id": queue}, queries.draw(draw), {"drawn": 1}, return_document=ReturnDocument.AFTER
+            )
+        if drawn is None:
+            raise no_queue(queue)
+        return int(drawn["drawn"])
 
     async def drop(self, queue: str, fences: Sequence[Fence], change: Change) -> list[Outcome]:
-        async def work(named: Numbers, slot: str, session: Session) -> tuple[list[Outcome], list[str | None]]:
-            db = self._link.database
-            number = named[queue].number
-            found = await fenced(db, session, number, fences)
-            outcomes: list[Outcome] = []
-            gone: list[Document] = []
-            for id, receipt in fences:
-                outcome = check(found.get(id), receipt, change.now)
-                outcomes.append(outcome)
-                if outcome == "done":
-                    gone.append(found.pop(id))
-            heads: list[str | None] = []
-            if gone:
-                await db.messages.delete_many({"_id": {"$in": [one["_id"] for one in gone]}}, session=session)
-                heads = await groups.leave(db, session, number, gone)
-            size = sum(one["size"] for one in gone)
-            await counters.add(db, session, queue, number, slot, -len(gone), -size)
+        def act(block: Block, place: int, receipt: str) -> list[Event]:
+            recorded: list[Event] = []
             if change.recorded is not None:
-                recorded = [left(change.recorded, one, change.now, change.reason) for one in gone]
-                await self._log.append(db, session, recorded)
-            return outcomes, heads
+                recorded += block.expired(place, queue, change.now, receipt)
+                recorded.append(
+                    block.left(change.recorded, place, queue, change.now, change.reason, extra=change.extra)
+                )
+            block.leave(place)
+            return recorded
 
-        outcomes, heads = await self._changes.make([queue], work)
-        self._ready(queue, heads)
+        outcomes = await self._changing.change(queue, Request(fences, act, change, True))
+        if change.remember is not None and "done" in outcomes:
+            self._finished(queue)
         return outcomes
 
     async def reschedule(self, queue: str, fences: Sequence[Fence], to: NewTime, change: Change) -> list[Outcome]:
-        now, visible_at, release = change.now, to.visible_at, to.release
-
-        async def work(named: Numbers, slot: str, session: Session) -> tuple[list[Outcome], list[str | None]]:
-            db = self._link.database
-            number = named[queue].number
-            await check_number(db, session, queue, number)
-            found = await fenced(db, session, number, fences)
-            outcomes: list[Outcome] = []
-            changed: dict[str, Document] = {}
+        def act(block: Block, place: int, receipt: str) -> list[Event]:
             recorded: list[Event] = []
-            for id, receipt in fences:
-                one = found.get(id)
-                outcome = check(one, receipt, now)
-                outcomes.append(outcome)
-                if one is not None and outcome == "done":
-                    if change.recorded is not None:
-                        recorded.append(left(change.recorded, one, now, None))
-                    state = {"visible_at": visible_at}
-                    found[id] = changed[id] = {
-                        name: value for name, value in one.items() if not release or name not in LEASE
-                    } | state
-            update_for = fencing.release if release else fencing.state_change
-            for waits in (False, True):
-                ids = [id for id, one in changed.items() if one.get("waits", False) is waits]
-                if ids:
-                    update = update_for(number, visible_at, now, waits)
-                    await db.messages.update_many({"_id": {"$in": ids}}, update, session=session)
-            await self._log.append(db, session, recorded)
-            return outcomes, [one["lane"] or None for one in changed.values()]
+            if change.recorded is not None:
+                recorded.append(block.left(change.recorded, place, queue, change.now, None, error=to.error))
+            block.reschedule(place, to.visible_at, to.release, to.error)
+            return recorded
 
-        outcomes, lanes = await self._changes.make([queue], work)
-        self._ready(queue, lanes)
-        return outcomes
+        return await self._changing.change(queue, Request(fences, act, change, False))
 
     async def edit(self, queue: str, fence: Fence, edit: Edit, change: Change) -> Outcome:
         id, receipt = fence
         now, keep = change.now, change.keep
+        settled: list[tuple[str, ObjectId, str]] = []
 
-        async def work(named: Numbers, slot: str, session: Session) -> tuple[Outcome, list[str | None]]:
+        async def work(named: Numbers, session: Session) -> tuple[Outcome, list[str | None], int]:
             db = self._link.database
             number = named[queue].number
-            one = await db.messages.find_one({"_id": id, "number": number}, session=session)
-            outcome = check(one, receipt, now)
-            if one is None or outcome != "done":
-                await check_number(db, session, queue, number)
-                return outcome, []
-            message = edit.apply(message_of(one))
-            new = message_document(message, number, now, one.get("waits", False))
-            new["receives"] = one["receives"]
-            if edit.due_at is None:
-                new.pop("line", None)
-                new.pop("timed", None)
-                new |= {name: one[name] for name in ("visible_at", "line", "timed", *LEASE) if name in one}
-            await db.messages.replace_one({"_id": id}, new, session=session)
-            await counters.add(db, session, queue, number, slot, 0, message.size - one["size"])
-            if keep != "off":
-                await self._log.append(db, session, [events.edited(message, now, one["receives"], keep)])
-            return outcome, [] if edit.due_at is None else [message.recipient]
+            block = (await writes.read(db, number, [id], session, queries.WHOLE)).get(id)
+            place = None if block is None else block.place(id)
+            if block is None or place is None:
+                return "missing", [], 0
+            outcome = block.check(place, receipt, now)
+            if outcome != "done":
+                return outcome, [], 0
+            expired = [] if edit.due_at is None else block.expired(place, queue, now, receipt)
+            state = block.state(place)
+            message = edit.apply(block.messages[place])
+            told = [] if keep == "off" else [*expired, events.edited(message, now, state.receives, keep)]
+            if len(block.ids) > 1:
+                # It gets a block of its own.
+                [own] = blocks_for([message], number, moved=True, taken=[shared_name(number, id)])
+                own.states[0] = state
+                block.leave(place)
+                block.mixed = True
+                await writes.save_all(db, session, queue, [Written(block, now)])
+            else:
+                own = block
+                own.hold([message])
+                own.priority = message.priority
+            if edit.due_at is not None:
+                own.due_at = message.due_at
+                own.reschedule(0, message.due_at, True, LEASE_EXPIRED if expired else None)
+            settled.clear()
+            if own.in_front:
+                settled.append((own.id, number, own.group or ""))
+            if own is block:
+                await writes.save_all(db, session, queue, [Written(own, now, told, content=True)])
+            else:
+                documents = writes.insert([own], now, {id: told} if told else None)
+                await db.blocks.insert_many(documents, session=session)
+            return outcome, [] if edit.due_at is None else [message.recipient], len(expired)
 
-        outcome, lanes = await self._changes.make([queue], work)
+        outcome, lanes, expired = await self._changes.make([queue], work)
+        self._lease_expired(queue, expired)
         self._ready(queue, lanes)
+        self._ready(queue, await groups.finish(self._link, settled, now))
         return outcome
 
     async def move(
@@ -206,167 +249,178 @@ class Messages(MessageStore):
         room: Room | None = None,
     ) -> list[Outcome]:
         now = change.now
+        outcomes: list[Outcome] = []
+        left: list[tuple[str, ObjectId, str]] = []
+        expired: list[Event] = []
+        emptied: list[str] = []
+        had: dict[ObjectId, groups.Joined] = {}
+        moved: list[Message] = []
 
-        async def work(
-            named: Numbers, slot: str, session: Session
-        ) -> tuple[list[Outcome], list[Message], list[str | None]]:
+        async def work(named: Numbers, session: Session) -> None:
             db = self._link.database
+            for some in (outcomes, left, expired, had, moved, emptied):
+                some.clear()
             number = named[queue].number
-            found = await fenced(db, session, number, [fence for fence, _ in moves])
-            outcomes: list[Outcome] = []
-            gone: list[Document] = []
+            blocks = await writes.read(db, number, [id for (id, _), _ in moves], session)
+            told: dict[str, list[Event]] = {}
+            kept: list[results.Kept] = []
+            arrived: dict[str, list[Event]] = {}
             come: dict[str, list[Message]] = {}
-            recorded: list[Event] = []
-            for (id, receipt), message in moves:
-                outcome = check(found.get(id), receipt, now)
+            for nth, ((id, receipt), message) in enumerate(moves):
+                block = blocks.get(id)
+                place = None if block is None else block.place(id)
+                outcome: Outcome = "missing" if block is None else block.check(place, receipt, now)
                 outcomes.append(outcome)
-                if outcome == "done":
-                    gone.append(found.pop(id))
-                    come.setdefault(message.queue, []).append(message)
-                    if change.recorded is not None:
-                        recorded.append(left(change.recorded, gone[-1], now, change.reason))
-                    if keep_to != "off":
-                        recorded.append(events.sent(message, now, change.event, keep_to))
-            heads: list[str | None] = []
+                if block is None or place is None or outcome != "done":
+                    continue
+                lost = block.expired(place, queue, now, receipt)
+                expired.extend(lost)
+                out = told.setdefault(block.id, [])
+                if change.recorded is not None:
+                    out += lost
+                    error = None if message.dead is None else message.dead.error
+                    left_by = block.left(
+                        change.recorded, place, queue, now, change.reason, extra=change.extra, error=error
+                    )
+                    out.append(left_by)
+                if change.remember is not None:
+                    kept.append((id, change.remember.each[nth], change.remember.until))
+                block.leave(place)
+                block.mixed = True
+                if block.group is not None:
+                    left.append((block.id, number, block.group))
+                moved.append(message)
+                come.setdefault(message.queue, []).append(message)
+                if keep_to != "off":
+                    arrived[id] = [events.sent(message, now, change.event, keep_to)]
+            changed = {block.id: block for block in blocks.values() if block.id in told}
+            emptied.extend(
+                id
+                for id, block in changed.items()
+                if next(block.present(), None) is None and writes.certain(block.past)
+            )
+            await writes.save_all(db, session, queue, [Written(one, now, told[id]) for id, one in changed.items()])
+            await results.keep(db, session, named[queue].serial, kept)
             for to, messages in come.items():
                 target = named[to].number
                 if room is not None:
-                    await counters.take_turn(db, session, to, target)
-                    more = (len(messages), size_of(messages))
-                    check_room(room, to, await counters.total(db, session, target), more)
-                waiting = await groups.join(db, session, target, messages)
-                documents = [message_document(one, target, now, one.id in waiting) for one in messages]
-                await db.messages.bulk_write(
-                    [ReplaceOne({"_id": one["_id"]}, one) for one in documents], session=session
-                )
-                await counters.add(db, session, to, target, slot, len(messages), size_of(messages))
-            if gone:
-                heads = await groups.leave(db, session, number, gone)
-            await counters.add(db, session, queue, number, slot, -len(gone), -sum(one["size"] for one in gone))
-            await self._log.append(db, session, recorded)
-            return outcomes, [message for some in come.values() for message in some], heads
+                    turn = await db.blocks.update_one({"_id": target}, {"$inc": {"turn": 1}}, session=session)
+                    if not turn.matched_count:
+                        raise Outdated(to)
+                    held = await counting.total(db, session, target)
+                    check_room(room, to, held, (len(messages), size_of(messages)))
+                had[target] = await self._arrive(session, target, messages, now, arrived)
 
-        outcomes, moved, heads = await self._changes.make([queue, *(message.queue for _, message in moves)], work)
+        queues = dict.fromkeys([queue, *(message.queue for _, message in moves)])
+        numbers = {name: (await self._changes.know(name)).number for name in queues}
+        with self._link.call() as db:
+            for to, number in numbers.items():
+                messages = [message for _, message in moves if message.queue == to]
+                await self._link.patiently(partial(groups.expect, db, number, messages, now))
+        await self._changes.make(queues, work)
+        self._lease_expired(queue, len(expired))
+        if change.remember is not None and moved:
+            self._finished(queue)
         for to in dict.fromkeys(message.queue for message in moved):
             self._ready(to, [message.recipient for message in moved if message.queue == to])
-        self._ready(queue, heads)
+            number = (await self._changes.know(to)).number
+            self._ready(to, await groups.joined(self._link, number, had.get(number, {}), now))
+        self._ready(queue, await groups.finish(self._link, left, now))
+        if emptied and change.recorded is None:
+            with self._link.call() as db:
+                query = {"_id": {"$in": emptied}} | queries.ENDED
+                await self._link.patiently(lambda: db.blocks.delete_many(query))
         return outcomes
 
-    async def clear(self, queue: str, change: Change) -> int:
+    async def _arrive(
+        self, session: Session, number: ObjectId, messages: Sequence[Message], now: int, told: dict[str, list[Event]]
+    ) -> groups.Joined:
+        """Add messages that come from another queue: the groups that had a head."""
+        db = self._link.database
+        names = {shared_name(number, one.id) for one in messages} | {own_name(number, one.id) for one in messages}
+        there = await db.blocks.find({"_id": {"$in": list(names)}}, {"over": 1}, session=session).to_list()
+        # What is left of blocks whose messages have all gone makes room; their events and versions are kept.
+        past: dict[str, list[ObjectId]] = {}
+        for one in there:
+            if one.get("over"):
+                old = await db.blocks.find_one_and_delete({"_id": one["_id"]}, session=session)
+                if old is not None:
+                    past[old["_id"]] = old.get("past", [])
+                    if old.get("out") or "call" in old:
+                        await db.blocks.insert_one(old | {"_id": f"{old['_id']}:{ObjectId()}"}, session=session)
+        taken = [one["_id"] for one in there if not one.get("over")]
+        blocks = blocks_for(messages, number, moved=True, taken=taken)
+        had = await groups.join(db, session, number, blocks)
+        documents = writes.insert(blocks, now, told)
+        for document in documents:
+            document["past"] = [*past.get(document["_id"], ()), *document["past"]]
+        await db.blocks.insert_many(documents, session=session)
+        return had
+
+    async def clear(self, queue: str, change: Change, forget: bool = False) -> int:
         async def work(session: Session) -> int:
             db = self._link.database
-            renamed = {"$set": {"number": ObjectId()}, "$unset": {"showing": ""}}
+            number = ObjectId()
+            renamed = {"$set": {"number": number}, "$unset": {"showing": ""}}
             found = await db.queues.find_one_and_update({"_id": queue}, renamed, session=session)
             if found is None:
                 raise no_queue(queue)
-            count, size = await counters.total(db, session, found["number"])
-            await counters.remove(db, session, found["number"])
+            await db.blocks.insert_one({"_id": number, "last_id": ""}, session=session)
+            if forget:
+                await dedup.forget(db, session, found["serial"])
+            count, size = await counting.retire(db, session, found["number"])
+            for note in found.get("showing", ()):
+                held = await counting.total(db, session, note["number"])
+                count, size = count + held[0], size + held[1]
             if count and change.keep != "off":
                 await self._log.append(db, session, [events.purged(queue, count, size, change.now)])
             return count
 
+        if change.keep != "off":
+            await self._log.copy()
         self._changes.forget(queue)
-        return await self._link.transact(work)
+        try:
+            return await self._link.transact(work)
+        finally:
+            self._changes.forget(queue)
+
+    # Reading
 
     async def find(self, queue: str, ids: Sequence[str]) -> dict[str, Stored]:
         with self._link.call() as db:
             number = (await self._changes.ask(db, queue)).number
-            found = await db.messages.find({"_id": {"$in": list(ids)}, "number": number}).to_list()
-        return {one["_id"]: stored_of(one) for one in found}
+            blocks = await writes.read(db, number, ids, projection=queries.WHOLE)
+        places = ((id, block, block.place(id)) for id, block in blocks.items())
+        return {id: block.stored(place) for id, block, place in places if place is not None}
 
     async def scan(self, queue: str, scan: Scan) -> Page:
         with self._link.call() as db:
             return await browse.browse(db, (await self._changes.ask(db, queue)).number, scan)
 
-    async def held(self, token: str) -> list[Stored]:
+    async def held(self, queue: str, token: str, until: int) -> list[Stored]:
         with self._link.call() as db:
-            found = await db.messages.find(queries.held(token)).sort("_id").to_list()
-            numbers = {one["number"] for one in await db.queues.find({}, {"number": 1}).to_list()} if found else set()
-        return [stored_of(one) for one in found if one["number"] in numbers]
+            number = (await self._changes.ask(db, queue)).number
+            cursor = db.blocks.find(queries.held(token), queries.WHOLE, hint="tokens").batch_size(100)
+            blocks = [block_of(one) async for one in cursor if one["number"] == number]
+        found: list[Stored] = []
+        for block in blocks:
+            for place in block.present():
+                state = block.state(place)
+                if (state.receipt, state.visible_at) == (token, until):
+                    found.append(block.stored(place))
+        return sorted(found, key=lambda stored: stored.message.id)
 
     async def counts(self, queue: str, now: int) -> Counts:
         with self._link.call() as db:
+            await self._changes.ask(db, queue)
             async with self._link.client.start_session(snapshot=True) as session:
                 number = (await self._changes.ask(db, queue, session)).number
-                count, size = await counters.total(db, session, number)
-                ahead = await db.messages.aggregate(queries.tally_of_ahead(number, now), session=session)
-                many = {one["_id"]: one["count"] async for one in ahead}
-                first = await browse.oldest(db, session, number, now)
-        delayed, held = many.get(False, 0), many.get(True, 0)
-        return Counts(count - delayed - held, delayed, held, size, first)
+                return await counting.counts(db, session, number, now)
+
+    async def holdings(self, queue: str, now: int) -> dict[str | None, Holding]:
+        with self._link.call() as db:
+            return await counting.holdings(db, (await self._changes.ask(db, queue)).number, now)
 
     async def next_visible(self, queue: str, now: int) -> int | None:
         with self._link.call() as db:
-            number = (await self._changes.ask(db, queue)).number
-            cursor = db.messages.find(queries.ahead(number, now, NEVER), {"_id": 0, "visible_at": 1})
-            found = await cursor.sort("visible_at").limit(1).to_list()
-        return int(found[0]["visible_at"]) if found else None
-
-    # Inside
-
-    async def _look(self, queue: str, takers: Takers, take: Take, spread: bool) -> tuple[ObjectId, list[Candidate]]:
-        """The first messages in line for a consumer, after lining up those that are due; and the queue's number."""
-        for _ in range(50):
-            number = (await self._changes.know(queue)).number
-            most = min(take.limit + takers.beyond() + (SPREAD + take.limit if spread else 0), MOST_CANDIDATES)
-            candidates: list[Candidate] = []
-            due = showing = False
-            present = None
-            with self._link.call() as db:
-                messages = db.get_collection("messages", read_concern=LOCAL)
-                cursor = await messages.aggregate(queries.look(queue, number, take.consumer, take.now, most))
-                for one in await cursor.to_list():
-                    if "size" in one:
-                        candidates.append((one["_id"], one["size"]))
-                    elif "due" in one:
-                        due = True
-                    else:
-                        present, showing = one["number"], "showing" in one
-                if present == number and showing:
-                    await self._changes.show(queue)
-                elif present == number and due:
-                    await upkeep.stand_in_line(db, number, take.now)
-            if present == number and not due and not showing:
-                break
-            if present is None:
-                self._changes.forget(queue)
-                raise no_queue(queue)
-            if present != number:
-                self._changes.forget(queue)
-        return number, candidates
-
-    async def _lease(self, number: ObjectId, ids: list[str], take: Take) -> Sequence[Document]:
-        """Lease the messages that are still free, each atomically, and read them back."""
-        query = {"_id": {"$in": ids}, "line": number, "visible_at": {"$lte": take.now}}
-        change = fencing.lease(number, take.now, take.until, take.token, take.consumer)
-        with self._link.call() as db:
-            with pymongo.timeout(self._link.patience):  # also limits waiting for other transactions
-                result = await db.messages.update_many(query, change)
-            if not result.modified_count:
-                return []
-            return await db.messages.find({"_id": {"$in": ids}, "receipt": take.token}).to_list()
-
-    async def _lease_and_tell(self, number: ObjectId, ids: list[str], take: Take) -> Sequence[Document]:
-        """Lease in a transaction that also writes the events."""
-
-        async def work(session: Session) -> Sequence[Document]:
-            db = self._link.database
-            query = {"_id": {"$in": ids}, "line": number, "visible_at": {"$lte": take.now}}
-            found = sorted(await db.messages.find(query, session=session).to_list(), key=_in_line)
-            recorded: list[Event] = []
-            state = {"visible_at": take.until, "receipt": take.token, "consumer": take.consumer}
-            taken: list[Document] = []
-            for one in found:
-                recorded += fencing.handed_out(one, take.now, take.consumer)
-                taken.append({**one, **state, "receives": one["receives"] + 1})
-            if found:
-                change = fencing.lease(number, take.now, take.until, take.token, take.consumer)
-                await db.messages.update_many({"_id": {"$in": [one["_id"] for one in found]}}, change, session=session)
-                await self._log.append(db, session, recorded)
-            return taken
-
-        return await self._link.transact(work, again=False)
-
-
-def _in_line(found: Document) -> tuple[int, str]:
-    return -found["priority"], found["_id"]
+            return await counting.next_visible(db, (await self._changes.ask(db, queue)).number, now)

@@ -1,4 +1,5 @@
-"""Prepares a database: format marker, collections and indexes. Idempotent, also when several brokers start together."""
+"""Prepares a database: format marker, collections and indexes, and what an earlier version wrote. Idempotent, also when
+several brokers start together."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from miniq.errors import StoreFormat
 from miniq.store.mongodb import queries
 from miniq.store.mongodb.connection import Database, Link
 from miniq.store.mongodb.documents import COLLECTIONS, FORMAT
+from miniq.store.mongodb.upgrade import is_old, upgrade
 
 SIGNAL_BYTES = 1024 * 1024
 EXISTS = 48
@@ -27,6 +29,7 @@ async def prepare(link: Link) -> None:
             await db[name].create_indexes(indexes)
         await db.meta.update_one({"_id": "history"}, {"$setOnInsert": {"first": 1, "last": 0, "bytes": 0}}, upsert=True)
         await db.meta.update_one({"_id": "format"}, {"$setOnInsert": {"version": FORMAT}}, upsert=True)
+    await upgrade(link)
 
 
 async def _check_format(db: Database, there: set[str]) -> None:
@@ -40,7 +43,7 @@ async def _check_format(db: Database, there: set[str]) -> None:
                 "name another one at the end of the URL",
                 field="store",
             )
-    if found not in (None, FORMAT):
+    if found not in (None, FORMAT) and not is_old(found):
         raise StoreFormat(
             f"store: database {db.name!r} has format {found!r}, this version of MiniQ knows {FORMAT}; "
             "use the version that wrote it",
@@ -55,7 +58,7 @@ async def _format(db: Database) -> Any:
 
 async def _is_foreign(db: Database, there: set[str]) -> bool:
     """Whether any collection has documents. Ours are empty until the marker is written."""
-    for name in sorted(there & set(COLLECTIONS)):
+    for name in sorted(there & {*COLLECTIONS, "messages"}):
         if await db[name].find_one({"_id": {"$ne": "history"}}, {"_id": 1}) is not None:
             return True
     return False

@@ -3,9 +3,9 @@
 An upload is kept in a few large documents, as MessagePack, and one that describes it. A commit of few messages inserts
 them in one transaction, with everything that belongs to a send: dedup records, groups, counts, history.
 
-Many messages do not fit into a transaction. They are first written under a number that no queue has. Then one
-transaction commits them: it notes this number in the queue, counts, and remembers the commit. Then they get the number
-of the queue, in steps. Any broker that reads a queue with such a note completes these steps first, so a commit is never
+Many messages do not fit into a transaction. Their blocks are first written under a number that no queue has. Then one
+transaction commits them: it notes this number in the queue and remembers the commit. Then they get the number of the
+queue, in steps. Any broker that reads a queue with such a note completes these steps first, so a commit is never
 visible in part, and is completed even if its broker dies.
 """
 
@@ -23,18 +23,18 @@ import msgspec
 from bson import ObjectId
 from msgspec import Struct
 from msgspec.structs import replace
-from pymongo import UpdateMany, UpdateOne
 
+from miniq.batch import Committed, Stage, StageName
 from miniq.errors import MiniQError, QueueNotFound
 from miniq.ids import RUN, id_in_range
-from miniq.message import SECOND, Committed, Message, Stage, StageName
-from miniq.store import events
+from miniq.message import SECOND, Message
 from miniq.store.arguments import Batch, Upload
 from miniq.store.contract import StageStore
 from miniq.store.decisions import (
     StagePart,
     check_listed,
     check_room,
+    commit_answer,
     committed,
     repeated_commit,
     size_of,
@@ -42,13 +42,13 @@ from miniq.store.decisions import (
     stands_alone,
     stretches,
 )
-from miniq.store.mongodb import counters, dedup, fences, groups, queries, uploads
-from miniq.store.mongodb.changes import Numbers, check_number
+from miniq.store.mongodb import counting, dedup, groups, queries, uploads, writes
+from miniq.store.mongodb.blocks import Block, block_of, blocks_for
+from miniq.store.mongodb.changes import Numbers, Outdated
 from miniq.store.mongodb.connection import Database, Session
-from miniq.store.mongodb.counters import SlotGone
-from miniq.store.mongodb.documents import Document, group_key, message_document, message_of, place_of
-from miniq.store.mongodb.fences import WITHOUT_CONTENT
+from miniq.store.mongodb.documents import Document
 from miniq.store.mongodb.history import Tools
+from miniq.store.mongodb.writes import Written, arrivals
 from miniq.store.names import call_record
 
 FEW = 5000
@@ -80,16 +80,24 @@ class _Plan(Struct):
 
 
 class _Hidden(Struct):
-    """Messages written for a commit that are not visible yet."""
+    """Blocks written for a commit that are not visible yet."""
 
     number: ObjectId
+    of: ObjectId | None = None
+    """The number of the queue they were written for."""
     count: int = 0
     last: str = ""
     dedup: dict[str, tuple[str, int]] = {}
 
-    @property
-    def key(self) -> str:
-        return group_key(self.number, "")
+
+class _Shown(Struct):
+    """Blocks of a commit that were made visible."""
+
+    number: ObjectId
+    recipients: list[str | None] = []
+    had: groups.Joined = {}
+    more: bool = False
+    now: int = 0
 
 
 class Stages(StageStore):
@@ -112,12 +120,11 @@ class Stages(StageStore):
             "until": upload.until,
         }
 
-        async def work(named: Numbers, slot: str, session: Session) -> tuple[int, int]:
+        async def work(named: Numbers, session: Session) -> tuple[int, int]:
             db = self._link.database
             serial = named[queue].serial
             stage = {"serial": serial} | msgspec.structs.asdict(upload.stage)
             parts = await db.stages.find(stage, session=session).to_list()
-            await check_number(db, session, queue, named[queue].number)
             if parts and _stage_of(parts).until <= upload.now:
                 await _remove(db, parts, session)
                 parts = []
@@ -162,8 +169,10 @@ class Stages(StageStore):
         async with lock:
             more = True
             while more:
-                more, recipients = await self._changes.make([queue], partial(self._show_some, queue))
-                self._ready(queue, recipients)
+                shown = await self._changes.make([queue], partial(self._show_some, queue))
+                self._ready(queue, shown.recipients)
+                self._ready(queue, await groups.joined(self._link, shown.number, shown.had, shown.now))
+                more = shown.more
 
     async def show_all(self) -> None:
         """Complete the commits of all queues, such as those of brokers that died."""
@@ -174,9 +183,8 @@ class Stages(StageStore):
                 await self.show(queue)
 
     async def discard(self, queue: str, job: str, batch: str) -> int:
-        async def work(named: Numbers, slot: str, session: Session) -> int:
+        async def work(named: Numbers, session: Session) -> int:
             db = self._link.database
-            await check_number(db, session, queue, named[queue].number)
             query = {"serial": named[queue].serial, "job": job, "batch": batch}
             parts = await db.stages.find(query, session=session).to_list()
             await _remove(db, parts, session)
@@ -204,15 +212,14 @@ class Stages(StageStore):
         await _remove(db, parts, session)
         return 1
 
-    async def _plan(self, queue: str, asked: Batch, named: Numbers, slot: str, session: Session) -> Committed | _Plan:
+    async def _plan(self, queue: str, asked: Batch, named: Numbers, session: Session) -> Committed | _Plan:
         """Plan a commit; raises if it is not possible. A repeated commit is answered."""
         db = self._link.database
         number, serial, now = named[queue].number, named[queue].serial, asked.put.now
-        await check_number(db, session, queue, number)
         record = call_record(asked.name)
         before = await dedup.find(db, session, serial, [record], now)
         if record in before:
-            return repeated_commit(before[record])
+            return repeated_commit(before[record], asked)
         query = {"serial": serial, "job": asked.job, "batch": asked.batch}
         parts = await db.stages.find(query, session=session).to_list()
         listed = _listed(asked, parts)
@@ -220,20 +227,28 @@ class Stages(StageStore):
         count = sum(int(one["messages"]) for one in listed) - len(known)
         size = sum(int(one["bytes"]) for one in listed) - sum(known.values())
         if asked.put.room is not None:
-            check_room(asked.put.room, queue, await counters.total(db, session, number), (count, size))
+            check_room(asked.put.room, queue, await counting.total(db, session, number), (count, size))
         return _Plan(parts, listed, known, count, size)
 
     async def _few(self, queue: str, asked: Batch, plan: _Plan) -> Committed | None:
         found = await self._changes.make([queue], partial(self._commit_few, queue, asked))
         if found is None:
             return None
-        self._ready(queue, found[1])
-        return found[0]
+        done, messages, joined = found
+        if joined is not None and messages:
+            with self._link.call() as db:
+                await db.blocks.update_one({"_id": joined[0]}, {"$max": {"last_id": messages[-1].id}})
+            self._ready(queue, [message.recipient for message in messages])
+            self._ready(queue, await groups.joined(self._link, *joined, asked.put.now))
+        return done
 
     async def _many(self, queue: str, asked: Batch, plan: _Plan) -> Committed | None:
         hidden = _Hidden(ObjectId())
         try:
             await self._write(queue, asked, plan, hidden)
+            if hidden.of is not None and hidden.last:
+                with self._link.call() as db:
+                    await db.blocks.update_one({"_id": hidden.of}, {"$max": {"last_id": hidden.last}})
             done = await self._changes.make([queue], partial(self._commit_many, queue, asked, plan, hidden))
         except MiniQError:
             with suppress(MiniQError), self._link.call() as db:
@@ -242,131 +257,119 @@ class Stages(StageStore):
         await self.show(queue)
         return done
 
-    async def _finish(
-        self, queue: str, asked: Batch, plan: _Plan, last: str, named: Numbers, slot: str, session: Session
-    ) -> None:
-        """The common end of all commits: count, remember the commit, and remove the stages."""
+    async def _finish(self, queue: str, asked: Batch, plan: _Plan, named: Numbers, session: Session) -> None:
+        """The common end of all commits: remember the commit, and remove the stages."""
         db = self._link.database
-        number = named[queue].number
         if asked.put.room is not None and plan.count:
-            await counters.take_turn(db, session, queue, number)
-        await counters.add(db, session, queue, number, slot, plan.count, plan.size, last)
+            query = {"_id": named[queue].number}
+            if not (await db.blocks.update_one(query, {"$inc": {"turn": 1}}, session=session)).matched_count:
+                raise Outdated(queue)
         record = call_record(asked.name)
-        await dedup.remember(db, session, named[queue].serial, {record: (str(plan.count), asked.until)})
+        await dedup.remember(
+            db, session, named[queue].serial, {record: (commit_answer(plan.count, asked), asked.until)}
+        )
         await _remove(db, plan.parts, session)
 
     async def _commit_few(
-        self, queue: str, asked: Batch, named: Numbers, slot: str, session: Session
-    ) -> tuple[Committed, Sequence[str | None]] | None:
-        """Commit in one transaction: the answer and the recipients; None if it has outgrown its plan."""
+        self, queue: str, asked: Batch, named: Numbers, session: Session
+    ) -> tuple[Committed, list[Message], tuple[ObjectId, groups.Joined] | None] | None:
+        """Commit in one transaction: the answer, the messages, and the groups that had a head; None if it
+        has outgrown its plan."""
         db = self._link.database
-        plan = await self._plan(queue, asked, named, slot, session)
+        plan = await self._plan(queue, asked, named, session)
         if isinstance(plan, Committed):
-            return plan, []
+            return plan, [], None
         if not plan.few:
             return None
-        last = ""
-        recipients: list[str | None] = []
-        async for fresh in self._messages(db, session, asked, plan):
-            waiting = await groups.join(db, session, named[queue].number, fresh)
-            number = named[queue].number
-            documents = [message_document(one, number, asked.put.now, one.id in waiting) for one in fresh]
-            await db.messages.insert_many(documents, session=session)
-            await dedup.remember(db, session, named[queue].serial, _dedup_ids(asked, fresh))
-            if asked.put.keep != "off":
-                recorded = [events.sent(one, asked.put.now, None, asked.put.keep) for one in fresh]
-                await self._log.append(db, session, recorded)
-            last = fresh[-1].id
-            recipients += [message.recipient for message in fresh]
-        await self._finish(queue, asked, plan, last, named, slot, session)
-        return Committed(plan.count), recipients
+        number, now = named[queue].number, asked.put.now
+        some = [fresh async for fresh in self._messages(db, session, asked, plan)]
+        messages = [message for fresh in some for message in fresh]
+        had: groups.Joined = {}
+        if messages:
+            await self._link.patiently(partial(groups.expect, db, number, messages, now))
+            blocks = [block for fresh in some for block in blocks_for(fresh, number, cut=True)]
+            had = await groups.join(db, session, number, blocks)
+            told = arrivals(messages, now, asked.put.keep)
+            await db.blocks.insert_many(writes.insert(blocks, now, told), session=session)
+            await dedup.remember(db, session, named[queue].serial, _dedup_ids(asked, messages))
+        await self._finish(queue, asked, plan, named, session)
+        return Committed(plan.count), messages, (number, had)
 
     async def _write(self, queue: str, asked: Batch, plan: _Plan, hidden: _Hidden) -> None:
         """Write messages under a number that no queue has."""
-        serial = (await self._changes.know(queue)).serial
+        named = await self._changes.know(queue)
+        hidden.of = named.number
         with self._link.call() as db:
-            # Messages with this number are garbage once this document is gone.
-            await db.publishes.insert_one({"_id": hidden.number, "serial": serial, "until": asked.put.now + PATIENCE})
+            # Blocks with this number are garbage once this document is gone.
+            until = asked.put.now + PATIENCE
+            await db.publishes.insert_one({"_id": hidden.number, "serial": named.serial, "until": until})
             async for fresh in self._messages(db, None, asked, plan):
-                documents = [message_document(one, hidden.number, asked.put.now, True) for one in fresh]
-                for one in documents:
-                    one.pop("timed", None)
-                    one.pop("waits")
-                    one["group_key"] = hidden.key  # to find them in order
-                await db.messages.insert_many(documents, ordered=False)
+                blocks = blocks_for(fresh, named.number, cut=True)
+                for block in blocks:
+                    block.number, block.waits = hidden.number, True
+                await db.blocks.insert_many(writes.insert(blocks, asked.put.now), ordered=False)
                 hidden.dedup |= _dedup_ids(asked, fresh)
                 hidden.count += len(fresh)
                 hidden.last = fresh[-1].id
 
     async def _commit_many(
-        self, queue: str, asked: Batch, plan: _Plan, hidden: _Hidden, named: Numbers, slot: str, session: Session
+        self, queue: str, asked: Batch, plan: _Plan, hidden: _Hidden, named: Numbers, session: Session
     ) -> Committed | None:
         """Commit the written messages; None if the plan is outdated and they must be written again."""
         db = self._link.database
-        now = await self._plan(queue, asked, named, slot, session)
+        now = await self._plan(queue, asked, named, session)
         ours = await db.publishes.delete_one({"_id": hidden.number}, session=session)
         if isinstance(now, Committed):
             return now
         same = [one["_id"] for one in now.listed] == [one["_id"] for one in plan.listed] and now.known == plan.known
-        if not ours.deleted_count or not same or hidden.count != plan.count:
+        if not ours.deleted_count or not same or hidden.count != plan.count or hidden.of != named[queue].number:
             return None
         note = {"number": hidden.number, "now": asked.put.now, "keep": asked.put.keep}
         queues = {"_id": queue, "number": named[queue].number}
         if not (await db.queues.update_one(queues, {"$push": {"showing": note}}, session=session)).matched_count:
-            raise SlotGone(queue)
+            raise Outdated(queue)
         await dedup.remember(db, session, named[queue].serial, hidden.dedup)
-        await self._finish(queue, asked, now, hidden.last, named, slot, session)
+        await self._finish(queue, asked, now, named, session)
         return Committed(plan.count)
 
-    async def _show_some(
-        self, queue: str, named: Numbers, slot: str, session: Session
-    ) -> tuple[bool, Sequence[str | None]]:
-        """Make some messages of the first noted commit visible: whether there are more, and their recipients."""
+    async def _show_some(self, queue: str, named: Numbers, session: Session) -> _Shown:
+        """Make some blocks of the first noted commit visible."""
         db = self._link.database
         number = named[queue].number
         found = await db.queues.find_one({"_id": queue, "number": number}, {"showing": 1}, session=session)
         if found is None:
-            raise SlotGone(queue)
+            raise Outdated(queue)
         if not found.get("showing"):
-            return False, []
+            return _Shown(number)
         note = found["showing"][0]
         now, keep = int(note["now"]), note["keep"]
-        query = queries.hidden(_Hidden(note["number"]).key)
-        without = None if keep == "full" else WITHOUT_CONTENT
-        some = await db.messages.find(query, without, session=session).sort("_id").limit(STEP).to_list()
-        messages = [message_of({"body": b""} | one) for one in some]
-        waiting = await groups.join(db, session, number, messages)
-        changes: list[UpdateMany | UpdateOne] = []
-        for place in ("line", "timed"):
-            ids = [
-                one["_id"] for one in some if "group" not in one and place_of(one["visible_at"], now, False) == place
-            ]
-            if ids:
-                shown = {"$set": {"number": number, place: number}, "$unset": {"group_key": ""}}
-                changes.append(UpdateMany({"_id": {"$in": ids}}, shown))
-        for one in some:
-            if "group" in one:
-                waits = one["_id"] in waiting
-                key = group_key(number, one["group"])
-                state = fences.state_change(
-                    number, one["visible_at"], now, waits, number=number, group_key=key, waits=waits or None
-                )
-                changes.append(UpdateOne({"_id": one["_id"]}, state))
-        if changes:
-            await db.messages.bulk_write(changes, session=session)
-        if keep == "full":
-            recorded = [events.sent(message, now, None, keep) for message in messages]
-        else:
-            recorded = [events.sent_as(queue, one["_id"], one["size"], now) for one in some]
-        if keep != "off":
-            await self._log.append(db, session, recorded)
-        if len(some) < STEP:
+        blocks: list[Block] = []
+        shown = _Shown(number)
+        cursor = db.blocks.find(queries.of_number(note["number"]), queries.WHOLE, session=session, hint="queue")
+        async with cursor.batch_size(20):
+            async for one in cursor:
+                if len(shown.recipients) >= STEP:
+                    shown.more = True
+                    break
+                blocks.append(block_of(one))
+                shown.recipients += [blocks[-1].lane or None] * len(blocks[-1].ids)
+        blocks.sort(key=lambda block: block.ids[0])
+        messages = [message for block in blocks for message in block.messages]
+        for block in blocks:
+            block.number, block.waits = number, False
+        await self._link.patiently(partial(groups.expect, db, number, messages, now))
+        shown.had = await groups.join(db, session, number, blocks)
+        told = arrivals(messages, now, keep) or {}
+        written = [Written(block, now, [event for id in block.ids for event in told.get(id, ())]) for block in blocks]
+        await writes.save_all(db, session, queue, written)
+        if not shown.more:
             done: dict[str, Any] = {"$pull": {"showing": {"number": note["number"]}}}
             if len(found["showing"]) == 1:
                 done = {"$unset": {"showing": ""}}
             await db.queues.update_one({"_id": queue}, done, session=session)
-        more = len(some) == STEP or len(found["showing"]) > 1
-        return more, [message.recipient for message in messages]
+        shown.more = shown.more or len(found["showing"]) > 1
+        shown.now = now
+        return shown
 
     async def _messages(
         self, db: Database, session: Session | None, asked: Batch, plan: _Plan

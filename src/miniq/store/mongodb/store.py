@@ -1,25 +1,28 @@
 """The store contract on MongoDB. `documents.py` describes the collections, `queries.py` has the queries; the parts of
-the contract are in `messages.py`, `claims.py`, `stages.py` and `history.py`."""
+the contract are in `messages.py`, `claims.py`, `stages.py`, `results.py` and `history.py`."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from bson import ObjectId
 
 from miniq.errors import InvalidRequest
 from miniq.message import QueueSettings
-from miniq.store import transfer
-from miniq.store.contract import ChangeHint, ReadyHint
-from miniq.store.mongodb import copying, counters, setup, upkeep
+from miniq.store import events, transfer
+from miniq.store.arguments import Change, RecordChange, RecordSet
+from miniq.store.contract import ChangeHint, FinishHint, LeaseCount, ReadyHint
+from miniq.store.mongodb import copying, counting, fronts, groups, records, results, setup, upkeep
 from miniq.store.mongodb.changes import Changes, Numbers
 from miniq.store.mongodb.claims import Claims
 from miniq.store.mongodb.connection import Link, Session
 from miniq.store.mongodb.documents import decode_settings, encode_settings
 from miniq.store.mongodb.history import HistoryLog, Tools
 from miniq.store.mongodb.messages import Messages
+from miniq.store.mongodb.records import save_all
+from miniq.store.mongodb.results import Results
 from miniq.store.mongodb.signals import Signals
 from miniq.store.mongodb.stages import Stages
 from miniq.store.transfer import Item, portions
@@ -35,14 +38,17 @@ class MongoStore:
     def __init__(self, url: str, *, durable: bool = True, connections: int = 0, timeout: float = 10.0) -> None:
         self.on_ready: ReadyHint = lambda queue, recipient, count: None
         self.on_change: ChangeHint = lambda: None
+        self.on_finished: FinishHint = lambda queue: None
+        self.on_lease_expired: LeaseCount = lambda queue, count: None
         self._link = Link(url, durable=durable, connections=connections, patience=timeout)
         self._signals = Signals(self._link)
         self._changes = Changes(self._link)
         self.history = HistoryLog(self._link)
         tools = Tools(self._link, self._changes, self.history, self._ready)
-        self.messages = Messages(tools, self._hint)
-        self.claims = Claims(tools)
+        self.messages = Messages(tools, self._lease_expired, self._signals.finished)
+        self.claims = Claims(tools, self.messages.taking, self._lease_expired)
         self.stages = Stages(tools)
+        self.results = Results(tools)
 
     async def open(self) -> None:
         await self._link.open()
@@ -51,9 +57,10 @@ class MongoStore:
         except BaseException:
             await self._link.close()
             raise
-        self._signals.start(self._hint, lambda: self.on_change())
+        self._signals.start(self._hint, lambda: self.on_change(), lambda queue: self.on_finished(queue))
 
     async def close(self) -> None:
+        await self.messages.close()
         await self._signals.stop()
         await self._link.close()
 
@@ -64,6 +71,9 @@ class MongoStore:
         with self._link.call() as db:
             await db.command("hello")
 
+    def check_space(self, size: int, count: int) -> None:
+        return
+
     # Queues
 
     async def queues(self) -> dict[str, QueueSettings]:
@@ -73,7 +83,7 @@ class MongoStore:
 
     async def save_queue(self, name: str, settings: QueueSettings) -> None:
         async def work(session: Session) -> None:
-            await self._link.database.queues.update_one({"_id": name}, _saved(settings), upsert=True, session=session)
+            await self._save(session, name, settings)
 
         await self._revise(work)
 
@@ -83,47 +93,76 @@ class MongoStore:
             found = await queues.find_one({"_id": name}, {"settings": 1}, session=session)
             if (None if found is None else decode_settings(found["settings"])) != was:
                 return False
-            await queues.update_one({"_id": name}, _saved(settings), upsert=True, session=session)
+            await self._save(session, name, settings)
             return True
 
         return await self._revise(work)
 
-    async def delete_queue(self, name: str) -> bool:
+    async def delete_queue(self, name: str, change: Change, records: RecordSet | None = None) -> bool:
         async def work(session: Session) -> bool:
             db = self._link.database
+            if records is not None:
+                await save_all(db, session, records)
             found = await db.queues.find_one_and_delete({"_id": name}, session=session)
             if found is not None:
-                await counters.remove(db, session, found["number"])
+                count, size = await counting.retire(db, session, found["number"])
+                for note in found.get("showing", ()):
+                    held = await counting.total(db, session, note["number"])
+                    count, size = count + held[0], size + held[1]
+                if count and change.keep != "off":
+                    event = events.purged(name, count, size, change.now, "deleted")
+                    await self.history.append(db, session, [event])
             return found is not None
 
-        self._changes.forget(name)
-        return await self._revise(work)
+        if change.keep != "off":
+            await self.history.copy()
+        try:
+            return await self._revise(work)
+        finally:
+            self._changes.forget(name)
 
     async def records(self, kind: str) -> dict[str, bytes]:
         with self._link.call() as db:
             return {one["name"]: one["value"] for one in await db.records.find({"kind": kind}).to_list()}
 
     async def save_record(self, kind: str, name: str, value: bytes | None) -> None:
-        key = {"_id": f"{kind}:{name}"}
-
         async def work(session: Session) -> None:
-            records = self._link.database.records
-            if value is None:
-                await records.delete_one(key, session=session)
-            else:
-                record = key | {"kind": kind, "name": name, "value": value}
-                await records.replace_one(key, record, upsert=True, session=session)
+            await records.save(self._link.database, session, {(kind, name): value})
 
         await self._revise(work)
 
+    async def save_records(self, records: RecordSet) -> None:
+        async def work(session: Session) -> None:
+            await save_all(self._link.database, session, records)
+
+        await self._revise(work)
+
+    async def add_record(self, kind: str, name: str, value: bytes) -> bytes:
+        key = {"_id": f"{kind}:{name}"}
+
+        async def work(session: Session) -> bytes:
+            records = self._link.database.records
+            found = await records.find_one(key, session=session)
+            if found is not None:
+                return bytes(found["value"])
+            await records.insert_one(key | {"kind": kind, "name": name, "value": value}, session=session)
+            return value
+
+        return await self._revise(work)
+
+    async def change_record(self, change: RecordChange) -> bool:
+        async def work(session: Session) -> bool:
+            return await records.change(self._link.database, session, change)
+
+        return await (self._link.transact(work) if change.is_quiet else self._revise(work))
+
     async def revision(self) -> int:
         with self._link.call() as db:
-            found = await db.meta.find_one({"_id": "revision"})
-        return 0 if found is None else int(found["number"])
+            return await records.revision(db)
 
     async def last_id(self) -> str:
         with self._link.call() as db:
-            return await counters.last_id(db)
+            return await counting.last_id(db)
 
     # Upkeep
 
@@ -131,7 +170,12 @@ class MongoStore:
         await self.claims.finish(now)
         await self.stages.show_all()
         removed = await self.stages.tidy(now, limit)
-        return removed + await upkeep.tidy(self._link, now, limit - removed)
+        removed += await self.claims.tidy(now, limit - removed)
+        pending, ready = await upkeep.choose_heads(self._link, now, limit)
+        for queue, lane in ready:
+            self._ready(queue, [lane])
+        removed += await upkeep.tidy(self._link, self.history, now, limit - removed)
+        return max(removed, pending)
 
     async def backup(self, path: str) -> None:
         raise InvalidRequest(
@@ -153,16 +197,23 @@ class MongoStore:
         saved = [item for item in items if isinstance(item, transfer.Saved)]
         records = [item for item in items if isinstance(item, transfer.Dedup)]
         readers = [item for item in items if isinstance(item, transfer.Readers)]
+        kept = [item for item in items if isinstance(item, transfer.Kept)]
         queues = [one.stored.message.queue for one in saved] + [record.queue for record in records]
-        queues += [reader.queue for reader in readers]
+        queues += [reader.queue for reader in readers] + [one.queue for one in kept]
 
-        async def work(named: Numbers, slot: str, session: Session) -> None:
+        fronted: dict[ObjectId, list[str]] = {}
+
+        async def work(named: Numbers, session: Session) -> None:
             db = self._link.database
             for queue in dict.fromkeys(one.stored.message.queue for one in saved):
                 some = [one for one in saved if one.stored.message.queue == queue]
-                await copying.load_messages(db, session, queue, named[queue].number, slot, some, now)
+                number = named[queue].number
+                fronted[number] = await copying.load_messages(db, session, number, some, now)
             serials = {queue: name.serial for queue, name in named.items()}
             await copying.load_dedup(db, session, serials, records)
+            for queue in dict.fromkeys(one.queue for one in kept):
+                of_queue = [(one.id, one.finished, one.until) for one in kept if one.queue == queue]
+                await results.keep(db, session, serials[queue], of_queue)
             for reader in readers:
                 await copying.load_readers(db, session, reader, named[reader.queue])
             for item in items:
@@ -174,8 +225,20 @@ class MongoStore:
                     await self.history.load(db, session, item.offset, item.events)
 
         await self._changes.make(queues, work)
+        for number, keys in fronted.items():
+            await fronts.hold(self._link, number, keys, now)
+            await groups.choose(self._link, number, keys, now)
 
     # Inside
+
+    async def _save(self, session: Session, name: str, settings: QueueSettings) -> None:
+        """Save a queue; a new one gets its number and serial."""
+        db, number = self._link.database, ObjectId()
+        fresh = {"number": number, "serial": number}
+        update = {"$set": {"settings": encode_settings(settings)}, "$setOnInsert": fresh}
+        saved = await db.queues.update_one({"_id": name}, update, upsert=True, session=session)
+        if saved.upserted_id is not None:
+            await db.blocks.insert_one({"_id": number, "last_id": ""}, session=session)
 
     async def _revise(self, work: Callable[[Session], Awaitable[T]]) -> T:
         """Change queues or records, and notify other brokers."""
@@ -194,15 +257,13 @@ class MongoStore:
         """Wake long polls of this broker."""
         self.on_ready(queue, recipient, count)
 
+    def _lease_expired(self, queue: str, count: int) -> None:
+        """Report leases that a change found expired."""
+        if count:
+            self.on_lease_expired(queue, count)
+
     def _ready(self, queue: str, recipients: Iterable[str | None]) -> None:
         """Wake long polls, here and at other brokers, after messages arrived or were given back."""
         for recipient, count in Counter(recipients).items():
             self.on_ready(queue, recipient, count)
             self._signals.ready(queue, recipient, count)
-
-
-def _saved(settings: QueueSettings) -> dict[str, Any]:
-    """The update that saves a queue; a new one gets its number and serial."""
-    number = ObjectId()
-    fresh = {"number": number, "serial": number, "slots": 0}
-    return {"$set": {"settings": encode_settings(settings)}, "$setOnInsert": fresh}

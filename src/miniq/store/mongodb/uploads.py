@@ -79,5 +79,5 @@ def _chunks(messages: Sequence[Message]) -> Iterator[list[_Run]]:
 def _run(at: int, some: Sequence[Message]) -> _Run:
     if isinstance(some, PlainBatch):
         like = Message("", some.queue, 0, some.due_at, b"", some.content_type, some.priority)
-        return _Run(at, [like], some.bodies)
+        return _Run(at, [like], list(some.bodies))
     return _Run(at, list(some))

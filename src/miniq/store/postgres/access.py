@@ -12,7 +12,8 @@ from psycopg import AsyncConnection
 from psycopg.adapt import AdaptersMap
 
 from miniq.message import History
-from miniq.store.contract import ChangeHint, ReadyHint, no_queue
+from miniq.store.arguments import RecordChange
+from miniq.store.contract import ChangeHint, FinishHint, LeaseCount, ReadyHint, no_queue
 from miniq.store.postgres import queries, rows
 from miniq.store.postgres.address import Address
 from miniq.store.postgres.connections import Connection, Connections
@@ -23,7 +24,7 @@ FIRST_ID = "00000000-0000-0000-0000-000000000000"
 LONG = 600.0
 """Seconds that a change of very many messages may take."""
 RETURNED = 1000
-"""Expired leases put back in line per statement."""
+"""Leased or delayed rows that are put in line per statement once they are due."""
 
 Row = tuple[Any, ...]
 Step = tuple[bytes, dict[str, Any]]
@@ -33,13 +34,22 @@ class Access:
     """A schema in a database, and how its tables are reached."""
 
     def __init__(
-        self, address: Address, connections: int, timeout: float, on_ready: ReadyHint, on_change: ChangeHint
+        self,
+        address: Address,
+        connections: int,
+        timeout: float,
+        on_ready: ReadyHint,
+        on_change: ChangeHint,
+        on_finished: FinishHint,
+        on_lease_expired: LeaseCount,
     ) -> None:
         self.address = address
         self.queries = queries.load()
         self.connections = Connections(self._connect, connections, timeout)
-        self.listener = Listener(self._connect, self.connections, address.channel, on_ready, on_change)
+        hints = (on_ready, on_change, on_finished)
+        self.listener = Listener(self._connect, self.connections, address.channel, *hints)
         self._on_ready = on_ready
+        self._on_lease_expired = on_lease_expired
         self._adapters = AdaptersMap(psycopg.adapters)
         self._adapters.register_dumper(Blobs, BlobsDumper)
 
@@ -48,6 +58,14 @@ class Access:
 
     def step(self, name: str, params: dict[str, Any], keep: History = "off") -> Step:
         return self.queries[name].pick(*tags(keep)), params
+
+    def record_step(self, change: RecordChange) -> Step:
+        """Changes a record and returns a row, or none if the record is not what it was."""
+        name = "replace_record" if change.was is not None else "create_record"
+        if change.value is None:
+            name = "remove_record"
+        params = {"kind": change.kind, "name": rows.escape(change.name), "was": change.was, "value": change.value}
+        return self.queries[name].pick(*(() if change.is_quiet else ("told",))), params
 
     async def all(self, name: str, params: dict[str, Any]) -> list[Row]:
         """The rows of one query."""
@@ -74,6 +92,11 @@ class Access:
         """Wake long polls here and at other brokers."""
         self._on_ready(queue, recipient, count)
         self.listener.arrived(queue, recipient, count)
+
+    def lease_expired(self, queue: str, count: int) -> None:
+        """Report leases that a change found expired."""
+        if count:
+            self._on_lease_expired(queue, count)
 
     def arrived(self, queue: str, recipients: Iterable[str | None]) -> None:
         for recipient, count in Counter(recipients).items():

@@ -10,7 +10,10 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from miniq.message import Claim, ClaimGroup, Message, Portion, Stored
+from msgspec.structs import replace
+
+from miniq.batch import Claim, ClaimGroup, Portion
+from miniq.message import Message, Stored
 from miniq.store.arguments import Change, NextClaim, Places
 from miniq.store.contract import UNFIT, Claimed, ClaimStore
 from miniq.store.decisions import Budget, check_reader, claim_name, no_claim, plain_batch, plan_claim
@@ -30,9 +33,10 @@ MOST = 2**63 - 1
 class Claims(Part, ClaimStore):
     """See `ClaimStore`."""
 
-    async def open(self, queue: str, group: str) -> ClaimGroup:
-        epoch, acked, last = await self._db.one("open_claims", {"queue": queue, "group": escape(group)})
-        return ClaimGroup(group, epoch, acked, last)
+    async def open(self, queue: str, group: str, id: str = "") -> ClaimGroup:
+        params = {"queue": queue, "group": escape(group), "uid": id}
+        epoch, acked, last, uid = await self._db.one("open_claims", params)
+        return ClaimGroup(group, epoch, acked, last, id=uid)
 
     async def next(self, queue: str, group: str, asked: NextClaim) -> Claimed:
         params = {
@@ -48,22 +52,26 @@ class Claims(Part, ClaimStore):
             "consumer": escape(asked.consumer),
         }
 
-        async def work(connection: Connection) -> tuple[Claimed, list[str | None]]:
+        async def work(connection: Connection) -> tuple[Claimed, list[str | None], int]:
             async with connection.transaction():
                 shelf, id, state, following = await self._locked(connection, params, group, add=True)
-                plan = plan_claim(state, following, asked)
                 known = params | {"shelf": shelf, "readers": id, "acked": state.acked, "upto": asked.after}
+                if asked.after > state.acked:
+                    held = await execute(connection, *self._db.step("held_claims", known))
+                    state = replace(state, claims=[_claim(row) for row in held])
+                plan = plan_claim(state, following, asked)
                 acked = 0
                 heads: list[str | None] = []
                 if plan.ack:
                     (row,) = await execute(connection, *self._db.step("ack_claims", known, asked.keep))
                     acked, heads = row[0], row[1] or []
                 if not plan.make:
-                    return Claimed(plan.give, state.epoch, acked=acked), heads
-                made, unfit = await self._make(connection, known, asked)
-                return Claimed(made, state.epoch, made is not None, acked, unfit), heads
+                    return Claimed(plan.give, state.epoch, acked=acked), heads, 0
+                made, unfit, expired = await self._make(connection, known, asked)
+                return Claimed(made, state.epoch, made is not None, acked, unfit), heads, expired
 
-        done, heads = await self._db.connections.call(work, LONG)
+        done, heads, expired = await self._db.connections.call(work, LONG)
+        self._db.lease_expired(queue, expired)
         self._db.arrived(queue, heads)
         return done
 
@@ -89,6 +97,9 @@ class Claims(Part, ClaimStore):
             await self.find(queue, group, number, places.now)
         return list(_portions(queue, claimed, places.start, _end(claimed, places)))
 
+    async def mark(self, queue: str, group: str, number: int, reader: str) -> None:
+        await self._db.all("mark_claim", _key(queue, group, number, 0) | {"reader": escape(reader)})
+
     async def release(self, queue: str, group: str, epoch: int | None, change: Change) -> int:
         params = _key(queue, group, 0, change.now)
 
@@ -103,16 +114,16 @@ class Claims(Part, ClaimStore):
 
         back = await self._db.connections.call(work, LONG)
         for recipient, count in back:
-            self._db.ready(queue, unescape(recipient), count)
+            self._db.ready(queue, unescape(recipient), count or 1)
         return sum(count for _, count in back)
 
     async def groups(self, queue: str, now: int) -> list[ClaimGroup]:
         joined = await self._db.some("claim_groups", {"queue": queue, "now": now})
         groups: list[ClaimGroup] = []
-        for (name, epoch, acked, last), claimed in groupby(joined, lambda row: row[:4]):
+        for (name, epoch, acked, last, uid), claimed in groupby(joined, lambda row: row[:5]):
             if name is not None:
-                claims = [Claim(*row[4:]) for row in claimed if row[4] is not None]
-                groups.append(ClaimGroup(unescape(name) or "", epoch, acked, last, claims))
+                claims = [_claim(row[5:]) for row in claimed if row[5] is not None]
+                groups.append(ClaimGroup(unescape(name) or "", epoch, acked, last, claims, uid))
         return groups
 
     # Inside
@@ -130,15 +141,16 @@ class Claims(Part, ClaimStore):
 
     async def _make(
         self, connection: Connection, params: dict[str, Any], asked: NextClaim
-    ) -> tuple[Claim | None, list[Stored]]:
-        """Make a claim, None if there are no messages for it; and the unfit messages that were skipped."""
+    ) -> tuple[Claim | None, list[Stored], int]:
+        """Make a claim, None if there are no messages for it; the unfit messages that were skipped; and the number of
+        expired leases."""
         queue, now = params["queue"], params["now"]
-        back = self._db.step("return_expired", {"queue": queue, "now": now, "limit": RETURNED})
-        while (await execute(connection, *back))[0][0] == RETURNED:
+        back = self._db.step("return_due", {"queue": queue, "now": now, "limit": RETURNED})
+        while (await execute(connection, *back))[0][0] >= RETURNED:
             pass
         name = "claim" if params["consumer"] is None else "claim_own"
         unfit: list[Stored] = []
-        count = size = 0
+        count = size = expired = 0
         step, rank, id = FIRST_STEP, LOWEST, FIRST_ID
         while True:
             most = min(step, asked.limit - count)
@@ -156,17 +168,18 @@ class Claims(Part, ClaimStore):
                 parcel, fits = cut.split()
                 await self._db.split(connection, queue, [parcel], int(fits))
                 continue
-            rank, id = result[0][5:7]
-            unfit += [stored for row in result if row[7] is not None for stored in rows.stored(queue, row[7:])]
+            rank, id, leases = result[0][5:8]
+            unfit += [stored for row in result if row[8] is not None for stored in rows.stored(queue, row[8:])]
+            expired += leases
             count += more
             size += more_bytes
             if ready < most or met < ready or count == asked.limit or len(unfit) >= UNFIT:
                 break
             step = STEP
         if not count:
-            return None, unfit
+            return None, unfit, expired
         await execute(connection, *self._db.step("add_claim", params | {"count": count, "bytes": size}))
-        return Claim(params["number"], count, size, now), unfit
+        return Claim(params["number"], count, size, now), unfit, expired
 
 
 def _key(queue: str, group: str, number: int, now: int) -> dict[str, Any]:
@@ -175,9 +188,14 @@ def _key(queue: str, group: str, number: int, now: int) -> dict[str, Any]:
 
 def _parse(group: str, row: Row) -> tuple[int, int | None, ClaimGroup, Claim | None]:
     """A row of the query `readers`."""
-    shelf, id, *state = row[:5]
-    readers = ClaimGroup(group, *state) if id is not None else ClaimGroup(group)
-    return shelf, id, readers, None if row[5] is None else Claim(*row[5:])
+    shelf, id, epoch, acked, last, uid = row[:6]
+    readers = ClaimGroup(group, epoch, acked, last, id=uid) if id is not None else ClaimGroup(group)
+    return shelf, id, readers, None if row[6] is None else _claim(row[6:])
+
+
+def _claim(row: Row) -> Claim:
+    number, messages, bytes, made_at, acked_at, reader = row
+    return Claim(number, messages, bytes, made_at, acked_at, unescape(reader))
 
 
 def _portions(queue: str, claimed: Sequence[Row], start: int, end: int) -> Iterator[Portion]:

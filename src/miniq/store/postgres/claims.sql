@@ -2,21 +2,21 @@
 -- `readers`, in the same transaction, and then reads its state again.
 
 -- name: open_claims
-INSERT INTO readers AS r (queue, name, epoch)
-SELECT id, %(group)s, 1 FROM queues WHERE name = %(queue)s
-ON CONFLICT (queue, name) DO UPDATE SET epoch = r.epoch + 1
-RETURNING epoch, acked, last;
+INSERT INTO readers AS r (queue, name, epoch, uid)
+SELECT id, %(group)s, 1, %(uid)s FROM queues WHERE name = %(queue)s
+ON CONFLICT (queue, name) DO UPDATE SET epoch = r.epoch + 1, uid = coalesce(nullif(r.uid, ''), excluded.uid)
+RETURNING epoch, acked, last, uid;
 
 -- name: add_readers
 INSERT INTO readers (queue, name) SELECT id, %(group)s FROM queues WHERE name = %(queue)s
 ON CONFLICT (queue, name) DO NOTHING;
 
 -- name: dump_readers
-SELECT name, epoch, acked, last FROM readers WHERE queue = (SELECT id FROM queues WHERE name = %(queue)s) ORDER BY name;
+SELECT name, epoch, acked, last, uid FROM readers WHERE queue = (SELECT id FROM queues WHERE name = %(queue)s) ORDER BY name;
 
 -- name: load_readers
-INSERT INTO readers (queue, name, epoch, acked, last)
-SELECT id, %(group)s, %(epoch)s, %(last)s, %(last)s FROM queues WHERE name = %(queue)s;
+INSERT INTO readers (queue, name, epoch, acked, last, uid)
+SELECT id, %(group)s, %(epoch)s, %(last)s, %(last)s, %(id)s FROM queues WHERE name = %(queue)s;
 
 -- name: lock_readers
 -- The lock on the queue delays a purge until the transaction ends.
@@ -26,19 +26,29 @@ FOR KEY SHARE OF q FOR UPDATE OF r;
 
 -- name: readers
 -- A group, and one of its claims if it is readable.
-SELECT q.id, r.id, r.epoch, r.acked, r.last, c.number, c.messages, c.bytes, c.made_at, c.acked_at
+SELECT q.id, r.id, r.epoch, r.acked, r.last, r.uid, c.number, c.messages, c.bytes, c.made_at, c.acked_at, c.reader
 FROM queues q
 LEFT JOIN readers r ON r.queue = q.id AND r.name = %(group)s
 LEFT JOIN claims c ON c.readers = r.id AND c.number = %(number)s AND (c.until IS NULL OR c.until > %(now)s)
 WHERE q.name = %(queue)s;
 
 -- name: claim_groups
-SELECT r.name, r.epoch, r.acked, r.last, c.number, c.messages, c.bytes, c.made_at, c.acked_at
+SELECT r.name, r.epoch, r.acked, r.last, r.uid, c.number, c.messages, c.bytes, c.made_at, c.acked_at, c.reader
 FROM queues q
 LEFT JOIN readers r ON r.queue = q.id AND (r.epoch > 0 OR r.last > 0)
 LEFT JOIN claims c ON c.readers = r.id AND (c.until IS NULL OR c.until > %(now)s)
 WHERE q.name = %(queue)s
 ORDER BY r.name, c.number;
+
+-- name: held_claims
+SELECT number, messages, bytes, made_at, acked_at, reader FROM claims
+WHERE readers = %(readers)s AND number > %(acked)s AND number <= %(upto)s ORDER BY number;
+
+-- name: mark_claim
+-- See `decisions.marks`.
+UPDATE claims c SET reader = %(reader)s FROM queues q JOIN readers r ON r.queue = q.id AND r.name = %(group)s
+WHERE q.name = %(queue)s AND c.readers = r.id AND c.number = %(number)s AND c.until IS NULL
+    AND (c.reader IS NULL OR (c.reader = '' AND %(reader)s <> ''));
 
 -- name: ack_claims
 WITH held AS MATERIALIZED (
@@ -73,7 +83,7 @@ WITH held AS MATERIALIZED (
 )
 SELECT
     (SELECT coalesce(sum(count), 0) FROM gone),
-    (SELECT advance_groups(%(shelf)s, array_agg(DISTINCT grp ORDER BY grp))
+    (SELECT advance_groups(%(shelf)s, array_agg(DISTINCT grp ORDER BY grp), %(now)s)
      FROM gone WHERE grp IS NOT NULL HAVING count(*) > 0);
 
 -- name: claim
@@ -90,7 +100,7 @@ WITH common AS MATERIALIZED (
     SELECT m.queue, m.id, m.rank, m.count, m.visible_at, m.taken_at, m.receipt, m.consumer,
         is_fit(m.about, m.sent_at, m.receives, %(now)s, %(since)s, %(most)s) AS fit, m.size, 1::bigint AS nth
     FROM messages m
-    WHERE m.queue = %(shelf)s AND m.recipient = %(consumer)s AND NOT m.blocked AND NOT m.leased
+    WHERE m.queue = %(shelf)s AND m.recipient = %(consumer)s AND NOT m.blocked AND NOT m.later
         AND m.visible_at <= %(now)s AND (m.rank, m.id) > (%(after_rank)s, %(after_id)s::uuid)
     ORDER BY m.rank, m.id LIMIT %(limit)s
     FOR UPDATE SKIP LOCKED
@@ -103,7 +113,7 @@ WITH common AS MATERIALIZED (
     FROM (
         SELECT m.*, is_fit(m.about, m.sent_at, m.receives, %(now)s, %(since)s, %(most)s) AS fit
         FROM messages m
-        WHERE m.queue = %(shelf)s AND m.recipient IS NULL AND NOT m.blocked AND NOT m.leased AND m.visible_at <= %(now)s
+        WHERE m.queue = %(shelf)s AND m.recipient IS NULL AND NOT m.blocked AND NOT m.later AND m.visible_at <= %(now)s
             AND (m.rank, m.id) > (%(after_rank)s, %(after_id)s::uuid)
         ORDER BY m.rank, m.id
         FOR UPDATE SKIP LOCKED
@@ -126,8 +136,9 @@ WITH common AS MATERIALIZED (
         AND (fit OR place = (SELECT count(*) FROM ready) AND unfit < %(unfit)s)
 ), taken AS (
     UPDATE messages m SET
-        visible_at = NEVER, taken_at = %(now)s, leased = true, receipt = %(token)s, consumer = %(group)s,
-        receives = m.receives + 1
+        visible_at = NEVER, taken_at = %(now)s, later = true, receipt = %(token)s, consumer = %(group)s,
+        receives = m.receives + 1,
+        error = CASE WHEN met.receipt IS NOT NULL AND met.taken_at IS NOT NULL THEN LEASE_EXPIRED ELSE m.error END
     FROM met
     WHERE met.fit AND met.nth = met.count AND NOT EXISTS (SELECT FROM cut) AND m.queue = met.queue AND m.id = met.id
     RETURNING %(count)s + met.nth_fit - m.count AS place, m.id, m.sent_at, m.due_at, m.rank, m.receives, m.about, m.body,
@@ -165,8 +176,9 @@ WITH common AS MATERIALIZED (
 SELECT (SELECT concat_ws(' ', id, nth) FROM cut), (SELECT count(*) FROM ready), (SELECT count(*) FROM met),
     (SELECT count(*) FROM met WHERE fit), (SELECT coalesce(sum(size), 0)::bigint FROM met WHERE fit),
     last.rank, last.id::text,
+    (SELECT count(*) FROM met WHERE fit AND receipt IS NOT NULL AND taken_at IS NOT NULL),
     u.id::text, p.sent_at, p.due_at, p.rank, p.receives, p.about, substring(p.body FROM u.start FOR u.size), null,
-    p.visible_at, p.receipt, p.consumer
+    p.visible_at, p.receipt, p.consumer, p.error
 FROM (VALUES (1)) AS one LEFT JOIN last ON true LEFT JOIN passed p ON true
 LEFT JOIN LATERAL unpacked(p.id, p.size, p.sizes) u ON u.nth = p.nth
 ORDER BY p.rank, u.id;
@@ -174,8 +186,8 @@ ORDER BY p.rank, u.id;
 
 -- name: add_claim
 WITH made AS (
-    INSERT INTO claims (readers, number, messages, bytes, made_at)
-    VALUES (%(readers)s, %(number)s, %(count)s, %(bytes)s, %(now)s)
+    INSERT INTO claims (readers, number, messages, bytes, made_at, reader)
+    VALUES (%(readers)s, %(number)s, %(count)s, %(bytes)s, %(now)s, null)
 )
 UPDATE readers SET last = %(number)s WHERE id = %(readers)s;
 
@@ -204,9 +216,9 @@ WITH held AS MATERIALIZED (
     SELECT %(shelf)s::int AS queue, c.number, c.place, c.id, k.made_at FROM claimed c JOIN claims k USING (readers, number)
     WHERE c.readers = %(readers)s AND c.number > %(acked)s AND k.number > %(acked)s
 ), back AS (
-    UPDATE messages m SET visible_at = %(now)s, leased = false, receipt = null, consumer = null, taken_at = null
+    UPDATE messages m SET visible_at = %(now)s, later = false, receipt = null, consumer = null, taken_at = null
     FROM held c WHERE m.queue = c.queue AND m.id = c.id
-    RETURNING c.number, c.place, c.made_at, m.id, m.size, m.receives, m.recipient, m.count, m.sizes
+    RETURNING c.number, c.place, c.made_at, m.id, m.size, m.receives, m.recipient, m.grp, m.blocked, m.count, m.sizes
 --{history
 ), told AS (
     INSERT INTO history (count, bytes, at, events, queues, ids, receives, sizes, consumers, helds)
@@ -226,7 +238,12 @@ WITH held AS MATERIALIZED (
 ), moved AS (
     UPDATE readers SET acked = last WHERE id = %(readers)s
 )
-SELECT recipient, sum(count) FROM back GROUP BY recipient;
+SELECT recipient, sum(count) FROM back GROUP BY recipient
+UNION ALL
+SELECT unnest(heads), 0 FROM (
+    SELECT advance_groups(%(shelf)s, array_agg(DISTINCT grp ORDER BY grp), %(now)s) AS heads
+    FROM back WHERE blocked HAVING count(*) > 0
+) h;
 
 -- name: tidy_claimed
 -- Messages of claims that are no longer readable.

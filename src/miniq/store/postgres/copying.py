@@ -13,7 +13,7 @@ from miniq.message import Event
 from miniq.store import transfer
 from miniq.store.contract import Store
 from miniq.store.names import CALL, is_call
-from miniq.store.postgres import rows
+from miniq.store.postgres import results, rows
 from miniq.store.postgres.access import FIRST_ID, Access
 from miniq.store.postgres.rows import escape, unescape
 from miniq.store.transfer import Item, Saved
@@ -29,8 +29,8 @@ async def dump(store: Store, db: Access) -> AsyncIterator[Item]:
     for name, settings in queues.items():
         yield transfer.Queue(name, settings)
         readers = [
-            (transfer.Readers(name, unescape(group) or "", epoch, last), last - acked)
-            for group, epoch, acked, last in await db.all("dump_readers", {"queue": name})
+            (transfer.Readers(name, unescape(group) or "", epoch, last, uid), last - acked)
+            for group, epoch, acked, last, uid in await db.all("dump_readers", {"queue": name})
         ]
         for reader in transfer.at_rest(name, bool(await store.stages.list(name, 0)), readers):
             yield reader
@@ -39,19 +39,27 @@ async def dump(store: Store, db: Access) -> AsyncIterator[Item]:
             yield transfer.Record(kind, unescape(name) or "", value)
     yield transfer.LastId(await store.last_id())
     for queue in queues:
-        for blocked in (False, True):
+        for waiting in (False, True):
             after = FIRST_ID
             while page := await db.all(
-                "dump_messages", {"queue": queue, "after": after, "blocked": blocked, "limit": DUMPED}
+                "dump_messages", {"queue": queue, "after": after, "waiting": waiting, "limit": DUMPED}
             ):
                 for row in page:
                     for stored in rows.stored(queue, row):
-                        yield Saved(stored, row[11] if row[9] is not None else None)
+                        yield Saved(stored, row[12] if row[9] is not None else None)
                 after = page[-1][0]
-        for row in await db.all("dump_dedup", {"queue": queue}):
-            call, name, answer, until = row
-            name = (CALL if call else "") + (unescape(name) or "")
-            yield transfer.Dedup(queue, name, _normal(answer) if is_call(name) else answer, until)
+        call, key = False, ""
+        while page := await db.all(
+            "dump_dedup", {"queue": queue, "call": call, "after": key, "limit": transfer.PORTION}
+        ):
+            for call, key, answer, until in page:
+                name = (CALL if call else "") + (unescape(key) or "")
+                yield transfer.Dedup(queue, name, _normal(answer) if is_call(name) else answer, until)
+        after = FIRST_ID
+        while page := await db.all("dump_results", {"queue": queue, "after": after, "limit": DUMPED}):
+            for row in page:
+                yield transfer.Kept(queue, row[0], results.finished(row), row[5])
+            after = page[-1][0]
     async for item in transfer.history_of(store.history):
         yield item
 
@@ -72,11 +80,21 @@ def steps(items: Sequence[Item]) -> Iterator[Step]:
                 "receives": rows.array([state.receives for state in states]),
                 "receipts": [escape(state.receipt) for state in states],
                 "consumers": [escape(state.consumer) for state in states],
+                "errors": [escape(state.error) for state in states],
             },
         )
+        groups = {state.message.group for state in states if state.message.group is not None and state.receives}
+        if groups:
+            yield "load_fronts", {"queue": queue, "groups": [escape(group) for group in sorted(groups)]}
     records = [item for item in items if isinstance(item, transfer.Dedup)]
     for queue, named in groupby(records, lambda item: item.queue):
         yield "load_dedup", {"queue": queue} | _dedup_columns(list(named))
+    kept = [item for item in items if isinstance(item, transfer.Kept)]
+    for queue, some in groupby(kept, lambda item: item.queue):
+        of_queue = list(some)
+        columns = results.columns([item.id for item in of_queue], [item.finished for item in of_queue])
+        untils = rows.array([item.until for item in of_queue])
+        yield "load_results", {"queue": queue, "kept_untils": untils} | columns
     for item in items:
         if isinstance(item, transfer.Readers):
             yield "load_readers", msgspec.structs.asdict(item) | {"group": escape(item.group)}
@@ -98,12 +116,15 @@ def _dedup_columns(records: list[transfer.Dedup]) -> dict[str, Any]:
 
 
 def _history(item: transfer.Events) -> Iterator[Step]:
-    """One row for neighbouring events of the same time; an event with a `count` gets its own."""
+    """One row for neighbouring events of the same time; an event with a `count` or `queues` gets its own."""
     first = item.offset
-    for (at, many), group in groupby(item.events, lambda event: (event.at, event.count)):
+    for (at, many, alone), group in groupby(
+        item.events, lambda event: (event.at, event.count, event.queues is not None)
+    ):
         together = list(group)
-        for events in [together] if many == 1 else [[event] for event in together]:
-            yield "load_history", {"first": first, "at": at, "messages": None if many == 1 else many} | _events(events)
+        for events in [[event] for event in together] if many > 1 or alone else [together]:
+            common = {"first": first, "at": at, "messages": None if many == 1 else many, "targets": events[0].queues}
+            yield "load_history", common | _events(events)
             first += len(events)
 
 
@@ -116,7 +137,7 @@ def _normal(answer: str) -> str:
 def _events(events: list[Event]) -> dict[str, Any]:
     return {
         "count": len(events),
-        "bytes": sum(64 + len(event.body or b"") for event in events),
+        "bytes": sum(64 + len(event.body or b"") + len(event.error or "") for event in events),
         "events": [event.event for event in events],
         "queues": [event.queue for event in events],
         "ids": [event.id for event in events],
@@ -128,4 +149,5 @@ def _events(events: list[Event]) -> dict[str, Any]:
         "reasons": [event.reason for event in events],
         "bodies": [event.body for event in events],
         "content_types": [event.content_type for event in events],
+        "errors": [escape(event.error) for event in events],
     }

@@ -13,6 +13,8 @@ from miniq.store.postgres.connections import Connection
 LAST = 2**63 - 1
 NUMBERED = 10_000
 """History rows that get offsets per transaction."""
+EXAMINED = 10_000
+"""Events that are examined at least for a page of one queue."""
 PAGE_BYTES = 16 * 1024 * 1024
 """The size at which a page ends."""
 
@@ -21,7 +23,8 @@ class Events(Part, HistoryStore):
     """See `HistoryStore`."""
 
     async def read(self, after: int, limit: int, queue: str | None = None) -> HistoryPage:
-        params = {"after": min(after, LAST - 1), "limit": limit, "max_bytes": PAGE_BYTES}
+        examined = limit if queue is None else max(limit, EXAMINED)
+        params = {"after": min(after, LAST - examined), "limit": examined, "max_bytes": PAGE_BYTES}
         read = [record for row in await self._numbered("history", params) for record in rows.records(row)]
         records: list[HistoryRecord] = []
         for record in read:

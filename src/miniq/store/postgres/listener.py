@@ -22,7 +22,7 @@ import psycopg
 from psycopg import sql
 
 from miniq.errors import MiniQError
-from miniq.store.contract import ChangeHint, ReadyHint
+from miniq.store.contract import ChangeHint, FinishHint, ReadyHint
 from miniq.store.postgres.connections import Connect, Connection, Connections
 
 log = logging.getLogger("miniq.store.postgres")
@@ -40,16 +40,24 @@ class Listener:
     """Sends and receives the notifications of one broker."""
 
     def __init__(
-        self, connect: Connect, connections: Connections, channel: str, on_ready: ReadyHint, on_change: ChangeHint
+        self,
+        connect: Connect,
+        connections: Connections,
+        channel: str,
+        on_ready: ReadyHint,
+        on_change: ChangeHint,
+        on_finished: FinishHint,
     ) -> None:
         self._connect = connect
         self._connections = connections
         self._channel = channel
         self._on_ready = on_ready
         self._on_change = on_change
+        self._on_finished = on_finished
         self._name = secrets.token_hex(4)
         self._others = True
         self._arrivals: Counter[Arrival] = Counter()
+        self._finished: set[str] = set()
         self._changed = False
         self._sending: asyncio.Task[None] | None = None
         self._listening: asyncio.Task[None] | None = None
@@ -73,6 +81,12 @@ class Listener:
             self._arrivals[queue, recipient] += count
             self._start_sending()
 
+    def finished(self, queue: str) -> None:
+        """Notify the other brokers of results of a queue."""
+        if self._others and self._listening is not None:
+            self._finished.add(queue)
+            self._start_sending()
+
     def changed(self) -> None:
         """Notify the other brokers of changed queues or records."""
         if self._listening is not None:
@@ -90,7 +104,7 @@ class Listener:
             log.debug("a notification was not sent: %s", task.exception())
 
     async def _send(self) -> None:
-        while self._arrivals or self._changed:
+        while self._arrivals or self._finished or self._changed:
             payloads = list(self._payloads())
             with contextlib.suppress(MiniQError):  # a lost hint only delays a long poll
                 await self._connections.call(partial(self._notify, payloads))
@@ -109,11 +123,12 @@ class Listener:
     def _payloads(self) -> Iterator[str]:
         """The pending hints, in payloads of limited size."""
         arrivals, self._arrivals = self._arrivals, Counter()
+        finished, self._finished = self._finished, set()
         changed, self._changed = self._changed, False
         payload: list[Any] = [self._name, changed]
         size = 40
-        for (queue, recipient), count in arrivals.items():
-            item = (queue, recipient, count)
+        hints: list[tuple[Any, ...]] = [(*arrival, count) for arrival, count in arrivals.items()]
+        for item in [*hints, *((queue,) for queue in finished)]:
             size += len(_encode(item)) + 1
             if size > PAYLOAD:
                 yield _encode(payload).decode()
@@ -158,13 +173,17 @@ class Listener:
 
     def _receive(self, payload: str) -> None:
         try:
-            name, changed, *arrivals = _decode(payload)
+            name, changed, *hints = _decode(payload)
             if name == self._name:
                 return
             self._others = True
             if changed:
                 self._on_change()
-            for queue, recipient, count in arrivals:
-                self._on_ready(queue, recipient, count)
+            for queue, *arrived in hints:
+                if arrived:
+                    recipient, count = arrived
+                    self._on_ready(queue, recipient, count)
+                else:
+                    self._on_finished(queue)
         except (ValueError, TypeError, msgspec.DecodeError):
             log.warning("unknown notification on %s: %.80s", self._channel, payload)

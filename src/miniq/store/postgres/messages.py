@@ -2,40 +2,59 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import psycopg
 from msgspec.structs import asdict
 
+from miniq.consumer import Holding
 from miniq.errors import InvalidRequest, StoreUnavailable
 from miniq.ids import from_spans
 from miniq.message import Counts, History, Message, Outcome, Page, PlainBatch, Stored
 from miniq.store import decisions
-from miniq.store.arguments import FREE, Change, Edit, Fence, NewTime, Put, Room, Scan, Take
-from miniq.store.contract import MessageStore, no_queue
+from miniq.store.arguments import FREE, Change, Draw, Edit, Fence, NewTime, Publication, Put, Room, Scan, Take
+from miniq.store.contract import MessageStore, RecordChanged, no_queue
 from miniq.store.decisions import call_answer, check_room, plain_batch, repeated_call
-from miniq.store.postgres import parcels, rows
-from miniq.store.postgres.access import FIRST_ID, LONG, RETURNED, Part, Row, Step, execute, existing, pipeline, tags
+from miniq.store.postgres import parcels, results, rows
+from miniq.store.postgres.access import (
+    FIRST_ID,
+    LONG,
+    Access,
+    Part,
+    Row,
+    Step,
+    execute,
+    existing,
+    pipeline,
+    tags,
+)
 from miniq.store.postgres.connections import Connection
 from miniq.store.postgres.parcels import Cut
-from miniq.store.postgres.rows import Blobs, escape
+from miniq.store.postgres.publishing import Publishing
+from miniq.store.postgres.rows import Blobs, escape, unescape
+from miniq.store.postgres.taking import Taking
+from miniq.topic import Published
 
 T = TypeVar("T")
 FULL = "MQ001"
 """The error code raised by the SQL function `refuse_full`."""
 FOREVER = 2**63 - 1
-PAUSES = (0.002, 0.005, 0.01)
-"""Seconds between retries of a take that found only parcels locked by other calls, which may be splitting them."""
+CLEARED = 10_000
+"""Rows that one statement of a purge removes."""
 
 
 class Messages(Part, MessageStore):
     """See `MessageStore`."""
 
+    def __init__(self, db: Access) -> None:
+        super().__init__(db)
+        self._publishing = Publishing(db)
+        self._taking = Taking(db)
+
     async def put(self, messages: Sequence[Message], put: Put) -> list[str]:
         parcel = messages if isinstance(messages, PlainBatch) else plain_batch(messages)
-        if parcel is not None and put.room is None:
+        if parcel is not None and put.room is None and put.record is None:
             return await self._put_parcel(parcel, put)
         return await self._put_mixed(messages, put)
 
@@ -70,8 +89,8 @@ class Messages(Part, MessageStore):
         return list(ids)
 
     async def _put_mixed(self, messages: Sequence[Message], put: Put) -> list[str]:
-        """Add messages that differ, have dedup ids, or go to a queue with a limit."""
-        queue, room, call = messages[0].queue, put.room, put.call
+        """Add messages that differ, have dedup ids, go to a queue with a limit, or change a record."""
+        queue, room, call, record = messages[0].queue, put.room, put.call, put.record
         names: dict[str, str] = {}
         for message in messages:
             if message.dedup_id is not None:
@@ -81,6 +100,7 @@ class Messages(Part, MessageStore):
             "queue": queue,
             "now": put.now,
             "full": put.keep == "full",
+            "reason": put.reason,
             "dedups": [escape(message.dedup_id) for message in messages],
             "call": None if call is None else escape(call.name),
             "given": None if call is None else call_answer([message.id for message in messages], call),
@@ -100,11 +120,13 @@ class Messages(Part, MessageStore):
         steps.append(self._db.step("put", params, put.keep))
 
         async def work(connection: Connection) -> list[Row]:
-            if call is None or not names:
+            if record is None and (call is None or not names):
                 return await pipeline(connection, steps, atomic=True)
             async with connection.transaction():
-                result = await pipeline(connection, steps)
-                if result:
+                if record is not None and not await execute(connection, *self._db.record_step(record)):
+                    raise RecordChanged(record)
+                result = existing(queue, await pipeline(connection, steps))
+                if call is not None and names:
                     ids = repeated_call(result[0][0], call)
                     if ids != [message.id for message in messages]:
                         recorded = {"answer": call_answer(ids, call)}
@@ -123,40 +145,24 @@ class Messages(Part, MessageStore):
         self._db.arrived(queue, recipients)
         return from_spans(answer) if call is None else repeated_call(answer, call)
 
+    async def publish(self, publication: Publication) -> Published:
+        return await self._publishing.publish(publication)
+
     async def take(self, queue: str, take: Take) -> list[Stored]:
-        params = asdict(take) | {"queue": queue, "consumer": escape(take.consumer)}
-        query = self._db.queries["take" if take.consumer is None else "take_own"].pick(*tags(take.keep))
+        return await self._taking.take(queue, take)
 
-        async def work(connection: Connection) -> list[Row]:
-            look, pauses = True, iter(PAUSES)
-            while True:
-                taken = await execute(connection, query, params | {"look": look})
-                obstacle = taken[0][8] if taken else None
-                if obstacle == "expired":
-                    back = {"queue": queue, "now": take.now, "limit": RETURNED}
-                    look = (await execute(connection, *self._db.step("return_expired", back)))[0][0] == RETURNED
-                elif obstacle == "locked" and (pause := next(pauses, None)) is not None:
-                    await asyncio.sleep(pause)
-                elif obstacle is not None and obstacle.startswith("cut"):
-                    _, id, step = obstacle.split()
-                    await self._db.split(connection, queue, [id], int(step))
-                else:
-                    return taken
-
-        taken = existing(queue, await self._db.connections.call(work))
-        if taken[0][0] is None:
-            return []
-        return [
-            Stored(message, take.until, row[4], take.token, take.consumer)
-            for row in taken
-            for message in rows.messages(queue, row)
-        ]
+    async def draw(self, queue: str, draw: Draw) -> int:
+        return int((await self._db.one("draw", asdict(draw) | {"queue": queue}))[0])
 
     async def drop(self, queue: str, fences: Sequence[Fence], change: Change) -> list[Outcome]:
-        return await self._change("drop", queue, fences, change, {"reason": change.reason})
+        more = {"reason": change.reason, "extra": change.extra}
+        outcomes = await self._change("drop", queue, fences, change, more)
+        if change.remember is not None and "done" in outcomes:
+            self._db.listener.finished(queue)
+        return outcomes
 
     async def reschedule(self, queue: str, fences: Sequence[Fence], to: NewTime, change: Change) -> list[Outcome]:
-        params = {"visible_at": to.visible_at, "release": to.release}
+        params = {"visible_at": to.visible_at, "release": to.release, "error": escape(to.error)}
         return await self._change("reschedule", queue, fences, change, params)
 
     async def edit(self, queue: str, fence: Fence, edit: Edit, change: Change) -> Outcome:
@@ -165,19 +171,20 @@ class Messages(Part, MessageStore):
             await self.find(queue, [])
             return "missing"
 
-        async def work(connection: Connection) -> tuple[Outcome, list[Row]]:
+        async def work(connection: Connection) -> tuple[Outcome, bool, list[Row]]:
             async with connection.transaction():
                 key = {"queue": queue, "id": id, "floor": parcels.floor(id)}
                 locked = existing(queue, await execute(connection, *self._db.step("lock_message", key)))
                 shelf, count, *row = locked[0]
                 if row[0] is None:
-                    return "missing", []
+                    return "missing", False, []
                 old = rows.stored(queue, row)[0]
                 outcome = decisions.fence(old.visible_at, old.receipt, receipt, change.now)
                 if outcome != "done":
-                    return outcome, []
+                    return outcome, False, []
                 if count == 1:
                     new = edit.apply(old.message)
+                    expired = edit.due_at is not None and receipt == FREE and old.receipt is not None
                     params = {
                         "shelf": shelf,
                         "queue": queue,
@@ -192,13 +199,19 @@ class Messages(Part, MessageStore):
                         "body": new.body,
                         "content_type": new.content_type,
                         "reset": edit.due_at is not None,
+                        "expired": expired,
                     }
-                    return outcome, await execute(connection, *self._db.step("edit", params, change.keep))
+                    if expired and change.keep != "off":
+                        lease = {"receives": old.receives, "consumer": row[10], "held": old.visible_at - row[12]}
+                        await execute(connection, *self._db.step("record_expired", params | lease))
+                    return outcome, expired, await execute(connection, *self._db.step("edit", params, change.keep))
             raise Cut([old.message.id])
 
-        outcome, edited = await self._splitting(queue, work)
+        outcome, expired, edited = await self._splitting(queue, work)
+        self._db.lease_expired(queue, int(expired))
         if edited and edit.due_at is not None:
-            self._db.arrived(queue, edited[0])
+            recipient, heads = edited[0]
+            self._db.arrived(queue, [recipient, *(heads or ())])
         return outcome
 
     async def move(
@@ -211,15 +224,18 @@ class Messages(Part, MessageStore):
     ) -> list[Outcome]:
         fences = [fence for fence, _ in moves]
         params = {"queue": queue, "now": change.now, "event": change.event, "reason": change.reason}
-        params |= {"keep": change.keep, "keep_to": keep_to}
+        params |= {"keep": change.keep, "keep_to": keep_to, "extra": change.extra}
         keep: History = change.keep if change.keep != "off" else keep_to
+        wanted = _tags(keep, change)
         rounds = _rounds(fences, [message.queue for _, message in moves])
         done: set[int] = set()
         arrived: list[tuple[str, list[str | None]]] = []
+        expired: list[int] = []
 
         async def work(connection: Connection) -> None:
             done.clear()
             arrived.clear()
+            expired.clear()
             async with connection.transaction():
                 for places in rounds:
                     messages = [moves[place][1] for place in places]
@@ -228,6 +244,7 @@ class Messages(Part, MessageStore):
                         "to": to,
                         "receipts": [escape(fences[place][1]) for place in places],
                         "floors": parcels.floors([message.id for message in messages]),
+                        "errors": [escape(message.dead.error) if message.dead else None for message in messages],
                     }
                     groups = sorted({message.group for message in messages if message.group is not None})
                     if room is not None:
@@ -239,27 +256,48 @@ class Messages(Part, MessageStore):
                     if groups:
                         names = [escape(group) for group in groups]
                         steps.append(self._db.step("lock_groups", {"queue": to, "groups": names}))
-                    steps.append(self._db.step("move", params | targets | rows.columns(messages), keep))
+                    targets |= _kept(change, fences, places)
+                    move = self._db.queries["move"].pick(*wanted)
+                    steps.append((move, params | targets | rows.columns(messages)))
                     result = existing(queue, await pipeline(connection, steps))
-                    moved, recipients, heads, target, cut = result[0]
+                    moved, recipients, heads, target, cut, leases = result[0]
                     if target is None:
                         raise no_queue(to)
                     if cut:
                         raise Cut(cut)
                     done.update(places[place - 1] for place in moved or ())
                     arrived.extend(((to, recipients or []), (queue, heads or [])))
+                    expired.append(leases)
 
         if rounds:
             await self._splitting(queue, work)
+        self._db.lease_expired(queue, sum(expired))
         for name, recipients in arrived:
             self._db.arrived(name, recipients)
+        if change.remember is not None and done:
+            self._db.listener.finished(queue)
         return await self._outcomes(queue, fences, done)
 
-    async def clear(self, queue: str, change: Change) -> int:
-        params = {"queue": queue, "now": change.now}
-        steps = [self._db.step("lock_whole_queue", params), self._db.step("clear", params, change.keep)]
-        result = existing(queue, await self._db.change(steps, LONG))
-        return int(result[0][0])
+    async def clear(self, queue: str, change: Change, forget: bool = False) -> int:
+        """In portions, so that no statement takes long, and in one transaction, so that it is one change."""
+        params: dict[str, Any] = {"queue": queue, "now": change.now, "limit": CLEARED}
+
+        async def work(connection: Connection) -> int:
+            after: str | None = FIRST_ID
+            messages = size = 0
+            async with connection.transaction():
+                existing(queue, await execute(connection, *self._db.step("lock_whole_queue", params)))
+                while after is not None:
+                    step = self._db.step("clear_some", params | {"after": after})
+                    after, *removed = (await execute(connection, *step))[0]
+                    messages += int(removed[0])
+                    size += int(removed[1])
+                totals = params | {"messages": messages, "bytes": size}
+                for name in ("forget_dedup", "clear") if forget else ("clear",):
+                    await execute(connection, *self._db.step(name, totals, change.keep))
+            return messages
+
+        return await self._db.connections.call(work, LONG)
 
     async def find(self, queue: str, ids: Sequence[str]) -> dict[str, Stored]:
         possible = [id for id in ids if rows.is_id(id)]
@@ -287,13 +325,17 @@ class Messages(Part, MessageStore):
         last = page[-1]
         return Page(page, f"{last.visible_at}.{last.message.id}" if later else last.message.id)
 
-    async def held(self, token: str) -> list[Stored]:
-        held = await self._db.all("held", {"token": escape(token)})
-        return [stored for row in held for stored in rows.stored(row[11], row)]
+    async def held(self, queue: str, token: str, until: int) -> list[Stored]:
+        held = await self._db.all("held", {"queue": queue, "token": escape(token), "until": until})
+        return [stored for row in held for stored in rows.stored(queue, row)]
 
     async def counts(self, queue: str, now: int) -> Counts:
         ready, delayed, leased, size, oldest = await self._db.one("counts", {"queue": queue, "now": now})
         return Counts(ready, delayed, leased, size, None if oldest is None else oldest // 1000 * 1000)
+
+    async def holdings(self, queue: str, now: int) -> dict[str | None, Holding]:
+        found = await self._db.all("holdings", {"queue": queue, "now": now})
+        return {unescape(name): Holding(count, taken_at or 0) for name, count, taken_at in found}
 
     async def next_visible(self, queue: str, now: int) -> int | None:
         moment: int | None = (await self._db.one("next_visible", {"queue": queue, "now": now}))[0]
@@ -305,16 +347,18 @@ class Messages(Part, MessageStore):
         self, name: str, queue: str, fences: Sequence[Fence], change: Change, more: dict[str, Any]
     ) -> list[Outcome]:
         """Change messages, each under its fence, and wake consumers that may have something to take now."""
-        query = self._db.queries[name].pick(*tags("off" if change.recorded is None else change.keep))
+        query = self._db.queries[name].pick(*_tags("off" if change.recorded is None else change.keep, change))
         params = {"queue": queue, "now": change.now, "event": change.event} | more
         rounds = _rounds(fences)
         done: set[int] = set()
         woken: list[str | None] = []
+        expired: list[int] = []
 
         async def change_some(connection: Connection, places: list[int]) -> None:
             ranges = parcels.ranges([fences[place] for place in places])
-            result = existing(queue, await execute(connection, query, params | ranges))
-            whole, cut, count, changed, recipients = result[0]
+            kept = _kept(change, fences, places)
+            result = existing(queue, await execute(connection, query, params | ranges | kept))
+            whole, cut, count, changed, recipients, leases = result[0]
             if not whole:
                 raise Cut(cut)
             if count == len(places):
@@ -323,10 +367,12 @@ class Messages(Part, MessageStore):
                 by_id = {fences[place][0]: place for place in places}
                 done.update(by_id[id] for id in from_spans(changed))
             woken.extend(recipients or ())
+            expired.append(leases)
 
         async def change_all(connection: Connection) -> None:
             done.clear()
             woken.clear()
+            expired.clear()
             if len(rounds) == 1:
                 await change_some(connection, rounds[0])
                 return
@@ -336,6 +382,7 @@ class Messages(Part, MessageStore):
 
         if rounds:
             await self._splitting(queue, change_all)
+        self._db.lease_expired(queue, sum(expired))
         self._db.arrived(queue, woken)
         return await self._outcomes(queue, fences, done)
 
@@ -380,6 +427,20 @@ def _rounds(fences: Sequence[Fence], targets: Sequence[str] | None = None) -> li
                 rounds.append((target, {}))
             rounds[-1][1][id] = place
     return [list(places.values()) for _, places in rounds]
+
+
+def _tags(keep: History, change: Change) -> tuple[str, ...]:
+    """The variant of a query that changes messages."""
+    return tags(keep) if change.remember is None else (*tags(keep), "results")
+
+
+def _kept(change: Change, fences: Sequence[Fence], places: Sequence[int]) -> dict[str, Any]:
+    """Parameters for the results of some fences."""
+    if change.remember is None:
+        return {}
+    each = change.remember.each
+    of_places = results.columns([fences[place][0] for place in places], [each[place] for place in places])
+    return of_places | {"kept_until": change.remember.until}
 
 
 def _cursor(after: str | None, later: bool) -> tuple[int, str]:

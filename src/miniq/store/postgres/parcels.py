@@ -38,20 +38,20 @@ def columns(parcel: PlainBatch) -> dict[str, Any]:
     """Parameters of a parcel: its rows, and each message for the history."""
     ids, bodies = parcel.ids, parcel.bodies
     sizes = [len(body) for body in bodies]
-    cut = list(_rows(ids, sizes))
+    parts = list(cut(ids, sizes))
     return {
-        "firsts": rows.array([ids[some.start] for some in cut]),
-        "lasts": rows.array([ids[some.stop - 1] if len(some) > 1 else "NULL" for some in cut]),
-        "starts": rows.array([some.start + 1 for some in cut]),
-        "counts": rows.array([len(some) for some in cut]),
-        "bodies": Blobs([b"".join(bodies[some.start : some.stop]) for some in cut]),
+        "firsts": rows.array([ids[some.start] for some in parts]),
+        "lasts": rows.array([ids[some.stop - 1] if len(some) > 1 else "NULL" for some in parts]),
+        "starts": rows.array([some.start + 1 for some in parts]),
+        "counts": rows.array([len(some) for some in parts]),
+        "bodies": Blobs([b"".join(bodies[some.start : some.stop]) for some in parts]),
         "ids": rows.array(ids),
         "sizes": rows.array(sizes),
-        "about": None if parcel.content_type == JSON else rows.about(parcel[0]),
+        "about": None if parcel.content_type == JSON and parcel.topic is None else rows.about(parcel[0]),
     }
 
 
-def _rows(ids: Sequence[str], sizes: Sequence[int]) -> Iterator[range]:
+def cut(ids: Sequence[str], sizes: Sequence[int]) -> Iterator[range]:
     """The positions of messages that share a row."""
     start = 0
     while start < len(ids):

@@ -1,17 +1,23 @@
-"""Loads the queries of `queries.sql`, `claims.sql` and `stages.sql` by name, in the variants described there."""
+"""Loads the queries of the `.sql` files by name, in the variants that `queries.sql` describes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.resources import files
 
-from miniq.message import NEVER
+from miniq.message import LEASE_EXPIRED, NEVER
 
-FILES = ("queries.sql", "claims.sql", "stages.sql")
+FILES = ("queries.sql", "claims.sql", "stages.sql", "topics.sql", "results.sql")
+
+
+_TAGS = (
+    (), ("history",), ("call",), ("history", "call"), ("told",), ("results",), ("history", "results"),
+)  # fmt: skip
+"""The combinations that are used."""
 
 
 class Query:
-    """One query in its variants: with or without history, with or without a named call."""
+    """One query in its variants: with or without history, a named call, a signal to other brokers, results."""
 
     def __init__(self, name: str, lines: list[str]) -> None:
         self.name = name
@@ -22,24 +28,27 @@ class Query:
         """The variant with the lines between `--{TAG` and `--}` of these tags."""
         text = self._variants.get(tags)
         if text is None:
-            text = self._variants[tags] = "\n".join(_variant(self._lines, tags)).encode()
+            lines = [f"/* miniq:{self.name} */", *_variant(self._lines, tags)]  # logs and statistics show the name
+            text = self._variants[tags] = "\n".join(lines).encode()
         return text
 
     @property
     def variants(self) -> list[bytes]:
         """All variants, for tests."""
         marked = {line[3:] for line in self._lines if line.startswith("--{")}
-        possible = [tags for tags in ((), ("history",), ("call",), ("history", "call")) if marked >= set(tags)]
+        possible = [tags for tags in _TAGS if marked >= set(tags)]
         return [self.pick(*tags) for tags in possible]
 
 
 def load() -> dict[str, Query]:
-    """All queries. `--include: NAME` stands for the lines of `-- part: NAME`, and NEVER for that timestamp."""
+    """All queries. `--include: NAME` stands for the lines of `-- part: NAME`, and NEVER and
+    LEASE_EXPIRED for their values."""
     queries: dict[str, list[str]] = {}
     parts: dict[str, list[str]] = {}
     lines: list[str] = []
     text = "".join(files(__package__).joinpath(name).read_text(encoding="utf-8") for name in FILES)
-    for line in text.replace("NEVER", str(NEVER)).splitlines():
+    text = text.replace("NEVER", str(NEVER)).replace("LEASE_EXPIRED", f"'{LEASE_EXPIRED}'")
+    for line in text.splitlines():
         mark, _, name = line.partition(": ")
         if mark == "-- name":
             lines = queries[name] = []

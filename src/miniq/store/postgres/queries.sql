@@ -4,8 +4,8 @@
 -- and returns the parcel's id; `split` then divides it into several rows, and the query is run again.
 --
 -- Lines between `--{history` and `--}` are only in the variant that writes history, so history costs nothing while it
--- is off; likewise `call`, for sends with a name. Each query finds the queue by name and returns a row if the queue
--- exists, so that no row means "no such queue". Every access to `messages` uses an index; a test checks each plan.
+-- is off; likewise `call`, for sends with a name, `told`, for changes that other brokers hear of, and `results`, for changes
+-- that keep results. Each query finds the queue by name and returns a row if the queue exists, so that no row means "no such queue". Every access to `messages` uses an index; a test checks each plan.
 --
 -- A plan may be made while the tables are empty, and is kept. Where rows are looked up by a list, the list therefore
 -- contains the queue as well: otherwise the planner may consider a scan of the whole queue just as good.
@@ -38,29 +38,75 @@ SELECT settings FROM queues WHERE name = %(queue)s FOR UPDATE;
 WITH gone AS (
     DELETE FROM queues WHERE name = %(queue)s RETURNING id
 ), counted AS (
-    DELETE FROM tallies t USING gone WHERE t.queue = gone.id RETURNING t.last_id
+    DELETE FROM tallies t USING gone WHERE t.queue = gone.id RETURNING t.last_id, t.messages, t.bytes
 ), newest AS (  -- queue 0 keeps the highest id of all queues that are gone
     INSERT INTO tallies AS t (queue, slot, messages, bytes, last_id)
     SELECT 0, 0, 0, 0, last_id FROM counted WHERE last_id IS NOT NULL ORDER BY last_id DESC LIMIT 1
     ON CONFLICT (queue, slot) DO UPDATE SET last_id = greatest(t.last_id, excluded.last_id)
 ), left_over AS (
     INSERT INTO remains (queue) SELECT id FROM gone
+--{history
+), told AS (
+    INSERT INTO history (count, bytes, at, events, queues, ids, receives, sizes, reasons, messages)
+    SELECT 1, 64, %(now)s, ARRAY['purged'], ARRAY[%(queue)s::text], ARRAY[''], ARRAY[0], ARRAY[sum(bytes)::bigint],
+        ARRAY['deleted'], sum(messages)
+    FROM counted HAVING sum(messages) > 0
+--}
 )
-UPDATE meta SET revision = revision + 1 WHERE EXISTS (SELECT FROM gone) RETURNING true;
+UPDATE meta SET revision = revision + 1 WHERE EXISTS (SELECT FROM gone) RETURNING revision;
 
 -- name: records
 SELECT name, value FROM records WHERE kind = %(kind)s;
 
 -- name: save_record
-WITH saved AS (
+INSERT INTO records (kind, name, value) VALUES (%(kind)s, %(name)s, %(value)b)
+ON CONFLICT (kind, name) DO UPDATE SET value = excluded.value;
+
+-- name: add_record
+WITH added AS (
     INSERT INTO records (kind, name, value) VALUES (%(kind)s, %(name)s, %(value)b)
-    ON CONFLICT (kind, name) DO UPDATE SET value = excluded.value
+    ON CONFLICT (kind, name) DO NOTHING RETURNING true
 )
-UPDATE meta SET revision = revision + 1;
+UPDATE meta SET revision = revision + 1 WHERE EXISTS (SELECT FROM added);
 
 -- name: drop_record
-WITH gone AS (DELETE FROM records WHERE kind = %(kind)s AND name = %(name)s)
-UPDATE meta SET revision = revision + 1;
+DELETE FROM records WHERE kind = %(kind)s AND name = %(name)s;
+
+-- name: revise
+-- The last statement of a change: whoever holds this row already waits for no other.
+UPDATE meta SET revision = revision + 1 RETURNING revision;
+
+-- name: create_record
+-- This and the next two change a record that is what it was, and return a row if they did.
+WITH changed AS (
+    INSERT INTO records (kind, name, value) VALUES (%(kind)s, %(name)s, %(value)b)
+    ON CONFLICT (kind, name) DO NOTHING RETURNING kind
+--{told
+), told AS (
+    UPDATE meta SET revision = revision + 1 WHERE EXISTS (SELECT FROM changed)
+--}
+)
+SELECT true FROM changed;
+
+-- name: replace_record
+WITH changed AS (
+    UPDATE records SET value = %(value)b WHERE kind = %(kind)s AND name = %(name)s AND value = %(was)b RETURNING kind
+--{told
+), told AS (
+    UPDATE meta SET revision = revision + 1 WHERE EXISTS (SELECT FROM changed)
+--}
+)
+SELECT true FROM changed;
+
+-- name: remove_record
+WITH changed AS (
+    DELETE FROM records WHERE kind = %(kind)s AND name = %(name)s AND value = %(was)b RETURNING kind
+--{told
+), told AS (
+    UPDATE meta SET revision = revision + 1 WHERE EXISTS (SELECT FROM changed)
+--}
+)
+SELECT true FROM changed;
 
 -- name: last_id
 SELECT last_id::text FROM tallies WHERE last_id IS NOT NULL ORDER BY last_id DESC LIMIT 1;
@@ -88,9 +134,10 @@ WITH found AS (
         %(firsts)s::uuid[], %(lasts)s::uuid[], %(starts)s::int[], %(counts)s::int[], %(bodies)b::bytea[]
     ) AS g (id, last, start, count, body)
 ), added AS (
-    INSERT INTO messages (id, sent_at, due_at, visible_at, queue, size, rank, about, body, count, last, sizes)
-    SELECT g.id, %(sent_at)s, %(due_at)s, %(due_at)s, shelf.id, octet_length(g.body), %(rank)s, %(about)s, g.body,
-        g.count, g.last, CASE WHEN g.count > 1 THEN (%(sizes)s::int[])[g.start : g.start + g.count - 1] END
+    INSERT INTO messages (id, sent_at, due_at, visible_at, later, queue, size, rank, about, body, count, last, sizes)
+    SELECT g.id, %(sent_at)s, %(due_at)s, %(due_at)s, %(due_at)s::bigint > %(now)s::bigint, shelf.id,
+        octet_length(g.body), %(rank)s, %(about)s, g.body, g.count, g.last,
+        CASE WHEN g.count > 1 THEN (%(sizes)s::int[])[g.start : g.start + g.count - 1] END
     FROM given g, shelf
 ), tally AS (
     INSERT INTO tallies AS t (queue, slot, messages, bytes, last_id)
@@ -139,9 +186,13 @@ ORDER BY g.name
 ON CONFLICT (queue, call, name) DO UPDATE SET ids = excluded.ids, until = excluded.until WHERE d.until <= %(now)s;
 
 -- name: lock_groups
-SELECT lock_group(q.id, g.name)
-FROM queues q, (SELECT name FROM unnest(%(groups)s::text[]) AS name ORDER BY name) g
-WHERE q.name = %(queue)s;
+-- No purge removes the heads behind which messages are about to join: `lock_whole_queue` waits for these transactions,
+-- and they for it. That lock comes before those of groups.
+WITH shelf AS MATERIALIZED (
+    SELECT id, pg_advisory_xact_lock_shared(1, id) FROM queues WHERE name = %(queue)s
+)
+SELECT lock_group(shelf.id, g.name)
+FROM shelf, (SELECT name FROM unnest(%(groups)s::text[]) AS name ORDER BY name) g;
 
 -- name: put
 -- In the transaction of the locks and records above: adds new messages; returns the recorded ids of the others.
@@ -177,11 +228,11 @@ WITH shelf AS (
         ELSE true END AS ok
     FROM held, more
 ), added AS (
-    INSERT INTO messages (id, sent_at, due_at, visible_at, queue, size, rank, blocked, recipient, grp, about, body)
-    SELECT f.id, f.sent_at, f.due_at, f.due_at, shelf.id, f.size, f.rank,
+    INSERT INTO messages (id, sent_at, due_at, visible_at, later, queue, size, rank, blocked, recipient, grp, about, body)
+    SELECT f.id, f.sent_at, f.due_at, f.due_at, f.due_at > %(now)s, shelf.id, f.size, f.rank,
         f.grp IS NOT NULL AND (f.nth > 1 OR (
-            -- not EXISTS, for which the planner may list all heads
-            SELECT true FROM messages h WHERE h.queue = shelf.id AND h.grp = f.grp AND NOT h.blocked LIMIT 1
+            -- not EXISTS, for which the planner may list all groups
+            SELECT true FROM messages h WHERE h.queue = shelf.id AND h.grp = f.grp LIMIT 1
         ) IS NOT NULL),
         f.recipient, f.grp, f.about, f.body
     FROM fresh f, shelf WHERE (SELECT ok FROM fits) ORDER BY f.place
@@ -193,11 +244,12 @@ WITH shelf AS (
 --include: tallied
 --{history
 ), told AS (
-    INSERT INTO history (count, bytes, at, events, queues, ids, receives, sizes, bodies, content_types)
+    INSERT INTO history (count, bytes, at, events, queues, ids, receives, sizes, reasons, bodies, content_types)
     SELECT more.messages, 64 * more.messages + CASE WHEN %(full)s THEN more.bytes ELSE 0 END, %(now)s,
         array_fill('sent'::text, ARRAY[more.messages::int]), array_fill(shelf.name, ARRAY[more.messages::int]),
         ARRAY(SELECT id::text FROM fresh ORDER BY place), array_fill(0, ARRAY[more.messages::int]),
         ARRAY(SELECT size::bigint FROM fresh ORDER BY place),
+        CASE WHEN %(reason)s::text IS NOT NULL THEN array_fill(%(reason)s::text, ARRAY[more.messages::int]) END,
         CASE WHEN %(full)s THEN ARRAY(SELECT body FROM fresh ORDER BY place) END,
         CASE WHEN %(full)s THEN ARRAY(SELECT content_type FROM fresh ORDER BY place) END
     FROM shelf, more WHERE more.messages > 0
@@ -219,26 +271,60 @@ WHERE q.name = %(queue)s AND d.queue = q.id AND d.call AND d.name = %(call)s;
 -- Take
 
 -- name: take
--- Messages without a recipient. If expired leases must be put back in line first, takes nothing and says so.
+-- Messages without a recipient. If messages that are due must be put in line first, takes nothing and says so.
 WITH shelf AS (
     SELECT id, name FROM queues WHERE name = %(queue)s
---include: expired
+--include: due
 ), ready AS MATERIALIZED (
 --include: line
 --include: taken
+
+-- name: gather
+-- What a take gets that may have several messages of a group: rows in order, locked, in the transaction of `take_batch`.
+WITH shelf AS (
+    SELECT id FROM queues WHERE name = %(queue)s
+--include: due
+)
+SELECT ids, together,
+    CASE
+        WHEN (SELECT there FROM due) THEN 'due'
+        WHEN ids = '{}' AND EXISTS (
+--include: parcel
+        ) THEN 'locked'
+    END
+FROM shelf CROSS JOIN LATERAL line_up(
+    shelf.id, %(consumer)s, %(now)s, CASE WHEN (SELECT there FROM due) THEN 0 ELSE %(limit)s::int END, %(max_bytes)s);
+
+-- name: take_batch
+WITH shelf AS (
+    SELECT id, name FROM queues WHERE name = %(queue)s
+), due AS (
+    SELECT false AS there
+), gathered AS MATERIALIZED (
+    SELECT shelf.id AS queue, g.*
+    FROM shelf CROSS JOIN unnest(%(ids)s::uuid[], %(together)s::boolean[]) WITH ORDINALITY AS g (id, together, place)
+), ready AS MATERIALIZED (
+    SELECT m.queue, m.id, g.place AS rank, m.count, m.visible_at, m.taken_at, m.receipt, m.consumer, e.size, e.nth,
+        g.together
+    FROM gathered g JOIN messages m ON m.queue = g.queue AND m.id = g.id
+    CROSS JOIN LATERAL unnest(coalesce(m.sizes, ARRAY[m.size])) WITH ORDINALITY AS e (size, nth)
+    ORDER BY g.place, e.nth LIMIT %(limit)s
+--include: fitting
+        blocked = m.blocked OR f.together,
+--include: leased
 
 -- name: take_own
 -- Messages without a recipient, and those of this consumer.
 WITH shelf AS (
     SELECT id, name FROM queues WHERE name = %(queue)s
---include: expired
+--include: due
 ), common AS MATERIALIZED (
 --include: line
 ), own AS MATERIALIZED (
     SELECT m.queue, m.id, m.rank, m.count, m.visible_at, m.taken_at, m.receipt, m.consumer, m.size, 1::bigint AS nth
     FROM messages m
-    WHERE m.queue = (SELECT id FROM shelf) AND m.recipient = %(consumer)s AND NOT m.blocked AND NOT m.leased
-        AND m.visible_at <= %(now)s AND NOT (SELECT there FROM expired)
+    WHERE m.queue = (SELECT id FROM shelf) AND m.recipient = %(consumer)s AND NOT m.blocked AND NOT m.later
+        AND m.visible_at <= %(now)s AND NOT (SELECT there FROM due)
     ORDER BY m.rank, m.id LIMIT %(limit)s
     FOR UPDATE SKIP LOCKED
 ), ready AS MATERIALIZED (
@@ -251,12 +337,28 @@ WITH shelf AS (
         last_id = greatest(t.last_id, excluded.last_id)
 -- end
 
--- part: expired
-), expired AS MATERIALIZED (
+-- part: remembered
+), remembered AS (
+    INSERT INTO results (queue, id, status, finished_at, until, result, error)
+    SELECT (SELECT id FROM shelf), r.id, r.status, r.finished_at, %(kept_until)s, nullif(r.result, ''), r.error
+    FROM finished JOIN unnest(
+        %(kept)s::uuid[], %(kept_status)s::text[], %(kept_at)s::bigint[], %(kept_results)b::bytea[],
+        %(kept_errors)s::text[]
+    ) AS r (id, status, finished_at, result, error) ON r.id = finished.id
+    ON CONFLICT (queue, id) DO UPDATE SET
+        status = excluded.status, finished_at = excluded.finished_at, until = excluded.until,
+        result = excluded.result, error = excluded.error
+-- end
+
+-- part: due
+), due AS MATERIALIZED (
     SELECT %(look)s AND EXISTS (
-        SELECT FROM messages m
-        WHERE m.queue = (SELECT id FROM shelf) AND m.leased AND m.visible_at <= %(now)s
-            AND (m.receipt IS NOT NULL OR m.visible_at > m.sent_at)
+        SELECT FROM (VALUES (true), (false)) AS side (leased) CROSS JOIN LATERAL (
+            SELECT FROM messages m
+            WHERE m.queue = (SELECT id FROM shelf) AND m.later AND m.leased = side.leased
+                AND m.visible_at <= %(now)s
+            LIMIT 1
+        ) next
     ) AS there
 -- end
 
@@ -266,8 +368,8 @@ WITH shelf AS (
     SELECT r.queue, r.id, r.rank, r.count, r.visible_at, r.taken_at, r.receipt, r.consumer, e.size, e.nth
     FROM (
         SELECT m.* FROM messages m
-        WHERE m.queue = (SELECT id FROM shelf) AND m.recipient IS NULL AND NOT m.blocked AND NOT m.leased
-            AND m.visible_at <= %(now)s AND NOT (SELECT there FROM expired)
+        WHERE m.queue = (SELECT id FROM shelf) AND m.recipient IS NULL AND NOT m.blocked AND NOT m.later
+            AND m.visible_at <= %(now)s AND NOT (SELECT there FROM due)
         ORDER BY m.rank, m.id
         FOR UPDATE SKIP LOCKED
     ) r CROSS JOIN LATERAL unnest(coalesce(r.sizes, ARRAY[r.size])) WITH ORDINALITY AS e (size, nth)
@@ -275,6 +377,11 @@ WITH shelf AS (
 -- end
 
 -- part: taken
+--include: fitting
+--include: leased
+-- end
+
+-- part: fitting
 ), fitting AS MATERIALIZED (
     SELECT * FROM (
         SELECT *, sum(size) OVER (ORDER BY rank, id, nth ROWS UNBOUNDED PRECEDING) AS total,
@@ -285,11 +392,15 @@ WITH shelf AS (
     SELECT id, nth FROM fitting WHERE place = (SELECT max(place) FROM fitting) AND nth < count
 ), taken AS (
     UPDATE messages m SET
-        visible_at = %(until)s, taken_at = %(now)s, leased = true, receipt = %(token)s, consumer = %(consumer)s,
-        receives = m.receives + 1
+-- end
+
+-- part: leased
+        visible_at = %(until)s, taken_at = %(now)s, later = true, receipt = %(token)s, consumer = %(consumer)s,
+        receives = m.receives + 1,
+        error = CASE WHEN f.receipt IS NOT NULL AND f.taken_at IS NOT NULL THEN LEASE_EXPIRED ELSE m.error END
     FROM fitting f
     WHERE f.nth = f.count AND NOT EXISTS (SELECT FROM cut) AND m.queue = f.queue AND m.id = f.id
-    RETURNING f.place, m.id, m.sent_at, m.due_at, m.rank, m.receives, m.about, m.body, m.size, m.sizes,
+    RETURNING f.place, m.id, m.sent_at, m.due_at, m.rank, m.receives, m.about, m.body, m.size, m.count, m.sizes, m.error,
         f.visible_at AS was_visible_at, f.taken_at AS was_taken_at, f.receipt AS was_receipt,
         f.consumer AS was_consumer
 --{history
@@ -301,7 +412,10 @@ WITH shelf AS (
             (2, 'received', u.id, t.receives, u.size, %(consumer)s::text,
                 greatest(0, %(now)s::bigint - t.was_visible_at), null, null)
     ) AS e (step, event, id, receives, size, consumer, wait, held, reason)
-    WHERE e.step = 2 OR (t.was_receipt IS NOT NULL AND t.was_taken_at IS NOT NULL)
+    WHERE CASE e.step
+        WHEN 1 THEN t.was_receipt IS NOT NULL AND t.was_taken_at IS NOT NULL
+        ELSE is_fit(t.about, t.sent_at, t.receives - 1, %(now)s, %(since)s, %(most)s)
+    END
 ), told AS (
     INSERT INTO history (count, bytes, at, events, queues, ids, receives, sizes, consumers, waits, helds, reasons)
     SELECT count(*), 64 * count(*), %(now)s,
@@ -315,34 +429,62 @@ WITH shelf AS (
 )
 SELECT t.id::text, t.sent_at, t.due_at, t.rank, t.receives, t.about, t.body, t.sizes,
     CASE
-        WHEN (SELECT there FROM expired) THEN 'expired'
+        WHEN (SELECT there FROM due) THEN 'due'
         WHEN EXISTS (SELECT FROM cut) THEN (SELECT concat_ws(' ', 'cut', id, nth) FROM cut)
-        WHEN NOT EXISTS (SELECT FROM ready) AND EXISTS (  -- locked by another call, perhaps only to split it
-            SELECT FROM messages m
-            WHERE m.queue = shelf.id AND m.recipient IS NULL AND NOT m.blocked AND NOT m.leased
-                AND m.visible_at <= %(now)s AND m.count > 1
+        WHEN NOT EXISTS (SELECT FROM ready) AND EXISTS (
+--include: parcel
         ) THEN 'locked'
-    END
+    END,
+    CASE WHEN t.was_receipt IS NOT NULL AND t.was_taken_at IS NOT NULL THEN t.count ELSE 0 END, t.error
 FROM shelf LEFT JOIN taken t ON true ORDER BY t.place;
 -- end
 
+-- part: parcel
+            -- locked by another call, perhaps only to split it
+            SELECT FROM messages m
+            WHERE m.queue = shelf.id AND m.recipient IS NULL AND NOT m.blocked AND NOT m.later
+                AND m.visible_at <= %(now)s AND m.count > 1
+-- end
+
+-- name: in_flight
+-- How many messages of a queue are leased, while its row is locked.
+SELECT coalesce((
+    SELECT sum(m.count) FROM messages m
+    WHERE m.queue = q.id AND m.later AND m.leased AND m.visible_at > %(now)s
+), 0)::bigint
+FROM queues q WHERE q.name = %(queue)s;
+
+-- name: draw
+UPDATE queues q SET tokens = b.tokens - b.drawn, drawn_at = greatest(q.drawn_at, %(now)s)
+FROM (
+    SELECT id, tokens, least(%(count)s, floor(tokens + 1e-9)) AS drawn FROM (
+        SELECT id, least(%(most)s, coalesce(
+            tokens + %(rate)s * greatest(0, %(now)s - drawn_at) / 1000000.0, %(most)s))::double precision AS tokens
+        FROM queues WHERE name = %(queue)s FOR NO KEY UPDATE
+    ) filled
+) b
+WHERE q.id = b.id RETURNING b.drawn::integer;
+
 -- name: split
--- Divides parcels into rows of `step` messages each, in the same state. Parcels in a claim stay as they are.
-WITH asked AS MATERIALIZED (
-    SELECT q.id AS queue, a.id FROM queues q CROSS JOIN unnest(%(ids)s::uuid[]) AS a (id)
-    WHERE q.name = %(queue)s ORDER BY a.id
+-- Divides parcels into rows of `step` messages each, in the same state. Parcels in a claim stay as they are. A purge,
+-- which would not see the new rows, waits for it (`lock_whole_queue`).
+WITH shelf AS MATERIALIZED (
+    SELECT id, pg_advisory_xact_lock_shared(1, id) FROM queues WHERE name = %(queue)s
+), asked AS MATERIALIZED (
+    SELECT shelf.id AS queue, a.id FROM shelf CROSS JOIN unnest(%(ids)s::uuid[]) AS a (id) ORDER BY a.id
 ), gone AS (
     DELETE FROM messages m USING asked a
     WHERE m.queue = a.queue AND m.id = a.id AND m.count > %(step)s AND m.visible_at <> NEVER
-    RETURNING m.id, m.sent_at, m.due_at, m.visible_at, m.taken_at, m.queue, m.size, m.receives, m.rank, m.leased,
-        m.receipt, m.consumer, m.about, m.body || ''::bytea AS body, m.sizes  -- read once, not for each message
+    RETURNING m.id, m.sent_at, m.due_at, m.visible_at, m.taken_at, m.queue, m.size, m.receives, m.rank, m.later,
+        m.receipt, m.consumer, m.about, m.error, m.sizes,
+        m.body || ''::bytea AS body  -- read once, not for each message
 )
 INSERT INTO messages (
-    id, sent_at, due_at, visible_at, taken_at, queue, size, receives, rank, leased, receipt, consumer, about, body, count,
-    last, sizes
+    id, sent_at, due_at, visible_at, taken_at, queue, size, receives, rank, later, receipt, consumer, about, error, body,
+    count, last, sizes
 )
 SELECT id_at(g.id, p.place), g.sent_at, g.due_at, g.visible_at, g.taken_at, g.queue, p.size, g.receives, g.rank,
-    g.leased, g.receipt, g.consumer, g.about, substring(g.body FROM p.start FOR p.size), p.count,
+    g.later, g.receipt, g.consumer, g.about, g.error, substring(g.body FROM p.start FOR p.size), p.count,
     CASE WHEN p.count > 1 THEN id_at(g.id, p.place + p.count - 1) END, CASE WHEN p.count > 1 THEN p.sizes END
 FROM gone g CROSS JOIN LATERAL (
     SELECT min(nth) - 1 AS place, count(*)::int AS count, min(start) AS start, sum(size)::int AS size,
@@ -350,19 +492,38 @@ FROM gone g CROSS JOIN LATERAL (
     FROM unpacked(g.id, g.size, g.sizes) GROUP BY (nth - 1) / %(step)s::int
 ) p;
 
--- name: return_expired
--- Puts messages with expired leases back in line. Their receipts stay valid until they are taken again.
-WITH back AS (
-    UPDATE messages m SET leased = false FROM (
-        SELECT m.queue, m.id FROM messages m
-        WHERE m.queue = (SELECT id FROM queues WHERE name = %(queue)s) AND m.leased AND m.visible_at <= %(now)s
-            AND (m.receipt IS NOT NULL OR m.visible_at > m.sent_at)
-        ORDER BY m.visible_at, m.id LIMIT %(limit)s
-        FOR UPDATE SKIP LOCKED
+-- name: return_due
+-- Puts messages that are due in line: delayed ones, and those whose lease expired. Receipts stay valid until a message
+-- is taken again.
+WITH shelf AS (
+    SELECT id FROM queues WHERE name = %(queue)s
+--include: batches
+), fronts AS MATERIALIZED (
+    SELECT count(lock_group(f.queue, f.grp)) AS locked FROM (
+        SELECT DISTINCT next.queue, next.grp
+        FROM (VALUES (true), (false)) AS side (leased) CROSS JOIN LATERAL (
+            SELECT m.queue, m.grp, m.blocked, m.receives FROM messages m
+            WHERE m.queue = (SELECT id FROM shelf) AND m.later AND m.leased = side.leased AND m.visible_at <= %(now)s
+            ORDER BY m.visible_at, m.id LIMIT %(limit)s
+        ) next
+        WHERE next.blocked AND next.receives > 0 AND (SELECT there FROM batches) ORDER BY next.grp
+    ) f
+), back AS (
+    UPDATE messages m SET later = false FROM (
+        SELECT next.* FROM (VALUES (true), (false)) AS side (leased) CROSS JOIN LATERAL (
+            SELECT m.queue, m.id FROM messages m
+            WHERE m.queue = (SELECT id FROM shelf) AND m.later
+                AND m.leased = side.leased AND m.visible_at <= %(now)s AND (SELECT locked FROM fronts) >= 0
+            ORDER BY m.visible_at, m.id LIMIT %(limit)s
+            FOR UPDATE SKIP LOCKED
+        ) next
     ) e WHERE m.queue = e.queue AND m.id = e.id
-    RETURNING 1
+    RETURNING m.grp, m.blocked, m.receives
 )
-SELECT count(*) FROM back;
+SELECT count(*), (
+    SELECT advance_groups((SELECT id FROM shelf), array_agg(DISTINCT grp ORDER BY grp), %(now)s)
+    FROM back WHERE blocked AND receives > 0 HAVING count(*) > 0
+) FROM back;
 
 -- Changes of single messages, each under its fence
 
@@ -374,28 +535,41 @@ WITH shelf AS (
     DELETE FROM messages m USING asked a
     WHERE (SELECT whole FROM state) AND m.queue = a.queue AND m.id BETWEEN a.first AND a.upto
 --include: fence
-    RETURNING a.place, m.id, m.size, m.grp, m.blocked, m.receives, m.consumer, m.receipt, m.taken_at, m.count, m.sizes
+    RETURNING a.place, m.id, m.size, m.grp, m.blocked, m.receives, m.consumer, m.receipt, m.visible_at, m.taken_at,
+        m.count, m.sizes, a.receipt = '' AND m.receipt IS NOT NULL AND m.taken_at IS NOT NULL AS expired
 ), tally AS (
     INSERT INTO tallies AS t (queue, slot, messages, bytes)
     SELECT (SELECT id FROM shelf), mod(pg_backend_pid(), 32), -sum(count), -sum(size) FROM gone HAVING count(*) > 0
 --include: tallied
 --{history
+), happened AS (
+    SELECT g.place, e.* FROM gone g CROSS JOIN LATERAL unpacked(g.id, g.size, g.sizes) u CROSS JOIN LATERAL (
+        VALUES
+            (1, 'expired', u.id, g.receives, u.size, g.consumer, greatest(0, g.visible_at - g.taken_at), 'lease'),
+            (2, %(event)s::text, u.id, g.receives - %(extra)s::int, u.size, g.consumer,
+                CASE WHEN g.receipt IS NOT NULL THEN greatest(0, %(now)s::bigint - g.taken_at) END, %(reason)s::text)
+    ) AS e (step, event, id, receives, size, consumer, held, reason)
+    WHERE e.step = 2 OR g.expired
 ), told AS (
     INSERT INTO history (count, bytes, at, events, queues, ids, receives, sizes, consumers, helds, reasons)
     SELECT count(*), 64 * count(*), %(now)s,
-        array_fill(%(event)s::text, ARRAY[count(*)::int]),
-        array_fill((SELECT name FROM shelf), ARRAY[count(*)::int]),
-        array_agg(u.id::text ORDER BY place, u.id), array_agg(receives ORDER BY place, u.id),
-        array_agg(u.size::bigint ORDER BY place, u.id), array_agg(consumer ORDER BY place, u.id),
-        array_agg(CASE WHEN receipt IS NOT NULL THEN greatest(0, %(now)s - taken_at) END ORDER BY place, u.id),
-        array_fill(%(reason)s::text, ARRAY[count(*)::int])
-    FROM gone g CROSS JOIN LATERAL unpacked(g.id, g.size, g.sizes) u HAVING count(*) > 0
+        array_agg(event ORDER BY place, id, step), array_fill((SELECT name FROM shelf), ARRAY[count(*)::int]),
+        array_agg(id::text ORDER BY place, id, step), array_agg(receives ORDER BY place, id, step),
+        array_agg(size::bigint ORDER BY place, id, step), array_agg(consumer ORDER BY place, id, step),
+        array_agg(held ORDER BY place, id, step), array_agg(reason ORDER BY place, id, step)
+    FROM happened HAVING count(*) > 0
+--}
+--{results
+), finished AS (
+    SELECT u.id FROM gone g CROSS JOIN LATERAL unpacked(g.id, g.size, g.sizes) u
+--include: remembered
 --}
 ), done AS (
     SELECT id, count FROM gone
 --include: done
-    (SELECT advance_groups((SELECT id FROM shelf), array_agg(DISTINCT grp ORDER BY grp))
-     FROM gone WHERE grp IS NOT NULL AND NOT blocked HAVING count(*) > 0)
+    (SELECT advance_groups((SELECT id FROM shelf), array_agg(DISTINCT grp ORDER BY grp), %(now)s)
+     FROM gone WHERE grp IS NOT NULL AND (NOT blocked OR receives > 0) HAVING count(*) > 0),
+    (SELECT coalesce(sum(count), 0) FROM gone WHERE expired)
 FROM shelf;
 
 -- name: reschedule
@@ -411,27 +585,34 @@ WITH shelf AS (
 ), changed AS (
     UPDATE messages m SET
         visible_at = %(visible_at)s,
-        leased = NOT %(release)s AND m.receipt IS NOT NULL,
+        later = %(visible_at)s::bigint > %(now)s::bigint,
         receipt = CASE WHEN %(release)s THEN null ELSE m.receipt END,
         consumer = CASE WHEN %(release)s THEN null ELSE m.consumer END,
-        taken_at = CASE WHEN %(release)s THEN null ELSE m.taken_at END
+        taken_at = CASE WHEN %(release)s THEN null ELSE m.taken_at END,
+        error = coalesce(%(error)s, m.error)
     FROM old o WHERE m.queue = o.queue AND m.id = o.id
-    RETURNING o.place, m.id, m.recipient, m.count, m.size, m.sizes, o.receives, o.consumer, o.receipt, o.taken_at
+    RETURNING o.place, m.id, m.recipient, m.count, m.size, m.sizes, m.grp, m.blocked, o.receives, o.consumer, o.receipt,
+        o.taken_at
 --{history
 ), told AS (
-    INSERT INTO history (count, bytes, at, events, queues, ids, receives, sizes, consumers, helds)
-    SELECT count(*), 64 * count(*), %(now)s,
+    INSERT INTO history (count, bytes, at, events, queues, ids, receives, sizes, consumers, helds, errors)
+    SELECT count(*), (64 + coalesce(length(%(error)s::text), 0)) * count(*), %(now)s,
         array_fill(%(event)s::text, ARRAY[count(*)::int]),
         array_fill((SELECT name FROM shelf), ARRAY[count(*)::int]),
         array_agg(u.id::text ORDER BY place, u.id), array_agg(receives ORDER BY place, u.id),
         array_agg(u.size::bigint ORDER BY place, u.id), array_agg(consumer ORDER BY place, u.id),
-        array_agg(CASE WHEN receipt IS NOT NULL THEN greatest(0, %(now)s - taken_at) END ORDER BY place, u.id)
+        array_agg(CASE WHEN receipt IS NOT NULL THEN greatest(0, %(now)s - taken_at) END ORDER BY place, u.id),
+        CASE WHEN %(error)s::text IS NOT NULL THEN array_fill(%(error)s::text, ARRAY[count(*)::int]) END
     FROM changed c CROSS JOIN LATERAL unpacked(c.id, c.size, c.sizes) u HAVING count(*) > 0
 --}
 ), done AS (
     SELECT id, count FROM changed
 --include: done
-    (SELECT array_agg(recipient) FROM changed c, generate_series(1, c.count))
+    (SELECT array_agg(recipient) FROM changed c, generate_series(1, c.count)) || (
+        SELECT advance_groups((SELECT id FROM shelf), array_agg(DISTINCT grp ORDER BY grp), %(now)s)
+        FROM changed WHERE blocked AND receives > 0 HAVING count(*) > 0
+    ),
+    0
 FROM shelf;
 
 -- part: asked
@@ -440,6 +621,13 @@ FROM shelf;
     FROM shelf CROSS JOIN unnest(%(floors)s::uuid[], %(firsts)s::uuid[], %(lasts)s::uuid[], %(receipts)s::text[])
         WITH ORDINALITY AS a (floor, first, upto, receipt, place)
     ORDER BY a.first  -- in order of ids everybody locks rows who waits for them
+--include: batches
+), fronts AS MATERIALIZED (  -- who changes a front locks its group first, and then rows
+    SELECT count(lock_group(f.queue, f.grp)) AS locked FROM (
+        SELECT DISTINCT m.queue, m.grp
+        FROM asked a JOIN messages m ON m.queue = a.queue AND m.id BETWEEN a.first AND a.upto
+        WHERE m.blocked AND m.receives > 0 AND (SELECT there FROM batches) ORDER BY m.grp
+    ) f
 ), parcels AS MATERIALIZED (
     SELECT m.queue, m.id, a.receipt, a.first <= m.id AND m.last <= a.upto AS whole
     FROM asked a JOIN messages m ON m.queue = a.queue AND m.id BETWEEN a.floor AND a.upto AND m.last >= a.first
@@ -451,7 +639,14 @@ FROM shelf;
     WHERE NOT EXISTS (SELECT FROM parcels WHERE NOT whole)
     FOR UPDATE OF m
 ), state AS MATERIALIZED (
-    SELECT (SELECT count(*) FROM held) = (SELECT count(*) FROM parcels) AS whole
+    SELECT (SELECT count(*) FROM held) = (SELECT count(*) FROM parcels) AND (SELECT locked FROM fronts) >= 0 AS whole
+-- end
+
+-- part: batches
+), batches AS MATERIALIZED (  -- whether several messages of a group may be in flight
+    SELECT EXISTS (
+        SELECT FROM messages m WHERE m.queue = (SELECT id FROM shelf) AND m.blocked AND m.receives > 0
+    ) AS there
 -- end
 
 -- part: done
@@ -482,7 +677,7 @@ FROM asked a JOIN messages m
 -- name: lock_message
 -- The current state of one message, for an edit in the same transaction.
 SELECT q.id, m.count, m.id::text, m.sent_at, m.due_at, m.rank, m.receives, m.about, m.body, m.sizes, m.visible_at,
-    m.receipt, m.consumer
+    m.receipt, m.consumer, m.error, m.taken_at
 FROM queues q LEFT JOIN LATERAL (
     SELECT * FROM messages m
     WHERE m.queue = q.id AND m.id BETWEEN %(floor)s::uuid AND %(id)s::uuid AND coalesce(m.last, m.id) >= %(id)s::uuid
@@ -490,17 +685,24 @@ FROM queues q LEFT JOIN LATERAL (
 ) m ON true
 WHERE q.name = %(queue)s;
 
+-- name: record_expired
+-- The lease of a message that an edit makes ready has expired.
+INSERT INTO history (count, bytes, at, events, queues, ids, receives, sizes, consumers, helds, reasons)
+VALUES (1, 64, %(now)s, ARRAY['expired'], ARRAY[%(queue)s::text], ARRAY[%(id)s::text], ARRAY[%(receives)s::int],
+    ARRAY[%(old_size)s::bigint], ARRAY[%(consumer)s::text], ARRAY[%(held)s::bigint], ARRAY['lease']);
+
 -- name: edit
 WITH edited AS (
     UPDATE messages SET
         due_at = %(due_at)s, rank = %(rank)s, size = %(size)s, about = %(about)s, body = %(body)b,
         visible_at = CASE WHEN %(reset)s THEN %(due_at)s ELSE visible_at END,
-        leased = leased AND NOT %(reset)s,
+        later = CASE WHEN %(reset)s THEN %(due_at)s::bigint > %(now)s::bigint ELSE later END,
         receipt = CASE WHEN %(reset)s THEN null ELSE receipt END,
         consumer = CASE WHEN %(reset)s THEN null ELSE consumer END,
-        taken_at = CASE WHEN %(reset)s THEN null ELSE taken_at END
+        taken_at = CASE WHEN %(reset)s THEN null ELSE taken_at END,
+        error = CASE WHEN %(expired)s THEN LEASE_EXPIRED ELSE error END
     WHERE queue = %(shelf)s AND id = %(id)s::uuid
-    RETURNING queue, recipient, receives
+    RETURNING queue, recipient, receives, grp, blocked
 ), tally AS (
     INSERT INTO tallies AS t (queue, slot, messages, bytes)
     SELECT queue, mod(pg_backend_pid(), 32), 0, %(size)s::int - %(old_size)s::int FROM edited
@@ -515,7 +717,10 @@ WITH edited AS (
     FROM edited
 --}
 )
-SELECT recipient FROM edited;
+SELECT recipient, CASE
+    WHEN %(reset)s AND blocked AND receives > 0 THEN advance_groups(queue, ARRAY[grp], %(now)s)
+END
+FROM edited;
 
 -- name: move
 -- In the transaction that locked the groups of the target.
@@ -527,35 +732,45 @@ WITH shelf AS (
     SELECT shelf.id AS queue, g.* FROM shelf CROSS JOIN unnest(
         %(ids)s::uuid[], %(receipts)s::text[], %(sent)s::bigint[], %(due)s::bigint[], %(sizes)s::int[],
         %(ranks)s::smallint[], %(recipients)s::text[], %(groups)s::text[], %(abouts)s::text[],
-        %(content_types)s::text[], %(bodies)b::bytea[], %(floors)s::uuid[]
+        %(content_types)s::text[], %(bodies)b::bytea[], %(floors)s::uuid[], %(errors)s::text[]
     ) WITH ORDINALITY AS g (
-        id, receipt, sent_at, due_at, size, rank, recipient, grp, about, content_type, body, floor, place)
+        id, receipt, sent_at, due_at, size, rank, recipient, grp, about, content_type, body, floor, error, place)
     ORDER BY g.id
+--include: batches
+), fronts AS MATERIALIZED (
+    SELECT count(lock_group(f.queue, f.grp)) AS locked FROM (
+        SELECT DISTINCT m.queue, m.grp FROM given a JOIN messages m ON m.queue = a.queue AND m.id = a.id
+        WHERE m.blocked AND m.receives > 0 AND (SELECT there FROM batches) ORDER BY m.grp
+    ) f
 ), parcels AS MATERIALIZED (
     SELECT m.id
     FROM given a JOIN messages m ON m.queue = a.queue AND m.id BETWEEN a.floor AND a.id AND m.last >= a.id
 --include: fence
 ), matching AS MATERIALIZED (
-    SELECT m.queue, m.id, m.receives, m.size, m.consumer, m.receipt, m.taken_at, m.grp, m.blocked
+    SELECT a.*, m.receives, m.size AS old_size, m.consumer, m.receipt AS old_receipt, m.visible_at AS old_visible_at,
+        m.taken_at, m.grp AS old_grp, m.blocked AS old_blocked,
+        a.receipt = '' AND m.receipt IS NOT NULL AND m.taken_at IS NOT NULL AS expired
     FROM given a JOIN messages m ON m.queue = a.queue AND m.id = a.id
 --include: fence
     WHERE (SELECT id FROM target) IS NOT NULL AND NOT EXISTS (SELECT FROM parcels)
+        AND (SELECT locked FROM fronts) >= 0
     FOR UPDATE OF m
-), heads AS MATERIALIZED (
-    SELECT g.id, row_number() OVER (PARTITION BY g.grp ORDER BY g.place) > 1 OR (
-        -- not EXISTS, for which the planner may list all heads
-        SELECT true FROM messages h WHERE h.queue = (SELECT id FROM target) AND h.grp = g.grp AND NOT h.blocked LIMIT 1
-    ) IS NOT NULL AS blocked
-    FROM given g JOIN matching USING (id) WHERE g.grp IS NOT NULL
+), placed AS MATERIALIZED (
+    SELECT g.*, g.grp IS NOT NULL AND (row_number() OVER (PARTITION BY g.grp ORDER BY g.place) > 1 OR (
+        -- not EXISTS, for which the planner may list all groups
+        SELECT true FROM messages h WHERE h.queue = (SELECT id FROM target) AND h.grp = g.grp LIMIT 1
+    ) IS NOT NULL) AS blocked
+    FROM matching g
 ), moved AS (
     UPDATE messages m SET
-        queue = (SELECT id FROM target), sent_at = g.sent_at, due_at = g.due_at, visible_at = g.due_at, taken_at = null,
-        size = g.size, receives = 0, rank = g.rank, blocked = coalesce(h.blocked, false), leased = false,
-        receipt = null, consumer = null, recipient = g.recipient, grp = g.grp, about = g.about, body = g.body
-    FROM matching o JOIN given g USING (id) LEFT JOIN heads h USING (id)
-    WHERE m.queue = o.queue AND m.id = o.id
-    RETURNING g.place, m.id, g.size, g.body, g.content_type, g.recipient, o.size AS old_size, o.receives, o.consumer,
-        o.receipt, o.taken_at, o.grp AS old_grp, o.blocked AS old_blocked
+        queue = (SELECT id FROM target), sent_at = g.sent_at, due_at = g.due_at, visible_at = g.due_at,
+        later = g.due_at > %(now)s, taken_at = null, size = g.size, receives = 0, rank = g.rank, blocked = g.blocked,
+        receipt = null, consumer = null, recipient = g.recipient, grp = g.grp, about = g.about, body = g.body,
+        error = null
+    FROM placed g
+    WHERE m.queue = g.queue AND m.id = g.id
+    RETURNING g.place, m.id, g.size, g.body, g.content_type, g.recipient, g.old_size, g.receives, g.consumer,
+        g.old_receipt AS receipt, g.old_visible_at, g.taken_at, g.old_grp, g.old_blocked, g.expired, g.error
 ), tally AS (
     INSERT INTO tallies AS t (queue, slot, messages, bytes, last_id)
     SELECT side.queue, mod(pg_backend_pid(), 32), side.messages, side.bytes, side.last_id FROM (
@@ -570,49 +785,83 @@ WITH shelf AS (
 ), happened AS (
     SELECT m.place, e.* FROM moved m CROSS JOIN LATERAL (
         VALUES
-            (1, %(event)s::text, %(queue)s::text, m.id, m.receives, m.old_size, m.consumer,
+            (0, 'expired', %(queue)s::text, m.id, m.receives, m.old_size, m.consumer,
+                greatest(0, m.old_visible_at - m.taken_at), 'lease', null::bytea, null::text, null::text),
+            (1, %(event)s::text, %(queue)s::text, m.id, m.receives - %(extra)s::int, m.old_size, m.consumer,
                 CASE WHEN m.receipt IS NOT NULL THEN greatest(0, %(now)s::bigint - m.taken_at) END,
-                %(reason)s::text, null::bytea, null::text),
+                %(reason)s::text, null::bytea, null::text, m.error),
             (2, 'sent', %(to)s::text, m.id, 0, m.size, null, null, %(event)s::text,
                 CASE WHEN %(keep_to)s = 'full' THEN m.body END,
-                CASE WHEN %(keep_to)s = 'full' THEN m.content_type END)
-    ) AS e (step, event, queue, id, receives, size, consumer, held, reason, body, content_type)
-    WHERE CASE e.step WHEN 1 THEN %(keep)s <> 'off' ELSE %(keep_to)s <> 'off' END
+                CASE WHEN %(keep_to)s = 'full' THEN m.content_type END, null)
+    ) AS e (step, event, queue, id, receives, size, consumer, held, reason, body, content_type, error)
+    WHERE CASE e.step
+        WHEN 0 THEN m.expired AND %(keep)s <> 'off'
+        WHEN 1 THEN %(keep)s <> 'off'
+        ELSE %(keep_to)s <> 'off'
+    END
 ), told AS (
     INSERT INTO history (
-        count, bytes, at, events, queues, ids, receives, sizes, consumers, helds, reasons, bodies, content_types)
-    SELECT count(*), 64 * count(*) + coalesce(sum(octet_length(body)), 0), %(now)s,
+        count, bytes, at, events, queues, ids, receives, sizes, consumers, helds, reasons, bodies, content_types,
+        errors)
+    SELECT count(*), 64 * count(*) + coalesce(sum(octet_length(body)), 0) + coalesce(sum(length(error)), 0), %(now)s,
         array_agg(event ORDER BY place, step), array_agg(queue ORDER BY place, step),
         array_agg(id::text ORDER BY place, step), array_agg(receives ORDER BY place, step),
         array_agg(size::bigint ORDER BY place, step), array_agg(consumer ORDER BY place, step),
         array_agg(held ORDER BY place, step), array_agg(reason ORDER BY place, step),
-        array_agg(body ORDER BY place, step), array_agg(content_type ORDER BY place, step)
+        array_agg(body ORDER BY place, step), array_agg(content_type ORDER BY place, step),
+        array_agg(error ORDER BY place, step)
     FROM happened HAVING count(*) > 0
+--}
+--{results
+), finished AS (
+    SELECT id FROM moved
+--include: remembered
 --}
 )
 SELECT
     (SELECT array_agg(place) FROM moved),
     (SELECT array_agg(recipient) FROM moved),
-    (SELECT advance_groups((SELECT id FROM shelf), array_agg(DISTINCT old_grp ORDER BY old_grp))
-     FROM moved WHERE old_grp IS NOT NULL AND NOT old_blocked HAVING count(*) > 0),
+    (SELECT advance_groups((SELECT id FROM shelf), array_agg(DISTINCT old_grp ORDER BY old_grp), %(now)s)
+     FROM moved WHERE old_grp IS NOT NULL AND (NOT old_blocked OR receives > 0) HAVING count(*) > 0),
     (SELECT id FROM target),
-    ARRAY(SELECT DISTINCT id::text FROM parcels)
+    ARRAY(SELECT DISTINCT id::text FROM parcels),
+    (SELECT count(*) FROM moved WHERE expired)
 FROM shelf;
 
 -- name: lock_whole_queue
--- A purge waits for claims that are being made or acked.
-SELECT id FROM queues WHERE name = %(queue)s FOR UPDATE;
+-- A purge waits for claims that are being made or acked, messages that join groups, and parcels that are being split.
+WITH shelf AS MATERIALIZED (
+    SELECT id FROM queues WHERE name = %(queue)s FOR UPDATE
+)
+SELECT pg_advisory_xact_lock(1, id) FROM shelf;
+
+-- name: clear_some
+-- In the transaction that locked the queue: removes the next rows by id. The last of them if more may follow, and how many
+-- messages and bytes they were.
+WITH shelf AS (
+    SELECT id FROM queues WHERE name = %(queue)s
+), upto AS MATERIALIZED (
+    SELECT m.id FROM messages m WHERE m.queue = (SELECT id FROM shelf) AND m.id > %(after)s::uuid
+    ORDER BY m.id OFFSET %(limit)s::int - 1 LIMIT 1
+), gone AS (
+    DELETE FROM messages m
+    WHERE m.queue = (SELECT id FROM shelf) AND m.id > %(after)s::uuid
+        AND m.id <= coalesce((SELECT id FROM upto), 'ffffffff-ffff-ffff-ffff-ffffffffffff')
+    RETURNING m.size, m.count
+)
+SELECT (SELECT id::text FROM upto), coalesce(sum(count), 0)::bigint, coalesce(sum(size), 0)::bigint FROM gone;
+
+-- name: forget_dedup
+DELETE FROM dedup WHERE queue = (SELECT id FROM queues WHERE name = %(queue)s) AND NOT call;
 
 -- name: clear
+-- In the transaction that removed the messages.
 WITH shelf AS (
     SELECT id, name FROM queues WHERE name = %(queue)s
-), gone AS (
-    DELETE FROM messages WHERE queue = (SELECT id FROM shelf) RETURNING size, count
-), total AS (
-    SELECT coalesce(sum(count), 0) AS messages, coalesce(sum(size), 0)::bigint AS bytes FROM gone
 ), tally AS (
     INSERT INTO tallies AS t (queue, slot, messages, bytes)
-    SELECT shelf.id, mod(pg_backend_pid(), 32), -total.messages, -total.bytes FROM shelf, total WHERE total.messages > 0
+    SELECT id, mod(pg_backend_pid(), 32), -%(messages)s::bigint, -%(bytes)s::bigint FROM shelf
+    WHERE %(messages)s::bigint > 0
 --include: tallied
 ), finished AS (
     UPDATE readers SET acked = last WHERE queue = (SELECT id FROM shelf) AND acked < last
@@ -622,11 +871,11 @@ WITH shelf AS (
 --{history
 ), told AS (
     INSERT INTO history (count, bytes, at, events, queues, ids, receives, sizes, messages)
-    SELECT 1, 64, %(now)s, ARRAY['purged'], ARRAY[shelf.name], ARRAY[''], ARRAY[0], ARRAY[total.bytes], total.messages
-    FROM shelf, total WHERE total.messages > 0
+    SELECT 1, 64, %(now)s, ARRAY['purged'], ARRAY[name], ARRAY[''], ARRAY[0], ARRAY[%(bytes)s::bigint], %(messages)s
+    FROM shelf WHERE %(messages)s::bigint > 0
 --}
 )
-SELECT total.messages FROM shelf, total;
+SELECT id FROM shelf;
 
 -- Reading
 
@@ -637,20 +886,21 @@ WITH shelf AS (
     SELECT shelf.id AS queue, a.* FROM shelf CROSS JOIN unnest(%(floors)s::uuid[], %(ids)s::uuid[]) AS a (floor, id)
 ), found AS (
     SELECT u.id, m.sent_at, m.due_at, m.rank, m.receives, m.about, substring(m.body FROM u.start FOR u.size) AS body,
-        m.visible_at, m.receipt, m.consumer
+        m.visible_at, m.receipt, m.consumer, m.error
     FROM asked a JOIN messages m
         ON m.queue = a.queue AND m.id BETWEEN a.floor AND a.id AND coalesce(m.last, m.id) >= a.id
     CROSS JOIN LATERAL unpacked(m.id, m.size, m.sizes) u
     WHERE u.id = a.id
 )
-SELECT f.id::text, f.sent_at, f.due_at, f.rank, f.receives, f.about, f.body, null, f.visible_at, f.receipt, f.consumer
+SELECT f.id::text, f.sent_at, f.due_at, f.rank, f.receives, f.about, f.body, null, f.visible_at, f.receipt, f.consumer,
+    f.error
 FROM shelf LEFT JOIN found f ON true;
 
 -- name: held
 SELECT m.id::text, m.sent_at, m.due_at, m.rank, m.receives, m.about, m.body, m.sizes, m.visible_at, m.receipt,
-    m.consumer, q.name
-FROM queues q JOIN messages m ON m.queue = q.id AND (m.receipt IS NOT NULL OR m.visible_at > m.sent_at)
-WHERE m.receipt = %(token)s ORDER BY m.id;
+    m.consumer, m.error
+FROM queues q JOIN messages m ON m.queue = q.id AND m.later AND m.leased AND m.visible_at = %(until)s
+WHERE q.name = %(queue)s AND m.receipt = %(token)s ORDER BY m.id;
 
 -- name: scan
 -- By id: all messages, or the ready ones.
@@ -676,9 +926,8 @@ WITH shelf AS (
     SELECT m.*, m.visible_at AS cursor, u.id AS one, u.size AS bytes, u.start
     FROM (
         SELECT * FROM messages m
-        WHERE m.queue = (SELECT id FROM shelf) AND m.leased = %(leased)s AND m.visible_at > %(now)s
-            AND (m.visible_at, m.id) >= (%(after_moment)s, %(floor)s::uuid)
-            AND (m.receipt IS NOT NULL OR m.visible_at > m.sent_at)
+        WHERE m.queue = (SELECT id FROM shelf) AND m.later AND m.leased = %(leased)s
+            AND m.visible_at > %(now)s AND (m.visible_at, m.id) >= (%(after_moment)s, %(floor)s::uuid)
         ORDER BY m.visible_at, m.id
     ) m CROSS JOIN LATERAL unpacked(m.id, m.size, m.sizes) u
     WHERE (m.visible_at, u.id) > (%(after_moment)s, %(after_id)s::uuid)
@@ -696,7 +945,7 @@ SELECT p.one::text, p.sent_at, p.due_at, p.rank, p.receives, p.about,
         WHEN p.place <= %(limit)s AND (p.place = 1 OR p.total <= %(max_bytes)s)
         THEN substring(p.body FROM p.start FOR p.bytes)
     END,
-    null, p.visible_at, p.receipt, p.consumer
+    null, p.visible_at, p.receipt, p.consumer, p.error
 FROM shelf LEFT JOIN summed p ON p.place = 1 OR p.total - p.bytes <= %(max_bytes)s
 ORDER BY p.cursor, p.one;
 -- end
@@ -712,26 +961,56 @@ WITH shelf AS (
         coalesce(sum(n) FILTER (WHERE leased), 0)::bigint AS leased
     FROM (VALUES (true), (false)) AS side (leased) CROSS JOIN LATERAL (
         SELECT sum(count) AS n FROM messages m
-        WHERE m.queue = (SELECT id FROM shelf) AND m.leased = side.leased AND m.visible_at > %(now)s
-            AND (m.receipt IS NOT NULL OR m.visible_at > m.sent_at)
+        WHERE m.queue = (SELECT id FROM shelf) AND m.later AND m.leased = side.leased
+            AND m.visible_at > %(now)s
     ) counted
 ), oldest AS (
     SELECT min(next.sent_at) AS sent_at FROM generate_series(-9, 0) AS r (rank) CROSS JOIN LATERAL (
         SELECT m.sent_at FROM messages m
         WHERE m.queue = (SELECT id FROM shelf) AND m.rank = r.rank AND m.recipient IS NULL AND NOT m.blocked
-            AND NOT m.leased AND m.visible_at <= %(now)s
+            AND NOT m.later AND m.visible_at <= %(now)s
         ORDER BY m.rank, m.id LIMIT 1
     ) next
+), due AS MATERIALIZED (  -- messages that are due and that no take has put in line yet
+    SELECT due.* FROM (VALUES (true), (false)) AS side (leased) CROSS JOIN LATERAL (
+        SELECT m.sent_at, m.recipient, m.grp, m.blocked FROM messages m
+        WHERE m.queue = (SELECT id FROM shelf) AND m.later AND m.leased = side.leased AND m.visible_at <= %(now)s
+            AND (NOT m.blocked OR m.receives > 0)
+    ) due
+), back AS (
+    SELECT min(sent_at) AS sent_at FROM (
+        SELECT sent_at, recipient FROM due WHERE NOT blocked
+        UNION ALL
+        SELECT first.sent_at, first.recipient FROM (SELECT DISTINCT grp FROM due WHERE blocked) g CROSS JOIN LATERAL (
+            SELECT m.sent_at, m.recipient, m.visible_at FROM messages m
+            WHERE m.queue = (SELECT id FROM shelf) AND m.grp = g.grp AND m.blocked AND m.receives > 0
+            ORDER BY m.id LIMIT 1
+        ) first
+        WHERE first.visible_at <= %(now)s AND (
+            SELECT true FROM messages m
+            WHERE m.queue = (SELECT id FROM shelf) AND m.grp = g.grp AND m.blocked AND m.receives > 0 AND m.leased
+                AND m.visible_at > %(now)s
+            LIMIT 1
+        ) IS NULL AND (
+            SELECT true FROM messages m WHERE m.queue = (SELECT id FROM shelf) AND m.grp = g.grp AND NOT m.blocked LIMIT 1
+        ) IS NULL
+    ) m WHERE recipient IS NULL
 )
-SELECT held.messages - later.delayed - later.leased, later.delayed, later.leased, held.bytes, oldest.sent_at
-FROM shelf, held, later, oldest;
+SELECT held.messages - later.delayed - later.leased, later.delayed, later.leased, held.bytes,
+    least(oldest.sent_at, back.sent_at)
+FROM shelf, held, later, oldest, back;
+
+-- name: holdings
+SELECT m.consumer, sum(m.count)::bigint, max(m.taken_at)
+FROM queues q JOIN messages m ON m.queue = q.id AND m.later AND m.leased AND m.visible_at > %(now)s
+WHERE q.name = %(queue)s GROUP BY m.consumer;
 
 -- name: next_visible
 SELECT (
     SELECT min(next.visible_at) FROM (VALUES (true), (false)) AS side (leased) CROSS JOIN LATERAL (
         SELECT m.visible_at FROM messages m
-        WHERE m.queue = q.id AND m.leased = side.leased AND m.visible_at > %(now)s AND m.visible_at < NEVER
-            AND (m.receipt IS NOT NULL OR m.visible_at > m.sent_at)
+        WHERE m.queue = q.id AND m.later AND m.leased = side.leased AND m.visible_at > %(now)s
+            AND m.visible_at < NEVER
         ORDER BY m.visible_at, m.id LIMIT 1
     ) next
 )
@@ -757,15 +1036,18 @@ UPDATE history_state SET
 RETURNING (SELECT count(*) FROM pending);
 
 -- name: history
+-- Up to `limit` events after an offset, as far as they fit; the first and the last row may have more.
 WITH page AS (
     SELECT *, sum(bytes) OVER (ORDER BY first ROWS UNBOUNDED PRECEDING) - bytes AS before FROM (
         SELECT * FROM history
         WHERE first >= coalesce(
             (SELECT h.first FROM history h WHERE h.first <= %(after)s + 1 ORDER BY h.first DESC LIMIT 1), 0)
-        ORDER BY first LIMIT %(limit)s + 1
+            AND first <= (SELECT greatest(%(after)s, s.first - 1) FROM history_state s) + %(limit)s
+        ORDER BY first
     ) h
 )
-SELECT first, at, events, queues, ids, receives, sizes, consumers, waits, helds, reasons, bodies, content_types, messages
+SELECT first, at, events, queues, ids, receives, sizes, consumers, waits, helds, reasons, bodies, content_types, messages,
+    errors, targets
 FROM page WHERE before <= %(max_bytes)s ORDER BY first;
 
 -- name: history_span
@@ -801,10 +1083,14 @@ WITH gone AS (
     )) RETURNING 1
 ), names AS (
     DELETE FROM dedup WHERE queue = %(shelf)s RETURNING 1
+), kept AS (
+    DELETE FROM results WHERE queue = %(shelf)s AND id = ANY (ARRAY(
+        SELECT id FROM results WHERE queue = %(shelf)s ORDER BY id LIMIT %(limit)s
+    )) RETURNING 1
 ), counted AS (
     DELETE FROM tallies WHERE queue = %(shelf)s
 )
-SELECT (SELECT count(*) FROM gone) + (SELECT count(*) FROM names);
+SELECT (SELECT count(*) FROM gone) + (SELECT count(*) FROM names) + (SELECT count(*) FROM kept);
 
 -- name: keep_remains
 UPDATE remains SET until = %(until)s WHERE queue = %(shelf)s;
@@ -818,40 +1104,44 @@ DELETE FROM remains WHERE queue = %(shelf)s;
 SELECT kind, name, value FROM records ORDER BY kind, name;
 
 -- name: dump_messages
--- First messages that are heads of groups or in no group (not blocked), then those that wait.
+-- First messages in no group, and the heads and fronts of groups, then those that wait.
 SELECT m.id::text, m.sent_at, m.due_at, m.rank, m.receives, m.about, m.body, m.sizes, m.visible_at, m.receipt,
-    m.consumer, m.taken_at
+    m.consumer, m.error, m.taken_at
 FROM messages m
-WHERE m.queue = (SELECT id FROM queues WHERE name = %(queue)s) AND m.id > %(after)s::uuid AND m.blocked = %(blocked)s
+WHERE m.queue = (SELECT id FROM queues WHERE name = %(queue)s) AND m.id > %(after)s::uuid
+    AND (m.blocked AND m.receives = 0) = %(waiting)s
 ORDER BY m.queue, m.id LIMIT %(limit)s;
 
 -- name: dump_dedup
-SELECT call, name, ids, until FROM dedup WHERE queue = (SELECT id FROM queues WHERE name = %(queue)s);
+SELECT call, name, ids, until FROM dedup
+WHERE queue = (SELECT id FROM queues WHERE name = %(queue)s) AND (call, name) > (%(call)s, %(after)s)
+ORDER BY call, name LIMIT %(limit)s;
 
 -- name: load_messages
--- The next take finds expired leases.
+-- The next take finds those that are due.
 WITH shelf AS (
     SELECT id FROM queues WHERE name = %(queue)s
 ), given AS (
     SELECT *, row_number() OVER (PARTITION BY grp ORDER BY place) AS nth FROM unnest(
         %(ids)s::uuid[], %(sent)s::bigint[], %(due)s::bigint[], %(sizes)s::int[], %(ranks)s::smallint[],
         %(recipients)s::text[], %(groups)s::text[], %(abouts)s::text[], %(bodies)b::bytea[], %(visible)s::bigint[],
-        %(taken)s::bigint[], %(receives)s::int[], %(receipts)s::text[], %(consumers)s::text[]
+        %(taken)s::bigint[], %(receives)s::int[], %(receipts)s::text[], %(consumers)s::text[], %(errors)s::text[]
     ) WITH ORDINALITY AS g (
         id, sent_at, due_at, size, rank, recipient, grp, about, body, visible_at, taken_at, receives, receipt, consumer,
-        place
+        error, place
     )
 ), added AS (
     INSERT INTO messages (
-        id, sent_at, due_at, visible_at, taken_at, queue, size, receives, rank, blocked, leased, receipt, consumer,
-        recipient, grp, about, body
+        id, sent_at, due_at, visible_at, taken_at, queue, size, receives, rank, blocked, later, receipt, consumer,
+        recipient, grp, about, body, error
     )
     SELECT g.id, g.sent_at, g.due_at, g.visible_at, g.taken_at, shelf.id, g.size, g.receives, g.rank,
         g.grp IS NOT NULL AND (g.nth > 1 OR (
-            -- not EXISTS, for which the planner may list all heads
-            SELECT true FROM messages h WHERE h.queue = shelf.id AND h.grp = g.grp AND NOT h.blocked LIMIT 1
+            -- not EXISTS, for which the planner may list all groups
+            SELECT true FROM messages h WHERE h.queue = shelf.id AND h.grp = g.grp LIMIT 1
         ) IS NOT NULL),
-        g.receipt IS NOT NULL, g.receipt, g.consumer, g.recipient, g.grp, g.about, g.body
+        g.receipt IS NOT NULL OR g.visible_at > g.sent_at, g.receipt, g.consumer, g.recipient, g.grp, g.about, g.body,
+        g.error
     FROM given g, shelf ORDER BY g.place
 )
 INSERT INTO tallies AS t (queue, slot, messages, bytes, last_id)
@@ -859,6 +1149,21 @@ SELECT shelf.id, mod(pg_backend_pid(), 32), count(*), sum(g.size), (SELECT id FR
 FROM given g, shelf GROUP BY shelf.id
 --include: tallied
 ;
+
+-- name: load_fronts
+-- Of a front that was loaded the first message can be taken, once a take finds that its leases are over.
+WITH asked AS MATERIALIZED (
+    SELECT q.id AS queue, g.name FROM queues q CROSS JOIN unnest(%(groups)s::text[]) AS g (name)
+    WHERE q.name = %(queue)s
+), held AS (
+    UPDATE messages m SET blocked = true FROM asked a
+    WHERE m.queue = a.queue AND m.grp = a.name AND NOT m.blocked AND (
+        SELECT true FROM messages f WHERE f.queue = a.queue AND f.grp = a.name AND f.blocked AND f.receives > 0 LIMIT 1
+    )
+    RETURNING 1
+)
+SELECT advance_groups(id, %(groups)s::text[], 0) FROM queues
+WHERE name = %(queue)s AND (SELECT count(*) FROM held) >= 0;
 
 -- name: load_dedup
 INSERT INTO dedup (queue, call, name, ids, until)
@@ -876,11 +1181,12 @@ UPDATE history_state SET first = %(first)s, last = %(first)s::bigint - 1, bytes 
 WITH added AS (
     INSERT INTO history (
         first, count, bytes, at, events, queues, ids, receives, sizes, consumers, waits, helds, reasons, bodies,
-        content_types, messages
+        content_types, messages, errors, targets
     ) VALUES (
         %(first)s, %(count)s, %(bytes)s, %(at)s, %(events)s::text[], %(queues)s::text[], %(ids)s::text[],
         %(receives)s::int[], %(sizes)s::bigint[], %(consumers)s::text[], %(waits)s::bigint[], %(helds)s::bigint[],
-        %(reasons)s::text[], %(bodies)s::bytea[], %(content_types)s::text[], %(messages)s
+        %(reasons)s::text[], %(bodies)s::bytea[], %(content_types)s::text[], %(messages)s, %(errors)s::text[],
+        %(targets)s::text[]
     )
 )
 UPDATE history_state SET last = last + %(count)s, bytes = bytes + %(bytes)s;

@@ -28,8 +28,7 @@ BYTEA, BYTEA_ARRAY = 17, 1001
 OWN = ("id", "queue", "sent_at", "due_at", "body", "priority")
 """Message fields with columns of their own."""
 _FIELDS = [field for field in msgspec.structs.fields(Message) if field.name not in OWN]
-_FIELDS.sort(key=lambda field: field.name == "dead")
-"""The other fields; `dead` is last, where the SQL function `is_fit` expects it."""
+"""The other fields."""
 About: type[Any] = msgspec.defstruct(
     "About", [(field.name, field.type, field.default) for field in _FIELDS], frozen=True, omit_defaults=True
 )
@@ -94,20 +93,22 @@ def messages(queue: str, row: Sequence[Any]) -> list[Message]:
 
 
 def stored(queue: str, row: Sequence[Any]) -> list[Stored]:
-    """The messages in a row with their state, from the columns visible_at, receipt, consumer that follow."""
-    visible_at, receives, receipt, consumer = row[8], row[4], unescape(row[9]), unescape(row[10])
-    return [Stored(message, visible_at, receives, receipt, consumer) for message in messages(queue, row)]
+    """The messages in a row with their state, from the columns visible_at, receipt, consumer, error that follow."""
+    receives, visible_at = row[4], row[8]
+    receipt, consumer, error = map(unescape, row[9:12])
+    return [Stored(message, visible_at, receives, receipt, consumer, error) for message in messages(queue, row)]
 
 
 def records(row: Sequence[Any]) -> Iterator[HistoryRecord]:
     """The events in a history row."""
-    first, at, *required, consumers, waits, helds, reasons, bodies, kinds, count = row
-    optional = [column or repeat(None) for column in (consumers, waits, helds, reasons, bodies, kinds)]
+    first, at, *required, consumers, waits, helds, reasons, bodies, kinds, count, errors, targets = row
+    optional = [column or repeat(None) for column in (consumers, waits, helds, reasons, bodies, kinds, errors)]
     for offset, columns in enumerate(zip(*required, *optional, strict=False), first):
-        name, queue, id, receives, size, consumer, wait, held, reason, body, kind = columns
+        name, queue, id, receives, size, consumer, wait, held, reason, body, kind, error = columns
         wait_ms, held_ms = (None if micros is None else micros / 1000 for micros in (wait, held))
         state = (receives, size, unescape(consumer), wait_ms, held_ms)
-        yield HistoryRecord(offset, Event(at, name, queue, id, *state, reason, body, kind, count or 1))
+        event = Event(at, name, queue, id, *state, reason, body, kind, count or 1, unescape(error), targets)
+        yield HistoryRecord(offset, event)
 
 
 def array(items: Sequence[object]) -> str:

@@ -11,12 +11,21 @@ from typing import Any
 
 from msgspec import structs
 
+from miniq.batch import Committed, Stage, StageName
 from miniq.errors import StoreUnavailable
 from miniq.ids import RUN
-from miniq.message import JSON, Committed, Message, PlainBatch, Stage, StageName
+from miniq.message import JSON, Message, PlainBatch
 from miniq.store.arguments import Batch, Upload
 from miniq.store.contract import StageStore
-from miniq.store.decisions import check_listed, check_room, repeated_commit, size_of, stands_alone, stretches
+from miniq.store.decisions import (
+    check_listed,
+    check_room,
+    commit_answer,
+    repeated_commit,
+    size_of,
+    stands_alone,
+    stretches,
+)
 from miniq.store.postgres import parcels, rows
 from miniq.store.postgres.access import LONG, Part, Row, execute, existing, pipeline
 from miniq.store.postgres.connections import Connection
@@ -98,7 +107,7 @@ class Stages(Part, StageStore):
                 entered = await pipeline(connection, [*steps, self._db.step("claim_commit", params)])
                 if not entered:
                     answer = existing(queue, await execute(connection, *self._db.step("call_ids", params)))
-                    return repeated_commit(answer[0][0]), []
+                    return repeated_commit(answer[0][0], batch), []
                 known = params | {"shelf": entered[0][0]}
                 known["stages"] = await self._listed(connection, known, batch)
                 parts = await execute(connection, *self._db.step("stage_parts", known))
@@ -115,7 +124,7 @@ class Stages(Part, StageStore):
                         ids = {"stage": stage, "part": part, "head": head, "first": place}
                         steps.append(self._db.step("commit_part", known | ids, put.keep))
                         place += RUN * count
-                steps.append(self._db.step("finish_commit", known | {"answer": str(more)}))
+                steps.append(self._db.step("finish_commit", known | {"answer": commit_answer(more, batch)}))
                 await pipeline(connection, steps)
                 return Committed(more), recipients
 

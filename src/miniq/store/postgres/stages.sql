@@ -76,7 +76,11 @@ SELECT %(shelf)s, false, s.dedup_id, s.mark, %(dedup_until)s FROM (
 ON CONFLICT (queue, call, name) DO UPDATE SET ids = excluded.ids, until = excluded.until WHERE d.until <= %(now)s;
 
 -- name: lock_staged_groups
-SELECT lock_group(%(shelf)s, g.grp) FROM (
+-- See `lock_groups`.
+WITH shelf AS MATERIALIZED (
+    SELECT %(shelf)s::int AS id, pg_advisory_xact_lock_shared(1, %(shelf)s::int)
+)
+SELECT lock_group(shelf.id, g.grp) FROM shelf, (
     SELECT DISTINCT s.grp FROM unnest(%(stages)s::bigint[]) AS l (stage) JOIN staged s USING (stage)
     WHERE s.grp IS NOT NULL ORDER BY s.grp
 ) g;
@@ -121,16 +125,17 @@ WITH fresh AS MATERIALIZED (
     FROM fresh f CROSS JOIN LATERAL unnest(f.bodies, f.sizes, f.ttls, f.abouts, f.content_types)
         WITH ORDINALITY AS e (body, size, ttl, about, content_type, place)
 ), added AS (
-    INSERT INTO messages (id, sent_at, due_at, visible_at, queue, size, rank, blocked, recipient, grp, about, body)
-    SELECT m.id, %(now)s, %(now)s + m.delay, %(now)s + m.delay, %(shelf)s, m.size, m.rank,
+    INSERT INTO messages (id, sent_at, due_at, visible_at, later, queue, size, rank, blocked, recipient, grp, about, body)
+    SELECT m.id, %(now)s, %(now)s + m.delay, %(now)s + m.delay, m.delay > 0, %(shelf)s, m.size, m.rank,
         m.grp IS NOT NULL AND (m.in_group > 1 OR (
-            SELECT true FROM messages h WHERE h.queue = %(shelf)s AND h.grp = m.grp AND NOT h.blocked LIMIT 1
+            SELECT true FROM messages h WHERE h.queue = %(shelf)s AND h.grp = m.grp LIMIT 1
         ) IS NOT NULL),
         m.recipient, m.grp, m.about, m.body
     FROM made m WHERE NOT m.plain
 ), packed AS (
-    INSERT INTO messages (id, sent_at, due_at, visible_at, queue, size, rank, about, body, count, last, sizes)
-    SELECT (array_agg(id ORDER BY place))[1], %(now)s, %(now)s + delay, %(now)s + delay, %(shelf)s, sum(size), rank, about,
+    INSERT INTO messages (id, sent_at, due_at, visible_at, later, queue, size, rank, about, body, count, last, sizes)
+    SELECT (array_agg(id ORDER BY place))[1], %(now)s, %(now)s + delay, %(now)s + delay, delay > 0, %(shelf)s, sum(size),
+        rank, about,
         string_agg(body, '' ORDER BY place), count(*), (array_agg(id ORDER BY place))[count(*)],
         array_agg(size ORDER BY place)
     FROM made WHERE plain GROUP BY nth, delay, rank, about

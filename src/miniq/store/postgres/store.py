@@ -1,8 +1,8 @@
 """The store contract on PostgreSQL.
 
 All state is in the database, so several brokers may share it. The parts of the contract are in `messages.py`,
-`claims.py`, `stages.py` and `history.py`; `parcels.py` decides which messages share a row. `queries.sql`, `claims.sql`
-and `stages.sql` have the statements, `schema.sql` the tables, `access.py` combines them; `connections.py` is the pool,
+`claims.py`, `stages.py`, `results.py` and `history.py`; `parcels.py` decides which messages share a row. The `.sql`
+files have the statements, `schema.sql` the tables, `access.py` combines them; `connections.py` is the pool,
 `listener.py` carries wake-ups between brokers, `rows.py` converts rows, `copying.py` dumps and loads.
 """
 
@@ -16,13 +16,15 @@ import msgspec
 from miniq.errors import InvalidRequest
 from miniq.message import QueueSettings
 from miniq.store import transfer
-from miniq.store.contract import ChangeHint, ReadyHint
+from miniq.store.arguments import Change, RecordChange, RecordSet
+from miniq.store.contract import ChangeHint, FinishHint, LeaseCount, ReadyHint, RevisionChanged
 from miniq.store.postgres import address, copying, schema
-from miniq.store.postgres.access import LONG, Access, execute
+from miniq.store.postgres.access import LONG, Access, Step, execute, pipeline
 from miniq.store.postgres.claims import Claims
 from miniq.store.postgres.connections import Connection
 from miniq.store.postgres.history import Events
 from miniq.store.postgres.messages import Messages
+from miniq.store.postgres.results import Results
 from miniq.store.postgres.rows import escape
 from miniq.store.postgres.stages import Stages
 from miniq.store.transfer import Item, portions
@@ -40,6 +42,8 @@ class PostgresStore:
     def __init__(self, url: str, *, durable: bool = True, connections: int = 8, timeout: float = 10.0) -> None:
         self.on_ready: ReadyHint = lambda queue, recipient, count: None
         self.on_change: ChangeHint = lambda: None
+        self.on_finished: FinishHint = lambda queue: None
+        self.on_lease_expired: LeaseCount = lambda queue, count: None
         self._durable = durable
         self._db = db = Access(
             address.parse(url, durable=durable),
@@ -47,10 +51,13 @@ class PostgresStore:
             timeout,
             lambda queue, recipient, count: self.on_ready(queue, recipient, count),
             lambda: self.on_change(),
+            lambda queue: self.on_finished(queue),
+            lambda queue, count: self.on_lease_expired(queue, count),
         )
         self.messages = Messages(db)
         self.claims = Claims(db)
         self.stages = Stages(db)
+        self.results = Results(db)
         self.history = Events(db)
 
     async def open(self) -> None:
@@ -70,6 +77,9 @@ class PostgresStore:
 
     async def check(self) -> None:
         await self.revision()
+
+    def check_space(self, size: int, count: int) -> None:
+        return
 
     # Queues
 
@@ -100,8 +110,9 @@ class PostgresStore:
             self._db.listener.changed()
         return done
 
-    async def delete_queue(self, name: str) -> bool:
-        done = await self._db.all("delete_queue", {"queue": name})
+    async def delete_queue(self, name: str, change: Change, records: RecordSet | None = None) -> bool:
+        delete = self._db.step("delete_queue", {"queue": name, "now": change.now}, change.keep)
+        done = await (self._db.change([delete]) if records is None else self._save_all(records, delete))
         self._db.listener.changed()
         return bool(done)
 
@@ -109,9 +120,24 @@ class PostgresStore:
         return dict(await self._db.all("records", {"kind": kind}))
 
     async def save_record(self, kind: str, name: str, value: bytes | None) -> None:
-        params = {"kind": kind, "name": escape(name), "value": value}
-        await self._db.all("drop_record" if value is None else "save_record", params)
+        await self._db.change([self._record_step(kind, name, value), self._db.step("revise", {})])
         self._db.listener.changed()
+
+    async def save_records(self, records: RecordSet) -> None:
+        await self._save_all(records, self._db.step("revise", {}))
+        self._db.listener.changed()
+
+    async def add_record(self, kind: str, name: str, value: bytes) -> bytes:
+        await self._db.all("add_record", {"kind": kind, "name": escape(name), "value": value})
+        self._db.listener.changed()
+        return (await self.records(kind)).get(name, value)
+
+    async def change_record(self, change: RecordChange) -> bool:
+        query, params = self._db.record_step(change)
+        done = bool(await self._db.connections.call(lambda connection: execute(connection, query, params)))
+        if done and not change.is_quiet:
+            self._db.listener.changed()
+        return done
 
     async def revision(self) -> int:
         return int((await self._db.all("revision", {}))[0][0])
@@ -124,7 +150,7 @@ class PostgresStore:
 
     async def tidy(self, now: int, limit: int) -> int:
         removed = 0
-        for name in ("tidy_dedup", "tidy_claimed", "tidy_claims", "tidy_stages"):
+        for name in ("tidy_dedup", "tidy_results", "tidy_claimed", "tidy_claims", "tidy_stages"):
             removed += int((await self._db.all(name, {"now": now, "limit": limit}))[0][0])
         for shelf, until in await self._db.all("remains", {}):
             remains = 0
@@ -155,6 +181,23 @@ class PostgresStore:
         steps = [self._db.step(name, params) for name, params in copying.steps(items)]
         if steps:
             await self._db.change(steps, LONG)
+
+    def _record_step(self, kind: str, name: str, value: bytes | None) -> Step:
+        params = {"kind": kind, "name": escape(name), "value": value}
+        return self._db.step("drop_record" if value is None else "save_record", params)
+
+    async def _save_all(self, records: RecordSet, last: Step) -> bool:
+        """Save records, and run a statement that returns the revision after it, if that is the next one."""
+        steps = [self._record_step(kind, name, value) for (kind, name), value in records.values.items()]
+
+        async def change(connection: Connection) -> bool:
+            async with connection.transaction():
+                revised = await pipeline(connection, [*steps, last])
+                if not revised or revised[0][0] != records.revision + 1:
+                    raise RevisionChanged
+            return True
+
+        return await self._db.connections.call(change)
 
     async def _prepare(self, connection: Connection) -> None:
         await schema.prepare(connection, self._db.address)

@@ -63,6 +63,15 @@ const fields = (doc, schema) => {
   return make("table", {}, make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...found));
 };
 
+// The errors of a call, which all have the same content.
+const errors = (replies) => {
+  const found = replies.map(([code, reply]) => make("tr", {}, make("td", {}, make("code", { textContent: code })), make("td", {}, ...prose(reply.description))));
+  const heads = ["Status", "Reason"].map((name) => make("th", { textContent: name }));
+  const media = Object.keys(replies[0][1].content || {}).join(", ");
+  return make("div", { className: "errors" }, make("h3", {}, "Errors", make("small", { textContent: ` ${media}` })),
+    make("table", {}, make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...found)));
+};
+
 // One side of a call. Fields are listed where the content is JSON; of any other content the media type says enough.
 const side = (doc, title, content) => {
   const media = Object.keys(content || {});
@@ -129,12 +138,13 @@ const tryIt = (doc, path, method, operation) => {
     event.preventDefault();
     let url = path;
     const query = new URLSearchParams();
+    const headers = body ? { "content-type": JSON_TYPE } : {};
     for (const parameter of parameters) {
       const value = inputs[parameter.name].value;
       if (parameter.in === "path") url = url.replace(`{${parameter.name}}`, encodeURIComponent(value));
+      else if (value && parameter.in === "header") headers[parameter.name] = value;
       else if (value) query.set(parameter.name, value);
     }
-    const headers = body ? { "content-type": JSON_TYPE } : {};
     const key = document.getElementById("key").value;
     if (key) headers.authorization = `Bearer ${key}`;
     const aborter = new AbortController();
@@ -159,9 +169,11 @@ const describe = (doc, path, method, operation) => {
   const inside = make("div", { className: "inside" });
   if (operation.description) inside.append(make("p", {}, ...prose(operation.description)));
   if (operation.requestBody) inside.append(...side(doc, "Request", operation.requestBody.content));
+  const failures = Object.entries(operation.responses).filter(([code]) => !code.startsWith("2"));
   for (const [code, reply] of Object.entries(operation.responses)) {
     if (code.startsWith("2")) inside.append(make("div", { className: "answer" }, ...side(doc, `Reply ${code}`, reply.content)));
   }
+  if (failures.length) inside.append(errors(failures));
   inside.append(make("h3", { textContent: "Try it" }), tryIt(doc, path, method, operation));
   return make("details", { id: operation.operationId },
     make("summary", {}, make("span", { className: "method", textContent: method.toUpperCase() }),

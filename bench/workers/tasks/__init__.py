@@ -1,0 +1,1 @@
+"""The same tasks for each system."""

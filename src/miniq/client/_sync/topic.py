@@ -1,0 +1,79 @@
+# Generated from ../_async/topic.py by `make generate`: change that file.
+"""One topic of a broker: what is published to it is copied into every queue whose subscription matches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Unpack
+
+from miniq.api import operations as ops
+from miniq.api.tables import to_table
+from miniq.client import bodies
+from miniq.client._sync.transport import Transport
+from miniq.client.one_process import OneProcess
+from miniq.errors import BadName
+from miniq.message import DraftOptions
+from miniq.topic import ConfiguredTopic, Match, Published, Subscription, TopicChanges, TopicInfo
+
+
+class Topic(OneProcess):
+    """One topic of a broker, by name; it need not exist yet."""
+
+    __slots__ = ("_perform", "name")
+
+    def __init__(self, transport: Transport, name: str) -> None:
+        if not isinstance(name, str):
+            raise BadName(f"topic: {name!r} is not a topic name; use 1 to 128 of A-Z a-z 0-9 . _ -", field="topic")
+        self.name = name
+        self._perform = transport.perform
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}>"
+
+    def publish(self, body: Any, **options: Unpack[DraftOptions]) -> str:
+        """Publish one message, and return its id once it is stored in all matching queues; `body` and `options` are as
+        with `Queue.send`."""
+        published = self._perform(ops.Publish(self.name, [bodies.draft(body, **options)]))
+        return published.ids[0]
+
+    def publish_many(self, messages: Iterable[Any]) -> Published:
+        """Publish bodies or drafts (`miniq.draft`), all or none: their ids, and how many queues got some of them."""
+        drafts = bodies.drafts(messages)
+        return self._perform(ops.Publish(self.name, drafts)) if drafts else Published([], 0)
+
+    def publish_table(self, table: Any) -> Published:
+        """Publish the rows of a `pyarrow.Table`, all or none; its columns are as with `Queue.send_table`."""
+        return self._perform(ops.Publish(self.name, to_table(table)))
+
+    def subscribe(
+        self,
+        name: str,
+        queue: str | None = None,
+        *,
+        pattern: str | None = None,
+        filter: Mapping[str, Any] | None = None,
+    ) -> Subscription:
+        """Subscribe a queue, by default the one with the subscription's name, or replace the subscription. Messages
+        match whose key matches `pattern` and whose headers match `filter`."""
+        given: Any = dict(filter) if isinstance(filter, Mapping) else filter
+        return self._perform(ops.Subscribe(self.name, name, queue, pattern, given))
+
+    def unsubscribe(self, name: str) -> None:
+        """Remove a subscription. Its queue stays, with all that is in it."""
+        self._perform(ops.Unsubscribe(self.name, name))
+
+    def match(self, key: str | None = None, headers: Mapping[str, str] | None = None) -> list[Match]:
+        """Which subscriptions a message would match; nothing is sent."""
+        return self._perform(ops.MatchTopic(self.name, key, None if headers is None else dict(headers)))
+
+    def info(self) -> TopicInfo:
+        """Settings, subscriptions and rates."""
+        return self._perform(ops.GetTopic(self.name))
+
+    def configure(self, **changes: Unpack[TopicChanges]) -> ConfiguredTopic:
+        """Create the topic, or change some of its settings."""
+        return self._perform(ops.ConfigureTopic(self.name, dict(changes)))
+
+    def delete(self) -> None:
+        """Delete the topic with its subscriptions. The queues stay."""
+        self._perform(ops.DeleteTopic(self.name))

@@ -1,0 +1,97 @@
+"""The table of SQS actions: for each one its request, the right that it needs and on which queue, and its function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any, Literal, TypeVar
+
+from msgspec import Struct
+
+from miniq.broker import Broker
+from miniq.broker.keyring import VERBS
+from miniq.dispatch import Caller
+from miniq.message import QueueSettings, RedriveProgress
+from miniq.server.http.sqs.addresses import Place
+from miniq.server.http.sqs.shapes import Shape
+
+Subject = Literal["url", "name", "source", "none"]
+"""What names the queue of a request: its URL, its name, the ARN of the source; or the request itself names none."""
+ANY_RIGHT = "any"
+"""Stands for the right of callers that have some right on the queue."""
+T = TypeVar("T")
+
+
+class Task(Struct):
+    """A move task that this broker started. Progress is that of the redrive, once another task has replaced it or it
+    was cancelled, the last that was seen."""
+
+    id: str
+    source: str
+    destination: str | None
+    rate: int | None
+    started: int
+    to_move: int
+    progress: RedriveProgress
+    is_cancelled: bool = False
+
+
+class Memory:
+    """What SQS remembers of queues for a short time, and a restart forgets."""
+
+    def __init__(self) -> None:
+        self.purges: dict[str, int] = {}
+        """When each queue was purged."""
+        self.tasks: dict[str, list[Task]] = {}
+        """The move tasks by source queue, latest first."""
+
+
+class Call(Struct):
+    """A request as its action gets it."""
+
+    broker: Broker
+    caller: Caller
+    place: Place
+    queue: str
+    request: Any
+    memory: Memory
+    while_connected: Callable[[Coroutine[Any, Any, Any]], Coroutine[Any, Any, Any]]
+    """Awaits a long poll, which ends when the caller disconnects."""
+    shown: Callable[[str], str]
+    """The text that the caller reads where a reply has this text."""
+    trace: str | None = None
+    """The trace header of the request."""
+
+    async def settings(self) -> QueueSettings:
+        """The settings of the queue, which must exist."""
+        catalog = self.broker.catalog
+        return catalog.find(self.queue) or await catalog.require(self.queue)
+
+    def has_right(self, queue: str) -> bool:
+        """Whether the caller has any right on a queue."""
+        return self.broker.keys.open or any(self.caller.may(self.broker, verb, queue) for verb in VERBS)
+
+
+Run = Callable[[Call], Coroutine[Any, Any, Shape | None]]
+
+
+class Action(Struct, frozen=True):
+    name: str
+    request: type[Shape]
+    right: str
+    subject: Subject
+    run: Run
+
+
+ACTIONS: dict[str, Action] = {}
+"""All actions by name."""
+
+
+def action(request: type[Shape], right: str, subject: Subject = "url") -> Callable[[Run], Run]:
+    """Enter a function as the action whose request this is."""
+
+    def enter(run: Run) -> Run:
+        name = request.__name__.removesuffix("Request")
+        ACTIONS[name] = Action(name, request, right, subject, run)
+        return run
+
+    return enter

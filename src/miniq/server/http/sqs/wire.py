@@ -1,0 +1,229 @@
+"""The wire of SQS: an ASGI application beside the native routes, at `/` and at the URLs of queues.
+
+Without API keys any credentials are accepted, and none are needed. With keys a request must be signed (`signature.py`)
+by a key that has the right of the action, or carry an API key as the native routes do.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Coroutine
+from functools import partial
+from hashlib import sha256
+from time import perf_counter
+from typing import Any
+from uuid import uuid4
+
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
+
+from miniq.broker import Broker
+from miniq.broker.keyring import Secret
+from miniq.dispatch import Caller
+from miniq.errors import MiniQError, TooLarge
+from miniq.server.http.long_poll import while_connected
+from miniq.server.http.sqs import move_tasks, queues, receiving, sending, shapes, signature
+from miniq.server.http.sqs.actions import ACTIONS, ANY_RIGHT, Action, Call, Memory
+from miniq.server.http.sqs.addresses import Place, queue_of_arn, queue_of_url, region_of
+from miniq.server.http.sqs.errors import (
+    ACCESS_DENIED,
+    BAD_SIGNATURE,
+    INTERNAL,
+    UNKNOWN_ACTION,
+    SqsError,
+    invalid,
+    translated,
+)
+from miniq.server.http.sqs.protocols import TARGET, Answer, JsonProtocol, QueryProtocol, SqsProtocol
+from miniq.server.http.sqs.queue_attributes import MAX_SIZE
+from miniq.server.operations import bearer
+
+log = logging.getLogger("miniq.sqs")
+MODULES = (sending, receiving, queues, move_tasks)
+"""Their functions are in the table of actions."""
+MAX_REQUEST = 4 * MAX_SIZE
+"""Maximum size of a request: forms and escaped JSON take up to three bytes for one of a message."""
+_QUEUE_PATH = re.compile(r"/\d{12}/([^/]+)/?")
+_FORM = "application/x-www-form-urlencoded"
+_CREDENTIAL = re.compile(r"Credential=[^/,]*/\d*/([a-z0-9-]+)/")
+
+
+class SqsWire:
+    """The SQS side of a broker."""
+
+    def __init__(self, broker: Broker, max_request: int) -> None:
+        self._broker = broker
+        self._max_request = min(max_request, MAX_REQUEST)
+        self._memory = Memory()
+
+    def speaks(self, scope: Scope) -> bool:
+        """Whether a request is one of SQS."""
+        path, fields = scope["path"], scope["fields"]
+        if path != "/":
+            return _QUEUE_PATH.fullmatch(path) is not None
+        if fields.get("x-amz-target", "").startswith(TARGET):
+            return True
+        if scope["method"] == "POST":
+            return bool(fields.get("content-type", "").startswith(_FORM))
+        return b"Action=" in scope["query_string"]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        began, id = perf_counter(), str(uuid4())
+        protocol: SqsProtocol = JsonProtocol(b"") if "x-amz-target" in scope["fields"] else QueryProtocol(b"", b"")
+        name = queue = ""
+        try:
+            secret, body = await self._authenticated(scope, receive)
+            protocol = _protocol(scope, body)
+            action = _action(scope, protocol)
+            name = action.name
+            call = self._call(scope, receive, action, protocol, Caller(secret))
+            queue = call.queue
+            answer = protocol.answer(name, await action.run(call), id)
+        except ClientDisconnect:
+            return
+        except Exception as error:
+            shown = _shown(name or "request", error)
+            self._broker.metrics.errors["sqs", shown.kind.code] += 1
+            answer = protocol.failure(shown, id)
+        else:
+            self._broker.metrics.call("sqs", name, queue, perf_counter() - began)
+        await _reply(send, answer, id)
+
+    async def _body(self, receive: Receive, fields: dict[str, str]) -> bytes:
+        size = fields.get("content-length", "0")
+        chunks: list[bytes] = []
+        total = int(size) if size.isdigit() else 0
+        more = total <= self._max_request
+        received = 0
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            chunks.append(message.get("body", b""))
+            received += len(chunks[-1])
+            more = message.get("more_body", False) and received <= self._max_request
+        if max(total, received) > self._max_request:
+            raise TooLarge(f"request: over {self._max_request} bytes; send less at once", field="request")
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    # The caller
+
+    async def _authenticated(self, scope: Scope, receive: Receive) -> tuple[Secret | None, bytes]:
+        """Who sent a request, None while no keys exist; and its body, of which nothing is decoded before."""
+        keys, fields = self._broker.keys, scope["fields"]
+        if keys.open:
+            return None, await self._body(receive, fields)
+        header = fields.get("authorization", "")
+        if header[:7].lower() == "bearer ":
+            secret = bearer(header)
+            keys.identify(secret)
+            return secret, await self._body(receive, fields)
+        query = scope["query_string"].decode("latin-1")
+        head = signature.SignedHead(scope["method"], scope["raw_path"].decode("latin-1"), query, fields)
+        signed = signature.read(fields, query)
+        identity = signature.identify(keys, signed)
+        signature.check_head(signed, head, self._broker.clock.wall())
+        declared = fields.get(signature.HASH)
+        if declared is not None:  # the body need not be there to verify what was signed
+            signature.verify(keys, signed, head, declared)
+        body = await self._body(receive, fields)
+        payload = sha256(body).hexdigest()
+        if declared is None:
+            signature.verify(keys, signed, head, payload)
+        elif declared != payload:
+            raise SqsError(BAD_SIGNATURE, f"{signature.HASH} is not the SHA-256 of the body that was received.")
+        return identity, body
+
+    # The call
+
+    def _call(self, scope: Scope, receive: Receive, action: Action, protocol: SqsProtocol, caller: Caller) -> Call:
+        request = protocol.read(action.request)
+        fields = scope["fields"]
+        credential = _CREDENTIAL.search(fields.get("authorization", ""))
+        base = f"{scope['scheme']}://{fields.get('host', 'localhost')}"
+        place = Place(base, region_of("" if credential is None else credential[1]))
+        call = Call(
+            self._broker,
+            caller,
+            place,
+            _queue(action, request, scope["path"]),
+            request,
+            self._memory,
+            partial(_wait, receive),
+            protocol.shown,
+            fields.get("x-amzn-trace-id"),
+        )
+        self._check(action, call)
+        return call
+
+    def _check(self, action: Action, call: Call) -> None:
+        """Raise unless the caller has the right of the action."""
+        keys = self._broker.keys
+        if keys.open or action.subject == "none":
+            return
+        if action.right != ANY_RIGHT:
+            keys.check(call.caller.secret, action.right, call.queue)
+        elif not call.has_right(call.queue):
+            raise SqsError(ACCESS_DENIED, f"this key has no right on queue {call.queue[:128]!r}")
+
+
+def _protocol(scope: Scope, body: bytes) -> SqsProtocol:
+    if "x-amz-target" in scope["fields"]:
+        return JsonProtocol(body)
+    is_form = scope["method"] == "POST" and scope["fields"].get("content-type", "").startswith(_FORM)
+    return QueryProtocol(body if is_form else b"", scope["query_string"])
+
+
+def _action(scope: Scope, protocol: SqsProtocol) -> Action:
+    if isinstance(protocol, QueryProtocol):
+        name = protocol.fields.get("Action", "")
+    else:
+        name = scope["fields"]["x-amz-target"].removeprefix(TARGET)
+    action = ACTIONS.get(name)
+    if action is None:
+        raise SqsError(UNKNOWN_ACTION, f"The action {name[:80]} is not valid for this endpoint.")
+    return action
+
+
+def _queue(action: Action, request: Any, path: str) -> str:
+    """The queue that a request is about."""
+    if action.subject == "none":
+        return ""
+    if action.subject == "name":
+        return str(request.queue_name)
+    if action.subject == "url":
+        return queue_of_url(request.queue_url or path)
+    if isinstance(request, shapes.CancelMessageMoveTaskRequest):
+        arn = move_tasks.read_handle(request.task_handle)[1]
+    else:
+        arn = request.source_arn
+    queue = queue_of_arn(arn)
+    if queue is None:
+        form = "arn:<partition>:<service>:<region>:<account-id>:<resource-id>"
+        raise invalid(f"You must use this format to specify the SourceArn: {form}")
+    return queue
+
+
+async def _wait(receive: Receive, call: Coroutine[Any, Any, Any]) -> Any:
+    return await while_connected(receive, call)
+
+
+def _shown(action: str, error: Exception) -> SqsError:
+    if isinstance(error, SqsError):
+        return error
+    if isinstance(error, MiniQError):
+        return translated(error)
+    log.error("%s failed", action, exc_info=error)
+    return SqsError(INTERNAL, "internal error; see the broker's log")
+
+
+async def _reply(send: Send, answer: Answer, id: str) -> None:
+    headers = [
+        (b"content-type", answer.media.encode()),
+        (b"content-length", str(len(answer.body)).encode()),
+        (b"x-amzn-requestid", id.encode()),
+        *answer.headers,
+    ]
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    await send({"type": "http.response.body", "body": answer.body})

@@ -1,0 +1,3 @@
+-- The queues that got copies of a publication.
+
+ALTER TABLE history ADD COLUMN targets text[];

@@ -1,0 +1,142 @@
+"""The page of topics in a real browser, on a desk and on a phone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+import miniq
+from tests.acceptance.browser import SIZES, Visit, browsing
+from tests.acceptance.test_console import check
+from tests.serving import Served, serving
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with browsing() as opened:
+        yield opened
+
+
+@pytest.fixture(params=list(SIZES))
+def visit(request: pytest.FixtureRequest, browser: Browser, broker: miniq.Client, server: Served) -> Iterator[Visit]:
+    made = Visit(browser, server.url, request.param)
+    yield made
+    made.close()
+    # Chromium reports a refusal that the page shows.
+    assert [text for text in made.bad if "400 (Bad Request)" not in text] == []
+
+
+def picture(visit: Visit, name: str) -> None:
+    """Keep a picture to look at, where MINIQ_SCREENSHOTS names a folder."""
+    if folder := os.environ.get("MINIQ_SCREENSHOTS"):
+        visit.page.screenshot(path=f"{folder}/{name}-{SIZES[visit.size][0]}.png", full_page=True)
+
+
+def fits(page: Page) -> bool:
+    return bool(page.evaluate("document.documentElement.scrollWidth <= innerWidth"))
+
+
+def test_topics_are_listed_with_subscriptions_and_rates(visit: Visit, broker: miniq.Client) -> None:
+    page = visit.go("/topics")
+    expect(page.get_by_text("No topics")).to_be_visible()
+    broker.topic("orders").subscribe("billing", pattern="orders.*.created")
+    broker.topic("orders").subscribe("audit", "log")
+    broker.topic("users").configure()
+    broker.topic("orders").publish_many(range(50))
+    cells = page.locator("tbody tr").first.locator("td")
+    expect(cells).to_have_text(["orders", "2", "2", "10", "10", "0"])
+    expect(page.locator("tbody tr")).to_have_count(2)
+    check(visit, "topics")
+    assert fits(page)
+    picture(visit, "topics")
+    page.get_by_role("link", name="orders").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("orders")
+
+
+def test_a_message_is_tried_against_the_filters_without_being_sent(visit: Visit, broker: miniq.Client) -> None:
+    topic = broker.topic("orders")
+    topic.subscribe("billing", pattern="orders.*.created")
+    topic.subscribe("german", "de", filter={"country": ["de", {"prefix": "at-"}]})
+    topic.subscribe("all", "log")
+    page = visit.go("/topics/orders")
+    matches = page.locator("tbody td[data-label=Matches] .badge")
+    expect(matches).to_have_text(["yes", "no", "no"])  # all, billing, german
+    page.get_by_label("Key", exact=True).fill("orders.7.created")
+    expect(matches).to_have_text(["yes", "yes", "no"])
+    expect(page.get_by_text("Would be copied to 2 queues: log, billing")).to_be_visible()
+    page.get_by_label("Headers, one per line").fill("country: at-9\nx: <b>y</b>")
+    expect(matches).to_have_text(["yes", "yes", "yes"])
+    page.get_by_label("Key", exact=True).fill("users.made")
+    expect(matches).to_have_text(["yes", "no", "yes"])
+    expect(page.get_by_text("pattern 'orders.*.created' does not match the key 'users.made'")).to_be_visible()
+    check(visit, "topic")
+    picture(visit, "topic")
+    assert fits(page)
+    page.get_by_label("Headers, one per line").fill("nonsense")
+    expect(page.get_by_text("use NAME: VALUE")).to_be_visible()
+    assert [info.counts.total for info in broker.queues()] == [0, 0, 0, 0]
+
+
+def test_subscriptions_are_made_changed_and_removed_and_messages_published(visit: Visit, broker: miniq.Client) -> None:
+    page = visit.go("/topics")
+    visit.button("New topic")
+    page.get_by_label("Name").fill("no name")
+    visit.button("Create")
+    expect(page.locator("dialog .error")).to_contain_text("is not a topic name")
+    page.get_by_label("Name").fill("orders")
+    visit.button("Create")
+    expect(page.get_by_text("No subscriptions")).to_be_visible()
+    visit.button("Subscribe")
+    page.get_by_label("Name").fill("billing")
+    page.get_by_label("Pattern").fill("a*")
+    page.get_by_label("Filter").fill("{")
+    visit.button("Subscribe")
+    expect(page.locator("dialog .error")).to_contain_text("filter: ")
+    page.get_by_label("Filter").fill('{"country": ["de"]}')
+    visit.button("Subscribe")
+    expect(page.locator("dialog .error")).to_contain_text("mixes a wildcard with text")
+    page.get_by_label("Pattern").fill("orders.#")
+    check(visit, "subscribe")
+    picture(visit, "subscribe")
+    visit.button("Subscribe")
+    visit.toast("Queue billing is subscribed.")
+    [subscription] = broker.topic("orders").info().subscriptions
+    assert subscription == miniq.Subscription("billing", "billing", "orders.#", {"country": ["de"]})
+    visit.button("Change billing")
+    page.get_by_label("Filter").fill("")
+    visit.button("Save")
+    expect(page.locator("tbody tr")).to_contain_text("any headers")
+    visit.button("Publish")
+    page.locator("dialog summary").click()
+    page.get_by_label("Key", exact=True).last.fill("orders.7.created")
+    visit.button("Publish")
+    visit.toast("Published to 1 queue.")
+    [message] = broker.queue("billing").peek()
+    assert (message.body, message.key, message.topic) == ({"hello": "world"}, "orders.7.created", "orders")
+    visit.button("Remove billing")
+    visit.button("Remove")
+    expect(page.get_by_text("No subscriptions")).to_be_visible()
+    visit.button("Delete")
+    visit.button("Delete")
+    visit.toast("Deleted orders.")
+    expect(page.get_by_text("No topics")).to_be_visible()
+    assert broker.topics() == []
+
+
+def test_a_key_that_may_only_read_a_topic_changes_nothing(browser: Browser) -> None:
+    with serving("memory:") as served:
+        with miniq.connect(served.url) as mq:
+            mq.topic("orders").subscribe("billing")
+            secret = mq.create_key("admin", ["*"]).secret
+        with miniq.connect(served.url, api_key=secret) as mq:
+            reader = mq.create_key("reader", ["read:orders"]).secret
+        visit = Visit(browser, served.url, "desk")
+        visit.context.add_init_script(f"sessionStorage.setItem('miniq.key', '{reader}')")
+        page = visit.go("/topics/orders")
+        expect(page.locator("tbody tr")).to_have_count(1)
+        for name in ("Publish", "Subscribe", "Delete", "Change billing", "Remove billing"):
+            expect(page.get_by_role("button", name=name)).to_have_count(0)
+        visit.close()
