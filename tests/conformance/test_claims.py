@@ -385,6 +385,25 @@ async def test_purge_and_delete_end_claims_but_a_purge_keeps_their_numbers_used(
     assert await claim(broker, 0) == [5]
 
 
+async def test_a_reader_does_not_create_the_queue_again_that_was_deleted_under_it(
+    broker: Broker, clock: FrozenClock
+) -> None:
+    opened = await broker.claims.open("q", "g")
+    poll = await waiting(broker, claim(broker, 0, wait=20, epoch=opened.epoch))
+    unopened = await waiting(broker, claim(broker, 0, group="other", wait=20))
+    await broker.delete_queue("q")
+    clock.advance(20)
+    for waited in (poll, unopened):
+        with pytest.raises(QueueNotFound):
+            await waited
+    with pytest.raises(QueueNotFound):
+        await claim(broker, 0, epoch=opened.epoch)
+    assert [queue.name for queue in await broker.queues()] == ["default"]
+    # Without an epoch it is a new reader, which may come before the first send.
+    assert await claim(broker, 0) is None
+    assert [queue.name for queue in await broker.queues()] == ["default", "q"]
+
+
 async def test_the_history_tells_of_claims_as_of_leases(broker: Broker, clock: FrozenClock) -> None:
     await broker.configure("q", {"history": "events"})
     sent = await send(broker, "q", *range(200))

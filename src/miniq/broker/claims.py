@@ -69,7 +69,10 @@ class Claims:
         gets no claim that a reader of another name has fetched, and acks none."""
         broker = self._broker
         limits = broker.options.limits
-        await self._settings(queue)
+        if epoch is None:
+            await self._settings(queue)
+        else:  # the reader has opened the group: a queue that is missing was deleted since
+            await broker.catalog.require(queue)
         rules.check_label(group, "group")
         rules.check_count(after, "after", 0, NUMBERS)
         _check_epoch(epoch)
@@ -187,9 +190,10 @@ class Claims:
         return broker.catalog.find(queue) or await broker.catalog.get_or_create(queue)
 
     async def _claim(self, queue: str, group: str, request: NextClaim) -> Claimed:
-        """Make the next claim, discarding unfit messages on the way."""
+        """Make the next claim, discarding unfit messages on the way. Raises `QueueNotFound` if the queue was deleted
+        while the caller waited."""
         while True:
-            settings = await self._settings(queue)
+            settings = await self._broker.catalog.require(queue)
             limit = request.limit
             if settings.paused or settings.max_in_flight or settings.rate:
                 existing = await self._existing(queue, settings, group, request)

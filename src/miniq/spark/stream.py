@@ -238,7 +238,7 @@ class ClaimStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         try:
             try:
                 return make(after)
-            except (ClaimGone, ClaimUnknown) as error:
+            except (ClaimGone, ClaimUnknown, QueueNotFound) as error:
                 if options.failOnDataLoss:
                     raise self._lost(after + isinstance(error, ClaimGone), error.text) from None
                 return make(self._group(anew=True).acked)
