@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Route, expect
 
 import miniq
 from tests.acceptance.browser import SIZES, Visit, browsing
@@ -362,6 +363,28 @@ def test_the_history_is_searched_newest_first(visit: Visit, broker: miniq.Client
     page.get_by_label("Since").fill("2099-01-01T00:00:00")
     visit.button("Search")
     expect(page.get_by_text("No events found")).to_be_visible()
+
+
+def test_the_secret_of_the_first_key_is_not_covered_by_a_question_for_a_key(browser: Browser) -> None:
+    def slowly(route: Route) -> None:
+        reply = route.fetch()
+        time.sleep(3)  # meanwhile the broker refuses what the tab asks without the key
+        route.fulfill(response=reply)
+
+    with serving("memory:") as served:
+        visit = Visit(browser, served.url, "desk")
+        page = visit.go("/keys")
+        expect(page.locator("#live")).to_have_text("live")
+        page.route("**/v1/keys", lambda route: slowly(route) if route.request.method == "POST" else route.continue_())
+        visit.button("New key")
+        page.get_by_label("Name", exact=True).fill("boss")
+        visit.button("Create")
+        expect(page.get_by_label("Secret")).to_be_visible()
+        assert page.locator("dialog[open]").count() == 1
+        expect(page.locator("#live")).to_have_text("live")
+        visit.button("Done")
+        expect(page.locator("#who")).to_contain_text("key boss")
+        assert visit.bad == []
 
 
 @pytest.mark.parametrize("size", list(SIZES))

@@ -65,7 +65,7 @@ const message = (name, id) => `${queue(name)}/messages/${encode(id)}`;
 
 export const api = {
   whoami: (name) => call("GET", `/v1/whoami${query({ queue: name })}`),
-  stats: (name) => call("GET", `/v1/stats${query({ queue: name })}`),
+  stats: (name, signal) => call("GET", `/v1/stats${query({ queue: name })}`, undefined, { signal }),
   trends: (parameters) => call("GET", `/v1/trends${query(parameters)}`),
   queue: (name) => call("GET", queue(name)),
   configure: (name, settings) => call("PUT", queue(name), settings),
@@ -114,6 +114,7 @@ export class Live extends EventTarget {
   state = "connecting";
   known = false;
   #run = 0;
+  #requests = new AbortController();
   #hidden = () => { if (!document.hidden && this.state !== "live") this.start(); };
 
   constructor() {
@@ -122,13 +123,21 @@ export class Live extends EventTarget {
   }
 
   start() {
-    this.#run += 1;
+    this.#end();
     this.#follow(this.#run);
   }
 
   stop() {
-    this.#run += 1;
+    this.#end();
     this.#set("signed out");
+  }
+
+  /** Ask for no more numbers, and do not wait for those that were asked for: a refusal would come for a key that is no
+   * longer this tab's. */
+  #end() {
+    this.#run += 1;
+    this.#requests.abort();
+    this.#requests = new AbortController();
   }
 
   async #follow(run) {
@@ -138,7 +147,7 @@ export class Live extends EventTarget {
       try {
         if (polls === 0) polls = await this.#stream(run, () => { pause = 500; }) ? 0 : POLLS;
         else {
-          this.#apply(await api.stats(), true);
+          this.#apply(await api.stats(undefined, AbortSignal.any([this.#requests.signal, AbortSignal.timeout(PATIENCE)])), true);
           this.#set("polling");
           polls -= 1;
           await sleep(SECONDS * 1000);
@@ -157,6 +166,7 @@ export class Live extends EventTarget {
   /** Listen until the stream ends. Returns false if no event arrives, e.g. behind a buffering proxy: poll instead. */
   async #stream(run, onEvent) {
     const stop = new AbortController();
+    this.#requests.signal.addEventListener("abort", () => stop.abort(), { signal: stop.signal });
     let timer = setTimeout(() => stop.abort(), SILENCE);
     let received = false;
     try {

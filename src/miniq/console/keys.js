@@ -1,5 +1,5 @@
 // API keys and their permissions. A secret is shown once.
-import { api, key } from "./api.js";
+import { api, key, live } from "./api.js";
 import { clear, empty, field, h, moment } from "./dom.js";
 import { ask, attempt, confirm, toast } from "./dialogs.js";
 
@@ -14,19 +14,27 @@ export async function keysPage(main, { signal, identity }) {
   const again = () => keysPage(main, { signal, identity }).catch(() => {});
 
   async function create() {
+    const first = !keys.length;
     const name = h("input", { required: true, autocomplete: "off" });
-    const allow = h("textarea", { rows: 3, value: keys.length ? "read" : "*", spellcheck: false });
+    const allow = h("textarea", { rows: 3, value: first ? "*" : "read", spellcheck: false });
     const made = await ask({
       title: "New key", action: "Create",
-      body: [!keys.length && h("p", { class: "note" }, "This is the first key: once it exists, calls without a key are refused, for good. Give it * or admin, or nobody can manage keys through the broker."),
+      body: [first && h("p", { class: "note" }, "This is the first key: once it exists, calls without a key are refused, for good. Give it * or admin, or nobody can manage keys through the broker."),
         field("Name", name), field("Permissions, one per line", allow, true),
         h("p", { class: "note" }, "VERB or VERB:PATTERN, for example send:orders.* (verbs: send, receive, publish, read, manage, admin, *)")],
-      submit: () => api.createKey({ name: name.value, allow: allow.value.split(/[\n,]/).map((one) => one.trim()).filter(Boolean) }),
+      submit: async () => {
+        if (first) live.stop(); // from the first key on, the broker refuses the calls that this tab makes without one
+        try {
+          const made = await api.createKey({ name: name.value, allow: allow.value.split(/[\n,]/).map((one) => one.trim()).filter(Boolean) });
+          if (first) key.set(made.secret);
+          return made;
+        } finally {
+          if (first) live.start();
+        }
+      },
     });
     if (!made) return;
     const secret = h("input", { value: made.secret, readOnly: true, class: "mono", "aria-label": "Secret", onfocus: () => secret.select() });
-    const first = !keys.length;
-    if (first) key.set(made.secret);
     await ask({ title: `Key ${made.name}`, cancel: "Done", body: [h("p", { class: "note" }, "Copy the secret now. It won't be shown again."), secret,
       h("div", { class: "row" }, h("button", { type: "button", onclick: () => navigator.clipboard.writeText(made.secret).then(() => toast("Copied.")) }, "Copy")),
       made.warnings?.map((text) => h("p", { class: "note bad" }, `Warning: ${text}.`)),
