@@ -80,6 +80,21 @@ def outcomes(schedule: Schedule) -> list[str]:
     return [result.outcome for result in schedule.results]
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("target", [{"queue": "reports"}, {"topic": "news"}])
+async def test_a_schedule_that_is_deleted_while_it_is_run_stops_nobody(broker: Broker, target: dict[str, str]) -> None:
+    for _ in range(20):
+        await put(broker, every=HOUR, **target)
+        # With others in the middle of a commit, the removal has to wait for its own.
+        others = [broker.send("other", [draft(number)]) for number in range(3)]
+        calls = [broker.schedules.delete("nightly"), *(broker.schedules.run("nightly") for _ in range(3))]
+        *_, deleted, first, second, third = await asyncio.gather(*others, *calls, return_exceptions=True)
+        assert deleted is None
+        ran = [first, second, third]
+        assert all(isinstance(result, Schedule | ScheduleNotFound) for result in ran)
+        assert await broker.schedules.all() == []
+
+
 # Moments
 
 

@@ -26,6 +26,14 @@ class Records:
             return self._unwritten[key][1]
         return self._kv.get(key)
 
+    async def all(self, kind: str) -> dict[str, bytes]:
+        """The written records of a kind. Those that are staged are waited for: a caller that was refused because of one
+        would otherwise read the old one again, without end and without a turn for the commit."""
+        prefix = keys.record_prefix(kind)
+        if any(key.startswith(prefix) for key in self._unwritten):
+            await self._commit.settle()
+        return {key[len(prefix) :].decode(): value for key, value in self._kv.scan(prefix, keys.after(prefix))}
+
     def check(self, change: RecordChange) -> None:
         """Raise unless a record is what it was."""
         if self.find(change.kind, change.name) != change.was:

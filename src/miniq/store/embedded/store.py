@@ -144,8 +144,7 @@ class KeyValueStore(SingleProcessStore, ABC):
         return True
 
     async def records(self, kind: str) -> dict[str, bytes]:
-        prefix = keys.record_prefix(kind)
-        return {key[len(prefix) :].decode(): value for key, value in self._core.kv.scan(prefix, keys.after(prefix))}
+        return await self._core.records.all(kind)
 
     async def save_record(self, kind: str, name: str, value: bytes | None) -> None:
         self._commit.check()
