@@ -3,8 +3,8 @@
     {"Type": "Notification", "MessageId": …, "Message": …, "Timestamp": …, "Subject": …, "MessageAttributes": {…}}
 
 The fields that a subscription gives as its `envelope` are added to it. Headers of the message are its
-`MessageAttributes`; the copy itself has none. Names that begin with `AWS.` hold what Amazon's protocols keep beside the
-attributes: their types, and the subject.
+`MessageAttributes`, and not those of the copy. Names that begin with `AWS.` hold what Amazon's protocols keep beside
+the attributes: their types, the subject, and what the copy keeps.
 """
 
 from __future__ import annotations
@@ -53,8 +53,16 @@ def check_envelope(envelope: object) -> Envelope:
 def wrapped(messages: Sequence[Message], envelope: Envelope) -> list[Message]:
     """Messages in an envelope, under the same ids."""
     return [
-        replace(message, body=_notification(message, envelope), content_type=JSON, headers=None) for message in messages
+        replace(message, body=_notification(message, envelope), content_type=JSON, headers=_kept(message.headers))
+        for message in messages
     ]
+
+
+def _kept(headers: Mapping[str, str] | None) -> dict[str, str] | None:
+    """The headers of a copy in an envelope."""
+    inside = (DATA_TYPE, SUBJECT)
+    kept = {name: text for name, text in (headers or {}).items() if name.startswith(RESERVED)}
+    return {name: text for name, text in kept.items() if not name.startswith(inside)} or None
 
 
 def _notification(message: Message, envelope: Envelope) -> bytes:
