@@ -13,7 +13,7 @@ WORKERS ?= 2
 TESTS := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve browser pictures quick test check generate fmt bench bench-postgres bench-mongodb bench-http bench-zmq bench-backlog bench-peers bench-peers-backlog
+.PHONY: help setup serve browser node pictures quick test check generate fmt bench bench-postgres bench-mongodb bench-http bench-zmq bench-backlog bench-peers bench-peers-backlog
 .PHONY: bench-spark bench-workers bench-console bench-queues copy-large faults faults-damage faults-databases faults-interruptions faults-spark
 .PHONY: faults-checkpoints faults-workers soak fuzz differential demo clean
 
@@ -46,10 +46,21 @@ browser: ## install Chromium from Debian's packages, if it is missing (run as ro
 	    chromium fonts-dejavu-core fonts-noto-color-emoji >/dev/null; \
 	else echo 'There is no chromium: the tests of the console need it.'; fi
 
+node: ## install what the tests of JavaScript programs need in .venv/node, and Node.js from Debian's packages if it is missing (as root)
+	@command -v npm >/dev/null || \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends nodejs npm >/dev/null; \
+	else echo 'There is no npm: the tests of JavaScript programs need it.'; fi
+	@! command -v npm >/dev/null || cmp -s tests/acceptance/node/package.json $(VENV)/node/.installed || { \
+	  echo 'installing JavaScript packages in $(VENV)/node ...'; \
+	  mkdir -p $(VENV)/node && cp tests/acceptance/node/package.json $(VENV)/node/ && \
+	  npm install --prefix $(VENV)/node --no-audit --no-fund --no-package-lock --silent && \
+	  cp tests/acceptance/node/package.json $(VENV)/node/.installed; }
+
 quick: setup ## unit tests, and the rules of the broker and its protocols on the memory store (half a minute)
 	$(TESTS) -q --stores memory tests/unit tests/conformance
 
-test: setup browser ## set up and run all tests
+test: setup browser node ## set up and run all tests
 	CI=$${CI:-true} $(TESTS) --dist loadfile --no-loadscope-reorder
 
 generate: setup ## write the blocking client from the one for event loops

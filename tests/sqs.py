@@ -115,10 +115,10 @@ def _session(loader: Loader) -> Any:
 SESSIONS = {"json": _session(Loader()), "query": _session(QueryLoader())}
 
 
-def client(url: str, protocol: str = "json", key: str = KEY, secret: str = SECRET) -> Any:
+def client(url: str, protocol: str = "json", key: str = KEY, secret: str = SECRET, service: str = "sqs") -> Any:
     """A client of boto3 that neither repeats a call nor asks for credentials."""
     return SESSIONS[protocol].create_client(
-        "sqs",
+        service,
         endpoint_url=url,
         region_name="eu-west-1",
         aws_access_key_id=key,
@@ -140,6 +140,11 @@ class SqsServer:
     @property
     def client(self) -> Any:
         return client(self.url, self.protocol)
+
+    @property
+    def sns(self) -> Any:
+        """A client of SNS, whose only protocol is Query."""
+        return client(self.url, service="sns")
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Await something in the thread of the server."""

@@ -79,6 +79,13 @@ def ids_from(id: str, count: int) -> list[str]:
     return [head + tail for tail in _PLACES[place : place + count]]
 
 
+def sequence_number(id: str) -> str:
+    """An id as a number, which rises as ids do: its bits without version and variant."""
+    number = int(id.replace("-", ""), 16)
+    moment = (number >> 80) << 12 | (number >> 64) & 0xFFF
+    return str(moment << 62 | number & (1 << 62) - 1)
+
+
 class RunIds(PackedIds):
     """`count` consecutive ids of a run, starting with `first`, which are written out only when they are asked for."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, TypedDict
 
 from msgspec import Struct
@@ -15,12 +16,18 @@ class Published(Struct, frozen=True):
 
 
 class Subscription(Struct, frozen=True, omit_defaults=True):
-    """What a queue gets of a topic: messages whose key matches `pattern` and whose headers match `filter`."""
+    """What a queue gets of a topic: messages whose key matches `pattern` and whose headers match `filter`, or with
+    `filter_on` "body" their JSON body."""
 
     name: str
     queue: str
     pattern: str | None = None
     filter: dict[str, Any] | None = None
+    filter_on: Literal["headers", "body"] = "headers"
+    envelope: dict[str, str] | None = None
+    """If given, a copy's body is the JSON notification of Amazon SNS, with these fields added."""
+    sns: dict[str, str] = {}
+    """Attributes that Amazon SNS keeps of a subscription, and that have no effect here."""
 
 
 class TopicSettings(Struct, frozen=True, kw_only=True):
@@ -28,6 +35,10 @@ class TopicSettings(Struct, frozen=True, kw_only=True):
 
     dedup_window: float = 300.0
     history: Literal["off", "events"] = "off"
+    tags: dict[str, str] = {}
+    """Free texts by name. A change adds and replaces some; null removes one."""
+    sns: dict[str, str] = {}
+    """Attributes that Amazon SNS keeps of a topic, and that MiniQ has no setting for. Changed as `tags`."""
 
 
 class TopicChanges(TypedDict, total=False):
@@ -35,6 +46,8 @@ class TopicChanges(TypedDict, total=False):
 
     dedup_window: float
     history: Literal["off", "events"]
+    tags: Mapping[str, str | None]
+    sns: Mapping[str, str | None]
 
 
 class TopicRates(Struct, frozen=True):

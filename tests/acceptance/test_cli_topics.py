@@ -31,6 +31,11 @@ def test_topics_are_subscribed_to_published_to_and_shown(miniq: Shell) -> None:
     filter = '{"country": ["de"]}'
     [subscription] = miniq("topics", "subscribe", "orders", "de", "--queue", "q", "--filter", filter, "--json").objects
     assert subscription == {"name": "de", "queue": "q", "filter": {"country": ["de"]}}
+    body = ("--filter", '{"n": [1]}', "--filter-on", "body", "--envelope")
+    [wrapped] = miniq("topics", "subscribe", "other", "w", *body, "--json").objects
+    assert (wrapped["filter_on"], wrapped["envelope"]) == ("body", {})
+    assert "yes" in miniq("topics", "try", "other", "--body", '{"n": 1}').lines[1]
+    miniq("topics", "delete", "other", "--yes")
     ids = miniq("publish", "orders", '{"n": 1}', "two", "--key", "orders.7.created").lines
     assert [one["id"] for one in miniq("peek", "billing", "--json").objects] == ids
     [sent] = miniq("publish", "orders", "--json", "--header", "country=de", stdin=b"line\n").objects
@@ -44,7 +49,7 @@ def test_topics_are_subscribed_to_published_to_and_shown(miniq: Shell) -> None:
     assert [line.split()[:3] for line in tried[1:]] == [["billing", "billing", "yes"], ["de", "q", "no"]]
     assert "the filter does not match the headers" in tried[2]
     changed = miniq("topics", "set", "orders", "--history", "events", "--dedup-window", "1m", "--json").objects[0]
-    assert changed["settings"] == {"dedup_window": 60.0, "history": "events"}
+    assert changed["settings"] == {"dedup_window": 60.0, "history": "events", "tags": {}, "sns": {}}
     shown = miniq("topics", "show", "orders").lines
     assert shown[0].split() == ["topic", "orders"]
     assert shown[-1].split(maxsplit=2) == ["de", "q", '{"country":["de"]}']

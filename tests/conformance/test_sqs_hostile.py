@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from miniq.server.http.sqs.sending import digest_of
+from miniq.server.http.aws.sqs.sending import digest_of
 from tests.sqs import SqsServer, ask, sqs
 
 __all__ = ["sqs"]

@@ -13,8 +13,8 @@ import pytest
 
 from miniq.broker.keyring import ApiKey
 from miniq.message import SECOND
-from miniq.server.http.sqs.queue_attributes import MAX_SIZE
-from miniq.server.http.sqs.wire import MAX_REQUEST
+from miniq.server.http.aws.sqs.queue_attributes import MAX_SIZE
+from miniq.server.http.aws.wire import MAX_REQUEST
 from tests.sqs import (
     AWSRequest,
     Credentials,

@@ -42,7 +42,7 @@ def test_topics_are_made_changed_listed_and_deleted(wire: Caller) -> None:
     made = wire.ok("PUT", T, {"dedup_window": 60})
     assert made == {
         "name": "orders",
-        "settings": {"dedup_window": 60.0, "history": "off"},
+        "settings": {"dedup_window": 60.0, "history": "off", "tags": {}, "sns": {}},
         "subscriptions": [],
         "rates": {"published": 0.0, "unmatched": 0.0, "copied": 0.0},
     }
@@ -50,7 +50,7 @@ def test_topics_are_made_changed_listed_and_deleted(wire: Caller) -> None:
     wire.ok("PUT", T, {"history": "events"})
     wire.ok("POST", f"{T}/messages", {"body": 1})
     found = wire.ok("GET", T)
-    assert found["settings"] == {"dedup_window": 60.0, "history": "events"}
+    assert found["settings"] == {"dedup_window": 60.0, "history": "events", "tags": {}, "sns": {}}
     assert found["subscriptions"] == [{"name": "a", "queue": "a"}]
     assert found["rates"]["copied"] > 0
     [listed] = wire.ok("GET", "/v1/topics")["topics"]
@@ -73,6 +73,19 @@ def test_a_message_is_tried_against_the_filters(wire: Caller) -> None:
         {"name": "b", "queue": "b", "matches": False, "reason": "the filter does not match the headers"},
     ]
     assert [one["matches"] for one in wire.ok("POST", f"{T}/match")["subscriptions"]] == [False, False]
+
+
+def test_a_subscription_may_filter_bodies_and_wrap_copies(wire: Caller) -> None:
+    given = {"filter": {"n": [{"numeric": [">", 1]}]}, "filter_on": "body", "envelope": {"TopicArn": "arn"}}
+    assert wire.ok("PUT", f"{T}/subscriptions/a", given) == {"name": "a", "queue": "a", **given}
+    assert wire.ok("GET", T)["subscriptions"] == [{"name": "a", "queue": "a", **given}]
+    assert wire.ok("POST", f"{T}/match", {"body": {"n": 2}})["subscriptions"][0]["matches"]
+    published = wire.ok("POST", f"{T}/messages", {"messages": [{"body": {"n": 1}}, {"body": {"n": 2}}]})
+    [message] = received(wire, "a")
+    assert (message["id"], message["body"]["TopicArn"]) == (published["ids"][1], "arn")
+    assert message["body"]["Message"].replace(" ", "") == '{"n":2}'
+    for wrong, field in (({"filter_on": "key"}, "filter_on"), ({"envelope": {"a": 1}}, "envelope")):
+        assert wire.refused("PUT", f"{T}/subscriptions/b", wrong).field.startswith(field)
 
 
 def test_an_idempotency_key_makes_a_publication_once(wire: Caller) -> None:
@@ -142,7 +155,7 @@ def test_who_may_not_read_a_topic_sees_no_subscriptions_and_refusals_name_the_to
 
         ask = holder(admin)
         ask("PUT", f"{T}/subscriptions/secret")
-        settings = {"dedup_window": 300.0, "history": "events"}
+        settings = {"dedup_window": 300.0, "history": "events", "tags": {}, "sns": {}}
         blind = holder(ask("POST", "/v1/keys", {"name": "some", "allow": ["manage:orders"]})["secret"])
         assert blind("PUT", T, {"history": "events"}) == {
             "name": "orders",

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
-from miniq.broker.filters import CONDITIONS, FILTER_BYTES, NAMES, Values, compile_filter, number_of
+from miniq.broker.filters import (
+    CONDITIONS,
+    ELEMENTS,
+    FILTER_BYTES,
+    NAMES,
+    BodyValues,
+    Values,
+    compile_filter,
+    number_of,
+)
 from miniq.errors import InvalidRequest, TooLarge
 
 CASES: list[tuple[dict[str, Any], dict[str, str], bool]] = [
@@ -97,6 +107,65 @@ CASES: list[tuple[dict[str, Any], dict[str, str], bool]] = [
 @pytest.mark.parametrize(("policy", "headers", "expected"), CASES)
 def test_filter_matches_as_the_grammar_says(policy: dict[str, Any], headers: dict[str, str], expected: bool) -> None:
     assert compile_filter(policy).matches(Values(headers)) is expected
+
+
+BODIES: list[tuple[dict[str, Any], Any, bool]] = [
+    ({"a": ["x"]}, {"a": "x"}, True),
+    ({"a": ["x"]}, {"a": ["y", "x"]}, True),
+    ({"a": ["x"]}, {"a": ["y", ["x"]]}, True),
+    ({"a": ["x"]}, {"a": {"x": "x"}}, False),
+    ({"a": {"b": ["x"]}}, {"a": {"b": "x"}}, True),
+    ({"a": {"b": ["x"]}}, {"a": [{"c": 1}, {"b": "x"}]}, True),
+    ({"a": {"b": ["x"], "c": [1]}}, {"a": {"b": "x"}}, False),
+    ({"a": {"$or": [{"b": ["x"]}, {"c": [1]}]}}, {"a": {"c": 1.0}}, True),
+    # Values have types
+    ({"a": [1]}, {"a": "1"}, False),
+    ({"a": ["1"]}, {"a": 1}, False),
+    ({"a": [True]}, {"a": "true"}, False),
+    ({"a": [True]}, {"a": True}, True),
+    ({"a": [True]}, {"a": 1}, False),
+    ({"a": [1]}, {"a": True}, False),
+    ({"a": [None]}, {"a": None}, True),
+    ({"a": [None]}, {}, False),
+    ({"a": [{"suffix": "true"}]}, {"a": True}, False),
+    ({"a": [{"numeric": [">", 1]}]}, {"a": 2}, True),
+    ({"a": [{"numeric": [">", 1]}]}, {"a": "2"}, False),
+    # Exists, anything but
+    ({"a": [{"exists": True}]}, {"a": None}, True),
+    ({"a": [{"exists": False}]}, {"b": 1}, True),
+    ({"a": {"b": [{"exists": False}]}}, {"a": 1}, True),
+    ({"a": [{"anything-but": ["x"]}]}, {"a": ["x", "y"]}, True),
+    ({"a": [{"anything-but": ["x"]}]}, {"a": ["x"]}, False),
+    ({"a": [{"anything-but": [None, True, 1]}]}, {"a": None}, False),
+    ({"a": [{"anything-but": [None, True, 1]}]}, {"a": 2}, True),
+    ({"a": [{"cidr": "10.0.0.0/8"}]}, {"a": "10.1.1.1"}, True),
+]
+
+
+@pytest.mark.parametrize(("policy", "body", "expected"), BODIES)
+def test_filter_over_a_body_matches_by_types_and_paths(policy: dict[str, Any], body: Any, expected: bool) -> None:
+    assert compile_filter(policy, "body").matches(BodyValues(json.dumps(body).encode())) is expected
+
+
+def test_of_a_long_list_only_so_many_elements_are_tested() -> None:
+    test = compile_filter({"a": ["x"]}, "body").matches
+    assert test(BodyValues(json.dumps({"a": [0] * (ELEMENTS - 1) + ["x"]}).encode()))
+    assert not test(BodyValues(json.dumps({"a": [0] * ELEMENTS + ["x"]}).encode()))
+    assert not BodyValues(b"[" * 100_000).is_object
+
+
+def test_one_element_of_a_header_that_is_an_array_must_match() -> None:
+    headers = {"a": '["x", "y", 1, true]', "AWS.DataType.a": "String.Array", "b": '["x"]'}
+    for policy, expected in (
+        ({"a": ["y"]}, True),
+        ({"a": [1]}, True),
+        ({"a": ["z"]}, False),
+        ({"a": [{"anything-but": ["x", "y"]}]}, True),
+        ({"b": ["x"]}, False),
+        ({"b": ['["x"]']}, True),
+    ):
+        assert compile_filter(policy).matches(Values(headers)) is expected
+    assert compile_filter({"a": ["{"]}).matches(Values({"a": "{", "AWS.DataType.a": "String.Array"}))
 
 
 INVALID: list[tuple[Any, str]] = [

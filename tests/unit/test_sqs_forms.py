@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from miniq.server.http.sqs.forms import FIELDS, read_form
+from miniq.server.http.aws.forms import FIELDS, read_form
 
 names = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 

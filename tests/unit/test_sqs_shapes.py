@@ -7,14 +7,15 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import pytest
 
-from miniq.server.http.sqs.actions import ACTIONS
-from miniq.server.http.sqs.errors import SqsError
-from miniq.server.http.sqs.protocols import JsonProtocol
-from miniq.server.http.sqs.queue_attributes import NAMES
-from miniq.server.http.sqs.receiving import SYSTEM_ATTRIBUTES
-from miniq.server.http.sqs.wire import MODULES
+from miniq.server.http.aws.actions import ACTIONS as ALL
+from miniq.server.http.aws.errors import AwsError
+from miniq.server.http.aws.protocols import JsonProtocol
+from miniq.server.http.aws.sqs.queue_attributes import NAMES
+from miniq.server.http.aws.sqs.receiving import SYSTEM_ATTRIBUTES
+from miniq.server.http.aws.wire import MODULES
 from tests.sqs import SESSIONS
 
+ACTIONS = ALL["sqs"]
 MODEL: Any = SESSIONS["json"].get_service_model("sqs")
 EMPTY: dict[str, Any] = {"list": [], "map": {}, "integer": 1}
 KINDS = {str: {"string"}, int: {"integer", "long"}, bool: {"boolean"}, bytes: {"blob"}}
@@ -70,7 +71,7 @@ def test_what_the_model_requires_is_required(name: str) -> None:
     shape = MODEL.operation_model(name).input_shape
     given = {field: EMPTY.get(shape.members[field].type_name, "x") for field in shape.required_members}
     for field in given.keys() - {"QueueUrl"}:  # the path may name the queue
-        with pytest.raises(SqsError, match=f"The request must contain the parameter {field}."):
+        with pytest.raises(AwsError, match=f"The request must contain the parameter {field}."):
             JsonProtocol(json.dumps(given | {field: None}).replace(f'"{field}": null', '"x": 0').encode()).read(
                 ACTIONS[name].request
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from miniq.api import operation as bodies
 from miniq.api import replies
@@ -59,13 +59,14 @@ class DeleteTopic(Call[None], frozen=True):
 
 @operation(
     "match_topic", "POST", f"{TOPIC}/match", "read",
-    "Which subscriptions a message with this key and these headers would match; nothing is sent",
+    "Which subscriptions a message with this key, these headers and this JSON body would match; nothing is sent",
     single("MatchReply", subscriptions=list[Match]),
 )  # fmt: skip
 class MatchTopic(Call[list[Match]], frozen=True):
     topic: str
     key: str | None = None
     headers: dict[str, str] | None = None
+    body: dict[str, Any] | None = None
 
 
 @operation(
@@ -74,14 +75,18 @@ class MatchTopic(Call[list[Match]], frozen=True):
 )  # fmt: skip
 class Subscribe(Call[Subscription], frozen=True):
     """The queue is by default that of the subscription's name; the caller needs `send` on it. Messages match if their
-    key matches `pattern` (words separated by dots, `*` is one word and `#` any number) and their headers match
-    `filter` (Amazon SNS's filter policy grammar)."""
+    key matches `pattern` (words separated by dots, `*` is one word and `#` any number) and their headers, or with
+    `filter_on` "body" their JSON body, match `filter` (Amazon SNS's filter policy grammar). With `envelope`, the body
+    of a copy is the JSON notification of Amazon SNS, with these fields added. `sns` is kept and has no effect."""
 
     topic: str
     name: str
     queue: str | None = None
     pattern: str | None = None
     filter: dict[str, Any] | None = None
+    filter_on: Literal["headers", "body"] = "headers"
+    envelope: dict[str, str] | None = None
+    sns: dict[str, str] | None = None
 
 
 @operation(

@@ -1,7 +1,8 @@
 """Routing: which queues get a published message, and how the messages of a publication are cut for the store.
 
 A router is made from the subscriptions of a topic whenever these change. Patterns are matched together, filters one by
-one for the subscriptions whose pattern matches. A queue with several matching subscriptions gets one copy.
+one for the subscriptions whose pattern matches. A queue with several matching subscriptions gets one copy, in no
+envelope if one of them has none, else in that of the first.
 """
 
 from __future__ import annotations
@@ -9,8 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
+from msgspec import Struct
+
 from miniq.broker import rules
-from miniq.broker.filters import Filter, Values
+from miniq.broker.envelopes import Envelope, wrapped
+from miniq.broker.filters import BodyValues, Filter, Values
 from miniq.broker.patterns import Patterns
 from miniq.errors import TooLarge
 from miniq.ids import SHARE, IdSource
@@ -28,7 +32,16 @@ _PLAIN = QueueSettings()
 _NO_HEADERS: Mapping[str, str] = {}
 
 Route = tuple[int, ...]
-"""The positions of queues in `Router.queues`, rising."""
+"""The positions of outlets in `Router.outlets`, rising."""
+Destination = tuple[int, Envelope | None]
+"""The position of a queue among the targets of a publication, and what its copies are wrapped in."""
+
+
+class Outlet(Struct, frozen=True):
+    """A queue, and what its copies are wrapped in."""
+
+    queue: str
+    envelope: Envelope | None = None
 
 
 class Router:
@@ -37,8 +50,13 @@ class Router:
     def __init__(self, subscriptions: Sequence[Subscription], filters: Mapping[str, Filter]) -> None:
         self._subscriptions = subscriptions
         self.queues = list(dict.fromkeys(subscription.queue for subscription in subscriptions))
-        places = {queue: place for place, queue in enumerate(self.queues)}
-        self._places = [places[subscription.queue] for subscription in subscriptions]
+        signs = [(one.envelope is not None, one.queue, _sign(one.envelope)) for one in subscriptions]
+        outlets = {sign: Outlet(one.queue, one.envelope) for sign, one in zip(signs, subscriptions, strict=True)}
+        order = sorted(outlets, key=lambda sign: sign[0])
+        self.outlets = [outlets[sign] for sign in order]
+        """Those without an envelope first."""
+        places = {sign: place for place, sign in enumerate(order)}
+        self._places = [places[sign] for sign in signs]
         self._filters = [filters.get(subscription.name) for subscription in subscriptions]
         self._open: list[int] = []
         """Subscriptions without a pattern."""
@@ -46,29 +64,35 @@ class Router:
         for number, subscription in enumerate(subscriptions):
             (self._open if subscription.pattern is None else self._patterned).append(number)
         self._patterns = Patterns([subscriptions[number].pattern or "#" for number in self._patterned])
-        self._has_filters = bool(filters)
+        scopes = {filter.scope for filter in filters.values()}
+        self._reads_headers, self._reads_bodies = "headers" in scopes, "body" in scopes
         self._spent = 0
         """What was tested since other calls had their turn."""
 
+    def destinations(self, targets: Mapping[str, int]) -> list[Destination]:
+        """The destination of each outlet, given the positions of queues. A queue that is not there has none: -1."""
+        return [(targets.get(outlet.queue, -1), outlet.envelope) for outlet in self.outlets]
+
     async def routes(self, drafts: Sequence[Draft]) -> list[Route]:
         """Where each message goes."""
-        if isinstance(drafts, PlainDrafts):
-            return [await self._route(None, _NO_HEADERS)] * len(drafts)
+        if isinstance(drafts, PlainDrafts) and not self._reads_bodies:
+            return [await self._route(None, _NO_HEADERS, b"")] * len(drafts)
         routes: list[Route] = []
         known: dict[object, Route] = {}
         for draft in drafts:
-            headers = draft.headers if self._has_filters and draft.headers else _NO_HEADERS
-            sign = (draft.key, frozenset(headers.items())) if headers else draft.key
+            headers = draft.headers if self._reads_headers and draft.headers else _NO_HEADERS
+            body = draft.body if self._reads_bodies else b""
+            sign = (draft.key, frozenset(headers.items()), body) if headers or body else draft.key
             route = known.get(sign)
             if route is None:
-                route = known[sign] = await self._route(draft.key, headers)
+                route = known[sign] = await self._route(draft.key, headers, body)
             routes.append(route)
         return routes
 
-    async def explain(self, key: str | None, headers: Mapping[str, str]) -> list[Match]:
+    async def explain(self, key: str | None, headers: Mapping[str, str], body: bytes) -> list[Match]:
         """For each subscription, whether a message would match it."""
         matched = {self._patterned[number] for number in self._patterns.match(key)}
-        values = Values(headers)
+        values, inner = Values(headers), BodyValues(body)
         found: list[Match] = []
         for number, subscription in enumerate(self._subscriptions):
             filter = self._filters[number]
@@ -76,39 +100,54 @@ class Router:
             if subscription.pattern is not None and number not in matched:
                 shown = "a message without a key" if key is None else f"the key {key[:256]!r}"
                 reason = f"pattern {subscription.pattern!r} does not match {shown}"
-            elif filter is not None and not await self._matches(filter, values):
-                reason = "the filter does not match the headers"
+            elif filter is not None and not await self._matches(filter, values, inner):
+                reason = f"the filter does not match the {filter.scope}"
             found.append(Match(subscription.name, subscription.queue, reason is None, reason))
         return found
 
-    async def _route(self, key: str | None, headers: Mapping[str, str]) -> Route:
+    async def _route(self, key: str | None, headers: Mapping[str, str], body: bytes) -> Route:
         numbers = [*self._open, *(self._patterned[number] for number in self._patterns.match(key))]
         self._spent += KEY
-        filters, places, values = self._filters, self._places, Values(headers)
+        filters, places, values, inner = self._filters, self._places, Values(headers), BodyValues(body)
         reached: set[int] = set()
         for number in numbers:
             filter = filters[number]
-            if filter is None or await self._matches(filter, values):
+            if filter is None or await self._matches(filter, values, inner):
                 reached.add(places[number])
-        return tuple(sorted(reached))
+        route = tuple(sorted(reached))
+        if len(self.outlets) > len(self.queues):  # a queue has several, of which it gets one copy
+            first = {self.outlets[place].queue: place for place in reversed(route)}
+            route = tuple(sorted(first.values()))
+        return route
 
-    async def _matches(self, filter: Filter, values: Values) -> bool:
+    async def _matches(self, filter: Filter, values: Values, inner: BodyValues) -> bool:
         self._spent += filter.cost
         if self._spent > TURN:
             self._spent = 0
             await asyncio.sleep(0)
-        return filter.matches(values)
+        if filter.scope == "headers":
+            return filter.matches(values)
+        return inner.is_object and filter.matches(inner)
+
+
+def _sign(envelope: Envelope | None) -> frozenset[tuple[str, str]]:
+    return frozenset() if envelope is None else frozenset(envelope.items())
 
 
 def stretches(
-    topic: str, drafts: Sequence[Draft], routes: Sequence[Route], ids: IdSource, now: int, limits: Limits
+    topic: str,
+    drafts: Sequence[Draft],
+    routes: Sequence[Route],
+    ids: IdSource,
+    now: int,
+    limits: Limits,
+    destinations: Sequence[Destination],
 ) -> list[Stretch]:
-    """The messages of valid drafts in order, with rising ids, cut where the queues that they go to change."""
-    if isinstance(drafts, PlainDrafts):
-        return [
-            Stretch(_plain(topic, drafts[start : start + SHARE], ids, now), routes[0])
-            for start in range(0, len(drafts), SHARE)
-        ]
+    """The messages of valid drafts in order, with rising ids, cut where the queues that they go to change. Those that
+    some queues get in an envelope follow once more for each of these."""
+    if isinstance(drafts, PlainDrafts) and routes.count(routes[0]) == len(routes):
+        plain = [_plain(topic, drafts[start : start + SHARE], ids, now) for start in range(0, len(drafts), SHARE)]
+        return [stretch for batch in plain for stretch in _variants(batch, routes[0], False, destinations)]
     cut: list[Stretch] = []
     start = 0
     before: object = None
@@ -116,10 +155,10 @@ def stretches(
         alone = draft.recipient is not None or draft.group is not None or draft.dedup_id is not None
         kind = None if alone else (routes[place], draft.priority, draft.delay, draft.deliver_at)
         if place > start and (kind is None or kind != before or place - start == SHARE):
-            cut.append(_stretch(topic, drafts[start:place], routes[start], ids, now, limits))
+            cut += _stretch(topic, drafts[start:place], routes[start], ids, now, limits, destinations)
             start = place
         before = kind
-    cut.append(_stretch(topic, drafts[start:], routes[start], ids, now, limits))
+    cut += _stretch(topic, drafts[start:], routes[start], ids, now, limits, destinations)
     return cut
 
 
@@ -127,14 +166,35 @@ def _plain(topic: str, drafts: PlainDrafts, ids: IdSource, now: int) -> PlainBat
     return PlainBatch(ids.run(len(drafts), now), "", now, now, drafts.bodies, drafts.content_type, 0, topic)
 
 
-def _stretch(topic: str, drafts: Sequence[Draft], route: Route, ids: IdSource, now: int, limits: Limits) -> Stretch:
+def _stretch(
+    topic: str,
+    drafts: Sequence[Draft],
+    route: Route,
+    ids: IdSource,
+    now: int,
+    limits: Limits,
+    destinations: Sequence[Destination],
+) -> list[Stretch]:
     run = ids.run(len(drafts), now)
     messages: Sequence[Message] = [
         rules.message(draft, "", _PLAIN, id, now, limits, topic) for draft, id in zip(drafts, run, strict=True)
     ]
     first = drafts[0]
     timed = first.delay is not None or first.deliver_at is not None
-    return Stretch(plain_batch(messages) or messages, route, timed)
+    return _variants(plain_batch(messages) or messages, route, timed, destinations)
+
+
+def _variants(
+    messages: Sequence[Message], route: Route, timed: bool, destinations: Sequence[Destination]
+) -> list[Stretch]:
+    """Messages as they are, and in each envelope."""
+    reached = [destinations[place] for place in route]
+    cut = [Stretch(messages, sorted(target for target, envelope in reached if envelope is None), timed)]
+    for target, envelope in reached:
+        if envelope is not None:
+            variant = wrapped(messages, envelope)
+            cut.append(Stretch(plain_batch(variant) or variant, [target], timed, is_variant=True))
+    return cut
 
 
 def check_copies(cut: Sequence[Stretch], limits: Limits) -> None:

@@ -14,7 +14,7 @@ from miniq.options import Limits
 
 MIN_RATE, MAX_RATE = 0.001, 1_000_000
 MOST_TAGS, TAG_NAME, TAG_VALUE = 50, 128, 256
-"""How many tags a queue may have, and the characters of their names and values."""
+"""How many tags a queue or topic may have, and the characters of their names and values."""
 SQS_BYTES = 64 * 1024
 _RETRY = ", ".join(Retry.__struct_fields__)
 
@@ -51,7 +51,7 @@ def change(name: str, current: QueueSettings | None, changes: Mapping[str, Any],
             if not isinstance(value, bool):
                 raise InvalidRequest(f"{field}: {show(value)}; use true or false", field=field)
         elif field in ("tags", "sqs"):
-            changes[field] = _texts(field, value, getattr(settings, field))
+            changes[field] = texts(field, value, getattr(settings, field))
         elif field == "history":
             if value not in get_args(History):
                 raise InvalidRequest(f"history: {show(value)}; use off, events or full", field=field)
@@ -98,7 +98,7 @@ def _retry(value: object, current: Retry, limits: Limits) -> Retry:
     return retry
 
 
-def _texts(field: str, value: object, current: Mapping[str, str]) -> dict[str, str]:
+def texts(field: str, value: object, current: Mapping[str, str]) -> dict[str, str]:
     """Texts by name, with changes: a name that is not given keeps its text, one with null loses it."""
     if not isinstance(value, Mapping):
         raise InvalidRequest(f"{field}: {show(value)}; use an object of texts by name", field=field)
@@ -109,13 +109,13 @@ def _texts(field: str, value: object, current: Mapping[str, str]) -> dict[str, s
         if field == "tags" and (len(name) > TAG_NAME or len(text or "") > TAG_VALUE):
             limits = f"a name has at most {TAG_NAME} characters, a value {TAG_VALUE}"
             raise TooLarge(f"tags: {show(name)} is too long; {limits}", field=field)
-    texts = {name: text for name, text in {**current, **value}.items() if text is not None}
-    if field == "tags" and len(texts) > MOST_TAGS:
-        raise TooLarge(f"tags: {len(texts)} of them; at most {MOST_TAGS}", field=field)
+    kept = {name: text for name, text in {**current, **value}.items() if text is not None}
+    if field == "tags" and len(kept) > MOST_TAGS:
+        raise TooLarge(f"tags: {len(kept)} of them; at most {MOST_TAGS}", field=field)
     try:
-        size = sum(len(name.encode()) + len(text.encode()) for name, text in texts.items())
+        size = sum(len(name.encode()) + len(text.encode()) for name, text in kept.items())
     except UnicodeEncodeError:
         raise InvalidRequest(f"{field}: is not valid Unicode", field=field) from None
     if size > SQS_BYTES:
         raise TooLarge(f"{field}: {size} bytes in UTF-8; at most {SQS_BYTES}", field=field)
-    return texts
+    return kept

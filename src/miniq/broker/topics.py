@@ -12,16 +12,18 @@ import secrets
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from miniq.broker import rules
-from miniq.broker.filters import Filter, compile_filter
+from miniq.broker.envelopes import Envelope, check_envelope
+from miniq.broker.filters import Filter, Scope, compile_filter
 from miniq.broker.patterns import check_pattern
 from miniq.broker.routing import Router, check_copies, stretches
+from miniq.broker.settings import texts
 from miniq.errors import (
     InvalidRequest,
     QueueNotFound,
@@ -73,7 +75,7 @@ class Topic:
             if subscription.filter is not None:
                 is_known = before is not None and before.subscriptions.get(key) == subscription
                 known = before._filters[key] if is_known and before is not None else None
-                self._filters[key] = known or compile_filter(subscription.filter)
+                self._filters[key] = known or compile_filter(subscription.filter, subscription.filter_on)
 
     @cached_property
     def router(self) -> Router:
@@ -146,9 +148,10 @@ class Topics:
             routes = await router.routes(drafts)
             places, targets = self._targets(router)
             if len(places) < len(router.queues):  # a queue was deleted, and its subscription is about to be
-                routes = [tuple(places[place] for place in route if place in places) for route in routes]
+                outlets = router.outlets
+                routes = [tuple(place for place in route if outlets[place].queue in places) for route in routes]
             now = broker.clock.now()
-            cut = stretches(topic, drafts, routes, broker.ids, now, limits)
+            cut = stretches(topic, drafts, routes, broker.ids, now, limits, router.destinations(places))
             check_copies(cut, limits)
             once = None
             if name is not None:
@@ -156,7 +159,8 @@ class Topics:
                 once = Once(publication_name(found.record.id, named.name), named.until, named.content)
             record = None
             if stamp is not None:
-                record = stamp([id for stretch in cut for id in stretch.ids], [len(route) for route in routes])
+                ids = [id for stretch in cut if not stretch.is_variant for id in stretch.ids]
+                record = stamp(ids, [len(route) for route in routes])
             publication = Publication(
                 topic=topic,
                 scope=found.record.id,
@@ -178,14 +182,14 @@ class Topics:
         self._count(topic, publication, published, now)
         return published
 
-    def _targets(self, router: Router) -> tuple[dict[int, int], list[Target]]:
-        """The queues of a router that exist, and by its positions theirs."""
-        places: dict[int, int] = {}
+    def _targets(self, router: Router) -> tuple[dict[str, int], list[Target]]:
+        """The queues of a router that exist, and their positions by name."""
+        places: dict[str, int] = {}
         targets: list[Target] = []
-        for place, queue in enumerate(router.queues):
+        for queue in router.queues:
             settings = self._broker.catalog.find(queue)
             if settings is not None:
-                places[place] = len(targets)
+                places[queue] = len(targets)
                 targets.append(Target(queue, settings.history, rules.room(settings), rules.micros(settings.delay)))
         return places, targets
 
@@ -205,15 +209,18 @@ class Topics:
         counts = Counter[str]()
         answered = set(published.ids)
         total = 0
+        variants = {stretch.ids[0] for stretch in publication.stretches if stretch.is_variant}
         for stretch in publication.stretches:
-            total += len(stretch.messages)
+            total += 0 if stretch.is_variant else len(stretch.messages)
             if stretch.ids[0] not in answered:  # on record already
                 continue
-            counts["published"] += len(stretch.messages)
             counts["copied"] += len(stretch.messages) * len(stretch.targets)
-            if not stretch.targets:
-                counts["unmatched"] += len(stretch.messages)
             self._count_arrivals(publication.targets, stretch)
+            if stretch.is_variant:
+                continue
+            counts["published"] += len(stretch.messages)
+            if not stretch.targets and stretch.ids[0] not in variants:
+                counts["unmatched"] += len(stretch.messages)
         counts["deduplicated"] = total - counts["published"]
         for event, count in counts.items():
             if count:
@@ -278,15 +285,21 @@ class Topics:
                     self._forget(topic)
                     return
 
-    async def match(self, topic: str, key: str | None = None, headers: Mapping[str, str] | None = None) -> list[Match]:
-        """Which subscriptions a message would match; nothing is sent."""
+    async def match(
+        self,
+        topic: str,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        body: dict[str, Any] | None = None,
+    ) -> list[Match]:
+        """Which subscriptions a message would match; nothing is sent. `body` is a JSON object."""
         found = await self._require(topic)
         limits = self._broker.options.limits
         if key is not None:
             rules.check_text(key, "key", limits)
         if headers is not None:
             rules.check_headers(headers, limits)
-        return await found.router.explain(key, headers or {})
+        return await found.router.explain(key, headers or {}, b"" if body is None else msgspec.json.encode(body))
 
     # Subscriptions
 
@@ -297,6 +310,9 @@ class Topics:
         queue: str | None = None,
         pattern: str | None = None,
         filter: dict[str, Any] | None = None,
+        filter_on: Scope = "headers",
+        envelope: Envelope | None = None,
+        sns: dict[str, str] | None = None,
         check_new: CheckNew | None = None,
     ) -> Subscription:
         """Create or replace a subscription. The queue, by default of the same name, is created if it does not exist;
@@ -307,9 +323,14 @@ class Topics:
         target = rules.check_name(name if queue is None else queue)
         if pattern is not None:
             check_pattern(pattern)
+        if filter_on not in get_args(Scope):
+            raise InvalidRequest(f"filter_on: {show(filter_on)}; use headers or body", field="filter_on")
         if filter is not None:
-            filter = compile_filter(filter).policy
-        subscription = Subscription(name, target, pattern, filter)
+            filter = compile_filter(filter, filter_on).policy
+        if envelope is not None:
+            check_envelope(envelope)
+        kept = texts("sns", {} if sns is None else sns, {})
+        subscription = Subscription(name, target, pattern, filter, filter_on, envelope, kept)
         async with self.changing:
             while True:
                 await broker.catalog.refresh()
@@ -439,12 +460,15 @@ class Topics:
 def _changed(settings: TopicSettings, changes: Mapping[str, Any]) -> TopicSettings:
     """Settings after a change; raises if it is invalid."""
     known = asdict(settings)
+    changes = dict(changes)
     for field, value in changes.items():
         if field not in known:
             text = f"{str(field)[:80]}: there is no such setting; use {', '.join(known)}"
             raise InvalidRequest(text, field=str(field)[:80])
         if field == "dedup_window":
             rules.check_seconds(value, field, 0, rules.YEARS_100)
+        elif field in ("tags", "sns"):
+            changes[field] = texts(field, value, known[field])
         elif value not in ("off", "events"):
             raise InvalidRequest(f"{field}: {show(value)}; use off or events", field=field)
     return replace(settings, **changes)

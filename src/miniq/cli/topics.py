@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, Literal
 
 import click
 import msgspec
@@ -19,6 +19,7 @@ from miniq.topic import ConfiguredTopic, Subscription, TopicInfo
 FILTER = Parsed(
     "json", lambda text: msgspec.json.decode(text, type=dict[str, Any]), 'an object such as {"store": ["berlin"]}'
 )
+BODY = Parsed("json", lambda text: msgspec.json.decode(text, type=dict[str, Any]), 'an object such as {"total": 7}')
 
 
 @click.command()
@@ -146,10 +147,20 @@ def delete(at: Target, topic: str, yes: bool) -> None:
 @click.option("--queue", metavar="QUEUE", help="The queue that gets copies. [default: NAME]")
 @click.option("--pattern", help="Keys to match: words separated by dots, * is one word, # any number.")
 @click.option("--filter", type=FILTER, help="Headers to match, in JSON: Amazon SNS's filter policy grammar.")
+@click.option("--filter-on", type=click.Choice(["headers", "body"]), default="headers", help="What --filter matches.")
+@click.option("--envelope", is_flag=True, help="Wrap copies in the JSON notification of Amazon SNS.")
 @as_json
 @target
 def subscribe(
-    at: Target, topic: str, name: str, queue: str | None, pattern: str | None, filter: Any, as_json: bool
+    at: Target,
+    topic: str,
+    name: str,
+    queue: str | None,
+    pattern: str | None,
+    filter: Any,
+    filter_on: Literal["headers", "body"],
+    envelope: bool,
+    as_json: bool,
 ) -> None:
     """Subscribe a queue to a topic, or replace the subscription NAME.
 
@@ -159,7 +170,10 @@ def subscribe(
       miniq topics subscribe orders large --queue review --filter '{"total": [{"numeric": [">", 1000]}]}'
     """
     with at.open() as client:
-        made = client.topic(topic).subscribe(name, queue, pattern=pattern, filter=filter)
+        added: dict[str, str] | None = {} if envelope else None
+        made = client.topic(topic).subscribe(
+            name, queue, pattern=pattern, filter=filter, filter_on=filter_on, envelope=added
+        )
     line(as_json, made, f"queue {made.queue} is subscribed to {topic} as {made.name}")
 
 
@@ -183,9 +197,10 @@ def unsubscribe(at: Target, topic: str, name: str) -> None:
 @click.argument("topic")
 @click.option("--key", help="The key of the message.")
 @pairs_option("--header", "headers", help="A header; may be repeated.")
+@click.option("--body", type=BODY, help="The body, in JSON.")
 @as_json
 @target
-def try_(at: Target, topic: str, key: str | None, headers: dict[str, str], as_json: bool) -> None:
+def try_(at: Target, topic: str, key: str | None, headers: dict[str, str], body: Any, as_json: bool) -> None:
     """Show which subscriptions a message would match; nothing is sent.
 
     \b
@@ -193,7 +208,7 @@ def try_(at: Target, topic: str, key: str | None, headers: dict[str, str], as_js
       miniq topics try orders --key orders.7.created --header country=de
     """
     with at.open() as client:
-        matches = client.topic(topic).match(key, headers or None)
+        matches = client.topic(topic).match(key, headers or None, body)
     if as_json:
         for match in matches:
             json_line(match)

@@ -127,6 +127,9 @@ class Stretch(Struct, frozen=True):
     """The positions of the queues in `Publication.targets`."""
     timed: bool = False
     """Whether the messages have a due time of their own."""
+    is_variant: bool = False
+    """Whether these are the messages of the last stretch that is none, in another form for other queues: the ids are
+    the same, and so is whether they are duplicates."""
 
     @property
     def first(self) -> Message:

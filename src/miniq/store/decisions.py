@@ -176,17 +176,24 @@ def dedup_names(publication: Publication) -> list[str]:
 def sift_publication(publication: Publication, standing: Callable[[str], str | None]) -> SiftedPublication:
     """Leave out messages whose dedup id is on record (`standing`) or appeared earlier in the same publication."""
     sifted = SiftedPublication([], [], {})
+    is_fresh = True
     for stretch in publication.stretches:
+        if stretch.is_variant:
+            if is_fresh:
+                sifted.fresh.append(stretch)
+            continue
         dedup_id = stretch.first.dedup_id
         if dedup_id is not None:
             name = published_name(publication.scope, dedup_id)
             first = sifted.brought.get(name)
             if first is None:
                 first = standing(name)
+            is_fresh = first is None
             if first is not None:
                 sifted.ids.append(first)
                 continue
             sifted.brought[name] = stretch.first.id
+        is_fresh = True
         sifted.ids += stretch.ids
         sifted.fresh.append(stretch)
     return sifted

@@ -64,7 +64,7 @@ def left(
 
 def published(publication: Publication, fresh: Sequence[Stretch], queues: list[str]) -> Event:
     """Messages were published to a topic, and copied to some queues."""
-    messages = [stretch.messages for stretch in fresh]
+    messages = [stretch.messages for stretch in fresh if not stretch.is_variant]
     count, size = sum(map(len, messages)), sum(message.size for part in messages for message in part)
     first = messages[0][0].id
     return Event(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 from miniq.api import operations as ops
 from miniq.api.tables import to_table
@@ -51,19 +51,28 @@ class AsyncTopic(OneProcess):
         *,
         pattern: str | None = None,
         filter: Mapping[str, Any] | None = None,
+        filter_on: Literal["headers", "body"] = "headers",
+        envelope: Mapping[str, str] | None = None,
     ) -> Subscription:
         """Subscribe a queue, by default the one with the subscription's name, or replace the subscription. Messages
-        match whose key matches `pattern` and whose headers match `filter`."""
+        match whose key matches `pattern` and whose headers, or with `filter_on="body"` JSON body, match `filter`.
+        With `envelope`, the body of a copy is the JSON notification of Amazon SNS, with these fields added."""
         given: Any = dict(filter) if isinstance(filter, Mapping) else filter
-        return await self._perform(ops.Subscribe(self.name, name, queue, pattern, given))
+        added: Any = dict(envelope) if isinstance(envelope, Mapping) else envelope
+        return await self._perform(ops.Subscribe(self.name, name, queue, pattern, given, filter_on, added))
 
     async def unsubscribe(self, name: str) -> None:
         """Remove a subscription. Its queue stays, with all that is in it."""
         await self._perform(ops.Unsubscribe(self.name, name))
 
-    async def match(self, key: str | None = None, headers: Mapping[str, str] | None = None) -> list[Match]:
+    async def match(
+        self,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        body: dict[str, Any] | None = None,
+    ) -> list[Match]:
         """Which subscriptions a message would match; nothing is sent."""
-        return await self._perform(ops.MatchTopic(self.name, key, None if headers is None else dict(headers)))
+        return await self._perform(ops.MatchTopic(self.name, key, None if headers is None else dict(headers), body))
 
     async def info(self) -> TopicInfo:
         """Settings, subscriptions and rates."""

@@ -22,9 +22,9 @@ from miniq.broker import Broker
 from miniq.errors import InvalidRequest, MiniQError, NoRoute, StoreUnavailable, TooLarge, WrongMedia, WrongMethod
 from miniq.message import JSON
 from miniq.server.http import console, event_stream, openapi, prometheus, report, short_routes
+from miniq.server.http.aws.wire import AwsWire
 from miniq.server.http.guard import Guard, GuardedApp
 from miniq.server.http.long_poll import while_connected
-from miniq.server.http.sqs.wire import SqsWire
 from miniq.server.operations import (
     OPERATIONS,
     READERS,
@@ -106,11 +106,11 @@ class HttpApp:
         self._routes = routes
         app = Starlette(routes=routes, exception_handlers=dict.fromkeys(handled, self._failed))
         app.router.redirect_slashes = False
-        sqs = SqsWire(broker, max_request)
+        aws = AwsWire(broker, max_request)
 
         async def routed(scope: Scope, receive: Receive, send: Send) -> None:
             is_native = scope["path"].startswith("/v1/")
-            await (app if is_native or not sqs.speaks(scope) else sqs)(scope, receive, send)
+            await (app if is_native or not aws.speaks(scope) else aws)(scope, receive, send)
 
         self.asgi = GuardedApp(routed, guard, problem_response)
 

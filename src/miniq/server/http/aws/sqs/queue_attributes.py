@@ -11,16 +11,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from miniq.message import Counts, QueueSettings
-from miniq.server.http.sqs.addresses import Place, queue_of_arn
-from miniq.server.http.sqs.errors import (
+from miniq.server.http.aws.addresses import Place, queue_of_arn
+from miniq.server.http.aws.errors import (
     INVALID_ATTRIBUTE_NAME,
     INVALID_ATTRIBUTE_VALUE,
     INVALID_PARAMETER,
-    SqsError,
+    AwsError,
     bad_value,
 )
-from miniq.server.http.sqs.json_text import read_json
-from miniq.server.http.sqs.message_attributes import INVALID_CHARACTERS
+from miniq.server.http.aws.json_text import read_json
+from miniq.server.http.aws.message_attributes import INVALID_CHARACTERS
 
 FIFO = ".fifo"
 RETENTION = 345_600
@@ -133,7 +133,7 @@ def changes(queue: str, attributes: Mapping[str, str], exists: Exists, allows: E
     kept: dict[str, str | None] = {}
     for name, text in attributes.items():
         if name not in NAMES or name in READ_ONLY or name == "All" or (name in FIFO_ONLY and not is_fifo(queue)):
-            raise SqsError(INVALID_ATTRIBUTE_NAME, f"Unknown Attribute {name[:256]}.")
+            raise AwsError(INVALID_ATTRIBUTE_NAME, f"Unknown Attribute {name[:256]}.")
         if INVALID_CHARACTERS.search(text) is not None:
             raise _bad_attribute(name, " Reason: It has characters that XML cannot express.")
         if name == "FifoQueue":
@@ -208,8 +208,8 @@ def _number(name: str, text: str) -> int:
     return int(text)
 
 
-def _bad_attribute(name: str, reason: str = "") -> SqsError:
-    return SqsError(INVALID_ATTRIBUTE_VALUE, f"Invalid value for the parameter {name}.{reason}")
+def _bad_attribute(name: str, reason: str = "") -> AwsError:
+    return AwsError(INVALID_ATTRIBUTE_VALUE, f"Invalid value for the parameter {name}.{reason}")
 
 
 def _json_object(name: str, text: str) -> dict[str, Any]:
@@ -226,7 +226,7 @@ def _redrive_changes(queue: str, text: str, exists: Exists, allows: Exists) -> d
     if not text:
         return {"max_receives": None, "dead_letter_queue": None}
 
-    def bad(reason: str) -> SqsError:
+    def bad(reason: str) -> AwsError:
         return bad_value(text, "RedrivePolicy", reason)
 
     try:
@@ -260,7 +260,7 @@ def _redrive_changes(queue: str, text: str, exists: Exists, allows: Exists) -> d
 def _check_redrive_allow(policy: Mapping[str, Any]) -> None:
     """Raise unless this is the `RedriveAllowPolicy` of a dead-letter queue."""
 
-    def bad(reason: str) -> SqsError:
+    def bad(reason: str) -> AwsError:
         return _bad_attribute("RedriveAllowPolicy", f" Reason: {reason}")
 
     for name in policy:
@@ -290,7 +290,7 @@ def _check_encryption(attributes: Mapping[str, str], kept: dict[str, str | None]
     """One kind of encryption replaces the other; both cannot be asked for at once."""
     key, managed = attributes.get("KmsMasterKeyId"), kept.get("SqsManagedSseEnabled")
     if key and managed == "true":
-        raise SqsError(INVALID_ATTRIBUTE_NAME, _ONE_SSE)
+        raise AwsError(INVALID_ATTRIBUTE_NAME, _ONE_SSE)
     if key:
         kept["SqsManagedSseEnabled"] = "false"
     elif managed == "true":
@@ -302,13 +302,13 @@ def check_name(queue: str, attributes: Mapping[str, str]) -> None:
     is_valid = len(queue) <= 80 and _NAME.fullmatch(queue.removesuffix(FIFO)) is not None
     wants_fifo = attributes.get("FifoQueue", "").lower() == "true"
     if wants_fifo and not (is_valid and is_fifo(queue)):
-        raise SqsError(
+        raise AwsError(
             INVALID_PARAMETER,
             "The name of a FIFO queue can only include alphanumeric characters, hyphens, or underscores, must end with "
             ".fifo suffix and be 1 to 80 in length.",
         )
     if not is_valid or is_fifo(queue) != wants_fifo:
-        raise SqsError(
+        raise AwsError(
             INVALID_PARAMETER,
             "Can only include alphanumeric characters, hyphens, or underscores. 1 to 80 in length",
         )

@@ -10,20 +10,20 @@ from typing import Any
 from miniq import dispatch
 from miniq.api import operations as ops
 from miniq.message import SECOND
-from miniq.server.http.sqs import queue_attributes, shapes
-from miniq.server.http.sqs.actions import ACTIONS, ANY_RIGHT, Call, action
-from miniq.server.http.sqs.errors import (
+from miniq.server.http.aws.actions import ACTIONS, ANY_RIGHT, Call, action
+from miniq.server.http.aws.errors import (
     INVALID_ATTRIBUTE_NAME,
     OVER_LIMIT,
     PURGE_IN_PROGRESS,
     QUEUE_NAME_EXISTS,
-    SqsError,
+    AwsError,
     bad_value,
     invalid,
     missing,
 )
-from miniq.server.http.sqs.json_text import read_json
-from miniq.server.http.sqs.message_attributes import INVALID_CHARACTERS
+from miniq.server.http.aws.json_text import read_json
+from miniq.server.http.aws.message_attributes import INVALID_CHARACTERS
+from miniq.server.http.aws.sqs import queue_attributes, shapes
 
 PURGE_PAUSE = 60 * SECOND
 PAGE = 1000
@@ -49,7 +49,7 @@ async def create_queue(call: Call) -> shapes.QueueUrlReply:
         name = queue_attributes.difference(queue, settings, attributes, call.place)
         if name is not None:
             text = f"A queue already exists with the same name and a different value for attribute {name}"
-            raise SqsError(QUEUE_NAME_EXISTS, text)
+            raise AwsError(QUEUE_NAME_EXISTS, text)
     return shapes.QueueUrlReply(call.place.url(queue))
 
 
@@ -129,7 +129,7 @@ async def purge_queue(call: Call) -> None:
     now, purges = call.broker.clock.now(), call.memory.purges
     if now - purges.get(call.queue, -PURGE_PAUSE) < PURGE_PAUSE:
         text = f"Only one PurgeQueue operation on {call.queue} is allowed every 60 seconds."
-        raise SqsError(PURGE_IN_PROGRESS, text)
+        raise AwsError(PURGE_IN_PROGRESS, text)
     for queue in [queue for queue, at in purges.items() if now - at >= PURGE_PAUSE]:
         del purges[queue]
     purges[call.queue] = now
@@ -145,7 +145,7 @@ async def get_queue_attributes(call: Call) -> shapes.GetQueueAttributesReply:
     info = await call.broker.queue(call.queue)
     for name in names:
         if name not in queue_attributes.NAMES:
-            raise SqsError(INVALID_ATTRIBUTE_NAME, f"Unknown Attribute {name[:256]}.")
+            raise AwsError(INVALID_ATTRIBUTE_NAME, f"Unknown Attribute {name[:256]}.")
     attributes = queue_attributes.describe(call.queue, info.settings, info.counts, call.place)
     if "All" not in names:
         attributes = {name: attributes[name] for name in names if name in attributes}
@@ -208,9 +208,9 @@ async def add_permission(call: Call) -> None:
     if not accounts:
         raise bad_value("[]", "PrincipalId", "Unable to verify.")
     if len(names) > MOST_ACTIONS:
-        raise SqsError(OVER_LIMIT, f"{len(names)} Actions were found, maximum allowed is {MOST_ACTIONS}.")
+        raise AwsError(OVER_LIMIT, f"{len(names)} Actions were found, maximum allowed is {MOST_ACTIONS}.")
     for name in names:
-        if name != "*" and name not in ACTIONS:
+        if name != "*" and name not in ACTIONS["sqs"]:
             reason = "Please refer to the appropriate WSDL for a list of valid actions. "
             raise bad_value(f"SQS:{name[:80]}", "ActionName", reason)
     if any(statement.get("Sid") == label for statement in policy["Statement"]):

@@ -7,7 +7,7 @@ from hashlib import blake2b
 from uuid import UUID
 
 from miniq.message import Lease, Stored
-from miniq.server.http.sqs.errors import RECEIPT_HANDLE_IS_INVALID, SqsError
+from miniq.server.http.aws.errors import RECEIPT_HANDLE_IS_INVALID, AwsError
 
 _ID, _CHECK = 16, 8
 
@@ -27,7 +27,7 @@ def lease_of(queue: str, handle: str) -> Lease:
     body, check = raw[:-_CHECK], raw[-_CHECK:]
     if len(body) <= _ID or check != _check(queue, body):
         text = f'The input receipt handle "{handle[:1024]}" is not a valid receipt handle.'
-        raise SqsError(RECEIPT_HANDLE_IS_INVALID, text)
+        raise AwsError(RECEIPT_HANDLE_IS_INVALID, text)
     return Lease(str(UUID(bytes=body[:_ID])), body[_ID:].hex())
 
 

@@ -9,22 +9,22 @@ from collections.abc import Sequence
 
 from miniq.errors import QueueNotFound
 from miniq.message import RedriveProgress
-from miniq.server.http.sqs import shapes
-from miniq.server.http.sqs.actions import Call, Task, action
-from miniq.server.http.sqs.addresses import queue_of_arn
-from miniq.server.http.sqs.errors import (
+from miniq.server.http.aws.actions import Call, Task, action
+from miniq.server.http.aws.addresses import queue_of_arn
+from miniq.server.http.aws.errors import (
     ACCESS_DENIED,
     OVER_LIMIT,
     QUEUE_DOES_NOT_EXIST,
     RESOURCE_NOT_FOUND,
     UNAVAILABLE,
     UNSUPPORTED,
-    SqsError,
+    AwsError,
     bad_value,
     invalid,
 )
-from miniq.server.http.sqs.json_text import read_json
-from miniq.server.http.sqs.queues import sources
+from miniq.server.http.aws.json_text import read_json
+from miniq.server.http.aws.sqs import shapes
+from miniq.server.http.aws.sqs.queues import sources
 
 REMEMBERED = 10
 MAX_RATE = 500
@@ -87,9 +87,9 @@ async def _check_source(call: Call) -> None:
         raise _no_resource("SourceArn") from None
 
 
-def _no_resource(parameter: str) -> SqsError:
+def _no_resource(parameter: str) -> AwsError:
     text = f"The resource that you specified for the {parameter} parameter doesn't exist."
-    return SqsError(RESOURCE_NOT_FOUND, text)
+    return AwsError(RESOURCE_NOT_FOUND, text)
 
 
 async def _update(call: Call, tasks: Sequence[Task]) -> None:
@@ -144,10 +144,10 @@ async def cancel_message_move_task(call: Call) -> shapes.CancelMessageMoveTaskRe
     tasks = call.memory.tasks.get(call.queue, [])
     task = next((task for task in tasks if task.id == id), None)
     if task is None:
-        raise SqsError(RESOURCE_NOT_FOUND, "Task does not exist.")
+        raise AwsError(RESOURCE_NOT_FOUND, "Task does not exist.")
     await _update(call, tasks)
     if not task.progress.running or task.is_cancelled:
-        raise SqsError(UNSUPPORTED, "Only active tasks can be cancelled.")
+        raise AwsError(UNSUPPORTED, "Only active tasks can be cancelled.")
     task.is_cancelled = True
     task.progress = _ended(await call.broker.cancel_redrive(call.queue) or task.progress)
     return shapes.CancelMessageMoveTaskReply(task.progress.moved)

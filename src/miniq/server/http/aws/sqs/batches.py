@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from miniq.message import Lease
-from miniq.server.http.sqs import shapes
-from miniq.server.http.sqs.actions import Call
-from miniq.server.http.sqs.errors import (
+from miniq.server.http.aws.actions import Call
+from miniq.server.http.aws.errors import (
     EMPTY_BATCH,
     IDS_NOT_DISTINCT,
     INVALID_ENTRY_ID,
     TOO_MANY_ENTRIES,
-    SqsError,
+    AwsError,
 )
-from miniq.server.http.sqs.receipts import lease_of
+from miniq.server.http.aws.sqs import shapes
+from miniq.server.http.aws.sqs.receipts import lease_of
 
 ENTRIES = 10
 _ENTRY_ID = re.compile(r"[A-Za-z0-9_-]{1,80}")
@@ -27,20 +27,20 @@ E = TypeVar("E", shapes.SendEntry, shapes.DeleteEntry, shapes.VisibilityEntry)
 def check_entries(entries: Sequence[E], element: str) -> None:
     """Raise unless these can be the entries of a batch."""
     if not entries:
-        raise SqsError(EMPTY_BATCH, f"There should be at least one {element} in the request.")
+        raise AwsError(EMPTY_BATCH, f"There should be at least one {element} in the request.")
     if len(entries) > ENTRIES:
         text = f"Maximum number of entries per request are {ENTRIES}. You have sent {len(entries)}."
-        raise SqsError(TOO_MANY_ENTRIES, text)
+        raise AwsError(TOO_MANY_ENTRIES, text)
     ids: set[str] = set()
     for entry in entries:
         if _ENTRY_ID.fullmatch(entry.id) is None:
-            raise SqsError(
+            raise AwsError(
                 INVALID_ENTRY_ID,
                 "A batch entry id can only contain alphanumeric characters, hyphens and underscores. It can be at most "
                 "80 letters long.",
             )
         if entry.id in ids:
-            raise SqsError(IDS_NOT_DISTINCT, f"Id {entry.id} repeated.")
+            raise AwsError(IDS_NOT_DISTINCT, f"Id {entry.id} repeated.")
         ids.add(entry.id)
 
 
@@ -51,7 +51,7 @@ def leases_of(call: Call, entries: Sequence[L], failed: list[shapes.FailedEntry]
     for entry in entries:
         try:
             leases.append(lease_of(call.queue, entry.receipt_handle))
-        except SqsError as error:
+        except AwsError as error:
             failed.append(failure(entry.id, error))
         else:
             valid.append(entry)
@@ -60,7 +60,7 @@ def leases_of(call: Call, entries: Sequence[L], failed: list[shapes.FailedEntry]
 
 def sort_out(
     entries: Sequence[E],
-    errors: Sequence[SqsError | None],
+    errors: Sequence[AwsError | None],
     successful: list[shapes.BatchEntry],
     failed: list[shapes.FailedEntry],
 ) -> None:
@@ -72,6 +72,6 @@ def sort_out(
             failed.append(failure(entry.id, error))
 
 
-def failure(id: str, error: SqsError) -> shapes.FailedEntry:
+def failure(id: str, error: AwsError) -> shapes.FailedEntry:
     """An entry that failed."""
     return shapes.FailedEntry(id, error.kind.is_sender, error.kind.code, error.text)

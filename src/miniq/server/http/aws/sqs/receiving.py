@@ -6,14 +6,16 @@ from base64 import b64encode
 from collections.abc import Sequence
 
 from miniq.api.codec import is_json
+from miniq.ids import sequence_number
 from miniq.message import Lease, Message, Outcome, Stored
-from miniq.server.http.sqs import message_attributes, queue_attributes, shapes
-from miniq.server.http.sqs.actions import Call, action
-from miniq.server.http.sqs.batches import ENTRIES, check_entries, failure, leases_of, sort_out
-from miniq.server.http.sqs.errors import INVALID_ATTRIBUTE_NAME, MESSAGE_NOT_INFLIGHT, SqsError, bad_value, missing
-from miniq.server.http.sqs.message_attributes import GROUP, INVALID_CHARACTERS, TRACE, TRACE_ATTRIBUTE
-from miniq.server.http.sqs.receipts import handle_of, lease_of
-from miniq.server.http.sqs.sending import digest_of, scope_of, sequence_number
+from miniq.server.http.aws import message_attributes
+from miniq.server.http.aws.actions import Call, action
+from miniq.server.http.aws.errors import INVALID_ATTRIBUTE_NAME, MESSAGE_NOT_INFLIGHT, AwsError, bad_value, missing
+from miniq.server.http.aws.message_attributes import GROUP, INVALID_CHARACTERS, TRACE, TRACE_ATTRIBUTE
+from miniq.server.http.aws.sqs import queue_attributes, shapes
+from miniq.server.http.aws.sqs.batches import ENTRIES, check_entries, failure, leases_of, sort_out
+from miniq.server.http.aws.sqs.receipts import handle_of, lease_of
+from miniq.server.http.aws.sqs.sending import digest_of, scope_of
 
 SYSTEM_ATTRIBUTES = (
     "SenderId",
@@ -45,7 +47,7 @@ async def receive_message(call: Call) -> shapes.ReceiveMessageReply:
     names = {*(request.attribute_names or ()), *(request.message_system_attribute_names or ())}
     unknown = names.difference(SYSTEM_ATTRIBUTES, queue_attributes.NAMES)
     if unknown:
-        raise SqsError(INVALID_ATTRIBUTE_NAME, f"Unknown Attribute {min(unknown)[:256]}.")
+        raise AwsError(INVALID_ATTRIBUTE_NAME, f"Unknown Attribute {min(unknown)[:256]}.")
     permit = call.caller.permit(call.broker, "receive", call.queue) if wait else None
     receiving = call.broker.receive(call.queue, max=most or 1, visibility_timeout=timeout, wait=wait, permit=permit)
     received = await (call.while_connected(receiving) if wait else receiving)
@@ -140,7 +142,7 @@ async def delete_message_batch(call: Call) -> shapes.DeleteMessageBatchReply:
     return reply
 
 
-async def _delete(call: Call, handles: Sequence[str], leases: Sequence[Lease]) -> list[SqsError | None]:
+async def _delete(call: Call, handles: Sequence[str], leases: Sequence[Lease]) -> list[AwsError | None]:
     """Delete messages, and return the error of each. A message that is gone, or that another consumer has received
     since, is no error; except that an expired receipt handle is one in a FIFO queue."""
     is_fifo = queue_attributes.is_fifo(call.queue)
@@ -180,7 +182,7 @@ async def change_message_visibility_batch(call: Call) -> shapes.ChangeMessageVis
             if entry.visibility_timeout is None:
                 raise missing("VisibilityTimeout")
             _check_timeout(entry.visibility_timeout)
-        except SqsError as error:
+        except AwsError as error:
             reply.failed.append(failure(entry.id, error))
         else:
             by_timeout.setdefault(entry.visibility_timeout, []).append((entry, lease))
@@ -194,7 +196,7 @@ async def change_message_visibility_batch(call: Call) -> shapes.ChangeMessageVis
 
 async def _change_visibility(
     call: Call, seconds: int, handles: Sequence[str], leases: Sequence[Lease]
-) -> list[SqsError | None]:
+) -> list[AwsError | None]:
     """Make messages visible after some seconds, and return the error of each."""
     if seconds:
         _, outcomes = await call.broker.extend(call.queue, leases, seconds, late=False)
@@ -203,13 +205,13 @@ async def _change_visibility(
     return [_visibility_error(handle, outcome) for handle, outcome in zip(handles, outcomes, strict=True)]
 
 
-def _visibility_error(handle: str, outcome: Outcome) -> SqsError | None:
+def _visibility_error(handle: str, outcome: Outcome) -> AwsError | None:
     if outcome == "done":
         return None
     if outcome == "missing":
         reason = "Message does not exist or is not available for visibility timeout change."
         return bad_value(handle, "ReceiptHandle", reason)
-    return SqsError(MESSAGE_NOT_INFLIGHT, "The message referred to isn't in flight.")
+    return AwsError(MESSAGE_NOT_INFLIGHT, "The message referred to isn't in flight.")
 
 
 def _check_timeout(seconds: int) -> None:

@@ -13,11 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from hashlib import md5
 from struct import pack
 
-from miniq.server.http.sqs.errors import INVALID_CONTENTS, SqsError, invalid
-from miniq.server.http.sqs.shapes import AttributeValue
+from miniq.broker.envelopes import DATA_TYPE, RESERVED
+from miniq.server.http.aws.errors import INVALID_CONTENTS, AwsError, invalid
+from miniq.server.http.aws.shape import AttributeValue
 
-RESERVED = "AWS."
-DATA_TYPE = "AWS.DataType."
 TRACE = "AWS.TraceHeader"
 GROUP = "AWS.MessageGroupId"
 """The group of a message in a standard queue, where groups are not ordered."""
@@ -33,7 +32,7 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 def check_text(text: str) -> None:
     """Raise if a text has characters that XML cannot express."""
     if INVALID_CHARACTERS.search(text) is not None:
-        raise SqsError(
+        raise AwsError(
             INVALID_CONTENTS,
             "Invalid characters found. Valid unicode characters are #x9 | #xA | #xD | #x20 to #xD7FF | #xE000 to "
             "#xFFFD | #x10000 to #x10FFFF",

@@ -68,7 +68,7 @@ UNAVAILABLE = Kind("ServiceUnavailableException", "ServiceUnavailable", 503)
 INTERNAL = Kind("InternalFailure", "InternalFailure", 500)
 
 
-class SqsError(Exception):
+class AwsError(Exception):
     """An error that the caller gets."""
 
     def __init__(self, kind: Kind, text: str) -> None:
@@ -77,21 +77,21 @@ class SqsError(Exception):
         self.text = text
 
 
-def invalid(text: str) -> SqsError:
-    return SqsError(INVALID_PARAMETER, text)
+def invalid(text: str) -> AwsError:
+    return AwsError(INVALID_PARAMETER, text)
 
 
-def bad_value(value: object, parameter: str, reason: str) -> SqsError:
+def bad_value(value: object, parameter: str, reason: str) -> AwsError:
     """The error for a parameter, in the words of SQS."""
     return invalid(f"Value {value} for parameter {parameter} is invalid. Reason: {reason}")
 
 
-def missing(parameter: str) -> SqsError:
-    return SqsError(MISSING_PARAMETER, f"The request must contain the parameter {parameter}.")
+def missing(parameter: str) -> AwsError:
+    return AwsError(MISSING_PARAMETER, f"The request must contain the parameter {parameter}.")
 
 
-def no_queue() -> SqsError:
-    return SqsError(QUEUE_DOES_NOT_EXIST, "The specified queue does not exist.")
+def no_queue() -> AwsError:
+    return AwsError(QUEUE_DOES_NOT_EXIST, "The specified queue does not exist.")
 
 
 _KINDS: tuple[tuple[type[MiniQError], Kind], ...] = (
@@ -108,9 +108,9 @@ _KINDS: tuple[tuple[type[MiniQError], Kind], ...] = (
 )
 
 
-def translated(error: MiniQError) -> SqsError:
+def translated(error: MiniQError) -> AwsError:
     """What an error of the broker becomes."""
     if isinstance(error, QueueNotFound | BadName):  # no queue can have such a name
         return no_queue()
     kind = next((kind for known, kind in _KINDS if isinstance(error, known)), INTERNAL)
-    return SqsError(kind, error.text)
+    return AwsError(kind, error.text)

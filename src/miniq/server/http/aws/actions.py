@@ -1,4 +1,5 @@
-"""The table of SQS actions: for each one its request, the right that it needs and on which queue, and its function."""
+"""The tables of actions of SQS and SNS: for each one its request, the right that it needs and on which queue or topic,
+and its function."""
 
 from __future__ import annotations
 
@@ -11,11 +12,13 @@ from miniq.broker import Broker
 from miniq.broker.keyring import VERBS
 from miniq.dispatch import Caller
 from miniq.message import QueueSettings, RedriveProgress
-from miniq.server.http.sqs.addresses import Place
-from miniq.server.http.sqs.shapes import Shape
+from miniq.server.http.aws.addresses import Place
+from miniq.server.http.aws.protocols import Service
+from miniq.server.http.aws.shape import Shape
 
-Subject = Literal["url", "name", "source", "none"]
-"""What names the queue of a request: its URL, its name, the ARN of the source; or the request itself names none."""
+Subject = Literal["url", "name", "source", "topic", "subscription", "none"]
+"""What names the queue or topic of a request: a URL, a name, the ARN of the source queue, of the topic, or of the
+subscription; or the request names none."""
 ANY_RIGHT = "any"
 """Stands for the right of callers that have some right on the queue."""
 T = TypeVar("T")
@@ -51,7 +54,8 @@ class Call(Struct):
     broker: Broker
     caller: Caller
     place: Place
-    queue: str
+    name: str
+    """Of the queue or topic."""
     request: Any
     memory: Memory
     while_connected: Callable[[Coroutine[Any, Any, Any]], Coroutine[Any, Any, Any]]
@@ -60,6 +64,17 @@ class Call(Struct):
     """The text that the caller reads where a reply has this text."""
     trace: str | None = None
     """The trace header of the request."""
+    subscription: str = ""
+
+    @property
+    def queue(self) -> str:
+        """The queue that a request of SQS is about."""
+        return self.name
+
+    @property
+    def topic(self) -> str:
+        """The topic that a request of SNS is about."""
+        return self.name
 
     async def settings(self) -> QueueSettings:
         """The settings of the queue, which must exist."""
@@ -75,6 +90,7 @@ Run = Callable[[Call], Coroutine[Any, Any, Shape | None]]
 
 
 class Action(Struct, frozen=True):
+    service: Service
     name: str
     request: type[Shape]
     right: str
@@ -82,16 +98,18 @@ class Action(Struct, frozen=True):
     run: Run
 
 
-ACTIONS: dict[str, Action] = {}
-"""All actions by name."""
+ACTIONS: dict[Service, dict[str, Action]] = {"sqs": {}, "sns": {}}
+"""All actions by service and name."""
 
 
-def action(request: type[Shape], right: str, subject: Subject = "url") -> Callable[[Run], Run]:
+def action(
+    request: type[Shape], right: str, subject: Subject = "url", service: Service = "sqs"
+) -> Callable[[Run], Run]:
     """Enter a function as the action whose request this is."""
 
     def enter(run: Run) -> Run:
         name = request.__name__.removesuffix("Request")
-        ACTIONS[name] = Action(name, request, right, subject, run)
+        ACTIONS[service][name] = Action(service, name, request, right, subject, run)
         return run
 
     return enter

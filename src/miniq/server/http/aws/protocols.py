@@ -1,28 +1,35 @@
-"""The two protocols of SQS: JSON 1.0, which names the action in a header, and Query, a form that is answered in XML."""
+"""The protocols of SQS and SNS: JSON 1.0, which names the action in a header and only SQS has, and Query, a form that
+is answered in XML."""
 
 from __future__ import annotations
 
 import re
 from functools import cache
-from typing import Annotated, Any, Protocol, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Protocol, get_args, get_origin, get_type_hints
 from xml.sax.saxutils import escape
 
 import msgspec
 from msgspec import Struct
 
-from miniq.server.http.sqs.errors import (
+from miniq.server.http.aws.errors import (
     QUEUE_DOES_NOT_EXIST,
     SERIALIZATION,
-    SqsError,
+    AwsError,
     missing,
 )
-from miniq.server.http.sqs.forms import read_form
-from miniq.server.http.sqs.message_attributes import shown_in_xml
-from miniq.server.http.sqs.shapes import Shape, Xml
+from miniq.server.http.aws.forms import read_form
+from miniq.server.http.aws.message_attributes import shown_in_xml
+from miniq.server.http.aws.shape import Shape, Xml
 
 TARGET = "AmazonSQS."
 """How the header `X-Amz-Target` begins; the name of the action follows."""
-NAMESPACE = "http://queue.amazonaws.com/doc/2012-11-05/"
+Service = Literal["sqs", "sns"]
+VERSIONS: dict[str, Service] = {"2012-11-05": "sqs", "2010-03-31": "sns"}
+"""The services by the version of their Query protocol."""
+_NAMESPACES: dict[Service, str] = {
+    "sqs": "http://queue.amazonaws.com/doc/2012-11-05/",
+    "sns": "http://sns.amazonaws.com/doc/2010-03-31/",
+}
 _MISSING = re.compile(r"Object missing required field `(\w+)`")
 _ELEMENTS = {"\r": "&#xD;"}
 _encode = msgspec.json.Encoder().encode
@@ -40,11 +47,13 @@ class Answer(Struct, frozen=True):
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
-class SqsProtocol(Protocol):
+class AwsProtocol(Protocol):
     """Reads requests and writes replies."""
 
+    service: Service
+
     def read(self, kind: type[Any]) -> Any:
-        """The request, of the given type; raises `SqsError`."""
+        """The request, of the given type; raises `AwsError`."""
 
     def shown(self, text: str) -> str:
         """What the caller reads where a reply has this text. Digests are those of what is read."""
@@ -52,13 +61,14 @@ class SqsProtocol(Protocol):
     def answer(self, action: str, reply: Shape | None, request: str) -> Answer:
         """A reply. `request` is the id of the request."""
 
-    def failure(self, error: SqsError, request: str) -> Answer:
+    def failure(self, error: AwsError, request: str) -> Answer:
         """The reply to a request that failed."""
 
 
 class JsonProtocol:
     """JSON 1.0."""
 
+    service: Service = "sqs"
     MEDIA = "application/x-amz-json-1.0"
 
     def __init__(self, body: bytes) -> None:
@@ -73,7 +83,7 @@ class JsonProtocol:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise _unreadable(error) from None
         except RecursionError:
-            raise SqsError(SERIALIZATION, "The request is invalid: it is nested too deep") from None
+            raise AwsError(SERIALIZATION, "The request is invalid: it is nested too deep") from None
 
     def shown(self, text: str) -> str:
         return text
@@ -81,7 +91,7 @@ class JsonProtocol:
     def answer(self, action: str, reply: Shape | None, request: str) -> Answer:
         return Answer(b"{}" if reply is None else _encode(reply), self.MEDIA)
 
-    def failure(self, error: SqsError, request: str) -> Answer:
+    def failure(self, error: AwsError, request: str) -> Answer:
         kind = error.kind
         body = _encode({"__type": f"com.amazonaws.sqs#{kind.name}", "message": error.text})
         fault = f"{kind.code};{'Sender' if kind.is_sender else 'Receiver'}"
@@ -93,11 +103,13 @@ class QueryProtocol:
 
     MEDIA = "text/xml"
 
-    def __init__(self, body: bytes, query: bytes) -> None:
+    def __init__(self, body: bytes, query: bytes, service: Service = "sqs") -> None:
+        self.service = service
+        """Whose namespace the answers have."""
         try:
             self.fields = read_form(query, body)
         except ValueError as error:
-            raise SqsError(SERIALIZATION, f"The request is not a valid form: {error}") from None
+            raise AwsError(SERIALIZATION, f"The request is not a valid form: {error}") from None
 
     def read(self, kind: type[Any]) -> Any:
         try:
@@ -111,25 +123,25 @@ class QueryProtocol:
     def answer(self, action: str, reply: Shape | None, request: str) -> Answer:
         result = "" if reply is None else f"<{action}Result>{_elements(reply)}</{action}Result>"
         metadata = f"<ResponseMetadata><RequestId>{request}</RequestId></ResponseMetadata>"
-        return self._xml(f'<{action}Response xmlns="{NAMESPACE}">{result}{metadata}</{action}Response>')
+        return self._xml(f'<{action}Response xmlns="{_NAMESPACES[self.service]}">{result}{metadata}</{action}Response>')
 
-    def failure(self, error: SqsError, request: str) -> Answer:
+    def failure(self, error: AwsError, request: str) -> Answer:
         kind, text = error.kind, error.text
         if kind is QUEUE_DOES_NOT_EXIST:
             text = "The specified queue does not exist for this wsdl version."
         fault = "Sender" if kind.is_sender else "Receiver"
         shown = f"<Type>{fault}</Type><Code>{kind.code}</Code><Message>{_text(text)}</Message><Detail/>"
         body = f"<Error>{shown}</Error><RequestId>{request}</RequestId>"
-        return self._xml(f'<ErrorResponse xmlns="{NAMESPACE}">{body}</ErrorResponse>', kind.status)
+        return self._xml(f'<ErrorResponse xmlns="{_NAMESPACES[self.service]}">{body}</ErrorResponse>', kind.status)
 
     def _xml(self, text: str, status: int = 200) -> Answer:
         return Answer(f'<?xml version="1.0"?>{text}'.encode("utf-8", "replace"), self.MEDIA, status)
 
 
-def _unreadable(error: Exception) -> SqsError:
+def _unreadable(error: Exception) -> AwsError:
     """The error for a request that is not of the type of its action."""
     absent = _MISSING.match(str(error))
-    return missing(absent[1]) if absent is not None else SqsError(SERIALIZATION, f"The request is invalid: {error}")
+    return missing(absent[1]) if absent is not None else AwsError(SERIALIZATION, f"The request is invalid: {error}")
 
 
 # Forms and XML, by the types of requests and replies
@@ -201,8 +213,12 @@ def _value(node: Any, kind: Any, xml: Xml | None = None) -> Any:
             return node
         values: dict[str, Any] = {}
         for field in _fields(kind):
-            given = None if field.xml is None else node.get(field.xml.element)
-            given = node.get(field.wire) if given is None else given  # some SDKs call elements as their list is called
+            xml, own = field.xml, node.get(field.wire)
+            if xml is not None and xml.is_wrapped:
+                given = own.get(xml.element) if isinstance(own, dict) else own
+            else:
+                given = None if xml is None else node.get(xml.element)
+                given = own if given is None else given  # some SDKs call elements as their list is called
             if given is not None:
                 values[field.wire] = _value(given, field.kind, field.xml)
         return values
@@ -216,13 +232,15 @@ def _elements(shape: Shape) -> str:
         value = getattr(shape, field.name)
         if value is None:
             continue
-        if field.xml is None:
+        xml = field.xml
+        if xml is None:
             parts.append(_element(field.wire, value))
-        elif isinstance(value, dict):
-            xml = field.xml
-            parts += [_entry(xml, key, item) for key, item in value.items()]
+            continue
+        if isinstance(value, dict):
+            inner = [_entry(xml, key, item) for key, item in value.items()]
         else:
-            parts += [_element(field.xml.element, item) for item in value]
+            inner = [_element(xml.element, item) for item in value]
+        parts += [f"<{field.wire}>{''.join(inner)}</{field.wire}>"] if xml.is_wrapped else inner
     return "".join(parts)
 
 

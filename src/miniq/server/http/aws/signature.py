@@ -18,18 +18,18 @@ from msgspec import Struct
 
 from miniq.broker.keyring import AwsIdentity, KeyRing
 from miniq.message import SECOND
-from miniq.server.http.sqs.errors import (
+from miniq.server.http.aws.errors import (
     BAD_SIGNATURE,
     INCOMPLETE_SIGNATURE,
     NO_CREDENTIALS,
     UNKNOWN_KEY,
-    SqsError,
+    AwsError,
 )
 
 ALGORITHM = "AWS4-HMAC-SHA256"
 SKEW = 15 * 60 * SECOND
 MAX_EXPIRES = 7 * 86_400
-SERVICES = ("sqs",)
+SERVICES = ("sqs", "sns")
 """The services for which a request may be signed."""
 HASH = "x-amz-content-sha256"
 """The header with the SHA-256 of the body, which not every client sends."""
@@ -82,7 +82,7 @@ def read(fields: Mapping[str, str], query: str) -> Signature:
         expires = given.get("X-Amz-Expires", "")
         if given.get("X-Amz-Algorithm") != ALGORITHM or not expires.isdigit() or len(expires) > 9:
             text = f"A presigned URL needs X-Amz-Algorithm={ALGORITHM} and X-Amz-Expires."
-            raise SqsError(INCOMPLETE_SIGNATURE, text)
+            raise AwsError(INCOMPLETE_SIGNATURE, text)
         return _signature(
             given.get("X-Amz-Credential"),
             given.get("X-Amz-SignedHeaders"),
@@ -90,7 +90,7 @@ def read(fields: Mapping[str, str], query: str) -> Signature:
             given.get("X-Amz-Date", ""),
             int(expires),
         )
-    raise SqsError(NO_CREDENTIALS, "Request is missing Authentication Token")
+    raise AwsError(NO_CREDENTIALS, "Request is missing Authentication Token")
 
 
 def _signature(
@@ -99,7 +99,7 @@ def _signature(
     scope = (credential or "").split("/")
     if len(scope) != 5 or scope[4] != "aws4_request" or not signed or not signature:
         text = "Authorization header requires 'Credential', 'SignedHeaders' and 'Signature' parameters."
-        raise SqsError(INCOMPLETE_SIGNATURE, text)
+        raise AwsError(INCOMPLETE_SIGNATURE, text)
     key, date, region, service, _ = scope
     return Signature(key, date, region, service, signed.lower().split(";"), signature, at, expires)
 
@@ -111,21 +111,21 @@ def identify(keys: KeyRing, signature: Signature) -> AwsIdentity:
     return AwsIdentity(signature.key)
 
 
-def _unknown_key() -> SqsError:
-    return SqsError(UNKNOWN_KEY, "The security token included in the request is invalid.")
+def _unknown_key() -> AwsError:
+    return AwsError(UNKNOWN_KEY, "The security token included in the request is invalid.")
 
 
 def check_head(signature: Signature, head: SignedHead, now: int) -> None:
     """Raise unless a signature can be valid, as far as the head of the request tells."""
     if signature.service not in SERVICES:
         services = "' or '".join(SERVICES)
-        raise SqsError(BAD_SIGNATURE, f"Credential should be scoped to correct service: '{services}'.")
+        raise AwsError(BAD_SIGNATURE, f"Credential should be scoped to correct service: '{services}'.")
     _check_time(signature, now)
     _check_headers(signature, head)
     payload = head.fields.get(HASH)
     if payload is not None and _HASH.fullmatch(payload) is None:
         text = f"{HASH} is {payload[:80]!r}; it must be the SHA-256 of the body in hexadecimal digits."
-        raise SqsError(BAD_SIGNATURE, text)
+        raise AwsError(BAD_SIGNATURE, text)
 
 
 def verify(keys: KeyRing, signature: Signature, head: SignedHead, payload: str) -> None:
@@ -141,7 +141,7 @@ def verify(keys: KeyRing, signature: Signature, head: SignedHead, payload: str) 
     text = f"{ALGORITHM}\n{signature.at}\n{signature.scope}\n{digest}"
     expected = hmac.digest(key, text.encode(), "sha256").hex()
     if not hmac.compare_digest(expected.encode(), signature.signature.encode()):
-        raise SqsError(
+        raise AwsError(
             BAD_SIGNATURE,
             "The request signature we calculated does not match the signature you provided. Check your AWS Secret "
             "Access Key and signing method. Consult the service documentation for details.",
@@ -153,18 +153,18 @@ def _check_time(signature: Signature, now: int) -> None:
         at = datetime.strptime(signature.at, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
     except ValueError:
         text = f"Date must be in ISO-8601 'basic format'. Got '{signature.at[:80]}'."
-        raise SqsError(INCOMPLETE_SIGNATURE, text) from None
+        raise AwsError(INCOMPLETE_SIGNATURE, text) from None
     if signature.at[:8] != signature.date:
-        raise SqsError(BAD_SIGNATURE, "Date in Credential scope does not match YYYYMMDD from ISO-8601 version of date.")
+        raise AwsError(BAD_SIGNATURE, "Date in Credential scope does not match YYYYMMDD from ISO-8601 version of date.")
     moment = round(at.timestamp()) * SECOND
     if signature.expires is not None and not 1 <= signature.expires <= MAX_EXPIRES:
-        raise SqsError(INCOMPLETE_SIGNATURE, f"X-Amz-Expires must be from 1 to {MAX_EXPIRES}.")
+        raise AwsError(INCOMPLETE_SIGNATURE, f"X-Amz-Expires must be from 1 to {MAX_EXPIRES}.")
     until = moment + (SKEW if signature.expires is None else signature.expires * SECOND)
     shown = datetime.fromtimestamp(now / SECOND, UTC).strftime("%Y%m%dT%H%M%SZ")
     if now > until:
-        raise SqsError(BAD_SIGNATURE, f"Signature expired: {signature.at} is now earlier than {shown}.")
+        raise AwsError(BAD_SIGNATURE, f"Signature expired: {signature.at} is now earlier than {shown}.")
     if moment - now > SKEW:
-        raise SqsError(BAD_SIGNATURE, f"Signature not yet current: {signature.at} is still later than {shown}.")
+        raise AwsError(BAD_SIGNATURE, f"Signature not yet current: {signature.at} is still later than {shown}.")
 
 
 def _check_headers(signature: Signature, head: SignedHead) -> None:
@@ -172,7 +172,7 @@ def _check_headers(signature: Signature, head: SignedHead) -> None:
     needed = ["host", *(name for name in head.fields if name.startswith("x-amz-"))]
     for name in needed:
         if name not in signature.signed:
-            raise SqsError(BAD_SIGNATURE, f"'{name[:80]}' must be a 'SignedHeader' in the AWS Authorization.")
+            raise AwsError(BAD_SIGNATURE, f"'{name[:80]}' must be a 'SignedHeader' in the AWS Authorization.")
 
 
 def _canonical(signature: Signature, head: SignedHead, payload: str) -> str:

@@ -1,4 +1,7 @@
-"""The wire of SQS: an ASGI application beside the native routes, at `/` and at the URLs of queues.
+"""The wire of SQS and SNS: an ASGI application beside the native routes, at `/` and at the URLs of queues.
+
+An action belongs to the service of the request: JSON is SQS; of a form, the version of its protocol tells, else the
+scope of its signature, else the name of the action.
 
 Without API keys any credentials are accepted, and none are needed. With keys a request must be signed (`signature.py`)
 by a key that has the right of the action, or carry an API key as the native routes do.
@@ -19,38 +22,41 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from miniq.broker import Broker
-from miniq.broker.keyring import Secret
+from miniq.broker.keyring import AwsIdentity, Secret
 from miniq.dispatch import Caller
 from miniq.errors import MiniQError, TooLarge
-from miniq.server.http.long_poll import while_connected
-from miniq.server.http.sqs import move_tasks, queues, receiving, sending, shapes, signature
-from miniq.server.http.sqs.actions import ACTIONS, ANY_RIGHT, Action, Call, Memory
-from miniq.server.http.sqs.addresses import Place, queue_of_arn, queue_of_url, region_of
-from miniq.server.http.sqs.errors import (
+from miniq.server.http.aws import signature
+from miniq.server.http.aws.actions import ACTIONS, ANY_RIGHT, Action, Call, Memory
+from miniq.server.http.aws.addresses import Place, queue_of_arn, queue_of_url, region_of
+from miniq.server.http.aws.errors import (
     ACCESS_DENIED,
     BAD_SIGNATURE,
     INTERNAL,
     UNKNOWN_ACTION,
-    SqsError,
+    AwsError,
     invalid,
     translated,
 )
-from miniq.server.http.sqs.protocols import TARGET, Answer, JsonProtocol, QueryProtocol, SqsProtocol
-from miniq.server.http.sqs.queue_attributes import MAX_SIZE
+from miniq.server.http.aws.protocols import TARGET, VERSIONS, Answer, AwsProtocol, JsonProtocol, QueryProtocol, Service
+from miniq.server.http.aws.sns import errors as sns_errors
+from miniq.server.http.aws.sns import publishing, subjects, subscriptions, topics
+from miniq.server.http.aws.sqs import move_tasks, queues, receiving, sending, shapes
+from miniq.server.http.aws.sqs.queue_attributes import MAX_SIZE
+from miniq.server.http.long_poll import while_connected
 from miniq.server.operations import bearer
 
-log = logging.getLogger("miniq.sqs")
-MODULES = (sending, receiving, queues, move_tasks)
-"""Their functions are in the table of actions."""
+log = logging.getLogger("miniq.aws")
+MODULES = (sending, receiving, queues, move_tasks, topics, subscriptions, publishing)
+"""Their functions are in the tables of actions."""
 MAX_REQUEST = 4 * MAX_SIZE
 """Maximum size of a request: forms and escaped JSON take up to three bytes for one of a message."""
 _QUEUE_PATH = re.compile(r"/\d{12}/([^/]+)/?")
 _FORM = "application/x-www-form-urlencoded"
-_CREDENTIAL = re.compile(r"Credential=[^/,]*/\d*/([a-z0-9-]+)/")
+_CREDENTIAL = re.compile(r"Credential=[^/,&%]*(?:/|%2F)\d*(?:/|%2F)([a-z0-9-]+)(?:/|%2F)([a-z0-9-]+)(?:/|%2F)")
 
 
-class SqsWire:
-    """The SQS side of a broker."""
+class AwsWire:
+    """The side of a broker that speaks SQS and SNS."""
 
     def __init__(self, broker: Broker, max_request: int) -> None:
         self._broker = broker
@@ -58,7 +64,7 @@ class SqsWire:
         self._memory = Memory()
 
     def speaks(self, scope: Scope) -> bool:
-        """Whether a request is one of SQS."""
+        """Whether a request is one of SQS or SNS."""
         path, fields = scope["path"], scope["fields"]
         if path != "/":
             return _QUEUE_PATH.fullmatch(path) is not None
@@ -70,24 +76,30 @@ class SqsWire:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         began, id = perf_counter(), str(uuid4())
-        protocol: SqsProtocol = JsonProtocol(b"") if "x-amz-target" in scope["fields"] else QueryProtocol(b"", b"")
-        name = queue = ""
+        region, service = _credential(scope)
+        protocol: AwsProtocol = QueryProtocol(b"", b"", service or "sqs")
+        if "x-amz-target" in scope["fields"]:
+            protocol = JsonProtocol(b"")
+        name = subject = ""
         try:
             secret, body = await self._authenticated(scope, receive)
             protocol = _protocol(scope, body)
-            action = _action(scope, protocol)
+            action = _action(scope, protocol, service)
             name = action.name
-            call = self._call(scope, receive, action, protocol, Caller(secret))
-            queue = call.queue
+            if isinstance(secret, AwsIdentity) and service != action.service:
+                text = f"Credential should be scoped to correct service: '{action.service}'."
+                raise AwsError(BAD_SIGNATURE, text)
+            call = self._call(scope, receive, action, protocol, Caller(secret), region)
+            subject = call.name
             answer = protocol.answer(name, await action.run(call), id)
         except ClientDisconnect:
             return
         except Exception as error:
-            shown = _shown(name or "request", error)
-            self._broker.metrics.errors["sqs", shown.kind.code] += 1
+            shown = _shown(name or "request", error, protocol.service)
+            self._broker.metrics.errors[protocol.service, shown.kind.code] += 1
             answer = protocol.failure(shown, id)
         else:
-            self._broker.metrics.call("sqs", name, queue, perf_counter() - began)
+            self._broker.metrics.call(protocol.service, name, subject, perf_counter() - began)
         await _reply(send, answer, id)
 
     async def _body(self, receive: Receive, fields: dict[str, str]) -> bytes:
@@ -132,27 +144,32 @@ class SqsWire:
         if declared is None:
             signature.verify(keys, signed, head, payload)
         elif declared != payload:
-            raise SqsError(BAD_SIGNATURE, f"{signature.HASH} is not the SHA-256 of the body that was received.")
+            raise AwsError(BAD_SIGNATURE, f"{signature.HASH} is not the SHA-256 of the body that was received.")
         return identity, body
 
     # The call
 
-    def _call(self, scope: Scope, receive: Receive, action: Action, protocol: SqsProtocol, caller: Caller) -> Call:
+    def _call(
+        self, scope: Scope, receive: Receive, action: Action, protocol: AwsProtocol, caller: Caller, region: str
+    ) -> Call:
         request = protocol.read(action.request)
         fields = scope["fields"]
-        credential = _CREDENTIAL.search(fields.get("authorization", ""))
-        base = f"{scope['scheme']}://{fields.get('host', 'localhost')}"
-        place = Place(base, region_of("" if credential is None else credential[1]))
+        place = Place(f"{scope['scheme']}://{fields.get('host', 'localhost')}", region_of(region))
+        if action.service == "sns":
+            name, subscription = subjects.of(action, request)
+        else:
+            name, subscription = _queue(action, request, scope["path"]), ""
         call = Call(
             self._broker,
             caller,
             place,
-            _queue(action, request, scope["path"]),
+            name,
             request,
             self._memory,
             partial(_wait, receive),
             protocol.shown,
             fields.get("x-amzn-trace-id"),
+            subscription,
         )
         self._check(action, call)
         return call
@@ -163,26 +180,41 @@ class SqsWire:
         if keys.open or action.subject == "none":
             return
         if action.right != ANY_RIGHT:
-            keys.check(call.caller.secret, action.right, call.queue)
-        elif not call.has_right(call.queue):
-            raise SqsError(ACCESS_DENIED, f"this key has no right on queue {call.queue[:128]!r}")
+            kind = "queue" if action.service == "sqs" else "topic"
+            keys.check(call.caller.secret, action.right, call.name, kind)
+        elif not call.has_right(call.name):
+            raise AwsError(ACCESS_DENIED, f"this key has no right on queue {call.name[:128]!r}")
 
 
-def _protocol(scope: Scope, body: bytes) -> SqsProtocol:
+def _protocol(scope: Scope, body: bytes) -> AwsProtocol:
     if "x-amz-target" in scope["fields"]:
         return JsonProtocol(body)
     is_form = scope["method"] == "POST" and scope["fields"].get("content-type", "").startswith(_FORM)
     return QueryProtocol(body if is_form else b"", scope["query_string"])
 
 
-def _action(scope: Scope, protocol: SqsProtocol) -> Action:
+def _credential(scope: Scope) -> tuple[str, Service | None]:
+    """The region and the service for which a request is signed, as far as it says."""
+    fields = scope["fields"]
+    text = fields.get("authorization") or scope["query_string"].decode("latin-1")
+    credential = _CREDENTIAL.search(text)
+    if credential is None:
+        return "", None
+    return credential[1], next((service for service in ACTIONS if service == credential[2]), None)
+
+
+def _action(scope: Scope, protocol: AwsProtocol, service: Service | None) -> Action:
     if isinstance(protocol, QueryProtocol):
         name = protocol.fields.get("Action", "")
+        service = VERSIONS.get(protocol.fields.get("Version", ""), service)
+        if service is None:
+            service = "sns" if name in ACTIONS["sns"] and name not in ACTIONS["sqs"] else "sqs"
+        protocol.service = service
     else:
         name = scope["fields"]["x-amz-target"].removeprefix(TARGET)
-    action = ACTIONS.get(name)
+    action = ACTIONS[protocol.service].get(name)
     if action is None:
-        raise SqsError(UNKNOWN_ACTION, f"The action {name[:80]} is not valid for this endpoint.")
+        raise AwsError(UNKNOWN_ACTION, f"The action {name[:80]} is not valid for this endpoint.")
     return action
 
 
@@ -209,13 +241,13 @@ async def _wait(receive: Receive, call: Coroutine[Any, Any, Any]) -> Any:
     return await while_connected(receive, call)
 
 
-def _shown(action: str, error: Exception) -> SqsError:
-    if isinstance(error, SqsError):
-        return error
+def _shown(action: str, error: Exception, service: Service) -> AwsError:
+    if isinstance(error, AwsError):
+        return error if service == "sqs" else sns_errors.of_service(error)
     if isinstance(error, MiniQError):
-        return translated(error)
+        return translated(error) if service == "sqs" else sns_errors.translated(error)
     log.error("%s failed", action, exc_info=error)
-    return SqsError(INTERNAL, "internal error; see the broker's log")
+    return AwsError(INTERNAL, "internal error; see the broker's log")
 
 
 async def _reply(send: Send, answer: Answer, id: str) -> None:

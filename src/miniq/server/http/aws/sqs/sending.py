@@ -8,12 +8,14 @@ from hashlib import md5, sha256
 
 from miniq.broker import rules
 from miniq.errors import MiniQError
+from miniq.ids import sequence_number
 from miniq.message import Draft, PlainDrafts, QueueSettings
-from miniq.server.http.sqs import message_attributes, queue_attributes, shapes
-from miniq.server.http.sqs.actions import Call, action
-from miniq.server.http.sqs.batches import check_entries, failure
-from miniq.server.http.sqs.errors import BATCH_TOO_LONG, SqsError, bad_value, invalid, missing, translated
-from miniq.server.http.sqs.message_attributes import GROUP, INVALID_CHARACTERS, TRACE, TRACE_ATTRIBUTE, check_text
+from miniq.server.http.aws import message_attributes
+from miniq.server.http.aws.actions import Call, action
+from miniq.server.http.aws.errors import BATCH_TOO_LONG, AwsError, bad_value, invalid, missing, translated
+from miniq.server.http.aws.message_attributes import GROUP, INVALID_CHARACTERS, TRACE, TRACE_ATTRIBUTE, check_text
+from miniq.server.http.aws.sqs import queue_attributes, shapes
+from miniq.server.http.aws.sqs.batches import check_entries, failure
 
 TEXT = "text/plain"
 """The content type of messages that arrive by SQS."""
@@ -44,14 +46,14 @@ async def send_message_batch(call: Call) -> shapes.SendMessageBatchReply:
     if total > queue_attributes.MAX_SIZE:
         most = queue_attributes.MAX_SIZE
         text = f"Batch requests cannot be longer than {most} bytes. You have sent {total} bytes."
-        raise SqsError(BATCH_TOO_LONG, text)
+        raise AwsError(BATCH_TOO_LONG, text)
     reply = shapes.SendMessageBatchReply()
     accepted: list[shapes.SendEntry] = []
     drafts: list[Draft] = []
     for entry in entries:
         try:
             drafts.append(_draft(call, settings, entry))
-        except SqsError as error:
+        except AwsError as error:
             reply.failed.append(failure(entry.id, error))
         else:
             accepted.append(entry)
@@ -193,10 +195,3 @@ def _digests(queue: str, message: shapes.NewMessage, id: str) -> dict[str, str]:
 def digest_of(raw: bytes) -> str:
     """The MD5 digest of a body."""
     return md5(raw, usedforsecurity=False).hexdigest()
-
-
-def sequence_number(id: str) -> str:
-    """The id of a message as a number, which rises within a queue: its bits without version and variant."""
-    number = int(id.replace("-", ""), 16)
-    moment = (number >> 80) << 12 | (number >> 64) & 0xFFF
-    return str(moment << 62 | number & (1 << 62) - 1)

@@ -1,4 +1,5 @@
-"""How SQS names queues: URLs and ARNs. The last part of either is the name of the queue."""
+"""How SQS and SNS name things: queues by URLs and ARNs, whose last part is the name of the queue, topics and
+subscriptions by ARNs."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from msgspec import Struct
 ACCOUNT = "000000000000"
 """The account that every queue belongs to. Requests may name any other."""
 REGION = "us-east-1"
+_TOPIC_ARN = re.compile(r"arn:[a-z-]+:sns:[a-z0-9-]*:\d{12}:([^:]+)(?::([^:]+))?")
 _ARN = re.compile(r"arn:[a-z-]+:sqs:[a-z0-9-]*:\d{12}:(.+)")
 _REGION = re.compile(r"[a-z0-9-]{1,32}")
 
@@ -25,6 +27,11 @@ class Place(Struct, frozen=True):
     def arn(self, queue: str) -> str:
         return f"arn:aws:sqs:{self.region}:{ACCOUNT}:{queue}"
 
+    def topic_arn(self, topic: str, subscription: str = "") -> str:
+        """The ARN of a topic, or of one of its subscriptions."""
+        arn = f"arn:aws:sns:{self.region}:{ACCOUNT}:{topic}"
+        return f"{arn}:{subscription}" if subscription else arn
+
 
 def queue_of_url(url: str) -> str:
     """The queue that a URL names; a bare name will do."""
@@ -35,6 +42,12 @@ def queue_of_arn(arn: str) -> str | None:
     """The queue that an ARN names; None if it is not the ARN of a queue."""
     match = _ARN.fullmatch(arn)
     return None if match is None else match[1]
+
+
+def topic_of_arn(arn: str) -> tuple[str, str] | None:
+    """The topic that an ARN names, and the subscription, empty if it names none; None if it is not such an ARN."""
+    match = _TOPIC_ARN.fullmatch(arn)
+    return None if match is None else (match[1], match[2] or "")
 
 
 def region_of(name: str) -> str:

@@ -1,0 +1,189 @@
+"""The actions that publish messages, alone and in batches."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from hashlib import sha256
+
+from miniq.broker import rules
+from miniq.broker.envelopes import SUBJECT
+from miniq.errors import MiniQError
+from miniq.ids import sequence_number
+from miniq.message import Draft
+from miniq.server.http.aws import message_attributes
+from miniq.server.http.aws.actions import Call
+from miniq.server.http.aws.errors import AwsError
+from miniq.server.http.aws.json_text import read_json
+from miniq.server.http.aws.message_attributes import GROUP, INVALID_CHARACTERS, TRACE
+from miniq.server.http.aws.shape import AttributeValue
+from miniq.server.http.aws.sns import attributes, shapes
+from miniq.server.http.aws.sns.errors import (
+    BATCH_TOO_LONG,
+    EMPTY_BATCH,
+    IDS_NOT_DISTINCT,
+    INVALID_ENTRY_ID,
+    TOO_MANY_ENTRIES,
+    invalid,
+    of_service,
+    translated,
+)
+from miniq.server.http.aws.sns.topics import sns
+from miniq.server.http.aws.sqs.sending import TEXT, scope_of
+
+MAX_SIZE = 262_144
+ENTRIES = 10
+_ENTRY_ID = re.compile(r"[A-Za-z0-9_-]{1,80}")
+_FIFO_ID = re.compile(r"[!-~]{1,128}")
+_SUBJECT = re.compile(r"[!-~][ -~]{0,99}")
+
+
+@sns(shapes.PublishRequest, "publish", "topic")
+async def publish(call: Call) -> shapes.PublishReply:
+    kept = (await call.broker.topics.get(call.topic)).settings.sns
+    published = await call.broker.publish(call.topic, [_draft(call, kept, call.request)])
+    (id,) = published.ids
+    return shapes.PublishReply(id, _sequence_number(call, id))
+
+
+@sns(shapes.PublishBatchRequest, "publish", "topic")
+async def publish_batch(call: Call) -> shapes.PublishBatchReply:
+    kept, entries = (await call.broker.topics.get(call.topic)).settings.sns, call.request.entries
+    _check_entries(entries)
+    reply = shapes.PublishBatchReply()
+    accepted: list[shapes.PublishEntry] = []
+    drafts: list[Draft] = []
+    for entry in entries:
+        try:
+            drafts.append(_draft(call, kept, entry))
+        except AwsError as error:
+            shown = of_service(error)
+            reply.failed.append(shapes.FailedEntry(entry.id, shown.kind.code, shown.text, shown.kind.is_sender))
+        else:
+            accepted.append(entry)
+    if drafts:
+        published = await call.broker.publish(call.topic, drafts)
+        for entry, id in zip(accepted, published.ids, strict=True):
+            reply.successful.append(shapes.PublishedEntry(entry.id, id, _sequence_number(call, id)))
+    return reply
+
+
+def _sequence_number(call: Call, id: str) -> str | None:
+    return sequence_number(id) if attributes.is_fifo(call.topic) else None
+
+
+def _check_entries(entries: Sequence[shapes.PublishEntry]) -> None:
+    """Raise unless these can be the entries of a batch."""
+    if not entries:
+        raise AwsError(EMPTY_BATCH, "The batch request doesn't contain any entries.")
+    if len(entries) > ENTRIES:
+        raise AwsError(TOO_MANY_ENTRIES, "The batch request contains more entries than permissible.")
+    if len({entry.id for entry in entries}) < len(entries):
+        raise AwsError(IDS_NOT_DISTINCT, "Two or more batch entries in the request have the same Id.")
+    for entry in entries:
+        if _ENTRY_ID.fullmatch(entry.id) is None:
+            text = "The Id of a batch entry in a batch request doesn't abide by the specification."
+            raise AwsError(INVALID_ENTRY_ID, text)
+    if sum(map(_size, entries)) > MAX_SIZE:
+        raise AwsError(BATCH_TOO_LONG, "The length of all the batch messages put together is more than the limit.")
+
+
+def _draft(call: Call, kept: dict[str, str], message: shapes.NewMessage) -> Draft:
+    """A message to publish; raises if it is invalid. `kept` is what SNS keeps of the topic."""
+    if not message.message:
+        raise invalid("Empty message")
+    if _size(message) > MAX_SIZE:
+        raise invalid("Message too long")
+    text = _text(message)
+    if INVALID_CHARACTERS.search(text) is not None:
+        raise invalid("Message Reason: It has characters that XML cannot express")
+    headers = _headers(call, message)
+    group = dedup_id = None
+    if attributes.is_fifo(call.topic):
+        group, dedup_id = _fifo_ids(kept, message)
+    elif message.message_deduplication_id is not None:
+        raise invalid(
+            "MessageDeduplicationId Reason: The request includes MessageDeduplicationId parameter that is not valid "
+            "for this topic type"
+        )
+    elif message.message_group_id is not None:
+        headers[GROUP] = _fifo_id(message.message_group_id, "MessageGroupId")
+    draft = Draft(text.encode(), TEXT, headers or None, group=group, dedup_id=dedup_id)
+    try:
+        rules.check_draft(draft, call.broker.options.limits)
+    except MiniQError as error:
+        raise translated(error) from None
+    return draft
+
+
+def _text(message: shapes.NewMessage) -> str:
+    """What queues get of a message: with a structure, that which is for them."""
+    if message.message_structure is None:
+        return message.message
+    if message.message_structure != "json":
+        raise invalid("MessageStructure")
+    try:
+        structure = read_json(message.message)
+    except ValueError:
+        structure = None
+    if not isinstance(structure, dict):
+        raise invalid("Message Structure - JSON message body failed to parse")
+    if not isinstance(structure.get("default"), str):
+        raise invalid("Message Structure - No default entry in JSON message body")
+    text = structure.get("sqs", structure["default"])
+    if not isinstance(text, str) or not text:
+        raise invalid("Message Structure - The message for sqs is not a text")
+    return text
+
+
+def _headers(call: Call, message: shapes.NewMessage) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    if message.message_attributes:
+        given = {
+            name: AttributeValue(value.data_type, value.string_value, value.binary_value)
+            for name, value in message.message_attributes.items()
+        }
+        message_attributes.check(given)
+        headers = message_attributes.to_headers(given)
+        message_attributes.check_sizes(given, headers, call.broker.options.limits.header_bytes)
+    if message.subject is not None:
+        if _SUBJECT.fullmatch(message.subject) is None:
+            raise invalid("Subject")
+        headers[SUBJECT] = message.subject
+    if call.trace:
+        headers[TRACE] = call.trace
+    return headers
+
+
+def _fifo_ids(kept: dict[str, str], message: shapes.NewMessage) -> tuple[str, str]:
+    """The group and the dedup id of a message."""
+    if not message.message_group_id:
+        raise invalid("The MessageGroupId parameter is required for FIFO topics")
+    group = _fifo_id(message.message_group_id, "MessageGroupId")
+    if message.message_deduplication_id:
+        dedup_id = _fifo_id(message.message_deduplication_id, "MessageDeduplicationId")
+    elif kept.get("ContentBasedDeduplication") == "true":
+        dedup_id = sha256(message.message.encode()).hexdigest()
+    else:
+        raise invalid(
+            "The topic should either have ContentBasedDeduplication enabled or MessageDeduplicationId provided "
+            "explicitly"
+        )
+    if kept.get("FifoThroughputScope") == "MessageGroup":
+        dedup_id = f"{scope_of(group)} {dedup_id}"
+    return group, dedup_id
+
+
+def _fifo_id(id: str, parameter: str) -> str:
+    if _FIFO_ID.fullmatch(id) is None:
+        reason = f"{parameter} can only include alphanumeric and punctuation characters. 1 to 128 in length"
+        raise invalid(f"{parameter} Reason: {reason}")
+    return id
+
+
+def _size(message: shapes.NewMessage) -> int:
+    size = len(message.message.encode("utf-8", "surrogatepass"))
+    for name, value in (message.message_attributes or {}).items():
+        size += len(name.encode()) + len(value.data_type)
+        size += len((value.string_value or "").encode()) + len(value.binary_value or b"")
+    return size
