@@ -12,6 +12,7 @@ from miniq.batch import Committed, Stage, StageName
 from miniq.client import bodies
 from miniq.client._sync.stages import Staging, stage_ids
 from miniq.client._sync.transport import Transport
+from miniq.client.arguments import as_filter
 from miniq.client.one_process import OneProcess
 from miniq.errors import BadName
 from miniq.message import DraftOptions
@@ -57,7 +58,7 @@ class Topic(OneProcess):
     ) -> Subscription:
         """Subscribe a queue, by default the one with the subscription's name, or replace the subscription. Messages
         match whose key matches `pattern` and whose headers match `filter`."""
-        given: Any = dict(filter) if isinstance(filter, Mapping) else filter
+        given: Any = as_filter(filter) if isinstance(filter, Mapping) else filter
         return self._perform(ops.Subscribe(self.name, name, queue, pattern, given))
 
     def unsubscribe(self, name: str) -> None:
