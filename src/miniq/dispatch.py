@@ -22,7 +22,7 @@ from miniq.api.codec import micros, moment, to_wire
 from miniq.api.operation import AsTable, Call, Operation
 from miniq.api.operations import OPERATIONS
 from miniq.api.tables import ArrowStream, TablePage
-from miniq.batch import Claim, OpenedGroup, StageName
+from miniq.batch import Claim, Committed, OpenedGroup, StageName
 from miniq.broker import Broker, rules
 from miniq.broker.keyring import FIRST_KEY, LOCKED_OUT, VERBS, Secret
 from miniq.broker.redrive import PATIENCE
@@ -185,19 +185,24 @@ async def read_claim(broker: Broker, call: ops.ReadClaim, caller: Caller) -> lis
     return [stored async for chunk in part.each() for stored in chunk]
 
 
-async def upload(broker: Broker, call: ops.Upload, caller: Caller) -> tuple[int, int]:
-    caller.check_new_queues(broker, [call.queue])
+async def upload(broker: Broker, call: ops.Upload | ops.UploadToTopic, caller: Caller) -> tuple[int, int]:
+    if isinstance(call, ops.Upload):
+        caller.check_new_queues(broker, [call.queue])
     name = StageName(call.job, call.batch, call.partition, call.attempt)
-    is_stream = isinstance(call.drafts, ArrowStream)  # decoding one may take long: not in the event loop
-    most = broker.options.limits.upload
-    drafts = await asyncio.to_thread(drafts_of, call.drafts, most) if is_stream else drafts_of(call.drafts, most)
+    given, most = call.drafts, broker.options.limits.upload
+    is_stream = isinstance(given, ArrowStream)  # decoding one may take long: not in the event loop
+    drafts = await asyncio.to_thread(drafts_of, given, most) if is_stream else drafts_of(given, most)
+    if isinstance(call, ops.UploadToTopic):
+        return await broker.topic_stages.upload(call.topic, name, call.part, drafts)
     return await broker.stages.upload(call.queue, name, call.part, drafts)
 
 
-def commit_stages(broker: Broker, call: ops.CommitStages, caller: Caller) -> Coroutine[Any, Any, Any]:
-    caller.check_new_queues(broker, [call.queue])
+async def commit(broker: Broker, call: ops.CommitStages | ops.CommitToTopic, caller: Caller) -> Committed:
     stages = [(str(stage.partition), str(stage.attempt)) for stage in call.stages]
-    return broker.stages.commit(call.queue, call.job, call.batch, stages, call.content)
+    if isinstance(call, ops.CommitToTopic):
+        return await broker.topic_stages.commit(call.topic, call.job, call.batch, stages, call.content)
+    caller.check_new_queues(broker, [call.queue])
+    return await broker.stages.commit(call.queue, call.job, call.batch, stages, call.content)
 
 
 # Schedules. The rights are those on the queue that a schedule sends to, or on the topic that it publishes to.
@@ -312,8 +317,9 @@ async def wire_stats(broker: Broker, entries: Sequence[QueueStats], caller: Call
             await asyncio.sleep(0)
         if caller.may(broker, "read", queue.name):
             rates = shapes.Rates(**queue.rates)
-            dead = queue.dead if _may_read(broker, queue.dead_letter_queue, caller) else None
-            others = {"name": queue.name, "dead_letter_queue": queue.dead_letter_queue, "dead": dead}
+            to = queue.dead_letter_queue
+            dead = queue.dead if to is None or caller.may(broker, "read", to) else None
+            others = {"name": queue.name, "dead_letter_queue": to, "dead": dead}
             work = {"consumers": queue.consumers, "wait": queue.wait, "processing": queue.processing}
             queues.append(to_wire(shapes.QueueStats, queue.counts, rates=rates, **others, **work))
     return queues
@@ -323,10 +329,6 @@ async def trends(broker: Broker, call: ops.Trends, caller: Caller) -> shapes.Tre
     queues = broker.trends.last_hour(_visible(broker, call.queue, caller), call.series.split(","), call.points)
     entries = [shapes.QueueTrend(queue.name, queue.series) for queue in queues]
     return shapes.Trends(moment(broker.trends.last), 3600 / call.points, entries)
-
-
-def _may_read(broker: Broker, queue: str | None, caller: Caller) -> bool:
-    return queue is None or caller.may(broker, "read", queue)
 
 
 def _visible(broker: Broker, queue: str | None, caller: Caller) -> list[str]:
@@ -455,6 +457,10 @@ CALLS: dict[type[Call[Any]], Handler] = {operation.request: _method(operation.na
     ops.MatchTopic: _method("topics.match"),
     ops.Subscribe: subscribe,
     ops.Unsubscribe: _method("topics.unsubscribe"),
+    ops.UploadToTopic: upload,
+    ops.CommitToTopic: commit,
+    ops.DiscardFromTopic: _method("topic_stages.discard"),
+    ops.ListTopicStages: _method("topic_stages.list"),
     ops.OpenClaims: open_claims,
     ops.NextClaim: next_claim,
     ops.ReadClaim: read_claim,
@@ -463,7 +469,7 @@ CALLS: dict[type[Call[Any]], Handler] = {operation.request: _method(operation.na
     ops.BuryClaimed: _method("claims.bury"),
     ops.ListClaims: _method("claims.list"),
     ops.Upload: upload,
-    ops.CommitStages: commit_stages,
+    ops.CommitStages: commit,
     ops.DiscardStages: _method("stages.discard"),
     ops.ListStages: _method("stages.list"),
     ops.PutSchedule: put_schedule,

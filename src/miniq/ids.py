@@ -147,7 +147,7 @@ def spans(ids: Sequence[str]) -> str:
 def from_spans(text: str) -> list[str]:
     """The inverse of `spans`."""
     ids: list[str] = []
-    for part in text.split(","):
+    for part in text.split(",") if text else ():
         first, _, number = part.partition("*")
         ids += ids_from(first, int(number)) if number else [first]
     return ids

@@ -50,6 +50,26 @@ def test_what_tasks_upload_is_committed_at_once_and_once(q: Any) -> None:
     assert q.stages() == []
 
 
+def test_what_tasks_upload_is_published_at_once_and_once(opener: Opener, url: str) -> None:
+    mq = opener(url)
+    topic = mq.topic("visits")
+    topic.subscribe("all")
+    topic.subscribe("german", filter={"country": ["de"]})
+    first, second = topic.stage("etl", 7, 0, 11), topic.stage("etl", 7, 1, 12)
+    assert first.upload([1, 2]) == 2
+    assert second.upload([miniq.draft(3, key="k", headers={"country": "de"})]) == 1
+    assert [(stage.name.job, stage.messages) for stage in topic.stages()] == [("etl", 2), ("etl", 1)]
+    assert topic.commit_stages("etl", 7, [(0, 11), (1, 12)]) == miniq.Committed(3)
+    assert topic.commit_stages("etl", 7, [(0, 11), (1, 12)]) == miniq.Committed(3, repeated=True)
+    assert bodies(mq.queue("all").receive(max=10)) == [1, 2, 3]
+    [message] = mq.queue("german").receive(max=10)
+    assert (message.body, message.key, message.topic) == (3, "k", "visits")
+    topic.stage("etl", 8, 0, 0).upload([1])
+    assert topic.discard_stages("etl", 8) == 1
+    with pytest.raises(miniq.InvalidRequest, match=r"stages: 0 is not \(partition, attempt\)"):
+        topic.commit_stages("etl", 8, [0])
+
+
 def test_stages_are_discarded_and_unknown_ones_refused(q: Any) -> None:
     q.stage("etl", 1, 0, 0).upload([1])
     with pytest.raises(miniq.StageUnknown):

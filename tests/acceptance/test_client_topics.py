@@ -102,6 +102,7 @@ FILTERS: list[tuple[Any, Any]] = [
     ({"total": {"prefix": True}}, 'filter.total: {"prefix": true} is not a list of conditions'),
     ({"total": [{"exists": None}]}, "filter.total[0].exists: null is neither true nor false"),
     ({}, "filter: {} is not a filter"),
+    ({1: ["x"]}, "filter: 1 is not the name of a header; use text"),
 ]
 
 

@@ -384,6 +384,9 @@ def test_the_report_counts_the_archived_events(
     copies.configure(history="events")
     broker.topic("news").subscribe("copies")
     broker.topic("news").publish_many([1, 2])
+    broker.schedule("nightly", queue="copies", cron="0 3 * * *", body=3)
+    broker.run_schedule("nightly")
+    broker.delete_schedule("nightly")
     copies.receive(consumer="eve")[0].fail("no", delay=60)
     pipelines.archive(spark, str(tmp_path / "lake"), run=run)
     done = pipelines.report(spark, str(tmp_path / "lake"), str(tmp_path / "out"), where=f"offset > {begin}", run=run)
@@ -402,13 +405,13 @@ def test_the_report_counts_the_archived_events(
         ("eve", 1, 0, 0),
     }
     published = next(row for row in tables["queues"] if row["queue"] == "copies")
-    assert [published[name] for name in ("sent", "received", "failed", "acked")] == [2, 1, 1, 0]
+    assert [published[name] for name in ("sent", "received", "failed", "acked")] == [3, 1, 1, 0]
     assert {row["queue"] for row in tables["queues"]} == {"orders", "other", "copies"}, "a topic is not a queue"
     assert sum(row["acked"] for row in tables["overall"]) == tables["total"][0]["acked"] == 18
     assert 0 <= orders["latency_p50_ms"] <= orders["latency_p99_ms"] < 600_000
     assert orders["latency_p99_ms"] + 2 >= orders["held_p50_ms"], "an id tells milliseconds"
     last = {row["queue"]: row["messages"] for row in sorted(tables["backlog"], key=lambda row: row["at"])}
-    assert last == {"orders": 0, "other": 1, "copies": 2}
+    assert last == {"orders": 0, "other": 1, "copies": 3}
     page = (tmp_path / "out" / "report.html").read_text()
     assert ">Throughput<" in page
     assert ">orders: max_receives<" in page
@@ -427,12 +430,15 @@ def test_archived_messages_are_replayed_once(
     broker.queue("copies").configure(history="full")
     broker.topic("news").subscribe("copies")
     broker.topic("news").publish({"n": -1})
+    broker.schedule("nightly", queue="copies", cron="0 3 * * *", body={"n": -2})
+    broker.run_schedule("nightly")
+    broker.delete_schedule("nightly")
     pipelines.archive(spark, str(tmp_path / "lake"), run=run)
     where = f"offset > {begin} and get_json_object(body, '$.n') < 5"
     done = pipelines.replay(spark, str(tmp_path / "lake"), "again", where=where, run=run)
-    assert done.messages == 6
+    assert done.messages == 7
     assert pipelines.replay(spark, str(tmp_path / "lake"), "again", where=where, run=run).messages == 0
-    assert sorted(body["n"] for body in all_bodies(broker.queue("again"))) == [-1, 0, 1, 2, 3, 4]
+    assert sorted(body["n"] for body in all_bodies(broker.queue("again"))) == [-2, -1, 0, 1, 2, 3, 4]
     assert {message.content_type for message in broker.queue("again").peek()} == {"application/json"}
 
 

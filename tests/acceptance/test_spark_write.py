@@ -117,6 +117,8 @@ def test_invalid_columns_are_reported_before_any_work(spark: SparkSession, url: 
 def test_a_queue_is_not_overwritten(spark: SparkSession, url: str, broker: miniq.Client) -> None:
     with pytest.raises(Exception, match="mode: a queue cannot be overwritten"):
         numbers(spark, 1).write.format("miniq").mode("overwrite").options(url=url, queue="orders").save()
+    with pytest.raises(Exception, match="mode: a topic cannot be overwritten"):
+        numbers(spark, 1).write.format("miniq").mode("overwrite").options(url=url, topic="orders").save()
 
 
 def test_a_repeated_stream_batch_adds_nothing(
@@ -139,6 +141,57 @@ def test_a_repeated_stream_batch_adds_nothing(
     (tmp_path / "in" / "2.txt").write_text(json.dumps(200) + "\n")
     run()
     assert sorted(bodies(broker)) == list(range(201))
+
+
+def test_rows_are_published_to_a_topic_where_they_match(spark: SparkSession, url: str, broker: miniq.Client) -> None:
+    topic = broker.topic("orders")
+    topic.subscribe("all")
+    topic.subscribe("german", pattern="orders.#", filter={"country": ["de"]})
+    rows = spark.range(0, 1000, 1, 4).selectExpr(
+        "cast(id as string) as body", "'orders.' || id as key", "map('country', if(id % 10 = 0, 'de', 'fr')) as headers"
+    )
+    for _ in range(2):
+        rows.write.format("miniq").mode("append").options(url=url, topic="orders", job="monday").save()
+    assert sorted(bodies(broker, "all")) == list(range(1000))
+    assert sorted(bodies(broker, "german")) == list(range(0, 1000, 10))
+    assert broker.queue("german").peek()[0].topic == "orders"
+    assert topic.stages() == []
+    both = rows.write.format("miniq").mode("append").options(url=url, topic="orders", queue="all")
+    with pytest.raises(Exception, match="topic: given together with queue"):
+        both.save()
+    failing = spark.range(0, 100, 1, 4).selectExpr("if(id = 77, 'not json', cast(id as string)) as body")
+    with pytest.raises(Exception, match="'not json' is not JSON"):
+        failing.write.format("miniq").mode("append").options(url=url, topic="orders").save()
+    assert broker.queue("all").info().counts.total == 1000
+
+
+def test_a_repeated_stream_batch_publishes_nothing(
+    spark: SparkSession, url: str, broker: miniq.Client, tmp_path: Path
+) -> None:
+    """A driver that died after it had committed and before it noted so: the same batch is committed again."""
+    for queue in ("a", "b"):
+        broker.topic("orders").subscribe(queue)
+    (tmp_path / "in").mkdir()
+
+    def run() -> None:
+        rows = spark.readStream.text(str(tmp_path / "in")).selectExpr("value as body")
+        writer = rows.writeStream.format("miniq").options(url=url, topic="orders")
+        query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
+        query.awaitTermination()
+
+    for batch in range(2):
+        (tmp_path / "in" / f"{batch}.txt").write_text("".join(f"{batch * 100 + n}\n" for n in range(100)))
+        run()
+    forget_commit(tmp_path / "checkpoint", 1)
+    (tmp_path / "in" / "2.txt").write_text("200\n")
+    run()
+    for queue in ("a", "b"):
+        assert sorted(bodies(broker, queue)) == list(range(201))
+    forget_commit(tmp_path / "checkpoint", 2)
+    (tmp_path / "in" / "2.txt").write_text("201\n")
+    with pytest.raises(Exception, match=r"topic: batch 2 of query .* was committed to topic 'orders' before, with"):
+        run()
+    assert broker.queue("a").info().counts.total == 201
 
 
 def test_a_repeated_stream_batch_with_other_rows_is_refused(

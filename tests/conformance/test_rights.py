@@ -315,6 +315,15 @@ def test_topics_need_rights_of_their_own(house: House) -> None:
     for holder in (manager, reader, sender):
         refused = holder.ask("POST", f"{topic}/messages", {"body": 1})
         assert "does not allow publish on topic 'orders'" in refused.text
+    staged = f"{topic}/stages/etl/7"
+    for holder in (manager, reader, sender):
+        assert holder.code("POST", f"{staged}/0/1", {"messages": []}) == "forbidden"
+        assert holder.code("POST", f"{staged}/commit", {"stages": []}) == "forbidden"
+        assert holder.code("DELETE", staged) == "forbidden"
+    assert publisher.ok("POST", f"{staged}/0/1", {"messages": [{"body": 1}]})["messages"] == 1
+    assert publisher.code("GET", f"{topic}/stages") == "forbidden"
+    assert len(reader.ok("GET", f"{topic}/stages")["stages"]) == 1
+    assert publisher.ok("DELETE", staged) == {"discarded": 1}
     for method, path in (("GET", topic), ("POST", f"{topic}/match")):
         assert len(reader.ok(method, path)["subscriptions"]) == 1
         assert publisher.code(method, path) == "forbidden"

@@ -373,6 +373,25 @@ async def test_other_calls_get_their_turn_while_expensive_filters_are_tested(bro
     assert await states(broker, "a") == (0, 0, 0)
 
 
+async def test_other_calls_get_their_turn_while_many_keys_are_matched(broker: Broker) -> None:
+    """100 patterns of 40 words, for each of 100 keys."""
+    for number in range(100):
+        await broker.topics.subscribe("t", f"s{number}", "a", ".".join(["#", "a"] * 20) + f".x{number}")
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    beside = asyncio.create_task(others())
+    await broker.publish("t", [draft(number, key="a." * 40 + str(number)) for number in range(100)])
+    beside.cancel()
+    assert turns >= 100 * 40 * 3 // TURN + 1
+    assert await states(broker, "a") == (0, 0, 0)
+
+
 async def test_deleting_a_topic_leaves_its_queues(broker: Broker) -> None:
     await subscribe(broker)
     await publish(broker, 1)

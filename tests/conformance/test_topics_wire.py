@@ -132,6 +132,23 @@ def test_bad_input_is_refused_and_named(wire: Caller) -> None:
     assert (wire.state(), wire.ok("GET", "/v1/topics")) == before
 
 
+def test_stages_are_uploaded_and_published_once(wire: Caller) -> None:
+    wire.ok("PUT", f"{T}/subscriptions/a", {"pattern": "orders.#"})
+    staged = [{"body": 1, "key": "orders.1"}, {"body": 2, "key": "other"}]
+    assert wire.ok("POST", f"{T}/stages/etl/7/0/1", {"messages": staged}) == {"messages": 2, "bytes": 2}
+    assert wire.ok("POST", f"{T}/stages/etl/7/1/1", {"messages": [{"body": 3, "key": "orders.3"}]})["messages"] == 1
+    assert [stage["messages"] for stage in wire.ok("GET", f"{T}/stages")["stages"]] == [2, 1]
+    assert received(wire, "a") == []
+    listed = {"stages": [{"partition": 0, "attempt": 1}, {"partition": 1, "attempt": "1"}], "content": "3"}
+    assert wire.ok("POST", f"{T}/stages/etl/7/commit", listed) == {"committed": 3, "repeated": False}
+    assert wire.ok("POST", f"{T}/stages/etl/7/commit", listed) == {"committed": 3, "repeated": True}
+    refusal = wire.refused("POST", f"{T}/stages/etl/7/commit", listed | {"content": "4"})
+    assert (refusal.status, refusal.code) == (409, "batch_mismatch")
+    assert [message["body"] for message in received(wire, "a")] == [1, 3]
+    wire.ok("POST", f"{T}/stages/etl/8/0/1", {"messages": [{"body": 4}]})
+    assert wire.ok("DELETE", f"{T}/stages/etl/8") == {"discarded": 1}
+
+
 def test_a_full_queue_refuses_the_publication(wire: Caller) -> None:
     wire.ok("PUT", f"{T}/subscriptions/a")
     wire.ok("PUT", f"{T}/subscriptions/b")

@@ -15,6 +15,7 @@ from miniq.store.decisions import (
     check_room,
     commit_answer,
     committed,
+    earlier_publication,
     parts_to_commit,
     repeated_commit,
     sift,
@@ -26,6 +27,7 @@ from miniq.store.decisions import (
     stretches,
 )
 from miniq.store.names import call_record
+from miniq.topic import Published
 from tests.oracle.shelves import Part, Shelves
 
 
@@ -67,6 +69,11 @@ class Stages(StageStore):
         shelf.dedup[call_record(batch.name)] = (commit_answer(len(messages), batch), batch.until)
         await self.discard(queue, batch.job, batch.batch)
         return Committed(len(messages))
+
+    async def read(self, queue: str, batch: Batch) -> list[Sequence[Message]] | Published:
+        shelf = self._shelves[queue]
+        earlier = earlier_publication(batch, lambda name: shelf.standing(call_record(name), batch.put.now))
+        return earlier or [part.content for _, _, part in parts_to_commit(batch, shelf.stages)]
 
     async def discard(self, queue: str, job: str, batch: str) -> int:
         stages = self._shelves[queue].stages

@@ -193,6 +193,10 @@ TOPIC = TopicInfo(
 )
 RESULTS |= {
     "publish": Published(["i", "j"], 3),
+    "upload_to_topic": (3, 400),
+    "commit_to_topic": Committed(5, True),
+    "discard_from_topic": 2,
+    "list_topic_stages": [Stage(StageName("j", "b", "p", "a"), 1, 2, 3, 4, 5)],
     "list_topics": [TOPIC],
     "configure_topic": TOPIC,
     "get_topic": TOPIC,

@@ -60,6 +60,7 @@ def error_text(use: Use = "read", **given: str) -> str:
         ({}, "queue: is missing; set it with"),
         ({"queue": "q", "group": "g"}, "group: has no effect on read; it is for readStream"),
         ({"queue": "q", "job": "j"}, "job: has no effect on read; it is for write"),
+        ({"topic": "t"}, "topic: has no effect on read; it is for write and writeStream"),
     ],
 )
 def test_invalid_options_of_a_read_are_rejected(given: dict[str, str], text: str) -> None:
@@ -87,7 +88,9 @@ def test_invalid_options_of_a_stream_read_are_rejected(given: dict[str, str], te
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({}, "queue: is missing"),
+        ({}, "queue: is missing; set it with .option('queue', NAME), or a topic with .option('topic', NAME)"),
+        ({"queue": "q", "topic": "t"}, "topic: given together with queue; write to the queue 'q' or the topic 't'"),
+        ({"topic": "a b"}, "topic: 'a b' is invalid; use 1 to 128 of"),
         ({"queue": "q", "view": "history"}, "view: has no effect on write"),
         ({"queue": "q", "partitions": "2"}, "partitions: has no effect on write; it is for read and readStream"),
         ({"queue": "q", "job": "a b"}, "job: 'a b' is invalid; use 1 to 128 of"),

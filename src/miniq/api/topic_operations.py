@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from miniq.api import operation as bodies
-from miniq.api import replies
+from miniq.api import replies, shapes
 from miniq.api.operation import Call
 from miniq.api.replies import same, single
 from miniq.api.table import operation
+from miniq.batch import Committed, Stage
 from miniq.topic import ConfiguredTopic, Match, Published, Subscription, TopicInfo
 
 TOPIC = "/v1/topics/{topic}"
+STAGES = f"{TOPIC}/stages"
 SUBSCRIPTION = f"{TOPIC}/subscriptions/{{name}}"
 
 
@@ -96,3 +99,50 @@ class Subscribe(Call[Subscription], frozen=True):
 class Unsubscribe(Call[None], frozen=True):
     topic: str
     name: str
+
+
+# Stages
+
+
+@operation(
+    "upload_to_topic", "POST", f"{STAGES}/{{job}}/{{batch}}/{{partition}}/{{attempt}}", "publish",
+    "Store messages as part `part` of a stage, invisible until they are committed",
+    replies.UPLOADED, status=201, body=bodies.UPLOAD, query=["part"], arrow=True,
+)  # fmt: skip
+class UploadToTopic(Call[tuple[int, int]], frozen=True):
+    """The result is the number of messages and their bytes. `drafts` may be a `pyarrow.Table`."""
+
+    topic: str
+    job: str
+    batch: str
+    partition: str
+    attempt: str
+    part: int = 0
+    drafts: Any = ()
+
+
+@operation(
+    "commit_to_topic", "POST", f"{STAGES}/{{job}}/{{batch}}/commit", "publish",
+    "Publish the messages of some stages, once per job and batch", replies.COMMITTED,
+)  # fmt: skip
+class CommitToTopic(Call[Committed], frozen=True):
+    topic: str
+    job: str
+    batch: str
+    stages: Sequence[shapes.StageId]
+    content: str | None = None
+
+
+@operation(
+    "discard_from_topic", "DELETE", f"{STAGES}/{{job}}/{{batch}}", "publish",
+    "Remove the uncommitted stages of a batch", single("DiscardFromTopicReply", discarded=int),
+)  # fmt: skip
+class DiscardFromTopic(Call[int], frozen=True):
+    topic: str
+    job: str
+    batch: str
+
+
+@operation("list_topic_stages", "GET", STAGES, "read", "List uncommitted stages", replies.STAGES)
+class ListTopicStages(Call[list[Stage]], frozen=True):
+    topic: str

@@ -34,6 +34,7 @@ from miniq.broker.search import Search
 from miniq.broker.sharing import Sharing
 from miniq.broker.stages import Stages
 from miniq.broker.timings import Timings
+from miniq.broker.topic_stages import TopicStages
 from miniq.broker.topics import Topics
 from miniq.broker.trends import Trends
 from miniq.broker.upkeep import Upkeep
@@ -83,6 +84,7 @@ class Broker:
         self.claims = Claims(self)
         self.stages = Stages(self)
         self.topics = Topics(self)
+        self.topic_stages = TopicStages(self)
         self.move = Moves(self).move
         self._redrives = Redrives(self)
         self.schedules = Schedules(self)

@@ -75,6 +75,12 @@ class Patterns:
             self._accepting[at] = [number]
             places[pattern] = at
             at += 1
+        self._step = 3 + at // 3000
+        """What a word of a key costs: it moves all states at once."""
+
+    def cost(self, key: str | None, matched: Sequence[int]) -> int:
+        """What it costs at most to match a key with these patterns, in the unit of `Filter.cost`."""
+        return self._step * (len(words_of(key or "")) + len(matched))
 
     def match(self, key: str | None) -> tuple[int, ...]:
         """The numbers of the patterns that match a key, in order."""

@@ -24,10 +24,11 @@ from miniq.store.arguments import Stretch
 from miniq.store.decisions import plain_batch, size_of
 from miniq.topic import Match, Subscription
 
-KEY = 20
-"""What it costs to match a key, in the same unit."""
+MESSAGE = 20
+"""What each message costs, in the same unit as the conditions of a filter."""
 TURN = 5000
-"""Names and conditions of filters that are tested before other calls get their turn: about a millisecond."""
+"""Names and conditions of filters that are tested, and keys matched, before other calls get their turn: about a
+millisecond."""
 _PLAIN = QueueSettings()
 _NO_HEADERS: Mapping[str, str] = {}
 
@@ -91,7 +92,7 @@ class Router:
 
     async def explain(self, key: str | None, headers: Mapping[str, str], body: bytes) -> list[Match]:
         """For each subscription, whether a message would match it."""
-        matched = {self._patterned[number] for number in self._patterns.match(key)}
+        matched = {self._patterned[number] for number in await self._match(key)}
         values, inner = Values(headers), BodyValues(body)
         found: list[Match] = []
         for number, subscription in enumerate(self._subscriptions):
@@ -106,8 +107,7 @@ class Router:
         return found
 
     async def _route(self, key: str | None, headers: Mapping[str, str], body: bytes) -> Route:
-        numbers = [*self._open, *(self._patterned[number] for number in self._patterns.match(key))]
-        self._spent += KEY
+        numbers = [*self._open, *(self._patterned[number] for number in await self._match(key))]
         filters, places, values, inner = self._filters, self._places, Values(headers), BodyValues(body)
         reached: set[int] = set()
         for number in numbers:
@@ -120,14 +120,24 @@ class Router:
             route = tuple(sorted(first.values()))
         return route
 
+    async def _match(self, key: str | None) -> Sequence[int]:
+        """The patterns that match a key."""
+        matched = self._patterns.match(key)
+        await self._spend(MESSAGE + self._patterns.cost(key, matched))
+        return matched
+
     async def _matches(self, filter: Filter, values: Values, inner: BodyValues) -> bool:
-        self._spent += filter.cost
-        if self._spent > TURN:
-            self._spent = 0
-            await asyncio.sleep(0)
+        await self._spend(filter.cost)
         if filter.scope == "headers":
             return filter.matches(values)
         return inner.is_object and filter.matches(inner)
+
+    async def _spend(self, cost: int) -> None:
+        """Let other calls have their turn when enough was tested."""
+        self._spent += cost
+        if self._spent > TURN:
+            self._spent = 0
+            await asyncio.sleep(0)
 
 
 def _sign(envelope: Envelope | None) -> frozenset[tuple[str, str]]:
@@ -158,7 +168,8 @@ def stretches(
             cut += _stretch(topic, drafts[start:place], routes[start], ids, now, limits, destinations)
             start = place
         before = kind
-    cut += _stretch(topic, drafts[start:], routes[start], ids, now, limits, destinations)
+    if drafts:
+        cut += _stretch(topic, drafts[start:], routes[start], ids, now, limits, destinations)
     return cut
 
 

@@ -14,6 +14,7 @@ from miniq.broker import rules
 from miniq.errors import InvalidRequest, TooLarge
 from miniq.message import Draft
 from miniq.store.arguments import Batch, Upload
+from miniq.store.names import is_of_topic
 
 if TYPE_CHECKING:
     from miniq.broker.broker import Broker
@@ -31,10 +32,7 @@ class Stages:
         """Store messages as part `part` of a stage, unless it exists; return their number and bytes."""
         broker = self._broker
         settings = broker.catalog.find(queue) or await broker.catalog.get_or_create(queue)
-        _check_batch(name.job, name.batch)
-        rules.check_label(name.partition, "partition")
-        rules.check_label(name.attempt, "attempt")
-        rules.check_count(part, "part", 0, PARTS)
+        check_part(name, part)
         messages = rules.stage(queue, settings, drafts, broker.options.limits)
         now = broker.clock.now()
         until = now + rules.micros(broker.options.stage_ttl)
@@ -47,18 +45,7 @@ class Stages:
         identifies them: a repetition with another one is refused."""
         broker = self._broker
         settings = broker.catalog.find(queue) or await broker.catalog.get_or_create(queue)
-        _check_batch(job, batch)
-        if content is not None:
-            rules.check_label(content, "content")
-        seen: dict[str, int] = {}
-        for index, (partition, attempt) in enumerate(stages):
-            field = f"stages[{index}]"
-            rules.check_label(partition, f"{field}.partition")
-            rules.check_label(attempt, f"{field}.attempt")
-            if partition in seen:
-                text = f"{field}: partition {partition!r} is already listed as stages[{seen[partition]}]; list it once"
-                raise InvalidRequest(text, field=field)
-            seen[partition] = index
+        check_commit(job, batch, stages, content)
         now = broker.clock.now()
         staged = await self._check_alone(queue, job, batch, set(stages), now)
         put = rules.put(settings, now)
@@ -75,14 +62,15 @@ class Stages:
         """Remove all uncommitted stages of a batch, and return how many there were."""
         broker = self._broker
         await broker.catalog.require(queue)
-        _check_batch(job, batch)
+        check_batch(job, batch)
         return await broker.store.stages.discard(queue, job, batch)
 
     async def list(self, queue: str) -> list[Stage]:
         """All uncommitted stages of a queue."""
         broker = self._broker
         await broker.catalog.require(queue)
-        return await broker.store.stages.list(queue, broker.clock.now())
+        found = await broker.store.stages.list(queue, broker.clock.now())
+        return [stage for stage in found if not is_of_topic(stage.name.job)]
 
     async def _check_alone(self, queue: str, job: str, batch: str, listed: set[tuple[str, str]], now: int) -> int:
         """How many messages the listed stages have; raise if too many of them stand alone."""
@@ -102,6 +90,31 @@ class Stages:
         return sum(stage.messages for stage in found)
 
 
-def _check_batch(job: str, batch: str) -> None:
+def check_part(name: StageName, part: int) -> None:
+    """Raise unless these are the names and the number of a part of a stage."""
+    check_batch(name.job, name.batch)
+    rules.check_label(name.partition, "partition")
+    rules.check_label(name.attempt, "attempt")
+    rules.check_count(part, "part", 0, PARTS)
+
+
+def check_commit(job: str, batch: str, stages: Sequence[tuple[str, str]], content: str | None) -> None:
+    """Raise unless a commit has valid names and lists each partition once."""
+    check_batch(job, batch)
+    if content is not None:
+        rules.check_label(content, "content")
+    seen: dict[str, int] = {}
+    for index, (partition, attempt) in enumerate(stages):
+        field = f"stages[{index}]"
+        rules.check_label(partition, f"{field}.partition")
+        rules.check_label(attempt, f"{field}.attempt")
+        if partition in seen:
+            text = f"{field}: partition {partition!r} is already listed as stages[{seen[partition]}]; list it once"
+            raise InvalidRequest(text, field=field)
+        seen[partition] = index
+
+
+def check_batch(job: str, batch: str) -> None:
+    """Raise unless these are the names of a job and of a batch."""
     rules.check_label(job, "job")
     rules.check_label(batch, "batch")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -51,6 +51,10 @@ WINDOW = 5
 """Seconds over which a rate is averaged."""
 EVENTS = ("published", "unmatched", "copied", "deduplicated")
 """What is counted of a topic."""
+
+
+Named = Callable[[str, int], Once | None]
+"""The named call that a publication is, given the topic's id and the time; None if it has no name."""
 
 
 class TopicRecord(Struct, frozen=True):
@@ -137,12 +141,31 @@ class Topics:
     ) -> Published:
         """Copy messages into all matching queues, into all of them or into none, and return their ids once they are on
         disk. `call`, `scope` and `stamp` are as with `Broker.send`."""
-        broker, limits = self._broker, self._broker.options.limits
-        broker.check_open()
-        await broker.catalog.refresh()
-        found = self.topics.get(topic) or await self._create(topic)
+        limits = self._broker.options.limits
+        found = await self.use(topic)
         rules.check_drafts(drafts, limits)
         name = None if call is None else rules.check_call(call, limits)
+
+        def named(topic: str, now: int) -> Once | None:
+            if name is None:
+                return None
+            own = rules.once(name, scope, drafts, now)
+            return Once(publication_name(topic, own.name), own.until, own.content)
+
+        return (await self.put(found, drafts, named, stamp))[0]
+
+    async def use(self, topic: str) -> Topic:
+        """A topic for a publication, created if it does not exist."""
+        self._broker.check_open()
+        await self._broker.catalog.refresh()
+        return self.topics.get(topic) or await self._create(topic)
+
+    async def put(
+        self, found: Topic, drafts: Sequence[Draft], named: Named, stamp: Stamp | None = None
+    ) -> tuple[Published, Publication]:
+        """Publish valid drafts; also returns what was to be added, which has other ids than the answer if `named` gives
+        a call that is on record."""
+        broker, limits, topic = self._broker, self._broker.options.limits, found.name
         while True:
             router = found.router
             routes = await router.routes(drafts)
@@ -153,10 +176,6 @@ class Topics:
             now = broker.clock.now()
             cut = stretches(topic, drafts, routes, broker.ids, now, limits, router.destinations(places))
             check_copies(cut, limits)
-            once = None
-            if name is not None:
-                named = rules.once(name, scope, drafts, now)
-                once = Once(publication_name(found.record.id, named.name), named.until, named.content)
             record = None
             if stamp is not None:
                 ids = [id for stretch in cut if not stretch.is_variant for id in stretch.ids]
@@ -169,7 +188,7 @@ class Topics:
                 now=now,
                 keep=found.record.settings.history,
                 dedup_until=now + rules.micros(found.record.settings.dedup_window),
-                call=once,
+                call=named(found.record.id, now),
                 record=record,
                 reason=None if record is None else f"{record.kind}:{record.name}",
             )
@@ -180,7 +199,7 @@ class Topics:
                 await self._reload(targets, error)
                 found = self.topics.get(topic) or await self._create(topic)
         self._count(topic, publication, published, now)
-        return published
+        return published, publication
 
     def _targets(self, router: Router) -> tuple[dict[str, int], list[Target]]:
         """The queues of a router that exist, and their positions by name."""
@@ -251,7 +270,7 @@ class Topics:
 
     async def get(self, topic: str) -> TopicInfo:
         """One topic."""
-        return self._info(await self._require(topic))
+        return self._info(await self.require(topic))
 
     async def all(self) -> list[TopicInfo]:
         """All topics by name."""
@@ -279,7 +298,7 @@ class Topics:
         """Delete a topic with its subscriptions. The queues stay, with all that is in them."""
         async with self.changing:
             while True:
-                found = await self._require(topic)
+                found = await self.require(topic)
                 gone = {(SUBSCRIPTION_KIND, f"{topic}/{name}"): None for name in found.subscriptions}
                 if await self._save({**gone, (KIND, topic): None}):
                     self._forget(topic)
@@ -293,7 +312,7 @@ class Topics:
         body: dict[str, Any] | None = None,
     ) -> list[Match]:
         """Which subscriptions a message would match; nothing is sent. `body` is a JSON object."""
-        found = await self._require(topic)
+        found = await self.require(topic)
         limits = self._broker.options.limits
         if key is not None:
             rules.check_text(key, "key", limits)
@@ -353,7 +372,7 @@ class Topics:
         """Remove a subscription. What its queue has got stays there."""
         async with self.changing:
             while True:
-                found = await self._require(topic)
+                found = await self.require(topic)
                 if name not in found.subscriptions:
                     text = f"name: there is no subscription {name[:128]!r} of topic {topic!r}"
                     raise SubscriptionNotFound(text, field="name")
@@ -387,7 +406,8 @@ class Topics:
         subscriptions = list(topic.subscriptions.values())
         return TopicInfo(topic.name, topic.record.settings, subscriptions, self._rates(topic.name))
 
-    async def _require(self, topic: str) -> Topic:
+    async def require(self, topic: str) -> Topic:
+        """A topic that exists."""
         self._broker.check_open()
         await self._broker.catalog.refresh()
         found = self.topics.get(topic)

@@ -93,6 +93,8 @@ class Options(Struct, frozen=True, kw_only=True):
     """One broker, or several on one database, separated by commas."""
     queue: Annotated[str | None, _name()] = None
     """The queue. With `view=history` it is a filter; without it, all queues are read."""
+    topic: Annotated[str | None, _name(WRITES)] = None
+    """The topic to publish to, instead of a queue."""
     api_key: Annotated[str | None, _TEXT] = None
     """Defaults to MINIQ_API_KEY of the driver."""
     retry: Annotated[float, _seconds(0, 86400)] = 300.0
@@ -233,7 +235,13 @@ def check_use(options: Options, given: Mapping[str, str], use: Use) -> None:
     for name, rule in RULES.items():
         if name.lower() in names and use not in rule.uses:
             raise InvalidRequest(f"{name}: has no effect on {use}; it is for {' and '.join(rule.uses)}", field=name)
-    if options.queue is None and (options.view == "messages" or use in WRITES):
+    if use in WRITES and options.queue is not None and options.topic is not None:
+        text = f"topic: given together with queue; write to the queue {options.queue!r} or the topic {options.topic!r}"
+        raise InvalidRequest(text, field="topic")
+    if use in WRITES and options.queue is None and options.topic is None:
+        text = "queue: is missing; set it with .option('queue', NAME), or a topic with .option('topic', NAME)"
+        raise InvalidRequest(text, field="queue")
+    if options.queue is None and use in READS and options.view == "messages":
         raise InvalidRequest("queue: is missing; set it with .option('queue', NAME)", field="queue")
     if use == "readStream" and options.view == "messages" and options.group is None:
         raise InvalidRequest(

@@ -1,4 +1,5 @@
-"""Writers to a queue: every task uploads its rows to a stage, and the driver commits all stages atomically, once.
+"""Writers to a queue or a topic: every task uploads its rows to a stage, and the driver commits all stages, atomically
+and once.
 
 A task may be retried, run twice at the same time, or outlive its driver. So each attempt has its own stage, named by a
 random number, and no message is visible before `commit`. A commit is identified by job and batch: for a stream, the
@@ -23,6 +24,9 @@ from msgspec import structs
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
+from miniq.client._sync.client import Client
+from miniq.client._sync.queue import Queue
+from miniq.client._sync.topic import Topic
 from miniq.errors import BatchMismatch, InvalidRequest, MiniQError
 from miniq.spark.ahead import ahead
 from miniq.spark.options import Options
@@ -48,6 +52,11 @@ class Staged(WriterCommitMessage):
     """Of all rows, independent of their order."""
 
 
+def target(options: Options, client: Client) -> Queue | Topic:
+    """Where the rows go."""
+    return client.queue(options.queue or "") if options.topic is None else client.topic(options.topic)
+
+
 def stage(options: Options, job: str, batch: int, partition: int, rows: Iterator[pa.RecordBatch]) -> Staged:
     """Upload the rows of one task to a stage that no other attempt uses."""
     attempt = secrets.randbits(53)
@@ -61,7 +70,7 @@ def stage(options: Options, job: str, batch: int, partition: int, rows: Iterator
             yield partial(staging.upload, upload, part)
 
     with options.connect(turn=partition) as client:
-        staging = client.queue(options.queue or "").stage(job, batch, partition, attempt)
+        staging = target(options, client).stage(job, batch, partition, attempt)
         total = sum(ahead(uploads()))
     return Staged(job, partition, attempt, total, sum(sums) % MODULUS)
 
@@ -119,20 +128,21 @@ def commit(options: Options, batch: int, messages: Sequence[WriterCommitMessage 
     content = f"{sum(task.messages for task in staged)}-{sums:016x}" if options.failOnMismatch else None
     with options.connect() as client:
         try:
-            client.queue(options.queue or "").commit_stages(staged[0].job, batch, stages, content)
+            target(options, client).commit_stages(staged[0].job, batch, stages, content)
         except BatchMismatch as error:
+            kind, name = ("queue", options.queue) if options.topic is None else ("topic", options.topic)
             raise BatchMismatch(
-                f"queue: batch {batch} of query {staged[0].job} was committed to queue {options.queue!r} before, with "
+                f"{kind}: batch {batch} of query {staged[0].job} was committed to {kind} {name!r} before, with "
                 f"other rows ({error.text}). The checkpoint was changed, or the query does not always give the same "
-                "rows. To leave the queue as it is and go on with the next batch: .option('failOnMismatch', 'false')",
-                field="queue",
+                "rows. To leave it as it is and go on with the next batch: .option('failOnMismatch', 'false')",
+                field=kind,
             ) from None
 
 
 def discard(options: Options, job: str, batch: int) -> None:
     """Delete the stages of a batch. Errors are ignored: the broker deletes abandoned stages after `stage_ttl`."""
     with suppress(MiniQError), options.connect() as client:
-        client.queue(options.queue or "").discard_stages(job, batch)
+        target(options, client).discard_stages(job, batch)
 
 
 class BatchWriter(DataSourceArrowWriter):

@@ -69,7 +69,10 @@ class MiniQ(DataSource):
     def _check_write(self, schema: StructType, overwrite: bool, use: Use) -> None:
         check_use(self._options, self.options, use)
         if overwrite:
-            raise InvalidRequest("mode: a queue cannot be overwritten; use append, or purge it first", field="mode")
+            what = "queue cannot be overwritten; use append, or purge it first"
+            if self._options.topic is not None:
+                what = "topic cannot be overwritten; use append"
+            raise InvalidRequest(f"mode: a {what}", field="mode")
         check_written_schema(schema, self._options.contentType)
 
 

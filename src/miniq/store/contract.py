@@ -314,6 +314,11 @@ class StageStore(Protocol):
         nothing changed.
         """
 
+    async def read(self, queue: str, batch: Batch) -> list[Sequence[Message]] | Published:
+        """The messages of some stages as they were uploaded, in the order of a commit, for a publication whose `call`
+        is that of `put`. Changes nothing. If that publication is on record, the answer is the first one, as in
+        `MessageStore.publish`. Raises `StageUnknown` as `commit` does."""
+
     async def discard(self, queue: str, job: str, batch: str) -> int:
         """Remove all stages of a (job, batch) and return how many there were."""
 

@@ -210,6 +210,13 @@ def repeated_publication(answer: str, call: Once) -> Published:
     return Published(repeated_call(first, call), int(queues))
 
 
+def earlier_publication(batch: Batch, standing: Callable[[str], str | None]) -> Published | None:
+    """The answer to the publication of stages, if it is on record (`standing`); raises as `repeated_call`."""
+    call = batch.put.call
+    answer = None if call is None else standing(call.name)
+    return None if call is None or answer is None else repeated_publication(answer, call)
+
+
 # Claims
 
 

@@ -31,6 +31,16 @@ def publication_name(topic: str, name: str) -> str:
     return f"{TOPIC}{topic}\0call\0{name}"
 
 
+def topic_job(topic: str, job: str) -> str:
+    """The job of the stages of a topic, which are kept among those of the queue `HOME`; `topic` is the topic's id."""
+    return f"{TOPIC}{topic}\0{job}"
+
+
+def is_of_topic(job: str) -> bool:
+    """Whether a stage with this job is that of a topic."""
+    return job.startswith(TOPIC)
+
+
 def published_name(topic: str, dedup_id: str) -> str:
     """The name under which a dedup id of a topic is remembered, as that of a call."""
     return f"{TOPIC}{topic}\0id\0{dedup_id}"

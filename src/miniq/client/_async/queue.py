@@ -10,15 +10,14 @@ from msgspec import UNSET, UnsetType
 
 from miniq.api import operations as ops
 from miniq.api.operation import AsTable
-from miniq.api.shapes import StageId
 from miniq.api.tables import TablePage, to_table
 from miniq.batch import ClaimGroup, Committed, Stage, StageName
 from miniq.client import bodies
 from miniq.client._async.claims import AsyncClaims
 from miniq.client._async.message import AsyncMessage
-from miniq.client._async.stages import AsyncStaging
+from miniq.client._async.stages import AsyncStaging, stage_ids
 from miniq.client._async.transport import AsyncTransport
-from miniq.client.arguments import as_list, as_texts
+from miniq.client.arguments import as_texts
 from miniq.client.delivery import (
     ACKED,
     FAILED,
@@ -37,7 +36,7 @@ from miniq.client.failure import error_text
 from miniq.client.interrupts import async_shield
 from miniq.client.one_process import OneProcess
 from miniq.consumer import Consumer
-from miniq.errors import BadName, InvalidRequest, MiniQError
+from miniq.errors import BadName, MiniQError
 from miniq.message import (
     AckedLease,
     ConfiguredQueue,
@@ -265,18 +264,17 @@ class AsyncQueue(OneProcess):
         call yet."""
         return AsyncStaging(self, StageName(job, str(batch), str(partition), str(attempt)))
 
+    async def _upload(self, name: StageName, part: int, drafts: Any) -> tuple[int, int]:
+        call = ops.Upload(self.name, name.job, name.batch, name.partition, name.attempt, part, drafts)
+        return await self._perform(call)
+
     async def commit_stages(
         self, job: str, batch: int | str, stages: Iterable[tuple[int | str, int | str]], content: str | None = None
     ) -> Committed:
         """Add the messages of some stages, (partition, attempt), to the queue, all at once, and once per job and batch:
         a repeated commit adds nothing. Other stages of the batch are removed. `content` names what they hold: a
         repetition with another one raises `BatchMismatch`."""
-        stage_ids = []
-        for stage in as_list(stages, "stages", "(partition, attempt)"):
-            if not isinstance(stage, tuple | list) or len(stage) != 2:
-                raise InvalidRequest(f"stages: {stage!r:.80} is not (partition, attempt)", field="stages")
-            stage_ids.append(StageId(str(stage[0]), str(stage[1])))
-        return await self._perform(ops.CommitStages(self.name, job, str(batch), stage_ids, content))
+        return await self._perform(ops.CommitStages(self.name, job, str(batch), stage_ids(stages), content))
 
     async def discard_stages(self, job: str, batch: int | str) -> int:
         """Remove the uncommitted stages of a batch, and return their number."""

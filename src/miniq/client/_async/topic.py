@@ -7,8 +7,11 @@ from typing import Any, Literal, Unpack
 
 from miniq.api import operations as ops
 from miniq.api.tables import to_table
+from miniq.batch import Committed, Stage, StageName
 from miniq.client import bodies
+from miniq.client._async.stages import AsyncStaging, stage_ids
 from miniq.client._async.transport import AsyncTransport
+from miniq.client.arguments import as_filter
 from miniq.client.one_process import OneProcess
 from miniq.errors import BadName
 from miniq.message import DraftOptions
@@ -57,7 +60,7 @@ class AsyncTopic(OneProcess):
         """Subscribe a queue, by default the one with the subscription's name, or replace the subscription. Messages
         match whose key matches `pattern` and whose headers, or with `filter_on="body"` JSON body, match `filter`.
         With `envelope`, the body of a copy is the JSON notification of Amazon SNS, with these fields added."""
-        given: Any = dict(filter) if isinstance(filter, Mapping) else filter
+        given: Any = as_filter(filter) if isinstance(filter, Mapping) else filter
         added: Any = dict(envelope) if isinstance(envelope, Mapping) else envelope
         return await self._perform(ops.Subscribe(self.name, name, queue, pattern, given, filter_on, added))
 
@@ -85,3 +88,30 @@ class AsyncTopic(OneProcess):
     async def delete(self) -> None:
         """Delete the topic with its subscriptions. The queues stay."""
         await self._perform(ops.DeleteTopic(self.name))
+
+    # Stages
+
+    def stage(self, job: str, batch: int | str, partition: int | str, attempt: int | str) -> AsyncStaging:
+        """A stage for the messages of one attempt of one task of a job, invisible until they are committed; makes no
+        call yet."""
+        return AsyncStaging(self, StageName(job, str(batch), str(partition), str(attempt)))
+
+    async def _upload(self, name: StageName, part: int, drafts: Any) -> tuple[int, int]:
+        call = ops.UploadToTopic(self.name, name.job, name.batch, name.partition, name.attempt, part, drafts)
+        return await self._perform(call)
+
+    async def commit_stages(
+        self, job: str, batch: int | str, stages: Iterable[tuple[int | str, int | str]], content: str | None = None
+    ) -> Committed:
+        """Publish the messages of some stages, (partition, attempt), all at once, and once per job and batch: a
+        repeated commit adds nothing. Other stages of the batch are removed. `content` names what they hold: a
+        repetition with another one raises `BatchMismatch`."""
+        return await self._perform(ops.CommitToTopic(self.name, job, str(batch), stage_ids(stages), content))
+
+    async def discard_stages(self, job: str, batch: int | str) -> int:
+        """Remove the uncommitted stages of a batch, and return their number."""
+        return await self._perform(ops.DiscardFromTopic(self.name, job, str(batch)))
+
+    async def stages(self) -> list[Stage]:
+        """All uncommitted stages."""
+        return await self._perform(ops.ListTopicStages(self.name))

@@ -11,15 +11,14 @@ from msgspec import UNSET, UnsetType
 
 from miniq.api import operations as ops
 from miniq.api.operation import AsTable
-from miniq.api.shapes import StageId
 from miniq.api.tables import TablePage, to_table
 from miniq.batch import ClaimGroup, Committed, Stage, StageName
 from miniq.client import bodies
 from miniq.client._sync.claims import Claims
 from miniq.client._sync.message import Message
-from miniq.client._sync.stages import Staging
+from miniq.client._sync.stages import Staging, stage_ids
 from miniq.client._sync.transport import Transport
-from miniq.client.arguments import as_list, as_texts
+from miniq.client.arguments import as_texts
 from miniq.client.delivery import (
     ACKED,
     FAILED,
@@ -38,7 +37,7 @@ from miniq.client.failure import error_text
 from miniq.client.interrupts import shield
 from miniq.client.one_process import OneProcess
 from miniq.consumer import Consumer
-from miniq.errors import BadName, InvalidRequest, MiniQError
+from miniq.errors import BadName, MiniQError
 from miniq.message import (
     AckedLease,
     ConfiguredQueue,
@@ -262,18 +261,17 @@ class Queue(OneProcess):
         call yet."""
         return Staging(self, StageName(job, str(batch), str(partition), str(attempt)))
 
+    def _upload(self, name: StageName, part: int, drafts: Any) -> tuple[int, int]:
+        call = ops.Upload(self.name, name.job, name.batch, name.partition, name.attempt, part, drafts)
+        return self._perform(call)
+
     def commit_stages(
         self, job: str, batch: int | str, stages: Iterable[tuple[int | str, int | str]], content: str | None = None
     ) -> Committed:
         """Add the messages of some stages, (partition, attempt), to the queue, all at once, and once per job and batch:
         a repeated commit adds nothing. Other stages of the batch are removed. `content` names what they hold: a
         repetition with another one raises `BatchMismatch`."""
-        stage_ids = []
-        for stage in as_list(stages, "stages", "(partition, attempt)"):
-            if not isinstance(stage, tuple | list) or len(stage) != 2:
-                raise InvalidRequest(f"stages: {stage!r:.80} is not (partition, attempt)", field="stages")
-            stage_ids.append(StageId(str(stage[0]), str(stage[1])))
-        return self._perform(ops.CommitStages(self.name, job, str(batch), stage_ids, content))
+        return self._perform(ops.CommitStages(self.name, job, str(batch), stage_ids(stages), content))
 
     def discard_stages(self, job: str, batch: int | str) -> int:
         """Remove the uncommitted stages of a batch, and return their number."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from miniq.spark.pipelines.runs import Run, Summary, absolute, digest, follow, read_lake, state_folder, write_stream
+from miniq.spark.report.tables import BY_PRODUCERS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -22,8 +23,7 @@ def replay(spark: SparkSession, lake: str, queue: str, *, where: str | None = No
     schema = read_lake(spark, lake).schema
     checkpoint = run.checkpoint or state_folder("replay", run.url, lake, queue, digest(where))
     rows = spark.readStream.schema(schema).parquet(lake)
-    # Messages that were moved, such as dead letters, have other reasons.
-    sent = rows.where("event = 'sent' and (reason is null or reason = 'published')").where(where)
+    sent = rows.where(BY_PRODUCERS).where(where)
     sent = sent.where("body is not null or data is not null")
     messages = sent.selectExpr("body", "data", "content_type", "id as key")
     return follow(

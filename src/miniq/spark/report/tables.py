@@ -19,6 +19,10 @@ MAX_INTERVALS = 160
 ACCURACY = 1000
 """Accuracy of percentiles: the rank is off by at most 1/1000."""
 
+BY_PRODUCERS = "event = 'sent' and (reason is null or reason = 'published' or startswith(reason, 'schedule:'))"
+"""Arrivals that a producer, a topic or a schedule has made. Messages that were moved, such as dead letters, also arrive
+as `sent`, with other reasons."""
+
 
 class Span(Struct, frozen=True):
     """The time that the records cover, in seconds since 1970, and the length of its intervals."""
@@ -56,9 +60,7 @@ def _is(name: str) -> Column:
 
 
 def _sent() -> Column:
-    """Whether a producer sent the message, or published it to a topic; dead-lettered and redriven messages also arrive
-    as `sent`, with other reasons."""
-    return _is("sent") & (F.col("reason").isNull() | (F.col("reason") == "published"))
+    return F.expr(BY_PRODUCERS)
 
 
 def _left() -> Column:

@@ -115,10 +115,10 @@ def _plain_batch(block: PlainBlock | PackedBlock, first: str, queue: str, sent_a
     bodies: Sequence[bytes]
     if isinstance(block, PackedBlock):
         bodies = Packed(block.bodies, block.lengths)
-        ids = RunIds(first, len(bodies))
+        ids = RunIds(first, len(bodies)) if first else [""] * len(bodies)
     else:
         bodies = block.bodies
-        ids = ids_from(first, len(bodies))
+        ids = ids_from(first, len(bodies)) if first else [""] * len(bodies)  # staged messages have none
     return PlainBatch(ids, queue, sent_at, due_at, bodies, block.content_type, block.priority, block.topic)
 
 

@@ -20,6 +20,7 @@ from miniq.store.decisions import (
     check_room,
     commit_answer,
     committed,
+    earlier_publication,
     parts_to_commit,
     repeated_commit,
     size_of,
@@ -36,6 +37,7 @@ from miniq.store.embedded.history import event_run
 from miniq.store.embedded.keys import EventRun
 from miniq.store.embedded.window import sizes_of
 from miniq.store.names import call_record
+from miniq.topic import Published
 
 LARGE = 1024 * 1024
 """A batch of this many bytes is written outside the event loop."""
@@ -125,6 +127,23 @@ class Stages(Part, StageStore):
             self._remove(shelf, name, {upload.upload for upload in uploads})
         await self._commit.commit(sync=True)
         return Committed(count)
+
+    async def read(self, queue: str, batch: Batch) -> list[Sequence[Message]] | Published:
+        return await self._core.unless_emptied(queue, lambda shelf: self._read(shelf, batch))
+
+    async def _read(self, shelf: Shelf, batch: Batch) -> list[Sequence[Message]] | Published:
+        await self._commit.settle()
+        check_there(shelf)
+        now = batch.put.now
+        earlier = earlier_publication(batch, lambda name: self._dedup.standing(shelf, call_record(name), now))
+        if earlier is not None:
+            return earlier
+        blocks: list[Sequence[Message]] = []
+        for _, _, part in parts_to_commit(batch, shelf.stages):
+            prefix = keys.upload_prefix(part.upload)
+            staged = self._kv.scan(prefix, keys.after(prefix))
+            blocks += [block_records.decode_block(value, self._kv.get) for _, value in staged]
+        return blocks
 
     async def discard(self, queue: str, job: str, batch: str) -> int:
         return await self._core.unless_emptied(queue, lambda shelf: self._discard(shelf, job, batch))

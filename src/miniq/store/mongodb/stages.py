@@ -36,6 +36,7 @@ from miniq.store.decisions import (
     check_room,
     commit_answer,
     committed,
+    earlier_publication,
     repeated_commit,
     size_of,
     stage_of,
@@ -50,6 +51,7 @@ from miniq.store.mongodb.documents import Document
 from miniq.store.mongodb.history import Tools
 from miniq.store.mongodb.writes import Written, arrivals
 from miniq.store.names import call_record
+from miniq.topic import Published
 
 FEW = 5000
 FEW_BYTES = 8 * 1024 * 1024
@@ -181,6 +183,21 @@ class Stages(StageStore):
         for queue in queues:
             with suppress(QueueNotFound):
                 await self.show(queue)
+
+    async def read(self, queue: str, batch: Batch) -> list[Sequence[Message]] | Published:
+        async def work(named: Numbers, session: Session) -> list[Sequence[Message]] | Published:
+            db, serial = self._link.database, named[queue].serial
+            call = batch.put.call
+            names = [] if call is None else [call_record(call.name)]
+            stands = await dedup.find(db, session, serial, names, batch.put.now)
+            earlier = earlier_publication(batch, lambda name: stands.get(call_record(name)))
+            if earlier is not None:
+                return earlier
+            query = {"serial": serial, "job": batch.job, "batch": batch.batch}
+            listed = _listed(batch, await db.stages.find(query, session=session).to_list())
+            return [[message for _, message in run] async for _, run in uploads.read(db, session, listed)]
+
+        return await self._changes.make([queue], work)
 
     async def discard(self, queue: str, job: str, batch: str) -> int:
         async def work(named: Numbers, session: Session) -> int:

@@ -21,6 +21,7 @@ from miniq.store.decisions import (
     check_listed,
     check_room,
     commit_answer,
+    earlier_publication,
     repeated_commit,
     size_of,
     stands_alone,
@@ -30,6 +31,7 @@ from miniq.store.postgres import parcels, rows
 from miniq.store.postgres.access import LONG, Part, Row, execute, existing, pipeline
 from miniq.store.postgres.connections import Connection
 from miniq.store.postgres.rows import Blobs, escape, unescape
+from miniq.topic import Published
 
 COLUMNS = {
     "stage": "int8",
@@ -135,6 +137,25 @@ class Stages(Part, StageStore):
                 self._db.ready(queue, None, done.messages - len(recipients))
         return done
 
+    async def read(self, queue: str, batch: Batch) -> list[Sequence[Message]] | Published:
+        call = batch.put.call
+        params = _batch(queue, batch.job, batch.batch) | {
+            "call": None if call is None else escape(call.name),
+            "now": batch.put.now,
+        }
+
+        async def work(connection: Connection) -> list[Sequence[Message]] | Published:
+            async with connection.transaction():
+                [[shelf, answer]] = existing(queue, await execute(connection, *self._db.step("find_commit", params)))
+                earlier = earlier_publication(batch, lambda name: answer)
+                if earlier is not None:
+                    return earlier
+                stages = await self._listed(connection, params | {"shelf": shelf}, batch)
+                staged = await execute(connection, *self._db.step("staged", {"stages": stages}))
+                return [_uploaded(queue, row) for row in staged]
+
+        return await self._db.connections.call(work, LONG)
+
     async def discard(self, queue: str, job: str, batch: str) -> int:
         return int((await self._db.one("discard_stages", _batch(queue, job, batch)))[0])
 
@@ -191,6 +212,21 @@ def _stretches(messages: Sequence[Message], cut: Sequence[range]) -> Iterator[Ro
             )  # fmt: skip
         else:
             yield (nth, *_columns(part))
+
+
+def _uploaded(queue: str, row: Row) -> Sequence[Message]:
+    """The messages of a row of `staged`, as they were uploaded."""
+    count, delay, rank, sizes, ttls, abouts, kinds, bodies = row
+    if sizes is None:
+        return PlainBatch([""] * count, queue, 0, delay, bodies, kinds[0] if kinds else JSON, -rank)
+    messages = [
+        message
+        for about, body in zip(abouts or [None] * count, bodies, strict=True)
+        for message in rows.messages(queue, ("", 0, delay, rank, 0, about, body, None))
+    ]
+    if ttls is None:
+        return messages
+    return [structs.replace(message, expires_at=ttl) for message, ttl in zip(messages, ttls, strict=True)]
 
 
 def _columns(messages: Sequence[Message]) -> Row:

@@ -56,6 +56,12 @@ SELECT id, true, %(call)s, '', %(until)s FROM queues WHERE name = %(queue)s
 ON CONFLICT (queue, call, name) DO UPDATE SET ids = excluded.ids, until = excluded.until WHERE d.until <= %(now)s
 RETURNING queue;
 
+-- name: find_commit
+-- The queue, and the answer to a call if it is on record.
+SELECT q.id, d.ids FROM queues q
+LEFT JOIN dedup d ON d.queue = q.id AND d.call AND d.name = %(call)s AND d.until > %(now)s
+WHERE q.name = %(queue)s;
+
 -- name: lock_stages
 SELECT id, partition, attempt, until FROM stages
 WHERE queue = %(shelf)s AND job = %(job)s AND batch = %(batch)s ORDER BY partition, attempt FOR UPDATE;
@@ -64,6 +70,11 @@ WHERE queue = %(shelf)s AND job = %(job)s AND batch = %(batch)s ORDER BY partiti
 SELECT p.stage, p.part, p.stretches, p.alone
 FROM unnest(%(stages)s::bigint[]) WITH ORDINALITY AS l (stage, place) JOIN stage_parts p USING (stage)
 ORDER BY l.place, p.part;
+
+-- name: staged
+SELECT s.messages, s.delay, s.rank, s.sizes, s.ttls, s.abouts, s.content_types, s.bodies
+FROM unnest(%(stages)s::bigint[]) WITH ORDINALITY AS l (stage, place) JOIN staged s USING (stage)
+ORDER BY l.place, s.part, s.nth;
 
 -- name: claim_staged_dedup
 -- Records the dedup ids that are not on record, each for its first message. The ids follow later.
