@@ -37,6 +37,18 @@ def texts(root: ElementTree.Element, name: str) -> list[str | None]:
     return [element.text for element in root.findall(f".//{{*}}{name}")]
 
 
+def test_head_does_nothing(sqs: SqsServer) -> None:
+    call(sqs, "CreateQueue", {"QueueName": "q"})
+    call(sqs, "SendMessage", {"QueueUrl": "q", "MessageBody": "x"})
+    for path in (
+        "/?Action=ReceiveMessage&QueueUrl=q",
+        "/000000000000/q?Action=ReceiveMessage",
+        "/000000000000/q?Action=DeleteQueue",
+    ):
+        assert ask(sqs, "HEAD", path)[0] in (307, 404, 405)
+    assert len(call(sqs, "ReceiveMessage", {"QueueUrl": "q"})[1]["Messages"]) == 1
+
+
 def test_a_message_that_xml_cannot_express_is_shown_with_replacements_and_its_neighbours_are_unharmed(
     sqs: SqsServer,
 ) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import select
+import socket
 import time
 from collections.abc import Iterator
 from hashlib import sha256
@@ -11,6 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+import miniq
 from miniq.broker.keyring import ApiKey
 from miniq.message import SECOND
 from miniq.server.http.aws.sqs.queue_attributes import MAX_SIZE
@@ -106,6 +110,53 @@ def test_a_dead_letter_queue_needs_the_right_to_send_to_it(signed: SqsServer) ->
     mine.create_queue(QueueName="mine")
     with refused("AccessDenied", 403):
         mine.set_queue_attributes(QueueUrl="mine", Attributes={"RedrivePolicy": policy})
+
+
+def test_a_key_is_not_told_which_queues_of_others_exist(signed: SqsServer) -> None:
+    admin = as_(signed, key(signed, "*"))
+    for name in ("vault", "dead"):
+        admin.create_queue(QueueName=name)
+    arn = "arn:aws:sqs:eu-west-1:000000000000"
+    mine = as_(signed, key(signed, "manage:mine", "manage:dead", "read:dead", "send:dead"))
+    policy = f'{{"deadLetterTargetArn":"{arn}:%s","maxReceiveCount":1}}'
+    mine.create_queue(QueueName="mine", Attributes={"RedrivePolicy": policy % "dead"})
+    for name in ("vault", "nosuch"):
+        with refused("AccessDenied", 403):
+            mine.set_queue_attributes(QueueUrl="mine", Attributes={"RedrivePolicy": policy % name})
+        with refused("AccessDenied", 403):
+            mine.create_queue(QueueName="mine", Attributes={"RedrivePolicy": policy % name})
+        with refused("AccessDenied", 403):
+            mine.start_message_move_task(SourceArn=f"{arn}:dead", DestinationArn=f"{arn}:{name}")
+
+
+def test_the_id_of_a_key_does_not_fill_the_memory_for_the_bodies_of_others(signed: SqsServer) -> None:
+    app = key(signed, "*")
+    sqs = as_(signed, app)
+    url = sqs.create_queue(QueueName="q")["QueueUrl"]
+    credential = f"{app.access_key}/{time.strftime('%Y%m%d', time.gmtime())}/eu-west-1/sqs/aws4_request"
+    head = (
+        "POST / HTTP/1.1\r\nHost: localhost\r\nX-Amz-Target: AmazonSQS.ListQueues\r\n"
+        f"X-Amz-Date: {time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}\r\n"
+        f"Authorization: AWS4-HMAC-SHA256 Credential={credential}, SignedHeaders=host;x-amz-date;x-amz-target, "
+        f"Signature={'0' * 64}\r\nContent-Type: application/x-amz-json-1.0\r\nContent-Length: {MAX_REQUEST}\r\n\r\n"
+    )
+    place = urlsplit(signed.url)
+    with contextlib.ExitStack() as stack:
+        lines = [stack.enter_context(socket.create_connection((place.hostname, place.port))) for _ in range(40)]
+        for line in lines:
+            line.sendall(head.encode() + b" " * 100_000)
+        refusals = 0
+        while refusals < 24:  # all but those for which there is room, a quarter of max_buffered_bytes
+            answered, _, _ = select.select(lines, [], [], 30)
+            assert answered, f"{refusals} refused"
+            for line in answered:
+                assert line.recv(65536).startswith(b"HTTP/1.1 503 ")
+                lines.remove(line)
+                refusals += 1
+        sqs.send_message(QueueUrl=url, MessageBody="x" * 50_000)
+        _, secret = signed.run(signed.broker.keys.create("ops", ["*"], signed.clock.now()))
+        with miniq.connect(signed.url, api_key=secret) as mq:
+            mq.queue("q").send("x" * 1_000_000)
 
 
 def test_a_signature_is_valid_for_fifteen_minutes(signed: SqsServer) -> None:

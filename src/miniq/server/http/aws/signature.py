@@ -80,7 +80,7 @@ def read(fields: Mapping[str, str], query: str) -> Signature:
     if "X-Amz-Signature=" in query:
         given = dict(parse_qsl(query, keep_blank_values=True))
         expires = given.get("X-Amz-Expires", "")
-        if given.get("X-Amz-Algorithm") != ALGORITHM or not expires.isdigit() or len(expires) > 9:
+        if given.get("X-Amz-Algorithm") != ALGORITHM or not re.fullmatch(r"[0-9]{1,9}", expires):
             text = f"A presigned URL needs X-Amz-Algorithm={ALGORITHM} and X-Amz-Expires."
             raise AwsError(INCOMPLETE_SIGNATURE, text)
         return _signature(

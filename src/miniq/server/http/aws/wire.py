@@ -24,7 +24,7 @@ from starlette.types import Receive, Scope, Send
 from miniq.broker import Broker
 from miniq.broker.keyring import AwsIdentity, Secret
 from miniq.dispatch import Caller
-from miniq.errors import MiniQError, TooLarge
+from miniq.errors import MiniQError, Overloaded, TooLarge
 from miniq.server.http.aws import signature
 from miniq.server.http.aws.actions import ACTIONS, ANY_RIGHT, Action, Call, Memory
 from miniq.server.http.aws.addresses import Place, queue_of_arn, queue_of_url, region_of
@@ -50,6 +50,10 @@ MODULES = (sending, receiving, queues, move_tasks, topics, subscriptions, publis
 """Their functions are in the tables of actions."""
 MAX_REQUEST = 4 * MAX_SIZE
 """Maximum size of a request: forms and escaped JSON take up to three bytes for one of a message."""
+UNVERIFIED = 4
+"""The share of `max_buffered_bytes` for bodies whose signature is not verified yet: the id of a key is no secret."""
+SMALL = 65536
+"""Size up to which a body always has a place."""
 _QUEUE_PATH = re.compile(r"/\d{12}/([^/]+)/?")
 _FORM = "application/x-www-form-urlencoded"
 _CREDENTIAL = re.compile(r"Credential=[^/,&%]*(?:/|%2F)\d*(?:/|%2F)([a-z0-9-]+)(?:/|%2F)([a-z0-9-]+)(?:/|%2F)")
@@ -61,11 +65,16 @@ class AwsWire:
     def __init__(self, broker: Broker, max_request: int) -> None:
         self._broker = broker
         self._max_request = min(max_request, MAX_REQUEST)
+        self._max_unverified = broker.options.max_buffered_bytes // UNVERIFIED
+        self._unverified = 0
+        """Bytes of bodies that are being received, and whose signature is verified when they are there."""
         self._memory = Memory()
 
     def speaks(self, scope: Scope) -> bool:
         """Whether a request is one of SQS or SNS."""
         path, fields = scope["path"], scope["fields"]
+        if scope["method"] not in ("GET", "POST"):  # a HEAD must not do what a GET does
+            return False
         if path != "/":
             return _QUEUE_PATH.fullmatch(path) is not None
         if fields.get("x-amz-target", "").startswith(TARGET):
@@ -119,6 +128,24 @@ class AwsWire:
             raise TooLarge(f"request: over {self._max_request} bytes; send less at once", field="request")
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
+    async def _unverified_body(self, receive: Receive, fields: dict[str, str]) -> bytes:
+        """A body that anyone may have sent who has seen the id of a key."""
+        size = fields.get("content-length", "")
+        expected = int(size) if size.isdigit() else self._max_request
+        if expected <= SMALL:
+            return await self._body(receive, fields)
+        if self._unverified + expected > self._max_unverified and self._unverified:
+            raise Overloaded(
+                f"request: bodies of requests without {signature.HASH} would be over {self._max_unverified} bytes "
+                f"(max_buffered_bytes / {UNVERIFIED}); retry later, or send that header",
+                field="request",
+            )
+        self._unverified += expected
+        try:
+            return await self._body(receive, fields)
+        finally:
+            self._unverified -= expected
+
     # The caller
 
     async def _authenticated(self, scope: Scope, receive: Receive) -> tuple[Secret | None, bytes]:
@@ -139,7 +166,7 @@ class AwsWire:
         declared = fields.get(signature.HASH)
         if declared is not None:  # the body need not be there to verify what was signed
             signature.verify(keys, signed, head, declared)
-        body = await self._body(receive, fields)
+        body = await self._body(receive, fields) if declared else await self._unverified_body(receive, fields)
         payload = sha256(body).hexdigest()
         if declared is None:
             signature.verify(keys, signed, head, payload)

@@ -47,9 +47,10 @@ async def start_message_move_task(call: Call) -> shapes.StartMessageMoveTaskRepl
     to = None
     if request.destination_arn:
         to = queue_of_arn(request.destination_arn)
+        if to is not None:
+            broker.keys.check(call.caller.secret, "send", to)
         if to is None or broker.catalog.find(to) is None:
             raise _no_resource("DestinationArn")
-        broker.keys.check(call.caller.secret, "send", to)
     if request.rate is not None and not 1 <= request.rate <= MAX_RATE:
         raise bad_value(request.rate, "MaxNumberOfMessagesPerSecond", f"Must be between 1 and {MAX_RATE}.")
     tasks = call.memory.tasks.setdefault(queue, [])

@@ -54,14 +54,19 @@ async def create_queue(call: Call) -> shapes.QueueUrlReply:
 
 
 def _targets(call: Call) -> tuple[queue_attributes.Exists, queue_attributes.Exists]:
-    """Whether a queue exists, and whether it may become the dead-letter queue of the one that is called."""
+    """Whether a queue exists, and whether it may become the dead-letter queue of the one that is called. Raises
+    unless the caller may send to it, so that a key does not tell which queues of others exist."""
     find = call.broker.catalog.find
+
+    def exists(queue: str) -> bool:
+        call.broker.keys.check(call.caller.secret, "send", queue)
+        return find(queue) is not None
 
     def allows(queue: str) -> bool:
         settings = find(queue)
         return settings is None or queue_attributes.allows_source(settings.sqs.get("RedriveAllowPolicy"), call.queue)
 
-    return lambda queue: find(queue) is not None, allows
+    return exists, allows
 
 
 async def _configure(call: Call, changes: dict[str, Any]) -> None:
