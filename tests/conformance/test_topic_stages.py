@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from miniq.errors import (
     InvalidRequest,
     QueueFull,
     StageUnknown,
+    StoreFailed,
     TooLarge,
     TopicNotFound,
 )
@@ -22,6 +25,7 @@ from miniq.options import Limits, Options
 from miniq.store import open_store
 from tests.clock import FrozenClock
 from tests.conformance.test_topics import subscribe
+from tests.conftest import store_url
 from tests.kit import bodies, draft, drain, ids, states
 
 LISTED = [("0", "0"), ("1", "0")]
@@ -163,7 +167,7 @@ async def test_stages_are_discarded_and_missing_ones_named(broker: Broker, clock
     assert await broker.topic_stages.list("t") == [
         Stage(StageName("job", "1", "0", "0"), 1, 2, 2, clock.now(), clock.now() + 86_400_000_000, 0)
     ]
-    with pytest.raises(StageUnknown, match=r"there is no attempt '0' of partition '1'"):
+    with pytest.raises(StageUnknown, match="no attempt '0' of partition '1' of batch '1' of job 'job';"):
         await commit(broker)
     assert await broker.topic_stages.discard("t", "job", "1") == 1
     assert await broker.topic_stages.discard("t", "job", "1") == 0
@@ -213,3 +217,47 @@ async def test_a_batch_beyond_the_limits_of_a_publication_is_refused(url: str, c
         assert await states(broker, "a") == (0, 0, 0)
         await broker.topics.unsubscribe("t", "c")
         assert await commit(broker, ("0", "0"), batch=2) == Committed(7)
+
+
+async def test_a_commit_that_was_cut_off_before_its_stages_were_removed_is_not_made_again(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await subscribe(broker, "t", "a", "b")
+    await upload(broker, 0, 1, 2)
+
+    async def killed(*given: Any) -> int:
+        raise StoreFailed("store: killed", field="store")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(broker.store.stages, "discard", killed)
+        with pytest.raises(StoreFailed):
+            await commit(broker, ("0", "0"))
+    assert len(await broker.topic_stages.list("t")) == 1
+    assert await commit(broker, ("0", "0")) == Committed(2, repeated=True)
+    assert await broker.topic_stages.list("t") == []
+    assert [await drain(broker, queue) for queue in ("a", "b")] == [[1, 2]] * 2
+
+
+async def test_of_two_commits_at_the_same_time_one_is_made(broker: Broker) -> None:
+    await subscribe(broker, "t", "a", "b")
+    for batch in range(5):
+        await upload(broker, 0, draft(1, key="k"), draft(2), batch=batch)
+        await upload(broker, 1, 3, batch=batch)
+        done = await asyncio.gather(*(commit(broker, batch=batch) for _ in range(3)))
+        assert sorted(done, key=lambda each: each.repeated) == [Committed(3), *[Committed(3, repeated=True)] * 2]
+    assert [await drain(broker, queue) for queue in ("a", "b")] == [[1, 2, 3] * 5] * 2
+
+
+@pytest.mark.parametrize("database", ["postgresql", "mongodb"])
+async def test_of_two_brokers_that_commit_a_batch_one_publishes_it(
+    database: str, tmp_path: Path, clock: FrozenClock
+) -> None:
+    url = store_url(database, tmp_path)
+    async with Broker(open_store(url), clock=clock) as one, Broker(open_store(url), clock=clock) as other:
+        await subscribe(one, "t", "a", "b")
+        for batch in range(5):
+            await upload(one, 0, draft(1, key="k"), draft(2), batch=batch)
+            await upload(other, 1, 3, batch=batch)
+            done = await asyncio.gather(*(commit(broker, batch=batch) for broker in (one, other)))
+            assert sorted(done, key=lambda each: each.repeated) == [Committed(3), Committed(3, repeated=True)]
+        assert [await drain(other, queue) for queue in ("a", "b")] == [[1, 2, 3] * 5] * 2

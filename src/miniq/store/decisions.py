@@ -28,7 +28,7 @@ from miniq.errors import (
 from miniq.ids import RUN, from_spans, spans
 from miniq.message import NEVER, Message, Outcome, PlainBatch, is_plain
 from miniq.store.arguments import ANY, FREE, Batch, NextClaim, Once, Publication, Room, Stretch
-from miniq.store.names import published_name
+from miniq.store.names import own_job, published_name
 from miniq.topic import Published
 
 # Messages
@@ -366,7 +366,7 @@ def check_listed(batch: Batch, until: Mapping[tuple[str, str], int]) -> None:
         if until.get((partition, attempt), 0) <= batch.put.now:
             raise StageUnknown(
                 f"stages: there is no attempt {attempt!r} of partition {partition!r} of batch {batch.batch!r} of job "
-                f"{batch.job!r}; upload it again, nothing was committed",
+                f"{own_job(batch.job)!r}; upload it again, nothing was committed",
                 field="stages",
             )
 

@@ -36,6 +36,11 @@ def topic_job(topic: str, job: str) -> str:
     return f"{TOPIC}{topic}\0{job}"
 
 
+def own_job(job: str) -> str:
+    """The name that the caller gave to the job of a stage."""
+    return job.rpartition("\0")[2]
+
+
 def is_of_topic(job: str) -> bool:
     """Whether a stage with this job is that of a topic."""
     return job.startswith(TOPIC)

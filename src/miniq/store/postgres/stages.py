@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import structs
 
 from miniq.batch import Committed, Stage, StageName
-from miniq.errors import StoreUnavailable
+from miniq.errors import StageUnknown, StoreUnavailable
 from miniq.ids import RUN
 from miniq.message import JSON, Message, PlainBatch
 from miniq.store.arguments import Batch, Upload
@@ -146,11 +146,16 @@ class Stages(Part, StageStore):
 
         async def work(connection: Connection) -> list[Sequence[Message]] | Published:
             async with connection.transaction():
-                [[shelf, answer]] = existing(queue, await execute(connection, *self._db.step("find_commit", params)))
-                earlier = earlier_publication(batch, lambda name: answer)
+                shelf, earlier = await self._earlier(connection, params, batch)
                 if earlier is not None:
                     return earlier
-                stages = await self._listed(connection, params | {"shelf": shelf}, batch)
+                try:
+                    stages = await self._listed(connection, params | {"shelf": shelf}, batch)
+                except StageUnknown:  # unless another broker has just published and removed them
+                    _, earlier = await self._earlier(connection, params, batch)
+                    if earlier is None:
+                        raise
+                    return earlier
                 staged = await execute(connection, *self._db.step("staged", {"stages": stages}))
                 return [_uploaded(queue, row) for row in staged]
 
@@ -173,6 +178,13 @@ class Stages(Part, StageStore):
                 return stage, None if messages is None else (messages, size)
             await execute(connection, *self._db.step("drop_stage", {"stage": stage}))  # it has expired
         raise StoreUnavailable("store: the stage was discarded while it was uploaded; try again")
+
+    async def _earlier(
+        self, connection: Connection, params: dict[str, Any], batch: Batch
+    ) -> tuple[int, Published | None]:
+        """The id of the queue, and the answer to the publication of a batch if it is on record."""
+        [[shelf, answer]] = existing(params["queue"], await execute(connection, *self._db.step("find_commit", params)))
+        return shelf, earlier_publication(batch, lambda name: answer)
 
     async def _listed(self, connection: Connection, params: dict[str, Any], batch: Batch) -> list[int]:
         """Lock all stages of a batch: the ids of those to commit, in order."""
