@@ -14,7 +14,7 @@ TESTS := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve browser node pictures quick test check generate fmt bench bench-postgres bench-mongodb bench-http bench-zmq bench-backlog bench-peers bench-peers-backlog
-.PHONY: bench-spark bench-workers bench-console bench-queues copy-large faults faults-damage faults-databases faults-interruptions faults-spark
+.PHONY: bench-spark bench-sqs bench-workers bench-console bench-queues copy-large faults faults-damage faults-databases faults-interruptions faults-spark
 .PHONY: faults-checkpoints faults-workers soak fuzz differential demo clean
 
 help: ## this list
@@ -100,6 +100,10 @@ bench-peers-backlog: setup ## the same while 5 million messages wait (15 minutes
 bench-workers: setup ## tasks against Celery, Dramatiq, RQ and Huey on Redis, if redis-server is installed (11 minutes, idle machine)
 	$(PIP) --group peers
 	$(BIN)/python -m bench.workers
+
+bench-sqs: setup ## boto3 against moto's server, and what the SQS wire costs beside native HTTP (4 minutes, idle machine)
+	$(PIP) --group peers
+	$(BIN)/python -m bench.sqs
 
 bench-spark: setup ## ingest, drain and archive on Spark, a million messages each, beside the obvious way (10 minutes, idle)
 	$(BIN)/python -m bench.spark

@@ -20,7 +20,7 @@ broker = SQSBroker(
 dramatiq.set_broker(broker)
 
 
-@dramatiq.actor(min_backoff=100, max_backoff=1000)
+@dramatiq.actor(min_backoff=2500, max_backoff=5000)
 def work(number: int) -> None:
     tried = FOLDER / f"tried-{number}"
     if number % 10 == 0 and not tried.exists():

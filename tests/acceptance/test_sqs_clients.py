@@ -160,6 +160,16 @@ def worker(log: Path, environment: dict[str, str], *command: str) -> Iterator[su
             process.wait(PATIENCE)
 
 
+def is_empty(served: Served, queue: str) -> bool:
+    names = [
+        "ApproximateNumberOfMessages",
+        "ApproximateNumberOfMessagesNotVisible",
+        "ApproximateNumberOfMessagesDelayed",
+    ]
+    counts = client(served.url).get_queue_attributes(QueueUrl=queue, AttributeNames=names)["Attributes"]
+    return set(counts.values()) == {"0"}
+
+
 def done(folder: Path) -> set[int]:
     return {int(path.name.partition("-")[2]) for path in folder.glob("done-*")}
 
@@ -198,14 +208,7 @@ def test_celery_runs_its_tasks_retries_them_and_survives_a_killed_worker(
     with worker(log, environment, *command):
         expected = {*range(206), 1000}
         until(lambda: done(tmp_path) == expected, f"not all tasks were done: {log}")
-        attributes = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
-        sqs = client(served.url)
-
-        def is_empty() -> bool:
-            counts = sqs.get_queue_attributes(QueueUrl="celery-tasks", AttributeNames=attributes)["Attributes"]
-            return set(counts.values()) == {"0"}
-
-        until(is_empty, "messages were left")
+        until(lambda: is_empty(served, "celery-tasks"), "messages were left")
 
 
 def test_dramatiq_runs_its_actors_and_retries_them(
@@ -217,6 +220,7 @@ def test_dramatiq_runs_its_actors_and_retries_them(
     command = ("dramatiq", "tests.acceptance.sqs_actors", "--processes", "1", "--threads", "2")
     with worker(tmp_path / "log", environment, *command) as process:
         until(lambda: done(tmp_path) == set(range(50)), "not all actors ran")
+        until(lambda: is_empty(served, "dramatiq_default"), "messages were left")
         process.terminate()
         process.wait(PATIENCE)
     assert {path.name for path in tmp_path.glob("tried-*")} == {f"tried-{number}" for number in range(0, 50, 10)}
