@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -148,15 +149,21 @@ def test_sqs_consumer_handles_messages_and_repeats_one_that_failed(served: Serve
 
 @contextlib.contextmanager
 def worker(log: Path, environment: dict[str, str], *command: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A worker as a process of its own, which is killed at the end."""
+    """A worker as a process of its own, which is killed at the end with all processes that it has started."""
     with log.open("ab") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", *command], cwd=ROOT, env={**os.environ, **environment}, stdout=out, stderr=out
+            [sys.executable, "-m", *command],
+            cwd=ROOT,
+            env={**os.environ, **environment},
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
         )
         try:
             yield process
         finally:
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait(PATIENCE)
 
 

@@ -14,7 +14,7 @@ from miniq.message import PlainDrafts, Stored
 from miniq.options import Options
 from miniq.store import open_store
 from tests.clock import FrozenClock
-from tests.kit import bodies, draft, drain, ids
+from tests.kit import bodies, draft, drain, ids, states
 
 FIELDS = {"TopicArn": "arn:aws:sns:us-east-1:000000000000:t"}
 
@@ -111,6 +111,7 @@ async def test_dedup_ids_and_groups_count_for_copies_in_an_envelope(broker: Brok
     for queue in ("a", "b", "c"):
         received = await broker.receive(queue, max=10)
         assert ids(received) == [first.ids[0], again.ids[1]]
+        assert sum(await states(broker, queue)) == 3
         assert [stored.message.group for stored in received] == ["g", "h"]
         if queue != "c":
             assert [fields(stored)["Message"] for stored in received] == ["1", "4"]
