@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from functools import cache
 from typing import Any, TypeVar, get_args
 
@@ -20,7 +20,9 @@ from miniq.api import bounds
 from miniq.api.bounds import Format as Format
 from miniq.api.shapes import Problem
 from miniq.errors import BY_CODE, InvalidRequest, MiniQError, TooLarge, show
+from miniq.message import EPOCH as EPOCH
 from miniq.message import JSON, SECOND
+from miniq.message import moment as moment
 
 MSGPACK = "application/msgpack"
 PROBLEM = "application/problem+json"
@@ -76,15 +78,7 @@ STATUS: dict[str, int] = {
 }
 """The HTTP status of each error code. Any other code is an internal error: 500."""
 
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
 # Records
-
-
-def moment(micros: int) -> datetime:
-    """A moment as a timestamp."""
-    return EPOCH + timedelta(microseconds=micros)
 
 
 def micros(at: datetime) -> int:
@@ -98,16 +92,17 @@ def to_wire(shape: type[S], record: object, **others: Any) -> S:
     for name, is_moment in _shape_fields(shape):
         if name not in others:
             value = getattr(record, name)
-            others[name] = moment(value) if is_moment and value is not None else value
+            others[name] = moment(value) if is_moment and isinstance(value, int) else value
     return shape(**others)
 
 
 def from_wire(kind: type[S], wire: Struct, **others: Any) -> S:
-    """A record from a shape of the wire: `others`, and the fields that both have, timestamps as moments."""
-    for name in kind.__struct_fields__:
+    """A record from a shape of the wire: `others`, and the fields that both have, timestamps as moments
+    unless the record has timestamps."""
+    for name, is_timestamp in _shape_fields(kind):
         if name not in others and hasattr(wire, name):
             value = getattr(wire, name)
-            others[name] = micros(value) if isinstance(value, datetime) else value
+            others[name] = micros(value) if isinstance(value, datetime) and not is_timestamp else value
     return kind(**others)
 
 
