@@ -173,3 +173,30 @@ def test_a_worker_keeps_the_results_of_its_tasks(place: str) -> None:
         finally:
             done.set()
             thread.join()
+
+
+def test_wrong_arguments_are_refused_in_the_same_words_everywhere(mq: Any) -> None:
+    queue = mq.queue("sums")
+    id = queue.send(1)
+    seconds = "is not a number of seconds, such as 1.5"
+    calls: dict[str, Any] = {
+        f"wait: '1' {seconds}": lambda: queue.result(id, wait="1"),
+        f"wait: true {seconds}": lambda: queue.receive(wait=True),
+        f"delay: '5' {seconds}": lambda: queue.send(1, delay="5"),
+        "priority: 'high' is not a whole number": lambda: queue.send(1, priority="high"),
+        "max: '2' is not a whole number": lambda: queue.receive(max="2"),
+        "limit: '2' is not a whole number": lambda: queue.peek(limit="2"),
+        "group: 5 is not text": lambda: queue.send(1, group=5),
+        "group: '' is empty; use at least one character": lambda: queue.send(1, group=""),
+        "rate: 'x' is not a number of messages per second": lambda: queue.redrive(rate="x"),
+        "result: NaN and infinity are not JSON values; use null or text": lambda: queue.receive()[0].ack(
+            result=float("nan")
+        ),
+    }
+    for text, call in calls.items():
+        with pytest.raises(miniq.InvalidRequest) as caught:
+            call()
+        assert caught.value.text == text
+    with pytest.raises(miniq.MessageNotFound) as missing:
+        queue.result(None)
+    assert missing.value.text == "id: null is not a message id"

@@ -317,7 +317,9 @@ class Trends:
                 event = RATES.index(name)
                 column = 1 + len(GAUGES) + event
                 values[name] = [
-                    round(_increase(base[event] if before is None else before[column], row[column]) / (stride * STEP), 3)
+                    round(
+                        _increase(base[event] if before is None else before[column], row[column]) / (stride * STEP), 3
+                    )
                     for before, row in itertools.pairwise(sampled)
                     if row is not None
                 ]
