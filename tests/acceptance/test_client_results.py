@@ -52,6 +52,9 @@ def test_many_acks_have_many_results(mq: Any) -> None:
         queue.ack(messages, results=[1, object(), 3])
     with pytest.raises(miniq.TooLarge, match=r"leases\[2\].result"):
         queue.ack(messages, results=[1, 2, "x" * 65536])
+    with pytest.raises(miniq.TooLarge) as caught:
+        messages[0].ack(result="x" * 70000)
+    assert (caught.value.text, caught.value.field) == ("result: 70002 bytes; at most 65536 (64 KiB)", "result")
     assert queue.ack(messages, results=[10, None, [30]]) == ["done"] * 3
     assert [queue.result(id).result for id in ids] == [10, None, [30]]
 
