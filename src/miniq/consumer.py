@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from msgspec import Struct
 
 
@@ -16,7 +18,7 @@ class Consumer(Struct, frozen=True, gc=False):
     acked: int
     failed: int
     """Messages that it reported as failed."""
-    last_seen: int
+    last_seen: datetime
     """When it last received, or settled or extended what it had received."""
 
 

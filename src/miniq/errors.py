@@ -290,11 +290,21 @@ BY_CODE: dict[str, type[MiniQError]] = _tree(MiniQError)
 """The class for each code; a client uses it to re-raise the broker's error."""
 
 
+MOMENT = "a moment with an offset from UTC, such as 2026-01-31T08:00:00Z"
+SECONDS = "a number of seconds, such as 1.5"
+WHOLE_NUMBER = "a whole number"
+NUMBERS = {
+    "rate": "a number of messages per second",
+    **dict.fromkeys(("max_receives", "max_length", "max_bytes", "max_in_flight"), WHOLE_NUMBER),
+}
+"""What the numbers of some fields are; those of others are seconds."""
+
+
 def require_moment(value: object, field: str) -> datetime:
     """A moment with an offset from UTC; raises unless it is one."""
     if isinstance(value, datetime) and value.tzinfo is not None:
         return value
-    problem = "is not a moment with an offset from UTC, such as 2026-01-31T08:00:00Z"
+    problem = f"is not {MOMENT}"
     if isinstance(value, str):  # only from Python: on the wire, text is read as a moment
         problem = "is text; pass a datetime with a time zone"
     raise InvalidRequest(f"{field}: {show(value)} {problem}", field=field)

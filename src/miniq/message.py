@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from itertools import repeat
 from operator import attrgetter
 from typing import ClassVar, Literal, TypedDict, overload
@@ -24,6 +24,7 @@ NAME_LENGTH = 128
 NAME = re.compile(rf"[A-Za-z0-9._-]{{1,{NAME_LENGTH}}}")
 """Names of queues and topics."""
 SECOND = 1_000_000
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 NEVER = 2**62
 """A moment that is never reached: the deadline of a claim."""
 
@@ -35,6 +36,11 @@ Outcome = Literal["done", "stale", "leased", "missing"]
 message."""
 LEASE_EXPIRED = "lease expired"
 """The error of a message whose lease ran out."""
+
+
+def moment(micros: int) -> datetime:
+    """A moment as a timestamp."""
+    return EPOCH + timedelta(microseconds=micros)
 
 
 class Draft(Struct, frozen=True, omit_defaults=True, gc=False):
@@ -343,6 +349,7 @@ class Counts(Struct, frozen=True):
     leased: int = 0
     bytes: int = 0
     oldest: int | None = None
+    """In microseconds since 1970-01-01 UTC; None if no message is available."""
 
     @property
     def total(self) -> int:

@@ -432,7 +432,7 @@ def test_revoking_the_last_key_that_can_manage_keys_asks_first(tmp_path: Path) -
     admin, shop = miniq("keys", "list", "--json").objects
     assert "No other key allows admin" in miniq("keys", "revoke", admin["id"], code=2).err
     miniq("keys", "revoke", shop["id"])
-    assert "id: '' is not the id of a message or key" in miniq("keys", "revoke", "", code=1).err
+    assert "id: '' is not a key id" in miniq("keys", "revoke", "", code=1).err
     assert [key["id"] for key in miniq("keys", "list", "--json").objects] == [admin["id"]]
 
 

@@ -349,7 +349,7 @@ def test_an_export_into_a_folder_that_does_not_exist_names_the_file(miniq: Shell
     ("name", "text", "full", "said"),
     [
         ("in.jsonl", '1\n{"a":\n', False, "line 2: "),
-        ("in.jsonl", '{"priority": 1}\n', True, "line 1: body: is required"),
+        ("in.jsonl", '{"priority": 1}\n', True, "line 1: body is required"),
         ("in.jsonl", "5\n", True, "line 1: not a message"),
         ("in.jsonl", '{"body": 1, "priority": "x"}\n', True, "priority"),
         ("in.jsonl", '{"data": "?"}\n', True, "data"),

@@ -52,6 +52,9 @@ def test_many_acks_have_many_results(mq: Any) -> None:
         queue.ack(messages, results=[1, object(), 3])
     with pytest.raises(miniq.TooLarge, match=r"leases\[2\].result"):
         queue.ack(messages, results=[1, 2, "x" * 65536])
+    with pytest.raises(miniq.TooLarge) as caught:
+        messages[0].ack(result="x" * 70000)
+    assert (caught.value.text, caught.value.field) == ("result: 70002 bytes; at most 65536 (64 KiB)", "result")
     assert queue.ack(messages, results=[10, None, [30]]) == ["done"] * 3
     assert [queue.result(id).result for id in ids] == [10, None, [30]]
 
@@ -173,3 +176,30 @@ def test_a_worker_keeps_the_results_of_its_tasks(place: str) -> None:
         finally:
             done.set()
             thread.join()
+
+
+def test_wrong_arguments_are_refused_in_the_same_words_everywhere(mq: Any) -> None:
+    queue = mq.queue("sums")
+    id = queue.send(1)
+    seconds = "is not a number of seconds, such as 1.5"
+    calls: dict[str, Any] = {
+        f"wait: '1' {seconds}": lambda: queue.result(id, wait="1"),
+        f"wait: true {seconds}": lambda: queue.receive(wait=True),
+        f"delay: '5' {seconds}": lambda: queue.send(1, delay="5"),
+        "priority: 'high' is not a whole number": lambda: queue.send(1, priority="high"),
+        "max: '2' is not a whole number": lambda: queue.receive(max="2"),
+        "limit: '2' is not a whole number": lambda: queue.peek(limit="2"),
+        "group: 5 is not text": lambda: queue.send(1, group=5),
+        "group: '' is empty; use at least one character": lambda: queue.send(1, group=""),
+        "rate: 'x' is not a number of messages per second": lambda: queue.redrive(rate="x"),
+        "result: NaN and infinity are not JSON values; use null or text": lambda: queue.receive()[0].ack(
+            result=float("nan")
+        ),
+    }
+    for text, call in calls.items():
+        with pytest.raises(miniq.InvalidRequest) as caught:
+            call()
+        assert caught.value.text == text
+    with pytest.raises(miniq.MessageNotFound) as missing:
+        queue.result(None)
+    assert missing.value.text == "id: null is not a message id"

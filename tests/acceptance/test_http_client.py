@@ -43,8 +43,9 @@ def test_trust_is_for_https(opener: Opener) -> None:
 
 
 def test_a_path_in_the_url_comes_before_that_of_every_call(opener: Opener, server_url: str) -> None:
-    with pytest.raises(miniq.NoRoute, match="/miniq/v1/queues"):
-        opener(server_url + "/miniq/").queues()
+    with pytest.raises(miniq.InvalidRequest) as caught:
+        opener(server_url + "/console/").queues()
+    assert caught.value.text == f"url: there is no broker at {server_url}/console; use {server_url}"
 
 
 # What travels how
@@ -204,6 +205,15 @@ def test_a_wrong_scheme_is_told_with_the_address(opener: Opener, tls_server: tup
         with pytest.raises(miniq.MiniQError) as caught:
             opener(wrong, retry=0, timeout=3).queues()
         assert wrong in caught.value.text
+
+
+def test_a_port_without_tls_is_told_at_the_first_attempt(opener: Opener, server_url: str) -> None:
+    wrong = server_url.replace("http", "https")
+    began = time.monotonic()
+    with pytest.raises(miniq.InvalidRequest) as caught:
+        opener(wrong, retry=20).queues()
+    assert caught.value.text == f"url: {wrong} does not speak TLS; use {server_url}"
+    assert time.monotonic() - began < 10
 
 
 def test_a_file_that_holds_no_certificates_is_told(opener: Opener, tmp_path: Path) -> None:

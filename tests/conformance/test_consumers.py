@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from miniq.api.codec import micros, moment
 from miniq.broker import Broker, consumers, timings
 from miniq.broker.sharing import KIND
 from miniq.consumer import Consumer, Percentiles
@@ -45,7 +46,7 @@ async def test_what_each_consumer_holds_received_acked_and_failed(broker: Broker
     await broker.deliveries.fail("q", leases([ann[2]]), "no", delay=60)
     await broker.deliveries.fail("q", leases([ben[0]]), "never", dead=True)
     await broker.ack("q", [*leases(nobody), Lease(ann[0].message.id, ann[0].receipt or "")])
-    now = clock.now()
+    now = moment(clock.now())
     assert await broker.consumers.list("q") == [
         Consumer("ann", 2, 5, 2, 1, now),
         Consumer("ben", 1, 2, 0, 1, now),
@@ -77,7 +78,7 @@ async def test_a_consumer_that_waits_is_there(broker: Broker, clock: FrozenClock
     await broker.receive("q", consumer="idle")
     task = await waiting(broker, broker.receive("q", consumer="waits", wait=60))
     clock.advance(50)
-    found = {one.name: clock.now() - one.last_seen for one in await broker.consumers.list("q")}
+    found = {one.name: clock.now() - micros(one.last_seen) for one in await broker.consumers.list("q")}
     assert found == {"idle": 50_000_000, "waits": 0}
     await send(broker, "q", 1)
     await task
@@ -109,7 +110,7 @@ async def test_messages_held_since_before_a_restart_are_in_flight(url: str, cloc
     clock.advance(1)
     async with Broker(open_store(url), options, clock) as broker:
         [found] = await broker.consumers.list("q")
-        assert (found.name, found.in_flight, found.last_seen) == ("ann\0\\", 3, clock.now() - 1_000_000)
+        assert (found.name, found.in_flight, micros(found.last_seen)) == ("ann\0\\", 3, clock.now() - 1_000_000)
         await broker.ack("q", leases(held[:1]))
         assert (await broker.trends.stats(["q"]))[0].processing == Percentiles(1.0, 1.0), "the receipt has the time"
 

@@ -54,9 +54,9 @@ async def test_the_last_hour_is_kept_and_no_more(broker: Broker, clock: FrozenCl
         await send(broker, "q", *range(step))
         await broker.trends.tick()
     (found,) = broker.trends.last_hour(["q", "other"], ["total", "ready", "sent"], 240)
-    assert found.series == {"total": [1, 16, 31, 46, 61], "ready": [1, 16, 31, 46, 61], "sent": [0, 1, 1, 1, 1]}
+    assert found.series == {"total": [1, 16, 31, 46, 61], "ready": [1, 16, 31, 46, 61], "sent": [0.067, 1, 1, 1, 1]}
     (found,) = broker.trends.last_hour(["q"], ["total", "sent"], 120)
-    assert found.series == {"total": [1, 31, 61], "sent": [0, 1, 1]}
+    assert found.series == {"total": [1, 31, 61], "sent": [0.033, 1, 1]}
     await broker.purge("q")
     for _ in range(260):
         clock.advance(step)
@@ -67,6 +67,46 @@ async def test_the_last_hour_is_kept_and_no_more(broker: Broker, clock: FrozenCl
     clock.advance(step)
     await broker.trends.tick()
     assert broker.trends.last_hour(["q"], ["total"], 60) == []
+
+
+async def test_the_first_interval_of_a_queue_counts_from_zero(broker: Broker, clock: FrozenClock) -> None:
+    await broker.trends.tick()
+    await send(broker, "q", *range(30))
+    clock.advance(1)
+    await broker.trends.tick()
+    clock.advance(trends.STEP)
+    await broker.trends.tick()
+    for points in (240, 120, 60):
+        (found,) = broker.trends.last_hour(["q"], ["sent"], points)
+        assert found.series["sent"] == [30 * points / 3600]
+    await broker.delete_queue("q")
+    await send(broker, "q", *range(15))  # the counters of a queue that is created again begin at zero
+    clock.advance(trends.STEP)
+    await broker.trends.tick()
+    (found,) = broker.trends.last_hour(["q"], ["sent"], 240)
+    assert found.series["sent"] == [2, 1]
+
+
+async def test_a_queue_that_gets_a_history_late_counts_only_what_is_recent(
+    broker: Broker, clock: FrozenClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trends, "MAX_QUEUES", 1)
+    await broker.trends.tick()  # "default" has the only history
+    await send(broker, "q", *range(300))
+    for _ in range(2 * trends.ROWS):
+        clock.advance(trends.STEP)
+        await send(broker, "default", 1)
+        await broker.trends.tick()
+    assert broker.trends.last_hour(["q"], ["sent"], 240) == []
+    await broker.purge("default")
+    for _ in range(trends.ROWS + 1):
+        clock.advance(trends.STEP)
+        await broker.trends.tick()
+    await send(broker, "q", *range(15))
+    clock.advance(trends.STEP)
+    await broker.trends.tick()
+    (found,) = broker.trends.last_hour(["q"], ["sent"], 240)
+    assert found.series["sent"] == [1]
 
 
 async def test_a_busy_queue_has_no_longer_past_than_an_hour(broker: Broker, clock: FrozenClock) -> None:

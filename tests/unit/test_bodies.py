@@ -181,5 +181,5 @@ def test_a_draft_that_says_json_must_be_json() -> None:
 
 
 def test_a_result_that_is_no_number_is_told_as_what_was_returned() -> None:
-    with pytest.raises(InvalidRequest, match="result: NaN and infinity are not JSON values; return null or text"):
+    with pytest.raises(InvalidRequest, match="result: NaN and infinity are not JSON values; use null or text"):
         encode_result(float("nan"))

@@ -178,7 +178,7 @@ RESULTS: dict[str, Any] = {
     "history": HistoryPage(
         [HistoryRecord(4, Event(5, "sent", "q", "i", 1, 9, "me", 1.5, None, "x", b"1", "text/x"))], 4, 1, 9
     ),
-    "list_consumers": [Consumer("c", 1, 2, 3, 4, 5), Consumer(None, 0, 0, 0, 0, 6)],
+    "list_consumers": [Consumer("c", 1, 2, 3, 4, codec.moment(5)), Consumer(None, 0, 0, 0, 0, codec.moment(6))],
     "stats": shapes.Stats(AT, [shapes.QueueStats("q", 1, 2, 3, 6, 9, AT, shapes.Rates(1, 2, 3, 4, 5, 6), None, 0)]),
     "trends": shapes.Trends(AT, 60.0, [shapes.QueueTrend("q", {"total": [1.0]})]),
     "whoami": shapes.Identity(False, "n", "i", ["*"], ["send"], True, "1"),
@@ -284,20 +284,56 @@ def test_rows_are_unique() -> None:
 
 @pytest.mark.parametrize("format", ["json", "msgpack"])
 @pytest.mark.parametrize(
-    ("request_body", "field", "value"),
+    ("request_body", "field", "problem"),
     [
-        ({"messages": [{"body": 1}, {"body": 1, "priority": "high"}]}, "messages[1].priority", "'high'"),
-        ({"body": 1, "headers": [1]}, "headers", "[1]"),
-        ([1], "request", "[1]"),
+        (
+            {"messages": [{"body": 1}, {"body": 1, "priority": "high"}]},
+            "messages[1].priority",
+            "'high' is not a whole number",
+        ),
+        ({"body": 1, "priority": 1.5}, "priority", "1.5 is not a whole number"),
+        ({"body": 1, "delay": "5"}, "delay", "'5' is not a number of seconds, such as 1.5"),
+        ({"body": 1, "group": 5}, "group", "5 is not text"),
+        ({"body": 1, "headers": [1]}, "headers", "[1] is not an object"),
+        ({"body": 1, "messages": 1}, "messages", "1 is not a list"),
+        (
+            {"body": 1, "deliver_at": "noon"},
+            "deliver_at",
+            "'noon' is not a moment with an offset from UTC, such as 2026-01-31T08:00:00Z",
+        ),
+        ([1], "request", "[1] is not an object"),
     ],
 )
-def test_the_error_for_a_wrong_type_has_the_field_and_its_value(
-    request_body: object, field: str, value: str, format: codec.Format
+def test_the_error_for_a_wrong_type_has_the_field_its_value_and_what_it_should_be(
+    request_body: object, field: str, problem: str, format: codec.Format
 ) -> None:
     with pytest.raises(InvalidRequest) as caught:
         codec.Reader(shapes.SendBody).read(codec.encode(request_body, format), format)
-    assert caught.value.field == field
-    assert caught.value.text.startswith(f"{field}: {value} is invalid: expected")
+    assert (caught.value.field, caught.value.text) == (field, f"{field}: {problem}")
+
+
+@pytest.mark.parametrize(
+    ("shape", "request_body", "text"),
+    [
+        (shapes.AckBody, {"leases": [{"id": "a"}]}, "leases[0].receipt is required"),
+        (shapes.AckBody, {"leases": [], "lease": 1}, "lease: no such field; use leases"),
+        (shapes.AckBody, {}, "leases is required"),
+    ],
+)
+def test_the_error_for_an_unknown_field_has_those_that_there_are(shape: type, request_body: object, text: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        codec.Reader(shape).read(codec.encode(request_body, "json"), "json")
+    assert caught.value.text == text
+
+
+@pytest.mark.parametrize(
+    ("request_body", "field"), [({"bdy": 1}, "bdy"), ({"messages": [{"bdy": 1}]}, "messages[0].bdy")]
+)
+def test_an_unknown_field_of_a_message_is_answered_with_the_known_ones(request_body: object, field: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        codec.Reader(shapes.SendBody).read(codec.encode(request_body, "json"), "json")
+    assert caught.value.text.startswith(f"{field}: no such field; use body, data, content_type, headers, priority, ")
+    assert caught.value.text.endswith(", messages") is (field == "bdy")
 
 
 def test_a_result_that_json_cannot_have_is_refused_with_its_place() -> None:

@@ -9,13 +9,7 @@ import math
 from datetime import timedelta
 from typing import Any
 
-from miniq.errors import BadName, InvalidRequest, MessageNotFound, require_moment, show
-
-_KINDS = {
-    "rate": "number of messages per second",
-    **dict.fromkeys(("max_receives", "max_length", "max_bytes", "max_in_flight"), "whole number"),
-}
-"""What numbers are, if they are not seconds."""
+from miniq.errors import NUMBERS, SECONDS, WHOLE_NUMBER, BadName, InvalidRequest, MessageNotFound, require_moment, show
 
 
 def check_text(value: object, field: str, number: int | None = None) -> None:
@@ -31,9 +25,23 @@ def check_texts(values: Any, field: str) -> None:
 
 
 def check_number(value: object, field: str, number: int | None = None) -> None:
+    """Refuse values that are not numbers, such as text, which a query would make one of, and NaN and infinities, which
+    JSON does not have."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise _invalid(field, number, f"{show(value)} is not {NUMBERS.get(field, SECONDS)}")
+    _check_finite(value, field, number)
+
+
+def check_whole_number(value: object, field: str, number: int | None = None) -> None:
+    """Refuse values that are not whole numbers, such as text, which a query would make one of."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        raise _invalid(field, number, f"{show(value)} is not {WHOLE_NUMBER}")
+
+
+def _check_finite(value: object, field: str, number: int | None = None) -> None:
     """Refuse NaN and infinities, which JSON does not have, and durations, which would become text."""
     if isinstance(value, timedelta) or (isinstance(value, float) and not math.isfinite(value)):
-        raise _invalid(field, number, f"{show(value)} is not a {_KINDS.get(field, 'number of seconds, such as 1.5')}")
+        raise _invalid(field, number, f"{show(value)} is not {NUMBERS.get(field, SECONDS)}")
 
 
 def check_moment(value: object, field: str, number: int | None = None) -> None:
@@ -45,7 +53,7 @@ def check_moment(value: object, field: str, number: int | None = None) -> None:
 def check_map(values: Any) -> None:
     """Check the values of a map whose names the broker validates."""
     for name, value in values.items():
-        check_number(value, name)
+        _check_finite(value, name)
         if isinstance(value, bytes | bytearray):
             check_text(value, name)
 
@@ -63,12 +71,12 @@ def check_headers(headers: Any, number: int | None = None) -> None:
             raise _invalid("headers", number, f"the value of {show(name)} is {show(value)}; use text")
 
 
-def check_name(value: object, field: str) -> None:
-    """Refuse names that cannot be part of a path, and therefore cannot exist."""
+def check_name(value: object, field: str, id_kind: str = "message id") -> None:
+    """Refuse names that cannot be part of a path, and therefore cannot exist. `id_kind` is what an `id` is."""
     if isinstance(value, str) and value and "/" not in value:
         return
     if field == "id":
-        raise MessageNotFound(f"id: {show(value)} is not the id of a message or key", field="id")
+        raise MessageNotFound(f"id: {show(value)} is not a {id_kind}", field="id")
     kind = "queue name" if field == "queue" else "name"
     raise BadName(f"{field}: {show(value)} is not a {kind}; use 1 to 128 of A-Z a-z 0-9 . _ -", field=field)
 

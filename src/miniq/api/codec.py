@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from functools import cache
 from typing import Any, TypeVar, get_args
 
@@ -19,8 +19,10 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from miniq.api import bounds
 from miniq.api.bounds import Format as Format
 from miniq.api.shapes import Problem
-from miniq.errors import BY_CODE, InvalidRequest, MiniQError, TooLarge, show
+from miniq.errors import BY_CODE, MOMENT, NUMBERS, SECONDS, WHOLE_NUMBER, InvalidRequest, MiniQError, TooLarge, show
+from miniq.message import EPOCH as EPOCH
 from miniq.message import JSON, SECOND
+from miniq.message import moment as moment
 
 MSGPACK = "application/msgpack"
 PROBLEM = "application/problem+json"
@@ -76,15 +78,7 @@ STATUS: dict[str, int] = {
 }
 """The HTTP status of each error code. Any other code is an internal error: 500."""
 
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
 # Records
-
-
-def moment(micros: int) -> datetime:
-    """A moment as a timestamp."""
-    return EPOCH + timedelta(microseconds=micros)
 
 
 def micros(at: datetime) -> int:
@@ -98,16 +92,17 @@ def to_wire(shape: type[S], record: object, **others: Any) -> S:
     for name, is_moment in _shape_fields(shape):
         if name not in others:
             value = getattr(record, name)
-            others[name] = moment(value) if is_moment and value is not None else value
+            others[name] = moment(value) if is_moment and isinstance(value, int) else value
     return shape(**others)
 
 
 def from_wire(kind: type[S], wire: Struct, **others: Any) -> S:
-    """A record from a shape of the wire: `others`, and the fields that both have, timestamps as moments."""
-    for name in kind.__struct_fields__:
+    """A record from a shape of the wire: `others`, and the fields that both have, timestamps as moments
+    unless the record has timestamps."""
+    for name, is_timestamp in _shape_fields(kind):
         if name not in others and hasattr(wire, name):
             value = getattr(wire, name)
-            others[name] = micros(value) if isinstance(value, datetime) else value
+            others[name] = micros(value) if isinstance(value, datetime) and not is_timestamp else value
     return kind(**others)
 
 
@@ -154,7 +149,7 @@ class Reader:
         except UnicodeDecodeError as error:
             raise InvalidRequest(f"request: not UTF-8 at byte {error.start}", field="request") from None
         except msgspec.ValidationError as error:
-            raise invalid(error, raw, format) from None
+            raise invalid(error, raw, format, self.kind) from None
         except (msgspec.DecodeError, RecursionError) as error:
             name = "JSON" if format == "json" else "MessagePack"
             raise InvalidRequest(f"request: not valid {name}: {error}", field="request") from None
@@ -164,18 +159,35 @@ def _kinds(kind: Any) -> tuple[Any, ...]:
     return (kind, *get_args(kind))
 
 
-def invalid(error: msgspec.ValidationError, request: Any, format: Format | None = None) -> InvalidRequest:
+_TYPES = {
+    "str": "text",
+    "int": WHOLE_NUMBER,
+    "float": SECONDS,
+    "bool": "true or false",
+    "array": "a list",
+    "object": "an object",
+    "datetime": MOMENT,
+}
+"""The names of `msgspec` for types, and what errors call them; a number with a fraction is a duration unless its field
+is in `NUMBERS`."""
+
+
+def invalid(
+    error: msgspec.ValidationError, request: Any, format: Format | None = None, kind: Any = None
+) -> InvalidRequest:
     """A validation error of `msgspec` as one that names the field and its value. `request` is what was validated: bytes
-    in a format, or an object."""
+    in a format, or an object; `kind` is the type that it should have."""
     text, _, path = str(error).partition(" - at `$")
     path = path.rstrip("`").lstrip(".")
     if path.startswith("[...]"):  # some value of a map
         path = _undecodable(request, format)
-    for start, problem in (("Object contains unknown", "there is no such field"), ("Object missing", "is required")):
-        if text.startswith(start):
-            name = text.split("`")[1][:80]
-            field = f"{path}.{name}" if path else name
-            return InvalidRequest(f"{field}: {problem}", field=field)
+    if text.startswith(("Object contains unknown", "Object missing")):
+        name = text.split("`")[1][:80]
+        field = f"{path}.{name}" if path else name
+        if text.startswith("Object missing"):
+            return InvalidRequest(f"{field} is required", field=field)
+        known = ", ".join(_names_at(kind, path))
+        return InvalidRequest(f"{field}: no such field" + (f"; use {known}" if known else ""), field=field)
     field = path or "request"
     problem = f"{text[:1].lower()}{text[1:]}"
     if field == "api_key":  # a secret
@@ -184,8 +196,36 @@ def invalid(error: msgspec.ValidationError, request: Any, format: Format | None 
         value = request if format is None else _library(format).decode(request)
         for name, index in re.findall(r"(\w+)|\[(\d+)\]", path):
             value = value[name] if name else value[int(index)]
-        problem = f"{show(value)} is invalid: {problem}"
+        problem = f"{show(value)} {_mismatch(text, field) or f'is invalid: {problem}'}"
     return InvalidRequest(f"{field}: {problem}", field=field)
+
+
+def _mismatch(text: str, field: str) -> str | None:
+    """What a value is not, by the text of a validation error about its type."""
+    if text.startswith("Invalid RFC3339"):
+        return f"is not {MOMENT}"
+    expected = re.match(r"Expected `(\w+)(?: \| null)?`", text)
+    if expected is None or expected[1] not in _TYPES:
+        return None
+    name = field.rpartition(".")[2]
+    return f"is not {NUMBERS.get(name, SECONDS) if expected[1] == 'float' else _TYPES[expected[1]]}"
+
+
+def _names_at(kind: Any, path: str) -> list[str]:
+    """The names of the fields of the record at a path of a type; none if there is no record."""
+    for name, _ in re.findall(r"(\w+)|\[(\d+)\]", path):
+        record = _record_in(kind)
+        types = {} if record is None else {info.encode_name: info.type for info in msgspec.structs.fields(record)}
+        kind = types.get(name, kind)  # the record of an index is that of the list
+    record = _record_in(kind)
+    return [] if record is None else list(record.__struct_encode_fields__)
+
+
+def _record_in(kind: Any) -> type[Struct] | None:
+    """The record that a type is, or that its lists and unions contain."""
+    if isinstance(kind, type) and issubclass(kind, Struct):
+        return kind
+    return next((record for inner in get_args(kind) if (record := _record_in(inner)) is not None), None)
 
 
 def _library(format: Format | None) -> Any:
@@ -228,7 +268,7 @@ def body_of(
         return data, content_type or OCTETS
     field = f"{place}body"
     if body is UNSET:
-        raise InvalidRequest(f"{field}: is required (or data, for bytes)", field=field)
+        raise InvalidRequest(f"{field} is required (or data, for bytes)", field=field)
     kind = JSON if content_type is None else content_type
     if "/" not in kind:
         field = f"{place}content_type"

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from miniq.api import codec
-from miniq.api.checks import check_headers, check_moment, check_number, check_text
+from miniq.api.checks import check_headers, check_moment, check_number, check_text, check_whole_number
 from miniq.api.codec import EPOCH, Format, moment
 from miniq.api.shapes import WireDead, WireDraft, WireMessage, with_fields_of
 from miniq.errors import TooLarge
@@ -31,6 +31,7 @@ _NO_OPTIONS = _options(Draft(b""))
 _CHECKS: dict[Any, Callable[..., Any]] = {
     str | None: check_text,
     float | None: check_number,
+    int: check_whole_number,
     datetime | None: check_moment,
 }
 _CHECKED = [(info.name, _CHECKS[info.type]) for info in msgspec.structs.fields(WireDraft) if info.type in _CHECKS]

@@ -123,7 +123,7 @@ class Operation(Generic[T]):
         """Refuse values that cannot be part of a path."""
         for value, name in zip(values, self._texts_in_path, strict=True):
             if name is not None:
-                checks.check_name(value, name)
+                checks.check_name(value, name, "message id" if "queue" in self.in_path else "key id")
 
     def checked(self, call: Any) -> Call[T]:
         """A call as a server would read it from a wire; refuses values of the wrong type."""
@@ -133,7 +133,7 @@ class Operation(Generic[T]):
         try:
             return self.request(*names, *msgspec.structs.astuple(msgspec.convert(fields, self._types)))
         except msgspec.ValidationError as error:
-            raise codec.invalid(error, fields) from None
+            raise codec.invalid(error, fields, kind=self._types) from None
 
     def query_of(self, call: Any) -> dict[str, Any]:
         """The query of a call, checked and without defaults."""
@@ -181,6 +181,8 @@ def _check(info: FieldInfo) -> Callable[[Any, str], None] | None:
         return checks.check_text
     if float in kinds:
         return checks.check_number
+    if int in kinds:
+        return checks.check_whole_number
     return checks.check_texts if any(get_args(kind) == (str,) for kind in kinds) else None
 
 
@@ -200,7 +202,7 @@ def _derived(request: type[Struct], infos: Sequence[FieldInfo]) -> Body:
     )
     values = _values([info.name for info in infos])
     checked = [
-        (index, int if check is checks.check_number else str, info.name, check)
+        (index, int if check in (checks.check_number, checks.check_whole_number) else str, info.name, check)
         for index, info in enumerate(infos)
         if (check := _check(info)) is not None
     ]
@@ -278,6 +280,7 @@ def _pack_edit(call: Any) -> shapes.EditBody:
     for field in ("content_type", "receipt"):
         checks.check_text(getattr(call, field), field)
     checks.check_number(call.delay, "delay")
+    checks.check_whole_number(call.priority, "priority")
     checks.check_headers(call.headers)
     body: Raw | UnsetType = UNSET
     data: bytes | UnsetType = UNSET

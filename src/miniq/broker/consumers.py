@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from miniq.broker.receipts import UNNAMED, origin, tag_of
 from miniq.consumer import NOTHING, Consumer
-from miniq.message import SECOND, Outcome
+from miniq.message import SECOND, Outcome, moment
 from miniq.store.arguments import Fence
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ class Consumers:
             in_flight = holdings.get(sight.name, NOTHING).messages if is_known(tag, sight) else 0
             if is_known(tag, sight) and (in_flight or sight.last_seen > now - WINDOW):
                 counts = (sight.received, sight.acked, sight.failed)
-                found.append(Consumer(sight.name, in_flight, *counts, sight.last_seen))
+                found.append(Consumer(sight.name, in_flight, *counts, moment(sight.last_seen)))
         found.sort(key=lambda consumer: (consumer.in_flight > 0, consumer.last_seen), reverse=True)
         return sorted(found[:MOST], key=lambda consumer: (consumer.name is None, consumer.name))
 

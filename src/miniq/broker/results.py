@@ -49,7 +49,8 @@ class Results:
             result = None if lease.result is UNSET else bytes(lease.result)
             if result is not None and len(result) > most:
                 field = f"leases[{number}].result"
-                raise TooLarge(f"{field}: {len(result)} bytes; at most {most}", field=field)
+                unit = "" if most % 1024 else f" ({most // 1024} KiB)"
+                raise TooLarge(f"{field}: {len(result)} bytes; at most {most}{unit}", field=field)
             each.append(Finished("done", now, result))
         return Remember(each, now + rules.micros(settings.results))
 

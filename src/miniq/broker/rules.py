@@ -15,6 +15,8 @@ import msgspec
 from msgspec.structs import replace
 
 from miniq.errors import (
+    SECONDS,
+    WHOLE_NUMBER,
     BadName,
     InvalidRequest,
     MessageLeased,
@@ -83,7 +85,7 @@ def check_label(name: object, field: str, kind: str = "name") -> None:
 def check_seconds(value: object, field: str, low: float, high: float) -> float:
     """Raise unless this is a finite number of seconds in a range."""
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value or abs(value) == math.inf:
-        raise InvalidRequest(f"{field}: {show(value)} is not a number of seconds, such as 1.5", field=field)
+        raise InvalidRequest(f"{field}: {show(value)} is not {SECONDS}", field=field)
     if not low <= value <= high:
         shown = f"{value:.15g}" if abs(value) < 1e300 else "the number of"  # an int may be too large for a float
         raise InvalidRequest(f"{field}: {shown} s is out of range; use {low:.15g} to {high:.15g}", field=field)
@@ -93,7 +95,7 @@ def check_seconds(value: object, field: str, low: float, high: float) -> float:
 def check_count(value: object, field: str, low: int, high: int) -> int:
     """Raise unless this is a whole number in a range."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidRequest(f"{field}: {show(value)} is not a whole number", field=field)
+        raise InvalidRequest(f"{field}: {show(value)} is not {WHOLE_NUMBER}", field=field)
     if not low <= value <= high:
         raise InvalidRequest(f"{field}: {value} is out of range; use {low} to {high}", field=field)
     return value
@@ -101,8 +103,10 @@ def check_count(value: object, field: str, low: int, high: int) -> int:
 
 def check_text(value: object, field: str, limits: Limits) -> str:
     """Raise unless this is a short text: a key, recipient, group, consumer."""
-    if not isinstance(value, str) or not value:
-        raise InvalidRequest(f"{field}: {show(value)} is not a text of at least one character", field=field)
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{field}: {show(value)} is not text", field=field)
+    if not value:
+        raise InvalidRequest(f"{field}: '' is empty; use at least one character", field=field)
     try:
         size = len(value.encode())
     except UnicodeEncodeError:

@@ -81,10 +81,12 @@ class Trends:
         self._broker = broker
         self._samples: deque[tuple[int, dict[tuple[str, str], int]]] = deque(maxlen=WINDOW + 1)
         """Times, each with the counters that changed until the next, as they were at that time."""
-        self._active: set[str] = set()
-        """Queues whose counters changed since the last step."""
+        self._before: dict[tuple[str, str], int] = {}
+        """Counters that changed since the last step, as they were at that step."""
         self._rows: dict[str, array[int]] = {}
         """By queue: rows of step, gauges and counters, concatenated. A row equal to its predecessor is left out."""
+        self._bases: dict[str, array[int]] = {}
+        """By queue: the counters one step before its first row, so that what happened until that row is counted."""
         self._step = 0
         """The latest step for which rows were stored."""
         self._next_turn = asyncio.Event()
@@ -128,9 +130,9 @@ class Trends:
     async def tick(self) -> None:
         """Sample the counters, and store a row per queue every `STEP` seconds."""
         now = self._broker.clock.now()
-        if self._samples:
-            self._active.update(queue for queue, _ in self._samples[-1][1])
-        self._samples.append((now, self._broker.metrics.messages.mark()))
+        counters = self._broker.metrics.messages
+        self._before = counters.before | self._before
+        self._samples.append((now, counters.mark()))
         step = now // (STEP * SECOND)
         if step != self._step:
             self._step = step
@@ -207,7 +209,7 @@ class Trends:
         for name in queues:
             rows = self._rows.get(name)
             if rows:
-                trends.append(Trend(name, self._expand(rows, series, points, stride)))
+                trends.append(Trend(name, self._expand(rows, self._bases[name], series, points, stride)))
         return trends
 
     @property
@@ -245,8 +247,9 @@ class Trends:
         an active one takes the place of one that did not change in the last hour."""
         queues = self._broker.catalog.queues
         for deleted in [name for name in self._rows if name not in queues]:
-            del self._rows[deleted]
-        active, self._active = self._active, set()
+            self._forget(deleted)
+        before, self._before = self._before, {}
+        active = {queue for queue, _ in before}
         new = [name for name in active if name not in self._rows and name in queues]
         quiet = [
             name
@@ -254,11 +257,18 @@ class Trends:
             if name not in active and (len(rows) <= _WIDTH or rows[-_WIDTH] <= step - ROWS)
         ]
         for name in quiet[: max(0, len(self._rows) + len(new) - MAX_QUEUES)]:
-            del self._rows[name]
+            self._forget(name)
+        counters = self._broker.metrics.messages
         for name in itertools.chain(new, queues):
             if len(self._rows) >= MAX_QUEUES:
                 break
-            self._rows.setdefault(name, array("q"))
+            if name not in self._rows:
+                self._rows[name] = array("q")
+                keys = [(name, event) for event in RATES]
+                self._bases[name] = array("q", [before.get(key, counters[key]) for key in keys])
+
+    def _forget(self, queue: str) -> None:
+        del self._rows[queue], self._bases[queue]
 
     async def count(self, queues: Collection[str]) -> dict[str, Counts]:
         """The counts of the queues that still exist, in chunks, to yield to the event loop in between. On a store
@@ -283,7 +293,9 @@ class Trends:
             return await self._broker.store.messages.counts(queue, now)
         return None
 
-    def _expand(self, rows: array[int], series: Sequence[str], points: int, stride: int) -> dict[str, list[float]]:
+    def _expand(
+        self, rows: array[int], base: array[int], series: Sequence[str], points: int, stride: int
+    ) -> dict[str, list[float]]:
         """The value of each series at each moment: gauges as they were, counters as the rate since the previous
         moment."""
         stored = [rows[offset : offset + _WIDTH].tolist() for offset in range(0, len(rows), _WIDTH)]
@@ -302,11 +314,18 @@ class Trends:
                 column = 1 + GAUGES.index(name)
                 values[name] = [row[column] for row in sampled[1:] if row is not None]
             else:
-                column = 1 + len(GAUGES) + RATES.index(name)
+                event = RATES.index(name)
+                column = 1 + len(GAUGES) + event
                 values[name] = [
-                    # Counters restart at zero when a queue is deleted and created again.
-                    round(max(0, row[column] - (before or stored[0])[column]) / (stride * STEP), 3)
+                    round(
+                        _increase(base[event] if before is None else before[column], row[column]) / (stride * STEP), 3
+                    )
                     for before, row in itertools.pairwise(sampled)
                     if row is not None
                 ]
         return values
+
+
+def _increase(before: int, after: int) -> int:
+    """By how much a counter rose; it restarts at zero when its queue is deleted and created again."""
+    return after - before if after >= before else after

@@ -50,7 +50,7 @@ def rows(consumers: Iterable[Consumer]) -> list[list[str]]:
         [
             UNNAMED if one.name is None else one.name,
             *map(str, (one.in_flight, one.received, one.acked, one.failed)),
-            f"{duration(now - one.last_seen / 1e6)} ago",
+            f"{duration(now - one.last_seen.timestamp())} ago",
         ]
         for one in consumers
     ]

@@ -111,7 +111,7 @@ def _is_json(content_type: object) -> bool:
 
 def _check_numbers(body: Any, field: str) -> None:
     """Refuse NaN and infinities."""
-    verb = "return" if field == "result" else "send"
+    verb = "use" if field == "result" else "send"
     path = _non_finite(body)
     if path is not None:
         field += path

@@ -13,7 +13,7 @@ from msgspec import UNSET, Raw
 from miniq.api import codec
 from miniq.client.arguments import as_list
 from miniq.client.bodies import decode, encode_result
-from miniq.errors import Forbidden, InvalidRequest, MessageNotFound, StaleReceipt
+from miniq.errors import Forbidden, InvalidRequest, MessageNotFound, StaleReceipt, TooLarge
 from miniq.message import JSON, AckedLease, Extended, Lease, Outcome, Status, Stored
 from miniq.result import Progress, ResultStatus
 
@@ -196,6 +196,14 @@ def leases(queue: str, messages: Sequence[Delivery[Any]]) -> list[Lease]:
             text = f"messages: {message.id!r} is of queue {message.queue!r}, not of {queue!r}"
             raise InvalidRequest(text, field="messages")
     return [message._lease() for message in messages]
+
+
+def of_single_lease(error: TooLarge) -> TooLarge:
+    """The error of a call with a single lease, for a caller that gave no list of leases."""
+    if error.field is None or not error.field.startswith("leases[0]."):
+        return error
+    field = error.field.removeprefix("leases[0].")
+    return TooLarge(error.text.replace(error.field, field, 1), field=field)
 
 
 def results_of(results: Iterable[Any], messages: Sequence[object]) -> list[Raw]:

@@ -36,6 +36,7 @@ async function show() {
   for (const link of document.querySelectorAll("nav a")) {
     if (found && link.getAttribute("href") === found[2]) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current");
   }
+  document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" }); // the menu scrolls on phones
   if (!found) { clear(main, empty("Page not found", "Pick a page from the menu above.")); return; }
   const [match, page] = found;
   try {

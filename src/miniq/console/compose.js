@@ -44,7 +44,7 @@ function bodyFields(message) {
     read() {
       const content_type = type.value.trim() || "application/json";
       if (isJson(content_type)) {
-        try { return { body: parse(text.value), content_type }; } catch (error) { throw new Error(`body: ${error.message}`); }
+        try { return { body: parse(text.value), content_type }; } catch { throw new Error("The body is not valid JSON."); } // the note under it says why
       }
       return content_type.startsWith("text/") ? { body: text.value, content_type } : { data: text.value.trim(), content_type };
     },

@@ -88,6 +88,8 @@ export function preview(message) {
   return text.length > 300 ? `${text.slice(0, 300)}…` : text;
 }
 
+/** Whether the page is as narrow as on a phone: rows are cards, and hints are short. */
+export const isNarrow = () => matchMedia("(max-width: 720px)").matches;
 /** The console's name for a state: the API's `leased` is shown as in-flight. */
 export const stateLabel = (status) => (status === "leased" ? "in-flight" : status);
 /** Who has an in-flight message, and until when. */

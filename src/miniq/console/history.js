@@ -77,12 +77,12 @@ export async function historyPage(main, { query, signal }) {
 
   const time = (n) => (n === undefined ? "" : n < 1000 ? `${n.toFixed(0)} ms` : `${(n / 1000).toFixed(1)} s`);
   const line = (event) => h("tr", {},
-    h("td", { class: "name" }, moment(event.at)),
-    h("td", { "data-label": "Event" }, h("span", { class: event.event === "dead" ? "badge dead" : "badge" }, event.event)),
-    h("td", { "data-label": "Queue" }, h("a", { href: queueLink(event.queue) }, event.queue)),
-    h("td", { "data-label": "Message", class: "mono" }, event.id ? h("a", { href: messageLink(event.queue, event.id), title: event.id }, `…${event.id.slice(-12)}`) : plural(event.count ?? 1, "message")),
-    h("td", { "data-label": "Consumer" }, event.consumer && h("bdi", {}, event.consumer)), h("td", { "data-label": "Waited" }, time(event.wait_ms)),
-    h("td", { "data-label": "Held" }, time(event.held_ms)), h("td", { "data-label": "Reason" }, event.reason ?? "", event.error && h("bdi", {}, `${event.reason ? ": " : ""}${firstLine(event.error)}`)));
+    h("td", { class: "full" }, moment(event.at)),
+    h("td", { "data-label": "Event", class: "spot" }, h("span", { class: event.event === "dead" ? "badge dead" : "badge" }, event.event)),
+    h("td", { "data-label": "Queue", class: "spot" }, h("a", { href: queueLink(event.queue) }, event.queue)),
+    h("td", { "data-label": "Message", class: "mono spot" }, event.id ? h("a", { href: messageLink(event.queue, event.id), title: event.id }, `…${event.id.slice(-12)}`) : plural(event.count ?? 1, "message")),
+    h("td", { "data-label": "Consumer", class: "spot" }, event.consumer && h("bdi", {}, event.consumer)), h("td", { "data-label": "Waited" }, time(event.wait_ms)),
+    h("td", { "data-label": "Held" }, time(event.held_ms)), h("td", { "data-label": "Reason", class: "last" }, event.reason ?? "", event.error && h("bdi", {}, `${event.reason ? ": " : ""}${firstLine(event.error)}`)));
 
   await begin();
 }

@@ -1,6 +1,6 @@
 // All queues, live.
 import { api, live } from "./api.js";
-import { age, clear, count, curlLine, empty, exact, h, plural, queueLink, rate, say, tile } from "./dom.js";
+import { age, clear, count, curlLine, empty, exact, h, isNarrow, plural, queueLink, rate, say, tile } from "./dom.js";
 import { settingsForm } from "./settings.js";
 import { spark } from "./charts.js";
 import { ask, toast } from "./dialogs.js";
@@ -59,7 +59,7 @@ export async function overview(main, { signal, identity }) {
   const past = new Map();
   const body = h("tbody");
   const tiles = h("div", { class: "tiles" });
-  const filter = h("input", { class: "search", type: "search", placeholder: "Filter queues  ( / )", "aria-label": "Filter queues", value: filterText,
+  const filter = h("input", { class: "search", type: "search", placeholder: isNarrow() ? "Filter queues" : "Filter queues  ( / )", "aria-label": "Filter queues", value: filterText,
     oninput: () => { filterText = filter.value; arrange(); } });
   const heads = COLUMNS.map(([id, label, kind, value]) => h("th", { class: kind, scope: "col" },
     value ? h("button", { type: "button", onclick: () => { sorted = { by: id, down: sorted.by === id ? !sorted.down : id !== "name" }; arrange(); } }, label) : label));

@@ -1,6 +1,6 @@
 // One queue: live charts, messages, consumers, settings, and the actions on the whole queue.
 import { api, live } from "./api.js";
-import { age, badge, bytes, clear, count, curlLine, empty, field, h, plural, say, stateLabel, tile } from "./dom.js";
+import { age, badge, bytes, clear, count, curlLine, empty, field, h, isNarrow, plural, say, stateLabel, tile } from "./dom.js";
 import { Chart } from "./charts.js";
 import { send } from "./compose.js";
 import { ConsumerList, Times } from "./consumers.js";
@@ -60,7 +60,7 @@ export async function queuePage(main, { args: [name], signal }) {
       for (const button of segments.children) button.setAttribute("aria-pressed", String(button === event.currentTarget));
       attempt(() => list.show(value));
     } }, label)));
-  const search = h("input", { class: "search", type: "search", placeholder: "Search ID, key, headers, error and body  ( / )", "aria-label": "Search messages" });
+  const search = h("input", { class: "search", type: "search", placeholder: isNarrow() ? "Search messages" : "Search ID, key, headers, error and body  ( / )", "aria-label": "Search messages" });
   const searching = h("form", { class: "row", onsubmit: (event) => { event.preventDefault(); attempt(() => list.show(list.status, search.value.trim())); } },
     segments, search, h("button", { type: "submit" }, "Search"), h("button", { type: "button", onclick: () => attempt(() => list.show()) }, "Refresh"));
   search.addEventListener("search", () => { if (!search.value) attempt(() => list.show(list.status, "")); });

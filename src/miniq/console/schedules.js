@@ -111,7 +111,7 @@ async function schedulePage(main, name, signal, identity) {
   const none = h("p", { class: "note" });
   const body = h("pre", { class: "body" });
   const actions = h("div", { class: "actions" });
-  const table = h("table", {}, h("caption", { class: "visually-hidden" }, "Last results"),
+  const table = h("table", { class: "cards" }, h("caption", { class: "visually-hidden" }, "Last results"),
     h("thead", {}, h("tr", {}, ["Moment", "Handled", "Result"].map((text) => h("th", { scope: "col" }, text)))), results);
   let shown = "";
   let acts = null;
@@ -133,7 +133,8 @@ async function schedulePage(main, name, signal, identity) {
     moments.hidden = !schedule.next.length;
     const readable = schedule.body !== undefined || schedule.data !== undefined;
     say(body, !readable ? "This key may not read the queue." : schedule.body !== undefined && typeof schedule.body !== "string" ? JSON.stringify(schedule.body, null, 2) : preview(schedule));
-    clear(results, schedule.results.map((result) => h("tr", {}, h("td", {}, moment(result.moment)), h("td", {}, moment(result.at)), h("td", {}, outcome(result, schedule.queue)))));
+    clear(results, schedule.results.map((result) => h("tr", {}, h("td", { class: "spot", "data-label": "Moment" }, moment(result.moment)), h("td", { class: "spot", "data-label": "Handled" }, moment(result.at)),
+      h("td", { class: "last", "data-label": "Result" }, outcome(result, schedule.queue)))));
     table.hidden = !schedule.results.length;
     say(none, schedule.results.length ? "" : "It has not fired yet.");
   }

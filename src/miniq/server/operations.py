@@ -26,7 +26,7 @@ from miniq.api.plain import SendReader
 from miniq.broker import Broker
 from miniq.broker.keyring import Secret
 from miniq.dispatch import Caller
-from miniq.errors import Closed, InvalidRequest, MiniQError
+from miniq.errors import SECONDS, WHOLE_NUMBER, Closed, InvalidRequest, MiniQError
 from miniq.message import Draft, Lease
 from miniq.server import streams
 
@@ -150,7 +150,7 @@ def _read(query: Mapping[str, str], name: str, info: FieldInfo) -> Any:
         read = _READS.get(kind)
         return query[name] if read is None else read(query, name)
     if info.required:
-        raise InvalidRequest(f"{name}: is required", field=name)
+        raise InvalidRequest(f"{name} is required", field=name)
     return info.default
 
 
@@ -167,7 +167,7 @@ def integer(fields: Mapping[str, str], name: str) -> int:
     try:
         return int(_plain(fields[name]))
     except ValueError:
-        raise InvalidRequest(f"{name}: {fields[name][:80]!r} is not a whole number", field=name) from None
+        raise InvalidRequest(f"{name}: {fields[name][:80]!r} is not {WHOLE_NUMBER}", field=name) from None
 
 
 def seconds(fields: Mapping[str, str], name: str) -> float:
@@ -175,7 +175,7 @@ def seconds(fields: Mapping[str, str], name: str) -> float:
     try:
         return float(_plain(fields[name]))
     except ValueError:
-        raise InvalidRequest(f"{name}: {fields[name][:80]!r} is not a number of seconds", field=name) from None
+        raise InvalidRequest(f"{name}: {fields[name][:80]!r} is not {SECONDS}", field=name) from None
 
 
 def waits(operation: Operation, request: Request) -> bool:

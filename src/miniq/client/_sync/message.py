@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from msgspec import UNSET
 
 from miniq.api.operations import Ack, Extend, Fail, Release
-from miniq.client.delivery import ACKED, FAILED, HELD, RELEASED, Delivery, check_held, moment, settle
+from miniq.client.delivery import ACKED, FAILED, HELD, RELEASED, Delivery, check_held, moment, of_single_lease, settle
 from miniq.client.failure import Reject, error_text
 from miniq.client.interrupts import shield
-from miniq.errors import MessageNotFound, MiniQError, StaleReceipt
+from miniq.errors import MessageNotFound, MiniQError, StaleReceipt, TooLarge
 
 if TYPE_CHECKING:
     from miniq.client._sync.queue import Queue  # noqa: F401  used in a string below
@@ -31,7 +31,10 @@ class Message(Delivery["Queue"]):
     def ack(self, result: Any = UNSET) -> bool:
         """Remove the message after processing. `result` is any JSON value, which `queue.result` returns for as long as
         the queue keeps results. False if it was removed before; `StaleReceipt` if the lease was lost."""
-        [outcome] = self._from._perform(Ack(self.queue, [self._acked_lease(result)]))
+        try:
+            [outcome] = self._from._perform(Ack(self.queue, [self._acked_lease(result)]))
+        except TooLarge as error:
+            raise of_single_lease(error) from None
         settle([self], [outcome], ACKED)
         if outcome != "missing":
             check_held(outcome, self.queue, self.id)

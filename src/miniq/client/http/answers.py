@@ -5,13 +5,14 @@ A reply is the result of its call, the broker's error, or not from a broker at a
 
 from __future__ import annotations
 
+import ssl
 from typing import Any
 
 import msgspec
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from miniq.api import codec, shapes
-from miniq.client.exchange import Exchange, Retryable, lost
+from miniq.client.exchange import Exchange, Retryable, lost, unreachable
 from miniq.client.http.target import Target
 from miniq.errors import InvalidRequest, MiniQError, StoreUnavailable
 
@@ -109,11 +110,26 @@ def judge(exchange: Exchange, answer: Answer, target: Target) -> Any:
     problem = _read_problem(answer)
     if problem is None:
         raise _foreign_reply(answer, target)
+    if problem.code == "no_route" and target.prefix and problem.detail.startswith(f"not found: {target.prefix}/"):
+        root = target.url.removesuffix(
+            target.prefix
+        )  # a proxy that serves a broker there would have removed the prefix
+        raise InvalidRequest(f"url: there is no broker at {target.url}; use {root}", field="url")
     return exchange.refused(problem, target.url)
 
 
-def untrusted(target: Target, problem: Exception) -> MiniQError:
-    """The broker's certificate cannot be verified."""
+def unconnected(target: Target, problem: OSError | UnicodeError) -> Exception:
+    """No connection could be established. Another attempt is of no use if the broker's certificate cannot be verified,
+    or if the port is one without TLS."""
+    if isinstance(problem, ssl.SSLCertVerificationError):
+        return _untrusted(target, problem)
+    if isinstance(problem, ssl.SSLError) and problem.reason == "WRONG_VERSION_NUMBER":
+        plain = f"http{target.url.removeprefix('https')}"
+        return InvalidRequest(f"url: {target.url} does not speak TLS; use {plain}", field="url")
+    return unreachable(target.url, problem, target.timeout)
+
+
+def _untrusted(target: Target, problem: ssl.SSLCertVerificationError) -> MiniQError:
     text = getattr(problem, "verify_message", None) or str(problem)
     advice = "name its authority with ca (--ca or MINIQ_CA)"
     return InvalidRequest(f"ca: the certificate of {target.url} is not trusted: {text}; {advice}", field="ca")

@@ -11,8 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import cast
 
-from miniq.client.exchange import unreachable
-from miniq.client.http.answers import untrusted
+from miniq.client.http.answers import unconnected
 from miniq.client.http.target import Target
 from miniq.client.interrupts import interruptible
 
@@ -45,7 +44,7 @@ class Stream:
         try:
             connected = socket.create_connection((target.host, target.port), target.timeout)
         except (OSError, UnicodeError) as error:
-            raise unreachable(target.url, error, target.timeout) from error
+            raise unconnected(target, error) from error
         try:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if target.tls is not None:
@@ -53,10 +52,8 @@ class Stream:
             return cls(connected, target.timeout)
         except BaseException as error:
             connected.close()
-            if isinstance(error, ssl.SSLCertVerificationError):
-                raise untrusted(target, error) from None
             if isinstance(error, OSError):
-                raise unreachable(target.url, error, target.timeout) from error
+                raise unconnected(target, error) from error
             raise
 
     def is_stale(self) -> bool:
@@ -130,10 +127,8 @@ class AsyncStream(asyncio.Protocol):
         try:
             async with asyncio.timeout(target.timeout):
                 _, stream = await loop.create_connection(lambda: cls(loop), target.host, target.port, ssl=target.tls)
-        except ssl.SSLCertVerificationError as error:
-            raise untrusted(target, error) from None
         except (OSError, UnicodeError) as error:
-            raise unreachable(target.url, error, target.timeout) from error
+            raise unconnected(target, error) from error
         return stream
 
     def is_stale(self) -> bool:

@@ -168,7 +168,7 @@ _plain_send = msgspec.json.Decoder(PlainSend).decode
 def _pop_text(payload: dict[str, Any], name: str) -> str:
     """Take a field of the path out of a payload whose other fields are the body."""
     if name not in payload:
-        raise InvalidRequest(f"{name}: is required", field=name)
+        raise InvalidRequest(f"{name} is required", field=name)
     value = payload.pop(name)
     if not isinstance(value, str):
         raise InvalidRequest(f"{name}: {show(value)} is not text", field=name)
@@ -182,7 +182,7 @@ def _gather_leases(payload: Any) -> None:
         if payload.id is not None or payload.receipt is not None or result is not UNSET:
             raise InvalidRequest("leases: cannot be combined with id and receipt", field="leases")
     elif payload.id is None:
-        raise InvalidRequest("leases: is required (or id and receipt, for one)", field="leases")
+        raise InvalidRequest("leases are required (or id and receipt, for one)", field="leases")
     elif payload.receipt is not None:
         payload.leases = [AckedLease(payload.id, payload.receipt, result)]
     elif result is not UNSET:
@@ -298,7 +298,7 @@ def resolve(command: shapes.Command | PlainSend, format: Format, allowed: frozen
     if request.body is not None and getattr(request.body, "leases", None) is UNSET:
         # An id without a receipt: only DELETE_MSG accepts that, for a message that is not leased.
         if type != "DELETE_MSG":
-            raise InvalidRequest("receipt: is required", field="receipt")
+            raise InvalidRequest("receipt is required", field="receipt")
         operation = BY_NAME["remove"]
         request.path = {**request.path, "id": request.body.id}
         request.body = None
