@@ -191,7 +191,8 @@ class Supervisor:
             self._past.add(child.numbers)
             del self._children[child.number]
         if self._is_told:
-            if code not in (0, -signal.SIGTERM):  # which ends it before it has begun
+            # SIGTERM ends it before it has begun; one that was to be replaced has ended by itself.
+            if code not in (0, RETIRED, -signal.SIGTERM):
                 self._failed = self._failed or 1
             return
         if code == USAGE and not self._settings.reload:
