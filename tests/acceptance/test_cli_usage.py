@@ -61,6 +61,8 @@ def test_help_lists_every_command_and_no_hidden_one() -> None:
         ["queues", "create", "q", "--max-bytes", "much"],
         ["queues", "nonsense"],
         ["redrive", "q", "--rate", "0"],
+        ["top", "q", "--sort", "ready"],
+        ["top", "q", "--filter", "x"],
         ["keys"],
         ["keys", "create", "x"],
         ["copy", "only-one"],

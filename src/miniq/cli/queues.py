@@ -15,7 +15,7 @@ from miniq.cli.flags import RATE, SECONDS, SIZE, Parsed, Target, as_json, target
 from miniq.cli.output import duration, exact_duration, json_line, plural, result, size, table
 from miniq.cli.root import say
 from miniq.client._sync.queue import Queue
-from miniq.errors import Forbidden, MessageNotFound, QueueNotFound
+from miniq.errors import Forbidden, InvalidRequest, MessageNotFound, QueueNotFound
 from miniq.message import ConfiguredQueue, RedriveProgress, Retry
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -243,6 +243,7 @@ def redrive(
     """
     with at.open() as client:
         source = client.queue(queue)
+        is_new = to is not None and is_missing(client.queue(to))
         done = source.redrive(ids or None, to, rate)
         while done.running and (wait or not at.is_remote):
             time.sleep(POLL)
@@ -256,7 +257,8 @@ def redrive(
     running = ", still running" if done.running else ""
     why = ", ".join(f"{count} {WHY_SKIPPED.get(reason, reason)}" for reason, count in done.reasons.items())
     skipped = f", skipped {done.skipped}: {why}" if done.skipped else ""
-    result(as_json, done, f"moved {plural(done.moved, 'message')}{skipped}{running}")
+    where = f" to {to!r} (created)" if is_new and done.moved else ""  # perhaps it was misspelt
+    result(as_json, done, f"moved {plural(done.moved, 'message')}{where}{skipped}{running}")
 
 
 WHY_SKIPPED = {
@@ -277,6 +279,17 @@ def require(queue: Queue) -> None:
     cannot be removed."""
     with suppress(MessageNotFound):
         queue.remove("none")
+
+
+def is_missing(queue: Queue) -> bool:
+    """Whether there is no such queue; False if this key may not know, or there can be none."""
+    try:
+        queue.info()
+    except QueueNotFound:
+        return True
+    except (Forbidden, InvalidRequest):
+        pass
+    return False
 
 
 def contents(queue: Queue) -> str | None:

@@ -72,6 +72,11 @@ def top(at: Target, queue: str | None, once: bool, interval: float, sort: str, w
     if not at.is_remote:
         text = f"url: {at.url} is not a broker's address; use http://HOST:PORT or tcp://HOST:PORT of a running one"
         raise InvalidRequest(text, field="url")
+    given = click.get_current_context().get_parameter_source("sort")
+    if queue is not None and given is click.core.ParameterSource.COMMANDLINE:
+        raise click.UsageError("--sort is for the list of all queues, and QUEUE shows the consumers of one.")
+    if queue is not None and wanted:
+        raise click.UsageError("--filter is for the list of all queues, and QUEUE shows the consumers of one.")
     if interval < 0.1:
         raise InvalidRequest(f"interval: {interval:g} s is too short; use at least 0.1", field="interval")
     with at.open(timeout=PATIENCE) as client:
