@@ -258,6 +258,8 @@ def test_a_process_with_a_thread_that_takes_too_long_is_replaced(start: Any) -> 
     with pytest.raises(ProcessLookupError):
         os.kill(first, 0)
     assert worker.stop() == 0
+    assert f"process {first} was replaced because a task hung" in worker.log
+    assert f"process {first} ended" in worker.log
 
 
 def test_a_signal_while_a_process_is_replaced_ends_the_worker_with_0(start: Any) -> None:
