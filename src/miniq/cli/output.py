@@ -99,6 +99,13 @@ def duration(seconds: float) -> str:
     return f"{max(seconds, 0):.3g}s"
 
 
+def age(seconds: float) -> str:
+    """How long ago something was, to a tenth of a second."""
+    if seconds < 0.05:
+        return "now"
+    return f"{seconds:.1f}s" if seconds < 1 else duration(seconds)
+
+
 def brief(seconds: float) -> str:
     """A duration that may be short."""
     return f"{seconds * 1000:.3g}ms" if seconds < 1 else duration(seconds)

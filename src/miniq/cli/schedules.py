@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from miniq.api.schedules import wire_schedule
-from miniq.cli.flags import MOMENT, SECONDS, Target, as_json, pairs_option, target
+from miniq.cli.flags import MOMENT, SECONDS, Target, Whole, as_json, note_unreadable, pairs_option, target
 from miniq.cli.messages import draft_of
 from miniq.cli.output import bytes_text, duration, exact_duration, first_line, json_line, plural, table
 from miniq.cli.root import say
@@ -37,6 +37,7 @@ def schedules(ctx: click.Context, at: Target, as_json: bool) -> None:
         return
     with at.open() as client:
         found = client.schedules()
+        note_unreadable(client, "schedules")
     if as_json:
         for schedule in found:
             json_line(wire_schedule(schedule, "json"))
@@ -74,7 +75,7 @@ def schedules(ctx: click.Context, at: Target, as_json: bool) -> None:
 @click.option("--text", is_flag=True, help="Send the body as text even if it is JSON.")
 @click.option("--content-type", metavar="TYPE", help="Media type of the body, such as text/plain.")
 @pairs_option("--header", "headers", help="A header; may be repeated.")
-@click.option("--priority", type=click.IntRange(0, 9), default=0, help="Higher priorities are received first.")
+@click.option("--priority", type=Whole(0, 9), default=0, help="Higher priorities are received first.")
 @click.option("--delay", type=SECONDS, help="Time until a message can be received.")
 @click.option("--ttl", type=SECONDS, help="Discard a message that is not received within this time.")
 @click.option("--key", help="Business key, free text.")
@@ -222,10 +223,8 @@ def message_lines(draft: Draft) -> dict[str, str]:
     for name, seconds in (("delay", draft.delay), ("ttl", draft.ttl)):
         if seconds is not None:
             lines[name] = exact_duration(seconds)
-    for name, text in (("key", draft.key), ("recipient", draft.recipient), ("group", draft.group)):
-        if text is not None:
-            lines[name] = text
-    return lines
+    names = {"key": draft.key, "recipient": draft.recipient, "group": draft.group}
+    return lines | {name: text for name, text in names.items() if text is not None}
 
 
 def timing(schedule: Schedule) -> str:
