@@ -217,7 +217,7 @@ SECONDS = Parsed("seconds", _seconds, "a duration such as 30, 0.5, 500ms, 5m, 2h
 SIZE = Parsed("bytes", _size, "a size such as 1024, 64k or 5m")
 RATE = Parsed("number", _rate, "a number of messages per second, such as 50")
 RATE_OR_NONE = Parsed(
-    "number", lambda text: 0.0 if text.strip() == "0" else _rate(text), "a number of messages per second, such as 50"
+    "number", lambda text: 0.0 if float(text) == 0 else _rate(text), "a number of messages per second, such as 50"
 )
 """0 is no limit."""
 
