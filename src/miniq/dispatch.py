@@ -112,8 +112,7 @@ def receive(broker: Broker, call: ops.Receive, caller: Caller) -> Coroutine[Any,
 def result(broker: Broker, call: ops.Result, caller: Caller) -> Coroutine[Any, Any, Progress]:
     def permit() -> None:
         """Senders ask for the results of what they sent; whoever may read the messages may read the results."""
-        if not caller.may(broker, "read", call.queue):
-            broker.keys.check(caller.secret, "send", call.queue)
+        broker.keys.check_either(caller.secret, "send", "read", call.queue)
 
     return broker.results.get(call.queue, call.id, call.wait, None if caller.is_owner else permit)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import zmq
 
+from miniq.cli.output import age
 from miniq.cli.root import run
 from tests.acceptance.shell import Shell, collect, environment, on_folder, serving
 from tests.server import clear
@@ -289,7 +290,7 @@ def test_dead_letters_go_back(miniq: Shell) -> None:
     miniq("receive", "q", "--max", "10")
     assert miniq("receive", "q", "--max", "10").out == ""
     assert [one["dead"]["origin"] for one in miniq("peek", "q.dead", "--json").objects] == ["q", "q", "q"]
-    assert miniq("redrive", "q.dead", "--id", ids[1], "--to", "other").out == "moved 1 message\n"
+    assert miniq("redrive", "q.dead", "--id", ids[1], "--to", "other").out == "moved 1 message to 'other' (created)\n"
     assert miniq("redrive", "q.dead", "--rate", "20", "--json").objects == [
         {"moved": 2, "skipped": 0, "running": False}
     ]
@@ -332,7 +333,10 @@ def test_queues_are_managed_by_a_key_that_may_not_read(tmp_path: Path) -> None:
         assert "messages" not in manager("queues", "create", "jobs.new", "--visibility-timeout", "5").out
         assert "exists; change it" in manager("queues", "create", "jobs.new", code=1).err
         manager("queues", "set", "jobs.new", "--delay", "5")
-        assert "there is no queue 'jobs.none'" in manager("queues", "set", "jobs.none", "--delay", "5", code=1).err
+        assert (
+            "there is no queue 'jobs.none'; create it with `miniq queues create jobs.none`"
+            in manager("queues", "set", "jobs.none", "--delay", "5", code=1).err
+        )
         slow = manager("redrive", "jobs.dead", "--rate", "0.1")
         assert slow.out == "moved 0 messages, still running\n"
         assert "does not allow read" in slow.err
@@ -445,12 +449,43 @@ def test_the_limits_of_keys_are_set_and_listed(tmp_path: Path) -> None:
         assert row[head.index("MAX QUEUES") :].split()[0] == limit
 
 
+def test_commands_say_what_a_key_lacks(tmp_path: Path) -> None:
+    with serving(tmp_path) as miniq:
+        created = miniq("keys", "create", "admin", "--allow", "*")
+        assert "allows * (every queue and topic); its secret" in created.err
+        boss = Shell(miniq.url, tmp_path, MINIQ_API_KEY=created.out.strip())
+        boss("queues", "create", "q", "--results", "60")
+        secrets = {verb: boss("keys", "create", verb, "--allow", verb).out.strip() for verb in ("send", "receive")}
+        sender, receiver = (Shell(miniq.url, tmp_path, MINIQ_API_KEY=secret) for secret in secrets.values())
+        for what in ("queues", "topics", "schedules"):
+            assert sender(what).err == f"miniq: key 'send' may read no {what}\n"
+            assert boss(what).err == ""
+        assert "key 'send' may read no queues" in sender("top", "--once").err
+        assert "key 'receive' allows neither send nor read on queue 'q'" in receiver("result", "q", "x", code=1).err
+        assert miniq("queues", code=1).err == "miniq: an API key is required: --api-key KEY, or MINIQ_API_KEY\n"
+        unknown = Shell(miniq.url, tmp_path, MINIQ_API_KEY="nonsense")("queues", code=1).err
+        assert unknown.endswith("(--api-key or MINIQ_API_KEY)\n")
+        assert [one["name"] for one in boss("keys", "--json").objects] == ["admin", "send", "receive"]
+        assert boss("keys").lines == boss("keys", "list").lines
+
+
+def test_what_a_queue_has_by_default_is_shown_in_words(miniq: Shell) -> None:
+    shown = dict(line.split(maxsplit=1) for line in miniq("queues", "create", "plain").lines)
+    assert shown["dead_letter_queue"] == "plain.dead (default)"
+    assert {shown[name] for name in ("max_length", "max_bytes", "max_in_flight", "rate")} == {"no limit"}
+    assert "set QUEUE --results 1h" in miniq("result", "plain", "x", code=1).err
+
+
+def test_an_age_has_at_most_one_decimal_below_a_second() -> None:
+    assert [age(seconds) for seconds in (0.000433, 0.42, 3, 90)] == ["now", "0.4s", "3s", "1.5m"]
+
+
 def test_a_broker_without_keys_left_stays_closed_and_the_folder_is_the_way_back(tmp_path: Path) -> None:
     on_folder(tmp_path)
     away = Shell("http://127.0.0.1:1", tmp_path)
     store = ("--store", "rocksdb:data")
     first = ("keys", "create", "shop", "--allow", "send", *store)
-    assert "locks everyone out of managing keys" in away(*first, code=2).err
+    assert "Create an admin key first (--allow '*'), or pass --yes" in away(*first, code=2).err
     assert away("keys", "list", *store, "--json").objects == [], "nothing was created"
     made = away(*first, "--yes", "--json")
     assert "no key allows admin" in made.err
@@ -490,7 +525,7 @@ def test_curve_keys_are_made_listed_and_revoked(tmp_path: Path) -> None:
     on_folder(tmp_path)
     away = Shell("http://127.0.0.1:1", tmp_path)
     worker = ("keys", "curve", "create", "worker", "--allow", "send:jobs", "--store", "rocksdb:data")
-    assert "locks everyone out" in away(*worker, code=2).err
+    assert "so nobody could manage keys" in away(*worker, code=2).err
     made = away(*worker, "--yes")
     assert made.out == "worker.key\n"
     file = tmp_path / "worker.key"

@@ -35,23 +35,45 @@ def test_a_schedule_from_the_command_line(miniq: Shell) -> None:
     [message] = miniq("peek", "reports", "--json").objects
     assert (message["id"], message["body"]) == (id, {"report": "sales"})
     shown = miniq("schedules", "show", "nightly").lines
-    assert shown[:5] == [
-        "schedule   nightly",
-        "queue      reports",
-        "when       0 3 * * * Europe/Berlin",
-        "catch_up   last",
-        "state      active",
+    assert shown[:7] == [
+        "schedule     nightly",
+        "queue        reports",
+        "when         0 3 * * * Europe/Berlin",
+        "catch_up     last",
+        "state        active",
+        'body         {"report": "sales"}',
+        "headers      a=b",
     ]
-    assert shown[5] == f"next       {moment}"
-    assert shown[10].startswith("last ")
-    assert shown[10].endswith(f" run {id}")
-    assert "state      paused" in miniq("schedules", "pause", "nightly").lines
+    assert shown[7] == f"next         {moment}"
+    assert shown[12].startswith("last ")
+    assert shown[12].endswith(f" run {id}")
+    assert "state        paused" in miniq("schedules", "pause", "nightly").lines
     assert miniq("schedules").lines[1].split()[8] == "paused"
-    assert "state      active" in miniq("schedules", "resume", "nightly").lines
+    assert "state        active" in miniq("schedules", "resume", "nightly").lines
     assert miniq("schedules", "--json").objects[0]["paused"] is False
     assert miniq("schedules", "rm", "nightly").lines == ["removed nightly"]
     gone = miniq("schedules", "show", "nightly", code=1)
     assert "there is no schedule 'nightly'" in gone.err
+
+
+def test_a_schedule_is_shown_with_its_message(miniq: Shell) -> None:
+    options = ["--priority", "3", "--delay", "1m", "--ttl", "90", "--key", "k", "--recipient", "ann", "--group", "g"]
+    shown = miniq("schedules", "set", "poll", "--queue", "crawl", "--every", "5m", "--text", "1", *options).lines
+    assert shown[5:13] == [
+        'body         "1"',
+        "priority     3",
+        "delay        1 m",
+        "ttl          1 m 30 s",
+        "key          k",
+        "recipient    ann",
+        "group        g",
+        shown[12],
+    ]
+    assert shown[12].startswith("next ")
+    noted = miniq("schedules", "set", "poll", "--queue", "crawl", "--every", "5m")
+    assert "body         null" in noted.lines
+    assert noted.err == "miniq: without a BODY, each message is null\n"
+    miniq("schedules", "rm", "poll")
 
 
 def test_a_schedule_of_a_topic_says_into_how_many_queues_it_went(miniq: Shell) -> None:

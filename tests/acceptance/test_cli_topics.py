@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,6 +53,8 @@ def test_topics_are_subscribed_to_published_to_and_shown(miniq: Shell) -> None:
     assert changed["settings"] == {"dedup_window": 60.0, "history": "events", "tags": {}, "sns": {}}
     shown = miniq("topics", "show", "orders").lines
     assert shown[0].split() == ["topic", "orders"]
+    assert shown[1] == "dedup_window  1 m"
+    assert re.fullmatch(r"rates         [0-9.]+/s published, [0-9.]+/s copied", shown[3])
     assert shown[-1].split(maxsplit=2) == ["de", "q", '{"country":["de"]}']
     assert miniq("topics", "unsubscribe", "orders", "de").lines == ["unsubscribed de"]
     assert miniq("topics", "delete", "orders", "--yes").lines == ["deleted orders"]

@@ -61,7 +61,8 @@ def test_help_lists_every_command_and_no_hidden_one() -> None:
         ["queues", "create", "q", "--max-bytes", "much"],
         ["queues", "nonsense"],
         ["redrive", "q", "--rate", "0"],
-        ["keys"],
+        ["top", "q", "--sort", "ready"],
+        ["top", "q", "--filter", "x"],
         ["keys", "create", "x"],
         ["copy", "only-one"],
         ["produce", "q", "--workers", "0"],
@@ -96,6 +97,27 @@ def test_a_worker_says_where_it_gets_the_address_of_its_broker() -> None:
     assert ended.returncode == 2
     assert "miniq.App(URL), or MINIQ_URL" in ended.stderr
     assert "--reload" not in ended.stderr
+
+
+def test_a_worker_says_where_it_gets_its_key() -> None:
+    ended = run("worker", "shop:app", "--api-key", "x")
+    assert ended.returncode == 2
+    assert "There is no --api-key: the key is the app's" in ended.stderr
+    assert "MINIQ_API_KEY" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["receive", "q", "--max", "x"], "'x' is not a whole number"),
+        (["queues", "set", "q", "--rate", "5/s"], "'5/s' is not a number of messages per second, such as 50"),
+        (["queues", "set", "q", "--rate", "-1"], "'-1' is not a number of messages per second, such as 50"),
+        (["redrive", "q", "--rate", "5/s"], "'5/s' is not a number of messages per second, such as 50"),
+    ],
+)
+def test_a_wrong_number_is_answered_with_what_is_expected(args: list[str], says: str) -> None:
+    result = CliRunner().invoke(root, args, prog_name="miniq")
+    assert (result.exit_code, says in result.output) == (2, True)
 
 
 def test_help_of_keys_names_all_verbs() -> None:

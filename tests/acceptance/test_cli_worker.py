@@ -258,6 +258,19 @@ def test_a_process_with_a_thread_that_takes_too_long_is_replaced(start: Any) -> 
     with pytest.raises(ProcessLookupError):
         os.kill(first, 0)
     assert worker.stop() == 0
+    assert f"process {first} was replaced because a task hung" in worker.log
+    assert f"process {first} ended" in worker.log
+
+
+def test_a_signal_while_a_process_is_replaced_ends_the_worker_with_0(start: Any) -> None:
+    worker = start("--queues", "slow", "--processes", "1")
+    worker.send("slow", {})
+    _, pid = worker.seen()
+    worker.process.send_signal(signal.SIGSTOP)  # it sees the signal and the end of its process together
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+        time.sleep(0.05)
+    worker.process.send_signal(signal.SIGTERM)
+    assert worker.stop(signal.SIGCONT) == 0
 
 
 def test_a_process_that_was_killed_is_replaced_and_its_message_comes_again(start: Any) -> None:

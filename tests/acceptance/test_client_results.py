@@ -104,7 +104,7 @@ def test_what_a_task_returns_is_the_result_of_its_job(app: miniq.App) -> None:
 
     app.queue("sums").configure(results=60)
     first = add.send(1, b=2)
-    with pytest.raises(miniq.ResultTimeout, match=r"task 'add' \(.*\) is still waiting after 0 s"):
+    with pytest.raises(miniq.ResultTimeout, match=r"task 'add' \(.*\) is still waiting$"):
         first.result()
     second, third, fourth = total.send(7), model.send("ann"), nothing.send()
     assert drain(app) == 4

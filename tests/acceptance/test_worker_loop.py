@@ -526,6 +526,24 @@ def test_ctrl_c_finishes_what_runs_and_gives_back_the_rest(place: str) -> None:
         assert (counts.ready, counts.leased) == (8, 0)
 
 
+def test_a_second_ctrl_c_is_raised_alone(place: str) -> None:
+    with miniq.connect(place) as mq:
+        q = mq.queue("jobs")
+        q.send(1)
+        over = threading.Event()
+
+        def handler(body: int) -> None:
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGINT)
+                over.wait(0.3)
+            over.wait(10)
+
+        with pytest.raises(KeyboardInterrupt) as raised:
+            q.consume(handler, wait=0.1)
+        over.set()
+        assert raised.value.__context__ is None
+
+
 def test_ctrl_c_under_asyncio_finishes_what_runs_and_gives_back_the_rest(place: str) -> None:
     done: list[int] = []
     left: list[Any] = []

@@ -58,6 +58,23 @@ async def test_a_delay_of_the_caller_comes_before_the_policy(broker: Broker, clo
     assert await fail(broker, await broker.receive("q"), delay=7) == [Failed("retried", clock.now() + 7 * SECOND)]
 
 
+async def test_a_rejection_without_a_text_keeps_the_earlier_error_or_gives_the_reason(
+    broker: Broker, clock: FrozenClock
+) -> None:
+    await broker.configure("q", {"results": 60, "retry": {"delay": 0}})
+    first, second = await send(broker, "q", 1, 2)
+    await fail(broker, await broker.receive("q", max=1), "boom")
+    got = {stored.message.id: stored for stored in await broker.receive("q", max=2)}
+    await fail(broker, [got[first], got[second]], "", dead=True)
+    results = [await broker.results.get("q", id) for id in (first, second)]
+    assert [(each.status, each.error) for each in results] == [("dead", "boom"), ("dead", "rejected")]
+    dead = {stored.message.id: stored.message.dead for stored in await broker.receive("q.dead", max=2)}
+    assert dead == {
+        first: DeadLetter("q", "rejected", 2, clock.now(), "boom"),
+        second: DeadLetter("q", "rejected", 1, clock.now(), "rejected"),
+    }
+
+
 async def test_a_rejected_message_is_dead_at_once(broker: Broker, clock: FrozenClock) -> None:
     (id,) = await send(broker, "q", "bad")
     assert await fail(broker, await broker.receive("q"), dead=True) == [Failed("dead")]

@@ -112,14 +112,14 @@ class Deliveries:
         extra: int,
         error: str | None = None,
     ) -> list[Outcome]:
-        """Move messages to the dead-letter queue, with `error` or the last one of each. `extra` receives were counted
-        but not handed out."""
+        """Move messages to the dead-letter queue, with `error` or the last one of each; a consumer's report without a
+        text leaves the last one, or else the reason. `extra` receives were counted but not handed out."""
         broker = self._broker
         to = rules.dead_letter_queue(queue, settings)
         now = broker.clock.now()
         moves: list[tuple[Fence, Message]] = []
         for fence, stored in worn:
-            why = stored.last_error(now) if error is None else error
+            why = stored.last_error(now) if error is None else error or stored.error or reason
             moves.append((fence, rules.bury(stored.message, to, reason, stored.receives - extra, now, why)))
         outcomes = await broker.move(queue, to, moves, event="dead", reason=reason, extra=extra)
         self.left(queue, settings, [fence for fence, _ in moves])

@@ -225,6 +225,18 @@ class KeyRing:
                 target = f"{kind} {queue[:NAME_LENGTH]!r}"
             raise Forbidden(f"key {key.name!r} does not allow {verb} on {target}")
 
+    def check_either(
+        self, secret: Secret | None, verb: str, other: str, queue: str | None, kind: str = "queue"
+    ) -> None:
+        """Raise unless the holder of `secret` may do one of two verbs."""
+        if self.may(secret, other, queue):
+            return
+        try:
+            self.check(secret, verb, queue, kind)
+        except Forbidden as error:
+            text = error.text.replace(f"does not allow {verb} on", f"allows neither {verb} nor {other} on", 1)
+            raise Forbidden(text) from None
+
     def scope(self, secret: Secret | None) -> str:
         """Within which a caller's idempotency keys are its own: the id of its key. While there are no keys, all callers
         share one scope."""

@@ -10,7 +10,7 @@ import click
 
 from miniq.api import codec
 from miniq.api.replies import wire_event
-from miniq.cli.flags import Target, as_json, require_store, store, target, without_broker
+from miniq.cli.flags import Target, Whole, as_json, require_store, store, target, without_broker
 from miniq.cli.output import first_line, json_line
 from miniq.client.connection import connect
 from miniq.message import HistoryRecord
@@ -22,8 +22,8 @@ POLL = 0.5
 
 @click.command()
 @click.option("--queue", metavar="QUEUE", help="Only events of this queue.")
-@click.option("--after", type=click.IntRange(0), default=0, show_default=True, help="Offset to start after.")
-@click.option("--max", "most", type=click.IntRange(1), default=100, show_default=True, help="Maximum number of events.")
+@click.option("--after", type=Whole(0), default=0, show_default=True, help="Offset to start after.")
+@click.option("--max", "most", type=Whole(1), default=100, show_default=True, help="Maximum number of events.")
 @click.option("--follow", is_flag=True, help="Keep printing new events until Ctrl-C.")
 @as_json
 @target

@@ -8,7 +8,7 @@ import time
 import click
 
 from miniq.cli.crew import PAUSE, Crew, Worker, count_option, crew_flags
-from miniq.cli.flags import SECONDS
+from miniq.cli.flags import SECONDS, Whole
 from miniq.cli.output import body_text, cut
 from miniq.cli.processes import sleep_until
 from miniq.client._sync.message import Message
@@ -27,7 +27,7 @@ SHOWN = 60
 @click.option("--idle", type=SECONDS, help="Exit after this long without a message.")
 @click.option("--work", type=SECONDS, default=0.0, help="How long the work on each message takes. [default: 0]")
 @click.option("--fail-rate", type=click.FloatRange(0, 1), default=0.0, help="Share of messages that fail. [default: 0]")
-@click.option("--batch", type=click.IntRange(1, 1000), default=1, show_default=True, help="Messages per receive.")
+@click.option("--batch", type=Whole(1, 1000), default=1, show_default=True, help="Messages per receive.")
 @click.option("--visibility-timeout", type=SECONDS, help="Length of a lease. [default: the queue's]")
 @crew_flags
 def consume(

@@ -9,7 +9,7 @@ import click
 
 from miniq.api import codec, shapes
 from miniq.cli.flags import Target, as_json, target
-from miniq.cli.output import duration, json_line, table
+from miniq.cli.output import age, json_line, table
 from miniq.consumer import Consumer
 
 HEADS = ("CONSUMER", "IN FLIGHT", "RECEIVED", "ACKED", "FAILED", "LAST SEEN")
@@ -50,7 +50,12 @@ def rows(consumers: Iterable[Consumer]) -> list[list[str]]:
         [
             UNNAMED if one.name is None else one.name,
             *map(str, (one.in_flight, one.received, one.acked, one.failed)),
-            f"{duration(now - one.last_seen.timestamp())} ago",
+            _ago(now - one.last_seen.timestamp()),
         ]
         for one in consumers
     ]
+
+
+def _ago(seconds: float) -> str:
+    shown = age(seconds)
+    return shown if shown == "now" else f"{shown} ago"

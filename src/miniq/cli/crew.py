@@ -17,7 +17,7 @@ from typing import Any
 import click
 from msgspec import DecodeError, Struct, field, json
 
-from miniq.cli.flags import Target, as_json, target
+from miniq.cli.flags import Target, Whole, as_json, target
 from miniq.cli.output import line, plural, result
 from miniq.cli.processes import Stop, end, reachable, start
 from miniq.cli.root import say
@@ -33,9 +33,7 @@ POLL = 0.1
 OWN = {"count", "workers", *Target.__struct_fields__}
 """Flags that workers do not inherit: they get a share of the count, and the broker from the environment."""
 
-count_option = click.option(
-    "--count", type=click.IntRange(0), help="Total number of messages. [default: until interrupted]"
-)
+count_option = click.option("--count", type=Whole(0), help="Total number of messages. [default: until interrupted]")
 
 
 class Totals(Struct):
@@ -139,9 +137,7 @@ def crew_flags(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--totals", hidden=True),
         click.option("--name", hidden=True),
         click.option("--quiet", is_flag=True, help="Print the totals only."),
-        click.option(
-            "--workers", type=click.IntRange(1, 100), default=1, show_default=True, help="Number of processes."
-        ),
+        click.option("--workers", type=Whole(1, 100), default=1, show_default=True, help="Number of processes."),
     )
     return functools.reduce(lambda function, option: option(function), options, target(with_crew))
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from miniq.api import operations as ops
 from miniq.cli import formats
-from miniq.cli.flags import Target, status, summary_json, target
+from miniq.cli.flags import Target, Whole, status, summary_json, target
 from miniq.cli.formats import Format, Row
 from miniq.cli.messages import BATCH, pages
 from miniq.cli.output import part_of, plural, progress_bar, result
@@ -165,7 +165,7 @@ def with_dedup_ids(rows: Iterable[Row], prefix: str) -> Iterator[Row]:
 @format_option
 @click.option("--full", is_flag=True, help="All fields of messages, not only bodies.")
 @status
-@click.option("--max", "most", type=click.IntRange(1), help="Maximum number of messages. [default: all]")
+@click.option("--max", "most", type=Whole(1), help="Maximum number of messages. [default: all]")
 @click.option("--consume", is_flag=True, help="Remove the messages from the queue once the file is written.")
 @summary_json
 @target

@@ -215,4 +215,26 @@ def _moment(text: str) -> datetime:
 MOMENT = Parsed("moment", _moment, "a moment with an offset from UTC, such as 2026-01-31T08:00:00Z")
 SECONDS = Parsed("seconds", _seconds, "a duration such as 30, 0.5, 500ms, 5m, 2h or 14d")
 SIZE = Parsed("bytes", _size, "a size such as 1024, 64k or 5m")
-RATE = Parsed("number", _rate, "a number above 0")
+RATE = Parsed("number", _rate, "a number of messages per second, such as 50")
+RATE_OR_NONE = Parsed(
+    "number", lambda text: 0.0 if float(text) == 0 else _rate(text), "a number of messages per second, such as 50"
+)
+"""0 is no limit."""
+
+
+class Whole(click.IntRange):
+    """A whole number within a range."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            int(value)
+        except ValueError:
+            self.fail(f"{value!r} is not a whole number", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+def note_unreadable(client: Client, what: str) -> None:
+    """Say on stderr that a list is empty because the key may read nothing."""
+    identity = client.whoami()
+    if not identity.open and not any(scope.partition(":")[0] in ("read", "*") for scope in identity.allow):
+        click.echo(f"miniq: key {identity.name!r} may read no {what}", err=True)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import click
 
 from miniq.api.shapes import ApiKey
-from miniq.cli.flags import Target, as_json, missing_store, require_store, store, target
+from miniq.cli.flags import Target, Whole, as_json, missing_store, require_store, store, target
 from miniq.cli.output import json_line, table
 from miniq.cli.queues import confirm
 from miniq.cli.root import say
@@ -18,11 +19,17 @@ from miniq.client._sync.client import Client
 from miniq.client.connection import connect
 from miniq.errors import InvalidRequest
 
-allow = click.option("--allow", multiple=True, required=True, metavar="SPEC", help="VERB:PATTERN; may be repeated.")
+allow = click.option(
+    "--allow",
+    multiple=True,
+    required=True,
+    metavar="SPEC",
+    help="VERB:PATTERN, or VERB alone for every queue and topic; may be repeated.",
+)
 yes = click.option("--yes", is_flag=True, help="Do not ask, even if it locks everyone out, or there is no store yet.")
 
 max_queues = click.option(
-    "--max-queues", type=click.IntRange(0), metavar="N", help="Create no queue while N match its patterns."
+    "--max-queues", type=Whole(0), metavar="N", help="Create no queue while N match its patterns."
 )
 
 
@@ -44,9 +51,14 @@ def with_client(command: Callable[..., None]) -> Callable[..., None]:
     return target(called)
 
 
-@click.group()
-def keys() -> None:
+@click.group(invoke_without_command=True)
+@as_json
+@target
+@click.pass_context
+def keys(ctx: click.Context, at: Target, as_json: bool) -> None:
     """Create, list and revoke API keys, and CURVE keys for ZeroMQ.
+
+    Without a subcommand, it lists API keys, as `miniq keys list` does.
 
     Once there was a key of either kind, every call needs one. If all were revoked, create one with --store, while no
     broker has the folder open. A key allows VERB or VERB:PATTERN, where a verb is send, receive, publish, read,
@@ -60,6 +72,10 @@ def keys() -> None:
       miniq keys revoke 1f2e3d4c5b6a
       miniq keys curve create worker --allow 'receive:orders.*'
     """
+    ctx.obj = at
+    if ctx.invoked_subcommand is None:
+        with at.open() as client:
+            show_api_keys(client, as_json)
 
 
 @keys.command()
@@ -91,7 +107,7 @@ def create(
         click.echo(f"AWS_ACCESS_KEY_ID={key.access_key}\nAWS_SECRET_ACCESS_KEY={key.secret}")
     else:
         click.echo(key.secret)
-    say(f"key {key.id} for {key.name!r} allows {', '.join(key.allow)}; its secret is not shown again")
+    say(f"key {key.id} for {key.name!r} allows {scopes(key)}; its secret is not shown again")
 
 
 @keys.command("list")
@@ -105,7 +121,7 @@ def list_(client: Client, as_json: bool) -> None:
     Example:
       miniq keys list
     """
-    show_keys([key for key in client.list_keys() if key.public is None], as_json)
+    show_api_keys(client, as_json)
 
 
 @keys.command()
@@ -184,7 +200,7 @@ def create_curve(
         json_line(key)
         return
     click.echo(path if public is None else key.server)
-    say(f"CURVE key {key.id} for {key.name!r} allows {', '.join(key.allow)}; {note}")
+    say(f"CURVE key {key.id} for {key.name!r} allows {scopes(key)}; {note}")
 
 
 @curve.command("list")
@@ -232,6 +248,11 @@ def revoke_key(client: Client, id: str, yes: bool) -> None:
 def confirm_lockout(client: Client, allow: tuple[str, ...], yes: bool) -> None:
     """Ask before a key is created that requires keys of every caller, and lets none of them manage keys."""
     if not yes and not manages(allow) and client.whoami().open:
+        if not sys.stdin.isatty():
+            raise click.UsageError(
+                "The first key does not allow admin, so nobody could manage keys except with --store on a stopped "
+                "broker. Create an admin key first (--allow '*'), or pass --yes."
+            )
         text = "This first key locks everyone out of managing keys, except with --store: it does not allow admin."
         confirm(f"{text} Create it?", yes)
 
@@ -239,6 +260,13 @@ def confirm_lockout(client: Client, allow: tuple[str, ...], yes: bool) -> None:
 def manages(allow: Iterable[str]) -> bool:
     """Whether scopes include managing keys."""
     return not {"*", "admin", "*:*", "admin:*"}.isdisjoint(allow)
+
+
+def scopes(key: ApiKey) -> str:
+    """What a key allows, in words."""
+    return ", ".join(
+        scope if ":" in scope or scope == "admin" else f"{scope} (every queue and topic)" for scope in key.allow
+    )
 
 
 def warn(key: ApiKey) -> None:
@@ -264,6 +292,11 @@ def create_pair(client: Client, name: str, allow: tuple[str, ...], path: str, ma
     finally:
         os.close(file)
     return key
+
+
+def show_api_keys(client: Client, as_json: bool) -> None:
+    """Print the keys that are not CURVE keys."""
+    show_keys([key for key in client.list_keys() if key.public is None], as_json)
 
 
 def show_keys(keys: list[ApiKey], as_json: bool) -> None:

@@ -30,7 +30,7 @@ def ack(at: Target, queue: str, id: str, receipt: str, given: str | None, as_jso
     """Remove a message that was processed.
 
     Prints `missing` if it was already removed, which is not an error; fails if another consumer has received it since.
-    A queue whose setting `results` is not 0 keeps the result, for `miniq result`.
+    A queue whose setting `results` is not 0 keeps the result, for `miniq result`; elsewhere it is dropped.
 
     \b
     Examples:

@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from miniq.cli.flags import MOMENT, SECONDS, Target, as_json, pairs_option, status, target
+from miniq.cli.flags import MOMENT, SECONDS, Target, Whole, as_json, pairs_option, status, target
 from miniq.cli.output import (
+    age,
     body_bytes,
     body_text,
-    duration,
     first_line,
     json_line,
     line,
@@ -62,7 +62,7 @@ def message_options(command: F) -> F:
         click.option("--delay", type=SECONDS, help="Time until it can be received."),
         click.option(
             "--priority",
-            type=click.IntRange(0, 9),
+            type=Whole(0, 9),
             default=0,
             show_default=True,
             help="Higher priorities are received first.",
@@ -165,7 +165,7 @@ def from_stdin(text: bool, fields: dict[str, Any]) -> Iterator[list[Draft]]:
 
 @click.command()
 @click.argument("queue")
-@click.option("--max", "most", type=click.IntRange(1), default=1, show_default=True, help="Maximum number of messages.")
+@click.option("--max", "most", type=Whole(1), default=1, show_default=True, help="Maximum number of messages.")
 @click.option("--wait", type=SECONDS, default=0.0, help="How long to wait for the first message. [default: 0]")
 @click.option("--visibility-timeout", type=SECONDS, help="Length of the lease. [default: the queue's]")
 @click.option("--consumer", help="Name of this consumer; it also receives messages addressed to that recipient.")
@@ -292,9 +292,7 @@ def pages(source: Queue, status: Status | None, after: str | None, most: int | N
 @click.command()
 @click.argument("queue")
 @status
-@click.option(
-    "--max", "most", type=click.IntRange(1), default=20, show_default=True, help="Maximum number of messages."
-)
+@click.option("--max", "most", type=Whole(1), default=20, show_default=True, help="Maximum number of messages.")
 @click.option("--after", metavar="CURSOR", help="Continue where an earlier peek ended.")
 @click.option("--id", metavar="ID", help="Only this message.")
 @click.option("--body", "only_body", is_flag=True, help="Print bodies only, one per line.")
@@ -326,7 +324,7 @@ def peek(at: Target, queue: str, id: str | None, only_body: bool, as_json: bool,
     elif messages:
         now = datetime.now(UTC)
         heads = ["ID", "STATUS", "PRIORITY", "RECEIVES", "AGE"]
-        rows = [[m.id, m.status, m.priority, m.receives, duration((now - m.sent_at).total_seconds())] for m in messages]
+        rows = [[m.id, m.status, m.priority, m.receives, age((now - m.sent_at).total_seconds())] for m in messages]
         errors = [m.error or (m.dead.error if m.dead else None) for m in messages]
         if any(errors):
             heads.append("ERROR")

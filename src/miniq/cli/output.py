@@ -48,11 +48,16 @@ def message_record(message: Message) -> shapes.WireMessage:
 
 def body_text(message: Message) -> str:
     """A body on one line: JSON, or the size and media type of other bytes."""
-    if is_json(message.content_type):
-        return message.data.decode()
-    if message.content_type.startswith("text/"):
-        return msgspec.json.encode(message.data.decode(errors="replace")).decode()
-    return f"<{len(message.data)} bytes of {message.content_type}>"
+    return bytes_text(message.data, message.content_type)
+
+
+def bytes_text(data: bytes, content_type: str) -> str:
+    """The bytes of a body on one line."""
+    if is_json(content_type):
+        return data.decode()
+    if content_type.startswith("text/"):
+        return msgspec.json.encode(data.decode(errors="replace")).decode()
+    return f"<{len(data)} bytes of {content_type}>"
 
 
 def body_bytes(message: Message) -> bytes:
@@ -92,6 +97,13 @@ def duration(seconds: float) -> str:
         if seconds >= length:
             return f"{seconds / length:.3g}{unit}"
     return f"{max(seconds, 0):.3g}s"
+
+
+def age(seconds: float) -> str:
+    """How long ago something was, to a tenth of a second."""
+    if seconds < 0.05:
+        return "now"
+    return f"{seconds:.1f}s" if seconds < 1 else duration(seconds)
 
 
 def brief(seconds: float) -> str:

@@ -21,7 +21,7 @@ import click
 import msgspec
 from msgspec.structs import replace
 
-from miniq.cli.flags import SECONDS, Target, pairs_option, summary_json, target
+from miniq.cli.flags import SECONDS, Target, Whole, pairs_option, summary_json, target
 from miniq.cli.output import json_line, plural, size
 from miniq.cli.processes import reachable
 from miniq.cli.root import say
@@ -330,9 +330,7 @@ def drain(**arguments: Any) -> Arguments:
 @command(checkpoint=False, continuous=False)
 @click.argument("source", metavar="IN", type=click.Path(exists=True, dir_okay=False))
 @click.argument("out", metavar="OUT", type=click.Path(dir_okay=False))
-@click.option(
-    "--partitions", type=click.IntRange(1, 1000), default=2, show_default=True, help="Number of writing tasks."
-)
+@click.option("--partitions", type=Whole(1, 1000), default=2, show_default=True, help="Number of writing tasks.")
 def copy(**arguments: Any) -> Arguments:
     """Copy a file through a queue, line by line; the copy is identical byte for byte.
 

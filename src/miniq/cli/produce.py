@@ -9,7 +9,7 @@ from itertools import count as numbers
 import click
 
 from miniq.cli.crew import Crew, Worker, count_option, crew_flags
-from miniq.cli.flags import RATE, SIZE
+from miniq.cli.flags import RATE, SIZE, Whole
 from miniq.cli.processes import sleep_until
 from miniq.client._sync.queue import Queue
 from miniq.client.bodies import draft
@@ -21,7 +21,7 @@ from miniq.errors import QueueFull, StoreUnavailable
 @count_option
 @click.option("--rate", type=RATE, help="Messages per second and worker. [default: 1; unlimited with --count]")
 @click.option("--size", type=SIZE, default=100, show_default=True, help="Approximate size of a body.")
-@click.option("--batch", type=click.IntRange(1, 1000), default=1, show_default=True, help="Messages per send.")
+@click.option("--batch", type=Whole(1, 1000), default=1, show_default=True, help="Messages per send.")
 @crew_flags
 def produce(crew: Crew, queue: str, rate: float | None, size: int, batch: int) -> None:
     """Send demo messages, in one process or several.

@@ -11,17 +11,32 @@ from typing import Any, TypeVar
 import click
 
 from miniq.api.replies import queue_reply
-from miniq.cli.flags import RATE, SECONDS, SIZE, Parsed, Target, as_json, target, yes
-from miniq.cli.output import duration, exact_duration, json_line, plural, result, size, table
+from miniq.cli.flags import (
+    RATE,
+    RATE_OR_NONE,
+    SECONDS,
+    SIZE,
+    Parsed,
+    Target,
+    Whole,
+    as_json,
+    note_unreadable,
+    target,
+    yes,
+)
+from miniq.cli.output import age, exact_duration, json_line, plural, result, size, table
 from miniq.cli.root import say
 from miniq.client._sync.queue import Queue
-from miniq.errors import Forbidden, MessageNotFound, QueueNotFound
+from miniq.errors import Forbidden, InvalidRequest, MessageNotFound, QueueNotFound
 from miniq.message import ConfiguredQueue, RedriveProgress, Retry
 
 F = TypeVar("F", bound=Callable[..., Any])
+DEAD = ".dead"
+"""How the name of a dead-letter queue ends by default."""
 POLL = 0.2
 """Seconds between two checks of a running redrive."""
 DURATIONS = frozenset({"visibility_timeout", "retention", "delay", "dedup_window", "claim_retention", "results"})
+LIMITS = frozenset({"max_length", "max_bytes", "max_in_flight", "rate"})
 RETRY_DURATIONS = frozenset({"delay", "max"})
 
 
@@ -46,6 +61,7 @@ def queues(ctx: click.Context, at: Target, as_json: bool) -> None:
         return
     with at.open() as client:
         infos = client.queues()
+        note_unreadable(client, "queues")
     if as_json:
         for info in infos:
             json_line(queue_reply(info))
@@ -53,7 +69,7 @@ def queues(ctx: click.Context, at: Target, as_json: bool) -> None:
     rows = []
     for info in infos:
         counts = info.counts
-        oldest = "-" if counts.oldest is None else duration(time.time() - counts.oldest / 1e6)
+        oldest = "-" if counts.oldest is None else age(time.time() - counts.oldest / 1e6)
         rows.append([info.name, counts.ready, counts.delayed, counts.leased, size(counts.bytes), oldest])
     heads = ["QUEUE", "READY", "DELAYED", "LEASED", "BYTES", "OLDEST"]
     if any(info.settings.paused for info in infos):
@@ -81,12 +97,12 @@ def settings(command: F) -> F:
             default=None,
             help="Whether one receive may get several messages of a group.",
         ),
-        click.option("--rate", type=float, help="Maximum messages handed out per second; 0 is unlimited."),
-        click.option("--max-in-flight", type=click.IntRange(0), help="Maximum leased messages; 0 is unlimited."),
+        click.option("--rate", type=RATE_OR_NONE, help="Maximum messages handed out per second; 0 is unlimited."),
+        click.option("--max-in-flight", type=Whole(0), help="Maximum leased messages; 0 is unlimited."),
         click.option("--results", type=SECONDS, help="How long results are kept; 0 is not at all."),
         click.option("--claim-retention", type=SECONDS, help="How long acked claims can still be read."),
         click.option("--max-bytes", type=SIZE, help="Maximum size of all messages; 0 is unlimited."),
-        click.option("--max-length", type=click.IntRange(0), help="Maximum number of messages; 0 is unlimited."),
+        click.option("--max-length", type=Whole(0), help="Maximum number of messages; 0 is unlimited."),
         click.option("--dedup-window", type=SECONDS, help="How long a dedup id is remembered."),
         click.option("--delay", type=SECONDS, help="Delay of messages that are sent without one."),
         click.option("--retention", type=SECONDS, help="How long messages are kept."),
@@ -176,7 +192,11 @@ def set_(at: Target, queue: str, as_json: bool, **flags: Any) -> None:
     if not changes:
         raise click.UsageError("Name at least one setting, such as --visibility-timeout 2m.")
     with at.open() as client:
-        require(client.queue(queue))
+        try:
+            require(client.queue(queue))
+        except QueueNotFound as error:
+            text = f"{error.text}; create it with `miniq queues create {queue}`"
+            raise QueueNotFound(text, field=error.field) from None
         show_queue(client.queue(queue).configure(**changes), as_json)
 
 
@@ -243,6 +263,7 @@ def redrive(
     """
     with at.open() as client:
         source = client.queue(queue)
+        is_new = to is not None and is_missing(client.queue(to))
         done = source.redrive(ids or None, to, rate)
         while done.running and (wait or not at.is_remote):
             time.sleep(POLL)
@@ -256,7 +277,8 @@ def redrive(
     running = ", still running" if done.running else ""
     why = ", ".join(f"{count} {WHY_SKIPPED.get(reason, reason)}" for reason, count in done.reasons.items())
     skipped = f", skipped {done.skipped}: {why}" if done.skipped else ""
-    result(as_json, done, f"moved {plural(done.moved, 'message')}{skipped}{running}")
+    where = f" to {to!r} (created)" if is_new and done.moved else ""  # perhaps it was misspelt
+    result(as_json, done, f"moved {plural(done.moved, 'message')}{where}{skipped}{running}")
 
 
 WHY_SKIPPED = {
@@ -277,6 +299,17 @@ def require(queue: Queue) -> None:
     cannot be removed."""
     with suppress(MessageNotFound):
         queue.remove("none")
+
+
+def is_missing(queue: Queue) -> bool:
+    """Whether there is no such queue; False if this key may not know, or there can be none."""
+    try:
+        queue.info()
+    except QueueNotFound:
+        return True
+    except (Forbidden, InvalidRequest):
+        pass
+    return False
 
 
 def contents(queue: Queue) -> str | None:
@@ -309,7 +342,11 @@ def show_queue(info: ConfiguredQueue, as_json: bool) -> None:
         return
     click.echo(f"queue               {info.name}")
     for name in info.settings.__struct_fields__:
-        click.echo(f"{name:<19} {setting_text(name, getattr(info.settings, name))}")
+        value = getattr(info.settings, name)
+        text = setting_text(name, value)
+        if name == "dead_letter_queue" and value is None and not info.name.endswith(DEAD):
+            text = f"{info.name}{DEAD} (default)"
+        click.echo(f"{name:<19} {text}")
     counts = info.counts
     if counts is not None:
         click.echo(f"messages            {counts.ready} ready, {counts.delayed} delayed, {counts.leased} leased")
@@ -319,6 +356,8 @@ def show_queue(info: ConfiguredQueue, as_json: bool) -> None:
 
 def setting_text(name: str, value: Any) -> str:
     """A setting of a queue for people."""
+    if name in LIMITS and value == 0:
+        return "no limit"
     match value:
         case Retry():
             fields = {field: getattr(value, field) for field in value.__struct_fields__}

@@ -59,7 +59,7 @@ HIDDEN = {"copy-write": "copy_ends", "copy-read": "copy_ends"}
 
 HINTS = {
     "store_unavailable": "; start a broker with `miniq serve`, or name another one with --url",
-    "unauthorized": " (--api-key or MINIQ_API_KEY)",
+    "results_off": " (`miniq queues set QUEUE --results 1h`)",
     "store_locked": ". Talk to it through its broker with --url http://HOST:PORT",
 }
 """What to do about an error, in terms of the command line."""
@@ -156,7 +156,7 @@ def run(args: list[str] | None = None) -> int:
         # An unreachable database is not a broker that could be started.
         database = error.code == "store_unavailable" and error.field == "store"
         hint = "" if database or error.field == "curve_key" else HINTS.get(error.code, "")
-        say(error.text + hint)
+        say(unauthorized(error.text) if error.code == "unauthorized" and error.field is None else error.text + hint)
         return 2 if isinstance(error, InvalidRequest) and error.field not in NOT_USAGE else 1
     except BrokenPipeError:
         discard_output()  # the reader of the pipe has ended
@@ -170,6 +170,16 @@ def run(args: list[str] | None = None) -> int:
         else:
             say(f"{error.strerror or error}")
         return 1
+
+
+def unauthorized(text: str) -> str:
+    """The error of a call without a valid key, in terms of the command line."""
+    problem, mark, rest = text.partition("; all keys")
+    if problem.startswith("an API key is required"):
+        problem = "an API key is required: --api-key KEY, or MINIQ_API_KEY"
+    else:
+        problem += " (--api-key or MINIQ_API_KEY)"
+    return problem + mark + rest
 
 
 def ignore_interrupts() -> None:

@@ -8,10 +8,11 @@ from typing import Any
 import click
 
 from miniq.api.schedules import wire_schedule
-from miniq.cli.flags import MOMENT, SECONDS, Target, as_json, pairs_option, target
+from miniq.cli.flags import MOMENT, SECONDS, Target, Whole, as_json, note_unreadable, pairs_option, target
 from miniq.cli.messages import draft_of
-from miniq.cli.output import duration, first_line, json_line, plural, table
+from miniq.cli.output import bytes_text, duration, exact_duration, first_line, json_line, plural, table
 from miniq.cli.root import say
+from miniq.message import JSON, Draft
 from miniq.schedule import COUNTED, Firing, Schedule
 
 
@@ -22,7 +23,7 @@ from miniq.schedule import COUNTED, Firing, Schedule
 def schedules(ctx: click.Context, at: Target, as_json: bool) -> None:
     """List, set, run, pause and remove schedules.
 
-    Without a subcommand, it lists all schedules with their next moments, in local time.
+    Without a subcommand, it lists all schedules with their next moments, in the time zone of this terminal.
 
     \b
     Examples:
@@ -36,6 +37,7 @@ def schedules(ctx: click.Context, at: Target, as_json: bool) -> None:
         return
     with at.open() as client:
         found = client.schedules()
+        note_unreadable(client, "schedules")
     if as_json:
         for schedule in found:
             json_line(wire_schedule(schedule, "json"))
@@ -55,7 +57,7 @@ def schedules(ctx: click.Context, at: Target, as_json: bool) -> None:
 
 @schedules.command("set")
 @click.argument("name")
-@click.argument("body", default="null", metavar="[BODY]")
+@click.argument("body", required=False)
 @click.option("--queue", help="Queue to send to.")
 @click.option("--topic", help="Topic to publish to, instead of a queue.")
 @click.option("--cron", metavar="EXPRESSION", help="Minute, hour, day of month, month, day of week.")
@@ -73,7 +75,7 @@ def schedules(ctx: click.Context, at: Target, as_json: bool) -> None:
 @click.option("--text", is_flag=True, help="Send the body as text even if it is JSON.")
 @click.option("--content-type", metavar="TYPE", help="Media type of the body, such as text/plain.")
 @pairs_option("--header", "headers", help="A header; may be repeated.")
-@click.option("--priority", type=click.IntRange(0, 9), default=0, help="Higher priorities are received first.")
+@click.option("--priority", type=Whole(0, 9), default=0, help="Higher priorities are received first.")
 @click.option("--delay", type=SECONDS, help="Time until a message can be received.")
 @click.option("--ttl", type=SECONDS, help="Discard a message that is not received within this time.")
 @click.option("--key", help="Business key, free text.")
@@ -81,7 +83,9 @@ def schedules(ctx: click.Context, at: Target, as_json: bool) -> None:
 @click.option("--group", help="Messages of one group are received in order, one at a time.")
 @as_json
 @target
-def set_(at: Target, name: str, body: str, moment: datetime | None, text: bool, as_json: bool, **flags: Any) -> None:
+def set_(
+    at: Target, name: str, body: str | None, moment: datetime | None, text: bool, as_json: bool, **flags: Any
+) -> None:
     """Create a schedule, or replace its definition.
 
     A BODY that is valid JSON is sent as that value, anything else as text; without one, null is sent.
@@ -94,11 +98,13 @@ def set_(at: Target, name: str, body: str, moment: datetime | None, text: bool, 
     """
     when = {field: flags.pop(field) for field in ("queue", "topic", "cron", "every", "timezone", "catch_up", "paused")}
     flags["headers"] = flags["headers"] or None
-    draft = draft_of(body.encode("utf-8", "surrogateescape"), text, flags)
+    draft = draft_of(b"null" if body is None else body.encode("utf-8", "surrogateescape"), text, flags)
     options = flags | {"content_type": draft.content_type}
     with at.open() as client:
         made = client.schedule(name, body=draft.body, at=moment, **when, **options)
     show_schedule(made, as_json)
+    if body is None:
+        say("without a BODY, each message is null")
 
 
 @schedules.command()
@@ -106,7 +112,7 @@ def set_(at: Target, name: str, body: str, moment: datetime | None, text: bool, 
 @as_json
 @target
 def show(at: Target, name: str, as_json: bool) -> None:
-    """Show a schedule, its next moments in local time, and its last results.
+    """Show a schedule with its message, its next moments in the time zone of this terminal, and its last results.
 
     \b
     Example:
@@ -195,13 +201,30 @@ def show_schedule(schedule: Schedule, as_json: bool) -> None:
         "when": timing(schedule),
         "catch_up": schedule.catch_up,
         "state": "paused" if schedule.paused else "active" if schedule.next else "finished",
+        **({} if schedule.draft is None else message_lines(schedule.draft)),
     }
     for head, text in lines.items():
-        click.echo(f"{head:<10} {text}")
+        click.echo(f"{head:<12} {text}")
     for position, moment in enumerate(schedule.next):
-        click.echo(f"{'next' if position == 0 else '':<10} {local(moment)}")
+        click.echo(f"{'next' if position == 0 else '':<12} {local(moment)}")
     for position, firing in enumerate(schedule.results):
-        click.echo(f"{'last' if position == 0 else '':<10} {last(firing)}")
+        click.echo(f"{'last' if position == 0 else '':<12} {last(firing)}")
+
+
+def message_lines(draft: Draft) -> dict[str, str]:
+    """The message of a schedule for people: its body, and the fields that it has."""
+    lines = {"body": bytes_text(draft.body, draft.content_type)}
+    if draft.content_type != JSON:
+        lines["content_type"] = draft.content_type
+    if draft.headers:
+        lines["headers"] = ", ".join(f"{name}={value}" for name, value in draft.headers.items())
+    if draft.priority:
+        lines["priority"] = str(draft.priority)
+    for name, seconds in (("delay", draft.delay), ("ttl", draft.ttl)):
+        if seconds is not None:
+            lines[name] = exact_duration(seconds)
+    names = {"key": draft.key, "recipient": draft.recipient, "group": draft.group}
+    return lines | {name: text for name, text in names.items() if text is not None}
 
 
 def timing(schedule: Schedule) -> str:
@@ -214,7 +237,7 @@ def timing(schedule: Schedule) -> str:
 
 
 def local(moment: datetime) -> str:
-    """A moment in local time."""
+    """A moment in the time zone of this terminal."""
     return moment.astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
 
 

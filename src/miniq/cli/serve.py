@@ -13,7 +13,7 @@ import click
 from msgspec import structs
 
 from miniq import config
-from miniq.cli.flags import DEFAULT_URL
+from miniq.cli.flags import DEFAULT_URL, Whole
 from miniq.cli.processes import end_with_parent
 from miniq.cli.root import discard_output, say
 from miniq.client.url import store_of
@@ -25,7 +25,7 @@ from miniq.store_urls import FORMS
 if TYPE_CHECKING:
     from miniq.server.server import Ready
 
-PORT = click.IntRange(0, 65535)
+PORT = Whole(0, 65535)
 LEVELS = ("debug", "info", "warning", "error")
 
 

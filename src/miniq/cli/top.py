@@ -13,8 +13,8 @@ import click
 
 from miniq.api import codec, shapes
 from miniq.cli.consumers import HEADS, NOBODY, rows
-from miniq.cli.flags import SECONDS, Target, as_json, target
-from miniq.cli.output import brief, cut, duration, json_line, plural, size, table
+from miniq.cli.flags import SECONDS, Target, as_json, note_unreadable, target
+from miniq.cli.output import age, brief, cut, json_line, plural, size, table
 from miniq.client._sync.client import Client
 from miniq.consumer import Consumer, Percentiles
 from miniq.errors import InvalidRequest
@@ -72,9 +72,16 @@ def top(at: Target, queue: str | None, once: bool, interval: float, sort: str, w
     if not at.is_remote:
         text = f"url: {at.url} is not a broker's address; use http://HOST:PORT or tcp://HOST:PORT of a running one"
         raise InvalidRequest(text, field="url")
+    given = click.get_current_context().get_parameter_source("sort")
+    if queue is not None and given is click.core.ParameterSource.COMMANDLINE:
+        raise click.UsageError("--sort is for the list of all queues, and QUEUE shows the consumers of one.")
+    if queue is not None and wanted:
+        raise click.UsageError("--filter is for the list of all queues, and QUEUE shows the consumers of one.")
     if interval < 0.1:
         raise InvalidRequest(f"interval: {interval:g} s is too short; use at least 0.1", field="interval")
     with at.open(timeout=PATIENCE) as client:
+        if queue is None:
+            note_unreadable(client, "queues")
         _show(View(at.url, client, sort, wanted, queue), once, interval, as_json)
 
 
@@ -139,7 +146,7 @@ def _value(entry: shapes.QueueStats, column: str, stats: shapes.Stats) -> Any:
 
 def cells(entry: shapes.QueueStats, stats: shapes.Stats) -> tuple[str, ...]:
     """The text of each column for a queue."""
-    oldest = "-" if entry.oldest is None else duration((stats.at - entry.oldest).total_seconds())
+    oldest = "-" if entry.oldest is None else age((stats.at - entry.oldest).total_seconds())
     counts = [str(entry.ready), str(entry.leased), str(entry.delayed), "-" if entry.dead is None else str(entry.dead)]
     work = [str(entry.consumers), _times(entry.wait), _times(entry.processing)]
     rates = f"{entry.rates.sent:.1f}", f"{entry.rates.acked:.1f}"

@@ -8,9 +8,9 @@ from typing import Any, Literal
 import click
 import msgspec
 
-from miniq.cli.flags import SECONDS, Parsed, Target, as_json, pairs_option, target, yes
+from miniq.cli.flags import SECONDS, Parsed, Target, as_json, note_unreadable, pairs_option, target, yes
 from miniq.cli.messages import batches_of, message_options
-from miniq.cli.output import json_line, line, plural, table
+from miniq.cli.output import exact_duration, json_line, line, plural, table
 from miniq.cli.queues import confirm
 from miniq.cli.root import ignore_interrupts, say
 from miniq.client.interrupts import shield
@@ -73,6 +73,7 @@ def topics(ctx: click.Context, at: Target, as_json: bool) -> None:
         return
     with at.open() as client:
         infos = client.topics()
+        note_unreadable(client, "topics")
     if as_json:
         for info in infos:
             json_line(info)
@@ -224,9 +225,10 @@ def show_topic(info: ConfiguredTopic, as_json: bool) -> None:
         return
     click.echo(f"topic         {info.name}")
     for name in info.settings.__struct_fields__:
-        click.echo(f"{name:<13} {getattr(info.settings, name)}")
+        value = getattr(info.settings, name)
+        click.echo(f"{name:<13} {exact_duration(value) if name == 'dedup_window' else value}")
     if info.rates is not None:
-        click.echo(f"published     {info.rates.published:g} per second, {info.rates.copied:g} copies")
+        click.echo(f"rates         {info.rates.published:g}/s published, {info.rates.copied:g}/s copied")
     if info.subscriptions:
         click.echo()
         table(["SUBSCRIPTION", "QUEUE", "PATTERN", "FILTER"], [_row(one) for one in info.subscriptions])

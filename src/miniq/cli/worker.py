@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import click
 
-from miniq.cli.flags import SECONDS, without_broker
+from miniq.cli.flags import SECONDS, Whole, without_broker
+from miniq.errors import MiniQError, Unauthorized
 from miniq.logs import log_to_stderr
 
+KEY = "the key is the app's, miniq.App(…, api_key=KEY), or MINIQ_API_KEY if the app names none"
 LEVELS = click.Choice(["debug", "info", "warning", "error"])
 
 
@@ -17,20 +19,25 @@ def _refuse_url(ctx: click.Context, param: click.Parameter, value: str | None) -
         raise click.UsageError(text, ctx)
 
 
+def _refuse_key(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    """Say where the key is given instead."""
+    if value is not None:
+        raise click.UsageError(f"There is no --api-key: {KEY}.", ctx)
+
+
 @click.command()
 @click.argument("app", metavar="MODULE:APP")
-@click.option("--concurrency", type=click.IntRange(1), default=8, show_default=True, help="Jobs at a time per process.")
-@click.option(
-    "--processes", type=click.IntRange(1), help="Processes to start and to replace. [default: this one alone]"
-)
+@click.option("--concurrency", type=Whole(1), default=8, show_default=True, help="Jobs at a time per process.")
+@click.option("--processes", type=Whole(1), help="Processes to start and to replace. [default: this one alone]")
 @click.option("--queues", metavar="NAME,…", help="Queues to work on. [default: all that the app has handlers for]")
 @click.option("--grace", type=SECONDS, default=30.0, help="Time to finish what runs at the end. [default: 30]")
 @click.option("--reload", is_flag=True, help="Start again when a Python file below this folder changes; to develop.")
-@click.option("--metrics-port", type=click.IntRange(0, 65535), help="Serve Prometheus metrics on this port.")
+@click.option("--metrics-port", type=Whole(0, 65535), help="Serve Prometheus metrics on this port.")
 @click.option("--metrics-host", default="127.0.0.1", show_default=True, help="Address for --metrics-port.")
 @click.option("--log-level", type=LEVELS, default="info", show_default=True)
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option("--url", hidden=True, is_eager=True, expose_value=False, callback=_refuse_url)
+@click.option("--api-key", hidden=True, is_eager=True, expose_value=False, callback=_refuse_key)
 def worker(
     app: str,
     concurrency: int,
@@ -79,4 +86,9 @@ def worker(
             check(load(app), settings)
         return Supervisor(settings).run()
     with without_broker("give the app the address of its broker, with miniq.App(...) or MINIQ_URL"):
-        return run(Process(load(app), settings))
+        try:
+            return run(Process(load(app), settings))
+        except Unauthorized as error:  # for which other commands have --api-key
+            if error.field is not None:
+                raise
+            raise MiniQError(f"{error.text} ({KEY})") from None

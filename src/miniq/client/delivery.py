@@ -238,6 +238,6 @@ def moment(micros: int) -> datetime:
 def check_held(outcome: Outcome, queue: str, id: str) -> None:
     """Raise the error for an outcome, if the lease was lost."""
     if outcome == "missing":
-        raise MessageNotFound(f"id: there is no message {id!r} in queue {queue!r} any more", field="id")
+        raise MessageNotFound(f"id: there is no message {id!r} in queue {queue!r}", field="id")
     if outcome != "done":
         raise StaleReceipt.of(id)

@@ -77,7 +77,9 @@ def authorise(broker: Broker, operation: Operation, request: Request) -> None:
     queue = request.path.get(subject) if subject in operation.in_path else request.query.get("queue")
     if operation.own and (queue is None or operation.name == "whoami"):
         broker.keys.identify(request.secret)
-    elif not operation.alternative or not broker.keys.may(request.secret, operation.alternative, queue):
+    elif operation.alternative:
+        broker.keys.check_either(request.secret, operation.right, operation.alternative, queue, subject)
+    else:
         broker.keys.check(request.secret, operation.right, queue, subject)
 
 

@@ -87,15 +87,16 @@ class Crew:
         threads = [_Thread(work) for work in works]
         unhandled = _is_sigterm_unhandled()
         try:
-            if unhandled:
-                signal.signal(signal.SIGTERM, signal.default_int_handler)
-            with shield:
-                for thread in threads:
-                    thread.start()
-            _join(threads)
-        except KeyboardInterrupt:
-            interrupt()
-            _join(threads)
+            try:
+                if unhandled:
+                    signal.signal(signal.SIGTERM, signal.default_int_handler)
+                with shield:
+                    for thread in threads:
+                        thread.start()
+                _join(threads)
+            except KeyboardInterrupt:
+                interrupt()
+            _join(threads)  # not above, where the first interruption would be shown with a second one
         finally:
             if unhandled:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -224,7 +224,7 @@ class Process:
                 worker.end()
             log.info("working on queues %s (concurrency %d)", ", ".join(self._queues), settings.concurrency)
             await worker.run()
-            log.info("ended")
+            log.info("process %d ended", os.getpid())
         finally:
             await app.close_async()
             if server is not None:

@@ -191,7 +191,8 @@ class Supervisor:
             self._past.add(child.numbers)
             del self._children[child.number]
         if self._is_told:
-            if code not in (0, -signal.SIGTERM):  # which ends it before it has begun
+            # SIGTERM ends it before it has begun; one that was to be replaced has ended by itself.
+            if code not in (0, RETIRED, -signal.SIGTERM):
                 self._failed = self._failed or 1
             return
         if code == USAGE and not self._settings.reload:
@@ -205,7 +206,9 @@ class Supervisor:
         if child.told is None and lived < LONGEST_PAUSE and code not in (0, RETIRED):
             pause = self._pauses.get(child.number, FIRST_PAUSE)
         self._pauses[child.number] = min(2 * pause or FIRST_PAUSE, LONGEST_PAUSE)
-        if child.told is None:
+        if child.told is None and code == RETIRED:
+            log.warning("process %d was replaced because a task hung", child.process.pid)
+        elif child.told is None:
             log.warning("process %d ended with %d, replaced in %g s", child.process.pid, code, pause)
         if code != USAGE or child.told is not None:  # only a change of its files can help
             self._due[child.number] = now + pause

@@ -161,7 +161,8 @@ class Poll(Generic[R]):
         if progress is None or not progress.is_final:
             state = "waiting" if progress is None else progress.status
             last = f"; its last attempt failed: {progress.error}" if progress is not None and progress.error else ""
-            raise ResultTimeout(f"{name} is still {state} after {self._wait:g} s{last}")
+            waited = f" after {self._wait:g} s" if self._wait else ""
+            raise ResultTimeout(f"{name} is still {state}{waited}{last}")
         if progress.status == "dead":
             raise TaskFailed(f"{name} failed: {progress.error}", progress.error)
         if progress.status == "unknown":

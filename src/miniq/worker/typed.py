@@ -198,6 +198,11 @@ class Parameters:
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The body of a message: the arguments by name."""
+        known = self._signature.parameters
+        if not self._more and (unknown := next((name for name in kwargs if name not in known), None)) is not None:
+            raise TypeError(
+                f"task {self._task!r}: there is no parameter {unknown!r}, only: {', '.join(known) or 'none'}"
+            )
         try:
             arguments = self._signature.bind(*args, **kwargs).arguments
         except TypeError as error:
