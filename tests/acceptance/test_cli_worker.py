@@ -554,11 +554,14 @@ def test_a_broker_that_is_away_is_waited_for_also_to_set_up_queues(shell: Shell)
     shell.env["MINIQ_URL"] = f"http://127.0.0.1:{free_ports(1)[0]}"
     process = shell.start("worker", "shop:app", "--queues", "tasks")
     assert process.stderr is not None
-    for _ in range(2):
-        while b"cannot set max_receives of tasks, next attempt in" not in (line := process.stderr.readline()):
-            assert line
+    log, answer = "", f"no answer from {shell.env['MINIQ_URL']} yet"
+    while log.count("cannot set max_receives of tasks, next attempt in") < 2 or answer not in log:
+        line = process.stderr.readline().decode()
+        assert line, log
+        log += line
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=PATIENCE)
+    _, err = process.communicate(timeout=PATIENCE)
+    assert b"SIGTERM: ending" in err
     assert process.returncode == 0
 
 

@@ -23,6 +23,7 @@ from msgspec import Struct
 from miniq import tracing
 from miniq.client._async.worker import AsyncWorker
 from miniq.client.pauses import async_pause
+from miniq.client.url import without_password
 from miniq.errors import Forbidden, InvalidRequest, MiniQError, StoreUnavailable
 from miniq.worker.app import App
 from miniq.worker.jobs import Attempt, Job, note_results
@@ -246,7 +247,9 @@ class Process:
             done, _ = await asyncio.wait((task, told), timeout=SLOW, return_when=asyncio.FIRST_COMPLETED)
             if not done:
                 log.warning(
-                    "no answer yet; is a broker running (`miniq serve`) where MINIQ_URL or miniq.App(...) says?"
+                    "no answer from %s yet; is a broker running there (`miniq serve`)? The address is that of "
+                    "miniq.App(...), or else MINIQ_URL",
+                    without_password(str(self._app.url)),
                 )
                 await asyncio.wait((task, told), return_when=asyncio.FIRST_COMPLETED)
             return await task if task.done() else None
@@ -306,8 +309,11 @@ class Process:
 
     def _stop(self, signum: int) -> None:
         self._told.set()
-        log.info("%s: finishing running jobs, up to %g s", signal.Signals(signum).name, self._settings.grace)
-        if self._worker is not None:
+        name = signal.Signals(signum).name
+        if self._worker is None:
+            log.info("%s: ending", name)
+        else:
+            log.info("%s: finishing running jobs, up to %g s", name, self._settings.grace)
             self._worker.end()
 
     def _retire(self, job: Job[Any]) -> None:
