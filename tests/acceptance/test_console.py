@@ -156,7 +156,7 @@ def test_messages_are_sent_searched_looked_at_edited_and_deleted(visit: Visit, b
     visit.button("Send")
     page.get_by_label("Body").first.fill('{"n": 12345678901234567890')
     visit.button("Send")
-    expect(page.locator("dialog .error")).to_contain_text("body:")
+    expect(page.locator("dialog .error")).to_have_text("The body is not valid JSON.")
     page.get_by_label("Body").first.fill('{"n": 12345678901234567890}')
     page.get_by_label("Priority (0 to 9)").fill("9")
     page.get_by_text("More options", exact=True).click()

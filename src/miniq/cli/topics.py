@@ -226,6 +226,8 @@ def show_topic(info: ConfiguredTopic, as_json: bool) -> None:
     click.echo(f"topic         {info.name}")
     for name in info.settings.__struct_fields__:
         value = getattr(info.settings, name)
+        if value == {}:
+            continue
         click.echo(f"{name:<13} {exact_duration(value) if name == 'dedup_window' else value}")
     if info.rates is not None:
         click.echo(f"rates         {info.rates.published:g}/s published, {info.rates.copied:g}/s copied")
