@@ -38,6 +38,16 @@ RETRY = {"retry": {"delay": 2, "factor": 2, "max": 5, "jitter": 0}}
 BEGINNING = {"a": RETRY | {"dead_letter_queue": "dead"}, "b": RETRY | {"dead_letter_queue": "dead"}, "dead": RETRY}
 queues = st.sampled_from(QUEUES)
 optional = st.sampled_from([None, None, None, "x", "y"])
+SETTINGS = st.fixed_dictionaries(
+    {},
+    optional={
+        "paused": st.sampled_from([False, False, True]),
+        "max_in_flight": st.sampled_from([0, 1, 3]),
+        "group_batch": st.booleans(),
+        "max_receives": st.sampled_from([None, 1, 2, 20]),
+        "delay": st.sampled_from([0, 0, 2]),
+    },
+)
 ROLES = (0, 1)
 """The broker on the oracle, and the one that is tested."""
 
@@ -134,23 +144,18 @@ class Brokers(RuleBasedStateMachine):
         drafts = self.drafts(count, key=key, headers=header and {"h": header}, group=group)
         self.both(lambda broker, _: broker.publish("t", drafts), lambda one: (len(one.ids), one.queues))
 
-    @rule(
-        queue=st.sampled_from(["a", "b"]),
-        changes=st.fixed_dictionaries(
-            {},
-            optional={
-                "paused": st.booleans(),
-                "max_in_flight": st.sampled_from([0, 0, 1, 3]),
-                "group_batch": st.booleans(),
-                "max_receives": st.sampled_from([None, 1, 2, 20]),
-                "delay": st.sampled_from([0, 0, 2]),
-            },
-        ),
-    )
+    @rule(queue=st.sampled_from(["a", "b"]), changes=SETTINGS)
     def set(self, queue: str, changes: dict[str, Any]) -> None:
         self.configure(queue, changes)
         self.paused[queue] = changes.get("paused", self.paused.get(queue, False))
         self.limits[queue] = changes.get("max_in_flight", self.limits.get(queue, 0))
+
+    @rule(queue=st.sampled_from(["a", "b"]), changes=SETTINGS, group=st.sampled_from([None, "g"]))
+    def set_and_use(self, queue: str, changes: dict[str, Any], group: str | None) -> None:
+        self.set(queue, changes)
+        self.send(queue, 5, group=group)
+        self.receive(queue, 10, 4, None, "at-least-once")
+        self.receive(queue, 1, 4, None, "at-least-once")
 
     @rule(
         queue=queues,
