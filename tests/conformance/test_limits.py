@@ -66,6 +66,37 @@ async def test_resuming_a_queue_wakes_those_that_wait(broker: Broker) -> None:
     assert bodies(await asyncio.wait_for(task, 5)) == [1]
 
 
+async def test_raising_the_rate_wakes_those_that_wait(broker: Broker) -> None:
+    await broker.configure("q", {"rate": 0.001})
+    await send(broker, "q", 1, 2)
+    assert await handed_out(broker) == 1
+    task = await waiting(broker, broker.receive("q", wait=60))
+    await broker.configure("q", {"rate": 0})
+    assert bodies(await asyncio.wait_for(task, 5)) == [2]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"paused": True}, {"paused": False}),
+        ({"max_in_flight": 1}, {"max_in_flight": 0}),
+        ({"rate": 0.001}, {"rate": 0}),
+    ],
+)
+async def test_a_change_at_one_broker_wakes_those_that_wait_at_another(
+    broker: Broker, clock: FrozenClock, url: str, before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    if not broker.store.shared:
+        return  # a folder belongs to one broker
+    await broker.configure("q", before)
+    await send(broker, "q", 1, 2)
+    got = bodies(await broker.receive("q"))
+    async with Broker(open_store(url), Options(upkeep_interval=0), clock) as other:
+        task = await waiting(other, other.receive("q", wait=60))
+        await broker.configure("q", after)
+        assert got + bodies(await asyncio.wait_for(task, 20)) in ([1], [1, 2])
+
+
 async def test_no_more_than_max_in_flight_are_leased_at_a_time(broker: Broker, clock: FrozenClock) -> None:
     await broker.configure("q", {"max_in_flight": 3})
     await send(broker, "q", *range(10))
