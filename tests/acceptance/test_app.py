@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import datetime
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import pytest
 
 import miniq
 from miniq.testing import drain
+from tests.node import node
 
 
 @dataclasses.dataclass
@@ -406,7 +408,7 @@ n: int = welcome("a")
 """
 
 
-def test_type_checkers_see_the_parameters_of_a_task_through_send(tmp_path: Path) -> None:
+def test_mypy_sees_the_parameters_of_a_task_through_send(tmp_path: Path) -> None:
     (tmp_path / "typed.py").write_text(TYPED)
     checked = subprocess.run(
         [
@@ -429,6 +431,24 @@ def test_type_checkers_see_the_parameters_of_a_task_through_send(tmp_path: Path)
         'Argument "to" to "send" of "Task" has incompatible type "int"; expected "str"  [arg-type]',
         'Unexpected keyword argument "nome" for "send" of "Sender"  [call-arg]',
         'Argument 1 to "send" of "Task" has incompatible type "str"; expected "int"  [arg-type]',
+    ], checked.stdout + checked.stderr
+
+
+def test_pyright_sees_the_parameters_of_a_task_through_send(tmp_path: Path) -> None:
+    program, pyright = node("pyright")
+    (tmp_path / "typed.py").write_text(TYPED)
+    (tmp_path / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict"}')
+    command = [program, str(pyright / "index.js"), "--pythonpath", sys.executable, "--outputjson", "typed.py"]
+    checked = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    errors = [
+        (problem["range"]["start"]["line"], problem["rule"])
+        for problem in json.loads(checked.stdout)["generalDiagnostics"]
+    ]
+    lines = TYPED.splitlines()
+    assert [(lines[line], rule) for line, rule in errors] == [
+        ("welcome.send(to=5)", "reportArgumentType"),
+        ('welcome.options(delay=60).send("a", nome="b")', "reportCallIssue"),
+        ('plain.send("x")', "reportArgumentType"),
     ], checked.stdout + checked.stderr
 
 

@@ -47,6 +47,8 @@ def visit(browser: Browser, broker: miniq.Client, server: Served) -> Iterator[Vi
     made = Visit(browser, server.url, "phone", timezone_id="America/New_York", locale="en-US")
     yield made
     made.close()
+    for topic in broker.topics():
+        broker.topic(topic.name).delete()
     for schedule in broker.schedules():
         broker.delete_schedule(schedule.name)
     assert made.bad == []
@@ -62,8 +64,23 @@ def test_no_page_is_cut_or_scrolls_sideways(visit: Visit, broker: miniq.Client, 
     broker.schedule(LONG, queue=LONG, cron="0 2 * * *", timezone="America/Argentina/Buenos_Aires", body=1)
     broker.schedule("once", queue=LONG, at=datetime.now(UTC) + timedelta(days=400), body=1)
     broker.run_schedule("once")
+    topic = broker.topic(LONG)
+    topic.subscribe(
+        LONG, pattern="orders.*.created.#", filter={"country": ["de", "fr"], "total": [{"numeric": [">", 50]}]}
+    )
+    topic.publish({"a": 1}, key="orders.eu.created")
     visit.page.set_viewport_size({"width": width, "height": 844})
-    pages = ("/", "/history", "/schedules", f"/schedules/{LONG}", "/schedules/once", "/keys", f"/q/{LONG}")
+    pages = (
+        "/",
+        "/history",
+        "/schedules",
+        f"/schedules/{LONG}",
+        "/schedules/once",
+        "/keys",
+        f"/q/{LONG}",
+        "/topics",
+        f"/topics/{LONG}",
+    )
     cut = {}
     for path in pages:
         visit.page.goto("about:blank")

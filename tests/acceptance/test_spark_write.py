@@ -13,6 +13,7 @@ pytest.importorskip("pyspark")
 import miniq
 from tests.acceptance.test_spark_read import forget_commit
 from tests.serving import Served
+from tests.sqs import client
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -76,6 +77,25 @@ def test_rows_that_were_read_can_be_written_to_another_queue(
     found = sorted(broker.queue("copy").peek(), key=lambda message: message.priority)
     assert [message.data for message in found] == [b"\xff", b'{"n":1}']
     assert (found[1].headers, found[1].key) == ({"a": "b"}, "k")
+
+
+def test_messages_of_sqs_pass_through_spark_with_their_attributes_and_back(
+    spark: SparkSession, url: str, broker: miniq.Client
+) -> None:
+    sqs = client(url)
+    queue = sqs.create_queue(QueueName="orders")["QueueUrl"]
+    attributes = {
+        "color": {"DataType": "String", "StringValue": "red"},
+        "total": {"DataType": "Number", "StringValue": "7.5"},
+        "mark": {"DataType": "Binary", "BinaryValue": b"\x00\xff"},
+    }
+    sqs.send_message(QueueUrl=queue, MessageBody='{"n": 1}', MessageAttributes=attributes)
+    rows = spark.read.format("miniq").options(url=url, queue="orders").load()
+    (row,) = rows.collect()
+    assert (row.body, row.content_type, row.headers["color"]) == ('{"n": 1}', "text/plain", "red")
+    write(rows, url, "copy")
+    (message,) = sqs.receive_message(QueueUrl="copy", MessageAttributeNames=["All"])["Messages"]
+    assert (message["Body"], message["MessageAttributes"]) == ('{"n": 1}', attributes)
 
 
 def test_a_write_that_fails_in_one_task_leaves_nothing(spark: SparkSession, url: str, broker: miniq.Client) -> None:

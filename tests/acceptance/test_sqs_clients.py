@@ -19,14 +19,13 @@ from typing import Any
 import pytest
 
 from tests.conftest import store_url
+from tests.node import PACKAGES, node
 from tests.serving import Served, serving
 from tests.sqs import client
 
 PATIENCE = 120
 """Seconds that something may take on a machine that is busy with other things."""
 ROOT = Path(__file__).parents[2]
-NODE = ROOT / ".venv" / "node"
-"""Where `make node` installs the packages."""
 KEYS = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "thing", "AWS_DEFAULT_REGION": "us-east-1"}
 
 
@@ -41,13 +40,6 @@ def until(holds: Callable[[], bool], what: str) -> None:
     while not holds():
         assert time.monotonic() < deadline, what
         time.sleep(0.05)
-
-
-def absent(what: str) -> None:
-    """Skip because something is not installed, fail where nothing may be absent."""
-    if os.environ.get("CI") == "true":
-        pytest.fail(what)
-    pytest.skip(what)
 
 
 # boto3
@@ -129,14 +121,11 @@ def test_the_aws_command_line_creates_sends_receives_and_publishes(served: Serve
 
 
 def test_sqs_consumer_handles_messages_and_repeats_one_that_failed(served: Served, tmp_path: Path) -> None:
-    node = shutil.which("node")
-    if node is None or not (NODE / "node_modules").is_dir():
-        absent("node or its packages are absent: `make node` installs them")
-        return
+    program, _ = node("sqs-consumer")
     shutil.copytree(Path(__file__).with_name("node"), tmp_path, dirs_exist_ok=True)
-    (tmp_path / "node_modules").symlink_to(NODE / "node_modules")
+    (tmp_path / "node_modules").symlink_to(PACKAGES)
     done = subprocess.run(
-        [node, "consume.js", served.url], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE
+        [program, "consume.js", served.url], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE
     )
     assert done.returncode == 0, done.stderr
     reply = json.loads(done.stdout)

@@ -84,6 +84,7 @@ async def test_a_claim_does_not_end_by_itself_and_nobody_else_gets_its_messages(
 
 async def test_messages_of_a_claim_that_cannot_be_processed_are_buried_once(broker: Broker, clock: FrozenClock) -> None:
     await broker.configure("q", {"history": "full"})
+    await broker.configure("q.dead", {"history": "events"})
     sent = await send(broker, "q", *range(5))
     (special,) = await broker.send("q", [Draft(b"5", headers={"a": "b"}, priority=3, ttl=60, dedup_id="d")])
     assert await claim(broker, 0, max_messages=5) == [5, 0, 1, 2, 3]
@@ -100,6 +101,8 @@ async def test_messages_of_a_claim_that_cannot_be_processed_are_buried_once(brok
     assert dead is not None
     assert (dead.origin, dead.reason, dead.receives, dead.error) == ("q", "corrupt", 1, "too long")
     assert (letters[0].message.headers, letters[0].message.expires_at) == ({"a": "b"}, None)
+    told = [record.event for record in (await broker.history(queue="q.dead")).records]
+    assert [(event.event, event.reason) for event in told] == [("sent", "dead")] * 2
     # Given back and claimed again, they are not buried again.
     await broker.claims.release("q", "g")
     assert await claim(broker, 1, max_messages=4) == [0, 1, 2, 3]

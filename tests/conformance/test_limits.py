@@ -9,6 +9,7 @@ import pytest
 
 from miniq.batch import Claim
 from miniq.broker import Broker
+from miniq.broker.rates import PAUSE
 from miniq.errors import InvalidRequest
 from miniq.options import Options
 from miniq.store import open_store
@@ -64,6 +65,37 @@ async def test_resuming_a_queue_wakes_those_that_wait(broker: Broker) -> None:
     task = await waiting(broker, broker.receive("q", wait=60))
     await broker.configure("q", {"paused": False})
     assert bodies(await asyncio.wait_for(task, 5)) == [1]
+
+
+async def test_raising_the_rate_wakes_those_that_wait(broker: Broker) -> None:
+    await broker.configure("q", {"rate": 0.001})
+    await send(broker, "q", 1, 2)
+    assert await handed_out(broker) == 1
+    task = await waiting(broker, broker.receive("q", wait=60))
+    await broker.configure("q", {"rate": 0})
+    assert bodies(await asyncio.wait_for(task, 5)) == [2]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"paused": True}, {"paused": False}),
+        ({"max_in_flight": 1}, {"max_in_flight": 0}),
+        ({"rate": 0.001}, {"rate": 0}),
+    ],
+)
+async def test_a_change_at_one_broker_wakes_those_that_wait_at_another(
+    broker: Broker, clock: FrozenClock, url: str, before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    if not broker.store.shared:
+        return  # a folder belongs to one broker
+    await broker.configure("q", before)
+    await send(broker, "q", 1, 2)
+    got = bodies(await broker.receive("q"))
+    async with Broker(open_store(url), Options(upkeep_interval=0), clock) as other:
+        task = await waiting(other, other.receive("q", wait=60))
+        await broker.configure("q", after)
+        assert got + bodies(await asyncio.wait_for(task, 20)) in ([1], [1, 2])
 
 
 async def test_no_more_than_max_in_flight_are_leased_at_a_time(broker: Broker, clock: FrozenClock) -> None:
@@ -162,12 +194,17 @@ async def handed_out(broker: Broker, most: int = 1000) -> int:
     return count
 
 
+def late(broker: Broker) -> float:
+    """Seconds by which a broker that shares its store may look later for what the rate lets through."""
+    return PAUSE if broker.store.shared else 0
+
+
 async def test_a_rate_lets_through_a_burst_and_then_so_many_per_second(broker: Broker, clock: FrozenClock) -> None:
     await broker.configure("q", {"rate": 20})
     await send(broker, "q", *range(400))
     assert await handed_out(broker) == 20
     for seconds, expected in ((0.5, 10), (0.05, 1), (1, 20), (60, 20)):
-        clock.advance(seconds)
+        clock.advance(seconds + late(broker))
         assert await handed_out(broker, 7) == expected
     await broker.configure("q", {"rate": 0})
     assert await handed_out(broker) == 400 - 71
@@ -179,7 +216,7 @@ async def test_a_rate_below_one_lets_through_one_at_a_time(broker: Broker, clock
     assert await handed_out(broker) == 1
     clock.advance(3.9)
     assert await handed_out(broker) == 0
-    clock.advance(0.1)
+    clock.advance(0.1 + late(broker))
     assert await handed_out(broker) == 1
 
 
@@ -197,7 +234,7 @@ async def test_a_receive_waits_for_the_rate(broker: Broker, clock: FrozenClock) 
     await send(broker, "q", 1, 2, 3)
     assert await handed_out(broker) == 2
     task = await waiting(broker, broker.receive("q", wait=60))
-    clock.advance(0.5)
+    clock.advance(0.5 + late(broker))
     assert bodies(await asyncio.wait_for(task, 5)) == [3]
 
 
@@ -233,6 +270,35 @@ async def test_brokers_on_one_database_share_the_rate(broker: Broker, clock: Fro
                     counts[one] += len(got)
         assert 160 <= sum(counts.values()) <= 220
         assert 0.8 <= counts[broker] / counts[other] <= 1.25
+
+
+@pytest.mark.parametrize("busy", [1, 8])
+async def test_a_broker_that_asks_more_often_gets_no_larger_share_of_the_rate(
+    broker: Broker, clock: FrozenClock, url: str, busy: int
+) -> None:
+    if not broker.store.shared:
+        return  # a folder belongs to one broker
+    await broker.configure("q", {"rate": 100})
+    await send(broker, "q", *range(999))
+    async with Broker(open_store(url), Options(upkeep_interval=0), clock) as other:
+        counts = {broker: 0, other: 0}
+        for one in (broker, other):
+            await handed_out(one)  # the burst
+        for _ in range(2000):
+            clock.advance(0.001)
+            for one in (*[broker] * busy, other):  # always in this order
+                counts[one] += len(await one.receive("q", max=10))
+        assert 180 <= sum(counts.values()) <= 220
+        assert 0.8 <= counts[broker] / counts[other] <= 1.25
+
+
+async def test_a_rate_that_is_raised_counts_at_once(broker: Broker, clock: FrozenClock) -> None:
+    await broker.configure("q", {"rate": 0.001})
+    await send(broker, "q", *range(20))
+    assert await handed_out(broker) == 1
+    await broker.configure("q", {"rate": 100})
+    clock.advance(0.1)
+    assert await handed_out(broker) in (10, 11)
 
 
 async def test_wrong_limits_are_refused(broker: Broker) -> None:

@@ -12,6 +12,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from miniq.batch import StageName
 from miniq.broker import Broker
@@ -28,7 +29,7 @@ STEPS, STEPS_IN_A_DATABASE = 150, 60
 CHECK_EVERY = 10
 QUEUES: dict[str, dict[str, Any]] = {
     "a": {"max_receives": 2},
-    "b": {"retention": 60, "dedup_window": 20, "max_length": 40},
+    "b": {"retention": 60, "dedup_window": 20, "max_length": 40, "dead_letter_queue": "a.dead"},
     "a.dead": {"retention": 100},
 }
 LEAVES = ("acked", "expired", "purged", "dead", "redriven")
@@ -59,6 +60,8 @@ class Run:
         """Messages that consumers and readers of claims got."""
         self.held: dict[str, list[Lease]] = {queue: [] for queue in QUEUES}
         self.claimed: Counter[str] = Counter()
+        self.copied = self.copies = 0
+        """Copies of publications, by the topic's counters of brokers that were closed, and by the history."""
         self.batch = 0
         self.done: list[str] = []
 
@@ -71,7 +74,12 @@ class Run:
             await broker.configure("default", {"history": "events"})
             for queue, settings in QUEUES.items():
                 await broker.configure(queue, settings | {"history": "events"})
+        await self.subscribe()
         await self.refresh()
+
+    async def subscribe(self) -> None:
+        for queue, pattern in (("a", "a.#"), ("b", "#.b"), ("b", "*")):
+            await self.brokers[0].topics.subscribe("t", f"{queue}-{len(pattern)}", queue, pattern)
 
     async def refresh(self) -> None:
         for broker in self.brokers:
@@ -80,14 +88,15 @@ class Run:
     async def close(self) -> None:
         for broker in self.brokers:
             self.earlier += broker.metrics.messages
+            self.copied += broker.topics.counters["t", "copied"]
             await broker.close()
         self.brokers.clear()
 
     async def step(self) -> None:
         calls = [
-            *[self.send] * 5, *[self.receive] * 5, *[self.ack] * 3, self.release, self.extend, self.remove, self.edit,
-            self.ack_by_id, self.edit_by_id, *[self.claim] * 2, self.release_claims, self.stage, self.redrive,
-            *[self.upkeep] * 2, *[self.wait] * 4,
+            *[self.send] * 5, *[self.publish] * 2, *[self.receive] * 5, *[self.ack] * 3, *[self.fail] * 2, self.release,
+            self.extend, self.remove, self.edit, self.ack_by_id, self.edit_by_id, *[self.claim] * 2,
+            self.release_claims, self.stage, self.redrive, *[self.upkeep] * 2, *[self.wait] * 4,
         ]  # fmt: skip
         if self.random.random() < 0.05:
             calls = [self.purge, self.delete, self.restart]
@@ -114,6 +123,15 @@ class Run:
             drafts = [draft(1)] * 3  # a plain batch
         self.given[queue] += len(await broker.send(queue, drafts, call))
 
+    async def publish(self, broker: Broker, queue: str) -> None:
+        """To both queues, to one or to none, with each key."""
+        keys = self.random.choice([["a.b"], ["a.x"], ["b"], ["x.y"], ["a", "x.b", "x.y", "a.b"]])
+        drafts = [replace(self.draft(), key=key) for key in keys]
+        call = self.random.choice([None, None, "v"])
+        if call is not None:
+            drafts = [draft(call, key="a.b"), draft(call, key="b")]
+        await broker.publish("t", drafts, call)
+
     async def receive(self, broker: Broker, queue: str) -> None:
         some = self.random.choice
         mode = some(["at-least-once"] * 4 + ["at-most-once"])
@@ -133,6 +151,11 @@ class Run:
     async def release(self, broker: Broker, queue: str) -> None:
         if some := self.some_held(queue):
             await broker.release(queue, some, delay=self.random.choice([0, 5]))
+
+    async def fail(self, broker: Broker, queue: str) -> None:
+        if some := self.some_held(queue):
+            delay, dead = self.random.choice([(None, False), (0, False), (None, queue != "a.dead")])
+            await broker.deliveries.fail(queue, some, "boom", delay, dead)
 
     async def extend(self, broker: Broker, queue: str) -> None:
         if some := self.some_held(queue):
@@ -201,6 +224,7 @@ class Run:
         await broker.delete_queue(queue)
         await self.refresh()
         await broker.configure(queue, QUEUES[queue] | {"history": "events"})
+        await self.subscribe()
         await self.refresh()
         await self.read_history()
         assert self.left(self.told, queue) == 0, "messages of a deleted queue have left it"
@@ -223,8 +247,11 @@ class Run:
             page = await self.brokers[0].history(after=self.offset, limit=1000)
             for record in page.records:
                 event = record.event
+                if event.event == "published":  # of the topic
+                    continue
                 name = "lease_expired" if event.reason == "lease" else event.event
                 self.told[event.queue, name] += event.count
+                self.copies += event.count if event.reason == "published" else 0
                 self.by_callers[event.queue] += event.event == "sent" and event.reason is None
             if page.next == self.offset:
                 return
@@ -240,6 +267,8 @@ class Run:
         deduplicated = {queue: counted[queue, "deduplicated"] for queue in QUEUES}
         metrics = {key: count for key, count in counted.items() if key[1] not in UNTOLD and count}
         assert metrics == dict(self.told), "metrics and history tell the same"
+        copied = self.copied + sum(broker.topics.counters["t", "copied"] for broker in self.brokers)
+        assert copied == self.copies, "the topic and history tell the same"
         for broker in self.brokers:
             for queue in QUEUES:
                 total = (await broker.queue(queue)).counts.total

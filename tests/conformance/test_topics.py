@@ -33,7 +33,7 @@ from miniq.store.transfer import copy
 from miniq.topic import Published, TopicSettings
 from tests.clock import FrozenClock
 from tests.conftest import store_url
-from tests.kit import bodies, draft, drain, ids, leases, states, waiting
+from tests.kit import bodies, draft, drain, ids, leases, send, states, waiting
 
 QUEUES = ("a", "b", "c")
 
@@ -701,3 +701,19 @@ async def test_copies_in_claims_are_buried_for_each_queue(broker: Broker) -> Non
         await broker.claims.ack(queue, "g", claim.number)
     letters = await broker.receive("d", max=9)
     assert sorted(letter.message.dead.origin for letter in letters if letter.message.dead) == ["a", "a", "b", "b"]
+
+
+async def test_a_redrive_of_copies_and_other_messages_fills_a_queue_and_moves_each_once(broker: Broker) -> None:
+    await broker.configure("a", {"max_length": 4, "history": "events"})
+    await broker.topics.subscribe("t", "a")
+    for number in range(3):
+        await publish(broker, f"copy {number}")
+        await send(broker, "a", f"other {number}")
+        [_, failed] = await broker.deliveries.fail("a", leases(await broker.receive("a", max=2)), "boom", dead=True)
+        assert failed.outcome == "dead"
+    progress = await broker.redrive("a.dead")
+    assert (progress.moved, progress.skipped, progress.reasons) == (4, 2, {"queue_full": 2})
+    assert (await states(broker, "a"), await states(broker, "a.dead")) == ((4, 0, 0), (2, 0, 0))
+    told = [record.event for record in (await broker.history(queue="a", limit=1000)).records]
+    assert [event.reason for event in told if event.event == "sent"].count("redriven") == 4, "none was put twice"
+    assert len({body for queue in ("a", "a.dead") for body in await drain(broker, queue)}) == 6

@@ -52,6 +52,12 @@ class Oracle(SingleProcessStore):
         else:
             self._shelves[name] = Shelf(settings)
 
+    async def change_queue(self, name: str, was: QueueSettings | None, settings: QueueSettings) -> bool:
+        if (await self.queues()).get(name) != was:
+            return False
+        await self.save_queue(name, settings)
+        return True
+
     async def delete_queue(self, name: str, change: Change, records: RecordSet | None = None) -> bool:
         shelf = self._shelves.pop(name, None)
         if shelf is not None and records is not None:

@@ -149,7 +149,7 @@ class Claims:
         while True:
             target = await broker.catalog.ensure(to)
             try:
-                put = Put(now=now, keep=target.history, dedup_until=now + rules.micros(BURIED))
+                put = Put(now=now, keep=target.history, dedup_until=now + rules.micros(BURIED), reason="dead")
                 added = await broker.store.messages.put(letters, put)
             except QueueNotFound:
                 broker.catalog.forget(to)  # just deleted by a concurrent call

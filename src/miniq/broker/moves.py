@@ -83,13 +83,16 @@ class Moves:
         ids = broker.ids.run(len(moves), now)
         copies = [replace(message, id=id, dedup_id=None) for (_, message), id in zip(moves, ids, strict=True)]
         room = rules.room(target) if limited else None
-        await messages.put(copies, Put(now=now, keep=target.history, room=room, from_reserve=not limited))
+        put = Put(now=now, keep=target.history, room=room, reason=change.event, from_reserve=not limited)
+        await messages.put(copies, put)
         fences = [fence for fence, _ in moves]
         outcomes = await messages.drop(queue, fences, self._remembering(queue, moves, change))
         # Another consumer has the message: what was put is taken back.
         back = [(copy.id, FREE) for copy, outcome in zip(copies, outcomes, strict=True) if outcome != "done"]
         if back:
-            await messages.drop(to, back, Change(now, target.history, "purged", "removed"))
+            dropped = await messages.drop(to, back, Change(now, target.history, "purged", "removed"))
+            broker.metrics.messages[to, "sent"] += len(back)
+            broker.metrics.messages[to, "purged"] += dropped.count("done")
         self._count(queue, to, change, outcomes)
         return outcomes
 

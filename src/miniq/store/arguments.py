@@ -101,7 +101,7 @@ class Put(Struct, frozen=True, kw_only=True, gc=False):
     record: RecordChange | None = None
     """Made in the same change. It is quiet, replaces a record that exists, and is not combined with `call`."""
     reason: str | None = None
-    """Why the messages are sent, for the history; only with a `record`."""
+    """Why the messages are sent, for the history."""
     from_reserve: bool = False
     """Whether they are added even if the disk is nearly full, since they leave another queue."""
 

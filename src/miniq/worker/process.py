@@ -259,8 +259,8 @@ class Process:
             await asyncio.wait((task, told))
 
     async def _prepare(self) -> Any:
-        """Connect, give the queues the settings that their tasks ask for, and register the schedules of tasks; a broker
-        that is away is waited for."""
+        """Connect, give the queues the settings that their tasks ask for, and register the schedules of tasks; waits
+        for a broker that is unreachable."""
         backoff = Backoff()
         settings = {queue: changes for queue in self._queues if (changes := self._app.settings.get(queue))}
         schedules = [each for each in self._app.schedules.values() if each.queue in self._queues]

@@ -54,7 +54,7 @@ class Messages(Part, MessageStore):
 
     async def put(self, messages: Sequence[Message], put: Put) -> list[str]:
         parcel = messages if isinstance(messages, PlainBatch) else plain_batch(messages)
-        if parcel is not None and put.room is None and put.record is None:
+        if parcel is not None and put.room is None and put.record is None and put.reason is None:
             return await self._put_parcel(parcel, put)
         return await self._put_mixed(messages, put)
 

@@ -1,0 +1,344 @@
+"""A broker on any store against a broker on the oracle: the same random calls, the same answers. What the rules of the
+broker decide is in it: failures and their retries, pauses, limits, ordered groups, topics, dead letters, claims and
+results. On a database there are two brokers, which take turns.
+
+`MINIQ_STEPS` sets how many steps are tried on each store (2,000 by default).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from miniq.broker import Broker
+from miniq.errors import MiniQError
+from miniq.message import AckedLease, Lease, Stored
+from miniq.options import Options
+from miniq.result import Progress
+from miniq.store import open_store
+from miniq.store.embedded import window
+from tests import mongod
+from tests.clock import FrozenClock
+from tests.conformance.pair import DATABASES, run_machine
+from tests.conftest import ENGINES, store_url
+from tests.kit import draft
+from tests.oracle import Oracle
+
+STEPS = int(os.environ.get("MINIQ_STEPS", "2000"))
+QUEUES = ("a", "b", "dead")
+RETRY = {"retry": {"delay": 2, "factor": 2, "max": 5, "jitter": 0}}
+BEGINNING = {"a": RETRY | {"dead_letter_queue": "dead"}, "b": RETRY | {"dead_letter_queue": "dead"}, "dead": RETRY}
+queues = st.sampled_from(QUEUES)
+optional = st.sampled_from([None, None, None, "x", "y"])
+SETTINGS = st.fixed_dictionaries(
+    {},
+    optional={
+        "paused": st.sampled_from([False, False, True]),
+        "max_in_flight": st.sampled_from([0, 1, 3]),
+        "group_batch": st.booleans(),
+        "max_receives": st.sampled_from([None, 1, 2, 20]),
+        "delay": st.sampled_from([0, 0, 2]),
+        "results": st.sampled_from([0, 10, 10]),
+    },
+)
+ROLES = (0, 1)
+"""The broker on the oracle, and those that are tested."""
+MOMENT = 0.01
+"""Seconds between two calls, so that ids of two brokers are in the order in which they were made."""
+
+
+class Held:
+    """A lease that both brokers gave."""
+
+    def __init__(self, queue: str, pair: list[Stored]) -> None:
+        self.queue = queue
+        self.leases = [Lease(stored.message.id, stored.receipt or "") for stored in pair]
+
+
+class Brokers(RuleBasedStateMachine):
+    """Brokers with one clock. Messages are known by their bodies: the oracle has ids and receipts of its own."""
+
+    kind = "memory"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.folder = Path(tempfile.mkdtemp(prefix="miniq-machine-"))
+        self.clock = FrozenClock()
+        self.url = store_url(self.kind, self.folder)
+        self.options = Options(upkeep_interval=0)
+        self.oracle = Broker(Oracle(), self.options, self.clock)
+        self.tested = [self.made() for _ in range(2 if self.kind in DATABASES else 1)]
+        for broker in (self.oracle, *self.tested):
+            self.run(broker.open())
+        self.calls = 0
+        self.serial = 0
+        self.held: list[Held] = []
+        self.sent: dict[str, list[list[str]]] = {queue: [] for queue in QUEUES}
+        """The ids that both gave to each message of a queue."""
+        self.claimed: dict[str, int] = dict.fromkeys(QUEUES, 0)
+        """The last claim of each queue."""
+        self.claim_ids: dict[str, list[list[str]]] = {queue: [] for queue in QUEUES}
+        self.paused: dict[str, bool] = {}
+        self.limits: dict[str, int] = {}
+
+    def made(self) -> Broker:
+        return Broker(open_store(self.url), self.options, self.clock)
+
+    def run(self, call: Coroutine[Any, Any, Any]) -> Any:
+        return self.loop.run_until_complete(call)
+
+    def both(self, call: Callable[[Broker, int], Coroutine[Any, Any, Any]], shown: Callable[[Any], Any]) -> list[Any]:
+        """What both answer, once it was found to be alike."""
+        answers: list[Any] = []
+        seen: list[Any] = []
+        self.calls += 1
+        self.advance(MOMENT)
+        for role in ROLES:
+            broker = self.tested[self.calls % len(self.tested)] if role else self.oracle
+            try:
+                answers.append(self.run(call(broker, role)))
+                seen.append(shown(answers[-1]))
+            except MiniQError as error:
+                seen.append((type(error).__name__, error.field))
+        assert seen[1] == seen[0]
+        return answers
+
+    @initialize()
+    def begin(self) -> None:
+        for queue in QUEUES:
+            self.configure(queue, BEGINNING[queue])
+        for queue, pattern, filter in (("a", "x.#", None), ("b", None, {"h": ["x"]})):
+            self.both(lambda broker, _, to=queue, p=pattern, f=filter: broker.topics.subscribe("t", to, to, p, f), str)  # type: ignore[misc]
+
+    def teardown(self) -> None:
+        for broker in (self.oracle, *self.tested):
+            self.run(broker.close())
+        self.loop.run_until_complete(self.loop.shutdown_default_executor())
+        self.loop.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        mongod.give_back()
+
+    def configure(self, queue: str, changes: dict[str, Any]) -> None:
+        self.both(lambda broker, _: broker.configure(queue, changes), lambda _: None)
+        for broker in self.tested:
+            self.run(broker.catalog.refresh())  # which it would do in a moment
+
+    def drafts(self, count: int, **fields: Any) -> list[Any]:
+        self.serial += count
+        return [draft(number, **fields) for number in range(self.serial - count, self.serial)]
+
+    # Changes
+
+    @rule(
+        queue=queues,
+        count=st.integers(1, 6),
+        group=st.sampled_from([None, "g", "g", "h"]),
+        dedup_id=st.sampled_from([None, None, None, "d"]),
+        priority=st.sampled_from([0, 0, 0, 5]),
+        delay=st.sampled_from([None, None, None, 3]),
+        ttl=st.sampled_from([None, None, None, 8]),
+        recipient=st.sampled_from([None, None, None, "ann"]),
+    )
+    def send(self, queue: str, count: int, **fields: Any) -> None:
+        drafts = self.drafts(count, **fields)
+        answers = self.both(lambda broker, _: broker.send(queue, drafts), len)
+        self.sent[queue] += map(list, zip(*answers, strict=True))
+
+    @rule(count=st.integers(1, 4), first=optional, header=optional, group=st.sampled_from([None, "g"]))
+    def publish(self, count: int, first: str | None, header: str | None, group: str | None) -> None:
+        """To both queues, to one or to none."""
+        key = None if first is None else f"{first}.z"
+        drafts = self.drafts(count, key=key, headers=header and {"h": header}, group=group)
+        answers = self.both(lambda broker, _: broker.publish("t", drafts), lambda one: (len(one.ids), one.queues))
+        for queue in ("a", "b"):
+            self.sent[queue] += map(list, zip(*[one.ids for one in answers], strict=True))
+
+    @rule(queue=st.sampled_from(["a", "b"]), changes=SETTINGS)
+    def set(self, queue: str, changes: dict[str, Any]) -> None:
+        self.configure(queue, changes)
+        self.paused[queue] = changes.get("paused", self.paused.get(queue, False))
+        self.limits[queue] = changes.get("max_in_flight", self.limits.get(queue, 0))
+
+    @rule(queue=st.sampled_from(["a", "b"]), changes=SETTINGS, group=st.sampled_from([None, "g"]))
+    def set_and_use(self, queue: str, changes: dict[str, Any], group: str | None) -> None:
+        self.set(queue, changes)
+        self.send(queue, 5, group=group)
+        self.receive(queue, 10, 4, None, "at-least-once")
+        self.receive(queue, 1, 4, None, "at-least-once")
+
+    @rule(
+        queue=queues,
+        limit=st.sampled_from([1, 2, 4, 10]),
+        timeout=st.sampled_from([None, 0, 4, 60]),
+        consumer=st.sampled_from([None, None, "ann"]),
+        mode=st.sampled_from(["at-least-once"] * 5 + ["at-most-once"]),
+    )
+    def receive(self, queue: str, limit: int, timeout: float | None, consumer: str | None, mode: Any) -> None:
+        def call(broker: Broker, _: int) -> Coroutine[Any, Any, Any]:
+            return broker.receive(queue, max=limit, visibility_timeout=timeout, consumer=consumer, mode=mode)
+
+        before = self.run(self.oracle.queue(queue)).counts.leased
+        answers = self.both(call, lambda got: [told(stored) for stored in got])
+        if self.paused.get(queue):
+            assert answers[1] == []
+        if most := self.limits.get(queue):
+            assert len(answers[1]) <= max(0, most - before)
+        if mode == "at-least-once":
+            self.held += [Held(queue, list(pair)) for pair in zip(*answers, strict=True)]
+
+    @precondition(lambda self: self.held)
+    @rule(
+        picked=st.lists(st.integers(0, 10**6), min_size=1, max_size=4),
+        how=st.sampled_from(["ack", "ack", "fail", "fail", "reject", "release", "extend"]),
+        delay=st.sampled_from([None, 0, 3]),
+    )
+    def settle(self, picked: list[int], how: str, delay: float | None) -> None:
+        """What consumers do with what they have, or had."""
+        chosen = [self.held[-1 - pick % min(len(self.held), 12)] for pick in picked]
+        queue = chosen[0].queue
+        chosen = [one for one in chosen if one.queue == queue]
+        result = msgspec.Raw(b"%d" % self.serial) if self.serial % 3 else msgspec.UNSET
+
+        def call(broker: Broker, role: int) -> Coroutine[Any, Any, Any]:
+            leases = [one.leases[role] for one in chosen]
+            if how == "ack":
+                return broker.ack(queue, [AckedLease(lease.id, lease.receipt, result) for lease in leases])
+            if how == "release":
+                return broker.release(queue, leases, delay or 0)
+            if how == "extend":
+                return broker.extend(queue, leases, delay)
+            is_dead = how == "reject"
+            return broker.deliveries.fail(queue, leases, f"boom {self.serial}", None if is_dead else delay, is_dead)
+
+        self.both(call, repr)
+
+    @rule(queue=queues, most=st.sampled_from([1, 3, 30]), back=st.sampled_from([0, 0, 0, 1]))
+    def claim(self, queue: str, most: int, back: int) -> None:
+        """Ack a claim and make the next, or ask again for the last."""
+        after = max(0, self.claimed[queue] - back)
+        answers = self.both(
+            lambda broker, _: broker.claims.next(queue, "g", after, max_messages=most),
+            lambda answer: answer[0] and (answer[0].number, answer[0].messages),
+        )
+        if not answers or answers[0][0] is None:
+            return
+        number = self.claimed[queue] = answers[0][0].number
+
+        async def read(broker: Broker) -> list[Stored]:
+            part = await broker.claims.fetch(queue, "g", number)
+            return [stored async for some in part.each() for stored in some]
+
+        read_by = self.both(lambda broker, _: read(broker), lambda found: list(map(told, found)))
+        self.claim_ids[queue] = [[stored.message.id for stored in pair] for pair in zip(*read_by, strict=True)]
+
+    @rule(queue=queues)
+    def release_claims(self, queue: str) -> None:
+        self.both(lambda broker, _: broker.claims.release(queue, "g"), repr)
+
+    @rule(queue=queues, picked=st.lists(st.integers(0, 30), min_size=1, max_size=3))
+    def bury(self, queue: str, picked: list[int]) -> None:
+        """What a reader of a claim cannot process; in order, because the letters get ids of their own."""
+        there = self.claim_ids[queue]
+        chosen = [there[place] for place in sorted({pick % len(there) for pick in picked})] if there else []
+        if chosen:
+            number = self.claimed[queue]
+            self.both(
+                lambda broker, role: broker.claims.bury(queue, "g", number, [ids[role] for ids in chosen], "bad"), repr
+            )
+
+    @precondition(lambda self: any(self.sent.values()))
+    @rule(queue=queues, pick=st.integers(0, 10**6), what=st.sampled_from(["result", "result", "remove", "edit", "ack"]))
+    def use_by_id(self, queue: str, pick: int, what: str) -> None:
+        """What senders ask, and what operators do."""
+        if not (sent := self.sent[queue]):
+            return
+        ids = sent[-1 - pick % min(len(sent), 12)]
+
+        def call(broker: Broker, role: int) -> Coroutine[Any, Any, Any]:
+            if what == "result":
+                return broker.results.get(queue, ids[role])
+            if what == "remove":
+                return broker.remove(queue, ids[role])
+            if what == "edit":
+                return broker.edit(queue, ids[role], priority=pick % 10, delay=pick % 3)
+            return broker.ack_by_id(queue, ids[role])
+
+        def shown(answer: Any) -> Any:
+            if isinstance(answer, Progress):
+                return answer.status, answer.result, answer.error, answer.finished_at
+            return told(answer) if isinstance(answer, Stored) else answer
+
+        self.both(call, shown)
+
+    @rule(to=st.sampled_from([None, None, "a"]))
+    def redrive(self, to: str | None) -> None:
+        self.both(lambda broker, _: broker.redrive("dead", to=to), repr)
+
+    @precondition(lambda self: self.serial % 5 == 0)
+    @rule(queue=queues)
+    def purge(self, queue: str) -> None:
+        self.both(lambda broker, _: broker.purge(queue), repr)
+
+    @rule(seconds=st.sampled_from([0.5, 2, 4, 11, 61]))
+    def time_passes(self, seconds: float) -> None:
+        self.advance(seconds)
+
+    def advance(self, seconds: float) -> None:
+        async def advance() -> None:
+            self.clock.advance(seconds)
+
+        self.run(advance())
+
+    @precondition(lambda self: self.kind != "memory")
+    @rule()
+    def restart(self) -> None:
+        self.run(self.tested[0].close())
+        self.tested[0] = self.made()
+        self.run(self.tested[0].open())
+
+    # Looking
+
+    @invariant()
+    def both_hold_the_same(self) -> None:
+        def shown(info: Any) -> Any:
+            counts = info.counts  # the oldest has the time of its id, which is ahead of the clock after a restart
+            return counts.ready, counts.delayed, counts.leased, counts.bytes, counts.oldest is None
+
+        for queue in QUEUES:
+            self.both(lambda broker, _, of=queue: broker.queue(of), shown)  # type: ignore[misc]
+
+    @rule(queue=queues)
+    def peek(self, queue: str) -> None:
+        def shown(page: Any) -> Any:
+            return sorted(
+                (told(stored), stored.visible_at, stored.status(self.clock.now())) for stored in page.messages
+            )
+
+        self.both(lambda broker, _: broker.peek(queue, limit=100), shown)
+
+
+def told(stored: Stored) -> str:
+    """A message as both brokers must know it."""
+    message, dead = stored.message, stored.message.dead
+    origin = dead and (dead.origin, dead.reason, dead.receives, dead.error, dead.at)
+    fields = (message.priority, message.group, message.topic, message.key, message.recipient, message.due_at, origin)
+    return repr((json.loads(message.body), stored.receives, stored.error, message.sent_at, *fields))
+
+
+@pytest.mark.parametrize("kind", [*ENGINES, *DATABASES])
+def test_a_broker_on_a_store_answers_as_one_on_the_oracle(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(window, "LANE_MESSAGES", 4)
+    monkeypatch.setattr(window, "READ_MESSAGES", 3)
+    run_machine(Brokers, kind, STEPS // (8 if kind in DATABASES else 4))  # type: ignore[arg-type]
