@@ -15,7 +15,12 @@ from tests.conftest import ENGINES, store_url
 from tests.serving import serving
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["README.md", "docs/protocol.md", *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/howto/*.md"))]
+PAGES = [
+    "README.md",
+    "docs/protocol.md",
+    "docs/tutorial.md",
+    *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/howto/*.md")),
+]
 DATABASES = {"docs/howto/mongodb.md": "mongodb", "docs/howto/postgresql.md": "postgresql"}
 """Pages whose broker works on a database."""
 WRITTEN = {
