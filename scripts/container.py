@@ -62,7 +62,7 @@ class Image:
 def steps(text: str) -> list[tuple[str, str]]:
     """The instructions of a Dockerfile: keyword and the rest, on one line."""
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
-    joined = re.sub(r"\\\n\s*", " ", "\n".join(lines))
+    joined = re.sub(r"\s*\\\n\s*", " ", "\n".join(lines))
     return [
         (word.upper(), rest.strip()) for word, _, rest in (line.partition(" ") for line in joined.splitlines() if line)
     ]

@@ -79,8 +79,8 @@ def test_the_recording_of_a_worker_and_of_top_can_be_made(tmp_path: Path) -> Non
         try:
             arguments = ("shop:app", "--concurrency", "4")
             with (
-                terminal(served.url, *arguments, command="worker", folder=tmp_path, rows=10, columns=128) as worker,
-                terminal(served.url, "--interval", "1", rows=12, columns=128) as top,
+                terminal(served.url, *arguments, command="worker", folder=tmp_path, rows=10, columns=134) as worker,
+                terminal(served.url, "--interval", "1", rows=12, columns=134) as top,
             ):
                 panes = [Pane("$ miniq worker shop:app --concurrency 4", worker), Pane("$ miniq top --interval 1", top)]
                 top.wait(lambda lines: any(line.startswith("invoices") for line in lines))
