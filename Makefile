@@ -14,7 +14,7 @@ TESTS := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve browser node pictures quick test check generate fmt bench bench-postgres bench-mongodb bench-http bench-zmq bench-backlog bench-peers bench-peers-backlog
-.PHONY: bench-spark bench-sqs bench-workers bench-console bench-queues copy-large faults faults-damage faults-databases faults-interruptions faults-spark
+.PHONY: bench-spark bench-sqs bench-workers bench-console bench-queues copy-large docs dist pythons container faults faults-damage faults-databases faults-interruptions faults-spark
 .PHONY: faults-checkpoints faults-workers soak fuzz differential demo clean
 
 help: ## this list
@@ -76,6 +76,18 @@ check: setup ## format, lint, types, import rules, and whether what is generated
 fmt: setup ## format and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: setup ## build the manual, a searchable site of docs/, for /manual of brokers of this checkout
+	$(BIN)/python -m miniq.manual --strict
+
+dist: docs ## build the wheel, with the manual, and the source distribution in dist/
+	$(BIN)/hatchling build -d dist
+
+pythons: setup ## unit and conformance tests on every Python from 3.11 to 3.14 that can be had here (15 minutes; as root, also from Debian)
+	$(BIN)/python -m scripts.pythons
+
+container: setup ## execute the Dockerfile in a chroot and use the result, without Docker (as root on Debian, needs debootstrap)
+	$(BIN)/python -m scripts.container
 
 bench: setup ## speed of the embedded broker against a raw append-and-fsync loop (2 minutes, idle machine)
 	$(BIN)/python -m bench.core
@@ -161,4 +173,4 @@ demo: setup ## producers, failing workers, a crash, then Spark: archive, dead le
 	$(BIN)/python -m miniq.demo
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) miniq-data .mypy_cache .ruff_cache .pytest_cache .hypothesis miniq-demo
+	rm -rf $(VENV) dist src/miniq/manual/site miniq-data .mypy_cache .ruff_cache .pytest_cache .hypothesis miniq-demo

@@ -62,7 +62,7 @@ def generated(source: Path) -> str:
     text = NOTE.format(name=source.name) + text
     for command in (["check", "--select", "F401,I,UP034", "--fix", "--quiet"], ["format"]):
         run = [sys.executable, "-m", "ruff", *command, "--stdin-filename", str(CLIENT / "_sync" / source.name), "-"]
-        text = subprocess.run(run, input=text, capture_output=True, text=True, check=True).stdout  # noqa: S603
+        text = subprocess.run(run, input=text, capture_output=True, text=True, check=True).stdout
     return text
 
 

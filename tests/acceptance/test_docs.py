@@ -15,7 +15,12 @@ from tests.conftest import ENGINES, store_url
 from tests.serving import serving
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["README.md", "docs/protocol.md", *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/howto/*.md"))]
+PAGES = [
+    "README.md",
+    "docs/protocol.md",
+    "docs/tutorial.md",
+    *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/howto/*.md")),
+]
 DATABASES = {"docs/howto/mongodb.md": "mongodb", "docs/howto/postgresql.md": "postgresql"}
 """Pages whose broker works on a database."""
 WRITTEN = {
@@ -66,6 +71,25 @@ def test_links_between_pages_lead_somewhere(page: str) -> None:
     links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text)
     files = [link for link in links if not re.match(r"[a-z]+:", link)]
     assert [link for link in files if not ((ROOT / page).parent / link).exists()] == []
+
+
+def anchors(page: Path) -> set[str]:
+    """The names of a page's headings, as repositories make them."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    names: list[str] = []
+    for heading in re.findall(r"^#+ +(.+?) *$", text, re.MULTILINE):
+        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        name = re.sub(r"[^\w -]", "", plain.lower()).replace(" ", "-")
+        names.append(f"{name}-{names.count(name)}" if name in names else name)
+    return set(names)
+
+
+@pytest.mark.parametrize("page", ["README.md", *sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("docs/**/*.md"))])
+def test_links_to_a_heading_name_one(page: str) -> None:
+    here = ROOT / page
+    links = re.findall(r"\]\(([^)#\s]*)#([^)\s]+)\)", here.read_text(encoding="utf-8"))
+    pages = [((here.parent / path) if path else here, anchor) for path, anchor in links if ":" not in path]
+    assert [anchor for path, anchor in pages if path.suffix == ".md" and anchor not in anchors(path)] == []
 
 
 def test_the_text_of_the_readme_is_wrapped() -> None:

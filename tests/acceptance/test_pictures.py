@@ -1,14 +1,39 @@
-"""The pictures of the console in the documentation. `make pictures` keeps them; otherwise they are only taken."""
+"""The pictures of the documentation. `make pictures` keeps them; otherwise they are only taken."""
 
 from __future__ import annotations
 
 import os
+import random
+import signal
+import threading
 from pathlib import Path
+from xml.etree import ElementTree
 
 from playwright.sync_api import expect
 
+import miniq
 from tests.acceptance.browser import Visit, browsing
+from tests.acceptance.recording import Pane, record
 from tests.acceptance.staged import staged
+from tests.acceptance.terminal import terminal
+from tests.serving import serving
+
+SHOP = """
+import random, time
+import miniq
+
+app = miniq.App()
+
+@app.task(queue="emails", max_receives=2, retry={"delay": 1})
+def welcome(to: str) -> None:
+    time.sleep(random.uniform(0.1, 0.4))
+    if to.startswith("bounce"):
+        raise ConnectionError(f"no mail server for {to}")
+
+@app.task(queue="invoices")
+def pdf(order: int) -> None:
+    time.sleep(random.uniform(0.2, 0.8))
+"""
 
 
 def test_the_pictures_of_the_documentation_can_be_taken(tmp_path: Path) -> None:
@@ -32,3 +57,44 @@ def test_the_pictures_of_the_documentation_can_be_taken(tmp_path: Path) -> None:
             visit.close()
         for name in ("console", "console-queue", "console-dead", "console-phone"):
             assert 8_000 < (folder / f"{name}.png").stat().st_size < 200_000
+
+
+def test_the_recording_of_a_worker_and_of_top_can_be_made(tmp_path: Path) -> None:
+    """A worker and `miniq top` on terminals, while a program sends. `make pictures` records 30 seconds, a test 2."""
+    folder, seconds = (Path(os.environ["MINIQ_PICTURES"]), 30) if "MINIQ_PICTURES" in os.environ else (tmp_path, 2)
+    (tmp_path / "shop.py").write_text(SHOP)
+    ended = threading.Event()
+    with serving("memory:") as served, miniq.connect(served.url) as mq:
+        chance = random.Random(7)
+
+        def send() -> None:
+            while not ended.wait(0.8):
+                for _ in range(chance.choice((0, 0, 1, 4))):
+                    name = chance.choice(("ann", "bob", "cid", "dora", "eve", "bounce"))
+                    mq.queue("emails").send({"to": f"{name}@example.com"})
+                mq.queue("invoices").send({"order": chance.randint(1000, 9999)})
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        try:
+            arguments = ("shop:app", "--concurrency", "4")
+            with (
+                terminal(served.url, *arguments, command="worker", folder=tmp_path, rows=10, columns=134) as worker,
+                terminal(served.url, "--interval", "1", rows=12, columns=134) as top,
+            ):
+                panes = [Pane("$ miniq worker shop:app --concurrency 4", worker), Pane("$ miniq top --interval 1", top)]
+                top.wait(lambda lines: any(line.startswith("invoices") for line in lines))
+                drawn = record(panes, seconds)
+                worker.process.send_signal(signal.SIGTERM)
+                assert worker.end() == 0
+                top.type(b"q")
+                assert top.end() == 0
+        finally:
+            ended.set()
+            sender.join()
+    path = folder / "terminal.svg"
+    path.write_text(drawn, encoding="utf-8")
+    assert ElementTree.fromstring(drawn).tag.endswith("svg")  # noqa: S314  our own
+    assert "QUEUE" in drawn
+    assert "emails" in drawn
+    assert len(drawn) < 300_000

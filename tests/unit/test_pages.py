@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -68,6 +69,24 @@ def test_every_place_that_names_the_version_names_the_same() -> None:
     assert f"image: miniq:{version}\n" in (ROOT / "compose.yaml").read_text()
     assert f'"version":"{version}"' in (ROOT / "docs" / "protocol.md").read_text()
     assert re.search(rf"^## {re.escape(version)}\b", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+
+
+def test_the_comparison_has_the_figures_that_were_measured() -> None:
+    figures = json.loads((ROOT / "bench" / "results" / "peers.json").read_text())["figures"]
+    rates = {figure["name"]: figure["rate"]["median"] for figure in figures}
+    text = (ROOT / "docs" / "is-it-for-me.md").read_text()
+    head, _, *rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in text.partition("## Measured side by side")[2].splitlines()
+        if line.startswith("|")
+    ]
+    peers = {"RabbitMQ": "RabbitMQ quorum", "PostgreSQL": "PostgreSQL SKIP LOCKED", "MiniQ over HTTP": "MiniQ HTTP"}
+    assert len(rows) == 6
+    for call, *shown in rows:
+        what, _, how = call.partition(", ")
+        name = f"{what} {'x100' if 'batches' in how else 'x1, ' + how}"
+        for peer, figure in zip(head[1:], shown, strict=True):
+            assert figure == f"{round(rates[f'{name}: {peers.get(peer, peer)}'], -2):,.0f}", (call, peer)
 
 
 def test_every_command_that_the_readme_names_exists() -> None:

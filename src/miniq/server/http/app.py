@@ -21,7 +21,7 @@ from miniq.api.tables import ArrowStream
 from miniq.broker import Broker
 from miniq.errors import InvalidRequest, MiniQError, NoRoute, StoreUnavailable, TooLarge, WrongMedia, WrongMethod
 from miniq.message import JSON
-from miniq.server.http import console, event_stream, openapi, prometheus, report, short_routes
+from miniq.server.http import console, event_stream, manual, openapi, prometheus, report, short_routes
 from miniq.server.http.aws.wire import AwsWire
 from miniq.server.http.guard import Guard, GuardedApp
 from miniq.server.http.long_poll import while_connected
@@ -95,6 +95,7 @@ class HttpApp:
             Route(event_stream.PATH, self._events),
             Route(report.PATH, self._report),
             *console.routes(),
+            *manual.ManualPages().routes(),
             Route("/health", self._health),
             Route("/ready", self._ready),
             Route("/metrics", self._metrics),
