@@ -1,8 +1,7 @@
 """The last hour of every queue in the store, so that charts go on after a restart.
 
 Once per minute, and when the broker ends, the new rows of `trends.py` are written as one small record, compressed. A
-record is named after the minute and the broker that wrote it, and removed after an hour by that broker, or by the next
-one that starts. A crash loses the last minute. What several brokers on one store counted is added up.
+record is named after the minute and the broker that wrote it, and removed after an hour by any broker that knows it. A crash loses the last minute. What several brokers on one store counted is added up.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class TrendLog:
         self._id = secrets.token_hex(4)
         self._rows: dict[str, list[list[int]]] = {}
         self._written: dict[str, tuple[int, bytes]] = {}
-        """This broker's records: when they were written, and what they are."""
+        """The records of this broker, and those that it found: when they were written, and what they are."""
 
     def add(self, queue: str, row: list[int]) -> None:
         """A row to write with the next record."""
@@ -89,8 +88,7 @@ class TrendLog:
             if minute.at <= now - HOUR:
                 await broker.store.change_record(RecordChange(KIND, name, raw, None, is_quiet=True))
                 continue
-            if not broker.store.shared:
-                self._written[name] = minute.at, raw
+            self._written[name] = minute.at, raw  # removed by the first of the brokers whose turn comes
             for queue, rows in minute.rows.items():
                 steps = hour.setdefault(queue, {})
                 for row in rows:
