@@ -15,6 +15,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Route, expect
 
 import miniq
+from miniq.server.http.console import files
 from tests.acceptance.browser import SIZES, Visit, browsing
 from tests.serving import Served, serving
 
@@ -542,8 +543,7 @@ def test_a_hostile_message_is_text_everywhere(visit: Visit, broker: miniq.Client
     assert page.locator("main script, main img, main iframe").count() == 0
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", list(SIZES))
+@pytest.mark.parametrize(("size", "scheme"), [("desk", "dark"), ("phone", "light")])
 def test_no_page_has_a_serious_fault_for_people_with_disabilities(
     browser: Browser, broker: miniq.Client, server: Served, size: str, scheme: Any
 ) -> None:
@@ -603,5 +603,6 @@ def test_the_page_is_small_and_asks_nobody_else(browser: Browser, broker: miniq.
     expect(page.locator("#live")).to_have_text("live")
     assert all(url.startswith(server.url) for url in asked)
     assert 10_000 < sum(sizes.values()) < 100_000, sizes
+    assert sum(len(file.gzipped) for file in files().values()) < 120_000, "all pages together, as they are sent"
     assert page.evaluate("getComputedStyle(document.body).fontVariantNumeric") == "tabular-nums"
     visit.close()

@@ -189,7 +189,7 @@ async def test_the_last_hour_survives_a_restart(url: str, clock: FrozenClock) ->
         await broker.trends._log.save()
     clock.advance(120)
     async with Broker(open_store(url), options, clock) as broker:
-        broker.trends._restore(await broker.trends._log.load(clock.now()))
+        await broker.trends._restore(await broker.trends._log.load(clock.now()))
         await broker.trends.tick()
         [after] = broker.trends.last_hour(["q"], ["ready", "sent", "acked"], 240)
         for name, values in before.series.items():

@@ -1,15 +1,19 @@
 """The last hour of every queue in the store, so that charts go on after a restart.
 
 Once per minute, and when the broker ends, the new rows of `trends.py` are written as one small record, compressed. A
-record is named after the minute and the broker that wrote it, and removed after an hour by any broker that knows it. A crash loses the last minute. What several brokers on one store counted is added up.
+record is named after its time and the broker that wrote it, and removed after an hour by any broker that knows it. A
+crash loses the last minute. What several brokers on one store counted is added up.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import operator
 import secrets
 import zlib
+from array import array
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -27,14 +31,16 @@ KIND = "trends"
 HOUR = 3600 * SECOND
 GAUGES = 4
 """Columns of a row before those that were counted."""
+WIDTH = 11
+"""Columns of a row."""
 
 
 class Minute(Struct, array_like=True, gc=False):
     """A record. Later fields go to the end, with a default."""
 
     at: int
-    rows: dict[str, list[list[int]]]
-    """By queue: step, gauges, and what was counted since the row before."""
+    rows: dict[str, list[int]]
+    """By queue, concatenated: step, gauges, and what was counted since the row before."""
     seen: dict[str, int]
     """By queue: when a consumer was last seen."""
 
@@ -45,13 +51,13 @@ class TrendLog:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._id = secrets.token_hex(4)
-        self._rows: dict[str, list[list[int]]] = {}
+        self._rows: dict[str, list[int]] = {}
         self._written: dict[str, tuple[int, bytes]] = {}
         """The records of this broker, and those that it found: when they were written, and what they are."""
 
     def add(self, queue: str, row: list[int]) -> None:
         """A row to write with the next record."""
-        self._rows.setdefault(queue, []).append(row)
+        self._rows.setdefault(queue, []).extend(row)
 
     async def save(self) -> None:
         """Write the new rows, if there are any, and remove records that are over."""
@@ -72,11 +78,13 @@ class TrendLog:
             _, raw = self._written.pop(old)
             await broker.store.change_record(RecordChange(KIND, old, raw, None, is_quiet=True))
 
-    async def load(self, now: int) -> dict[str, list[list[int]]]:
-        """The rows of the last hour by queue, in order. Also tells the broker when consumers were last seen."""
+    async def load(self, now: int) -> dict[str, array[int]]:
+        """The rows of the last hour by queue, in order, concatenated. Also tells the broker when consumers were last
+        seen. Other calls run in between."""
         broker = self._broker
-        hour: dict[str, dict[int, list[int]]] = {}
+        minutes = []
         for name, raw in (await broker.store.records(KIND)).items():
+            await asyncio.sleep(0)
             try:
                 minute = msgspec.msgpack.decode(zlib.decompress(raw), type=Minute)
             except (msgspec.MsgspecError, zlib.error):  # of a later version
@@ -87,14 +95,27 @@ class TrendLog:
                     broker.consumers.before[queue] = max(last, broker.consumers.before.get(queue, 0))
             if minute.at <= now - HOUR:
                 await broker.store.change_record(RecordChange(KIND, name, raw, None, is_quiet=True))
-                continue
-            self._written[name] = minute.at, raw  # removed by the first of the brokers whose turn comes
+            else:
+                self._written[name] = minute.at, raw  # removed by the first of the brokers whose turn comes
+                minutes.append(minute)
+        hour: dict[str, array[int]] = {}
+        for minute in sorted(minutes, key=attrgetter("at")):
+            await asyncio.sleep(0)
             for queue, rows in minute.rows.items():
-                steps = hour.setdefault(queue, {})
-                for row in rows:
-                    same = steps.get(row[0])
-                    # Another broker's row of that moment has the same gauges, and other events.
-                    if same is not None:
-                        row[GAUGES:] = map(operator.add, row[GAUGES:], same[GAUGES:])
-                    steps[row[0]] = row
-        return {queue: [steps[step] for step in sorted(steps)] for queue, steps in hour.items()}
+                hour.setdefault(queue, array("q")).extend(rows)
+        return {queue: _merged(rows) for queue, rows in hour.items()}
+
+
+def _merged(rows: array[int]) -> array[int]:
+    """Rows by step. Those of several brokers for one step are one: they have the same gauges, and other events."""
+    order = rows[::WIDTH]
+    if all(map(operator.lt, order, order[1:])):
+        return rows
+    steps: dict[int, list[int]] = {}
+    for offset in range(0, len(rows), WIDTH):
+        row = rows[offset : offset + WIDTH].tolist()
+        same = steps.get(row[0])
+        if same is not None:
+            row[GAUGES:] = map(operator.add, row[GAUGES:], same[GAUGES:])
+        steps[row[0]] = row
+    return array("q", [number for step in sorted(steps) for number in steps[step]])

@@ -145,7 +145,7 @@ class Trends:
     async def run(self) -> None:
         """Sample the numbers once per second, from those on that earlier brokers left in the store."""
         try:
-            self._restore(await self._log.load(self._broker.clock.now()))
+            await self._restore(await self._log.load(self._broker.clock.now()))
         except MiniQError as error:
             log.warning("the last hour could not be read: %s", error)
         try:
@@ -401,19 +401,19 @@ class Trends:
             return list(map(operator.add, counters, offsets))
         return counters
 
-    def _restore(self, hour: dict[str, list[list[int]]]) -> None:
+    async def _restore(self, hour: dict[str, array[int]]) -> None:
         """Begin with the last hour of earlier brokers: by queue, rows of step, gauges, and what was counted since the
-        row before."""
+        row before. Other calls run in between."""
         queues = self._broker.catalog.queues
-        for name, steps in hour.items():
+        for number, (name, rows) in enumerate(hour.items()):
+            if number % _CHUNK == 0:
+                await asyncio.sleep(0)
             if name in queues and name not in self._rows and len(self._rows) < MAX_QUEUES:
-                rows, total = array("q"), [0] * len(RATES)
-                for row in steps:
-                    total = list(map(operator.add, total, row[1 + len(GAUGES) :]))
-                    rows.extend([*row[: 1 + len(GAUGES)], *total])
+                for column in range(1 + len(GAUGES), _WIDTH):
+                    rows[column::_WIDTH] = array("q", itertools.accumulate(rows[column::_WIDTH]))
                 self._rows[name], self._bases[name] = rows, array("q", [0] * len(RATES))
                 now = [self._broker.metrics.messages[name, event] for event in RATES]
-                self._offsets[name] = list(map(operator.sub, total, now)) if any(now) else total
+                self._offsets[name] = list(map(operator.sub, rows[-len(RATES) :], now))
 
     async def count(self, queues: Collection[str]) -> dict[str, Counts]:
         """The counts of the queues that still exist, in chunks, to yield to the event loop in between. On a store

@@ -118,9 +118,10 @@ export const empty = (title, text, ...commands) =>
   h("div", { class: "empty" }, h("h2", {}, title), h("p", {}, text), commands.filter(Boolean).map(snippet));
 
 function snippet(text) {
-  const copy = h("button", { type: "button", class: "plain", "aria-label": `Copy: ${text.split("\n")[0]}`, onclick: () =>
+  const python = text.startsWith("import ");
+  const copy = h("button", { type: "button", class: "plain", "aria-label": python ? "Copy the lines of Python" : "Copy the command", onclick: () =>
     navigator.clipboard.writeText(text).then(() => { copy.textContent = "Copied"; setTimeout(() => { copy.textContent = "Copy"; }, 2000); }) }, "Copy");
-  return h("div", { class: "snippet" }, h("pre", { class: /^(import|with) /.test(text) ? "python" : "curl" }, text), copy);
+  return h("div", { class: "snippet" }, h("pre", { class: python ? "python" : "curl" }, text), copy);
 }
 
 const auth = (keyed) => (keyed ? " -H 'Authorization: Bearer KEY'" : "");
