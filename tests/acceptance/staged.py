@@ -26,6 +26,16 @@ QUEUES = {"emails": 9.0, "orders.eu": 22.0, "orders.us": 14.0, "invoices": 1.5, 
 SUBJECTS = ("Welcome", "Your order has shipped", "Reset your password", "Invoice 4711")
 
 
+ERRORS = tuple(
+    f'{text}\n\n  File "shop/deliver.py", line {line}, in deliver\n    reply = post(order)'
+    for text, line in (
+        ("ConnectionError: hooks.example.com:443 refused", 41),
+        ("ConnectionError: hooks.example.com:443 refused", 41),
+        ("KeyError: 'country'", 57),
+    )
+)
+
+
 class LateClock(SystemClock):
     """The system's clock, so much late."""
 
@@ -39,7 +49,9 @@ async def work(broker: Broker, clock: LateClock) -> None:
     """An hour: waves of messages, workers that keep up more or less, and some that fail."""
     chance = random.Random(7)
     for name in QUEUES:
-        changes = {"max_receives": 2, "history": "events"} if name in ("emails", "webhooks") else {}
+        changes = (
+            {"max_receives": 2, "history": "events", "retry": {"delay": 5}} if name in ("emails", "webhooks") else {}
+        )
         await broker.configure(name, {"visibility_timeout": 120, **changes})
     for row in range(ROWS + 1):
         clock.late = (ROWS - row) * STEP * SECOND
@@ -55,7 +67,12 @@ async def work(broker: Broker, clock: LateClock) -> None:
             if good:
                 await broker.ack(name, good)
             if bad:
-                await broker.release(name, bad)
+                await broker.deliveries.fail(name, bad, chance.choice(ERRORS))
+        if row in (20, ROWS * 4 // 5):  # a nightly job, whose worker is gone since
+            await broker.send("reports", [_draft(chance) for _ in range(40)])
+            if row == 20:
+                for one in await broker.receive("reports", max=100, consumer="reports-1"):
+                    await broker.ack("reports", [Lease(one.message.id, one.receipt or "")])
         if row == ROWS:
             for name, many in (("emails", 12), ("orders.eu", 30), ("thumbnails", 5)):
                 await broker.receive(name, max=many, consumer=f"{name}-2", visibility_timeout=900)

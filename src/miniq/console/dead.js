@@ -6,7 +6,7 @@ import { Selection } from "./selection.js";
 import { redrive } from "./redrive.js";
 import { edit } from "./compose.js";
 import { attempt, toast } from "./dialogs.js";
-import { origins } from "./words.js";
+import { REASONS, deathOf, origins } from "./words.js";
 
 const GROUPED = 2000; // messages read for grouping
 const SHOWN = 100;
@@ -42,7 +42,7 @@ export async function deadPage(main, { args: [name], signal, identity }) {
         h("td", { class: "spot", "data-label": "Source queue" }, from.map((one, place) => [place ? ", " : "", h("a", { href: queueLink(one) }, one)])),
         h("td", { class: total ? "num bad" : "num zero", "data-label": "Messages" }, count(total)),
         h("td", { class: "num", "data-label": "Oldest" }, oldest ? age(oldest) : "–"),
-        h("td", { class: "full", "data-label": "Last error" }, total && deaths.length ? [h("bdi", {}, firstLine(deaths[0].error)), h("span", { class: "note" }, `, ${age(deaths[0].at)} ago`)] : ""),
+        h("td", { class: "full", "data-label": "Last error" }, total && deaths.length ? [h("bdi", {}, deathOf(deaths[0].error)), h("span", { class: "note" }, `, ${age(deaths[0].at)} ago`)] : ""),
         h("td", { class: "bare acts" }, total > 0 && may(dead) && h("div", { class: "row" }, h("button", { type: "button", "aria-label": `Redrive ${dead}`, onclick: () => redrive(dead, total) }, "Redrive"))));
     }));
   };
@@ -100,7 +100,7 @@ async function deadLetters(main, name, signal) {
   function group(messages) {
     const [{ dead }] = messages;
     const error = messages.at(-1).dead?.error;
-    const title = dead ? (error ? firstLine(error) : dead.reason) : "Sent directly to this queue";
+    const title = dead ? (error ? firstLine(error) : `No error: ${REASONS[dead.reason] ?? dead.reason}`) : "Sent directly to this queue";
     const label = dead ? `${dead.reason}, from ${dead.origin}${error ? `: ${firstLine(error)}` : ""}` : title;
     const ids = messages.map(({ id }) => id);
     const boxes = new Map();
@@ -116,7 +116,7 @@ async function deadLetters(main, name, signal) {
       h("div", { class: "card-head" }, h("div", { class: "row" }, all, h("h2", {}, h("bdi", {}, title)), h("span", { class: "badge dead" }, exact(messages.length)),
         may && h("button", { type: "button", "aria-label": `Redrive group: ${label}`, onclick: () => selection.redrive(ids) }, "Redrive group"),
         may && h("button", { type: "button", class: "bad", "aria-label": `Discard group: ${label}`, onclick: () => selection.discard(ids) }, "Discard group")),
-      dead && h("p", { class: "note" }, `${{ max_receives: "Failed too often", rejected: "Rejected" }[dead.reason] ?? dead.reason} in `, h("a", { href: queueLink(dead.origin) }, dead.origin), `, the last ${age(times.at(-1))} ago, the first ${age(times[0])} ago.`),
+      dead && h("p", { class: "note" }, `${{ max_receives: "Received too often", rejected: "Rejected" }[dead.reason] ?? dead.reason} in `, h("a", { href: queueLink(dead.origin) }, dead.origin), `, the last ${age(times.at(-1))} ago, the first ${age(times[0])} ago.`),
       error && error.includes("\n") && h("details", {}, h("summary", {}, "Traceback"), h("pre", { class: "body", tabIndex: 0, dir: "auto" }, error))),
       h("div", { class: "scroll" }, h("table", { class: "cards" }, h("caption", { class: "visually-hidden" }, label), messageHead(may && h("th", { scope: "col", class: "box" }, h("span", { class: "visually-hidden" }, "Select")), may && h("th", { scope: "col" }, h("span", { class: "visually-hidden" }, "Edit"))), h("tbody", {}, rows))),
       messages.length > SHOWN && h("p", { class: "more note" }, `${exact(messages.length - SHOWN)} more not shown; selecting all includes them`));

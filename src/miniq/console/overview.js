@@ -131,13 +131,13 @@ export async function overview(main, { signal, identity }) {
   const onRedrive = (entry) => redrive(entry.dead_letter_queue, live.queues.get(entry.dead_letter_queue)?.total ?? entry.dead);
 
   /** One sentence on all queues. */
-  function summarise(every) {
+  function summarise(every, died) {
     const bad = every.filter(worst).sort(hurts);
     const text = bad.map((q) => `${q.name} ${worst(q)}`).join();
     if (text === status.dataset.text && bad.length) return;
     status.dataset.text = text;
     status.classList.toggle("bad", bad.length > 0);
-    if (!bad.length) { say(status, live.known ? `Nothing is wrong with ${every.length === 1 ? "the queue" : `the ${exact(every.length)} queues`}.` : ""); return; }
+    if (!bad.length) { say(status, !live.known ? "" : died ? `No queue is stuck or failing now. ${plural(died, "dead letter")} ${died === 1 ? "waits" : "wait"} to be redriven or discarded.` : "No queue is stuck or failing."); return; }
     clear(status, h("b", {}, bad.length === 1 ? "1 queue needs attention: " : `${exact(bad.length)} queues need attention: `),
       bad.slice(0, NAMED).map((q, place) => [place ? ", " : "", h("a", { href: queueLink(q.name) }, q.name), ` (${worst(q)})`]), bad.length > NAMED && ` and ${exact(bad.length - NAMED)} more`, ".");
   }
@@ -145,9 +145,9 @@ export async function overview(main, { signal, identity }) {
   function updateTiles() {
     const dead = origins();
     const every = [...live.queues.values()].filter(({ name }) => !dead.has(name));
-    summarise(every);
     const total = (of) => every.reduce((so, q) => so + of(q), 0);
     const died = [...dead.keys()].reduce((so, name) => so + live.queues.get(name).total, 0);
+    summarise(every, died);
     const given = [["queues", exact(every.length)], ["ready", count(total((q) => q.ready))], ["in-flight", count(total((q) => q.leased))],
       ["delayed", count(total((q) => q.delayed))], ["dead letters", count(died)], ["sent/s", rate(total((q) => q.rates.sent))],
       ["acked/s", rate(total((q) => q.rates.acked))]];

@@ -49,16 +49,16 @@ export async function queuePage(main, { args: [name], signal }) {
     const shift = Date.now() - shiftedAt > STEP;
     if (shift) shiftedAt = Date.now();
     depth.add([q.ready, q.leased, q.delayed], shift);
-    flow.add([q.rates.sent, q.rates.received, q.rates.acked, q.rates.failed], shift);
+    flow.add([q.rates.sent, q.rates.received, q.rates.acked, q.rates.failed + q.rates.dead], shift); // a death is the last failure
   }
 
   async function loadTrends() {
-    const { queues: [trend] } = await api.trends({ queue: name, series: "ready,leased,delayed,sent,received,acked,failed", points: 240 });
+    const { queues: [trend] } = await api.trends({ queue: name, series: "ready,leased,delayed,sent,received,acked,failed,dead", points: 240 });
     if (!trend || signal.aborted) return;
     shiftedAt = 0;
-    const { ready, leased, delayed, sent, received, acked, failed } = trend.series;
+    const { ready, leased, delayed, sent, received, acked, failed, dead } = trend.series;
     depth.set([ready, leased, delayed]);
-    flow.set([sent, received, acked, failed]);
+    flow.set([sent, received, acked, failed.map((value, place) => value + dead[place])]);
   }
 
   // Messages

@@ -23,8 +23,12 @@ export const problems = (q) => q.problems.map((kind) => ({ kind, text: TEXTS[kin
 /** Its worst problem in two words; none if it is only paused. */
 export const worst = (q) => SHORT[q.problems[0]];
 
+/** Why a message died of which no error is known. */
+export const REASONS = { max_receives: "received too often", rejected: "rejected" };
+export const deathOf = (error) => REASONS[error] ?? firstLine(error);
+
 /** What is said of a queue's dead letters. */
-export const deaths = (q) => `${plural(q.dead, "dead letter")}${q.last_death ? `, the last ${age(q.last_death.at)} ago: ${firstLine(q.last_death.error)}` : ""}`;
+export const deaths = (q) => `${plural(q.dead, "dead letter")}${q.last_death ? `, the last ${age(q.last_death.at)} ago: ${deathOf(q.last_death.error)}` : ""}`;
 
 /** By dead-letter queue, the queues that it belongs to. */
 export function origins() {
