@@ -194,7 +194,7 @@ class Consumers:
             sights = merged([own or {}, *others]) if others else own or {}
             number = sum(is_known(tag, sight) and sight.last_seen > now - WINDOW for tag, sight in sights.items())
             last = max((sight.last_seen for sight in sights.values()), default=last)
-        return number, now if self._broker.waiters.names(queue) else last
+        return number, now if self._broker.waiters.waits_for(queue) else last
 
 
 def is_known(tag: str, sight: Sight) -> bool:

@@ -237,7 +237,7 @@ class Trends:
                     wait = percentiles(some.wait for some in times)
                     processing = percentiles(some.processing for some in times)
                     rated = dict(zip(RATES, rates, strict=True))
-                    failures = await self._failures(name, times, now)
+                    failures = self._failures(name, times, now)
                     claim = claims.get(name)
                     held_since = None if claim is None else claim[1].made_at
                     wrong = problems(known[name], counts[name], seen, name in dead_letters, failures, held_since, now)
@@ -274,9 +274,10 @@ class Trends:
             }
         return self._claims
 
-    async def _failures(self, queue: str, times: Sequence[Times], now: int) -> RecentFailures | None:
+    def _failures(self, queue: str, times: Sequence[Times], now: int) -> RecentFailures | None:
         """The failures of the last minutes."""
-        count, last = recent(self._known_failures(queue), now)
+        known = self._known_failures(queue)
+        count, last = recent(known, now) if known else (0, None)
         if not count or last is None:
             return None
         settled = sum(sum(some.processing.values()) for some in times)
