@@ -22,7 +22,7 @@ from miniq.api.codec import micros, moment, to_wire
 from miniq.api.operation import AsTable, Call, Operation
 from miniq.api.operations import OPERATIONS
 from miniq.api.tables import ArrowStream, TablePage
-from miniq.batch import Claim, Committed, OpenedGroup, StageName
+from miniq.batch import Claim, ClaimGroup, Committed, OpenedGroup, StageName
 from miniq.broker import Broker, rules
 from miniq.broker.keyring import FIRST_KEY, LOCKED_OUT, VERBS, Secret
 from miniq.broker.redrive import PATIENCE
@@ -299,6 +299,11 @@ def _readable(broker: Broker, call: ops.History, caller: Caller) -> Callable[[st
     return None if caller.may(broker, "read", call.queue) else partial(caller.may, broker, "read")
 
 
+async def list_all_claims(broker: Broker, call: ops.ListAllClaims, caller: Caller) -> list[tuple[str, ClaimGroup]]:
+    found = [(queue, group) for queue, some in (await broker.claims.everywhere()).items() for group in some]
+    return [one for one in found if caller.may(broker, "read", one[0])]
+
+
 async def stats(broker: Broker, call: ops.Stats, caller: Caller) -> shapes.Stats:
     if call.queue is not None:
         broker.catalog.settings(call.queue)
@@ -319,7 +324,9 @@ async def wire_stats(broker: Broker, entries: Sequence[QueueStats], caller: Call
             to = queue.dead_letter_queue
             dead = queue.dead if to is None or caller.may(broker, "read", to) else None
             others = {"name": queue.name, "dead_letter_queue": to, "dead": dead}
-            work = {"consumers": queue.consumers, "wait": queue.wait, "processing": queue.processing}
+            work = {name: getattr(queue, name) for name in shapes.QueueStats.__struct_fields__[10:]}
+            if dead is None:
+                work |= {"dead_oldest": None, "last_death": None}
             queues.append(to_wire(shapes.QueueStats, queue.counts, rates=rates, **others, **work))
     return queues
 
@@ -467,6 +474,7 @@ CALLS: dict[type[Call[Any]], Handler] = {operation.request: _method(operation.na
     ops.ReleaseClaims: _method("claims.release"),
     ops.BuryClaimed: _method("claims.bury"),
     ops.ListClaims: _method("claims.list"),
+    ops.ListAllClaims: list_all_claims,
     ops.Upload: upload,
     ops.CommitStages: commit,
     ops.DiscardStages: _method("stages.discard"),
@@ -483,6 +491,7 @@ CALLS: dict[type[Call[Any]], Handler] = {operation.request: _method(operation.na
     ops.History: history,
     ops.Stats: stats,
     ops.ListConsumers: _method("consumers.list"),
+    ops.ListFailures: _method("trends.failure_groups"),
     ops.Trends: trends,
     ops.WhoAmI: whoami,
     ops.CreateKey: create_key,

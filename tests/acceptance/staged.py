@@ -7,7 +7,7 @@ import math
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 import uvicorn
@@ -26,6 +26,16 @@ QUEUES = {"emails": 9.0, "orders.eu": 22.0, "orders.us": 14.0, "invoices": 1.5, 
 SUBJECTS = ("Welcome", "Your order has shipped", "Reset your password", "Invoice 4711")
 
 
+ERRORS = tuple(
+    f'{text}\n\n  File "shop/deliver.py", line {line}, in deliver\n    reply = post(order)'
+    for text, line in (
+        ("ConnectionError: hooks.example.com:443 refused", 41),
+        ("ConnectionError: hooks.example.com:443 refused", 41),
+        ("KeyError: 'country'", 57),
+    )
+)
+
+
 class LateClock(SystemClock):
     """The system's clock, so much late."""
 
@@ -39,7 +49,9 @@ async def work(broker: Broker, clock: LateClock) -> None:
     """An hour: waves of messages, workers that keep up more or less, and some that fail."""
     chance = random.Random(7)
     for name in QUEUES:
-        changes = {"max_receives": 2, "history": "events"} if name in ("emails", "webhooks") else {}
+        changes = (
+            {"max_receives": 2, "history": "events", "retry": {"delay": 5}} if name in ("emails", "webhooks") else {}
+        )
         await broker.configure(name, {"visibility_timeout": 120, **changes})
     for row in range(ROWS + 1):
         clock.late = (ROWS - row) * STEP * SECOND
@@ -55,7 +67,12 @@ async def work(broker: Broker, clock: LateClock) -> None:
             if good:
                 await broker.ack(name, good)
             if bad:
-                await broker.release(name, bad)
+                await broker.deliveries.fail(name, bad, chance.choice(ERRORS))
+        if row in (20, ROWS * 4 // 5):  # a nightly job, whose worker is gone since
+            await broker.send("reports", [_draft(chance) for _ in range(40)])
+            if row == 20:
+                for one in await broker.receive("reports", max=100, consumer="reports-1"):
+                    await broker.ack("reports", [Lease(one.message.id, one.receipt or "")])
         if row == ROWS:
             for name, many in (("emails", 12), ("orders.eu", 30), ("thumbnails", 5)):
                 await broker.receive(name, max=many, consumer=f"{name}-2", visibility_timeout=900)
@@ -70,9 +87,47 @@ def _draft(chance: random.Random) -> Draft:
     return Draft(text.encode(), key=f"order-{chance.randint(1000, 9999)}", headers={"tenant": "acme"})
 
 
+async def trouble(broker: Broker, clock: LateClock) -> None:
+    """A queue that nobody consumes, one whose consumer fails on every third message, one with a stuck claim, and some
+    that are fine; also dead letters, and a queue that is paused."""
+    await broker.configure("payments", {"history": "events", "retry": {"delay": 3600}})
+    await broker.configure("paused", {"paused": True})
+    clock.late = 30 * 60 * SECOND
+    for name, many in (("orders", 465), ("etl", 40), ("fine", 60), ("payments", 90), ("paused", 7), ("mail", 12)):
+        await broker.send(
+            name, [Draft(b'{"order": %d, "lines": [{"sku": "A-1", "count": 2}]}' % n) for n in range(many)]
+        )
+    for minutes in range(29, -1, -1):
+        clock.late = minutes * 60 * SECOND
+        if minutes == 14:
+            await broker.claims.next("etl", "nightly", 0, max_messages=25)
+        if minutes >= 12:
+            await _settle(broker, "orders", "web-1")
+        await _settle(broker, "fine", "fine-1")
+        for _ in range(3):
+            await _settle(broker, "payments", "worker-7")
+        await broker.trends.tick()
+    for number in range(3):
+        [one] = await broker.receive("mail", consumer="mailer")
+        error = f'ConnectionError: 10.0.0.{number} refused\n\n  File "mail.py", line 12, in send\n    connect(host)'
+        await broker.deliveries.fail("mail", [Lease(one.message.id, one.receipt or "")], error, dead=True)
+    for one in await broker.receive("mail", max=100, consumer="mailer"):
+        await broker.ack("mail", [Lease(one.message.id, one.receipt or "")])
+
+
+async def _settle(broker: Broker, queue: str, consumer: str) -> None:
+    """A consumer works on a message; that of `payments` fails on every third."""
+    for one in await broker.receive(queue, consumer=consumer):
+        lease = Lease(one.message.id, one.receipt or "")
+        if queue == "payments" and int(one.message.body.split(b",")[0][10:]) % 3 == 0:
+            await broker.deliveries.fail(queue, [lease], 'ValueError: no such card\n\n  File "pay.py", line 7, in pay')
+        else:
+            await broker.ack(queue, [lease])
+
+
 @contextmanager
-def staged() -> Iterator[str]:
-    """The address of such a broker."""
+def staged(work: Callable[[Broker, LateClock], Awaitable[None]] = work, goes_on: bool = True) -> Iterator[str]:
+    """The address of such a broker, on which work goes on."""
     listener = bind("127.0.0.1", 0)
     ready, done = threading.Event(), threading.Event()
 
@@ -90,7 +145,7 @@ def staged() -> Iterator[str]:
             due = dict.fromkeys(QUEUES, 0.0)
             while not done.is_set():
                 # Work goes on, so that there is something to see.
-                for name, rate in QUEUES.items():
+                for name, rate in QUEUES.items() if goes_on else ():
                     due[name] += rate / 10 / 5
                     if due[name] >= 1:
                         due[name] -= 1

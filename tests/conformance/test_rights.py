@@ -163,7 +163,9 @@ def test_no_field_of_any_call_reaches_a_queue_on_which_the_key_has_no_right(hous
             shown = json.dumps(reply, default=repr)
             assert MARK not in shown, (operation.name, named)
             if operation.own:
-                assert "victim" not in shown.replace('"dead_letter_queue": "victim"', "") or isinstance(reply, Refusal)
+                for own in ('"dead_letter_queue": "victim"', '"group": "victim"'):  # settings and groups of `mine`
+                    shown = shown.replace(own, "")
+                assert "victim" not in shown or isinstance(reply, Refusal)
             if call["path"].get("queue") == "victim" or call["query"].get("queue") == "victim":
                 refused = isinstance(reply, Refusal) and reply.code == "forbidden"
                 assert refused or operation.name == "whoami", (operation.name, named, reply)
@@ -395,3 +397,14 @@ def test_other_routes_of_http_show_no_more(house: House, victim: str) -> None:
     _, events, _ = house.wire.call("GET", "/v1/events?count=1", **holder.key)
     (data,) = [json.loads(line[6:]) for line in events.decode().splitlines() if line.startswith("data: ")]
     assert [(queue["name"], queue["dead"]) for queue in data["queues"]] == [("mine", None)]
+
+
+def test_a_key_sees_the_claims_and_failures_of_its_queues_alone(house: House) -> None:
+    for queue in ("seen", "unseen"):
+        house.admin.ok("POST", f"/v1/queues/{queue}/messages", {"body": 1})
+        house.admin.ok("POST", f"/v1/queues/{queue}/claims", {"group": "etl", "after": 0})
+    reader, _ = house.holder("read:seen")
+    assert {one["queue"] for one in house.admin.ok("GET", "/v1/claims")["groups"]} >= {"seen", "unseen"}
+    assert [one["queue"] for one in reader.ok("GET", "/v1/claims")["groups"]] == ["seen"]
+    assert reader.ok("GET", "/v1/queues/seen/failures") == {"failures": []}
+    assert reader.code("GET", "/v1/queues/unseen/failures") == "forbidden"

@@ -106,5 +106,16 @@ class Claims(ClaimStore):
         groups = sorted(self._shelves[queue].readers.items())
         return [readers.state(now) for _, readers in groups if readers.epoch or readers.last]
 
+    async def all_groups(self, now: int, held: bool = False) -> dict[str, list[ClaimGroup]]:
+        found: dict[str, list[ClaimGroup]] = {}
+        for queue in sorted(self._shelves):
+            for group in await self.groups(queue, now):
+                open_claims = [claim for claim in group.claims if claim.acked_at is None]
+                if not held:
+                    found.setdefault(queue, []).append(group)
+                elif open_claims:
+                    found.setdefault(queue, []).append(replace(group, claims=open_claims))
+        return found
+
     def _readers(self, queue: str, group: str) -> Readers:
         return self._shelves[queue].readers.get(group) or Readers(ClaimGroup(group))

@@ -26,6 +26,7 @@ from miniq.client.zmq import target as zmq_target
 from miniq.client.zmq.requests import ZmqExchange
 from miniq.consumer import Consumer
 from miniq.errors import InvalidRequest
+from miniq.failure import FailureGroup
 from miniq.message import (
     AckedLease,
     Counts,
@@ -165,6 +166,8 @@ RESULTS: dict[str, Any] = {
     "release_claims": 4,
     "bury_claimed": 2,
     "list_claims": [ClaimGroup("g", 3, 2, 1, [Claim(1, 2, 3, 4, 5), Claim(2, 2, 3, 4)])],
+    "list_all_claims": [("q", ClaimGroup("g", 3, 2, 1, [Claim(1, 2, 3, 4)])), ("r", ClaimGroup("g"))],
+    "list_failures": [FailureGroup("KeyError: 'x'", 4, AT, AT)],
     "upload": (3, 400),
     "commit_stages": Committed(5, True),
     "discard_stages": 2,

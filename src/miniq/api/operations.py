@@ -461,7 +461,9 @@ from miniq.api.topic_operations import Publish as Publish  # noqa: E402
 from miniq.api.topic_operations import Subscribe as Subscribe  # noqa: E402
 from miniq.api.topic_operations import Unsubscribe as Unsubscribe  # noqa: E402
 from miniq.api.topic_operations import UploadToTopic as UploadToTopic  # noqa: E402
+from miniq.api.watch_operations import ListAllClaims as ListAllClaims  # noqa: E402
 from miniq.api.watch_operations import ListConsumers as ListConsumers  # noqa: E402
+from miniq.api.watch_operations import ListFailures as ListFailures  # noqa: E402
 from miniq.api.watch_operations import Stats as Stats  # noqa: E402
 from miniq.api.watch_operations import Trends as Trends  # noqa: E402
 

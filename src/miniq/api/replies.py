@@ -294,6 +294,12 @@ CLAIM_GROUPS: Reply[list[ClaimGroup]] = _list(
     lambda wire: from_wire(ClaimGroup, wire, claims=_read_claims(wire)),
     groups=shapes.WireClaimGroup,
 )
+ALL_CLAIMS: Reply[list[tuple[str, ClaimGroup]]] = _list(
+    "AllClaimsReply",
+    lambda found: to_wire(shapes.WireQueueClaimGroup, found[1], claims=_write_claims(found[1]), queue=found[0]),
+    lambda wire: (wire.queue, from_wire(ClaimGroup, wire, claims=_read_claims(wire))),
+    groups=shapes.WireQueueClaimGroup,
+)
 UPLOADED: Reply[tuple[int, int]] = _pair(
     shapes.UploadReply, lambda result: shapes.UploadReply(*result), lambda reply: (reply.messages, reply.bytes)
 )

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from miniq.consumer import Percentiles
+from miniq.failure import HeldClaim, LastDeath, QueueProblem, RecentFailures
 from miniq.message import AckedLease, Draft, Message, QueueSettings, RedriveProgress
 
 S = TypeVar("S", bound=Struct)
@@ -249,6 +250,19 @@ class QueueStats(Struct):
     """From the moment at which a message is ready to its first receive; null if there was none."""
     processing: Percentiles | None = None
     """From a receive to the ack or fail."""
+    problems: list[QueueProblem] = []
+    """What is wrong with the queue, the worst first."""
+    unattended_since: datetime | None = None
+    """When a consumer was last seen, if that is more than 90 seconds ago and no message is leased; null if there is a
+    consumer, and if there never was one."""
+    failures: RecentFailures | None = None
+    """Of the last five minutes: failed messages, attempts, and the last error."""
+    claim: HeldClaim | None = None
+    """The oldest claim that is not acked."""
+    dead_oldest: datetime | None = None
+    """When the oldest dead letter was sent."""
+    last_death: LastDeath | None = None
+    """The last dead letter: when it died, and of what."""
 
 
 class Stats(Struct):
@@ -340,6 +354,12 @@ class WireClaimGroup(Struct):
     last: int
     claims: list[WireClaim]
     id: str = ""
+
+
+class WireQueueClaimGroup(WireClaimGroup):
+    """The claims of a group, with its queue."""
+
+    queue: str = ""
 
 
 class UploadReply(Struct):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from miniq.api import replies, shapes
 from miniq.api.operation import Call
-from miniq.api.replies import same
+from miniq.api.replies import same, single
 from miniq.api.table import operation
+from miniq.batch import ClaimGroup
 from miniq.consumer import Consumer
+from miniq.failure import FailureGroup
 
 
 @operation(
@@ -15,6 +17,22 @@ from miniq.consumer import Consumer
 )  # fmt: skip
 class ListConsumers(Call[list[Consumer]], frozen=True):
     queue: str
+
+
+@operation(
+    "list_failures", "GET", "/v1/queues/{queue}/failures", "read",
+    "Why messages failed in the last hour, in groups", single("FailuresReply", failures=list[FailureGroup]),
+)  # fmt: skip
+class ListFailures(Call[list[FailureGroup]], frozen=True):
+    queue: str
+
+
+@operation(
+    "list_all_claims", "GET", "/v1/claims", "read", "List the groups of all queues with their claims",
+    replies.ALL_CLAIMS, own=True,
+)  # fmt: skip
+class ListAllClaims(Call[list[tuple[str, ClaimGroup]]], frozen=True):
+    pass
 
 
 @operation(

@@ -20,6 +20,7 @@ from miniq.broker.claims import Claims
 from miniq.broker.clock import Clock, SystemClock
 from miniq.broker.consumers import Consumers
 from miniq.broker.delivery import Deliveries
+from miniq.broker.failures import Failures
 from miniq.broker.firing import Firings
 from miniq.broker.history import read_page
 from miniq.broker.intake import Intake
@@ -95,6 +96,7 @@ class Broker:
         self.search = Search(self)
         self.consumers = Consumers(self)
         self.timings = Timings()
+        self.failures = Failures()
         self.sharing = Sharing(self)
         self.trends = Trends(self)
         self.store_id = ""  # made with the store; the same for all brokers that share it
@@ -113,7 +115,7 @@ class Broker:
         self.store.on_ready = self.waiters.wake
         self.store.on_change = self.catalog.on_change
         self.store.on_finished = self.results.look
-        self.store.on_lease_expired = self.metrics.lease_expired
+        self.store.on_lease_expired = self.deliveries.lease_expired
         self.keys.on_loss = self._check_permits
         await self.store.open()
         try:

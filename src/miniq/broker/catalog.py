@@ -105,6 +105,7 @@ class Catalog:
         self._broker.results.wake(queue)
         self._broker.consumers.forget(queue)
         self._broker.timings.forget(queue)
+        self._broker.failures.forget(queue)
 
     # Looking up
 

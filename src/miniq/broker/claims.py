@@ -163,6 +163,11 @@ class Claims:
         await broker.catalog.require(queue)
         return await broker.store.claims.groups(queue, broker.clock.now())
 
+    async def everywhere(self) -> dict[str, Sequence[ClaimGroup]]:
+        """The same of all queues that have groups, by queue."""
+        self._broker.check_open()
+        return {**await self._broker.store.claims.all_groups(self._broker.clock.now())}
+
     async def fetch(
         self, queue: str, group: str, number: int, part: int = 0, parts: int = 1, reader: str | None = None
     ) -> Part:

@@ -56,6 +56,8 @@ class Consumers:
         self._broker = broker
         self.queues: dict[str, Sights] = {}
         self._count = 0
+        self.before: dict[str, int] = {}
+        """By queue: when a consumer was last seen before this broker started, as far as is known."""
         self.changes = 0
         """How often a count changed."""
 
@@ -124,6 +126,7 @@ class Consumers:
     def forget(self, queue: str) -> None:
         """A queue was deleted."""
         self._count -= len(self.queues.pop(queue, ()))
+        self.before.pop(queue, None)
 
     def _sight(self, queue: str, tag: str, now: int) -> Sight:
         """What is known about a consumer, which is seen now."""
@@ -182,13 +185,16 @@ class Consumers:
         found.sort(key=lambda consumer: (consumer.in_flight > 0, consumer.last_seen), reverse=True)
         return sorted(found[:MOST], key=lambda consumer: (consumer.name is None, consumer.name))
 
-    def number(self, queue: str, now: int) -> int:
-        """How many consumers were seen in the last five minutes."""
+    def presence(self, queue: str, now: int) -> tuple[int, int | None]:
+        """How many consumers were seen in the last five minutes, and when one was seen last, as far as is known."""
         own, others = self.queues.get(queue), self._broker.sharing.sights(queue)
-        if own is None and not others:
-            return 0
-        sights = merged([own or {}, *others])
-        return sum(is_known(tag, sight) and sight.last_seen > now - WINDOW for tag, sight in sights.items())
+        last = self.before.get(queue)
+        number = 0
+        if own is not None or others:
+            sights = merged([own or {}, *others]) if others else own or {}
+            number = sum(is_known(tag, sight) and sight.last_seen > now - WINDOW for tag, sight in sights.items())
+            last = max((sight.last_seen for sight in sights.values()), default=last)
+        return number, now if self._broker.waiters.waits_for(queue) else last
 
 
 def is_known(tag: str, sight: Sight) -> bool:

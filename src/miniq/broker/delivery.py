@@ -12,7 +12,7 @@ from miniq.broker import rules
 from miniq.broker.receipts import new_receipt
 from miniq.broker.waiters import Permit
 from miniq.errors import Denied, InvalidRequest, MiniQError, QueueNotFound, StoreUnavailable
-from miniq.message import Failed, Lease, Leased, Message, Mode, Outcome, QueueSettings, Stored
+from miniq.message import LEASE_EXPIRED, Failed, Lease, Leased, Message, Mode, Outcome, QueueSettings, Stored
 from miniq.store.arguments import FREE, Change, Fence, NewTime, Take
 
 if TYPE_CHECKING:
@@ -122,8 +122,16 @@ class Deliveries:
             why = stored.last_error(now) if error is None else error or stored.error or reason
             moves.append((fence, rules.bury(stored.message, to, reason, stored.receives - extra, now, why)))
         outcomes = await broker.move(queue, to, moves, event="dead", reason=reason, extra=extra)
+        if "done" in outcomes:
+            died = moves[outcomes.index("done")][1].dead
+            broker.failures.died(queue, (died and died.error) or reason, now)
         self.left(queue, settings, [fence for fence, _ in moves])
         return outcomes
+
+    def lease_expired(self, queue: str, count: int) -> None:
+        """A change of the store found some leases expired."""
+        self._broker.metrics.lease_expired(queue, count)
+        self._broker.failures.failed(queue, LEASE_EXPIRED, count, self._broker.clock.now())
 
     def left(self, queue: str, settings: QueueSettings, fences: Sequence[Fence]) -> None:
         """Messages have left a queue, as far as their fences matched."""
@@ -183,6 +191,7 @@ class Deliveries:
         found = list(failed)
         outcomes = ["done" if failed[fence].outcome in ("retried", "dead") else "stale" for fence in found]
         broker.consumers.settled(queue, found, outcomes, began, "failed")
+        broker.failures.failed(queue, error, outcomes.count("done"), began)
         return [failed[fence] for fence in fences]
 
     async def release(

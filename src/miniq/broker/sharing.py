@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from miniq.broker.consumers import WINDOW, Sights
+from miniq.broker.failures import QueueFailures
 from miniq.broker.timings import Times, recent
 from miniq.errors import MiniQError
 from miniq.message import SECOND
@@ -34,6 +36,8 @@ IDLE = 60 * SECOND
 """Microseconds after which a record is written again though only the times of consumers have changed."""
 OBSOLETE = 600 * SECOND
 MOST_BYTES = 128 * 1024
+MOST_ERRORS = 5
+ERROR_SIZE = 1000
 """About how large a record may be; the queues and consumers that were seen last come first."""
 
 
@@ -44,6 +48,7 @@ class Summary(Struct, array_like=True, gc=False):
     sights: dict[str, Sights]
     times: dict[str, dict[int, Times]]
     """By queue and minute."""
+    failures: dict[str, QueueFailures] = msgspec.field(default_factory=dict)
 
 
 class Sharing:
@@ -72,10 +77,9 @@ class Sharing:
         """Write this broker's record if it would tell something new."""
         broker = self._broker
         now = broker.clock.now()
-        consumers = broker.consumers
-        if consumers.changes == self._changes and not self._is_idle(now):
+        changes = broker.consumers.changes + broker.failures.changes
+        if changes == self._changes and not self._is_idle(now):
             return
-        changes = consumers.changes
         value = msgspec.msgpack.encode(self._summary(now))
         change = RecordChange(KIND, self.id, self._written, value, is_quiet=True)
         if await broker.store.change_record(change):
@@ -120,6 +124,14 @@ class Sharing:
             if room < 0:
                 break
             summary.sights[queue][tag] = sight
+        for queue, failures in reversed(list(broker.failures.queues.items())):
+            groups = dict(list(failures.groups.items())[-MOST_ERRORS:])
+            groups = {key: replace(group, error=group.error[:ERROR_SIZE]) for key, group in groups.items()}
+            shared = replace(failures, groups=groups, died_of=failures.died_of[:ERROR_SIZE])
+            room -= len(msgspec.msgpack.encode(shared)) + len(queue)
+            if room < 0:
+                break
+            summary.failures[queue] = shared
         return summary
 
     async def read(self, age: float = 0) -> None:
@@ -144,6 +156,10 @@ class Sharing:
     def sights(self, queue: str) -> list[Sights]:
         """What the other brokers know about the consumers of a queue."""
         return [summary.sights[queue] for summary in self._others.values() if queue in summary.sights]
+
+    def failures(self, queue: str) -> list[QueueFailures]:
+        """What the other brokers know about the failures of a queue."""
+        return [summary.failures[queue] for summary in self._others.values() if queue in summary.failures]
 
     def times(self, queue: str, now: int) -> list[Times]:
         """The timings of a queue at the other brokers."""

@@ -1,8 +1,9 @@
 """Rates and the last hour of every queue, for the console and `miniq top`.
 
 Once per second it is noted which counters of `metrics.py` have changed, to compute rates. Every `STEP` seconds a row
-per queue is stored for an hour, in this process's memory. A queue whose numbers do not change adds no rows, and at most
-`MAX_QUEUES` queues have a history, active ones first, so that time and memory stay bounded.
+per queue is kept for an hour in memory, and in the store for the time after a restart (`trend_log.py`). A queue whose
+numbers do not change adds no rows, and at most `MAX_QUEUES` queues have a history, active ones first, so that time and
+memory stay bounded.
 """
 
 from __future__ import annotations
@@ -12,19 +13,27 @@ import contextlib
 import itertools
 import logging
 import math
+import operator
 from array import array
 from collections import deque
 from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from datetime import datetime
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from miniq.batch import Claim
 from miniq.broker import rules
-from miniq.broker.timings import percentiles
+from miniq.broker.failures import QueueFailures, grouped, last_death, recent
+from miniq.broker.health import problems, unattended_since
+from miniq.broker.timings import Times, percentiles
+from miniq.broker.trend_log import TrendLog
 from miniq.consumer import Percentiles
 from miniq.errors import InvalidRequest, MiniQError, QueueNotFound
-from miniq.message import SECOND, Counts
+from miniq.failure import FailureGroup, HeldClaim, LastDeath, QueueProblem, RecentFailures
+from miniq.message import SECOND, Counts, moment
+from miniq.store.arguments import Scan
 
 if TYPE_CHECKING:
     from miniq.broker.broker import Broker
@@ -46,6 +55,10 @@ WINDOW = 5
 _WIDTH = 1 + len(GAUGES) + len(RATES)
 REST = 4
 """Duration of the pause between two passes over all queues for event streams, in durations of a pass."""
+SAVE_EVERY = 4
+"""Steps after which new rows are written to the store."""
+CLAIMS_FRESH = 5.0
+"""Seconds for which the claims of a shared store are not read again."""
 FRESH = 1.0
 """Seconds for which what other brokers know about consumers is not read again."""
 _CHUNK = 50
@@ -65,6 +78,12 @@ class QueueStats(Struct, frozen=True):
     """How many were seen in the last five minutes."""
     wait: Percentiles | None = None
     processing: Percentiles | None = None
+    problems: list[QueueProblem] = []
+    unattended_since: datetime | None = None
+    failures: RecentFailures | None = None
+    claim: HeldClaim | None = None
+    dead_oldest: datetime | None = None
+    last_death: LastDeath | None = None
 
 
 class Trend(Struct, frozen=True):
@@ -96,6 +115,13 @@ class Trends:
         """When the pass over the queues that found `_current` began."""
         self._pass: asyncio.Task[None] | None = None
         self._pass_seconds = 0.0
+        self._claims: dict[str, tuple[str, Claim]] = {}
+        self._claims_as_of = -math.inf
+        self._looked_for_dead: dict[str, LastDeath | None] = {}
+        """The oldest dead letters of queues of which this broker has seen none die; None if there is none."""
+        self._log = TrendLog(broker)
+        self._offsets: dict[str, list[int]] = {}
+        """By queue: what the counters were before they began at zero, when the broker started or the queue was made."""
         self.streams = 0
         """Event streams that are open."""
 
@@ -117,7 +143,18 @@ class Trends:
         return not self._is_ending
 
     async def run(self) -> None:
-        """Sample the numbers once per second."""
+        """Sample the numbers once per second, from those on that earlier brokers left in the store."""
+        try:
+            await self._restore(await self._log.load(self._broker.clock.now()))
+        except MiniQError as error:
+            log.warning("the last hour could not be read: %s", error)
+        try:
+            await self._sample()
+        finally:
+            with contextlib.suppress(MiniQError):
+                await self._log.save()
+
+    async def _sample(self) -> None:
         while True:
             try:
                 await self.tick()
@@ -137,6 +174,8 @@ class Trends:
         if step != self._step:
             self._step = step
             await self._store_rows(step)
+            if step % SAVE_EVERY == 0:
+                await self._log.save()
 
     async def current(self, age: float = 0) -> dict[str, QueueStats]:
         """The numbers of all queues by name, at most `age` seconds old; or a few times the duration of a pass over all
@@ -170,9 +209,14 @@ class Trends:
         counters = broker.metrics.messages
         counts: dict[str, Counts] = {}
         await broker.sharing.read(age=FRESH)
+        claims = await self._oldest_claims()
+        all_settings = broker.catalog.queues
+        dead_letters = {rules.dead_letter_queue(name, settings) for name, settings in all_settings.items()}
         for start in range(0, len(queues), _CHUNK):
-            names = [name for name in queues[start : start + _CHUNK] if broker.catalog.find(name) is not None]
-            dead_letter_queues = {name: rules.dead_letter_queue(name, broker.catalog.settings(name)) for name in names}
+            chunk = {name: broker.catalog.find(name) for name in queues[start : start + _CHUNK]}
+            known = {name: settings for name, settings in chunk.items() if settings is not None}
+            names = list(known)
+            dead_letter_queues = {name: rules.dead_letter_queue(name, settings) for name, settings in known.items()}
             needed = {*names, *dead_letter_queues.values()}
             counts |= await self.count(needed - counts.keys())
             now = broker.clock.now()
@@ -188,12 +232,87 @@ class Trends:
                     letters: tuple[str | None, int] = (None, 0)
                     if target in counts:
                         letters = (target, counts[target].total)
-                    consumers = broker.consumers.number(name, now)
+                    consumers, seen = broker.consumers.presence(name, now)
                     times = [*broker.timings.recent(name, now).values(), *broker.sharing.times(name, now)]
                     wait = percentiles(some.wait for some in times)
                     processing = percentiles(some.processing for some in times)
                     rated = dict(zip(RATES, rates, strict=True))
-                    yield QueueStats(name, counts[name], rated, *letters, consumers, wait, processing)
+                    failures = self._failures(name, times, now)
+                    claim = claims.get(name)
+                    held_since = None if claim is None else claim[1].made_at
+                    wrong = problems(known[name], counts[name], seen, name in dead_letters, failures, held_since, now)
+                    since = unattended_since(counts[name], seen, now)
+                    dead = counts.get(target, Counts())
+                    yield QueueStats(
+                        name,
+                        counts[name],
+                        rated,
+                        *letters,
+                        consumers,
+                        wait,
+                        processing,
+                        wrong,
+                        None if since is None else moment(since),
+                        failures,
+                        claim and HeldClaim(claim[0], claim[1].number, claim[1].messages, moment(claim[1].made_at)),
+                        None if dead.oldest is None else moment(dead.oldest),
+                        await self._last_death(name, target) if dead.total else None,
+                    )
+
+    async def _oldest_claims(self) -> dict[str, tuple[str, Claim]]:
+        """By queue: the group and the oldest claim that is not acked. A shared store is not asked every time."""
+        broker = self._broker
+        if not broker.store.shared or monotonic() - self._claims_as_of > CLAIMS_FRESH:
+            held = await broker.store.claims.all_groups(broker.clock.now(), held=True)
+            self._claims_as_of = monotonic()
+            self._claims = {
+                queue: min(
+                    ((group.group, claim) for group in groups for claim in group.claims),
+                    key=lambda found: found[1].made_at,
+                )
+                for queue, groups in held.items()
+            }
+        return self._claims
+
+    def _failures(self, queue: str, times: Sequence[Times], now: int) -> RecentFailures | None:
+        """The failures of the last minutes."""
+        known = self._known_failures(queue)
+        count, last = recent(known, now) if known else (0, None)
+        if not count or last is None:
+            return None
+        settled = sum(sum(some.processing.values()) for some in times)
+        expired = self._broker.failures.expired(queue, now)
+        return RecentFailures(count, max(count, settled + expired), last.error, moment(last.last_at))
+
+    def _known_failures(self, queue: str) -> list[QueueFailures]:
+        own = self._broker.failures.queues.get(queue)
+        return [*([] if own is None else [own]), *self._broker.sharing.failures(queue)]
+
+    async def _last_death(self, queue: str, target: str) -> LastDeath | None:
+        """The last dead letter of a queue. If this broker has seen none die, the oldest one that is there."""
+        at, error = last_death(self._known_failures(queue))
+        if at:
+            return LastDeath(moment(at), error)
+        broker = self._broker
+        if queue not in self._looked_for_dead:
+            if len(self._looked_for_dead) >= MAX_QUEUES:
+                self._looked_for_dead.clear()
+            self._looked_for_dead[queue] = None
+            size = broker.options.limits.response_bytes
+            with contextlib.suppress(QueueNotFound):
+                page = await broker.store.messages.scan(target, Scan(limit=1, max_bytes=size, now=broker.clock.now()))
+                for stored in page.messages:
+                    dead = stored.message.dead
+                    if dead is not None and dead.origin == queue:
+                        self._looked_for_dead[queue] = LastDeath(moment(dead.at), dead.error or dead.reason)
+        return self._looked_for_dead[queue]
+
+    async def failure_groups(self, queue: str) -> list[FailureGroup]:
+        """Why messages of a queue failed in the last hour, the error that was seen last first."""
+        broker = self._broker
+        await broker.catalog.require(queue)
+        await broker.sharing.read()
+        return grouped(self._known_failures(queue), broker.clock.now())
 
     def last_hour(self, queues: Iterable[str], series: Sequence[str], points: int) -> list[Trend]:
         """Series of these queues at `points` moments (a divisor of `ROWS`), ending with the latest step.
@@ -236,8 +355,11 @@ class Trends:
         for name, counts in (await self.count(set(self._rows))).items():
             rows = self._rows[name]
             row = [step, counts.ready, counts.delayed, counts.leased]
-            row += [counters.get((name, event), 0) for event in RATES]
+            row += self._counted(name, rows, [counters.get((name, event), 0) for event in RATES])
             if rows[1 - _WIDTH :].tolist() != row[1:]:
+                before = rows[-len(RATES) :] if rows else self._bases[name]
+                gauges, deltas = row[1 : 1 + len(GAUGES)], map(operator.sub, row[1 + len(GAUGES) :], before)
+                self._log.add(name, [step, *gauges, *deltas])
                 rows.extend(row)
                 while len(rows) > _WIDTH and rows[_WIDTH] <= step - ROWS:
                     del rows[:_WIDTH]
@@ -269,6 +391,30 @@ class Trends:
 
     def _forget(self, queue: str) -> None:
         del self._rows[queue], self._bases[queue]
+        self._offsets.pop(queue, None)
+
+    def _counted(self, queue: str, rows: array[int], counters: list[int]) -> list[int]:
+        """Counters that go on from the last row, also if the queue was deleted and made again since."""
+        offsets = self._offsets.get(queue)
+        if offsets is not None:
+            if rows and any(map(operator.lt, map(operator.add, counters, offsets), rows[-len(RATES) :])):
+                offsets = self._offsets[queue] = rows[-len(RATES) :].tolist()
+            return list(map(operator.add, counters, offsets))
+        return counters
+
+    async def _restore(self, hour: dict[str, array[int]]) -> None:
+        """Begin with the last hour of earlier brokers: by queue, rows of step, gauges, and what was counted since the
+        row before. Other calls run in between."""
+        queues = self._broker.catalog.queues
+        for number, (name, rows) in enumerate(hour.items()):
+            if number % _CHUNK == 0:
+                await asyncio.sleep(0)
+            if name in queues and name not in self._rows and len(self._rows) < MAX_QUEUES:
+                for column in range(1 + len(GAUGES), _WIDTH):
+                    rows[column::_WIDTH] = array("q", itertools.accumulate(rows[column::_WIDTH]))
+                self._rows[name], self._bases[name] = rows, array("q", [0] * len(RATES))
+                now = [self._broker.metrics.messages[name, event] for event in RATES]
+                self._offsets[name] = list(map(operator.sub, rows[-len(RATES) :], now))
 
     async def count(self, queues: Collection[str]) -> dict[str, Counts]:
         """The counts of the queues that still exist, in chunks, to yield to the event loop in between. On a store

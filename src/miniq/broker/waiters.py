@@ -86,6 +86,10 @@ class Waiters:
         """Whether any receive waits."""
         return bool(self._queues)
 
+    def waits_for(self, queue: str) -> bool:
+        """Whether any receive waits for a queue."""
+        return queue in self._queues
+
     def names(self, queue: str) -> set[str | None]:
         """The names of the consumers that wait for a queue; readers of claims have that of their group."""
         return {waiter.group or waiter.consumer for waiter in self._queues.get(queue, ())}

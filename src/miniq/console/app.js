@@ -3,17 +3,14 @@ import { api, key, live, whenUnauthorized } from "./api.js";
 import { clear, empty, field, h, say } from "./dom.js";
 import { ask, help, toast } from "./dialogs.js";
 import { overview } from "./overview.js";
-import { queuePage } from "./queue.js";
-import { messagePage } from "./message.js";
-import { deadPage } from "./dead.js";
 
 const main = document.getElementById("main");
 /** A page whose module is loaded when it is opened. */
 const loaded = (file, name) => async (...given) => (await import(`./${file}.js`))[name](...given);
 // The menu: title, address, the key that opens it after "g", and the pages under it by their addresses.
 const MENU = [
-  ["Queues", "#/", "q", [[/^\/?$/, overview], [/^\/q\/([^/]+)$/, queuePage], [/^\/q\/([^/]+)\/m\/([^/]+)$/, messagePage]]],
-  ["Dead letters", "#/dead", "d", [[/^\/dead(?:\/([^/]+))?$/, deadPage]]],
+  ["Queues", "#/", "q", [[/^\/?$/, overview], [/^\/q\/([^/]+)$/, loaded("queue", "queuePage")], [/^\/q\/([^/]+)\/m\/([^/]+)$/, loaded("message", "messagePage")]]],
+  ["Dead letters", "#/dead", "d", [[/^\/dead(?:\/([^/]+))?$/, loaded("dead", "deadPage")]]],
   ["Topics", "#/topics", "t", [[/^\/topics(?:\/([^/]+))?$/, loaded("topics", "topicsPage")]]],
   ["Schedules", "#/schedules", "s", [[/^\/schedules(?:\/([^/]+))?$/, loaded("schedules", "schedulesPage")]]],
   ["Claims", "#/claims", "c", [[/^\/claims$/, loaded("claims", "claimsPage")]]],
@@ -60,7 +57,7 @@ async function start() {
     identity = null;
   }
   const place = document.getElementById("who");
-  clear(place, identity && !identity.open && h("span", {}, `key ${identity.name}`, rights(identity.allow)),
+  clear(place, identity && !identity.open && h("button", { class: "plain", type: "button", title: "What this key may do", onclick: showRights }, h("span", {}, `key ${identity.name}`, rights(identity.allow))),
     key.get() && h("button", { class: "plain", type: "button", onclick: () => { key.set(null); location.reload(); } }, "Sign out"));
   live.start();
   await show();
@@ -73,6 +70,14 @@ function rights(allow) {
   if (!verbs.includes("read")) verbs.push("not read");
   return ` · ${verbs.join() === "read" ? "read-only" : verbs.join(", ")}`;
 }
+
+const MEANINGS = { send: "send messages", receive: "receive, ack, fail; claims", publish: "publish to topics", read: "look at messages and numbers", manage: "create, change, purge, redrive and delete", admin: "manage keys, make backups", "*": "everything" };
+
+/** What the key of this tab allows, scope by scope. */
+const showRights = () => ask({ title: `Key ${identity.name}`, cancel: "Close", body: h("dl", { class: "facts" }, identity.allow.map((scope) => {
+  const [verb, on] = scope.split(":");
+  return [h("dt", {}, h("code", {}, scope)), h("dd", {}, `${MEANINGS[verb] ?? verb}${on ? `, on ${on}` : verb === "admin" ? "" : ", on every queue"}`)];
+})) });
 
 let signingIn = false;
 whenUnauthorized(async (problem) => {

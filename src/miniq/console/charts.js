@@ -1,5 +1,8 @@
 // Sparklines for rows and charts for pages. Values are ordered oldest first; the last one is now.
-import { h, s, say, rate, count, duration } from "./dom.js";
+import { h, s, say, rate, count, duration, hourAndMinute, now } from "./dom.js";
+
+const [WIDTH, HEIGHT] = [600, 150]; // of a chart, in the units of its paths
+const HOUR = 3600;
 
 const path = (values, width, height, top, slots) => {
   const step = width / Math.max(1, slots - 1);
@@ -8,41 +11,63 @@ const path = (values, width, height, top, slots) => {
     `${place ? "L" : "M"}${(left + place * step).toFixed(1)} ${(height - (value / top) * height).toFixed(1)}`).join("");
 };
 
-/** A sparkline of the last hour; `show` redraws it. */
+/** A sparkline of the last hour, or of the time since the first value; `show` redraws it. */
 export function spark(label) {
   const line = s("path");
   const area = s("path", { class: "fill" });
-  const node = s("svg", { class: "spark", viewBox: "0 0 110 24", preserveAspectRatio: "none", role: "img", "aria-label": label }, area, line);
-  node.show = (values, slots) => {
-    const top = Math.max(1, ...values);
-    const drawn = values.length > 1 ? path(values, 110, 22, top, slots) : "";
+  const node = s("svg", { class: "spark", viewBox: "0 0 110 24", preserveAspectRatio: "none", role: "img", "aria-label": `${label} over the last hour` }, area, line);
+  node.show = (given) => {
+    const values = given.length > 1 ? given : [given[0], given[0]];
+    const drawn = path(values, 110, 22, Math.max(1, ...values), values.length);
     line.setAttribute("d", drawn);
-    area.setAttribute("d", drawn ? `${drawn}L110 24L${(110 - (110 / (slots - 1)) * (values.length - 1)).toFixed(1)} 24Z` : "");
+    area.setAttribute("d", `${drawn}L110 24L0 24Z`);
   };
   return node;
 }
 
+/** The next larger number that makes good ticks: 1, 2, 4, 5 or 10 times a power of ten. */
+function ceiling(value, whole) {
+  if (value <= (whole ? 2 : 0)) return whole ? 2 : 1;
+  const power = 10 ** Math.floor(Math.log10(Math.max(value, 1e-3)));
+  return [1, 2, 4, 5, 10].map((digit) => digit * power).find((top) => top >= value) ?? 10 * power;
+}
+
 const FEWEST = 20;
 
-/** Several series over up to the last hour, with new values appended. */
+/** Several series over up to the last hour, with new values appended; a pointer or the arrow keys read single moments. */
 export class Chart {
-  #slots; #seconds; #lines; #top; #begin; #series; #numbers; #shown;
+  #slots; #seconds; #lines; #ticks; #times; #series; #numbers; #shown; #names; #whole; #cursor; #tip; #at = null; #svg;
 
-  constructor(title, names, slots, seconds, kind = "count") {
+  constructor(title, unit, names, slots, seconds, kind = "count") {
     this.#slots = slots;
     this.#seconds = seconds;
+    this.#names = names;
+    this.#whole = kind === "count";
     this.#shown = kind === "rate" ? rate : count;
     this.#series = names.map(() => []);
     this.#lines = names.map((name, place) => s("path", { class: `s${place}` }));
     this.#numbers = names.map(() => h("b", {}, ""));
-    this.#top = h("span", { class: "top" });
-    this.#begin = h("span");
-    const grid = [0, 0.5, 1].map((y) => s("line", { class: "grid", x1: 0, x2: 600, y1: 150 * y, y2: 150 * y }));
+    this.#ticks = [0, 0.5, 1].map(() => h("span"));
+    this.#times = [0, 1, 2, 3, 4].map(() => h("span"));
+    this.#cursor = s("line", { class: "cursor", y1: 0, y2: HEIGHT, visibility: "hidden" });
+    this.#tip = h("div", { class: "tip", hidden: true });
+    const grid = [0, 0.5, 1].map((y) => s("line", { class: "grid", x1: 0, x2: WIDTH, y1: HEIGHT * y, y2: HEIGHT * y }));
+    this.#svg = s("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": `${title}, ${unit}, over the last hour` }, grid, this.#lines, this.#cursor);
+    const area = h("div", { class: "area", tabIndex: 0, role: "group", "aria-label": `${title}: arrow keys read values`,
+      onpointermove: (event) => { const box = area.getBoundingClientRect(); this.#read((event.clientX - box.left) / box.width); },
+      onpointerleave: () => this.#read(null), onblur: () => this.#read(null),
+      onkeydown: (event) => {
+        const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+        if (!step) return;
+        event.preventDefault();
+        const last = this.#count() - 1;
+        this.#read(Math.max(0, Math.min(last, (this.#at ?? last - Math.min(step, 0)) + step)) / Math.max(1, last));
+      } }, this.#svg, this.#tip);
     this.node = h("section", { class: "card chart" },
-      h("div", { class: "legend" }, h("h2", {}, title),
+      h("div", { class: "legend" }, h("h2", {}, title, " ", h("small", {}, unit)),
         names.map((name, place) => h("span", { class: `s${place}` }, h("i"), name, " ", this.#numbers[place]))),
-      h("div", { class: "plot" }, this.#top, s("svg", { viewBox: "0 0 600 150", preserveAspectRatio: "none", role: "img", "aria-label": `${title} over the last hour` }, grid, this.#lines)),
-      h("div", { class: "axis", "aria-hidden": "true" }, this.#begin, h("span", {}, "now")));
+      h("div", { class: "plot" }, h("div", { class: "ticks", "aria-hidden": "true" }, [...this.#ticks].reverse()), area),
+      h("div", { class: "axis", "aria-hidden": "true" }, this.#times), h("p", { class: "visually-hidden", role: "status" }));
   }
 
   /** Replace all series; the last point is now. */
@@ -57,14 +82,39 @@ export class Chart {
     this.#draw();
   }
 
+  #count() { return Math.max(FEWEST, this.#series[0].length); }
+
   #draw() {
-    const top = Math.max(1, ...this.#series.flat());
-    const slots = Math.max(FEWEST, this.#series[0].length);
-    say(this.#begin, `${duration((slots - 1) * this.#seconds)} ago`);
+    const top = ceiling(Math.max(...this.#series.flat(), 0), this.#whole);
+    const slots = this.#count();
+    const span = (slots - 1) * this.#seconds * 1000;
+    this.#times.forEach((node, place) => say(node, place === 4 ? "now" : hourAndMinute(now() - span * (1 - place / 4))));
+    this.#ticks.forEach((node, place) => say(node, this.#whole || top > 10 ? count((top * place) / 2) : String(Number(((top * place) / 2).toPrecision(2)))));
     this.#series.forEach((values, place) => {
-      this.#lines[place].setAttribute("d", values.length > 1 ? path(values, 600, 150, top, slots) : "");
+      const drawn = values.length === 1 ? [values[0], values[0]] : values;
+      this.#lines[place].setAttribute("d", drawn.length ? path(drawn, WIDTH, HEIGHT, top, slots) : "");
       say(this.#numbers[place], values.length ? this.#shown(values.at(-1)) : "");
     });
-    say(this.#top, this.#shown(top));
+  }
+
+  /** Show the values at a place from 0 to 1, or none. */
+  #read(x) {
+    const last = this.#count() - 1;
+    const known = this.#series[0].length;
+    this.#at = x === null ? null : Math.round(Math.max(0, Math.min(1, x)) * last);
+    const back = last - (this.#at ?? 0);
+    const hidden = this.#at === null || back >= known;
+    this.#tip.hidden = hidden;
+    this.#cursor.setAttribute("visibility", hidden ? "hidden" : "visible");
+    if (hidden) return;
+    const share = this.#at / last;
+    for (const end of ["x1", "x2"]) this.#cursor.setAttribute(end, share * WIDTH);
+    const ago = back * this.#seconds;
+    const values = this.#names.map((name, place) => `${name} ${this.#shown(this.#series[place].at(-1 - back) ?? 0)}`);
+    const text = `${ago ? `${hourAndMinute(now() - ago * 1000)}, ${duration(Math.min(ago, HOUR))} ago` : "now"}: ${values.join(", ")}`;
+    say(this.#tip, text);
+    say(this.node.lastChild, document.activeElement === this.#svg.parentNode ? text : "");
+    this.#tip.className = share > 0.5 ? "tip left" : "tip";
+    this.#tip.style.left = `${(share * 100).toFixed(1)}%`;
   }
 }

@@ -1,15 +1,19 @@
 // Claims: the batches that pipelines hold, with age and state.
-import { api, key } from "./api.js";
-import { age, clear, bytes, download, empty, exact, h, queueLink } from "./dom.js";
-import { attempt } from "./dialogs.js";
+import { api, key, live } from "./api.js";
+import { age, clear, bytes, covers, download, empty, exact, h, plural, queueLink } from "./dom.js";
+import { attempt, confirm, toast } from "./dialogs.js";
 
-const AT_ONCE = 8;
+const isStuck = (group, number) => {
+  const q = live.queues.get(group.queue);
+  return q?.problems.includes("stuck_claim") && q.claim.group === group.group && q.claim.claim === number;
+};
+const mayRelease = (identity, queue) => !identity || identity.open || identity.allow.some((scope) => /^(\*|receive)(:|$)/.test(scope) && covers(scope, queue));
 
 export async function claimsPage(main, { signal, identity }) {
   document.title = "Claims · MiniQ";
   const body = h("tbody");
   const table = h("table", { class: "cards" }, h("caption", { class: "visually-hidden" }, "Claims"), h("thead", {}, h("tr", {},
-    [["Queue", ""], ["Group", ""], ["State", ""], ["Claim", "num"], ["Messages", "num"], ["Bytes", "num"], ["Age", "num"], ["Last acked", "num"]].map(([text, kind]) => h("th", { scope: "col", class: kind }, text)))), body);
+    [["Queue", ""], ["Group", ""], ["State", ""], ["Claim", "num"], ["Messages", "num"], ["Bytes", "num"], ["Age", "num"], ["Last acked", "num"]].map(([text, kind]) => h("th", { scope: "col", class: kind }, text)), h("th", { scope: "col" }, h("span", { class: "visually-hidden" }, "Actions")))), body);
   const foot = h("div");
   const report = h("span");
   clear(main, h("div", { class: "head" }, h("h1", {}, "Claims"), h("div", { class: "actions" }, report, h("button", { type: "button", onclick: () => attempt(load) }, "Refresh"))),
@@ -17,38 +21,33 @@ export async function claimsPage(main, { signal, identity }) {
     h("div", { class: "card flush" }, h("div", { class: "scroll" }, table), foot));
 
   async function load() {
-    const names = (await api.stats()).queues.map((queue) => queue.name);
-    const found = [];
-    const work = async () => {
-      for (let name = names.pop(); name !== undefined; name = names.pop()) {
-        const { groups } = await api.claims(name, signal).catch((error) => {
-          // The queue was deleted meanwhile, or the store does not support claims.
-          if (error.status === 404 || error.status === 400) return { groups: [] };
-          throw error;
-        });
-        for (const group of groups) found.push({ name, ...group });
-      }
-    };
-    await Promise.all(Array.from({ length: AT_ONCE }, work));
+    const { groups } = await api.claims(signal);
     if (signal.aborted) return;
-    found.sort((a, b) => (a.name + a.group < b.name + b.group ? -1 : 1));
-    clear(body, found.map((group) => {
+    clear(body, groups.map((group) => {
       const open = group.claims.filter((claim) => claim.state === "held");
       const shown = open.length ? open : group.claims.slice(-1);
       const rows = shown.length ? shown : [null];
-      return rows.map((claim) => h("tr", {},
-        h("td", { class: "name" }, h("a", { href: queueLink(group.name) }, group.name)),
-        h("td", { "data-label": "Group" }, h("bdi", {}, group.group)),
+      return rows.map((claim, place) => h("tr", {},
+        h("td", { class: "name" }, h("a", { href: queueLink(group.queue) }, group.queue)),
+        h("td", { "data-label": "Group", class: "full" }, h("bdi", {}, group.group)),
         h("td", { "data-label": "State" }, h("span", { class: claim?.state === "held" ? "badge leased" : "badge" }, claim?.state ?? "idle")),
         h("td", { class: "num", "data-label": "Claim" }, claim ? exact(claim.claim) : "–"),
         h("td", { class: "num", "data-label": "Messages" }, claim ? exact(claim.messages) : "–"),
         h("td", { class: "num", "data-label": "Bytes" }, claim ? bytes(claim.bytes) : "–"),
-        h("td", { class: "num", "data-label": "Age" }, claim ? age(claim.made_at) : "–"),
-        h("td", { class: "num", "data-label": "Last acked" }, exact(group.acked))));
+        h("td", { class: claim && isStuck(group, claim.claim) ? "num bad" : "num", "data-label": "Age" }, claim ? age(claim.made_at) : "–"),
+        h("td", { class: "num", "data-label": "Last acked" }, exact(group.acked)),
+        h("td", { class: "bare acts" }, open.length > 0 && !place && mayRelease(identity, group.queue) && h("div", { class: "row" }, h("button", { type: "button", "aria-label": `Release ${group.group} of ${group.queue}`, onclick: () => release(group, open) }, "Release")))));
     }));
-    table.hidden = !found.length;
-    clear(foot, !found.length && empty("No claims", "A Spark stream with format(\"miniq\") makes claims; so does:",
-      `curl ${location.origin}/v1/queues/emails/claims -d '{"group": "etl", "after": 0}'`));
+    table.hidden = !groups.length;
+    clear(foot, !groups.length && empty("No claims", "A Spark stream with format(\"miniq\") makes claims; so does:",
+      `curl ${location.origin}/v1/queues/emails/claims -d '{"group": "etl", "after": 0}'`, `import miniq\nwith miniq.connect("${location.origin}") as mq:\n    claim = mq.queue("emails").claims("etl").next(0)`));
+  }
+
+  async function release(group, open) {
+    const messages = open.reduce((so, claim) => so + claim.messages, 0);
+    const done = await confirm({ title: `Release the claims of ${group.group}?`, action: "Release", submit: () => api.releaseClaims(group.queue, group.group),
+      text: `${plural(messages, "message")} in ${plural(open.length, "claim")} return to ${group.queue} at once, and any consumer may get them. If the reader still works on them, that work is done twice, and its next ack is refused. Make sure that it has stopped.` });
+    if (done) { toast(`Released ${plural(done.released, "message")}.`); attempt(load); }
   }
 
   // The last pipeline report: a link, or a download when a key is needed, because a link cannot carry one.

@@ -78,20 +78,22 @@ export async function send(name, { title = `Send to ${name}`, action = "Send", p
   });
 }
 
-export async function edit(queue, message) {
+/** Edit a message; with another `action`, it may also stay as it is. */
+export async function edit(queue, message, action) {
   const body = bodyFields(message);
   const priority = h("input", { type: "number", min: 0, max: 9, value: message.priority });
   const delay = h("input", { type: "number", min: 0, step: "any", placeholder: "unchanged" });
   const start = lines(message.headers);
   const headers = h("textarea", { rows: 3, value: start, spellcheck: false });
   return ask({
-    title: "Edit message", body: [body.nodes, h("div", { class: "fields" },
+    title: "Edit message", action, body: [body.nodes, h("div", { class: "fields" },
       field("Priority (0 to 9)", priority), field("Delay from now (seconds)", delay), field("Headers", headers, true))],
     submit: () => {
       const change = body.changed() ? body.read() : {};
       if (Number(priority.value) !== message.priority) change.priority = Number(priority.value);
       if (delay.value.trim()) change.delay = Number(delay.value);
       if (headers.value !== start) change.headers = headersOf(headers.value);
+      if (action && !Object.keys(change).length) return true;
       if (!Object.keys(change).length) throw new Error("No changes to save.");
       return api.edit(queue, message.id, change);
     },

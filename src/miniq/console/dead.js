@@ -1,39 +1,50 @@
-// Dead letters: the dead-letter queues, and one of them grouped by reason and error, with redrive and delete of a selection.
+// Dead letters: the dead-letter queues, and one of them in groups by error and origin, with redrive, edit and discard.
 import { api, live } from "./api.js";
-import { clear, count, empty, exact, firstLine, h, plural, queueLink } from "./dom.js";
+import { age, clear, count, covers, empty, exact, firstLine, h, pattern, plural, queueLink } from "./dom.js";
 import { messageHead, messageRow } from "./messages.js";
-import { redrive } from "./queue.js";
-import { confirm, toast } from "./dialogs.js";
+import { Selection } from "./selection.js";
+import { redrive } from "./redrive.js";
+import { edit } from "./compose.js";
+import { attempt, toast } from "./dialogs.js";
+import { REASONS, deathOf, origins } from "./words.js";
 
 const GROUPED = 2000; // messages read for grouping
 const SHOWN = 100;
 
 const deadQueues = () => {
-  const origins = new Map();
-  for (const q of live.queues.values()) if (q.dead_letter_queue) origins.set(q.dead_letter_queue, [...(origins.get(q.dead_letter_queue) ?? []), q.name]);
-  for (const name of live.queues.keys()) if (name.endsWith(".dead") && !origins.has(name)) origins.set(name, []);
-  return [...origins].filter(([name]) => live.queues.has(name)).sort(([a], [b]) => live.queues.get(b).total - live.queues.get(a).total || (a < b ? -1 : 1));
+  const found = origins();
+  for (const name of live.queues.keys()) if (name.endsWith(".dead") && !found.has(name)) found.set(name, []);
+  return [...found].sort(([a], [b]) => live.queues.get(b).total - live.queues.get(a).total || (a < b ? -1 : 1));
 };
 
-export async function deadPage(main, { args: [name], signal }) {
+export async function deadPage(main, { args: [name], signal, identity }) {
   document.title = "Dead letters · MiniQ";
   if (name) { await deadLetters(main, name, signal); return; }
   const body = h("tbody");
+  const heads = [["Dead-letter queue", ""], ["Source queue", ""], ["Messages", "num"], ["Oldest", "num"], ["Last error", ""]];
+  const may = (queue) => !identity || identity.open || identity.allow.some((scope) => /^(\*|manage)(:|$)/.test(scope) && covers(scope, queue));
   const table = h("table", { class: "cards" }, h("caption", { class: "visually-hidden" }, "Dead-letter queues"),
-    h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Dead-letter queue"), h("th", { scope: "col" }, "Source queue"), h("th", { class: "num", scope: "col" }, "Messages"))), body);
+    h("thead", {}, h("tr", {}, heads.map(([text, kind]) => h("th", { scope: "col", class: kind }, text)), h("th", { scope: "col" }, h("span", { class: "visually-hidden" }, "Actions")))), body);
   const nothing = h("div");
   clear(main, h("div", { class: "head" }, h("h1", {}, "Dead letters")),
     h("p", { class: "note" }, "Messages that a consumer rejects, or that reach their queue's max_receives without an ack, are moved to a dead-letter queue."),
-    h("div", { class: "card flush" }, table, nothing));
+    h("div", { class: "card flush" }, h("div", { class: "scroll" }, table), nothing));
   const show = () => {
     const found = deadQueues();
     table.hidden = !found.length;
     clear(nothing, live.known && !found.length && empty("No dead-letter queues", "A dead-letter queue is created when the first message dies, or with the setting that says when:",
-      `curl -X PUT ${location.origin}/v1/queues/emails -d '{"max_receives": 5}'`));
-    clear(body, found.map(([dead, from]) => h("tr", {},
-      h("td", { class: "name" }, h("a", { href: `#/dead/${encodeURIComponent(dead)}` }, dead)),
-      h("td", { class: "spot", "data-label": "Source queue" }, from.map((one, place) => [place ? ", " : "", h("a", { href: queueLink(one) }, one)])),
-      h("td", { class: live.queues.get(dead).total ? "num bad" : "num zero", "data-label": "Messages" }, count(live.queues.get(dead).total)))));
+      `curl -X PUT ${location.origin}/v1/queues/emails -d '{"max_receives": 5}'`, `import miniq\nwith miniq.connect("${location.origin}") as mq:\n    mq.queue("emails").configure(max_receives=5)`));
+    clear(body, found.map(([dead, from]) => {
+      const { total, oldest } = live.queues.get(dead);
+      const deaths = from.map((one) => live.queues.get(one).last_death).filter(Boolean).sort((a, b) => (a.at < b.at ? 1 : -1));
+      return h("tr", {},
+        h("td", { class: "name" }, h("a", { href: `#/dead/${encodeURIComponent(dead)}` }, dead)),
+        h("td", { class: "spot", "data-label": "Source queue" }, from.map((one, place) => [place ? ", " : "", h("a", { href: queueLink(one) }, one)])),
+        h("td", { class: total ? "num bad" : "num zero", "data-label": "Messages" }, count(total)),
+        h("td", { class: "num", "data-label": "Oldest" }, oldest ? age(oldest) : "–"),
+        h("td", { class: "full", "data-label": "Last error" }, total && deaths.length ? [h("bdi", {}, deathOf(deaths[0].error)), h("span", { class: "note" }, `, ${age(deaths[0].at)} ago`)] : ""),
+        h("td", { class: "bare acts" }, total > 0 && may(dead) && h("div", { class: "row" }, h("button", { type: "button", "aria-label": `Redrive ${dead}`, onclick: () => redrive(dead, total) }, "Redrive"))));
+    }));
   };
   let shown = "";
   const changed = () => {
@@ -48,71 +59,68 @@ async function deadLetters(main, name, signal) {
   document.title = `${name} · MiniQ`;
   const me = await api.whoami(name);
   const may = me.verbs.includes("manage");
-  const chosen = new Set();
   const groups = h("div", { class: "groups" });
   const summary = h("p", { class: "note", role: "status" }, "Loading…");
-  const redriveButton = may && h("button", { type: "button", class: "main", disabled: true, onclick: onRedrive }, "Redrive selected");
-  const deleteButton = may && h("button", { type: "button", class: "bad", disabled: true, onclick: onDelete }, "Delete selected");
+  let ticks = []; // of the boxes of groups: whether all of it is selected
+  const selection = may && new Selection(name, { dead: true, done: () => attempt(load), changed: () => ticks.forEach((tick) => tick()) });
   clear(main, h("div", { class: "head" }, h("div", { class: "crumb" }, h("a", { href: "#/dead" }, "Dead letters")), h("h1", {}, name),
-    h("div", { class: "actions" }, redriveButton, deleteButton, h("a", { class: "button", href: queueLink(name) }, "Queue"))), summary, groups);
-
-  const updateButtons = () => {
-    if (!may) return;
-    redriveButton.disabled = deleteButton.disabled = !chosen.size;
-    redriveButton.textContent = chosen.size ? `Redrive ${plural(chosen.size, "message")}` : "Redrive selected";
-    deleteButton.textContent = chosen.size ? `Delete ${plural(chosen.size, "message")}` : "Delete selected";
-  };
-
-  async function onRedrive() {
-    const ids = [...chosen];
-    if (ids.length > 1000) { toast("At most 1,000 messages at once. Select fewer, or redrive the whole queue from its page.", true); return; }
-    if (await redrive(name, ids.length, ids)) load();
-  }
-  async function onDelete() {
-    const ids = [...chosen];
-    if (await confirm({ title: `Delete ${plural(ids.length, "message")}?`, text: "This can't be undone.", action: "Delete",
-      submit: async () => { for (const id of ids) await api.remove(name, id); } })) { toast(`Deleted ${plural(ids.length, "message")}.`); load(); }
-  }
+    h("div", { class: "actions" }, selection && selection.node,
+      may && h("button", { type: "button", onclick: async () => { if (await redrive(name, (await api.queue(name)).counts.total)) load(); } }, "Redrive all"),
+      h("a", { class: "button", href: queueLink(name) }, "Queue"))), summary, groups);
 
   async function load() {
-    chosen.clear();
-    updateButtons();
-    const byReason = new Map();
+    ticks = [];
+    if (selection) selection.clear();
+    const found = new Map();
     let after;
     let looked = 0;
     do {
       const page = await api.peek(name, { after, limit: 500 }, signal);
       for (const message of page.messages) {
-        const error = message.dead?.error ? `: ${firstLine(message.dead.error)}` : "";
-        const reason = message.dead ? `${message.dead.reason}, from ${message.dead.origin}${error}` : "sent directly to this queue";
-        byReason.set(reason, [...(byReason.get(reason) ?? []), message]);
+        const { dead } = message;
+        const key = dead ? JSON.stringify([dead.origin, dead.reason, pattern(dead.error ?? "")]) : "";
+        found.set(key, [...(found.get(key) ?? []), message]);
       }
       looked += page.messages.length;
       after = page.next;
     } while (after && looked < GROUPED);
-    summary.textContent = looked ? `${plural(looked, "message")} in ${plural(byReason.size, "group")}${after ? `; only the first ${exact(GROUPED)} messages are grouped` : ""}.` : "";
-    clear(groups, looked ? [...byReason].sort(([, a], [, b]) => b.length - a.length).map(([reason, messages]) => group(reason, messages))
+    if (signal.aborted) return;
+    summary.textContent = looked ? `${plural(looked, "message")} in ${plural(found.size, "group")}${after ? `; only the first ${exact(GROUPED)} messages are grouped` : ""}.` : "";
+    clear(groups, looked ? [...found.values()].sort((a, b) => b.length - a.length).map(group)
       : h("div", { class: "card" }, empty("No dead letters", "This queue is empty.")));
   }
 
-  function group(reason, messages) {
-    const boxes = [];
-    const select = (box, message) => { if (box.checked) chosen.add(message.id); else chosen.delete(message.id); };
-    const all = may && h("input", { type: "checkbox", "aria-label": `Select all: ${reason}`, onchange: () => {
-      boxes.forEach((box) => { box.checked = all.checked; });
-      messages.forEach((message) => select(all, message));
-      updateButtons();
-    } });
+  /** Edit a message, then send it back to where it came from. */
+  async function editAndRedrive(message) {
+    if (!await edit(name, message, "Save and redrive")) return;
+    await attempt(() => api.redrive(name, { ids: [message.id] }), (done) => (done.moved ? `Moved back to ${message.dead.origin}.` : "Not moved: the message has changed or has no source queue."));
+    load().catch(() => {});
+  }
+
+  function group(messages) {
+    const [{ dead }] = messages;
+    const error = messages.at(-1).dead?.error;
+    const title = dead ? (error ? firstLine(error) : `No error: ${REASONS[dead.reason] ?? dead.reason}`) : "Sent directly to this queue";
+    const label = dead ? `${dead.reason}, from ${dead.origin}${error ? `: ${firstLine(error)}` : ""}` : title;
+    const ids = messages.map(({ id }) => id);
+    const boxes = new Map();
+    const all = may && selection.box(`Select all: ${label}`, () => ids);
+    if (may) ticks.push(() => { all.checked = ids.every((id) => selection.ids.has(id)); for (const [id, box] of boxes) box.checked = selection.ids.has(id); });
     const rows = messages.slice(0, SHOWN).map((message) => {
       if (!may) return messageRow(name, message);
-      const box = h("input", { type: "checkbox", "aria-label": `Select ${message.id}`, onchange: () => { select(box, message); all.checked = messages.every(({ id }) => chosen.has(id)); updateButtons(); } });
-      boxes.push(box);
-      return messageRow(name, message, h("td", { class: "bare" }, box));
+      boxes.set(message.id, selection.box(`Select ${message.id}`, () => [message.id]));
+      return messageRow(name, message, h("td", { class: "bare box" }, boxes.get(message.id)), h("td", { class: "bare acts" }, message.dead && h("button", { type: "button", class: "plain", "aria-label": `Edit and redrive ${message.id}`, onclick: () => editAndRedrive(message) }, "Edit")));
     });
-    return h("section", { class: "card flush below" }, h("div", { class: "card-head row" }, all, h("h2", {}, reason), h("span", { class: "badge dead" }, exact(messages.length))),
-      h("div", { class: "scroll" }, h("table", { class: "cards" }, h("caption", { class: "visually-hidden" }, reason), messageHead(may && h("th", { scope: "col" }, h("span", { class: "visually-hidden" }, "Select"))), h("tbody", {}, rows))),
+    const times = messages.map((message) => message.dead?.at).filter(Boolean).sort();
+    return h("section", { class: "card flush below" },
+      h("div", { class: "card-head" }, h("div", { class: "row" }, all, h("h2", {}, h("bdi", {}, title)), h("span", { class: "badge dead" }, exact(messages.length)),
+        may && h("button", { type: "button", "aria-label": `Redrive group: ${label}`, onclick: () => selection.redrive(ids) }, "Redrive group"),
+        may && h("button", { type: "button", class: "bad", "aria-label": `Discard group: ${label}`, onclick: () => selection.discard(ids) }, "Discard group")),
+      dead && h("p", { class: "note" }, `${{ max_receives: "Received too often", rejected: "Rejected" }[dead.reason] ?? dead.reason} in `, h("a", { href: queueLink(dead.origin) }, dead.origin), `, the last ${age(times.at(-1))} ago, the first ${age(times[0])} ago.`),
+      error && error.includes("\n") && h("details", {}, h("summary", {}, "Traceback"), h("pre", { class: "body", tabIndex: 0, dir: "auto" }, error))),
+      h("div", { class: "scroll" }, h("table", { class: "cards" }, h("caption", { class: "visually-hidden" }, label), messageHead(may && h("th", { scope: "col", class: "box" }, h("span", { class: "visually-hidden" }, "Select")), may && h("th", { scope: "col" }, h("span", { class: "visually-hidden" }, "Edit"))), h("tbody", {}, rows))),
       messages.length > SHOWN && h("p", { class: "more note" }, `${exact(messages.length - SHOWN)} more not shown; selecting all includes them`));
   }
 
-  await load();
+  await load().catch((error) => { if (!signal.aborted) { summary.textContent = ""; toast(error.message, true); } });
 }

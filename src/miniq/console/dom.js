@@ -68,8 +68,15 @@ export const until = (moment) => {
 };
 
 const clock = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
+const hours = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", fractionalSecondDigits: 3, hourCycle: "h23" });
+const minutes = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
+const days = new Intl.DateTimeFormat(undefined, { dateStyle: "full" });
 /** A formatted time, exact on hover. */
 export const moment = (text) => h("time", { dateTime: text, title: text }, clock.format(new Date(text)));
+/** The time of day to the millisecond; `day` is the date that belongs to it, shown once. */
+export const timeOfDay = (text) => h("time", { dateTime: text, title: text, class: "mono" }, hours.format(new Date(text)));
+export const day = (text) => days.format(new Date(text));
+export const hourAndMinute = (ms) => minutes.format(new Date(ms));
 
 // JSON whose numbers keep their source text where the browser supports it, so that 1.0 and 12345678901234567890 survive
 // an edit. Such a number is an object that only JSON.stringify understands.
@@ -100,13 +107,40 @@ export const tile = (label, value, kind = "") => h("div", { class: `tile ${kind}
 export const field = (label, input, wide = false) =>
   h("label", { class: wide ? "field wide" : "field" }, h("span", {}, label), input);
 
-/** An empty state, with what to do about it. */
-export const empty = (title, text, command) =>
-  h("div", { class: "empty" }, h("h2", {}, title), h("p", {}, text), command && h("pre", { class: "curl" }, command));
+/** Whether the pattern of a scope, such as send:orders.*, covers a queue. */
+export function covers(scope, queue) {
+  const text = (scope.split(":")[1] ?? "*").split("*").map((part) => part.replace(/[.\-]/g, "\\$&")).join(".*");
+  return new RegExp(`^${text}$`).test(queue ?? "");
+}
 
+/** An empty state, with what to do about it: commands for a shell, or lines of Python, that can be copied. */
+export const empty = (title, text, ...commands) =>
+  h("div", { class: "empty" }, h("h2", {}, title), h("p", {}, text), commands.filter(Boolean).map(snippet));
+
+function snippet(text) {
+  const python = text.startsWith("import ");
+  const copy = h("button", { type: "button", class: "plain", "aria-label": python ? "Copy the lines of Python" : "Copy the command", onclick: () =>
+    navigator.clipboard.writeText(text).then(() => { copy.textContent = "Copied"; setTimeout(() => { copy.textContent = "Copy"; }, 2000); }) }, "Copy");
+  return h("div", { class: "snippet" }, h("pre", { class: python ? "python" : "curl" }, text), copy);
+}
+
+const auth = (keyed) => (keyed ? " -H 'Authorization: Bearer KEY'" : "");
 /** A curl command that sends a message to a queue of this broker. */
-export const curlLine = (queue, keyed) =>
-  `curl ${location.origin}/v1/queues/${queue}/messages${keyed ? " -H 'Authorization: Bearer KEY'" : ""} -d '{"body": "hello"}'`;
+export const curlLine = (queue, keyed) => `curl ${location.origin}/v1/queues/${queue}/messages${auth(keyed)} -d '{"body": "hello"}'`;
+/** The same in Python; with `receive`, also a consumer. */
+export const pythonLine = (queue, keyed, receive) => `import miniq\nwith miniq.connect("${location.origin}"${keyed ? ', api_key="KEY"' : ""}) as mq:\n    ${receive ? `mq.queue("${queue}").consume(lambda message: print(message.body))` : `mq.queue("${queue}").send("hello")`}`;
+
+/** Work on many things, a few at a time; how many failed, with the first error. */
+export async function each(things, work, most = 8) {
+  const left = [...things];
+  const failed = { count: 0, error: null };
+  const one = async () => { while (left.length) await work(left.pop()).catch((error) => { failed.count += 1; failed.error ??= error; }); };
+  await Promise.all(Array.from({ length: Math.min(most, left.length) }, one));
+  return failed;
+}
+
+/** What errors of one group have in common; see `broker/failures.py`. */
+export const pattern = (error) => firstLine(error.trimStart()).replace(/\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|\b0x[0-9a-f]+\b|\d+/gi, "#");
 
 /** Download bytes as a file. */
 export function download(raw, name) {

@@ -1,6 +1,6 @@
 // Search the history, newest first.
 import { api, live } from "./api.js";
-import { clear, empty, field, firstLine, h, messageLink, moment, plural, queueLink } from "./dom.js";
+import { brief, clear, day, empty, field, firstLine, h, messageLink, plural, queueLink, timeOfDay } from "./dom.js";
 import { attempt } from "./dialogs.js";
 
 const EVENTS = ["sent", "received", "acked", "released", "failed", "expired", "dead", "edited", "purged", "redriven"];
@@ -20,13 +20,13 @@ export async function historyPage(main, { query, signal }) {
   const table = h("table", { class: "cards" }, h("caption", { class: "visually-hidden" }, "Events"), h("thead", {}, h("tr", {},
     ["Time", "Event", "Queue", "Message", "Consumer", "Waited", "Held", "Reason"].map((text) => h("th", { scope: "col" }, text)))), body);
   const foot = h("div", { class: "more" });
-  const form = h("form", { class: "card", onsubmit: (event) => {
+  const form = h("form", { class: "card filters", onsubmit: (event) => {
     event.preventDefault();
     const given = Object.entries(inputs).map(([name, input]) => [name, input.value.trim()]).filter(([, value]) => value);
     history.replaceState(null, "", `#/history${given.length ? `?${new URLSearchParams(given)}` : ""}`);
     attempt(begin);
   } }, h("div", { class: "fields" }, field("Queue", inputs.queue), field("Event", inputs.event), field("Message ID", inputs.id),
-    field("Consumer", inputs.consumer), field("Since", inputs.since), h("div", { class: "row" }, h("button", { type: "submit", class: "main" }, "Search"))),
+    field("Consumer", inputs.consumer), field("Since", inputs.since), h("button", { type: "submit", class: "main" }, "Search")),
   h("datalist", { id: "queues" }, [...live.queues.keys()].map((value) => h("option", { value }))));
   clear(main, h("div", { class: "head" }, h("h1", {}, "History")),
     h("p", { class: "note" }, "Queues with history turned on record every event of their messages."), form, h("div", { class: "card flush" }, h("div", { class: "scroll" }, table), foot));
@@ -35,10 +35,12 @@ export async function historyPage(main, { query, signal }) {
   let floor; // and above this one
   let found;
   let asked;
+  let date; // of the last row
 
   async function begin() {
     asked = Object.fromEntries(["queue", "event", "id", "consumer"].map((name) => [name, inputs[name].value.trim()]));
     clear(body);
+    date = "";
     found = 0;
     const since = inputs.since.value && new Date(inputs.since.value).toISOString();
     // The range to search: from the first event since that time to the newest.
@@ -64,20 +66,27 @@ export async function historyPage(main, { query, signal }) {
       }
       const rest = events.reverse().slice(0, PAGE - got);
       cursor = rest.length < events.length ? rest.at(-1).offset : next;
-      body.append(...rest.map(line));
+      body.append(...rest.flatMap(line));
       got += rest.length;
     }
     found += got;
     table.hidden = !found;
     const left = cursor - 1 > floor;
     clear(foot, found || left ? h("span", { class: "note" }, left ? "" : `${plural(found, "event")}. `)
-      : empty("No events found", "If history is off, turn it on in the queue's settings or with:", `curl -X PUT ${location.origin}/v1/queues/${asked.queue || "emails"} -d '{"history": "events"}'`),
+      : empty("No events found", "If history is off, turn it on in the queue's settings or with:", `curl -X PUT ${location.origin}/v1/queues/${asked.queue || "emails"} -d '{"history": "events"}'`, `import miniq\nwith miniq.connect("${location.origin}") as mq:\n    mq.queue("${asked.queue || "emails"}").configure(history="events")`),
     left && h("button", { type: "button", onclick: () => attempt(more) }, "Show older"));
   }
 
-  const time = (n) => (n === undefined ? "" : n < 1000 ? `${n.toFixed(0)} ms` : `${(n / 1000).toFixed(1)} s`);
-  const line = (event) => h("tr", {},
-    h("td", { class: "full" }, moment(event.at)),
+  const time = (n) => (n === undefined ? "" : brief(n / 1000));
+  /** A row for an event, under one with its date where that is another than before. */
+  function line(event) {
+    const own = day(event.at);
+    const heading = own !== date && h("tr", { class: "date" }, h("th", { colSpan: 8, scope: "rowgroup" }, own));
+    date = own;
+    return [heading, row(event)].filter(Boolean);
+  }
+  const row = (event) => h("tr", { class: "event" },
+    h("td", { class: "full" }, timeOfDay(event.at)),
     h("td", { "data-label": "Event", class: "spot" }, h("span", { class: event.event === "dead" ? "badge dead" : "badge" }, event.event)),
     h("td", { "data-label": "Queue", class: "spot" }, h("a", { href: queueLink(event.queue) }, event.queue)),
     h("td", { "data-label": "Message", class: "mono spot" }, event.id ? h("a", { href: messageLink(event.queue, event.id), title: event.id }, `…${event.id.slice(-12)}`) : plural(event.count ?? 1, "message")),

@@ -1,10 +1,11 @@
 // One message: its fields, body, headers and history, and the actions on it.
 import { api } from "./api.js";
-import { age, badge, bytes, clear, download, firstLine, h, holder, moment, plural, queueLink, stateLabel, until } from "./dom.js";
+import { age, badge, brief, clear, day, firstLine, h, holder, moment, now, plural, queueLink, stateLabel, timeOfDay, until } from "./dom.js";
+import { bodyCard } from "./body.js";
+import { taskLine, taskOf } from "./tasks.js";
 import { TEXTS, edit } from "./compose.js";
 import { attempt, confirm, toast } from "./dialogs.js";
 
-const SHOWN = 64 * 1024;
 const WORDS = { sent: "Sent", received: "Received", acked: "Acked", released: "Released", failed: "Failed", expired: "Expired", dead: "Dead-lettered",
   edited: "Edited", purged: "Removed", redriven: "Redriven" };
 
@@ -33,8 +34,10 @@ export async function messagePage(main, { args: [queue, id], signal }) {
     location.hash = queueLink(queue);
   }
 
+  const task = taskOf(message);
   const facts = [["ID", h("span", { class: "mono" }, message.id)], ["Queue", h("a", { href: queueLink(queue) }, queue)], ["Sent", [moment(message.sent_at), ` (${age(message.sent_at)} ago)`]],
-    ["Receives", String(message.receives)], ["Priority", String(message.priority)], ["Content type", message.content_type],
+    task && [`${task.kind} task`, h("span", { class: "mono" }, taskLine(task))], task?.eta && ["ETA", moment(task.eta)], task?.retries > 0 && ["Retries", String(task.retries)],
+    ["Receives", String(message.dead?.receives ?? message.receives)], ["Priority", String(message.priority)], ["Content type", message.content_type],
     leased && ["Consumer", holder(message)],
     message.status === "delayed" && ["Ready", until(message.visible_at)], message.expires_at && ["Expires", moment(message.expires_at)],
     ...Object.entries(TEXTS).filter(([name]) => message[name]).map(([name, label]) => [label, h("bdi", {}, message[name])]),
@@ -63,11 +66,39 @@ export async function messagePage(main, { args: [queue, id], signal }) {
 async function showHistory(historyNode, queues, id, signal) {
   const pages = await Promise.all(queues.map((one) => api.history({ id, queue: one, limit: 200 }, signal).catch(() => ({ events: [] }))));
   const events = pages.flatMap((page) => page.events).sort((a, b) => a.offset - b.offset);
-  clear(historyNode, events.length
-    ? h("ol", { class: "timeline" }, events.map((event) => h("li", {}, h("b", {}, WORDS[event.event] ?? event.event), " ", h("span", { class: "note" }, moment(event.at),
-      event.consumer && ` by ${event.consumer}`, event.reason && `, ${event.reason}`, event.error && h("bdi", {}, `: ${firstLine(event.error)}`), event.wait_ms !== undefined && `, waited ${ms(event.wait_ms)}`,
-      event.held_ms !== undefined && `, held ${ms(event.held_ms)}`))))
+  clear(historyNode, events.length ? [life(events), timeline(events)]
     : h("p", { class: "note" }, "No history recorded. Turn on history in the queue's settings to record events from then on."));
+}
+
+const KINDS = { sent: "waits", received: "works", failed: "retries", released: "waits", expired: "waits", redriven: "waits", edited: "waits", dead: "dead" };
+const LABELS = { waits: "waiting", works: "in progress", retries: "waiting after a failure", dead: "dead" };
+
+/** The life of a message as a bar: how long it waited and was worked on, to scale. */
+function life(events) {
+  const ends = events.slice(1).map(({ at }) => Date.parse(at));
+  if (KINDS[events.at(-1).event]) ends.push(now()); // it still lives
+  const parts = ends.map((end, place) => ({ kind: KINDS[events[place].event] ?? "waits", seconds: (end - Date.parse(events[place].at)) / 1000 })).filter(({ seconds }) => seconds > 0);
+  const total = parts.reduce((so, { seconds }) => so + seconds, 0);
+  if (!total) return null;
+  const sums = new Map();
+  for (const { kind, seconds } of parts) sums.set(kind, (sums.get(kind) ?? 0) + seconds);
+  const bar = h("div", { class: "life", role: "img", "aria-label": `Life: ${[...sums].map(([kind, seconds]) => `${brief(seconds)} ${LABELS[kind]}`).join(", ")}` },
+    parts.map(({ kind, seconds }) => { const part = h("i", { class: kind, title: `${brief(seconds)} ${LABELS[kind]}` }); part.style.flexGrow = seconds / total; return part; }));
+  return [bar, h("p", { class: "legend" }, [...sums].map(([kind, seconds]) => h("span", { class: kind }, h("i"), `${brief(seconds)} ${LABELS[kind]}`)))];
+}
+
+/** Its events, each with the time since the one before; the date once for each day. */
+function timeline(events) {
+  let date = "";
+  return h("ol", { class: "timeline" }, events.map((event, place) => {
+    const own = day(event.at);
+    const heading = own !== date && h("div", { class: "note" }, own);
+    date = own;
+    const since = place && (Date.parse(event.at) - Date.parse(events[place - 1].at)) / 1000;
+    return h("li", { class: KINDS[event.event] ?? "" }, heading, timeOfDay(event.at), " ", h("b", {}, WORDS[event.event] ?? event.event), h("span", { class: "note" },
+      event.consumer && [" by ", h("bdi", {}, event.consumer)], event.reason && `, ${event.reason}`, event.wait_ms !== undefined ? `, waited ${brief(event.wait_ms / 1000)}` : event.held_ms !== undefined ? `, held ${brief(event.held_ms / 1000)}` : since ? `, ${brief(since)} later` : ""),
+    event.error && h("div", { class: "error" }, h("bdi", {}, firstLine(event.error))));
+  }));
 }
 
 /** How a message that has left its queue was finished, where that is kept; otherwise the error says that there is none. */
@@ -91,43 +122,8 @@ async function finishedPage(main, queue, result, signal) {
   await showHistory(historyNode, [queue], result.id, signal);
 }
 
-const ms = (n) => (n < 1000 ? `${n.toFixed(0)} ms` : `${(n / 1000).toFixed(1)} s`);
-
 /** Why the message failed last; of a dead letter, why it died, unless it has failed since. */
 function errorCard(message) {
   const error = message.error ?? message.dead?.error;
   return error && h("section", { class: "card" }, h("h2", {}, "Last error"), h("pre", { class: "body", tabIndex: 0, dir: "auto" }, error));
-}
-
-function bodyCard(message, title = "Body") {
-  const { text, kind, raw, name } = read(message);
-  const pre = h("pre", { class: "body", tabIndex: 0, dir: "auto" }, text.length > SHOWN ? text.slice(0, SHOWN) : text);
-  const rest = text.length > SHOWN && h("p", { class: "note" }, `Showing the first ${bytes(SHOWN)} of ${bytes(text.length)}. `,
-    h("button", { type: "button", onclick: (event) => { pre.textContent = text; event.currentTarget.parentNode.remove(); } }, "Show all"));
-  return h("section", { class: "card" }, h("div", { class: "row" }, h("h2", {}, `${title} (${kind})`),
-    h("button", { type: "button", class: "plain", onclick: () => navigator.clipboard.writeText(text).then(() => toast("Copied.")) }, "Copy"),
-    h("button", { type: "button", class: "plain", onclick: () => download(raw, name) }, "Download")), pre, rest);
-}
-
-/** A body as display text, and its raw bytes. */
-function read(message) {
-  if (message.body === undefined) {
-    const raw = Uint8Array.from(atob(message.data ?? ""), (letter) => letter.charCodeAt(0));
-    return { text: dump(raw.subarray(0, 16384)), kind: `binary, ${bytes(raw.length)}`, raw, name: `${message.id}.bin` };
-  }
-  const json = message.content_type === "application/json" || /\+json(;|$)/.test(message.content_type);
-  const text = json ? JSON.stringify(message.body, null, 2) : message.body;
-  const raw = new TextEncoder().encode(json ? JSON.stringify(message.body) : text);
-  return { text, kind: `${json ? "JSON" : "text"}, ${bytes(raw.length)}`, raw, name: `${message.id}.${json ? "json" : "txt"}` };
-}
-
-/** Bytes as a hex dump. */
-function dump(raw) {
-  const rows = [];
-  for (let at = 0; at < raw.length; at += 16) {
-    const row = raw.subarray(at, at + 16);
-    const hex = [...row].map((byte) => byte.toString(16).padStart(2, "0")).join(" ");
-    rows.push(`${at.toString(16).padStart(6, "0")}  ${hex.padEnd(47)}  ${[...row].map((byte) => (byte > 31 && byte < 127 ? String.fromCharCode(byte) : "·")).join("")}`);
-  }
-  return rows.join("\n");
 }

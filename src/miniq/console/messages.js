@@ -1,40 +1,48 @@
 // A paged list of messages: browse by state, or search in bounded steps.
 import { api } from "./api.js";
 import { age, badge, clear, exact, firstLine, h, holder, messageLink, plural, preview, stateLabel, until } from "./dom.js";
+import { Selection } from "./selection.js";
+import { taskLine, taskOf } from "./tasks.js";
 
 const PAGE = 50;
 
 /** One row of a list of messages. */
-export function messageRow(queue, message, first = null) {
+export function messageRow(queue, message, first = null, last = null) {
+  const task = taskOf(message);
   return h("tr", {},
     first,
-    h("td", { class: "cut", "data-label": "Message" }, h("a", { href: messageLink(queue, message.id), title: message.id },
-      h("bdi", {}, preview(message)))),
+    h("td", { class: "cut", "data-label": "Message" }, h("a", { class: "mono", href: messageLink(queue, message.id), title: message.id },
+      h("bdi", {}, task ? taskLine(task) : preview(message)))),
     h("td", { class: "bare" }, badge(stateLabel(message.status), message.status)),
     h("td", { class: "num", "data-label": "Priority" }, String(message.priority)),
     h("td", { class: "num", "data-label": "Receives" }, exact(message.dead?.receives ?? message.receives)),
     h("td", { class: "num", "data-label": "Age" }, age(message.sent_at)),
     h("td", { class: "wide-only" }, message.status === "leased" ? holder(message)
       : message.status === "delayed" ? `ready ${until(message.visible_at)}${message.error ? `, failed: ${firstLine(message.error)}` : ""}`
-      : message.error ? `failed: ${firstLine(message.error)}` : message.dead ? `dead-lettered ${age(message.dead.at)} ago` : message.key ? `key ${message.key}` : ""));
+      : message.error ? `failed: ${firstLine(message.error)}` : message.dead ? `dead-lettered ${age(message.dead.at)} ago` : message.key ? `key ${message.key}` : ""), last);
 }
 
-export const messageHead = (first = null) => h("thead", {}, h("tr", {}, first,
+export const messageHead = (first = null, last = null) => h("thead", {}, h("tr", {}, first,
   ["Message", "State", "Priority", "Receives", "Age", "Details"].map((text, place) =>
-    h("th", { scope: "col", class: place > 1 && place < 5 ? "num" : place === 5 ? "wide-only" : "" }, text))));
+    h("th", { scope: "col", class: place > 1 && place < 5 ? "num" : place === 5 ? "wide-only" : "" }, text)), last));
 
 /** The messages of a queue in one state, or those that match a search. `nothing` renders the empty state. */
 export class MessageList {
-  constructor(queue, signal, nothing) {
-    this.queue = queue;
-    this.signal = signal;
-    this.nothing = nothing;
+  constructor(queue, signal, nothing, { manage = false, dead = false } = {}) {
+    Object.assign(this, { queue, signal, nothing });
+    this.selection = manage && new Selection(queue, { dead, done: () => this.show().catch(() => {}), changed: () => this.#selected() });
+    this.boxes = [];
+    this.all = this.selection && h("input", { type: "checkbox", "aria-label": "Select all messages shown", onchange: () => {
+      for (const { box, id } of this.boxes) { box.checked = this.all.checked; if (box.checked) this.selection.ids.add(id); else this.selection.ids.delete(id); }
+      this.selection.show();
+    } });
+    this.bar = h("div", { class: "card-head row", hidden: true }, this.selection?.node);
     this.status = "";
     this.find = "";
     this.body = h("tbody");
     this.foot = h("div", { class: "more" });
-    this.table = h("table", { class: "cards" }, h("caption", { class: "visually-hidden" }, `Messages in ${queue}`), messageHead(), this.body);
-    this.node = h("div", { class: "card flush" }, h("div", { class: "scroll" }, this.table), this.foot);
+    this.table = h("table", { class: "cards" }, h("caption", { class: "visually-hidden" }, `Messages in ${queue}`), messageHead(this.all && h("th", { scope: "col", class: "box" }, this.all)), this.body);
+    this.node = h("div", { class: "card flush" }, this.bar, h("div", { class: "scroll" }, this.table), this.foot);
     this.run = 0;
   }
 
@@ -44,8 +52,23 @@ export class MessageList {
     this.after = undefined;
     this.looked = 0;
     this.found = 0;
+    this.boxes = [];
+    this.selection?.clear?.();
     clear(this.body);
     await this.more();
+  }
+
+  #selected() {
+    if (!this.bar) return; // while it is made
+    this.bar.hidden = !this.selection.ids.size;
+    this.all.checked = this.boxes.length > 0 && this.boxes.every(({ id }) => this.selection.ids.has(id));
+  }
+
+  #row(message) {
+    if (!this.selection) return messageRow(this.queue, message);
+    const box = this.selection.box(`Select ${message.id}`, () => [message.id]);
+    this.boxes.push({ box, id: message.id });
+    return messageRow(this.queue, message, h("td", { class: "bare box" }, box));
   }
 
   async more() {
@@ -58,7 +81,7 @@ export class MessageList {
     do {
       const page = await api.peek(this.queue, { status: this.status, find: this.find, after: this.after, limit: PAGE - got }, this.signal);
       if (run !== this.run || this.signal.aborted) return;
-      this.body.append(...page.messages.map((message) => messageRow(this.queue, message)));
+      this.body.append(...page.messages.map((message) => this.#row(message)));
       got += page.messages.length;
       this.found += page.messages.length;
       this.looked += page.looked ?? page.messages.length;

@@ -1,12 +1,15 @@
-// All queues, live.
+// All queues, live: what is wrong first, and dead letters with the queue that they come from.
 import { api, live } from "./api.js";
-import { age, clear, count, curlLine, empty, exact, h, isNarrow, plural, queueLink, rate, say, tile } from "./dom.js";
+import { age, clear, count, curlLine, empty, exact, h, isNarrow, plural, pythonLine, queueLink, rate, say, tile } from "./dom.js";
 import { settingsForm } from "./settings.js";
 import { spark } from "./charts.js";
 import { ask, toast } from "./dialogs.js";
+import { redrive } from "./redrive.js";
+import { deaths, origins, problems, worst } from "./words.js";
 
-const POINTS = 60;
+const FINE = 100; // queues of which every step of the last hour is drawn; of more, every minute
 const ROW_STEP = 200; // rows that are drawn, and that "Show more" adds
+const NAMED = 5; // queues that the line above the table names
 const COLUMNS = [
   ["name", "Queue", "name", (q) => q.name],
   ["trend", "Last hour", "spot", null],
@@ -15,21 +18,27 @@ const COLUMNS = [
   ["delayed", "Delayed", "num", (q) => q.delayed],
   ["dead", "Dead", "num", (q) => q.dead],
   ["oldest", "Oldest", "num", (q) => (q.oldest ? -Date.parse(q.oldest) : -Infinity)],
+  ["consumers", "Consumers", "num", (q) => q.consumers],
   ["sent", "Sent/s", "num", (q) => q.rates.sent],
   ["acked", "Acked/s", "num", (q) => q.rates.acked],
 ];
-let sorted = { by: "name", down: false };
+// What hurts: queues with a problem before those with dead letters or a pause, the oldest message first, then by name.
+const grade = (q) => (worst(q) ? 2 : q.dead || q.problems.length ? 1 : 0);
+const hurts = (a, b) => grade(b) - grade(a) || (grade(a) ? oldest(a) - oldest(b) : 0);
+const oldest = (q) => Date.parse(q.oldest ?? q.claim?.made_at ?? q.dead_oldest) || Infinity;
+let sorted = { by: "", down: true };
 let filterText = "";
 let limit = ROW_STEP;
 
 class Row {
-  constructor(entry) {
+  constructor(entry, onRedrive) {
     this.cells = {};
-    this.name = entry.name;
+    this.onRedrive = onRedrive;
     this.link = h("a", { href: queueLink(entry.name) }, entry.name);
-    this.spark = spark(`Messages in ${entry.name} over the last hour`);
+    this.words = h("ul", { class: "words" });
+    this.spark = spark(`Messages in ${entry.name}`);
     this.node = h("tr", {}, COLUMNS.map(([id, label, kind]) => {
-      const inside = id === "name" ? this.link : id === "trend" ? this.spark : "";
+      const inside = id === "name" ? [this.link, this.words] : id === "trend" ? this.spark : "";
       this.cells[id] = h("td", { class: kind, "data-label": label }, inside);
       return this.cells[id];
     }));
@@ -37,7 +46,7 @@ class Row {
 
   show(entry) {
     this.entry = entry;
-    for (const id of ["ready", "leased", "delayed", "dead"]) {
+    for (const id of ["ready", "leased", "delayed", "dead", "consumers"]) {
       say(this.cells[id], entry[id] === null ? "–" : count(entry[id]));
       this.cells[id].className = `num${entry[id] ? (id === "dead" ? " bad" : "") : " zero"}`;
     }
@@ -46,11 +55,19 @@ class Row {
       say(this.cells[id], rate(entry.rates[id]));
       this.cells[id].classList.toggle("zero", !entry.rates[id]);
     }
+    const lines = problems(entry);
+    if (entry.dead) lines.push({ kind: "dead", text: deaths(entry) });
+    const kinds = lines.map(({ kind }) => kind).join();
+    if (kinds !== this.kinds) {
+      this.kinds = kinds;
+      clear(this.words, lines.map(({ kind }) => h("li", { class: kind }, kind === "dead" ? h("a", { href: `#/dead/${encodeURIComponent(entry.dead_letter_queue)}` }) : h("span"),
+        kind === "dead" && this.onRedrive && h("button", { type: "button", "aria-label": `Redrive the dead letters of ${entry.name}`, onclick: () => this.onRedrive(this.entry) }, "Redrive"))));
+      this.words.hidden = !lines.length;
+    }
+    lines.forEach(({ text }, place) => { const line = this.words.children[place].firstChild; say(line, text); line.title = text; });
   }
 
-  draw(past = []) {
-    this.spark.show([...past, this.entry.total], POINTS + 1);
-  }
+  draw(past = []) { this.spark.show([...past, this.entry.total]); }
 }
 
 export async function overview(main, { signal, identity }) {
@@ -59,27 +76,32 @@ export async function overview(main, { signal, identity }) {
   const past = new Map();
   const body = h("tbody");
   const tiles = h("div", { class: "tiles" });
+  const status = h("p", { class: "status" });
   const filter = h("input", { class: "search", type: "search", placeholder: isNarrow() ? "Filter queues" : "Filter queues  ( / )", "aria-label": "Filter queues", value: filterText,
     oninput: () => { filterText = filter.value; arrange(); } });
+  const order = h("select", { "aria-label": "Sort by", onchange: () => { sorted = { by: order.value, down: order.value !== "name" }; arrange(); } },
+    [["", "What hurts first"], ...COLUMNS.filter(([, , , value]) => value)].map(([id, label]) => h("option", { value: id, selected: id === sorted.by }, label)));
   const heads = COLUMNS.map(([id, label, kind, value]) => h("th", { class: kind, scope: "col" },
     value ? h("button", { type: "button", onclick: () => { sorted = { by: id, down: sorted.by === id ? !sorted.down : id !== "name" }; arrange(); } }, label) : label));
   const nothing = h("div");
   const table = h("table", { class: "cards many" }, h("caption", { class: "visually-hidden" }, "Queues"), h("thead", {}, h("tr", {}, heads)), body);
   const manage = !identity || identity.allow.some((scope) => /^(\*|manage)/.test(scope));
   clear(main,
-    h("div", { class: "head" }, h("h1", {}, "Queues"), filter,
+    h("div", { class: "head" }, h("h1", {}, "Queues"), filter, order,
       h("div", { class: "actions" }, manage && h("button", { type: "button", class: "main", onclick: create }, "New queue"))),
-    tiles, h("div", { class: "card flush" }, h("div", { class: "scroll" }, table), nothing));
+    status, tiles, h("div", { class: "card flush" }, h("div", { class: "scroll" }, table), nothing));
 
   function arrange() {
-    const value = COLUMNS.find(([id]) => id === sorted.by)[3];
+    const value = COLUMNS.find(([id]) => id === sorted.by)?.[3];
     const text = filterText.trim().toLowerCase();
-    const shown = [...live.queues.values()].filter((entry) => !text || entry.name.toLowerCase().includes(text));
+    const dead = origins();
+    const shown = [...live.queues.values()].filter((entry) => (text ? entry.name.toLowerCase().includes(text) : !dead.has(entry.name)));
     shown.sort((a, b) => {
-      const [x, y] = [value(a), value(b)];
-      const order = x < y ? -1 : x > y ? 1 : 0;
-      return (sorted.down ? -order : order) || (a.name < b.name ? -1 : 1);
+      const [x, y] = value ? [value(a), value(b)] : [0, 0];
+      const first = value ? (x < y ? -1 : x > y ? 1 : 0) * (sorted.down ? -1 : 1) : hurts(a, b);
+      return first || (a.name < b.name ? -1 : 1);
     });
+    order.value = sorted.by;
     heads.forEach((head, place) => {
       if (COLUMNS[place][0] === sorted.by) head.setAttribute("aria-sort", sorted.down ? "descending" : "ascending");
       else head.removeAttribute("aria-sort");
@@ -99,29 +121,46 @@ export async function overview(main, { signal, identity }) {
 
   function draw(entry) {
     let row = rows.get(entry.name);
-    if (!row) { row = new Row(entry); rows.set(entry.name, row); }
+    if (!row) { row = new Row(entry, manage && onRedrive); rows.set(entry.name, row); }
     const before = row.entry?.total;
     row.show(entry);
     if (before !== entry.total) row.draw(past.get(entry.name));
     return row.node;
   }
 
+  const onRedrive = (entry) => redrive(entry.dead_letter_queue, live.queues.get(entry.dead_letter_queue)?.total ?? entry.dead);
+
+  /** One sentence on all queues. */
+  function summarise(every, died) {
+    const bad = every.filter(worst).sort(hurts);
+    const text = bad.map((q) => `${q.name} ${worst(q)}`).join();
+    if (text === status.dataset.text && bad.length) return;
+    status.dataset.text = text;
+    status.classList.toggle("bad", bad.length > 0);
+    if (!bad.length) { say(status, !live.known ? "" : died ? `No queue is stuck or failing now. ${plural(died, "dead letter")} ${died === 1 ? "waits" : "wait"} to be redriven or discarded.` : "No queue is stuck or failing."); return; }
+    clear(status, h("b", {}, bad.length === 1 ? "1 queue needs attention: " : `${exact(bad.length)} queues need attention: `),
+      bad.slice(0, NAMED).map((q, place) => [place ? ", " : "", h("a", { href: queueLink(q.name) }, q.name), ` (${worst(q)})`]), bad.length > NAMED && ` and ${exact(bad.length - NAMED)} more`, ".");
+  }
+
   function updateTiles() {
-    const every = [...live.queues.values()];
+    const dead = origins();
+    const every = [...live.queues.values()].filter(({ name }) => !dead.has(name));
     const total = (of) => every.reduce((so, q) => so + of(q), 0);
-    const dead = total((q) => q.dead);
+    const died = [...dead.keys()].reduce((so, name) => so + live.queues.get(name).total, 0);
+    summarise(every, died);
     const given = [["queues", exact(every.length)], ["ready", count(total((q) => q.ready))], ["in-flight", count(total((q) => q.leased))],
-      ["delayed", count(total((q) => q.delayed))], ["dead letters", count(dead)], ["sent/s", rate(total((q) => q.rates.sent))],
+      ["delayed", count(total((q) => q.delayed))], ["dead letters", count(died)], ["sent/s", rate(total((q) => q.rates.sent))],
       ["acked/s", rate(total((q) => q.rates.acked))]];
     if (tiles.children.length !== given.length) clear(tiles, given.map(([label, value]) => tile(label, value)));
     else given.forEach(([, value], place) => say(tiles.children[place].firstChild, value));
-    tiles.children[4].classList.toggle("bad", dead > 0);
+    tiles.children[4].classList.toggle("bad", died > 0);
     const quiet = every.length === 1 && every[0].name === "default" && !every[0].total;
     hint.hidden = !quiet;
   }
 
+  const keyed = identity && !identity.open;
   const hint = h("section", { class: "card", hidden: true }, empty("Send your first message",
-    "The first message sent to a queue creates it. From a shell:", curlLine("emails", identity && !identity.open)));
+    "The first message sent to a queue creates it. From a shell, or in Python:", curlLine("emails", keyed), pythonLine("emails", keyed)));
   main.append(hint);
 
   function update() {
@@ -131,7 +170,7 @@ export async function overview(main, { signal, identity }) {
   }
 
   async function loadTrends() {
-    const trends = await api.trends({ series: "total", points: POINTS });
+    const trends = await api.trends({ series: "total", points: live.queues.size > FINE ? 60 : 240 });
     past.clear();
     for (const trend of trends.queues) past.set(trend.name, trend.series.total);
     for (const [name, row] of rows) row.draw(past.get(name));

@@ -1,12 +1,14 @@
 // One queue: live charts, messages, consumers, settings, and the actions on the whole queue.
 import { api, live } from "./api.js";
-import { age, badge, bytes, clear, count, curlLine, empty, field, h, isNarrow, plural, say, stateLabel, tile } from "./dom.js";
+import { age, badge, bytes, clear, count, curlLine, empty, exact, firstLine, h, isNarrow, plural, pythonLine, queueLink, say, stateLabel, tile } from "./dom.js";
 import { Chart } from "./charts.js";
 import { send } from "./compose.js";
 import { ConsumerList, Times } from "./consumers.js";
 import { MessageList } from "./messages.js";
 import { settingsForm } from "./settings.js";
-import { ask, attempt, confirm, toast } from "./dialogs.js";
+import { attempt, confirm, toast } from "./dialogs.js";
+import { redrive } from "./redrive.js";
+import { origins, problems } from "./words.js";
 
 const SLOTS = 241;
 const STEP = 15000;
@@ -16,44 +18,55 @@ export async function queuePage(main, { args: [name], signal }) {
   const [info, me] = await Promise.all([api.queue(name), api.whoami(name)]);
   if (signal.aborted) return;
   const may = (verb) => me.verbs.includes(verb);
-  const isDead = [...live.queues.values()].some((q) => q.dead_letter_queue === name) || name.endsWith(".dead");
+  const from = origins().get(name) ?? [];
+  const isDead = from.length > 0 || name.endsWith(".dead");
 
   // Numbers and charts
-  const numbers = [["ready", "ready"], ["leased", "in-flight"], ["delayed", "delayed"], ["dead", "dead letters"], ["oldest", "oldest"], ["bytes", "bytes"], ["consumers", "consumers"]];
+  const numbers = [[isDead ? "total" : "ready", isDead ? "dead letters" : "ready"], ["leased", "in-flight"], ["delayed", "delayed"], !isDead && ["dead", "dead letters"], ["oldest", "oldest"], ["bytes", "bytes"], !isDead && ["consumers", "consumers"]].filter(Boolean);
   const tiles = h("div", { class: "tiles" }, numbers.map(([, label]) => tile(label, "–")));
+  const words = h("ul", { class: "words card", hidden: true });
   const times = new Times();
-  const depth = new Chart("Messages", ["ready", "in-flight", "delayed"], SLOTS, STEP / 1000);
-  const flow = new Chart("Messages per second", ["sent", "received", "acked"], SLOTS, STEP / 1000, "rate");
+  const depth = new Chart("Messages", "in each state", ["ready", "in-flight", "delayed"], SLOTS, STEP / 1000);
+  const flow = new Chart("Throughput", "messages per second", ["sent", "received", "acked", "failed"], SLOTS, STEP / 1000, "rate");
   let shiftedAt = 0;
   const progress = h("p", { class: "note", role: "status" });
 
   function update() {
     const q = live.queues.get(name);
     if (!q) return;
-    const shown = { ready: count(q.ready), leased: count(q.leased), delayed: count(q.delayed), dead: q.dead === null ? "–" : count(q.dead), oldest: q.oldest ? age(q.oldest) : "–", bytes: bytes(q.bytes), consumers: count(q.consumers) };
-    numbers.forEach(([id], place) => say(tiles.children[place].firstChild, shown[id]));
-    tiles.children[3].classList.toggle("bad", q.dead > 0);
+    const shown = { ...q, oldest: q.oldest ? age(q.oldest) : "–", bytes: bytes(q.bytes) };
+    numbers.forEach(([id], place) => {
+      const value = shown[id];
+      say(tiles.children[place].firstChild, value === null ? "–" : typeof value === "number" ? count(value) : value);
+      tiles.children[place].classList.toggle("bad", id === (isDead ? "total" : "dead") && value > 0);
+    });
+    const lines = problems(q).filter(({ kind }) => kind !== "paused");
+    words.hidden = !lines.length;
+    if (lines.map(({ text }) => text).join("\n") !== [...words.children].map((line) => line.textContent).join("\n")) clear(words, lines.map(({ kind, text }) => h("li", { class: kind }, text)));
+    setPaused(q.problems.includes("paused"));
     times.show(q);
+    why.changed(q);
     const shift = Date.now() - shiftedAt > STEP;
     if (shift) shiftedAt = Date.now();
     depth.add([q.ready, q.leased, q.delayed], shift);
-    flow.add([q.rates.sent, q.rates.received, q.rates.acked], shift);
+    flow.add([q.rates.sent, q.rates.received, q.rates.acked, q.rates.failed + q.rates.dead], shift); // a death is the last failure
   }
 
   async function loadTrends() {
-    const { queues: [trend] } = await api.trends({ queue: name, series: "ready,leased,delayed,sent,received,acked", points: 240 });
+    const { queues: [trend] } = await api.trends({ queue: name, series: "ready,leased,delayed,sent,received,acked,failed,dead", points: 240 });
     if (!trend || signal.aborted) return;
     shiftedAt = 0;
-    const { ready, leased, delayed, sent, received, acked } = trend.series;
+    const { ready, leased, delayed, sent, received, acked, failed, dead } = trend.series;
     depth.set([ready, leased, delayed]);
-    flow.set([sent, received, acked]);
+    flow.set([sent, received, acked, failed.map((value, place) => value + dead[place])]);
   }
 
   // Messages
   const nothing = (status) => (status || !may("send")
     ? empty(status ? `No ${stateLabel(status)} messages` : "This queue is empty", "Refresh to look again.")
-    : empty("This queue is empty", "Send a message here, or from a shell:", curlLine(name, !me.open)));
-  const list = new MessageList(name, signal, nothing);
+    : empty("This queue is empty", "Send a message here, from a shell, or in Python; the last lines consume:", curlLine(name, !me.open), pythonLine(name, !me.open), pythonLine(name, !me.open, true)));
+  const list = new MessageList(name, signal, nothing, { manage: may("manage"), dead: isDead });
+  const why = new Failures(name, signal);
   const states = [["", "All"], ["ready", "Ready"], ["leased", "In-flight"], ["delayed", "Delayed"]];
   const segments = h("div", { class: "segments", role: "group", "aria-label": "State" }, states.map(([value, label]) =>
     h("button", { type: "button", "aria-pressed": String(value === ""), onclick: (event) => {
@@ -67,18 +80,21 @@ export async function queuePage(main, { args: [name], signal }) {
 
   // Settings
   const paused = badge("paused", "delayed");
-  paused.hidden = !info.settings.paused;
+  const pauseButton = may("manage") && !isDead && h("button", { type: "button", onclick: onPause }, "Pause");
+  const setPaused = (is) => { paused.hidden = !is; if (pauseButton) say(pauseButton, is ? "Resume" : "Pause"); };
+  setPaused(info.settings.paused);
   let form = settingsForm(info.settings, !may("manage"));
   const settings = h("form", { class: "card", hidden: true, onsubmit: async (event) => {
     event.preventDefault();
-    const changes = form.changes();
+    let changes;
+    try { changes = form.changes(); } catch (error) { toast(error.message, true); return; }
     if (!Object.keys(changes).length) { toast("No changes to save."); return; }
     const done = await attempt(() => api.configure(name, changes), "Saved.");
     if (!done) return;
     const old = form.node;
     form = settingsForm(done.settings); // others may have changed settings too
     old.replaceWith(form.node);
-    paused.hidden = !done.settings.paused;
+    setPaused(done.settings.paused);
   } }, h("h2", {}, "Settings"), form.node, may("manage") && h("div", { class: "more" }, h("button", { class: "main", type: "submit" }, "Save settings")));
   const messages = h("div", {}, searching, list.node);
   messages.firstChild.classList.add("row");
@@ -96,6 +112,11 @@ export async function queuePage(main, { args: [name], signal }) {
   async function onSend() {
     const sent = await send(name);
     if (sent) { toast(`Sent ${sent.ids[0]}.`); list.show().catch(() => {}); }
+  }
+  async function onPause() {
+    const is = pauseButton.textContent === "Pause";
+    const done = await attempt(() => api.configure(name, { paused: is }), is ? `Paused ${name}: its messages wait.` : `Resumed ${name}.`);
+    if (done) setPaused(done.settings.paused);
   }
   async function onPurge() {
     const done = await confirm({ title: `Purge ${name}?`, action: "Purge", type: name, submit: () => api.purge(name),
@@ -122,13 +143,15 @@ export async function queuePage(main, { args: [name], signal }) {
   clear(main,
     h("div", { class: "head" }, h("div", { class: "crumb" }, h("a", { href: "#/" }, "Queues")), h("h1", {}, name),
       isDead && badge("dead-letter queue", "dead"), paused, !may("manage") && badge("read-only"),
+      from.length > 0 && h("span", { class: "note" }, "of ", from.map((one, place) => [place ? ", " : "", h("a", { href: queueLink(one) }, one)])),
       h("div", { class: "actions" },
         may("send") && h("button", { type: "button", class: "main", "data-key": "send", onclick: onSend }, "Send"),
-        isDead && h("a", { class: "button", href: `#/dead/${encodeURIComponent(name)}` }, "Group by reason"),
+        isDead && h("a", { class: "button", href: `#/dead/${encodeURIComponent(name)}` }, "Group by error"),
         isDead && may("manage") && h("button", { type: "button", onclick: onRedrive }, "Redrive"),
+        pauseButton,
         may("manage") && h("button", { type: "button", class: "bad", onclick: onPurge }, "Purge"),
         may("manage") && name !== "default" && h("button", { type: "button", class: "bad", onclick: onDelete }, "Delete"))),
-    progress, tiles, times.node, h("div", { class: "two" }, depth.node, flow.node), h("div", {}, tabs), messages, consumers.node, settings);
+    progress, words, tiles, !isDead && times.node, h("div", { class: "two" }, depth.node, flow.node), why.node, h("div", {}, tabs), messages, consumers.node, settings);
   if (info.redrive?.running) watchRedrive();
   live.addEventListener("stats", update, { signal });
   await loadTrends().catch(() => {});
@@ -136,22 +159,36 @@ export async function queuePage(main, { args: [name], signal }) {
   await list.show();
 }
 
-/** Ask for the redrive options, then redrive the whole queue or only `ids`. */
-export function redrive(name, amount, ids) {
-  const to = h("input", { autocomplete: "off", placeholder: "source queue" });
-  const speed = h("input", { type: "number", min: 0, step: "any", placeholder: "no limit" });
-  return ask({
-    title: `Redrive ${plural(amount, "message")}?`, action: "Redrive",
-    body: [h("p", { class: "note" }, "Messages return to their source queue, and their receive count restarts at 0."),
-      h("div", { class: "fields" }, field("Destination queue", to), !ids && field("Max messages per second", speed))],
-    submit: async () => {
-      const body = {};
-      if (ids) body.ids = ids;
-      if (to.value.trim()) body.to = to.value.trim();
-      if (!ids && speed.value.trim()) body.rate = Number(speed.value);
-      const done = await api.redrive(name, body);
-      toast(done.running ? "Redrive started." : `Moved ${plural(done.moved, "message")}${done.skipped ? `, skipped ${done.skipped}` : ""}.`);
-      return done;
-    },
-  });
+/** Why messages failed in the last hour, in groups; asked again when another one has failed. */
+class Failures {
+  #seen = null; #body; #asked = false;
+
+  constructor(queue, signal) {
+    Object.assign(this, { queue, signal });
+    this.#body = h("tbody");
+    this.node = h("section", { class: "card flush", hidden: true }, h("div", { class: "card-head" }, h("h2", {}, "Failures ", h("small", {}, "of the last hour, by error"))),
+      h("div", { class: "scroll" }, h("table", { class: "cards" }, h("caption", { class: "visually-hidden" }, "Failures of the last hour"),
+        h("thead", {}, h("tr", {}, [["Error", ""], ["Times", "num"], ["First", "num"], ["Last", "num"]].map(([text, kind]) => h("th", { scope: "col", class: kind }, text)))), this.#body)));
+  }
+
+  changed({ failures, last_death }) {
+    const seen = JSON.stringify([failures?.last_at, failures?.failed, last_death?.at]);
+    if (seen === this.#seen || this.#asked) return;
+    this.#seen = seen;
+    this.#asked = true;
+    api.failures(this.queue, this.signal).then(({ failures: groups }) => this.#draw(groups)).catch(() => {}).finally(() => { this.#asked = false; });
+  }
+
+  #draw(groups) {
+    this.node.hidden = !groups.length;
+    const opened = new Set([...this.#body.querySelectorAll("details[open] summary")].map((one) => one.textContent));
+    clear(this.#body, groups.map((group) => {
+      const line = firstLine(group.error);
+      const more = group.error.trim() !== line;
+      return h("tr", {}, h("td", { class: "full last" }, more ? h("details", { open: opened.has(line) }, h("summary", {}, h("bdi", {}, line)), h("pre", { class: "body", tabIndex: 0, dir: "auto" }, group.error)) : h("bdi", {}, line)),
+        h("td", { class: "num bad", "data-label": "Times" }, exact(group.count)),
+        h("td", { class: "num", "data-label": "First" }, h("span", { title: group.first_at }, `${age(group.first_at)} ago`)),
+        h("td", { class: "num", "data-label": "Last" }, h("span", { title: group.last_at }, `${age(group.last_at)} ago`)));
+    }));
+  }
 }

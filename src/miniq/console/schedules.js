@@ -1,6 +1,6 @@
 // Schedules: when each one sends next and what became of the last times, with pause, run now and delete.
 import { api } from "./api.js";
-import { badge, clear, duration, empty, encode, exact, firstLine, h, messageLink, moment, plural, preview, queueLink, say, until } from "./dom.js";
+import { badge, clear, covers, duration, empty, encode, exact, firstLine, h, messageLink, moment, plural, preview, queueLink, say, until } from "./dom.js";
 import { attempt, confirm, toast } from "./dialogs.js";
 
 const REFRESH = 3000; // ms between two looks at the broker
@@ -30,11 +30,7 @@ function outcome(result, queue) {
 /** Whether this key allows a schedule of a queue to be run, paused and deleted. */
 function mayChange(identity, queue) {
   if (!identity || identity.open) return true;
-  const allows = (verb) => identity.allow.some((scope) => {
-    const [given, pattern = "*"] = scope.split(":");
-    const text = pattern.split("*").map((part) => part.replace(/[.\-]/g, "\\$&")).join(".*");
-    return (given === verb || given === "*") && new RegExp(`^${text}$`).test(queue ?? "");
-  });
+  const allows = (verb) => identity.allow.some((scope) => [verb, "*"].includes(scope.split(":")[0]) && covers(scope, queue));
   return allows("manage") && allows("send");
 }
 

@@ -294,6 +294,10 @@ class ClaimStore(Protocol):
     async def groups(self, queue: str, now: int) -> list[ClaimGroup]:
         """All groups by name, with their claims that are readable at `now` by number."""
 
+    async def all_groups(self, now: int, held: bool = False) -> dict[str, list[ClaimGroup]]:
+        """The same of every queue that has groups, by queue. With `held`, only the claims that are not acked, and only
+        the groups that have such claims."""
+
 
 class StageStore(Protocol):
     """Uploaded messages that are not committed yet."""

@@ -11,6 +11,7 @@ from miniq.api import operations as ops
 from miniq.api.operation import AsTable, Call
 from miniq.api.shapes import ApiKey, Identity, Stats, Trends
 from miniq.api.tables import TablePage
+from miniq.batch import ClaimGroup
 from miniq.client import bodies
 from miniq.client._async.queue import AsyncQueue
 from miniq.client._async.topic import AsyncTopic
@@ -130,6 +131,13 @@ class AsyncClient(OneProcess):
     async def delete_schedule(self, name: str) -> None:
         """Remove a schedule. What it has sent stays."""
         await self._transport.perform(ops.DeleteSchedule(name))
+
+    async def claim_groups(self) -> dict[str, list[ClaimGroup]]:
+        """All groups of readers with the claims that can be read, by queue."""
+        found: dict[str, list[ClaimGroup]] = {}
+        for queue, group in await self._transport.perform(ops.ListAllClaims()):
+            found.setdefault(queue, []).append(group)
+        return found
 
     async def stats(self, queue: str | None = None) -> Stats:
         """The current counts, rates per second and dead letters of all queues, or of one."""

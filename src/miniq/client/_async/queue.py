@@ -37,6 +37,7 @@ from miniq.client.interrupts import async_shield
 from miniq.client.one_process import OneProcess
 from miniq.consumer import Consumer
 from miniq.errors import BadName, MiniQError
+from miniq.failure import FailureGroup
 from miniq.message import (
     AckedLease,
     ConfiguredQueue,
@@ -296,6 +297,10 @@ class AsyncQueue(OneProcess):
     async def consumers(self) -> list[Consumer]:
         """Who received in the last five minutes, and who holds messages, by name."""
         return await self._perform(ops.ListConsumers(self.name))
+
+    async def failures(self) -> list[FailureGroup]:
+        """Why messages failed in the last hour, in groups with about the same error, the last one first."""
+        return await self._perform(ops.ListFailures(self.name))
 
     # The queue itself
 

@@ -38,6 +38,7 @@ from miniq.client.interrupts import shield
 from miniq.client.one_process import OneProcess
 from miniq.consumer import Consumer
 from miniq.errors import BadName, MiniQError
+from miniq.failure import FailureGroup
 from miniq.message import (
     AckedLease,
     ConfiguredQueue,
@@ -293,6 +294,10 @@ class Queue(OneProcess):
     def consumers(self) -> list[Consumer]:
         """Who received in the last five minutes, and who holds messages, by name."""
         return self._perform(ops.ListConsumers(self.name))
+
+    def failures(self) -> list[FailureGroup]:
+        """Why messages failed in the last hour, in groups with about the same error, the last one first."""
+        return self._perform(ops.ListFailures(self.name))
 
     # The queue itself
 

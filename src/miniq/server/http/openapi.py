@@ -41,7 +41,7 @@ _ERRORS = {
 
 _SOME: dict[str, Callable[[Operation], bool]] = {
     "406": lambda operation: operation.table is not None,
-    "410": lambda operation: "/claims" in operation.path,
+    "410": lambda operation: "{queue}/claims" in operation.path,
     "422": lambda operation: operation.repeat == "named",
 }
 """Errors that not every call has."""

@@ -13,6 +13,7 @@ import asyncio
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
+from operator import itemgetter
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -167,15 +168,13 @@ class Claims(Part, ClaimStore):
             return released
 
     async def groups(self, queue: str, now: int) -> list[ClaimGroup]:
-        shelf = self._core.shelf(queue)
-        groups = []
-        for _, readers in sorted(shelf.readers.items()):
-            if _is_real(readers):
-                claims = [record.claim for record in readers.kept.values() if record.until > now]
-                claims += [held.claim for held in readers.held.values() if held.ends]
-                claims.sort(key=lambda claim: claim.number)
-                groups.append(_state(readers, claims))
-        return groups
+        return _groups(self._core.shelf(queue), now)
+
+    async def all_groups(self, now: int, held: bool = False) -> dict[str, list[ClaimGroup]]:
+        self._commit.check()
+        shelves = [(queue, shelf) for queue, shelf in self._core.shelves.items() if shelf.readers]
+        groups = {queue: _groups(shelf, now, held) for queue, shelf in sorted(shelves, key=itemgetter(0))}
+        return {queue: some for queue, some in groups.items() if some}
 
     def restore(self, shelf: Shelf, group: transfer.Readers) -> None:
         """Add a group from another store, where it held no claims."""
@@ -460,3 +459,16 @@ def _is_real(readers: Readers) -> bool:
 def _fitting(sizes: Sequence[int], left: int) -> int:
     """How many of the first messages fit into `left` bytes."""
     return bisect_right(list(accumulate(sizes)), left)
+
+
+def _groups(shelf: Shelf, now: int, held: bool = False) -> list[ClaimGroup]:
+    """See `ClaimStore.all_groups`."""
+    groups = []
+    for _, readers in sorted(shelf.readers.items()):
+        claims = [open_claim.claim for open_claim in readers.held.values() if open_claim.ends]
+        if not held:
+            claims += [record.claim for record in readers.kept.values() if record.until > now]
+        if _is_real(readers) and (claims or not held):
+            claims.sort(key=lambda claim: claim.number)
+            groups.append(_state(readers, claims))
+    return groups

@@ -166,6 +166,31 @@ class Claims(ClaimStore):
             found.append(reader.state(claim_of(c) for c in claims if c["group"] == reader.group and readable(c, now)))
         return found
 
+    async def all_groups(self, now: int, held: bool = False) -> dict[str, list[ClaimGroup]]:
+        with self._link.call() as db:
+            async with self._link.client.start_session(snapshot=True) as session:
+                readers = await db.readers.find({}, session=session).sort("group").to_list()
+                if not readers:
+                    return {}
+                query = {"acked_at": None} if held else {}
+                found = await db.claims.find(query, session=session).sort([("group", 1), ("claim", 1)]).to_list()
+                serials = {"serial": {"$in": list({one["serial"] for one in readers})}}
+                fields = {"number": 1, "serial": 1}
+                queues = await db.queues.find(serials, fields, session=session).sort("_id").to_list()
+        claims: dict[tuple[Any, str], list[Claim]] = {}
+        for one in found:
+            if readable(one, now):
+                claims.setdefault((one["number"], one["group"]), []).append(claim_of(one))
+        named = {queue["serial"]: queue for queue in queues}
+        groups: dict[str, list[ClaimGroup]] = {queue["_id"]: [] for queue in queues}
+        for one in readers:
+            queue = named.get(one["serial"])
+            if queue is not None:
+                own = claims.get((queue["number"], one["group"]), [])
+                if own or not held:
+                    groups[queue["_id"]].append(reader_of(one, one["group"], queue["number"]).state(own))
+        return {queue: some for queue, some in groups.items() if some}
+
     async def finish(self, now: int) -> None:
         """Complete the end of claims left by brokers that died, and forget acked claims whose time is over."""
         with self._link.call() as db:

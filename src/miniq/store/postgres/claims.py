@@ -126,6 +126,14 @@ class Claims(Part, ClaimStore):
                 groups.append(ClaimGroup(unescape(name) or "", epoch, acked, last, claims, uid))
         return groups
 
+    async def all_groups(self, now: int, held: bool = False) -> dict[str, list[ClaimGroup]]:
+        joined = await self._db.all("all_claim_groups", {"now": now, "held": held})
+        found: dict[str, list[ClaimGroup]] = {}
+        for (queue, name, epoch, acked, last, uid), claimed in groupby(joined, lambda row: row[:6]):
+            claims = [_claim(row[6:]) for row in claimed if row[6] is not None]
+            found.setdefault(queue, []).append(ClaimGroup(unescape(name) or "", epoch, acked, last, claims, uid))
+        return found
+
     # Inside
 
     async def _locked(

@@ -40,6 +40,15 @@ LEFT JOIN claims c ON c.readers = r.id AND (c.until IS NULL OR c.until > %(now)s
 WHERE q.name = %(queue)s
 ORDER BY r.name, c.number;
 
+-- name: all_claim_groups
+SELECT q.name, r.name, r.epoch, r.acked, r.last, r.uid,
+    c.number, c.messages, c.bytes, c.made_at, c.acked_at, c.reader
+FROM readers r
+JOIN queues q ON q.id = r.queue
+LEFT JOIN claims c ON c.readers = r.id AND (c.until IS NULL OR (c.until > %(now)s AND NOT %(held)s))
+WHERE (r.epoch > 0 OR r.last > 0) AND (c.number IS NOT NULL OR NOT %(held)s)
+ORDER BY q.name COLLATE "C", r.name, c.number;
+
 -- name: held_claims
 SELECT number, messages, bytes, made_at, acked_at, reader FROM claims
 WHERE readers = %(readers)s AND number > %(acked)s AND number <= %(upto)s ORDER BY number;

@@ -1,0 +1,299 @@
+"""The console at three in the morning: what is wrong, why, and what can be done about it, in a real browser."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect
+
+import miniq
+from tests.acceptance.browser import Visit, browsing
+from tests.acceptance.staged import staged, trouble
+
+WORDS = {
+    "orders": r"^447 ready, no consumer for 1\d min$",
+    "payments": r"^failing: 1 in 3 of the last \d+ attempts: ValueError: no such card$",
+    "etl": r"^claim of group nightly stuck for 1\d min: 25 messages$",
+    "paused": r"^paused: 7 messages wait$",
+}
+CELERY = {
+    "task": "shop.add",
+    "argsrepr": "(1, 2)",
+    "kwargsrepr": "{'z': 3}",
+    "retries": "1",
+    "eta": "2027-01-01T00:00:00Z",
+}
+DRAMATIQ = {"actor_name": "send_mail", "args": ["a@b.c"], "kwargs": {"n": 1}, "options": {"retries": 2}}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with browsing() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with staged(trouble, goes_on=False) as address:
+        yield address
+
+
+@pytest.fixture
+def mq(url: str) -> Iterator[miniq.Client]:
+    with miniq.connect(url) as client:
+        yield client
+
+
+@pytest.fixture
+def visit(browser: Browser, url: str) -> Iterator[Visit]:
+    made = Visit(browser, url, "desk", locale="en-GB")
+    yield made
+    made.close()
+    assert made.bad == []
+
+
+def row(page: Page, queue: str) -> Any:
+    link = page.get_by_role("link", name=queue, exact=True)
+    return page.get_by_role("table", name="Queues").locator("tbody tr", has=link)
+
+
+def fail(queue: Any, error: str, dead: bool = True) -> None:
+    for message in queue.receive(max=10, consumer="ann"):
+        message.fail(error, dead=dead)
+
+
+@pytest.mark.parametrize("size", ["desk", "phone"])
+def test_the_overview_alone_says_what_is_wrong_with_each_queue(browser: Browser, url: str, size: str) -> None:
+    visit = Visit(browser, url, size)
+    page = visit.go("/")
+    for queue, words in WORDS.items():
+        expect(row(page, queue).locator(".words li").first).to_have_text(re.compile(words))
+    expect(row(page, "fine").locator(".words")).to_be_hidden()
+    status = page.locator(".status")
+    for text in ("etl (stuck claim)", "payments (failing)", "orders (no consumer)"):
+        expect(status).to_contain_text(text)
+    order = page.locator("tbody td.name > a").all_inner_texts()
+    assert {"orders", "payments", "etl"} < set(order[: order.index("paused")]), "what hurts comes first"
+    assert order.index("paused") < order.index("fine")
+    assert visit.bad == []
+    visit.close()
+
+
+def test_dead_letters_stand_with_their_queue_and_are_not_ready(visit: Visit, mq: miniq.Client) -> None:
+    queue = mq.queue("faxes")
+    queue.send_many(range(3))
+    fail(queue, "NoPaper: tray 1")
+    page = visit.go("/")
+    faxes = row(page, "faxes")
+    line = faxes.locator(".words .dead")
+    expect(line).to_contain_text(re.compile(r"^3 dead letters, the last \S+ s ago: NoPaper: tray 1"))
+    expect(faxes.locator("[data-label=Dead]")).to_have_text("3")
+    expect(row(page, "faxes.dead")).to_have_count(0)
+    shown = int(page.locator(".tile", has_text="ready").locator("b").inner_text())
+    assert shown == sum(info.counts.ready for info in mq.queues() if not info.name.endswith(".dead"))
+    line.get_by_role("button").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("dialog")).to_contain_text("Redrive 3 messages?")
+    page.get_by_label("Max messages per second").fill("1000")
+    page.keyboard.press("Enter")
+    visit.toast("Redrive started.")
+    expect(faxes.locator("[data-label=Ready]")).to_have_text("3")
+    expect(line).to_have_count(0)
+    queue.delete()
+
+
+def test_a_queue_shows_why_it_fails_and_charts_that_can_be_read(visit: Visit) -> None:
+    page = visit.go("/q/payments")
+    expect(page.locator(".words")).to_have_text(re.compile(WORDS["payments"]))
+    errors = page.get_by_role("table", name="Failures of the last hour").locator("tbody tr")
+    expect(errors).to_have_count(1)
+    expect(errors.locator("td").nth(1)).to_have_text("30")
+    errors.locator("summary").click()
+    expect(errors.locator("pre")).to_contain_text('File "pay.py", line 7, in pay')
+    chart = page.locator(".chart").first
+    expect(chart.locator(".ticks span")).to_have_text(["100", "50", "0"])
+    expect(chart.locator(".axis span").last).to_have_text("now")
+    expect(page.locator(".chart").last).to_contain_text("messages per second")
+    chart.locator(".area").hover()
+    expect(chart.locator(".tip")).to_have_text(
+        re.compile(r"^\d\d:\d\d, \d+ min ago: ready \d+, in-flight 0, delayed \d+$")
+    )
+    page.locator("h1").hover()
+    expect(chart.locator(".tip")).to_be_hidden()
+    chart.locator(".area").focus()
+    page.keyboard.press("ArrowLeft")
+    expect(chart.get_by_role("status")).to_have_text(re.compile(r"ready \d+, in-flight 0"))
+    visit.button("Pause")
+    visit.toast("Paused payments")
+    expect(page.locator(".head .badge")).to_have_text("paused")
+    visit.button("Resume")
+    visit.toast("Resumed payments.")
+
+
+def test_dead_letters_are_grouped_by_error_edited_redriven_and_discarded(visit: Visit, mq: miniq.Client) -> None:
+    queue = mq.queue("letters")
+    for error in ("KeyError: order 17\n\n  line 3", "KeyError: order 4711\n\n  line 3", "TimeoutError"):
+        queue.send({"address": error})
+        fail(queue, error)
+    page = visit.go("/dead/letters.dead")
+    expect(page.locator("section.card")).to_have_count(2)
+    group = page.locator("section.card").first
+    expect(group.get_by_role("heading")).to_have_text("KeyError: order 4711")
+    expect(group).to_contain_text("Rejected in letters")
+    group.get_by_text("Traceback").click()
+    expect(group.locator("pre")).to_contain_text("line 3")
+    group.get_by_role("button", name=re.compile("^Edit and redrive")).first.click()
+    page.get_by_label("Body").first.fill('{"address": "mended"}')
+    visit.button("Save and redrive")
+    visit.toast("Moved back to letters.")
+    [mended] = queue.receive()
+    assert mended.body == {"address": "mended"}
+    mended.ack()
+    expect(page.get_by_text("2 messages in 2 groups.")).to_be_visible()
+    visit.go("/q/letters.dead")
+    expect(page.locator(".tile").first).to_have_text("2dead letters")
+    expect(page.locator("[data-label=Receives]").first).to_have_text("1")
+    visit.go("/dead/letters.dead")
+    visit.button("Redrive group: rejected, from letters: TimeoutError")
+    visit.button("Redrive")
+    visit.toast("Moved 1 message.")
+    visit.button("Discard group: rejected, from letters: KeyError: order 4711")
+    expect(page.locator("dialog")).to_contain_text("This can't be undone.")
+    visit.button("Discard")
+    visit.toast("Discarded 1 message.")
+    expect(page.get_by_text("No dead letters")).to_be_visible()
+    assert [queue.info().counts.ready, mq.queue("letters.dead").info().counts.total] == [1, 0]
+    queue.delete()
+
+
+def test_messages_are_discarded_in_bulk(visit: Visit, mq: miniq.Client) -> None:
+    queue = mq.queue("bulk")
+    queue.send_many(range(5))
+    page = visit.go("/q/bulk")
+    expect(page.locator("tbody tr td.cut")).to_have_count(5)
+    page.get_by_label("Select all messages shown").check()
+    page.locator("td.box input").first.uncheck()
+    visit.button("Discard 4 messages")
+    visit.button("Discard")
+    visit.toast("Discarded 4 messages.")
+    expect(page.locator("tbody tr td.cut")).to_have_count(1)
+    assert queue.info().counts.total == 1
+    queue.delete()
+
+
+def test_claims_of_all_queues_come_with_one_request_and_are_released(visit: Visit, mq: miniq.Client) -> None:
+    queue = mq.queue("lake")
+    queue.send_many(range(8))
+    queue.claims("spark").next(0, max_messages=6)
+    page = visit.page
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url) if "/claims" in request.url else None)
+    visit.go("/claims")
+    expect(page.locator("tbody tr")).to_have_count(2)
+    assert [one for one in asked if "/v1/" in one] == [f"{visit.url}/v1/claims"]
+    expect(page.locator("tbody tr", has_text="nightly").locator("td.bad")).to_have_text(re.compile("^1. min$"))
+    visit.button("Release spark of lake")
+    expect(page.locator("dialog")).to_contain_text("6 messages in 1 claim return to lake at once")
+    expect(page.locator("dialog")).to_contain_text("that work is done twice")
+    visit.button("Release")
+    visit.toast("Released 6 messages.")
+    expect(page.get_by_role("button", name="Release spark of lake")).to_have_count(0)
+    assert queue.info().counts.ready == 8
+    queue.delete()
+
+
+@pytest.mark.parametrize("width", [1280, 390, 320])
+def test_the_history_says_the_date_once_and_covers_nothing(visit: Visit, width: int) -> None:
+    visit.page.set_viewport_size({"width": width, "height": 800})
+    page = visit.go("/history?queue=payments")
+    expect(page.locator("tr.event").first.locator("time")).to_have_text(re.compile(r"^\d\d:\d\d:\d\d\.\d{3}$"))
+    assert 1 <= page.locator("tr.date").count() <= 2  # an hour that may have a midnight in it
+    boxes = [one.bounding_box() for one in page.locator(".filters input, .filters select, .filters button").all()]
+    places = [(one["x"], one["y"], one["x"] + one["width"], one["y"] + one["height"]) for one in boxes if one]
+    for number, (left, top, right, bottom) in enumerate(places):
+        for x, y, end, foot in places[number + 1 :]:
+            assert right <= x or end <= left or bottom <= y or foot <= top, "two of them overlap"
+    if width == 1280:
+        assert len({round(top) for _, top, _, _ in places}) == 1, "they stand on one line"
+
+
+def test_a_message_shows_its_life_its_task_and_json_that_folds(visit: Visit, mq: miniq.Client) -> None:
+    queue = mq.queue("tasks")
+    queue.configure(history="events", retry={"delay": 0})
+    celery = queue.send([[1, 2], {"z": 3}, {}], headers=CELERY)
+    fail(queue, "no", dead=False)
+    for message in queue.receive(consumer="ben"):
+        message.ack()
+    celery = queue.send([[1, 2], {"z": 3}, {}], headers=CELERY)
+    fail(queue, "no", dead=False)
+    queue.send(DRAMATIQ)
+    queue.send({"to": "ann"}, headers={"task": "welcome"})
+    page = visit.go("/q/tasks")
+    expect(page.locator("td.cut")).to_have_text(
+        ["shop.add(1, 2, 'z': 3)", 'send_mail("a@b.c", n=1)', 'welcome(to="ann")']
+    )
+    visit.go(f"/q/tasks/m/{celery}")
+    facts = page.locator(".facts").first
+    for text in ("Celery task", "shop.add(1, 2, 'z': 3)", "Retries", "ETA"):
+        expect(facts).to_contain_text(text)
+    body = page.locator("pre.body").last
+    expect(body).to_have_text('[ [ 1, 2 ], { "z": 3 }, {} ]')
+    expect(body.locator(".j-key")).to_have_text(['"z"'])
+    inner = body.get_by_text("2", exact=True)
+    expect(inner).to_be_visible()
+    body.get_by_role("button", name="Fold line 2").press("Enter")
+    expect(inner).to_be_hidden()
+    expect(page.locator(".timeline li b")).to_have_text(["Sent", "Received", "Failed"])
+    expect(page.locator(".life")).to_have_attribute("aria-label", re.compile("waiting"))
+    queue.delete()
+
+
+PAGES = {
+    "overview": ("/", "tbody tr"),
+    "queue": ("/q/payments", "td.cut"),
+    "dead-list": ("/dead", "tbody tr"),
+    "dead-letters": ("/dead/mail.dead", "tbody tr"),
+    "dead-queue": ("/q/mail.dead", "td.cut"),
+    "claims": ("/claims", "tbody tr"),
+    "history": ("/history", "tr.event"),
+    "message": ("MESSAGE", ".timeline li"),
+    "empty": ("/q/default", ".snippet"),
+    "topics": ("/topics", ".snippet"),
+    "schedules": ("/schedules", ".snippet"),
+    "keys": ("/keys", ".empty"),
+}
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark"), (320, "light")])
+def test_every_page_is_for_everybody_at_every_width(
+    browser: Browser, url: str, mq: miniq.Client, width: int, scheme: Any
+) -> None:
+    """Axe finds nothing serious, nothing scrolls sideways, nothing is said on the browser's console."""
+    size = "desk" if width == 1280 else "phone"
+    visit = Visit(browser, url, size, color_scheme=scheme, bypass_csp=True, reduced_motion="reduce", locale="en-GB")
+    visit.page.set_viewport_size({"width": width, "height": 844})
+    [record] = mq.history(queue="payments", event="failed", limit=1).records
+    faults = {}
+    for name, (path, selector) in PAGES.items():
+        visit.page.goto("about:blank")
+        page = visit.go(path if path != "MESSAGE" else f"/q/payments/m/{record.event.id}")
+        page.locator(selector).first.wait_for()
+        expect(page.locator("#live")).to_have_text("live")
+        if folder := os.environ.get("MINIQ_PICTURES"):
+            page.screenshot(path=Path(folder) / f"{name}-{width}-{scheme}.png", full_page=True)
+        found = Axe().run(page).response["violations"]
+        serious = [one for one in found if one["impact"] in ("serious", "critical")]
+        bad = [(one["id"], [node["html"][:160] for node in one["nodes"][:3]]) for one in serious]
+        if not page.evaluate("document.documentElement.scrollWidth <= innerWidth"):
+            bad.append(("it scrolls sideways", []))
+        if bad:
+            faults[name] = bad
+    assert faults == {}
+    assert visit.bad == []
+    visit.close()
