@@ -53,13 +53,14 @@ def draft(message: Mapping[str, Any], exchange: str, routing_key: str, now: date
         own["exchange"] = exchange
     if len(routing_key.encode()) > KEY_BYTES:
         own["routing_key"] = routing_key
-    if (message.get("content-encoding") or "utf-8").lower() != "utf-8":
-        own["content_encoding"] = message["content-encoding"]
     if is_transient(message):
         own["delivery_mode"] = 1
     if content_type == JSON and not _is_json(data):  # compressed, or with NaN, which only Python reads
         own["content_type"] = content_type
         content_type = OCTETS
+    encoding = (message.get("content-encoding") or "utf-8").lower()
+    if encoding != _usual_encoding(content_type):
+        own["content_encoding"] = encoding
     given = {_header(name): to_text(value) for name, value in own.items()}
     if _fits(texts | given) and not any(not name or name.startswith(PROPERTY) for name in texts):
         texts |= given
@@ -107,9 +108,8 @@ def payload(message: Message, queue: str) -> dict[str, Any]:
     headers = {name: from_text(text) for name, text in texts.items()}
     properties = {name[len(PROPERTY) :].replace("-", "_"): from_text(text) for name, text in given.items()}
     if "task" in headers:
-        # A task that another program sent, or a schedule, has the message's id.
-        headers.setdefault("id", message.id)
-        headers.setdefault("lang", "py")
+        if "id" not in headers:  # it was sent by another program, or by a schedule
+            headers |= {"id": message.id, "lang": "py"}
         properties.setdefault("correlation_id", headers["id"])
     properties["priority"] = message.priority
     properties["delivery_mode"] = properties.get("delivery_mode", 2)
@@ -121,7 +121,7 @@ def payload(message: Message, queue: str) -> dict[str, Any]:
     return {
         "body": body,
         "content_type": properties.pop("content_type", content_type),
-        "content_encoding": properties.pop("content_encoding", "binary" if content_type == OCTETS else "utf-8"),
+        "content_encoding": properties.pop("content_encoding", _usual_encoding(content_type)),
         "headers": headers,
         "properties": properties,
         "delivery_info": properties["delivery_info"],
@@ -158,6 +158,10 @@ def _fits(texts: Mapping[str, str]) -> bool:
     if len(texts) > MOST_HEADERS:
         return False
     return all(len(name.encode()) <= KEY_BYTES and len(text.encode()) <= HEADER_BYTES for name, text in texts.items())
+
+
+def _usual_encoding(content_type: str) -> str:
+    return "binary" if content_type == OCTETS else "utf-8"
 
 
 def _is_json(data: bytes) -> bool:
