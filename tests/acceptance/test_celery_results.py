@@ -21,7 +21,7 @@ from celery.exceptions import ChordError, ImproperlyConfigured, TimeoutError
 from celery.result import AsyncResult, GroupResult
 
 import miniq
-from miniq.celery.address import read_address
+from miniq.celery.urls import read_address
 from miniq.errors import InvalidRequest
 from tests.serving import Served, serving
 

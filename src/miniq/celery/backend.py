@@ -23,8 +23,8 @@ from kombu.exceptions import EncodeError
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.url import maybe_sanitize_url
 
-from miniq.celery.address import read_address
 from miniq.celery.chords import Chords
+from miniq.celery.urls import read_address
 from miniq.client._sync.client import Client
 from miniq.client.connection import connect
 from miniq.client.keeping import FOREVER, Keeping, id_of

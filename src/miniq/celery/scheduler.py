@@ -21,8 +21,8 @@ from celery import beat
 from celery.exceptions import ImproperlyConfigured
 from celery.utils.log import get_logger
 
-from miniq.celery.address import Address, read_address
 from miniq.celery.timings import Timing, next_moment, timing_of
+from miniq.celery.urls import Address, read_address
 from miniq.client._sync.client import Client
 from miniq.client._sync.message import Message
 from miniq.client._sync.queue import Queue

@@ -57,17 +57,9 @@ class MiniQBroker(Broker):
         self._prefix = f"{namespace}." if namespace else ""
         self._connection = Connection(url, client, options)
         self.leases = Leases(lambda: self.client)
-        self.queues: set[str] = set()
         super().__init__(middleware=middleware)
-        self.queues = set()
-
-    @property
-    def actor_options(self) -> set[str]:
-        return self._actor_options | {"broker_priority"}
-
-    @actor_options.setter
-    def actor_options(self, options: set[str]) -> None:
-        self._actor_options = options
+        self.queues: set[str] = set()
+        self.actor_options.add("broker_priority")
 
     @property
     def client(self) -> Client:

@@ -98,15 +98,19 @@ class MiniQConsumer(Consumer):
             message.consumer._settle(message.lease, reason)
 
     def _settle(self, message: Message, error: str | None) -> None:
-        """Ack, or dead-letter with an error. If the broker is unreachable, the lease is extended further."""
-        with connection_errors():
-            try:
-                if error is None:
-                    message.ack()
-                else:
-                    message.fail(beginning(error), dead=True)
-            except (StaleReceipt, MessageNotFound, QueueNotFound) as lost:
-                self.logger.warning("Message %s is finished, but was not held any more: %s", message.id, lost)
+        """Ack, or dead-letter with an error. While the broker is unreachable, the lease is extended further."""
+        try:
+            with connection_errors():
+                try:
+                    if error is None:
+                        message.ack()
+                    else:
+                        message.fail(beginning(error), dead=True)
+                except (StaleReceipt, MessageNotFound, QueueNotFound) as lost:
+                    self.logger.warning("Message %s is finished, but was not held any more: %s", message.id, lost)
+        except MiniQError:  # such as a revoked key: it will be received again
+            self._forget([message])
+            raise
         self._forget([message])
 
     def _forget(self, messages: list[Message]) -> None:
