@@ -369,17 +369,21 @@ def test_middleware_works_as_with_other_brokers(served: Served) -> None:
         dramatiq.broker.global_broker = None
 
 
-def test_results_are_waited_for_and_expire(served: Served) -> None:
+def test_results_are_waited_for_and_expire(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     results = MiniQResultBackend(served.url, queue="results-here")
     message: Message[Any] = Message("q", "a", (), {}, {})
     with pytest.raises(ResultMissing):
         results.get_result(message)
     with pytest.raises(ResultTimeout):
         results.get_result(message, block=True, timeout=50)
+    calls: list[float] = []
+    get = results._kept.get
+    monkeypatch.setattr(results._kept, "get", lambda id, wait=0: [calls.append(wait), get(id, wait)][1])
     timer = threading.Timer(0.2, lambda: results.store_result(message, {"a": None}, 60_000))
     timer.start()
     assert results.get_result(message, block=True, timeout=MILLIS) == {"a": None}
     timer.join()
+    assert len(calls) == 1  # it was woken
     results.store_result(message, None, 60_000)
     assert results.get_result(message) is None
     results.store_exception(message, ValueError("bad"), 100)
