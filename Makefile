@@ -14,8 +14,8 @@ TESTS := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve browser node pictures quick test check generate fmt bench bench-postgres bench-mongodb bench-http bench-zmq bench-backlog bench-peers bench-peers-backlog
-.PHONY: bench-spark bench-sqs bench-workers bench-console bench-queues copy-large docs dist pythons container faults faults-damage faults-databases faults-interruptions faults-spark
-.PHONY: faults-checkpoints faults-workers soak fuzz differential demo clean
+.PHONY: bench-spark bench-sqs bench-workers bench-console bench-queues copy-large docs dist pythons container dramatiq-suite faults faults-damage
+.PHONY: faults-databases faults-interruptions faults-spark faults-checkpoints faults-workers soak fuzz differential demo clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 22
@@ -65,6 +65,9 @@ test: setup browser node ## set up and run all tests
 
 generate: setup ## write the blocking client from the one for event loops
 	$(BIN)/python scripts/generate_sync.py
+
+dramatiq-suite: setup ## Dramatiq's own tests against MiniQ (downloads them; 5 minutes)
+	$(BIN)/python scripts/dramatiq_suite --timeout 60
 
 check: setup ## format, lint, types, import rules, and whether what is generated is up to date
 	$(BIN)/ruff format --check .

@@ -114,7 +114,7 @@ def result(broker: Broker, call: ops.Result, caller: Caller) -> Coroutine[Any, A
         """Senders ask for the results of what they sent; whoever may read the messages may read the results."""
         broker.keys.check_either(caller.secret, "send", "read", call.queue)
 
-    return broker.results.get(call.queue, call.id, call.wait, None if caller.is_owner else permit)
+    return broker.results.get(call.queue, call.id, call.wait, None if caller.is_owner else permit, call.unknown)
 
 
 async def extend(broker: Broker, call: ops.Extend, caller: Caller) -> Extended:
@@ -454,6 +454,7 @@ CALLS: dict[type[Call[Any]], Handler] = {operation.request: _method(operation.na
     ops.ReleaseOne: _method("release_by_id"),
     ops.Extend: extend,
     ops.Result: result,
+    ops.PutResult: _method("results.put"),
     ops.Peek: peek,
     ops.Publish: publish,
     ops.ListTopics: list_topics,

@@ -9,14 +9,17 @@ from msgspec import Struct
 ResultStatus = Literal["waiting", "running", "done", "dead", "unknown"]
 """In the queue, also between two attempts; leased; acked; in the dead-letter queue; removed in another way, forgotten,
 or never there."""
+Unknown = Literal["return", "wait"]
+"""What a call that waits does while nothing is known of an id: it returns, or waits until a result is put."""
 RESULT_BYTES = 64 * 1024
 """The default limit of a result."""
 
 
 class Finished(Struct, frozen=True, array_like=True, gc=False):
-    """How a message was finished: by an ack, with its result, or by the last failure, with its error."""
+    """How a message was finished: by an ack, with its result, or by the last failure, with its error. Or what was put
+    under an id that the caller chose; that is `running` while more is to come."""
 
-    status: Literal["done", "dead"]
+    status: Literal["done", "dead", "running"]
     finished_at: int
     result: bytes | None = None
     """JSON text; None if the consumer gave none."""

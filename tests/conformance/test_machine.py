@@ -29,6 +29,7 @@ from miniq.store.arguments import (
     Places,
     Publication,
     Put,
+    PutResult,
     Remember,
     Room,
     Scan,
@@ -51,6 +52,8 @@ groups = st.sampled_from(["r", "s"])
 batches = st.sampled_from(["1", "2", "3"])
 consumers = st.sampled_from([None, None, "ann", "bob"])
 
+OWN = ["0b2c5e0e-7f0a-4d3f-9a35-7c1a4cb41d3e", "1b2c5e0e-7f0a-4d3f-9a35-7c1a4cb41d3e"]
+"""Ids of results that belong to no message."""
 seconds_kept = st.sampled_from([0, 0, 2, 70])
 """How long results are kept."""
 picks = st.lists(st.integers(0, 10**6), min_size=1, max_size=6)
@@ -396,7 +399,19 @@ class Machine(Pair):
 
     @rule(queue=queues)
     def look_for_results(self, queue: str) -> None:
-        self.both("results.find", queue, [*self.known[queue], "never"], self.now)
+        self.both("results.find", queue, [*self.known[queue], *OWN, "never"], self.now)
+
+    @rule(
+        queue=queues,
+        id=st.sampled_from(OWN),
+        seconds=seconds_kept,
+        expected=st.sampled_from(["any", "none", "kept", "kept", "other"]),
+    )
+    def put_result(self, queue: str, id: str, seconds: int, expected: str) -> None:
+        kept = self.run(self.oracle.results.find(queue, [id], self.now)).get(id)
+        at = {"any": None, "none": 0, "kept": 1 if kept is None else kept.finished_at, "other": 1}[expected]
+        finished = Finished("running" if seconds == 2 else "done", self.now, b"[%d]" % self.now) if seconds else None
+        self.both("results.put", queue, id, PutResult(self.now, finished, self.now + seconds * SECOND, at))
 
     settle_some = rule(**SETTLEMENTS)(Pair.settle)
 

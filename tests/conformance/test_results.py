@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from msgspec import UNSET, Raw
 
 from miniq.broker import Broker
 from miniq.errors import Denied, InvalidRequest, QueueNotFound, ResultsOff, TooLarge, Unauthorized
-from miniq.message import LEASE_EXPIRED, AckedLease, Stored
+from miniq.message import LEASE_EXPIRED, AckedLease, Stored, moment
 from miniq.options import Options
 from miniq.result import Progress
 from miniq.store import open_store
@@ -399,3 +400,139 @@ async def test_acks_of_two_brokers_that_meet_keep_every_result(tmp_path: Path, c
             for place, stored in enumerate(got):
                 assert (await one.results.get("q", stored.message.id)).result == str(place).encode()
             assert await states(one, "q") == (0, 0, 0)
+
+
+# Results under ids of one's own
+
+OWN = "0b2c5e0e-7f0a-4d3f-9a35-7c1a4cb41d3e"
+OTHER = "1b2c5e0e-7f0a-4d3f-9a35-7c1a4cb41d3e"
+
+
+async def test_a_result_is_put_replaced_and_forgotten(broker: Broker, clock: FrozenClock) -> None:
+    put, get = broker.results.put, broker.results.get
+    assert await put("q", OWN, Raw(b'{"a": 1}'))
+    assert await get("q", OWN) == Progress(OWN, "done", b'{"a": 1}', None, clock.now())
+    assert await get("q", OTHER) == Progress(OTHER, "unknown")
+    clock.advance(KEPT - 1)
+    assert await put("q", OWN, Raw(b"2"), final=False)
+    assert await get("q", OWN) == Progress(OWN, "running", b"2", None, clock.now())
+    await broker.upkeep()
+    clock.advance(1)
+    await broker.upkeep()
+    assert (await get("q", OWN)).result == b"2"
+    assert await put("q", OWN, ttl=0)
+    assert await get("q", OWN) == Progress(OWN, "unknown")
+    assert await put("q", OWN, ttl=0)
+    assert await put("q", OWN, Raw(b"null"), ttl=5)
+    assert (await get("q", OWN)).result == b"null"
+    clock.advance(5)
+    assert await get("q", OWN) == Progress(OWN, "unknown")
+    await broker.upkeep()
+    assert await put("q", OWN)
+    assert await get("q", OWN) == Progress(OWN, "done", None, None, clock.now())
+    clock.advance(10 * KEPT)
+    await broker.upkeep()
+    assert not await kept(broker.store)
+
+
+async def test_a_result_is_replaced_only_if_it_is_the_expected_one(broker: Broker, clock: FrozenClock) -> None:
+    put = broker.results.put
+
+    async def kept_at() -> datetime:
+        at = (await broker.results.get("q", OWN)).finished_at
+        assert at is not None
+        return moment(at)
+
+    assert not await put("q", OWN, Raw(b"0"), replaces=moment(clock.now()))
+    assert await put("q", OWN, Raw(b"1"), new=True)
+    assert not await put("q", OWN, Raw(b"2"), new=True)
+    first = await kept_at()
+    assert await put("q", OWN, Raw(b"3"), replaces=first)
+    second = await kept_at()
+    assert second > first  # though the clock stands still
+    assert not await put("q", OWN, Raw(b"4"), replaces=first)
+    assert not await put("q", OWN, ttl=0, replaces=first)
+    assert (await broker.results.get("q", OWN)).result == b"3"
+    assert await put("q", OWN, ttl=0, replaces=second)
+    assert not await put("q", OWN, Raw(b"5"), replaces=second)
+    assert not await put("q", OWN, ttl=0, replaces=second)
+    assert await put("q", OWN, Raw(b"6"), new=True)
+    third = await kept_at()
+    clock.advance(KEPT)  # what is over is not there any more, removed or not
+    assert not await put("q", OWN, Raw(b"7"), replaces=third)
+    assert await put("q", OWN, Raw(b"8"), new=True)
+    assert (await broker.results.get("q", OWN)).result == b"8"
+
+
+async def test_of_calls_that_replace_the_same_result_one_succeeds(broker: Broker) -> None:
+    news = await asyncio.gather(*(broker.results.put("q", OWN, Raw(b"[]"), new=True) for _ in range(8)))
+    assert sum(news) == 1
+
+    async def add(number: int) -> None:
+        while True:
+            found = await broker.results.get("q", OWN)
+            assert found.result is not None
+            assert found.finished_at is not None
+            numbers = [*json.loads(found.result), number]
+            if await broker.results.put(
+                "q", OWN, Raw(json.dumps(numbers).encode()), final=False, replaces=moment(found.finished_at)
+            ):
+                return
+
+    await asyncio.gather(*(add(number) for number in range(12)))
+    found = await broker.results.get("q", OWN)
+    assert found.result is not None
+    assert sorted(json.loads(found.result)) == list(range(12))
+
+
+async def test_a_wait_for_an_unknown_result_ends_when_it_is_put(broker: Broker, clock: FrozenClock) -> None:
+    task = await waiting(broker, broker.results.get("q", OWN, wait=60, unknown="wait"))
+    await broker.results.put("q", OTHER, Raw(b"0"))
+    await broker.results.put("q", OWN, Raw(b'"started"'), final=False)
+    await settle(broker)
+    assert not task.done()
+    await broker.results.put("q", OWN, Raw(b'"done"'))
+    assert await asyncio.wait_for(task, 5) == Progress(OWN, "done", b'"done"', None, clock.now())
+    assert (await broker.results.get("q", OWN, wait=60, unknown="wait")).status == "done"
+    task = await waiting(broker, broker.results.get("q", "never", wait=5, unknown="wait"))
+    clock.advance(5)
+    assert await asyncio.wait_for(task, 5) == Progress("never", "unknown")
+
+
+async def test_what_cannot_be_put_is_refused(broker: Broker, clock: FrozenClock) -> None:
+    put = broker.results.put
+    now = moment(clock.now())
+    wrong: list[tuple[str, dict[str, Any]]] = [
+        ("id", {"id": "x"}), ("id", {"id": OWN.upper()}), ("ttl", {"ttl": -1}), ("ttl", {"ttl": 4e9}),
+        ("replaces", {"replaces": now.replace(tzinfo=None)}), ("new", {"replaces": now, "new": True}),
+    ]  # fmt: skip
+    for field, given in wrong:
+        with case(given), pytest.raises(InvalidRequest) as raised:
+            await put(**{"queue": "q", "id": OWN} | given)
+        assert raised.value.field == field
+    with pytest.raises(TooLarge, match=r"^result: 1048577 bytes; at most 1048576"):
+        await put("q", OWN, Raw(b'"' + b"x" * (2**20 - 1) + b'"'))
+    assert await put("q", OWN, Raw(b'"' + b"x" * (2**20 - 2) + b'"'))
+    with pytest.raises(InvalidRequest, match=r"^unknown: \"x\"; use return or wait|^unknown: 'x'; use return or wait"):
+        await broker.results.get("q", OWN, unknown="x")  # type: ignore[arg-type]
+    await send(broker, "plain", 1)
+    with pytest.raises(ResultsOff):
+        await put("plain", OWN)
+    with pytest.raises(QueueNotFound):
+        await put("nowhere", OWN)
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "mongodb"])
+async def test_a_put_wakes_the_waits_at_another_broker_and_of_two_one_succeeds(kind: str, tmp_path: Path) -> None:
+    url = store_url(kind, tmp_path)
+    options = Options(upkeep_interval=0, refresh_interval=3600.0)
+    async with Broker(open_store(url), options) as here, Broker(open_store(url), options) as there:
+        await here.configure("q", {"results": KEPT})
+        await there.catalog.refresh()
+        task = await waiting(here, here.results.get("q", OWN, wait=60, unknown="wait"))
+        puts = [broker.results.put("q", OWN, Raw(b"1"), new=True) for broker in (here, there) * 3]
+        assert sum(await asyncio.gather(*puts)) == 1
+        assert (await asyncio.wait_for(task, 30)).result == b"1"
+        task = await waiting(here, here.results.get("q", OTHER, wait=60, unknown="wait"))
+        await there.results.put("q", OTHER, Raw(b"2"))
+        assert (await asyncio.wait_for(task, 30)).result == b"2"

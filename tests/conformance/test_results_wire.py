@@ -114,3 +114,63 @@ def test_a_client_that_hangs_up_does_not_stop_others(wire: Caller) -> None:
     poll = wire.wire.begin("GET", f"{Q}/results/{id}?wait=20", None)
     wire.ok("POST", f"{Q}/ack", {"leases": [leased(wire, result=7)]})
     assert poll.end()["result"] == 7
+
+
+OWN = "0b2c5e0e-7f0a-4d3f-9a35-7c1a4cb41d3e"
+
+
+def test_a_result_is_put_read_replaced_and_forgotten(wire: Caller) -> None:
+    wire.ok("PUT", Q, {"results": 60})
+    path = f"{Q}/results/{OWN}"
+    assert wire.ok("GET", path) == {"id": OWN, "status": "unknown"}
+    assert wire.ok("PUT", path, {"result": {"a": [1, None]}, "final": False, "ttl": 30, "new": True}) == {"kept": True}
+    found = wire.ok("GET", path)
+    assert (found["status"], found["result"]) == ("running", {"a": [1, None]})
+    assert wire.ok("PUT", path, {"result": 2, "new": True}) == {"kept": False}
+    assert wire.ok("PUT", path, {"result": 2, "replaces": found["finished_at"]}) == {"kept": True}
+    assert wire.ok("PUT", path, {"result": 3, "replaces": found["finished_at"]}) == {"kept": False}
+    found = wire.ok("GET", f"{path}?wait=5&unknown=wait")
+    assert (found["status"], found["result"]) == ("done", 2)
+    wire.wire.packed("PUT", path, {"result": {"n": 2**63}})
+    assert wire.ok("GET", path)["result"] == {"n": 2**63}
+    assert wire.ok("PUT", path, {"ttl": 0}) == {"kept": True}
+    assert wire.ok("GET", f"{path}?wait=0&unknown=wait") == {"id": OWN, "status": "unknown"}
+    assert wire.ok("PUT", path) == {"kept": True}
+    assert wire.ok("GET", path)["status"] == "done"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "code", "field"),
+    [
+        (f"{Q}/results/x", {}, "invalid", "id"),
+        (f"{Q}/results/{OWN}", {"ttl": -1}, "invalid", "ttl"),
+        (f"{Q}/results/{OWN}", {"colour": 1}, "invalid", "colour"),
+        (f"{Q}/results/{OWN}", {"final": 1}, "invalid", "final"),
+        (f"{Q}/results/{OWN}", {"replaces": "yesterday"}, "invalid", "replaces"),
+        (f"{Q}/results/{OWN}", {"replaces": "2026-01-01T00:00:00Z", "new": True}, "invalid", "new"),
+        (f"/v1/queues/nowhere/results/{OWN}", {}, "queue_not_found", "queue"),
+        (f"/v1/queues/plain/results/{OWN}", {}, "results_off", "queue"),
+    ],
+)
+def test_what_cannot_be_put_is_refused(wire: Caller, path: str, body: dict[str, Any], code: str, field: str) -> None:
+    sent(wire)
+    wire.ok("PUT", "/v1/queues/plain")
+    refused = wire.refused("PUT", path, body)
+    assert (refused.code, refused.field) == (code, field)
+
+
+def test_a_wait_for_the_unknown_is_refused_if_it_says_something_else(wire: Caller) -> None:
+    sent(wire)
+    assert wire.refused("GET", f"{Q}/results/{OWN}?unknown=x").field == "unknown"
+
+
+def test_who_may_receive_may_put_results_and_others_may_not(house: House) -> None:
+    mine = "/v1/queues/mine"
+    house.admin.ok("PUT", mine, {"results": 60})
+    path = f"{mine}/results/{OWN}"
+    receiver, _ = house.holder("receive:mine")
+    assert receiver.ok("PUT", path, {"result": 1}) == {"kept": True}
+    others, _ = house.holder("send:mine", "read:mine", "manage:mine", "receive:other")
+    assert others.code("PUT", path, {"result": 2}) == "forbidden"
+    assert others.ok("GET", path)["result"] == 1
+    house.admin.ok("DELETE", mine)

@@ -9,7 +9,7 @@ from miniq.errors import InvalidRequest
 from miniq.message import HistoryPage, HistoryRecord, HistorySpan, QueueSettings
 from miniq.result import Finished
 from miniq.store import events, transfer
-from miniq.store.arguments import Change, RecordChange, RecordSet
+from miniq.store.arguments import Change, PutResult, RecordChange, RecordSet
 from miniq.store.contract import HistoryStore, ResultStore, SingleProcessStore
 from miniq.store.decisions import stages_of
 from miniq.store.transfer import Item, portions, with_history
@@ -176,6 +176,17 @@ class Results(ResultStore):
     async def find(self, queue: str, ids: Sequence[str], now: int) -> dict[str, Finished]:
         kept = self._shelves[queue].results
         return {id: kept[id][0] for id in ids if id in kept and kept[id][1] > now}
+
+    async def put(self, queue: str, id: str, put: PutResult) -> bool:
+        kept = self._shelves[queue].results
+        finished, until = kept.get(id, (None, 0))
+        if not put.matches(finished if until > put.now else None):
+            return False
+        if put.finished is None:
+            kept.pop(id, None)
+        else:
+            kept[id] = (put.finished, put.until)
+        return True
 
 
 class Events(HistoryStore):

@@ -263,6 +263,22 @@ def _unpack_ack(body: Any, format: Format) -> Sequence[Any]:
     return (leases,)
 
 
+_put = attrgetter("final", "ttl", "replaces", "new")
+
+
+def _pack_result(call: Any) -> shapes.ResultBody:
+    checks.check_number(call.ttl, "ttl")
+    checks.check_moment(call.replaces, "replaces")
+    return shapes.ResultBody(call.result, *_put(call))
+
+
+def _unpack_result(body: Any, format: Format) -> Sequence[Any]:
+    result = body.result
+    if format == "msgpack" and result is not UNSET:
+        result = Raw(codec.json_of(bytes(result), "result"))
+    return (result, *_put(body))
+
+
 def _pack_upload(call: Any) -> Any:
     if tables.is_table(call.drafts):
         return tables.to_stream(call.drafts)
@@ -304,6 +320,7 @@ def _pack_changes(call: Any) -> Any:
 
 
 SEND = Body(shapes.SendBody, _pack_send, _unpack_send)
+RESULT = Body(shapes.ResultBody, _pack_result, _unpack_result, optional=True)
 ACK = Body(shapes.AckBody, _pack_ack, _unpack_ack)
 UPLOAD = Body(shapes.UploadBody, _pack_upload, _unpack_upload)
 EDIT = Body(shapes.EditBody, _pack_edit, _unpack_edit)

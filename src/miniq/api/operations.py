@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
+from msgspec import UNSET, Raw, UnsetType
+
 from miniq.api import operation as bodies
 from miniq.api import replies, shapes, tables
 from miniq.api.operation import Call, Operation
@@ -35,7 +37,7 @@ from miniq.message import (
     Status,
     Stored,
 )
-from miniq.result import Progress
+from miniq.result import Progress, Unknown
 
 QUEUE = "/v1/queues/{queue}"
 CLAIMS = f"{QUEUE}/claims"
@@ -87,6 +89,25 @@ class Result(Call[Progress], frozen=True):
     queue: str
     id: str
     wait: float = 0
+    unknown: Unknown = "return"
+
+
+@operation(
+    "put_result", "PUT", f"{QUEUE}/results/{{id}}", "receive", "Keep a result under an id of your own",
+    replies.KEPT, body=bodies.RESULT,
+)  # fmt: skip
+class PutResult(Call[bool], frozen=True):
+    """`id` is a UUID. The result is kept for `ttl` seconds, by default as the queue's `results` says; 0 forgets it. One
+    that is not `final` ends no wait. With `replaces`, the `finished_at` of a result, it is kept only instead of that;
+    with `new`, only if none is kept."""
+
+    queue: str
+    id: str
+    result: Raw | UnsetType = UNSET
+    final: bool = True
+    ttl: float | None = None
+    replaces: datetime | None = None
+    new: bool = False
 
 
 class AckById(Call[bool], frozen=True):

@@ -235,6 +235,11 @@ MESSAGE: Reply[Stored] = Reply(
 )
 PAGE: Reply[Page] = Reply(shapes.PageReply, _write_page, _read_page)
 PROGRESS: Reply[Progress] = Reply(shapes.ResultReply, _write_progress, _read_progress, nothing=Progress("", "waiting"))
+KEPT: Reply[bool] = Reply(
+    shapes.KeptReply,
+    lambda kept, call, format, now: shapes.KeptReply(kept),
+    lambda body: msgspec.json.decode(body, type=shapes.KeptReply).kept,
+)
 FAILED: Reply[list[Failed]] = Reply(shapes.FailReply, _write_failed, _read_failed)
 EXTENDED: Reply[Extended] = Reply(shapes.ExtendReply, _write_extended, _read_extended)
 RELEASED_ONE: Reply[bool] = Reply(

@@ -170,6 +170,24 @@ class ResultReply(Struct, omit_defaults=True, gc=False):
     finished_at: datetime | None = None
 
 
+class ResultBody(Struct, omit_defaults=True, forbid_unknown_fields=True, gc=False):
+    """A result to keep under an id of the caller's own."""
+
+    result: Raw | UnsetType = UNSET
+    final: bool = True
+    """Whether calls that wait for it return."""
+    ttl: float | None = None
+    """Seconds for which it is kept, by default as the queue's `results` says; 0 forgets it."""
+    replaces: datetime | None = None
+    """The `finished_at` of the result that it replaces: it is kept only if that is still the one."""
+    new: bool = False
+    """Keep it only if there is none."""
+
+
+class KeptReply(Struct, gc=False):
+    kept: bool
+
+
 class FailedReply(Struct, omit_defaults=True, gc=False):
     id: str
     outcome: str

@@ -3,26 +3,33 @@
 An ack, and the move to the dead-letter queue, record how a message was finished in the same change that removes it. A
 call that waits for a result is woken by this broker's own changes, which name the messages. Other brokers on the same
 database announce only the queue; then one look finds the results of all calls that wait for it.
+
+Programs may also keep results under ids of their own (`put`): those of Celery's tasks and Dramatiq's actors.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from msgspec import UNSET
+from msgspec import UNSET, Raw, UnsetType
 
 from miniq.broker import rules
 from miniq.broker.waiters import Permit, Sleeper
-from miniq.errors import MiniQError, ResultsOff, TooLarge
-from miniq.message import Lease, Message, QueueSettings
-from miniq.result import Finished, Progress
-from miniq.store.arguments import Remember
+from miniq.errors import InvalidRequest, MiniQError, ResultsOff, TooLarge, require_moment, show
+from miniq.message import EPOCH, Lease, Message, QueueSettings
+from miniq.result import Finished, Progress, Unknown
+from miniq.store.arguments import PutResult, Remember
 
 if TYPE_CHECKING:
     from miniq.broker.broker import Broker
+
+
+_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class Results:
@@ -66,6 +73,46 @@ class Results:
             return None
         each = [Finished("dead", now, error=None if letter.dead is None else letter.dead.error) for letter in letters]
         return Remember(each, now + rules.micros(settings.results))
+
+    async def put(
+        self,
+        queue: str,
+        id: str,
+        result: Raw | UnsetType = UNSET,
+        final: bool = True,
+        ttl: float | None = None,
+        replaces: datetime | None = None,
+        new: bool = False,
+    ) -> bool:
+        """Keep a result under an id that the caller chose, for `ttl` seconds or as long as the queue keeps results; 0
+        forgets it. One that is not `final` ends no wait. With `replaces`, the `finished_at` of a result, it is kept
+        only instead of that, and as `new` only instead of none; False if it was not kept."""
+        broker = self._broker
+        if _ID.fullmatch(id) is None:
+            text = f"id: {show(id)} is not a UUID in small letters, such as 0b2c5e0e-7f0a-4d3f-9a35-7c1a4cb41d3e"
+            raise InvalidRequest(text, field="id")
+        if ttl is not None:
+            rules.check_seconds(ttl, "ttl", 0, rules.YEARS_100)
+        if new and replaces is not None:
+            raise InvalidRequest("new: given together with replaces; use one of them", field="new")
+        data = None if result is UNSET else bytes(result)
+        most = broker.options.limits.body_bytes
+        if data is not None and len(data) > most:
+            raise TooLarge(f"result: {len(data)} bytes; at most {most}", field="result")
+        settings = await broker.catalog.require(queue)
+        self._check_on(queue, settings)
+        now = broker.clock.now()
+        expected = 0 if new else None
+        if replaces is not None:
+            expected = max(1, (require_moment(replaces, "replaces") - EPOCH) // timedelta(microseconds=1))
+        at = now if not expected else max(now, expected + 1)  # which tells it from the one that it replaces
+        seconds = settings.results if ttl is None else ttl
+        finished = Finished("done" if final else "running", at, data) if seconds else None
+        put = PutResult(now, finished, now + rules.micros(seconds), expected)
+        done = await broker.store.results.put(queue, id, put)
+        if done and final:
+            self.finished(queue, [id])
+        return done
 
     # Waiting
 
@@ -119,14 +166,22 @@ class Results:
 
     # Reading
 
-    async def get(self, queue: str, id: str, wait: float = 0, permit: Permit | None = None) -> Progress:
-        """What became of a message; with `wait`, once it is finished or that time is over, while there is a
-        `permit`."""
+    async def get(
+        self, queue: str, id: str, wait: float = 0, permit: Permit | None = None, unknown: Unknown = "return"
+    ) -> Progress:
+        """What became of a message; with `wait`, once it is finished or that time is over, while there is a `permit`.
+        An `unknown` one is waited for as well, if that says so."""
         broker = self._broker
+        if unknown not in ("return", "wait"):
+            raise InvalidRequest(f"unknown: {show(unknown)}; use return or wait", field="unknown")
         if wait:
             rules.check_seconds(wait, "wait", 0, broker.options.limits.wait)
+
+        def goes_on(progress: Progress) -> bool:
+            return not progress.is_final or (progress.status == "unknown" and unknown == "wait")
+
         progress = await self._find(queue, id)
-        if progress.is_final or not wait:
+        if not (wait and goes_on(progress)):
             return progress
         deadline = broker.clock.now() + rules.micros(wait)
         sleeper = Sleeper(broker.clock)
@@ -137,7 +192,7 @@ class Results:
                 if permit is not None:
                     permit()
                 progress = await self._find(queue, id)
-                if progress.is_final or broker.clock.now() >= deadline or broker.is_closing:
+                if not goes_on(progress) or broker.clock.now() >= deadline or broker.is_closing:
                     break
                 await sleeper.until(deadline)
                 if broker.is_closing:
@@ -157,11 +212,7 @@ class Results:
         redriven."""
         broker = self._broker
         settings = await broker.catalog.require(queue)
-        if not settings.results:
-            raise ResultsOff(
-                f"queue: {queue!r} keeps no results; set `results` to the number of seconds to keep them",
-                field="queue",
-            )
+        self._check_on(queue, settings)
         now = broker.clock.now()
         stored = (await broker.store.messages.find(queue, [id])).get(id)
         if stored is not None:
@@ -173,3 +224,11 @@ class Results:
         if finished is None:
             return Progress(id, "unknown")
         return Progress(id, finished.status, finished.result, finished.error, finished.finished_at)
+
+    @staticmethod
+    def _check_on(queue: str, settings: QueueSettings) -> None:
+        if not settings.results:
+            raise ResultsOff(
+                f"queue: {queue!r} keeps no results; set `results` to the number of seconds to keep them",
+                field="queue",
+            )

@@ -1,14 +1,26 @@
-"""Celery on MiniQ: `broker_url = "miniq://127.0.0.1:5000"`, with `pip install miniq[celery]`.
+"""Celery on MiniQ, with `pip install miniq[celery]`.
 
-`transport.py` is what kombu opens for such a URL, `registration.py` is how kombu learns of it. Start with `channel.py`.
+- `broker_url = "miniq://127.0.0.1:5000"`: `transport.py` is what kombu opens for such a URL, `registration.py` is how kombu
+  learns of it. Start with `channel.py`.
+- `result_backend = "miniq://127.0.0.1:5000"`: `backend.py`.
+- `celery beat -S miniq.celery:Scheduler`: `scheduler.py`.
+
 Nothing here imports kombu or Celery until it is used, so that the command line can read Celery's messages without them.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from miniq.celery.backend import Backend as Backend
+    from miniq.celery.channel import Channel as Channel
+    from miniq.celery.scheduler import Scheduler as Scheduler
+    from miniq.celery.transport import TLSTransport as TLSTransport
+    from miniq.celery.transport import Transport as Transport
+
+__all__ = ["Backend", "Channel", "Scheduler", "TLSTransport", "Transport"]
 _MODULES = {
     "Backend": "backend",
     "Channel": "channel",

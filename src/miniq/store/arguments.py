@@ -34,6 +34,21 @@ class Remember(Struct, frozen=True, gc=False):
     until: int
 
 
+class PutResult(Struct, frozen=True, gc=False):
+    """A result to keep under an id, until when, and what must be kept there now."""
+
+    now: int
+    finished: Finished | None
+    """None keeps no result any more."""
+    until: int = 0
+    expected: int | None = None
+    """The `finished_at` of the result that is replaced; 0 if none may be kept, None for any or none."""
+
+    def matches(self, kept: Finished | None) -> bool:
+        """Whether this is what must be kept."""
+        return self.expected is None or self.expected == (0 if kept is None else kept.finished_at)
+
+
 class Change(Struct, frozen=True, gc=False):
     """The time of a change and what the history records of it."""
 

@@ -91,6 +91,7 @@ from miniq.store.arguments import (
     Places,
     Publication,
     Put,
+    PutResult,
     RecordChange,
     RecordSet,
     Room,
@@ -331,10 +332,14 @@ class StageStore(Protocol):
 
 
 class ResultStore(Protocol):
-    """How messages were finished; written by `MessageStore.drop` and `move`."""
+    """How messages were finished; written by `MessageStore.drop` and `move`, and by `put` under ids of the callers."""
 
     async def find(self, queue: str, ids: Sequence[str], now: int) -> dict[str, Finished]:
         """The results with these ids that are kept at `now`, by id; also of a message that is in the queue again."""
+
+    async def put(self, queue: str, id: str, put: PutResult) -> bool:
+        """Keep a result under an id instead of what was kept, or keep none any more; False, with no change, if what is
+        kept is not what was expected."""
 
 
 class HistoryStore(Protocol):

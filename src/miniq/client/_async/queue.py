@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Unpack
 
 from msgspec import UNSET, UnsetType
@@ -51,6 +52,7 @@ from miniq.message import (
     RedriveProgress,
     Status,
 )
+from miniq.result import Unknown
 from miniq.worker.plan import TIMEOUT, Plan, Stop, own_name
 
 if TYPE_CHECKING:
@@ -172,10 +174,27 @@ class AsyncQueue(OneProcess):
         settle(messages, outcomes, ACKED)
         return outcomes
 
-    async def result(self, id: str, wait: float = 0) -> Result:
+    async def result(self, id: str, wait: float = 0, unknown: Unknown = "return") -> Result:
         """What became of a message, by its id: waits up to `wait` seconds until it is acked, with or without a result,
-        or dead. The queue must keep results (its setting `results`)."""
-        return Result.of(id, await self._perform(ops.Result(self.name, id, wait)))
+        or dead. The queue must keep results (its setting `results`). With `unknown="wait"` it also waits while nothing
+        is known of the id."""
+        return Result.of(id, await self._perform(ops.Result(self.name, id, wait, unknown)))
+
+    async def put_result(
+        self,
+        id: str,
+        result: Any = UNSET,
+        *,
+        final: bool = True,
+        ttl: float | None = None,
+        replaces: datetime | None = None,
+        new: bool = False,
+    ) -> bool:
+        """Keep a result under an id of your own, a UUID, for `ttl` seconds or as long as the queue keeps results; 0
+        forgets it. One that is not `final` ends no wait. With `replaces`, the `finished_at` of a result, it is kept
+        only instead of that, and as `new` only if there is none: whether it was kept."""
+        kept = UNSET if result is UNSET else bodies.encode_result(result)
+        return await self._perform(ops.PutResult(self.name, id, kept, final, ttl, replaces, new))
 
     async def release(self, messages: Iterable[AsyncMessage], delay: float = 0) -> list[Outcome]:
         """Release several messages; the outcome of each is `done`, `stale` or `missing`."""

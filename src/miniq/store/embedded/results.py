@@ -7,7 +7,7 @@ from functools import partial
 
 from miniq.message import Outcome
 from miniq.result import Finished
-from miniq.store.arguments import Remember
+from miniq.store.arguments import PutResult, Remember
 from miniq.store.contract import ResultStore
 from miniq.store.embedded import keys
 from miniq.store.embedded.blocks import Shelf
@@ -60,6 +60,29 @@ class Results(ResultStore):
             if value is not None and (record := keys.decode_result(value)).until > now:
                 found[id] = record.finished
         return found
+
+    async def put(self, queue: str, id: str, put: PutResult) -> bool:
+        if put.expected is not None:
+            await self._commit.settle()
+            while keys.result_key(self._shelf(queue).serial, id) in self._unwritten:
+                await self._commit.settle()
+        shelf = self._shelf(queue)
+        key = keys.result_key(shelf.serial, id)
+        if put.expected is not None:
+            value = self._kv.get(key)
+            record = None if value is None else keys.decode_result(value)
+            if not put.matches(None if record is None or record.until <= put.now else record.finished):
+                return False
+        self._commit.check()
+        batch = self._commit.batch
+        if put.finished is None:
+            batch.ops.append((key, None))
+        else:
+            self.stage(shelf, id, put.finished, put.until)
+        self._unwritten[key] = batch
+        batch.done.append(partial(self._written, [key], batch))
+        await self._commit.commit(True)
+        return True
 
     def tidy(self, now: int, limit: int) -> None:
         """Stage the removal of up to `limit` results whose time is over."""

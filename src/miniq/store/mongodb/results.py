@@ -3,13 +3,15 @@ blocks and the results of a change are written in one transaction, which is over
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from bson import ObjectId
 from pymongo import ReplaceOne
+from pymongo.errors import DuplicateKeyError
 
 from miniq.result import Finished
+from miniq.store.arguments import PutResult
 from miniq.store.contract import ResultStore
 from miniq.store.mongodb import queries, writes
 from miniq.store.mongodb.changes import Outdated
@@ -25,14 +27,47 @@ Kept = tuple[str, Finished, int]
 class Results(ResultStore):
     """See `ResultStore`."""
 
-    def __init__(self, tools: Tools) -> None:
+    def __init__(self, tools: Tools, finished: Callable[[str], None]) -> None:
         self._link, self._changes, _, _ = tools
+        self._finished = finished
+        """Announces results of a queue to other brokers."""
 
     async def find(self, queue: str, ids: Sequence[str], now: int) -> dict[str, Finished]:
         with self._link.call() as db:
             serial = (await self._changes.ask(db, queue)).serial
             found = await db.results.find({"_id": {"$in": [f"{serial}:{id}" for id in ids]}}).to_list()
         return {one["id"]: finished(one) for one in found if one["until"] > now}
+
+    async def put(self, queue: str, id: str, put: PutResult) -> bool:
+        with self._link.call() as db:
+            serial = (await self._changes.ask(db, queue)).serial
+            key = {"_id": f"{serial}:{id}"}
+            query: dict[str, Any] = dict(key)
+            if put.expected:
+                query |= {"finished_at": put.expected, "until": {"$gt": put.now}}
+            elif put.expected == 0:
+                query |= {"until": {"$lte": put.now}}  # if another one is kept, the insert finds its key taken
+            if (one := put.finished) is None:
+                gone = await self._link.patiently(lambda: db.results.delete_one(query))
+                return bool(gone.deleted_count) or not put.expected
+            new = _document(key, serial, id, one, put.until)
+            try:
+                done = await self._link.patiently(lambda: db.results.replace_one(query, new, upsert=not put.expected))
+            except DuplicateKeyError:
+                if put.expected is None:  # two calls added it at the same time
+                    done = await self._link.patiently(lambda: db.results.replace_one(query, new, upsert=True))
+                else:
+                    return False
+        if done.matched_count or done.upserted_id is not None:
+            self._finished(queue)
+            return True
+        return False
+
+
+def _document(key: dict[str, Any], serial: ObjectId, id: str, one: Finished, until: int) -> dict[str, Any]:
+    of = {"serial": serial, "id": id, "until": until}
+    how = {"status": one.status, "finished_at": one.finished_at, "result": one.result, "error": one.error}
+    return key | of | how
 
 
 def finished(found: Document) -> Finished:
@@ -44,9 +79,7 @@ async def keep(db: Database, session: Session, serial: ObjectId, results: Sequen
     changes: list[ReplaceOne[dict[str, Any]]] = []
     for id, one, until in results:
         key = {"_id": f"{serial}:{id}"}
-        of = {"serial": serial, "id": id, "until": until}
-        how = {"status": one.status, "finished_at": one.finished_at, "result": one.result, "error": one.error}
-        changes.append(ReplaceOne(key, key | of | how, upsert=True))
+        changes.append(ReplaceOne(key, _document(key, serial, id, one, until), upsert=True))
     if changes:
         await db.results.bulk_write(changes, ordered=False, session=session)
 

@@ -48,7 +48,7 @@ class MongoStore:
         self.messages = Messages(tools, self._lease_expired, self._signals.finished)
         self.claims = Claims(tools, self.messages.taking, self._lease_expired)
         self.stages = Stages(tools)
-        self.results = Results(tools)
+        self.results = Results(tools, self._signals.finished)
 
     async def open(self) -> None:
         await self._link.open()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from miniq.result import Finished
+from miniq.store.arguments import PutResult
 from miniq.store.contract import ResultStore
 from miniq.store.postgres import rows
 from miniq.store.postgres.access import Part
@@ -18,6 +19,20 @@ class Results(Part, ResultStore):
     async def find(self, queue: str, ids: Sequence[str], now: int) -> dict[str, Finished]:
         params = {"queue": queue, "ids": rows.array([id for id in ids if rows.is_id(id)]), "now": now}
         return {row[0]: finished(row) for row in await self._db.some("results", params) if row[0] is not None}
+
+    async def put(self, queue: str, id: str, put: PutResult) -> bool:
+        params = {"queue": queue, "id": id, "now": put.now, "expected": put.expected}
+        if (one := put.finished) is None:
+            name = "forget_result"
+        else:
+            # An insert could bring back what is forgotten at this moment: a result that must be there is updated.
+            name = "replace_result" if put.expected else "put_result"
+            params |= {"status": one.status, "finished_at": one.finished_at, "until": put.until}
+            params |= {"result": one.result, "error": escape(one.error)}
+        (done,) = await self._db.one(name, params)
+        if done and put.finished is not None:
+            self._db.listener.finished(queue)
+        return bool(done)
 
 
 def finished(row: Sequence[Any]) -> Finished:

@@ -1,4 +1,4 @@
--- The queries for results; see queries.sql. `drop` and `move` write them.
+-- The queries for results; see queries.sql. `drop`, `move` and `put` write them.
 
 -- name: results
 WITH shelf AS (
@@ -9,6 +9,43 @@ WITH shelf AS (
     SELECT r.* FROM asked a JOIN results r ON r.queue = a.queue AND r.id = a.id WHERE r.until > %(now)s
 )
 SELECT f.id::text, f.status, f.finished_at, f.result, f.error FROM shelf LEFT JOIN found f ON true;
+
+-- name: put_result
+WITH shelf AS (
+    SELECT id FROM queues WHERE name = %(queue)s
+), changed AS (
+    INSERT INTO results AS r (queue, id, status, finished_at, result, error, until)
+    SELECT id, %(id)s::uuid, %(status)s::text, %(finished_at)s::bigint, %(result)s::bytea, %(error)s::text, %(until)s::bigint
+    FROM shelf
+    ON CONFLICT (queue, id) DO UPDATE SET status = excluded.status, finished_at = excluded.finished_at,
+        result = excluded.result, error = excluded.error, until = excluded.until
+    WHERE %(expected)s::bigint IS NULL OR r.until <= %(now)s::bigint
+    RETURNING 1
+)
+SELECT EXISTS (SELECT FROM changed) FROM shelf;
+
+-- name: replace_result
+WITH shelf AS (
+    SELECT id FROM queues WHERE name = %(queue)s
+), changed AS (
+    UPDATE results r SET status = %(status)s::text, finished_at = %(finished_at)s::bigint, result = %(result)s::bytea,
+        error = %(error)s::text, until = %(until)s::bigint
+    FROM shelf
+    WHERE r.queue = shelf.id AND r.id = %(id)s::uuid AND r.until > %(now)s::bigint
+        AND r.finished_at = %(expected)s::bigint
+    RETURNING 1
+)
+SELECT EXISTS (SELECT FROM changed) FROM shelf;
+
+-- name: forget_result
+WITH shelf AS (
+    SELECT id FROM queues WHERE name = %(queue)s
+), gone AS (
+    DELETE FROM results r USING shelf WHERE r.queue = shelf.id AND r.id = %(id)s::uuid
+        AND (%(expected)s::bigint IS NULL OR (r.until > %(now)s::bigint AND r.finished_at = %(expected)s::bigint))
+    RETURNING 1
+)
+SELECT EXISTS (SELECT FROM gone) OR coalesce(%(expected)s::bigint, 0) = 0 FROM shelf;
 
 -- name: tidy_results
 WITH gone AS (
