@@ -65,7 +65,18 @@ def tasks(served: Served, folder: Path) -> Iterator[Any]:
 
 
 def start_worker(folder: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "celery", "-A", "tests.acceptance.celery_result_tasks", "worker", "-c", "4", "-l", "INFO"]
+    command = [
+        sys.executable,
+        "-m",
+        "celery",
+        "-A",
+        "tests.acceptance.celery_result_tasks",
+        "worker",
+        "-c",
+        "4",
+        "-l",
+        "INFO",
+    ]
     more = ["--without-gossip", "--without-mingle", "--without-heartbeat"]
     with (folder / "worker.log").open("ab") as log:
         return subprocess.Popen([*command, *more], cwd=ROOT, env=os.environ | {}, stdout=log, stderr=log)
