@@ -1,7 +1,7 @@
 """Celery on MiniQ, with `pip install miniq[celery]`.
 
-- `broker_url = "miniq://127.0.0.1:5000"`: `transport.py` is what kombu opens for such a URL, `registration.py` is how kombu
-  learns of it. Start with `channel.py`.
+- `broker_url = "miniq://127.0.0.1:5000"`: `transport.py` is what kombu opens for such a URL, `registration.py` is how
+  kombu learns of it. Start with `channel.py`.
 - `result_backend = "miniq://127.0.0.1:5000"`: `backend.py`.
 - `celery beat -S miniq.celery:Scheduler`: `scheduler.py`.
 
