@@ -148,6 +148,44 @@ async def test_each_message_that_leaves_makes_room_for_one_that_waits(broker: Br
         await broker.release("q", leases([following]))
 
 
+async def heard(broker: Broker, other: Broker) -> None:
+    """Return once hints of a broker reach another one, which has just been opened and knows the queue `hints`."""
+    task = await waiting(other, other.receive("hints", wait=60))
+    while not task.done():
+        await send(broker, "hints", 1)
+        await asyncio.wait([task], timeout=0.1)
+
+
+@pytest.mark.parametrize("how", ["ack", "release", "reject", "remove", "claim"])
+async def test_a_message_that_leaves_at_one_broker_makes_room_for_one_that_waits_at_another(
+    broker: Broker, clock: FrozenClock, url: str, how: str
+) -> None:
+    if not broker.store.shared:
+        return  # a folder belongs to one broker
+    await broker.configure("q", {"max_in_flight": 1})
+    await broker.configure("hints")
+    await send(broker, "q", 1, 2)
+    if how == "claim":
+        assert await fetched(broker, 0, max_messages=1) is not None
+        got = []
+    else:
+        got = leases(await broker.receive("q", visibility_timeout=3600))
+    async with Broker(open_store(url), Options(upkeep_interval=0, refresh_interval=3600), clock) as other:
+        await heard(broker, other)
+        task = await waiting(other, other.receive("q", wait=60))
+        if how == "ack":
+            await broker.ack("q", got)
+        elif how == "release":
+            await broker.release("q", got, delay=600)
+        elif how == "reject":
+            await broker.deliveries.fail("q", got, "no", dead=True)
+        elif how == "remove":
+            await broker.remove("q", got[0].id, got[0].receipt)
+        else:
+            await broker.claims.ack("q", "g", 1)
+        assert bodies(await asyncio.wait_for(task, 20)) == [2]
+
+
 async def test_raising_the_limit_wakes_those_that_wait(broker: Broker) -> None:
     await broker.configure("q", {"max_in_flight": 1})
     await send(broker, "q", 1, 2)
@@ -289,7 +327,7 @@ async def test_a_broker_that_asks_more_often_gets_no_larger_share_of_the_rate(
             for one in (*[broker] * busy, other):  # always in this order
                 counts[one] += len(await one.receive("q", max=10))
         assert 180 <= sum(counts.values()) <= 220
-        assert 0.8 <= counts[broker] / counts[other] <= 1.25
+        assert 0.8 <= counts[broker] / (sum(counts.values()) / 2) <= 1.2, "its share, within a fifth"
 
 
 async def test_a_rate_that_is_raised_counts_at_once(broker: Broker, clock: FrozenClock) -> None:

@@ -423,7 +423,7 @@ class Broker:
         settings = await self.catalog.require(queue)
         purged = await self.store.messages.clear(queue, Change(self.clock.now(), settings.history), forget)
         self.metrics.messages[queue, "purged"] += purged
-        self.deliveries.freed(queue, settings)
+        self.deliveries.freed(queue, settings, purged)
         self.results.wake(queue)
         return purged
 

@@ -243,7 +243,7 @@ class Claims:
         if claimed.acked:
             broker.metrics.messages[queue, "acked"] += claimed.acked
             broker.consumers.acked(queue, group, now, claimed.acked)
-            broker.deliveries.freed(queue, settings)
+            broker.deliveries.freed(queue, settings, claimed.acked)
             if settings.results:
                 broker.results.wake(queue)
         made = claimed.claim.messages if claimed.made and claimed.claim is not None else 0

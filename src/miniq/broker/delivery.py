@@ -135,14 +135,16 @@ class Deliveries:
 
     def left(self, queue: str, settings: QueueSettings, fences: Sequence[Fence]) -> None:
         """Messages have left a queue, as far as their fences matched."""
-        self.freed(queue, settings)
+        self.freed(queue, settings, len(fences))
         if settings.results:
             self._broker.results.finished(queue, [id for id, _ in fences])
 
-    def freed(self, queue: str, settings: QueueSettings) -> None:
-        """Messages that may have been leased have left a queue: others may be handed out in their place."""
-        if settings.max_in_flight:
+    def freed(self, queue: str, settings: QueueSettings, count: int) -> None:
+        """Some messages that may have been leased are not any more: others may be handed out in their place, by other
+        brokers as well."""
+        if settings.max_in_flight and count:
             self._broker.waiters.wake_each(queue)
+            self._broker.store.hint(queue, count)
 
     async def fail(
         self, queue: str, leases: Sequence[Lease], error: str, delay: float | None = None, dead: bool = False
@@ -184,6 +186,7 @@ class Deliveries:
             change = Change(now, settings.history, "failed")
             outcomes = await broker.store.messages.reschedule(queue, some, to, change)
             broker.metrics.messages[queue, "failed"] += outcomes.count("done")
+            self.freed(queue, settings, outcomes.count("done"))
             failed |= {
                 fence: _failed(outcome, Failed("retried", to.visible_at))
                 for fence, outcome in zip(some, outcomes, strict=True)
@@ -218,6 +221,7 @@ class Deliveries:
             done = await broker.store.messages.reschedule(queue, rest, to, change)
             outcomes.update(zip(rest, done, strict=True))
             broker.metrics.messages[queue, "released"] += done.count("done")
+            self.freed(queue, settings, done.count("done"))
         return outcomes
 
     async def long_poll(

@@ -395,6 +395,9 @@ class Store(Protocol):
     async def check(self) -> None:
         """Raise `StoreUnavailable` if the store is unreachable."""
 
+    def hint(self, queue: str, count: int) -> None:
+        """Give other brokers the hint that `count` more messages of a queue may be handed out."""
+
     def check_space(self, size: int, count: int) -> None:
         """Raise `NoSpace` if the disk is nearly full, before that many bytes in so many pieces are written. `put`,
         `publish`, `upload` and `edit` do that themselves. A database says so when it refuses a change."""
@@ -468,6 +471,9 @@ class SingleProcessStore:
         self.on_lease_expired: LeaseCount = lambda queue, count: None
 
     async def check(self) -> None:
+        return
+
+    def hint(self, queue: str, count: int) -> None:
         return
 
     def check_space(self, size: int, count: int) -> None:

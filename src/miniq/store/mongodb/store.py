@@ -71,6 +71,9 @@ class MongoStore:
         with self._link.call() as db:
             await db.command("hello")
 
+    def hint(self, queue: str, count: int) -> None:
+        self._signals.ready(queue, None, count)
+
     def check_space(self, size: int, count: int) -> None:
         return
 

@@ -78,6 +78,9 @@ class PostgresStore:
     async def check(self) -> None:
         await self.revision()
 
+    def hint(self, queue: str, count: int) -> None:
+        self._db.listener.arrived(queue, None, count)
+
     def check_space(self, size: int, count: int) -> None:
         return
 
