@@ -121,6 +121,7 @@ def test_a_queue_shows_why_it_fails_and_charts_that_can_be_read(visit: Visit) ->
     expect(chart.locator(".axis span").last).to_have_text("now")
     expect(page.locator(".chart").last).to_contain_text("messages per second")
     chart.locator(".area").hover()
+    expect(chart.locator(".tip")).to_be_visible()
     expect(chart.locator(".tip")).to_have_text(
         re.compile(r"^\d\d:\d\d, \d+ min ago: ready \d+, in-flight 0, delayed \d+$")
     )
