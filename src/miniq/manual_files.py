@@ -20,21 +20,23 @@ START = "index.html"
 
 def sources() -> Path | None:
     """The folder that has `docs/` and the pages beside it."""
-    for folder in (PACKED, FOLDER.parents[2]):
-        if (folder / "docs" / "README.md").is_file():
-            return folder
-    return None
+    return next((folder for folder in (PACKED, FOLDER.parents[2]) if _has(folder, "docs/README.md")), None)
 
 
-def cache() -> Path:
-    """Where a broker builds the site if it may not write to its own package."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "miniq" / f"manual-{metadata.version('miniq')}"
+def cache() -> Path | None:
+    """Where a broker builds the site if it may not write to its own package; None for a user without a home."""
+    folder = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(folder, "miniq", f"manual-{metadata.version('miniq')}") if os.path.isabs(folder) else None
 
 
 def built() -> Path | None:
     """The folder of the site, None if it was not built yet."""
-    for folder in (SITE, cache()):
-        if (folder / START).is_file():
-            return folder
-    return None
+    if _has(SITE, START):
+        return SITE
+    folder = cache()
+    return folder if folder is not None and _has(folder, START) else None
+
+
+def _has(folder: Path, name: str) -> bool:
+    """Whether there is such a file that may be read."""
+    return os.path.isfile(folder / name)

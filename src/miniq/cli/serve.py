@@ -19,6 +19,7 @@ from miniq.cli.root import discard_output, say
 from miniq.client.url import store_of
 from miniq.errors import InvalidRequest, MiniQError, StoreLocked
 from miniq.logs import log_to_stderr
+from miniq.manual_files import built
 from miniq.options import Options
 from miniq.store_urls import FORMS
 
@@ -124,6 +125,8 @@ def addresses(started: Ready) -> list[str]:
     http = started.http.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
     url = "" if http == DEFAULT_URL else f" --url {http}"
     lines = [("HTTP", http), ("console", f"{http}/console"), ("docs", f"{http}/docs")]
+    if built() is not None:
+        lines.append(("manual", f"{http}/manual"))
     if started.zmq is not None:
         lines.append(("ZeroMQ", started.zmq))
     lines.append(("command", f"{this_command()} send emails hello{url}"))

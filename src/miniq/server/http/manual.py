@@ -10,7 +10,6 @@ import asyncio
 import base64
 import gzip
 import hashlib
-import html
 import logging
 import os
 import re
@@ -60,7 +59,7 @@ class ManualPages:
         """The site, and when it was built."""
         self._files: frozenset[str] = frozenset()
         self._building: asyncio.Task[None] | None = None
-        self._failed = ""
+        self._failed = False
 
     def routes(self) -> list[BaseRoute]:
         return [Route("/manual", self._home), Route("/manual/{file:path}", self._file)]
@@ -97,7 +96,7 @@ class ManualPages:
     def _absent(self) -> Response:
         """Build the manual if that is possible, and say what happens."""
         if self._failed:
-            return _page(500, "The manual could not be built", f"<pre>{html.escape(self._failed)}</pre>")
+            return _page(500, "The manual could not be built", FAILED)
         if find_spec(BUILDER) is None or sources() is None:
             return _page(404, "The manual is not installed", MISSING)
         if self._building is None:
@@ -105,24 +104,33 @@ class ManualPages:
         return _page(503, "The manual is being built", BUILDING, refresh=3)
 
     async def _build(self) -> None:
-        """Build the site in a process of its own, which ends with the broker."""
-        folder = SITE if os.access(SITE.parent, os.W_OK) else cache()
-        command = (sys.executable, "-P", "-m", "miniq.manual", str(folder), "--background")
-        pipe = asyncio.subprocess.PIPE
-        process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=asyncio.subprocess.STDOUT)
+        """Build the site, or say in the log why that is not possible: readers may be strangers."""
         try:
-            async with asyncio.timeout(BUILD_TIMEOUT):
-                said, _ = await process.communicate()
-        except TimeoutError:
-            self._failed = f"not done after {BUILD_TIMEOUT} s"
-        else:
-            if process.returncode:
-                self._failed = said.decode(errors="replace")[-4000:] or f"exit code {process.returncode}"
-        finally:
-            if process.returncode is None:
-                process.kill()
-        if self._failed:
-            log.warning("the manual could not be built", extra={"error": self._failed})
+            error = await _built()
+        except OSError as failure:
+            error = str(failure)
+        if error:
+            self._failed = True
+            log.error("the manual could not be built", extra={"error": error})
+
+
+async def _built() -> str:
+    """Build the site in a process of its own, which ends with the broker; what went wrong."""
+    folder = SITE if os.access(SITE.parent, os.W_OK) else cache()
+    if folder is None:
+        return f"{SITE.parent} is not writable, and the user of the broker has no home for a cache"
+    command = (sys.executable, "-P", "-m", "miniq.manual", str(folder), "--background")
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=asyncio.subprocess.STDOUT)
+    try:
+        async with asyncio.timeout(BUILD_TIMEOUT):
+            said, _ = await process.communicate()
+    except TimeoutError:
+        return f"not done after {BUILD_TIMEOUT} s"
+    finally:
+        if process.returncode is None:
+            process.kill()
+    return said.decode(errors="replace")[-4000:] or "failed" if process.returncode else ""
 
 
 MISSING = """
@@ -134,6 +142,7 @@ installed otherwise:</p>
 the broker: it builds the manual when this page is opened, in less than a minute</li>
 </ul>
 <p>Nothing of it is loaded from the Internet. The calls of the API are described at <a href="/docs">/docs</a>.</p>"""
+FAILED = "<p>The log of the broker says why. Restart it to try again.</p>"
 BUILDING = "<p>This happens once and takes less than a minute. The page will show it then.</p>"
 
 
