@@ -1,9 +1,10 @@
-"""Results under ids of one's own, over HTTP: how many are put per second, and how long a caller waits after that.
+"""Results under ids of one's own, over HTTP: how many per second, and how long callers wait.
 
     python -m bench.results_of_ones_own [SECONDS]
 
-Prints puts per second for 1, 4 and 16 callers in threads, the time from a put to the reply of the call that waits for it,
-and parts of a chord per second. One server with the default store, on this machine.
+Prints puts per second for 1, 4 and 16 callers in threads, the time from a put to the reply of the call that waits for
+it, and replacements of one record per second, each on the condition that it is what was read. One server with the
+default store, on this machine.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ def main() -> None:
         times = wakes(queue)
         print(f"put to reply: p50 {1000 * statistics.median(times):.1f} ms, p99 {1000 * times[-3]:.1f} ms")
         for callers in (1, 4):
-            print(f"parts of a chord, {callers} callers: {parts_per_second(queue, callers):8.0f} per second")
+            print(f"replacements, {callers} callers: {parts_per_second(queue, callers):8.0f} per second")
 
 
 if __name__ == "__main__":

@@ -1,89 +1,62 @@
-"""Tasks of Celery with results in MiniQ, for workers that are started as processes of their own."""
+"""The Celery app of the tests: each task writes lines to a file, so that tests see what ran, when and how often."""
 
 from __future__ import annotations
 
+import json
 import os
 import time
-from pathlib import Path
 from typing import Any
 
-from celery import Celery, Task
+from celery import Celery
 
-FOLDER = Path(os.environ["MINIQ_TEST_FOLDER"])
-app = Celery("tasks")
+app = Celery("shop", broker=os.environ["BROKER"], set_as_current=True)
 app.conf.update(
-    broker_url=os.environ.get("MINIQ_TEST_CELERY_BROKER", "filesystem://"),
-    result_backend=os.environ["MINIQ_TEST_BACKEND"],
-    result_expires=3600,
-    task_track_started=True,
-    worker_hijack_root_logger=False,
     broker_connection_retry_on_startup=True,
+    broker_transport_options=json.loads(os.environ.get("OPTIONS", "{}")),
+    worker_hijack_root_logger=False,
+    task_create_missing_queues=True,
 )
-if str(app.conf.broker_url).startswith("filesystem:"):
-    app.conf.broker_transport_options = {
-        "data_folder_in": str(FOLDER / "queue"),
-        "data_folder_out": str(FOLDER / "queue"),
-        "control_folder": str(FOLDER / "control"),
-        "polling_interval": 0.05,
-    }
+app.conf.update(json.loads(os.environ.get("CONF", "{}")))
+
+
+def note(what: str, **more: Any) -> None:
+    """A line in the log, written at once and whole."""
+    line = json.dumps({"what": what, "at": time.time(), "pid": os.getpid(), **more}) + "\n"
+    log = os.open(os.environ["LOG"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.write(log, line.encode())
+    os.close(log)
 
 
 @app.task
-def add(x: int, y: int) -> int:
-    return x + y
+def add(x: Any, y: Any) -> None:
+    note("added", of=x + y)
 
 
-@app.task
-def total(numbers: list[int]) -> int:
-    with (FOLDER / "bodies").open("a") as file:
-        file.write("x\n")
-    return sum(numbers)
+@app.task(bind=True, max_retries=3)
+def flaky(self: Any, number: int, fails: int) -> None:
+    note("tried", number=number, retries=self.request.retries)
+    if self.request.retries < fails:
+        raise self.retry(countdown=0.1)
+    note("done", number=number)
 
 
-@app.task
-def fail(text: str) -> None:
-    raise ValueError(text)
+@app.task(bind=True, acks_late=True)
+def late(self: Any, number: int, seconds: float) -> None:
+    note("began", number=number, redelivered=self.request.delivery_info["redelivered"])
+    time.sleep(seconds)
+    note("ended", number=number)
 
 
-@app.task
-def big(size: int) -> str:
-    return "x" * size
+@app.task(bind=True, acks_late=True, reject_on_worker_lost=True)
+def suicide(self: Any) -> None:
+    note("suicide", redelivered=self.request.delivery_info["redelivered"])
+    if not self.request.delivery_info["redelivered"]:
+        os.kill(os.getpid(), 9)
 
 
-@app.task(bind=True)
-def steps(self: Task, name: str) -> str:
-    """Reports its progress, and goes on when the test has seen it."""
-    self.update_state(state="PROGRESS", meta={"step": 1})
-    wait_for(FOLDER / name)
-    return "over"
+@app.task(bind=True, acks_late=True)
+def rejected(self: Any) -> None:
+    from celery.exceptions import Reject
 
-
-@app.task
-def held(name: str) -> str:
-    """Returns when the test says so."""
-    (FOLDER / f"{name}-began").touch()
-    wait_for(FOLDER / name)
-    return name
-
-
-@app.task(bind=True, max_retries=1)
-def again(self: Task, name: str) -> Any:
-    if self.request.retries:
-        wait_for(FOLDER / name)
-        return "at last"
-    raise self.retry(exc=ValueError("once more"), countdown=0)
-
-
-@app.task(bind=True)
-def grow(self: Task) -> int:
-    """Adds a part to the chord that it belongs to."""
-    self.add_to_chord(add.s(20, 22))
-    return 1
-
-
-def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 120
-    while not path.exists():
-        if time.monotonic() > deadline:
-            raise TimeoutError(path.name)
-        time.sleep(0.02)
+    note("rejected")
+    raise Reject("not for me", requeue=False)

@@ -39,9 +39,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tasks")
-    (folder / "queue").mkdir()
-    return folder
+    return tmp_path_factory.mktemp("tasks")
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +50,7 @@ def tasks(served: Served, folder: Path) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment.items():
             patch.setenv(name, value)
-        module = importlib.import_module("tests.acceptance.celery_tasks")
+        module = importlib.import_module("tests.acceptance.celery_result_tasks")
         worker = start_worker(folder)
         try:
             yield module
@@ -61,11 +59,22 @@ def tasks(served: Served, folder: Path) -> Iterator[Any]:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 module.app.close()
-            sys.modules.pop("tests.acceptance.celery_tasks")
+            sys.modules.pop("tests.acceptance.celery_result_tasks")
 
 
 def start_worker(folder: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "celery", "-A", "tests.acceptance.celery_tasks", "worker", "-c", "4", "-l", "INFO"]
+    command = [
+        sys.executable,
+        "-m",
+        "celery",
+        "-A",
+        "tests.acceptance.celery_result_tasks",
+        "worker",
+        "-c",
+        "4",
+        "-l",
+        "INFO",
+    ]
     more = ["--without-gossip", "--without-mingle", "--without-heartbeat"]
     with (folder / "worker.log").open("ab") as log:
         return subprocess.Popen([*command, *more], cwd=ROOT, env=os.environ | {}, stdout=log, stderr=log)

@@ -37,6 +37,7 @@ def test_the_examples_of_a_page_work(page: str, tmp_path: Path) -> None:
         environ = os.environ | {"PATH": path, "MINIQ_URL": served.url, "XDG_STATE_HOME": str(tmp_path / "state")}
         for kind, code in BLOCK.findall(text):
             code = code.replace("http://127.0.0.1:5000", served.url).replace("tcp://127.0.0.1:5557", served.tcp)
+            code = code.replace("miniq://127.0.0.1:5000", f"miniq://127.0.0.1:{served.port}")
             code = code.replace(WRITTEN.get(database, store), store)
             if "leveldb" not in ENGINES:
                 code = code.replace("leveldb:", "rocksdb:")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import socketserver
@@ -9,6 +10,8 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -155,3 +158,36 @@ def test_a_schedule_publishes_to_the_queues_that_want_to_know(server: Served, tm
         for name in ("close-berlin", "close-lisbon"):
             mq.delete_schedule(name)
         mq.topic("shops").delete()
+
+
+def test_a_shop_in_django_sends_its_tasks_through_celery(server: Served, tmp_path: Path) -> None:
+    clear(server.url)
+    folder, [port] = EXAMPLES / "django", free_ports(1)
+    env = environment(BROKER_URL=f"miniq://127.0.0.1:{server.port}", MAILS=str(tmp_path / "mails"))
+    flags = [sys.executable, "manage.py", "runserver", "--noreload", f"127.0.0.1:{port}"]
+    work = [sys.executable, "-m", "celery", "-A", "shop", "worker", "--pool", "solo"]
+    with contextlib.ExitStack() as stack:
+        for command in (flags, work):
+            process = subprocess.Popen(
+                command, cwd=folder, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
+            stack.callback(process.wait, 60)
+            stack.callback(process.send_signal, signal.SIGTERM)
+        request = urllib.request.Request(f"http://127.0.0.1:{port}/orders/7?to=ann@example.com", method="POST")
+        end = time.monotonic() + 60
+        while True:
+            try:
+                with urllib.request.urlopen(request) as answer:  # noqa: S310
+                    assert (answer.status, answer.read()) == (201, b"order 7\n")
+                break
+            except urllib.error.URLError as error:
+                if isinstance(error, urllib.error.HTTPError) or time.monotonic() > end:
+                    raise
+                time.sleep(0.05)
+        while not (mails := list((tmp_path / "mails").glob("*"))) or "Order 7" not in mails[0].read_text():
+            assert time.monotonic() < end
+            time.sleep(0.05)
+    with miniq.connect(server.url) as mq:
+        [later] = mq.queue("celery").peek()
+        assert (later.headers["task"], later.status) == ("shop.tasks.ask_for_review", "delayed")
+    clear(server.url)

@@ -1,28 +1,25 @@
-"""Celery on MiniQ (extra `miniq[celery]`).
+"""Celery on MiniQ: `broker_url = "miniq://127.0.0.1:5000"`, with `pip install miniq[celery]`.
 
-- `Backend` is the result backend of `result_backend = "miniq://127.0.0.1:5000"`.
-- `Scheduler` is the scheduler of `celery beat -S miniq.celery:Scheduler`.
+`transport.py` is what kombu opens for such a URL, `registration.py` is how kombu learns of it. Start with `channel.py`.
+Nothing here imports kombu or Celery until it is used, so that the command line can read Celery's messages without them.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import Any
 
-if TYPE_CHECKING:
-    from miniq.celery.backend import Backend as Backend
-    from miniq.celery.scheduler import Scheduler as Scheduler
-
-__all__ = ["Backend", "Scheduler"]
+_MODULES = {
+    "Backend": "backend",
+    "Channel": "channel",
+    "Scheduler": "scheduler",
+    "TLSTransport": "transport",
+    "Transport": "transport",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for: workers need no scheduler, and programs that send tasks neither of them."""
-    if name == "Backend":
-        from miniq.celery.backend import Backend
-
-        return Backend
-    if name == "Scheduler":
-        from miniq.celery.scheduler import Scheduler
-
-        return Scheduler
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+    module = _MODULES.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+    return getattr(import_module(f"{__name__}.{module}"), name)

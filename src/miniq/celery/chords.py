@@ -2,9 +2,9 @@
 
 Each part stores its result, and then looks whether those of the others are there, until one is missing. The part that
 stores the last result finds all of them; of several that do, the one that is first to write the record of the chord
-sends the body. So a part that runs again, because its worker was lost, changes nothing, and parts need not wait for each
-other to be counted. The part that wrote the record may send the body again if it runs again before it has noted that the
-body is sent.
+sends the body. So a part that runs again, because its worker was lost, changes nothing, and parts need not wait to be
+counted. The part that wrote the record may send the body again if it runs again before it has noted that the body is
+sent.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
+from miniq.celery.summary import task_of
 from miniq.cli.flags import MOMENT, SECONDS, Target, Whole, as_json, pairs_option, status, target
 from miniq.cli.output import (
     age,
@@ -289,6 +290,23 @@ def pages(source: Queue, status: Status | None, after: str | None, most: int | N
             return
 
 
+def show_tasks(messages: list[Message], as_json: bool) -> None:
+    """Messages of Celery as tasks; others have no task."""
+    tasks = [(message, task_of(message.id, message.headers, message.data)) for message in messages]
+    if as_json:
+        for message, task in tasks:
+            about = None if task is None else task._asdict()
+            json_line({"id": message.id, "status": message.status, "receives": message.receives, "task": about})
+    elif messages:
+        rows = [
+            (m.id, m.status, m.receives, task.name, task.args, task.eta or "-", task.retries)
+            if task is not None
+            else (m.id, m.status, m.receives, "-", "-", "-", "-")
+            for m, task in tasks
+        ]
+        table(("ID", "STATUS", "RECEIVES", "TASK", "ARGS", "ETA", "RETRIES"), rows, numbers=(2, 6))
+
+
 @click.command()
 @click.argument("queue")
 @status
@@ -296,9 +314,10 @@ def pages(source: Queue, status: Status | None, after: str | None, most: int | N
 @click.option("--after", metavar="CURSOR", help="Continue where an earlier peek ended.")
 @click.option("--id", metavar="ID", help="Only this message.")
 @click.option("--body", "only_body", is_flag=True, help="Print bodies only, one per line.")
+@click.option("--celery", "as_tasks", is_flag=True, help="Show tasks of Celery: name, arguments, eta and retries.")
 @as_json
 @target
-def peek(at: Target, queue: str, id: str | None, only_body: bool, as_json: bool, **which: Any) -> None:
+def peek(at: Target, queue: str, id: str | None, only_body: bool, as_tasks: bool, as_json: bool, **which: Any) -> None:
     """Look at messages without consuming them.
 
     Messages are shown in the order in which they would be received.
@@ -308,7 +327,10 @@ def peek(at: Target, queue: str, id: str | None, only_body: bool, as_json: bool,
       miniq peek emails
       miniq peek emails.dead --json | jq .dead
       miniq peek emails --status leased --max 1000
+      miniq peek celery --celery
     """
+    if only_body and as_tasks:
+        raise click.UsageError("--body and --celery exclude each other; use one of them.")
     messages: list[Message] = []
     following = None
     with at.open() as client:
@@ -319,7 +341,9 @@ def peek(at: Target, queue: str, id: str | None, only_body: bool, as_json: bool,
             for page in pages(source, **which):
                 messages += page
                 following = page.next
-    if as_json or only_body:
+    if as_tasks:
+        show_tasks(messages, as_json)
+    elif as_json or only_body:
         show_messages(messages, as_json)
     elif messages:
         now = datetime.now(UTC)
