@@ -12,20 +12,13 @@ from celery import Celery, Task
 FOLDER = Path(os.environ["MINIQ_TEST_FOLDER"])
 app = Celery("tasks")
 app.conf.update(
-    broker_url=os.environ.get("MINIQ_TEST_CELERY_BROKER", "filesystem://"),
+    broker_url=os.environ["MINIQ_TEST_BACKEND"],
     result_backend=os.environ["MINIQ_TEST_BACKEND"],
     result_expires=3600,
     task_track_started=True,
     worker_hijack_root_logger=False,
     broker_connection_retry_on_startup=True,
 )
-if str(app.conf.broker_url).startswith("filesystem:"):
-    app.conf.broker_transport_options = {
-        "data_folder_in": str(FOLDER / "queue"),
-        "data_folder_out": str(FOLDER / "queue"),
-        "control_folder": str(FOLDER / "control"),
-        "polling_interval": 0.05,
-    }
 
 
 @app.task

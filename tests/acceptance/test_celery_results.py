@@ -39,9 +39,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tasks")
-    (folder / "queue").mkdir()
-    return folder
+    return tmp_path_factory.mktemp("tasks")
 
 
 @pytest.fixture(scope="module")

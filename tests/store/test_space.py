@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from msgspec import Raw
 
 from miniq.errors import NoSpace, StoreFailed, StoreUnavailable
 from miniq.schedule import Definition
@@ -16,6 +17,8 @@ from miniq.store.embedded.store import EmbeddedStore
 from tests.clock import FrozenClock
 from tests.kit import bodies, draft, drain, leases, send, states
 from tests.store.parts import opened
+
+OWN = "0b2c5e0e-7f0a-4d3f-9a35-7c1a4cb41d3e"
 
 
 async def test_nearly_full_disk_refuses_sends_and_changes_nothing_while_the_rest_goes_on(
@@ -61,7 +64,12 @@ async def test_nothing_else_takes_the_space_that_is_kept_for_receive_and_ack(url
         await broker.deliveries.fail("q", leases(await broker.receive("q")), "no", dead=True)
         (id,) = await send(broker, "q", "as sent")
         await broker.schedules.put("often", Definition(draft("x"), queue="q", every=60))
+        await broker.configure("results", {"results": 60})
+        await broker.results.put("results", OWN)
     async with opened(url, clock, min_free_bytes=shutil.disk_usage(folder).total + 1) as broker:
+        with pytest.raises(NoSpace):
+            await broker.results.put("results", OWN, Raw(b"1"))
+        assert await broker.results.put("results", OWN, ttl=0)
         for change in ({"body": b'"other"'}, {"priority": 9}, {"headers": {"a": "b"}}):
             with pytest.raises(NoSpace):
                 await broker.edit("q", id, **change)

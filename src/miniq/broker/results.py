@@ -107,7 +107,10 @@ class Results:
             expected = max(1, (require_moment(replaces, "replaces") - EPOCH) // timedelta(microseconds=1))
         at = now if not expected else max(now, expected + 1)  # which tells it from the one that it replaces
         seconds = settings.results if ttl is None else ttl
-        finished = Finished("done" if final else "running", at, data) if seconds else None
+        finished = None
+        if seconds:
+            broker.store.check_space(len(data or b""), 1)
+            finished = Finished("done" if final else "running", at, data)
         put = PutResult(now, finished, now + rules.micros(seconds), expected)
         done = await broker.store.results.put(queue, id, put)
         if done and final:

@@ -26,7 +26,6 @@ from kombu.utils.url import maybe_sanitize_url
 from miniq.celery.chords import Chords
 from miniq.celery.urls import read_address
 from miniq.client._sync.client import Client
-from miniq.client.connection import connect
 from miniq.client.keeping import FOREVER, Keeping, id_of
 from miniq.errors import Closed, InvalidRequest, MiniQError, Overloaded, StoreUnavailable
 from miniq.result import Progress
@@ -41,7 +40,7 @@ WAITERS = 8
 _JSON = "application/json"
 
 
-class Backend(Chords, KeyValueStoreBackend):  # type: ignore[misc]
+class Backend(Chords, KeyValueStoreBackend):
     """Keeps the states and results of tasks in MiniQ."""
 
     supports_autoexpire = True
@@ -57,8 +56,8 @@ class Backend(Chords, KeyValueStoreBackend):  # type: ignore[misc]
             raise ImproperlyConfigured(error.text) from None
         queue = str(given.pop("queue", address.others.get("queue", QUEUE)))
         given.pop("global_keyprefix", None)
-        self._address = address.url
-        self._options = address.options | given
+        self._address = address
+        self._options = given
         self._client: Client | None = None
         self._process = os.getpid()
         self._connecting = Lock()
@@ -71,7 +70,7 @@ class Backend(Chords, KeyValueStoreBackend):  # type: ignore[misc]
         with self._connecting:
             if self._client is None:
                 try:
-                    self._client = connect(self._address, **self._options)
+                    self._client = self._address.connect(**self._options)
                 except InvalidRequest as error:
                     raise ImproperlyConfigured(f"result_backend: {error.text}") from None
             return self._client

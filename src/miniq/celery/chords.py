@@ -1,15 +1,16 @@
-"""Chords, counted exactly: a record per chord holds which parts of the header have returned, and one of them, the last,
-sends the body.
+"""Chords without a counter: the body is sent when the results of all parts of the header are there.
 
-A part that runs again, because its worker was lost, is counted once. The part that completed the chord may send the
-body again if it runs again before it has noted that the body is sent; no other can.
+Each part stores its result, and then looks whether those of the others are there, until one is missing. The part that
+stores the last result finds all of them; of several that do, the one that is first to write the record of the chord
+sends the body. So a part that runs again, because its worker was lost, changes nothing, and parts need not wait to be
+counted. The part that wrote the record may send the body again if it runs again before it has noted that the body is
+sent.
 """
 
 from __future__ import annotations
 
-import hashlib
-from base64 import b64encode
-from collections.abc import Callable
+import random
+from collections import OrderedDict
 from typing import Any
 
 import msgspec
@@ -24,22 +25,34 @@ from miniq.client.keeping import Keeping, id_of
 
 logger = get_logger(__name__)
 
+REMEMBERED = 100
+"""Chords of which a process remembers the parts."""
 
-class Chord(Struct, omit_defaults=True):
-    """What is known of a chord."""
 
-    done: list[str] = []
-    """The parts that have returned."""
-    size: int | None = None
-    """How many there are, as the sender said when it had sent all."""
-    more: list[Any] = []
-    """The results of parts that a part has added."""
-    last: str | None = None
-    """The part that completed it, which sends the body."""
+class Chord(Struct):
+    """The record of a chord whose parts have all returned."""
+
+    by: str
+    """The part that sends the body."""
     sent: bool = False
 
 
-_decode = msgspec.json.Decoder(Chord).decode
+class Parts:
+    """The parts of a chord, as far as this process knows."""
+
+    def __init__(self, header: Any) -> None:
+        self.missing = list(dict.fromkeys(_leaves(header)))
+        """Those whose results may not be there yet, in random order: each part looks at another one first."""
+        random.shuffle(self.missing)
+
+    def returned(self, task_id: str) -> None:
+        """The result of this part is there."""
+        if task_id in self.missing:
+            self.missing.remove(task_id)
+
+
+_read_chord = msgspec.json.Decoder(Chord).decode
+_read_tuples = msgspec.json.Decoder(list[Any]).decode
 _encode = msgspec.json.Encoder().encode
 
 
@@ -55,66 +68,99 @@ class Chords:
         self.ensure_chords_allowed()  # type: ignore[attr-defined]
         self.app.GroupResult(*header_result_args).save(backend=self)
 
-    def set_chord_size(self, group_id: str, chord_size: int) -> None:
-        """Called before the last part of the header is sent."""
-
-        def change(chord: Chord) -> bool:
-            chord.size = chord_size
-            return True
-
-        self._change(group_id, change)
-
     def add_to_chord(self, chord_id: str, result: Any) -> None:
         """A part adds another one, whose result is passed to the body after those of the header."""
-        added = result.as_tuple()
-
-        def change(chord: Chord) -> bool:
-            if added in chord.more:
-                return False
-            chord.more.append(added)
-            return True
-
-        self._change(chord_id, change)
+        id, added = _id("more", chord_id), [result.as_tuple()]
+        while True:
+            was = self.kept.get(id)
+            more = [] if was is None or was.result is None else _read_tuples(was.result)
+            if self.kept.put(id, _encode([*more, *added]), self.expires, was=was, new=was is None):
+                return
 
     def on_chord_part_return(self, request: Any, state: str, result: Any, **_: Any) -> None:
         """A part of the header has returned, with or without success."""
         group_id, task_id = request.group, request.id
         if not group_id or not task_id:
             return
-        if getattr(request, "ignore_result", False):  # the body needs it nevertheless
+        if not self._is_there(task_id):  # the task ignores its result, but the body needs it
             self.store_result(task_id, result, state, request=request)  # type: ignore[attr-defined]
-        part = _short(task_id)
-        size = request.chord.get("chord_size")
+        parts = self._parts(group_id)
+        if parts is None:
+            self._without_group(group_id, request)
+            return
+        parts.returned(task_id)
+        if (
+            self._all_there(parts.missing)
+            and self._all_there(self._more(group_id))
+            and self._is_mine(group_id, task_id)
+        ):
+            self._send_body(group_id, request)
+            self.kept.put(_id("chord", group_id), _encode(Chord(task_id, sent=True)), self.expires)
+            self._known.pop(group_id, None)
 
-        def change(chord: Chord) -> bool:
-            if chord.sent or chord.last is not None:
+    def _is_there(self, task_id: str) -> bool:
+        found = self.kept.get(id_of(task_id))
+        return found is not None and found.is_final
+
+    def _all_there(self, missing: list[str]) -> bool:
+        """Whether the results of these parts are there; removes those that are, up to the first that is not."""
+        while missing:
+            if not self._is_there(missing[-1]):
                 return False
-            chord.done = [*dict.fromkeys([*chord.done, part])]
-            total = chord.size if size is None else size
-            if total is not None and len(chord.done) >= total + len(chord.more):
-                chord.last = part
+            missing.pop()
+        return True
+
+    @property
+    def _known(self) -> OrderedDict[str, Parts]:
+        known: OrderedDict[str, Parts] = self.__dict__.setdefault("_known_chords", OrderedDict())
+        return known
+
+    def _parts(self, group_id: str) -> Parts | None:
+        """The parts of the header of a chord, None if its group does not exist."""
+        parts = self._known.get(group_id)
+        if parts is None:
+            header = GroupResult.restore(group_id, backend=self, app=self.app)
+            self.__dict__["_cache"].pop(group_id, None)
+            if header is None:
+                return None
+            parts = self._known[group_id] = Parts(header)
+            while len(self._known) > REMEMBERED:
+                self._known.popitem(last=False)
+        return parts
+
+    def _more(self, group_id: str) -> list[str]:
+        """The parts that others have added, before their own results were there."""
+        return [part for added in self._added(group_id) for part in _leaves(added)]
+
+    def _added(self, group_id: str) -> list[Any]:
+        found = self.kept.get(_id("more", group_id))
+        added = [] if found is None or found.result is None else _read_tuples(found.result)
+        return [result_from_tuple(_tuples(each), app=self.app) for each in added]
+
+    def _is_mine(self, group_id: str, task_id: str) -> bool:
+        """Whether this part is the one that sends the body."""
+        id = _id("chord", group_id)
+        if self.kept.put(id, _encode(Chord(task_id)), self.expires, new=True):
             return True
+        found = self.kept.get(id)
+        chord = None if found is None or found.result is None else _read_chord(found.result)
+        return chord is not None and chord.by == task_id and not chord.sent
 
-        chord = self._change(group_id, change)
-        if chord.last == part and not chord.sent:
-            self._send_body(group_id, request, chord)
+    def _without_group(self, group_id: str, request: Any) -> None:
+        """The group of a chord is removed when the body is sent; otherwise it has expired."""
+        if self.kept.get(_id("chord", group_id)) is None:
+            logger.error("Chord %r: its group does not exist any more", group_id)
+            error = ChordError(f"GroupResult {group_id} no longer exists")
+            self._fail(maybe_signature(request.chord, app=self.app), error)
 
-            def sent(chord: Chord) -> bool:
-                chord.done, chord.more, chord.sent = [], [], True
-                return True
-
-            self._change(group_id, sent)
-
-    def _send_body(self, group_id: str, request: Any, chord: Chord) -> None:
+    def _send_body(self, group_id: str, request: Any) -> None:
         """Send the body with the results of all parts, or note that it has failed."""
         callback = maybe_signature(request.chord, app=self.app)
         header = GroupResult.restore(group_id, backend=self, app=self.app)
-        if header is None:
-            logger.error("Chord %r: its group does not exist any more", group_id)
-            self._fail(callback, ChordError(f"GroupResult {group_id} no longer exists"))
+        if header is None:  # another part has sent it meanwhile
             return
-        for added in chord.more:
-            header.add(result_from_tuple(_tuples(added), app=self.app))
+        for added in self._added(group_id):
+            header.add(added)
         try:
             with allow_join_result():
                 results = header.join_native(timeout=self.app.conf.result_chord_join_timeout, propagate=True)
@@ -135,19 +181,12 @@ class Chords:
     def _fail(self, callback: Any, error: ChordError) -> None:
         self.chord_error_from_stack(callback=callback, exc=error)  # type: ignore[attr-defined]
 
-    def _change(self, group_id: str, change: Callable[[Chord], bool]) -> Chord:
-        """Change the record of a chord, which `change` does unless nothing is to be changed."""
-        id = id_of(f"celery-chord-{group_id}")
-        while True:
-            was = self.kept.get(id)
-            chord = Chord() if was is None or was.result is None else _decode(was.result)
-            if not change(chord) or self.kept.put(id, _encode(chord), self.expires, was=was, new=was is None):
-                return chord
 
-
-def _short(task_id: str) -> str:
-    """A part in few characters."""
-    return b64encode(hashlib.sha256(task_id.encode()).digest()[:9]).decode()
+def _leaves(result: Any) -> list[str]:
+    """The ids of the tasks in a result, which may be a group of groups."""
+    if isinstance(result, GroupResult):
+        return [leaf for each in result.results for leaf in _leaves(each)]
+    return [str(result.id)]
 
 
 def _failed(header: Any) -> list[AsyncResult]:
@@ -157,3 +196,7 @@ def _failed(header: Any) -> list[AsyncResult]:
 def _tuples(value: Any) -> Any:
     """Nested lists of JSON as the tuples they were."""
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def _id(kind: str, group_id: str) -> str:
+    return id_of(f"celery-{kind}-{group_id}")

@@ -22,11 +22,10 @@ from celery.exceptions import ImproperlyConfigured
 from celery.utils.log import get_logger
 
 from miniq.celery.timings import Timing, next_moment, timing_of
-from miniq.celery.urls import Address, read_address
+from miniq.celery.urls import Server, read_address
 from miniq.client._sync.client import Client
 from miniq.client._sync.message import Message
 from miniq.client._sync.queue import Queue
-from miniq.client.connection import connect
 from miniq.errors import InvalidRequest, MessageNotFound, Overloaded, ScheduleNotFound, StaleReceipt, StoreUnavailable
 from miniq.message import NAME_LENGTH
 from miniq.schedule import MOMENT_HEADER, Schedule
@@ -47,7 +46,7 @@ LOST = timedelta(seconds=300)
 _OTHER = re.compile(r"[^A-Za-z0-9._-]+")
 
 
-class Scheduler(beat.Scheduler):  # type: ignore[misc]
+class Scheduler(beat.Scheduler):
     """A scheduler for `celery beat` that keeps its entries in MiniQ."""
 
     def __init__(self, app: Any, *arguments: Any, **options: Any) -> None:
@@ -64,7 +63,7 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
         if self._client is None or self._process != os.getpid():
             self._process = os.getpid()
             try:
-                self._client = connect(self._address.url, **self._address.options)
+                self._client = self._address.connect()
             except InvalidRequest as error:
                 raise ImproperlyConfigured(f"beat_miniq_url: {error.text}") from None
         return self._client
@@ -239,7 +238,7 @@ def _word(text: str, most: int = 60) -> str:
     return f"{word[: most - 9]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
-def _address(app: Any) -> Address:
+def _address(app: Any) -> Server:
     """The server: `beat_miniq_url`, else the broker's or the results' if those are MiniQ's."""
     conf = app.conf
     for field in ("beat_miniq_url", "broker_url", "result_backend"):

@@ -11,6 +11,8 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from msgspec import Struct
 
+from miniq.celery.address import Address
+from miniq.client._sync.client import Client
 from miniq.errors import InvalidRequest
 
 SCHEMES = {"miniq": "http", "http": "http", "https": "https", "miniqs": "https", "tcp": "tcp"}
@@ -19,7 +21,7 @@ _FLOATS = ("timeout", "retry")
 _EXAMPLE = "use miniq://127.0.0.1:5000, miniq+https://HOST:5000 or miniq+folder:///PATH"
 
 
-class Address(Struct, frozen=True):
+class Server(Struct, frozen=True):
     """What a URL says."""
 
     url: str
@@ -29,8 +31,12 @@ class Address(Struct, frozen=True):
     others: dict[str, str]
     """Other parameters of the URL, such as `queue`."""
 
+    def connect(self, **options: Any) -> Client:
+        """A client. One of a folder is that of all users in this process, of kombu's connections as well."""
+        return Address(self.url, self.options | options, self.url.startswith("rocksdb:")).connect()
 
-def read_address(url: str, field: str) -> Address:
+
+def read_address(url: str, field: str) -> Server:
     """The address in a URL of a setting; `InvalidRequest` names the setting."""
     scheme, _, rest = url.removeprefix("miniq+").partition("://")
     others = dict(parse_qsl(urlsplit(f"//{rest}").query))
@@ -38,9 +44,9 @@ def read_address(url: str, field: str) -> Address:
         path = unquote(rest.partition("?")[0])
         if not path:
             raise InvalidRequest(f"{field}: {url!r} names no folder; {_EXAMPLE}", field=field)
-        return Address(f"rocksdb:{path}", {}, others)
+        return Server(f"rocksdb:{path}", {}, others)
     if scheme == "memory":
-        return Address("memory:", {}, others)
+        return Server("memory:", {}, others)
     if scheme not in SCHEMES:
         raise InvalidRequest(f"{field}: the scheme {scheme!r} is not one of MiniQ's; {_EXAMPLE}", field=field)
     parts = urlsplit(f"//{rest}")
@@ -62,4 +68,4 @@ def read_address(url: str, field: str) -> Address:
                 options[name] = float(value) if name in _FLOATS else value
             except ValueError:
                 raise InvalidRequest(f"{field}: {name}={value} is not a number of seconds", field=field) from None
-    return Address(address, options, others)
+    return Server(address, options, others)
