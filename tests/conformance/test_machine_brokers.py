@@ -1,6 +1,6 @@
 """A broker on any store against a broker on the oracle: the same random calls, the same answers. What the rules of the
-broker decide is in it: failures and their retries, pauses, limits, ordered groups, topics, dead letters, claims and
-results. On a database there are two brokers, which take turns.
+broker decide is in it: failures and their retries, pauses, limits, ordered groups, topics, dead letters. On a database
+there are two brokers, which take turns.
 
 `MINIQ_STEPS` sets how many steps are tried on each store (2,000 by default).
 """
@@ -16,16 +16,14 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from miniq.broker import Broker
 from miniq.errors import MiniQError
-from miniq.message import AckedLease, Lease, Stored
+from miniq.message import Lease, Stored
 from miniq.options import Options
-from miniq.result import Progress
 from miniq.store import open_store
 from miniq.store.embedded import window
 from tests import mongod
@@ -49,7 +47,6 @@ SETTINGS = st.fixed_dictionaries(
         "group_batch": st.booleans(),
         "max_receives": st.sampled_from([None, 1, 2, 20]),
         "delay": st.sampled_from([0, 0, 2]),
-        "results": st.sampled_from([0, 10, 10]),
     },
 )
 ROLES = (0, 1)
@@ -85,11 +82,6 @@ class Brokers(RuleBasedStateMachine):
         self.calls = 0
         self.serial = 0
         self.held: list[Held] = []
-        self.sent: dict[str, list[list[str]]] = {queue: [] for queue in QUEUES}
-        """The ids that both gave to each message of a queue."""
-        self.claimed: dict[str, int] = dict.fromkeys(QUEUES, 0)
-        """The last claim of each queue."""
-        self.claim_ids: dict[str, list[list[str]]] = {queue: [] for queue in QUEUES}
         self.paused: dict[str, bool] = {}
         self.limits: dict[str, int] = {}
 
@@ -153,17 +145,14 @@ class Brokers(RuleBasedStateMachine):
     )
     def send(self, queue: str, count: int, **fields: Any) -> None:
         drafts = self.drafts(count, **fields)
-        answers = self.both(lambda broker, _: broker.send(queue, drafts), len)
-        self.sent[queue] += map(list, zip(*answers, strict=True))
+        self.both(lambda broker, _: broker.send(queue, drafts), len)
 
     @rule(count=st.integers(1, 4), first=optional, header=optional, group=st.sampled_from([None, "g"]))
     def publish(self, count: int, first: str | None, header: str | None, group: str | None) -> None:
         """To both queues, to one or to none."""
         key = None if first is None else f"{first}.z"
         drafts = self.drafts(count, key=key, headers=header and {"h": header}, group=group)
-        answers = self.both(lambda broker, _: broker.publish("t", drafts), lambda one: (len(one.ids), one.queues))
-        for queue in ("a", "b"):
-            self.sent[queue] += map(list, zip(*[one.ids for one in answers], strict=True))
+        self.both(lambda broker, _: broker.publish("t", drafts), lambda one: (len(one.ids), one.queues))
 
     @rule(queue=st.sampled_from(["a", "b"]), changes=SETTINGS)
     def set(self, queue: str, changes: dict[str, Any]) -> None:
@@ -180,21 +169,21 @@ class Brokers(RuleBasedStateMachine):
 
     @rule(
         queue=queues,
-        limit=st.sampled_from([1, 2, 4, 10]),
+        max=st.sampled_from([1, 2, 4, 10]),
         timeout=st.sampled_from([None, 0, 4, 60]),
         consumer=st.sampled_from([None, None, "ann"]),
         mode=st.sampled_from(["at-least-once"] * 5 + ["at-most-once"]),
     )
-    def receive(self, queue: str, limit: int, timeout: float | None, consumer: str | None, mode: Any) -> None:
+    def receive(self, queue: str, max: int, timeout: float | None, consumer: str | None, mode: Any) -> None:
         def call(broker: Broker, _: int) -> Coroutine[Any, Any, Any]:
-            return broker.receive(queue, max=limit, visibility_timeout=timeout, consumer=consumer, mode=mode)
+            return broker.receive(queue, max=max, visibility_timeout=timeout, consumer=consumer, mode=mode)
 
         before = self.run(self.oracle.queue(queue)).counts.leased
         answers = self.both(call, lambda got: [told(stored) for stored in got])
         if self.paused.get(queue):
             assert answers[1] == []
-        if most := self.limits.get(queue):
-            assert len(answers[1]) <= max(0, most - before)
+        if limit := self.limits.get(queue):
+            assert len(answers[1]) <= builtin_max(0, limit - before)
         if mode == "at-least-once":
             self.held += [Held(queue, list(pair)) for pair in zip(*answers, strict=True)]
 
@@ -209,12 +198,11 @@ class Brokers(RuleBasedStateMachine):
         chosen = [self.held[-1 - pick % min(len(self.held), 12)] for pick in picked]
         queue = chosen[0].queue
         chosen = [one for one in chosen if one.queue == queue]
-        result = msgspec.Raw(b"%d" % self.serial) if self.serial % 3 else msgspec.UNSET
 
         def call(broker: Broker, role: int) -> Coroutine[Any, Any, Any]:
             leases = [one.leases[role] for one in chosen]
             if how == "ack":
-                return broker.ack(queue, [AckedLease(lease.id, lease.receipt, result) for lease in leases])
+                return broker.ack(queue, leases)
             if how == "release":
                 return broker.release(queue, leases, delay or 0)
             if how == "extend":
@@ -223,64 +211,6 @@ class Brokers(RuleBasedStateMachine):
             return broker.deliveries.fail(queue, leases, f"boom {self.serial}", None if is_dead else delay, is_dead)
 
         self.both(call, repr)
-
-    @rule(queue=queues, most=st.sampled_from([1, 3, 30]), back=st.sampled_from([0, 0, 0, 1]))
-    def claim(self, queue: str, most: int, back: int) -> None:
-        """Ack a claim and make the next, or ask again for the last."""
-        after = max(0, self.claimed[queue] - back)
-        answers = self.both(
-            lambda broker, _: broker.claims.next(queue, "g", after, max_messages=most),
-            lambda answer: answer[0] and (answer[0].number, answer[0].messages),
-        )
-        if not answers or answers[0][0] is None:
-            return
-        number = self.claimed[queue] = answers[0][0].number
-
-        async def read(broker: Broker) -> list[Stored]:
-            part = await broker.claims.fetch(queue, "g", number)
-            return [stored async for some in part.each() for stored in some]
-
-        read_by = self.both(lambda broker, _: read(broker), lambda found: list(map(told, found)))
-        self.claim_ids[queue] = [[stored.message.id for stored in pair] for pair in zip(*read_by, strict=True)]
-
-    @rule(queue=queues)
-    def release_claims(self, queue: str) -> None:
-        self.both(lambda broker, _: broker.claims.release(queue, "g"), repr)
-
-    @rule(queue=queues, picked=st.lists(st.integers(0, 30), min_size=1, max_size=3))
-    def bury(self, queue: str, picked: list[int]) -> None:
-        """What a reader of a claim cannot process; in order, because the letters get ids of their own."""
-        there = self.claim_ids[queue]
-        chosen = [there[place] for place in sorted({pick % len(there) for pick in picked})] if there else []
-        if chosen:
-            number = self.claimed[queue]
-            self.both(
-                lambda broker, role: broker.claims.bury(queue, "g", number, [ids[role] for ids in chosen], "bad"), repr
-            )
-
-    @precondition(lambda self: any(self.sent.values()))
-    @rule(queue=queues, pick=st.integers(0, 10**6), what=st.sampled_from(["result", "result", "remove", "edit", "ack"]))
-    def use_by_id(self, queue: str, pick: int, what: str) -> None:
-        """What senders ask, and what operators do."""
-        if not (sent := self.sent[queue]):
-            return
-        ids = sent[-1 - pick % min(len(sent), 12)]
-
-        def call(broker: Broker, role: int) -> Coroutine[Any, Any, Any]:
-            if what == "result":
-                return broker.results.get(queue, ids[role])
-            if what == "remove":
-                return broker.remove(queue, ids[role])
-            if what == "edit":
-                return broker.edit(queue, ids[role], priority=pick % 10, delay=pick % 3)
-            return broker.ack_by_id(queue, ids[role])
-
-        def shown(answer: Any) -> Any:
-            if isinstance(answer, Progress):
-                return answer.status, answer.result, answer.error, answer.finished_at
-            return told(answer) if isinstance(answer, Stored) else answer
-
-        self.both(call, shown)
 
     @rule(to=st.sampled_from([None, None, "a"]))
     def redrive(self, to: str | None) -> None:
@@ -327,6 +257,9 @@ class Brokers(RuleBasedStateMachine):
             )
 
         self.both(lambda broker, _: broker.peek(queue, limit=100), shown)
+
+
+builtin_max = max
 
 
 def told(stored: Stored) -> str:
