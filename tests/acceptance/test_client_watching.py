@@ -50,6 +50,25 @@ def test_consumers_tell_who_works(mq: Any) -> None:
         mq.queue("nope").consumers()
 
 
+def test_clients_ask_what_is_wrong_why_and_who_holds_claims(mq: Any) -> None:
+    queue = mq.queue("jobs")
+    queue.send_many(range(3))
+    for number, message in enumerate(queue.receive(max=2)):
+        message.fail(f"no order {number}", delay=60)
+    [group] = queue.failures()
+    assert (group.count, group.error) == (2, "no order 1")
+    queue.claims("etl").next(0)
+    mq.queue("other").send(1)
+    groups = mq.claim_groups()
+    assert {name: [one.group for one in found] for name, found in groups.items()} == {"jobs": ["etl"]}
+    assert [claim.messages for claim in groups["jobs"][0].claims] == [1]
+    jobs, other = (mq.stats(name).queues[0] for name in ("jobs", "other"))
+    assert (jobs.problems, jobs.failures.failed, jobs.claim.group) == ([], 2, "etl")
+    assert (other.problems, other.unattended_since) == (["no_consumer"], None)
+    with pytest.raises(miniq.QueueNotFound):
+        mq.queue("nope").failures()
+
+
 def test_a_worker_without_a_name_is_called_by_its_host_and_process(mq: Any) -> None:
     queue = mq.queue("jobs")
     queue.send(1)

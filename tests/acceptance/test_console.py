@@ -119,6 +119,11 @@ def test_many_queues_are_drawn_two_hundred_at_a_time(browser: Browser) -> None:
         expect(page.locator("tbody tr")).to_have_count(200)
         page.locator("th button", has_text="Ready").click()  # which puts another queue in place of the empty one
         assert page.locator("tbody tr").count() == 200
+        page.mouse.wheel(0, 3000)
+        page.wait_for_function("scrollY > 2000")
+        box = page.locator("thead th").first.bounding_box()
+        assert box is not None
+        assert 50 <= box["y"] <= 54, "the heads stay under the bar"
         visit.button("Show 200 more of 251 queues")
         expect(page.locator("tbody tr")).to_have_count(400)
         visit.button("Show 51 more queues")

@@ -91,6 +91,8 @@ def test_dead_letters_stand_with_their_queue_and_are_not_ready(visit: Visit, mq:
     fail(queue, "NoPaper: tray 1")
     page = visit.go("/")
     faxes = row(page, "faxes")
+    drawn = re.compile(r"^M0\.0 .*L110\.0 [\d.]+$")  # of a queue that is seconds old
+    expect(faxes.locator(".spark path").last).to_have_attribute("d", drawn)
     line = faxes.locator(".words .dead")
     expect(line).to_contain_text(re.compile(r"^3 dead letters, the last \S+ s ago: NoPaper: tray 1"))
     expect(faxes.locator("[data-label=Dead]")).to_have_text("3")

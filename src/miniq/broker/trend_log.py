@@ -71,6 +71,7 @@ class TrendLog:
             if last is not None:
                 seen[queue] = last
         value = zlib.compress(msgspec.msgpack.encode(Minute(now, rows, seen)), 1)
+        broker.store.check_space(len(value), 1)
         name = f"{now // SECOND}-{self._id}"
         if await broker.store.change_record(RecordChange(KIND, name, None, value, is_quiet=True)):
             self._written[name] = now, value

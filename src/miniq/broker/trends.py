@@ -148,6 +148,8 @@ class Trends:
             await self._restore(await self._log.load(self._broker.clock.now()))
         except MiniQError as error:
             log.warning("the last hour could not be read: %s", error)
+        except Exception:
+            log.exception("the last hour could not be read")  # the next one begins anew
         try:
             await self._sample()
         finally:
