@@ -139,6 +139,35 @@ def test_a_queue_is_drained_into_files(
     assert data == [b"\x00\xff"]
 
 
+@pytest.mark.parametrize("format", ["parquet", "text"])
+def test_files_of_a_batch_that_is_complete_are_not_replaced_when_spark_repeats_it(
+    spark: SparkSession, broker: miniq.Client, run: Run, tmp_path: Path, format: str
+) -> None:
+    """While they were replaced, a kill and a newer copy of the checkpoint lost them."""
+    orders, out = broker.queue("orders"), tmp_path / "out"
+    orders.send_many(miniq.draft(b"%d\nline" % n, content_type="text/plain") for n in range(12))
+    few = Run(url=run.url, options={"maxMessagesPerBatch": "4", "partitions": "2"})
+    pipelines.drain(spark, "orders", str(out), format=format, run=few)
+    before = {path: path.read_bytes() for path in sorted(out.glob("batch=*/part-*"))}
+    assert len(before) == 6
+    removed = next(path for path in before if path.parent.name == "batch=000002")
+    removed.unlink()
+    for number in (1, 2):
+        for log in ("commits", "offsets"):
+            (out / "_checkpoint" / log / str(number)).unlink()
+            (out / "_checkpoint" / log / f".{number}.crc").unlink()
+    orders.send("more")  # without new messages, nothing is repeated
+    pipelines.drain(spark, "orders", str(out), format=format, run=few)
+    shutil.rmtree(out / "batch=000003")
+    after = {path: path.read_bytes() for path in sorted(out.glob("batch=*/part-*"))}
+    complete, partial = ({path.name for path in after if path.parent.name == f"batch=00000{n}"} for n in (1, 2))
+    assert complete == {path.name for path in before if path.parent.name == "batch=000001"}
+    assert not partial & {path.name for path in before}
+    assert sorted(map(len, after.values())) == sorted(map(len, before.values()))
+    if format == "text":
+        assert sorted(b"".join(after.values()).split()) == sorted(b"".join(before.values()).split())
+
+
 def test_drains_into_two_folders_do_not_disturb_each_other(
     spark: SparkSession, broker: miniq.Client, run: Run, tmp_path: Path
 ) -> None:
