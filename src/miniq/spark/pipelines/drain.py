@@ -24,10 +24,10 @@ def drain(
 ) -> Summary:
     """Write the messages of a queue to files, and ack them.
 
-    `out` is a folder with a folder `batch=N` per batch, which is written again if Spark repeats the batch and not all of
-    its rows are there; so any reader of the files finds each message once. `parquet` and `json` contain all columns, `text` only the bodies, one
-    per line, binary ones in base64. The checkpoint is in `out/_checkpoint`. By default, each `out` has its own `group`.
-    A folder that another checkpoint writes to is refused.
+    `out` is a folder with a folder `batch=N` per batch, which is written again if Spark repeats the batch and not all
+    of its rows are there; so any reader of the files finds each message once. `parquet` and `json` contain all columns,
+    `text` only the bodies, one per line, binary ones in base64. The checkpoint is in `out/_checkpoint`. By default,
+    each `out` has its own `group`. A folder that another checkpoint writes to is refused.
     """
     run = run or Run()
     check_format(format, FORMATS)
