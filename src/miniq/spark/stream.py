@@ -164,7 +164,9 @@ class ClaimStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if options.failOnDataLoss:
                     raise self._lost(partition.claim, error.text) from None
             except ClaimTaken as error:
-                raise self._refused(error) from None
+                # Without failOnDataLoss: the other has acked it, or the driver is refused the next claim.
+                if options.failOnDataLoss:
+                    raise self._refused(error) from None
 
     # Inside
 
@@ -242,6 +244,11 @@ class ClaimStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if options.failOnDataLoss:
                     raise self._lost(after + isinstance(error, ClaimGone), error.text) from None
                 return make(self._group(anew=True).acked)
+            except ClaimTaken:
+                acked = self._group(anew=True).acked
+                if options.failOnDataLoss or acked <= after:
+                    raise
+                return make(acked)
         except (ClaimUnread, ClaimTaken, Fenced) as error:
             raise self._refused(error) from error
 
@@ -285,7 +292,8 @@ class ClaimStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             text += f"new checkpoint. {ways_out}"
         else:
             text = f"{group} holds messages that another checkpoint has read ({error.text}). Use that one, or another "
-            text += f"group. {ways_out}, also if they have arrived in a sink before"
+            text += f"group. {ways_out}, also if they have arrived in a sink before; those that it has acked are gone, "
+            text += "skip them with .option('failOnDataLoss', 'false')"
         return type(error)(f"group: {text}", field="group")
 
 
