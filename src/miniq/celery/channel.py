@@ -328,7 +328,7 @@ class Channel(StdChannel):
     def _message(self, message: Leased, queue: str, tag: int, consumer: str = "") -> Message:
         fields = envelope.payload(message, queue)
         fields["delivery_info"]["consumer_tag"] = consumer
-        return Message(channel=self, delivery_tag=tag, **fields)
+        return Message(channel=self, delivery_tag=tag, **fields)  # type: ignore[no-untyped-call]
 
     def _settle(self, tag: int, verdict: Any, multiple: bool = False) -> None:
         tags = [each for each in list(self._unacked) if each <= tag] if multiple else [tag]
