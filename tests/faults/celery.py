@@ -31,7 +31,13 @@ def run(tasks: int, kills: int, seed: int) -> None:
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         path = Path(folder)
         store, [port] = f"rocksdb:{path / 'data'}", free_ports(1)
-        env = environment(f"miniq://127.0.0.1:{port}", path / "notes", {"lease": LEASE}, worker_prefetch_multiplier=2)
+        env = environment(
+            f"miniq://127.0.0.1:{port}",
+            path / "notes",
+            {"lease": LEASE},
+            worker_prefetch_multiplier=2,
+            task_reject_on_worker_lost=True,
+        )
         broker = stack.enter_context(serving(store, port))
         workers = [stack.enter_context(working(env, "-c", "2", name=f"w{n}")) for n in range(WORKERS)]
         call(env, f"for n in range({tasks}): late.delay(n, 0.02 if n % 50 else 2)")

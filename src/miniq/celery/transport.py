@@ -18,7 +18,7 @@ from typing import Any
 from kombu.transport import base
 
 import miniq
-from miniq.celery import envelope, exchanges, orphans
+from miniq.celery import envelope, exchanges
 from miniq.celery.address import PORT, Address, address_of
 from miniq.celery.channel import Channel
 from miniq.celery.exchanges import Binding
@@ -95,7 +95,6 @@ class Transport(base.Transport):
         self.inbox = Inbox()
         self.leases = Leases(client, self._lease, self.outage)
         self._finalizer = weakref.finalize(self, _abandon, self.leases, self._process)
-        orphans.end_with_parent()
         return self
 
     @property
