@@ -162,11 +162,10 @@ class Transport(base.Transport):
         loop.remove_reader(self.inbox.fileno)
 
     def on_readable(self, connection: Any, loop: Any) -> None:
-        """Deliver what has arrived by now."""
-        for _ in range(len(self.inbox)):
-            deliver = self.inbox.get(0)
-            if deliver is not None:
-                deliver()
+        """Deliver one message: the loop comes back while there are more, and may have been told to stop meanwhile."""
+        deliver = self.inbox.get(0)
+        if deliver is not None:
+            deliver()
 
     def wait_again(self, message: Message) -> bool:
         """Send a task again that is due later than the broker could hold it; False if the worker is to have it."""
