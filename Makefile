@@ -14,7 +14,7 @@ TESTS := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve browser node pictures quick test check generate fmt bench bench-postgres bench-mongodb bench-http bench-zmq bench-backlog bench-peers bench-peers-backlog
-.PHONY: bench-spark bench-sqs bench-workers bench-console bench-queues copy-large faults faults-damage faults-databases faults-interruptions faults-spark
+.PHONY: bench-celery bench-spark bench-sqs bench-workers bench-console bench-queues copy-large faults faults-damage faults-databases faults-interruptions faults-spark
 .PHONY: faults-checkpoints faults-workers faults-celery soak fuzz differential demo clean
 
 help: ## this list
@@ -104,6 +104,9 @@ bench-workers: setup ## tasks against Celery, Dramatiq, RQ and Huey on Redis, if
 bench-sqs: setup ## boto3 against moto's server, and what the SQS wire costs beside native HTTP (4 minutes, idle machine)
 	$(PIP) --group peers
 	$(BIN)/python -m bench.sqs
+
+bench-celery: setup ## Celery on MiniQ beside Celery on Redis, if redis-server is installed (3 minutes, idle machine)
+	$(BIN)/python -m bench.celery
 
 bench-spark: setup ## ingest, drain and archive on Spark, a million messages each, beside the obvious way (10 minutes, idle)
 	$(BIN)/python -m bench.spark
