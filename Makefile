@@ -14,8 +14,8 @@ TESTS := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve browser node pictures quick test check generate fmt bench bench-postgres bench-mongodb bench-http bench-zmq bench-backlog bench-peers bench-peers-backlog
-.PHONY: bench-spark bench-sqs bench-workers bench-console bench-queues copy-large docs dist pythons container dramatiq-suite faults faults-damage
-.PHONY: faults-databases faults-interruptions faults-spark faults-checkpoints faults-workers soak fuzz differential demo clean
+.PHONY: bench-celery bench-spark bench-sqs bench-workers bench-console bench-queues copy-large docs dist pythons container dramatiq-suite faults faults-damage
+.PHONY: faults-databases faults-interruptions faults-spark faults-checkpoints faults-workers faults-celery soak fuzz differential demo clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 22
@@ -120,6 +120,9 @@ bench-sqs: setup ## boto3 against moto's server, and what the SQS wire costs bes
 	$(PIP) --group peers
 	$(BIN)/python -m bench.sqs
 
+bench-celery: setup ## Celery on MiniQ beside Celery on Redis, if redis-server is installed (3 minutes, idle machine)
+	$(BIN)/python -m bench.celery
+
 bench-spark: setup ## ingest, drain and archive on Spark, a million messages each, beside the obvious way (10 minutes, idle)
 	$(BIN)/python -m bench.spark
 
@@ -153,6 +156,9 @@ faults-interruptions: setup ## Ctrl-C and SIGTERM in every command and call that
 
 faults-workers: setup ## workers stopped under load and processes of workers killed, fifty times each (ten minutes)
 	$(BIN)/python -m tests.faults workers
+
+faults-celery: setup ## Celery's workers, their pools and the broker killed at random under 5,000 tasks that ack late (five minutes)
+	$(BIN)/python -m tests.faults.celery
 
 soak: setup ## all kinds of load at once with two restarts, and the balance sheet (15 minutes; MINUTES=, STORE=)
 	$(BIN)/python -m tests.faults soak $(if $(MINUTES),--minutes $(MINUTES)) $(if $(STORE),--store $(STORE))

@@ -133,14 +133,14 @@ def test_higher_priorities_come_first_and_a_worker_holds_no_more_than_its_prefet
 ) -> None:
     env = environment(broker, tmp_path / "notes", worker_prefetch_multiplier=1)
     call(env, "for n in range(10): add.apply_async((n, 0), priority=n, queue='ranked')")
-    call(env, "for n in (1, 2): late.apply_async((n, 3), queue='other')")
+    call(env, "for n in range(5): late.apply_async((n, 1), queue='other')")
     with working(env, "-c", "1", "-Q", "ranked,other", "-P", "solo"):
         with miniq.connect(server.url) as mq:
             until(lambda: mq.queue("other").info().counts.leased == 1 or notes(env, "began"))
             for _ in range(20):
                 leased = sum(mq.queue(name).info().counts.leased for name in ("ranked", "other"))
-                assert leased <= 2  # one that runs and is not acked yet, one that is just acked
-        until(lambda: len(notes(env, "ended")) == 2 and len(notes(env, "added")) == 10)
+                assert leased <= 2  # one that runs, and one whose ack is under way
+        until(lambda: len(notes(env, "ended")) == 5 and len(notes(env, "added")) == 10)
     assert [note["of"] for note in notes(env, "added")] == list(range(9, -1, -1))
 
 
@@ -157,6 +157,7 @@ def test_each_pool_works_and_gives_back_what_it_did_not_start(
             counts = mq.queue(pool).info().counts
         assert counts.leased == 0
         assert counts.ready + len(notes(env, "ended")) == 6
+        assert counts.ready > 0 or pool != "solo"  # the other pools finish what they were given
     with miniq.connect(server.url) as mq:
         assert not [name for name in names(mq) if "pidbox" in name and name.startswith("w-here")]
 
