@@ -375,7 +375,10 @@ def total(numbers):
     return sum(numbers)
 
 with start_worker(app, pool="threads", concurrency=2, perform_ping_check=False):
-    assert add.delay(1, 2).get(timeout={PATIENCE}) == 3
+    result = add.delay(1, 2)
+    assert result.get(timeout={PATIENCE}) == 3
+    result.forget()
+    assert result.state == "PENDING"
     assert chord([add.s(n, n) for n in range(5)])(total.s()).get(timeout={PATIENCE}) == 20
 """
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=2 * PATIENCE)
