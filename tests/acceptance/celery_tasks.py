@@ -42,9 +42,10 @@ def flaky(self: Any, number: int, fails: int) -> None:
 
 @app.task(bind=True, acks_late=True)
 def late(self: Any, number: int, seconds: float) -> None:
-    note("began", number=number, redelivered=self.request.delivery_info["redelivered"])
+    run = time.monotonic_ns()
+    note("began", number=number, run=run, redelivered=self.request.delivery_info["redelivered"])
     time.sleep(seconds)
-    note("ended", number=number)
+    note("ended", number=number, run=run)
 
 
 @app.task(bind=True, acks_late=True, reject_on_worker_lost=True)

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from amqp.protocol import queue_declare_ok_t
 from kombu.exceptions import ChannelError
-from kombu.transport.base import Message as BaseMessage
-from kombu.transport.base import StdChannel, to_rabbitmq_queue_arguments
+from kombu.transport.base import Message, StdChannel, to_rabbitmq_queue_arguments
 from kombu.utils.uuid import uuid
 
 from miniq.celery import arguments as queue_arguments
@@ -26,6 +25,7 @@ from miniq.celery import envelope, exchanges
 from miniq.celery.exchanges import Binding
 from miniq.celery.names import native
 from miniq.celery.receivers import Credit, Receiver
+from miniq.client._sync.client import Client
 from miniq.client._sync.message import Message as Leased
 from miniq.errors import Denied, InvalidRequest, MiniQError, NotFound, Overloaded, StoreUnavailable
 
@@ -37,14 +37,9 @@ JOIN = 5.0
 """Seconds that a channel that is closed waits for its threads."""
 
 
-class Message(BaseMessage):
-    """A message as the program gets it."""
-
-
 class Channel(StdChannel):
     """What a program does on a connection. Messages are acked on the channel that delivered them."""
 
-    Message = Message
     default_priority = 0
 
     def __init__(self, transport: Transport, number: int) -> None:
@@ -306,13 +301,16 @@ class Channel(StdChannel):
         if self.closed:
             return
         self.closed = True
-        receivers = list(self._receivers.values())
-        for tag in list(self._receivers):
-            self.basic_cancel(tag)
-        if self.transport.is_forked:
+        if self.transport.is_forked:  # a child has no part in it, and its locks may be held for ever
             return
+        receivers = self.receivers
+        for receiver in receivers:
+            self.basic_cancel(receiver.tag)
         for receiver in receivers:
             receiver.join(JOIN)
+        for delivery in self.transport.inbox.remove(self):
+            if isinstance(delivery.message, Leased) and not delivery.receiver.no_ack:
+                self.transport.leases.settle(delivery.message, "release")
         self.basic_recover(requeue=True)
         for queue in list(self._own_queues):
             try:
@@ -330,7 +328,7 @@ class Channel(StdChannel):
     def _message(self, message: Leased, queue: str, tag: int, consumer: str = "") -> Message:
         fields = envelope.payload(message, queue)
         fields["delivery_info"]["consumer_tag"] = consumer
-        return self.Message(channel=self, delivery_tag=tag, **fields)
+        return Message(channel=self, delivery_tag=tag, **fields)  # type: ignore[no-untyped-call]
 
     def _settle(self, tag: int, verdict: Any, multiple: bool = False) -> None:
         tags = [each for each in list(self._unacked) if each <= tag] if multiple else [tag]
@@ -363,5 +361,5 @@ class Channel(StdChannel):
         return list(self._receivers.values())
 
     @property
-    def _client(self) -> Any:
+    def _client(self) -> Client:
         return self.transport.open_client

@@ -33,9 +33,10 @@ Verdict = Literal["ack", "release", "dead"]
 class Leases:
     """What a connection holds, and what is to be done with it."""
 
-    def __init__(self, client: Client, seconds: float) -> None:
+    def __init__(self, client: Client, seconds: float, outage: Outage) -> None:
         self.seconds = seconds
         self._client = client
+        self._outage = outage
         self._process = os.getpid()
         self._lock = threading.Condition()
         self._held: dict[Message, None] = {}
@@ -48,6 +49,7 @@ class Leases:
         with self._lock:
             self._held.update(dict.fromkeys(leases))
             self._start()
+            self._lock.notify_all()
 
     def settle(self, held: Message, verdict: Verdict) -> None:
         """Ack a message, give it back, or make it a dead letter."""
@@ -85,7 +87,7 @@ class Leases:
     # In the thread
 
     def _run(self) -> None:
-        backoff, every = Backoff(), self.seconds / RENEWALS
+        backoff, every = Backoff(self._outage), self.seconds / RENEWALS
         renewal = monotonic() + every
         while True:
             with self._lock:
@@ -160,26 +162,41 @@ class Leases:
         return list(zip(outcomes, messages, strict=False))
 
 
+class Outage:
+    """Whether the broker of a connection is unreachable: its threads find that out alike, and say it once."""
+
+    def __init__(self) -> None:
+        self._is_down = False
+
+    def began(self, error: MiniQError) -> None:
+        if not self._is_down:
+            self._is_down = True
+            logger.warning("%s; messages that are held stay held, trying again until it is back", error)
+
+    def ended(self) -> None:
+        if self._is_down:
+            self._is_down = False
+            logger.warning("the broker is back")
+
+
 class Backoff:
-    """How long to wait until the broker is asked again; says once that it is unreachable, and once that it is back."""
+    """How long a thread waits until it asks the broker again."""
 
     FIRST, SLOWEST = 0.1, 2.0
 
-    def __init__(self) -> None:
-        self._pause = self.FIRST
-        self._is_down = False
+    def __init__(self, outage: Outage) -> None:
+        self._outage = outage
+        self._pause = 0.0
 
     def worked(self) -> None:
-        if self._is_down:
-            logger.warning("the broker is back")
-        self._pause, self._is_down = self.FIRST, False
+        if self._pause:
+            self._pause = 0.0
+            self._outage.ended()
 
     def failed(self, error: MiniQError) -> float:
-        if not self._is_down:
-            logger.warning("%s; messages that are held stay held, trying again until it is back", error)
-        self._is_down = True
-        self._pause, pause = min(2 * self._pause, self.SLOWEST), self._pause
-        return pause
+        self._outage.began(error)
+        self._pause = min(2 * self._pause, self.SLOWEST) or self.FIRST
+        return self._pause
 
 
 def _by_queue(messages: Iterable[Message]) -> list[tuple[str, list[Message]]]:

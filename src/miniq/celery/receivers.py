@@ -13,7 +13,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from miniq.celery.leases import Backoff
 from miniq.client._sync.message import Message
@@ -33,11 +33,21 @@ PAUSE_ABOVE = 1000
 """Without a prefetch limit, a thread pauses while so many messages wait in the inbox."""
 
 
+class Delivery(NamedTuple):
+    """What waits to be drained: a message for its receiver, or the error that ended the receiver."""
+
+    receiver: Receiver
+    message: Message | BaseException
+
+    def __call__(self) -> None:
+        self.receiver.hand_over(self.message)
+
+
 class Inbox:
     """Deliveries that the program has not drained yet."""
 
     def __init__(self) -> None:
-        self._items: deque[Callable[[], None]] = deque()
+        self._items: deque[Delivery] = deque()
         self._lock = threading.Condition()
         self._readable, self._writable = os.pipe()
         os.set_blocking(self._readable, False)
@@ -49,26 +59,32 @@ class Inbox:
         """Readable while there are deliveries."""
         return self._readable
 
-    def put(self, deliver: Callable[[], None]) -> None:
+    def put(self, delivery: Delivery) -> None:
         with self._lock:
             if self._is_closed:
                 return
-            self._items.append(deliver)
+            self._items.append(delivery)
             if len(self._items) == 1:
                 with contextlib.suppress(BlockingIOError):
                     os.write(self._writable, b"!")
                 self._lock.notify_all()
 
-    def get(self, timeout: float | None) -> Callable[[], None] | None:
+    def get(self, timeout: float | None) -> Delivery | None:
         """The next delivery; None if there is none within `timeout` seconds."""
         with self._lock:
             if not self._items and timeout != 0:
                 self._lock.wait_for(lambda: self._items or self._is_closed, timeout)
-            deliver = self._items.popleft() if self._items else None
-            if not self._items:
-                with contextlib.suppress(OSError):
-                    os.read(self._readable, 64)
-            return deliver
+            delivery = self._items.popleft() if self._items else None
+            self._calm()
+            return delivery
+
+    def remove(self, channel: Channel) -> list[Delivery]:
+        """Take out what waits for a channel."""
+        with self._lock:
+            found = [item for item in self._items if item.receiver.channel is channel]
+            self._items = deque(item for item in self._items if item.receiver.channel is not channel)
+            self._calm()
+            return found
 
     def __len__(self) -> int:
         return len(self._items)
@@ -81,6 +97,12 @@ class Inbox:
                 self._lock.notify_all()
                 os.close(self._readable)
                 os.close(self._writable)
+
+    def _calm(self) -> None:
+        """Have the pipe not readable when there is nothing to drain."""
+        if not self._items and not self._is_closed:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._readable, 64)
 
 
 class Credit:
@@ -118,7 +140,7 @@ class Receiver:
 
     def __init__(self, channel: Channel, tag: str, queue: str, no_ack: bool, callback: Callable[[Any], Any]) -> None:
         self.tag, self.queue, self.no_ack, self.callback = tag, queue, no_ack, callback
-        self._channel = channel
+        self.channel = channel
         self._address = channel.transport.address
         self._client = self._address.connect(retry=0.0)
         self._ending = threading.Event()
@@ -134,9 +156,15 @@ class Receiver:
     def end(self) -> None:
         """Receive no more; a long poll ends at once."""
         self._ending.set()
-        with self._channel.credit.changed:
-            self._channel.credit.changed.notify_all()
+        with self.channel.credit.changed:
+            self.channel.credit.changed.notify_all()
         self._address.close(self._client)
+
+    def hand_over(self, message: Message | BaseException) -> None:
+        """Give a message to the program, or raise the error; called in the thread that drains."""
+        if isinstance(message, BaseException):
+            raise message
+        self.channel.deliver(self, message)
 
     def join(self, seconds: float) -> None:
         if self._thread is not threading.current_thread():
@@ -145,7 +173,7 @@ class Receiver:
     # In the thread
 
     def _run(self) -> None:
-        backoff = Backoff()
+        backoff = Backoff(self.channel.transport.outage)
         while not self._ending.is_set():
             try:
                 if self.no_ack:
@@ -160,42 +188,42 @@ class Receiver:
                     self._ending.wait(backoff.failed(error))
             except MiniQError as error:
                 if not self._ending.is_set():
-                    self._channel.transport.inbox.put(_raiser(error))
+                    self._put(error)
                 return
             except BaseException as error:
-                self._channel.transport.inbox.put(_raiser(error))
+                self._put(error)
                 return
 
     def _receive(self, count: int, wait: float, mode: Any = None) -> list[Message]:
         if wait and self._address.is_embedded:
             wait = EMBEDDED_WAIT
-        seconds = None if mode else self._channel.transport.leases.seconds
-        queue = self._client.queue(self._channel.transport.native(self.queue))
-        return queue.receive(count, wait, seconds, self._channel.transport.consumer, mode)
+        seconds = None if mode else self.channel.transport.leases.seconds
+        queue = self._client.queue(self.channel.transport.native(self.queue))
+        return queue.receive(count, wait, seconds, self.channel.transport.consumer, mode)
 
     def _receive_removed(self) -> None:
         """Messages that need no ack leave the queue before they are handed out."""
-        if len(self._channel.transport.inbox) > PAUSE_ABOVE:
+        if len(self.channel.transport.inbox) > PAUSE_ABOVE:
             self._ending.wait(0.05)
             return
         for message in self._receive(MOST, WAIT, "at-most-once"):
             self._put(message)
 
     def _receive_leased(self) -> None:
-        credit = self._channel.credit
+        credit = self.channel.credit
         with credit.changed:
             credit.changed.wait_for(lambda: self._ending.is_set() or credit.free() > 0)
-            crowded = not credit.limit and len(self._channel.transport.inbox) > PAUSE_ABOVE
+            crowded = not credit.limit and len(self.channel.transport.inbox) > PAUSE_ABOVE
         if self._ending.is_set():
             return
         if crowded:
             self._ending.wait(0.05)
             return
-        if self._channel.is_only(self):
+        if self.channel.is_only(self):
             count = credit.free()
             self._accept(self._receive(max(count, 1), WAIT))
             return
-        with self._channel.turn:  # so that the queues take what is ready one after the other
+        with self.channel.turn:  # so that the queues take what is ready one after the other
             count = credit.free()
             found = count > 0 and self._accept(self._receive(count, 0))
         if not found and count > 0:
@@ -206,24 +234,17 @@ class Receiver:
         """Pass on as many messages as there is credit for, and give back the others."""
         if not messages:
             return False
-        transport = self._channel.transport
+        transport = self.channel.transport
         transport.leases.add(messages)
-        accepted = 0 if self._ending.is_set() else self._channel.credit.take(len(messages))
+        accepted = 0 if self._ending.is_set() else self.channel.credit.take(len(messages))
         for message in messages[:accepted]:
             if transport.wait_again(message):
-                self._channel.credit.give_back()
+                self.channel.credit.give_back()
             else:
                 self._put(message)
         for message in messages[accepted:]:
             transport.leases.settle(message, "release")
         return True
 
-    def _put(self, message: Message) -> None:
-        self._channel.transport.inbox.put(lambda: self._channel.deliver(self, message))
-
-
-def _raiser(error: BaseException) -> Callable[[], None]:
-    def fail() -> None:
-        raise error
-
-    return fail
+    def _put(self, message: Message | BaseException) -> None:
+        self.channel.transport.inbox.put(Delivery(self, message))

@@ -22,7 +22,7 @@ from miniq.celery import envelope, exchanges, orphans
 from miniq.celery.address import PORT, Address, address_of
 from miniq.celery.channel import Channel
 from miniq.celery.exchanges import Binding
-from miniq.celery.leases import LEASE, SHORTEST, Leases
+from miniq.celery.leases import LEASE, SHORTEST, Leases, Outage
 from miniq.celery.names import native
 from miniq.celery.receivers import Inbox
 from miniq.client._sync.client import Client
@@ -35,12 +35,11 @@ from miniq.worker.plan import own_name
 class Transport(base.Transport):
     """A connection of kombu to a broker."""
 
-    Channel = Channel
-    default_port = PORT
+    default_port: Any = PORT
     driver_type = "miniq"
     driver_name = "miniq"
     secure = False
-    connection_errors = (StoreUnavailable, Overloaded, Closed, *base.Transport.connection_errors, OSError)
+    connection_errors: Any = (StoreUnavailable, Overloaded, Closed, *base.Transport.connection_errors, OSError)
     channel_errors = base.Transport.channel_errors
     implements = base.Transport.implements.extend(
         asynchronous=True, exchange_type=frozenset(["direct", "topic", "fanout"]), heartbeats=False
@@ -57,6 +56,7 @@ class Transport(base.Transport):
         self.expiring: dict[str, float] = {}
         """Declared queues that expire, with the seconds."""
         self.native = native
+        self.outage = Outage()
         self._lease = _lease_of(client.transport_options)
         self._process = os.getpid()
         self._open: Client | None = None
@@ -93,7 +93,7 @@ class Transport(base.Transport):
         self._closed.clear()
         self._open = client
         self.inbox = Inbox()
-        self.leases = Leases(client, self._lease)
+        self.leases = Leases(client, self._lease, self.outage)
         self._finalizer = weakref.finalize(self, _abandon, self.leases, self._process)
         orphans.end_with_parent()
         return self
@@ -114,7 +114,7 @@ class Transport(base.Transport):
     def create_channel(self, connection: Any) -> Channel:
         self.open_client  # noqa: B018  raises if closed
         self._numbers += 1
-        channel = self.Channel(self, self._numbers)
+        channel = Channel(self, self._numbers)
         self.channels.append(channel)
         return channel
 
@@ -140,7 +140,7 @@ class Transport(base.Transport):
         for each in (self._transient, client):
             if each is not None:
                 self.address.close(each)
-        self._transient = None
+        self._transient = self._keeper = None
 
     def verify_connection(self, connection: Any) -> bool:
         return self._open is not None and not self.is_forked
