@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,15 @@ def grow(self: Task) -> int:
     """Adds a part to the chord that it belongs to."""
     self.add_to_chord(add.s(20, 22))
     return 1
+
+
+@app.task(acks_late=True, reject_on_worker_lost=True)
+def die_once(name: str) -> int:
+    """Its process is lost the first time."""
+    if not (FOLDER / name).exists():
+        (FOLDER / name).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 5
 
 
 def wait_for(path: Path) -> None:

@@ -210,6 +210,15 @@ def test_a_failure_in_the_header_fails_the_body(tasks: Any) -> None:
         result.get(timeout=PATIENCE)
 
 
+def test_a_chord_survives_processes_that_are_lost(tasks: Any, folder: Path) -> None:
+    bodies = folder / "bodies"
+    before = len(bodies.read_text().splitlines()) if bodies.exists() else 0
+    header = [tasks.die_once.s("lost-1"), tasks.add.s(1, 1), tasks.die_once.s("lost-2"), tasks.add.s(2, 2)]
+    assert chord(header, tasks.total.s())().get(timeout=PATIENCE) == 16
+    assert tasks.add.delay(1, 1).get(timeout=PATIENCE) == 2
+    assert len(bodies.read_text().splitlines()) == before + 1
+
+
 def test_a_part_that_returns_twice_is_counted_once(tasks: Any, folder: Path) -> None:
     backend = tasks.app.backend
     ids = [str(uuid4()) for _ in range(3)]
@@ -347,3 +356,30 @@ def test_wrong_options_are_a_wrong_configuration() -> None:
     with pytest.raises(ImproperlyConfigured, match=r"result_backend: .*colour"):
         app.backend.store_result("x", 1, states.SUCCESS)
     app.close()
+
+
+def test_a_folder_is_broker_and_results_of_a_single_process(tmp_path: Path) -> None:
+    program = f"""
+from celery import Celery, chord
+from celery.contrib.testing.worker import start_worker
+
+url = "miniq+folder://{tmp_path}"
+app = Celery("single", broker=url, backend=url)
+
+@app.task
+def add(x, y):
+    return x + y
+
+@app.task
+def total(numbers):
+    return sum(numbers)
+
+with start_worker(app, pool="threads", concurrency=2, perform_ping_check=False):
+    result = add.delay(1, 2)
+    assert result.get(timeout={PATIENCE}) == 3
+    result.forget()
+    assert result.state == "PENDING"
+    assert chord([add.s(n, n) for n in range(5)])(total.s()).get(timeout={PATIENCE}) == 20
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=2 * PATIENCE)
+    assert run.returncode == 0, run.stderr

@@ -17,6 +17,7 @@ from miniq.client._sync.worker import Worker
 from miniq.testing import drain
 from miniq.worker.plan import Plan
 from tests.acceptance.faces import Opener
+from tests.kit import case
 
 
 @pytest.fixture
@@ -40,6 +41,29 @@ def test_a_result_is_given_with_the_ack_and_asked_for_by_id(mq: Any) -> None:
     assert queue.result("never") == miniq.Result("never", "unknown")
     with pytest.raises(miniq.ResultsOff):
         mq.queue("default").result(id)
+
+
+def test_a_result_of_ones_own_is_put_replaced_and_forgotten(mq: Any) -> None:
+    queue, id = mq.queue("sums"), "0b2c5e0e-7f0a-4d3f-9a35-7c1a4cb41d3e"
+    assert queue.result(id, wait=0.01, unknown="wait").status == "unknown"
+    assert queue.put_result(id, {"at": datetime.date(2026, 11, 18)}, final=False, ttl=30)
+    found = queue.result(id, wait=0.01)
+    assert (found.status, found.result) == ("running", {"at": "2026-11-18"})
+    assert not queue.put_result(id, 1, new=True)
+    assert queue.put_result(id, 2, replaces=found.finished_at)
+    assert not queue.put_result(id, 3, replaces=found.finished_at)
+    assert queue.result(id, wait=5, unknown="wait")[1:3] == ("done", 2)
+    assert queue.put_result(id, ttl=0)
+    assert queue.result(id).status == "unknown"
+    for given, field in (
+        ({"id": "x"}, "id"), ({"replaces": "now"}, "replaces"), ({"ttl": "1"}, "ttl"), ({"result": object()}, "result"),
+        ({"final": 1}, "final"), ({"new": None}, "new"),
+    ):  # fmt: skip
+        with case(given), pytest.raises(miniq.InvalidRequest) as caught:
+            queue.put_result(**{"id": id} | given)
+        assert caught.value.field == field
+    with pytest.raises(miniq.ResultsOff):
+        mq.queue("default").put_result(id, 1)
 
 
 def test_many_acks_have_many_results(mq: Any) -> None:

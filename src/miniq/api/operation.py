@@ -112,8 +112,11 @@ class Operation(Generic[T]):
         """Returns the values of a call for its path."""
         self._texts_in_path = [name if str in _members(kind) else None for name, kind in self.in_path.items()]
         self._checks = [(name, check) for name in in_query if (check := _check(infos[name])) is not None]
+        kinds: list[Any] = [(name, _wire_type(infos[name].type)) for name in (*in_query, *in_body)]
         self._types = msgspec.defstruct(
-            f"{request.__name__}Types", [(name, _wire_type(infos[name].type)) for name in (*in_query, *in_body)]
+            f"{request.__name__}Types",
+            [(name, kind, UNSET) if UnsetType in _members(kind) else (name, kind) for name, kind in kinds],
+            kw_only=True,
         )
 
     def __repr__(self) -> str:
@@ -129,7 +132,8 @@ class Operation(Generic[T]):
         """A call as a server would read it from a wire; refuses values of the wrong type."""
         names = self.path_values(call)
         self.check_path(names)
-        fields = {name: getattr(call, name) for name in self._types.__struct_fields__}
+        given = ((name, getattr(call, name)) for name in self._types.__struct_fields__)
+        fields = {name: value for name, value in given if value is not UNSET}
         try:
             return self.request(*names, *msgspec.structs.astuple(msgspec.convert(fields, self._types)))
         except msgspec.ValidationError as error:

@@ -20,7 +20,6 @@ from celery import states
 from celery.backends.base import KeyValueStoreBackend
 from celery.exceptions import ImproperlyConfigured, TimeoutError
 from kombu.exceptions import EncodeError
-from kombu.utils.encoding import bytes_to_str
 from kombu.utils.url import maybe_sanitize_url
 
 from miniq.celery.chords import Chords
@@ -120,16 +119,16 @@ class Backend(Chords, KeyValueStoreBackend):
     # States of tasks
 
     def _get_task_meta_for(self, task_id: str) -> dict[str, Any]:
-        return self._meta(self.kept.get(id_of(bytes_to_str(task_id))))
+        return self._meta(self.kept.get(id_of(_text(task_id))))
 
     def _forget(self, task_id: str) -> None:
-        self.kept.forget(id_of(bytes_to_str(task_id)))
+        self.kept.forget(id_of(_text(task_id)))
 
     def _store_result(
         self, task_id: str, result: Any, state: str, traceback: Any = None, request: Any = None, **_: Any
     ) -> Any:
         meta = self._get_result_meta(result=result, state=state, traceback=traceback, request=request)
-        meta["task_id"] = task_id = bytes_to_str(task_id)
+        meta["task_id"] = task_id = _text(task_id)
         try:
             self._replace(id_of(task_id), self.encoded(self.encode(meta)), state)
         except InvalidRequest as error:
@@ -187,7 +186,7 @@ class Backend(Chords, KeyValueStoreBackend):
         cached = self._cache.get(task_id)
         if cached is not None and cached["status"] in states.READY_STATES:
             return dict(cached)
-        id = id_of(bytes_to_str(task_id))
+        id = id_of(_text(task_id))
         while True:
             left = pause if deadline is None else min(pause, max(0.0, deadline - time.monotonic()))
             found = self._patiently(id, left)
@@ -224,7 +223,7 @@ class Backend(Chords, KeyValueStoreBackend):
         READY_STATES: frozenset[str] = states.READY_STATES,
     ) -> Iterator[tuple[str, dict[str, Any]]]:
         """The states of tasks as they become ready, in any order."""
-        ids = list(dict.fromkeys(map(bytes_to_str, task_ids)))
+        ids = list(dict.fromkeys(map(_text, task_ids)))
         deadline = None if timeout is None else time.monotonic() + timeout
         pending: list[str] = []
         for task_id in ids:
@@ -310,4 +309,8 @@ def _acts(on_interval: Any) -> bool:
 
 
 def _id(key: bytes | str) -> str:
-    return id_of(bytes_to_str(key))
+    return id_of(_text(key))
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -38,17 +38,17 @@ class Chord(Struct):
 
 
 class Parts:
-    """The parts of a chord, as far as this process knows."""
+    """The parts of a chord, as far as this process knows. Threads of a pool may share it: parts are removed by name."""
 
     def __init__(self, header: Any) -> None:
-        self.missing = list(dict.fromkeys(_leaves(header)))
-        """Those whose results may not be there yet, in random order: each part looks at another one first."""
-        random.shuffle(self.missing)
+        ids = _leaves(header)
+        random.shuffle(ids)
+        self.missing: dict[str, None] = dict.fromkeys(ids)
+        """Those whose results may not be there yet, in random order: processes look at different ones first."""
 
     def returned(self, task_id: str) -> None:
         """The result of this part is there."""
-        if task_id in self.missing:
-            self.missing.remove(task_id)
+        self.missing.pop(task_id, None)
 
 
 _read_chord = msgspec.json.Decoder(Chord).decode
@@ -89,11 +89,8 @@ class Chords:
             self._without_group(group_id, request)
             return
         parts.returned(task_id)
-        if (
-            self._all_there(parts.missing)
-            and self._all_there(self._more(group_id))
-            and self._is_mine(group_id, task_id)
-        ):
+        complete = self._all_there(list(parts.missing), parts) and self._all_there(self._more(group_id))
+        if complete and self._is_mine(group_id, task_id):
             self._send_body(group_id, request)
             self.kept.put(_id("chord", group_id), _encode(Chord(task_id, sent=True)), self.expires)
             self._known.pop(group_id, None)
@@ -102,12 +99,14 @@ class Chords:
         found = self.kept.get(id_of(task_id))
         return found is not None and found.is_final
 
-    def _all_there(self, missing: list[str]) -> bool:
-        """Whether the results of these parts are there; removes those that are, up to the first that is not."""
-        while missing:
-            if not self._is_there(missing[-1]):
+    def _all_there(self, task_ids: list[str], parts: Parts | None = None) -> bool:
+        """Whether the results of all these parts are there; `parts` is told of those that are, up to the first that is
+        not."""
+        for task_id in task_ids:
+            if not self._is_there(task_id):
                 return False
-            missing.pop()
+            if parts is not None:
+                parts.returned(task_id)
         return True
 
     @property
