@@ -70,9 +70,8 @@ class Manual(BasePlugin):  # type: ignore[type-arg,no-untyped-call]
         return files
 
     def on_post_page(self, output: str, page: Page, config: MkDocsConfig) -> str:
-        """Name the theme's dialog for screen readers, and let keys scroll code that is wider than the screen."""
-        output = output.replace('role="dialog"', 'role="dialog" aria-label="Search"', 1)
-        return output.replace("<pre><span></span><code>", '<pre><span></span><code tabindex="0">')
+        """Name the theme's dialog for screen readers."""
+        return output.replace('role="dialog"', 'role="dialog" aria-label="Search"', 1)
 
     def on_page_markdown(self, markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
         place = page.file.src_uri
