@@ -13,7 +13,7 @@ RUN python3 -m venv --without-pip /opt/miniq \
 FROM debian:trixie-slim
 RUN apt-get update \
  && apt-get install --no-install-recommends -y ca-certificates python3 \
- && rm -rf /var/lib/apt/lists/* /var/cache/apt/archives/*.deb /usr/share/doc/*
+ && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /usr/share/doc/*
 RUN useradd --uid 10001 --user-group --no-create-home --home-dir /var/lib/miniq --shell /usr/sbin/nologin miniq \
  && install -d -o miniq -g miniq -m 700 /var/lib/miniq
 COPY --from=build /opt/miniq /opt/miniq

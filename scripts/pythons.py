@@ -31,8 +31,9 @@ COPIED = (
 
 def local(version: str) -> str | None:
     """A Python of this machine."""
-    if found := shutil.which(f"python{version}"):
-        return found if _works(found) else None
+    found = shutil.which(f"python{version}")
+    if found is not None and _works(found):  # one of pyenv's shims may be of a version that is switched off
+        return found
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     candidates = sorted(pyenv.glob(f"{version}.*/bin/python{version}"), reverse=True)
     return next((str(path) for path in candidates if _works(str(path))), None)

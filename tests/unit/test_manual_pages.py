@@ -33,6 +33,8 @@ async def test_a_build_that_fails_is_told_without_its_reason_which_the_log_has(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(manual, "built", lambda: None)
+    monkeypatch.setattr(manual, "find_spec", lambda name: name)
+    monkeypatch.setattr(manual, "sources", lambda: Path())
     monkeypatch.setattr(manual, "SITE", Path("/proc/no-such-folder/site"))
     monkeypatch.setattr(manual, "cache", lambda: None)
     async with client() as opened:
