@@ -449,7 +449,7 @@ CALLS: dict[type[Call[Any]], Handler] = {operation.request: _method(operation.na
     ops.Receive: receive,
     ops.Ack: lambda broker, call, caller: broker.ack(call.queue, call.leases),
     ops.AckById: _method("ack_by_id"),
-    ops.Release: lambda broker, call, caller: broker.release(call.queue, call.leases, call.delay),
+    ops.Release: lambda broker, call, caller: broker.release(call.queue, call.leases, call.delay, unused=call.unused),
     ops.Fail: _method("deliveries.fail"),
     ops.ReleaseOne: _method("release_by_id"),
     ops.Extend: extend,

@@ -59,6 +59,12 @@ def hang() -> None:
     time.sleep(60)
 
 
+@app.task(queue="once", timeout=30, max_receives=1)
+def once(n: int) -> None:
+    time.sleep(4 if n == 25 else 0.01)
+    seen([n, miniq.current_message().receives])
+
+
 @app.handler("orders", timeout=0.5)
 async def on_order(order: dict[str, int], message: miniq.AsyncMessage) -> None:
     try:
@@ -196,7 +202,8 @@ def test_it_runs_tasks_and_handlers_and_ends_with_0_when_told(start: Any) -> Non
     assert worker.seen() == [0, 1, 2]
     assert worker.stop() == 0
     assert (
-        "working on queues blocked, events, orders, parts, settled, slow, stubborn, tasks (concurrency 8)" in worker.log
+        "working on queues blocked, events, once, orders, parts, settled, slow, stubborn, tasks (concurrency 8)"
+        in worker.log
     )
     assert "SIGTERM: finishing running jobs, up to 30 s" in worker.log
     assert [worker.counts(queue) for queue in ("tasks", "orders", "events")] == [(0, 0)] * 3
@@ -211,6 +218,16 @@ def test_it_finishes_what_runs_and_gives_back_the_rest(start: Any, processes: li
     assert worker.stop(signal.SIGINT) == 0
     assert worker.seen()[0] == "ends"
     assert worker.counts("tasks") == (1, 0)
+
+
+def test_what_it_fetched_ahead_and_gave_back_was_no_attempt(start: Any, shell: Shell) -> None:
+    with miniq.connect(shell.url) as mq:
+        tasks = [miniq.draft({"n": n}, headers={"task": "once"}) for n in range(60)]
+        mq.queue("once").send_many(tasks)
+    worker = start("--concurrency", "1", "--queues", "once")
+    assert sorted(worker.seen() for _ in tasks) == [[n, 1] for n in range(60)]
+    assert worker.stop() == 0
+    assert [worker.counts(queue) for queue in ("once", "once.dead")] == [(0, 0)] * 2
 
 
 @pytest.mark.parametrize("processes", [[], ["--processes", "1"]], ids=["alone", "process"])
@@ -501,7 +518,7 @@ def echo(text: str) -> None:
         (["shop:seen"], "shop:seen is <bound method"),
         (
             ["shop:app", "--queues", "other"],
-            "no task or handler for 'other', only for: blocked, events, orders, parts, settled, slow, stubborn, tasks",
+            "no task or handler for 'other', only for: blocked, events, once, orders, parts, settled, slow, stubborn, tasks",
         ),
         (["shop:app", "--concurrency", "0"], "concurrency"),
     ],

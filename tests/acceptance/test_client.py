@@ -302,6 +302,14 @@ def test_released_messages_come_back_at_once_or_after_their_delay(q: Any) -> Non
     assert q.get(n.id).status == "delayed"
 
 
+def test_the_receives_of_released_messages_that_were_not_used_do_not_count(q: Any) -> None:
+    q.send_many([1, 2, 3])
+    m, *rest = q.receive(max=3)
+    m.release(unused=True)
+    assert q.release(rest, unused=True) == ["done", "done"]
+    assert [x.receives for x in q.receive(max=3)] == [1, 1, 1]
+
+
 def test_an_expired_lease_goes_to_the_next_one_who_waits(mq: Any) -> None:
     q = mq.queue("jobs")
     q.send(1)

@@ -44,7 +44,7 @@ keeps = st.sampled_from(["off", "events", "full"])
 SETTLEMENTS: dict[str, st.SearchStrategy[Any]] = {
     "back": st.integers(0, 2),
     "picked": st.lists(st.integers(0, 5), min_size=1, max_size=3, unique=True),
-    "how": st.sampled_from(["ack", "release", "fail", "extend"]),
+    "how": st.sampled_from(["ack", "release", "unused", "fail", "extend"]),
     "seconds": st.sampled_from([0, 0, 2]),
     "keep": keeps,
 }
@@ -169,12 +169,16 @@ class Pair(RuleBasedStateMachine):
         for pick in picked:
             if pick < len(held):
                 queue, fence = held[pick].message.queue, (held[pick].message.id, token)
-                to = NewTime(self.now + seconds * SECOND, how != "extend", "boom" if how == "fail" else None)
+                to = NewTime(
+                    self.now + seconds * SECOND, how != "extend", "boom" if how == "fail" else None, how == "unused"
+                )
                 if how == "ack":
                     self.both("messages.drop", queue, [fence], Change(self.now, keep, "acked"))
                 else:
-                    event: EventName | None = {"release": "released", "fail": "failed"}.get(how)  # type: ignore[assignment]
-                    self.both("messages.reschedule", queue, [fence], to, Change(self.now, keep, event))
+                    event: EventName | None = {"release": "released", "unused": "released", "fail": "failed"}.get(how)  # type: ignore[assignment]
+                    self.both(
+                        "messages.reschedule", queue, [fence], to, Change(self.now, keep, event, extra=int(to.unused))
+                    )
 
     @rule(micros=st.sampled_from([1, SECOND, 3 * SECOND + 1, 10 * SECOND, 61 * SECOND]))
     def time_passes(self, micros: int) -> None:

@@ -415,3 +415,20 @@ async def test_a_wrong_group_batch_is_refused(broker: Broker) -> None:
         with case(value), pytest.raises(InvalidRequest) as caught:
             await broker.configure("q", {"group_batch": value})
         assert caught.value.field == "group_batch"
+
+
+async def test_a_message_that_was_not_used_stays_before_those_that_were(batching: Broker) -> None:
+    await batching.configure("q", {"max_receives": 3})
+    await send(batching, "q", 1, 2, 3, 4, group="g")
+    first, second, third = await batching.receive("q", max=3)
+    assert await batching.release("q", leases([first]), unused=True) == ["done"]
+    assert await fail(batching, [second], delay=0) == ["retried"]
+    assert await batching.receive("q", max=9) == []
+    assert await batching.release("q", leases([third]), unused=True) == ["done"]
+    got = await batching.receive("q", max=9)
+    assert [(body, stored.receives) for body, stored in zip(bodies(got), got, strict=True)] == [
+        (1, 1), (2, 2), (3, 1), (4, 1),
+    ]  # fmt: skip
+    assert await batching.release("q", leases(got), unused=True) == ["done"] * 4
+    assert await batching.ack("q", leases(await batching.receive("q", max=1))) == ["done"]
+    assert bodies(await batching.receive("q", max=9)) == [2, 3, 4]

@@ -134,6 +134,51 @@ async def test_a_message_released_with_a_delay_comes_back_when_it_is_over(broker
     assert bodies(await broker.receive("q")) == [1]
 
 
+async def test_the_receive_of_a_message_that_was_not_used_does_not_count(broker: Broker) -> None:
+    await broker.configure("q", {"max_receives": 2, "history": "events"})
+    await send(broker, "q", 1, 2)
+    await broker.deliveries.fail("q", leases(await broker.receive("q")), "boom", delay=0)
+    for _ in range(3):
+        got = await broker.receive("q", max=2)
+        assert [(stored.receives, stored.error) for stored in got] == [(2, "boom"), (1, None)]
+        assert await broker.release("q", leases(got), unused=True) == ["done", "done"]
+        peeked = (await broker.peek("q")).messages
+        assert [(stored.receives, stored.receipt) for stored in peeked] == [(1, None), (0, None)]
+    records = (await broker.history(limit=1000, queue="q")).records
+    events = [(record.event.event, record.event.receives) for record in records]
+    again = [("received", 2), ("received", 1), ("released", 1), ("released", 0)]
+    assert events == [("sent", 0), ("sent", 0), ("received", 1), ("failed", 1), *again * 3]
+
+
+@pytest.mark.parametrize("group", [None, "g"])
+async def test_a_message_that_was_not_used_is_never_worn_out(broker: Broker, group: str | None) -> None:
+    await broker.configure("q", {"max_receives": 1})
+    await send(broker, "q", 1, group=group)
+    for _ in range(3):
+        (got,) = await broker.receive("q")
+        assert got.receives == 1
+        assert await broker.release("q", leases([got]), delay=0, unused=True) == ["done"]
+    got = await broker.receive("q")
+    assert await broker.release("q", leases(got)) == ["done"]
+    assert await states(broker, "q") == (0, 0, 0)
+    (dead,) = (await broker.peek("q.dead")).messages
+    assert dead.message.dead is not None
+    assert dead.message.dead.receives == 1
+
+
+async def test_a_receipt_that_is_not_current_takes_no_receive_back(broker: Broker, clock: FrozenClock) -> None:
+    await send(broker, "q", 1)
+    old = await broker.receive("q", visibility_timeout=1)
+    clock.advance(1)
+    new = await broker.receive("q")
+    assert await broker.release("q", leases(old), unused=True) == ["stale"]
+    assert await broker.release("q", [Lease("no-such-id", "x")], unused=True) == ["missing"]
+    assert (await broker.get("q", new[0].message.id)).receives == 2
+    assert await broker.release("q", leases(new) * 2, unused=True) == ["done", "done"]
+    assert await broker.release("q", leases(new), unused=True) == ["stale"]
+    assert (await broker.get("q", new[0].message.id)).receives == 1
+
+
 async def test_extend_moves_the_deadline_from_now(broker: Broker, clock: FrozenClock) -> None:
     await send(broker, "q", 1, 2)
     got = await broker.receive("q", max=2, visibility_timeout=10)

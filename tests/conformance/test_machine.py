@@ -420,14 +420,15 @@ class Machine(Pair):
         picked=picks,
         how=st.sampled_from(["new", "new", "old", "any"]),
         seconds=st.sampled_from([0, 2, 40]),
-        release=st.booleans(),
+        release=st.sampled_from(["no", "yes", "unused"]),
         keep=keeps,
     )
-    def reschedule(self, queue: str, picked: list[int], how: str, seconds: int, release: bool, keep: History) -> None:
+    def reschedule(self, queue: str, picked: list[int], how: str, seconds: int, release: str, keep: History) -> None:
         fences = list(dict.fromkeys(self.fences(queue, picked, how)))
         at = self.now + seconds * SECOND
-        event: EventName | None = "released" if release else None
-        self.both("messages.reschedule", queue, fences, NewTime(at, release), Change(self.now, keep, event))
+        event: EventName | None = None if release == "no" else "released"
+        to = NewTime(at, release != "no", unused=release == "unused")
+        self.both("messages.reschedule", queue, fences, to, Change(self.now, keep, event))
 
     @rule(
         queue=queues,

@@ -190,7 +190,7 @@ class Brokers(RuleBasedStateMachine):
     @precondition(lambda self: self.held)
     @rule(
         picked=st.lists(st.integers(0, 10**6), min_size=1, max_size=4),
-        how=st.sampled_from(["ack", "ack", "fail", "fail", "reject", "release", "extend"]),
+        how=st.sampled_from(["ack", "ack", "fail", "fail", "reject", "release", "unused", "extend"]),
         delay=st.sampled_from([None, 0, 3]),
     )
     def settle(self, picked: list[int], how: str, delay: float | None) -> None:
@@ -203,8 +203,8 @@ class Brokers(RuleBasedStateMachine):
             leases = [one.leases[role] for one in chosen]
             if how == "ack":
                 return broker.ack(queue, leases)
-            if how == "release":
-                return broker.release(queue, leases, delay or 0)
+            if how in ("release", "unused"):
+                return broker.release(queue, leases, delay or 0, unused=how == "unused")
             if how == "extend":
                 return broker.extend(queue, leases, delay)
             is_dead = how == "reject"

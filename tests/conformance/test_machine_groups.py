@@ -73,7 +73,11 @@ class Walk(Pair):
         pick = self.random.choice
         places = self.random.sample(range(5), pick([1, 2, 3]))
         self.settle(
-            pick([0, 0, 1, 2]), places, pick(["ack", "ack", "release", "fail", "extend"]), pick([0, 0, 2]), self.keep
+            pick([0, 0, 1, 2]),
+            places,
+            pick(["ack", "ack", "release", "unused", "fail", "extend"]),
+            pick([0, 0, 2]),
+            self.keep,
         )
 
     def change_any(self, queue: str) -> None:

@@ -128,6 +128,19 @@ def test_dead_letters_are_redriven_and_told_in_the_history(wire: Caller) -> None
     assert wire.ok("POST", f"{Q}/purge") == {"purged": 1}
 
 
+def test_a_release_takes_back_the_receive_of_what_was_not_used(wire: Caller) -> None:
+    wire.ok("PUT", Q, {"max_receives": 1})
+    (id,) = wire.ok("POST", f"{Q}/messages", {"body": "x"})["ids"]
+    for _ in range(2):
+        (held,) = wire.ok("POST", f"{Q}/receive")["messages"]
+        assert held["receives"] == 1
+        given = {"leases": [{"id": id, "receipt": held["receipt"]}], "unused": True}
+        assert wire.ok("POST", f"{Q}/release", given) == {"results": [{"id": id, "outcome": "released"}]}
+        assert wire.ok("POST", f"{Q}/release", given) == {"results": [{"id": id, "outcome": "stale"}]}
+        assert wire.ok("GET", f"{Q}/messages/{id}").get("receives", 0) == 0
+    assert wire.refused("POST", f"{Q}/release", given | {"unused": 1}).field == "unused"
+
+
 def test_claims_are_opened_made_read_acked_and_released(wire: Caller) -> None:
     wire.ok("POST", f"{Q}/messages", {"messages": [{"body": n} for n in range(5)]})
     opened = wire.ok("POST", f"{Q}/claims/g/open")

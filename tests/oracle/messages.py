@@ -120,8 +120,12 @@ class Messages(MessageStore):
             row, outcome = shelf.check(fence, change.now)
             if row is not None:
                 if change.event is not None:
-                    self._shelves.record(change.keep, row.left(change.event, change.now, error=to.error))
+                    self._shelves.record(
+                        change.keep, row.left(change.event, change.now, extra=change.extra, error=to.error)
+                    )
                 row.error = row.error if to.error is None else to.error
+                if to.unused and row.receipt is not None:
+                    row.receives -= 1
                 if to.release:
                     row.release()
                 row.visible_at = to.visible_at
@@ -137,7 +141,7 @@ class Messages(MessageStore):
                 self._shelves.expire(old, change)
             shelf.remove(fence[0])
             row = shelf.add(edit.apply(old.message))
-            row.restore(old.stored(), old.taken_at)
+            row.restore(old.stored(), old.taken_at, old.was_taken)
             if edit.due_at is not None:
                 self._shelves.come_back(row, edit.due_at)
             self._shelves.record(change.keep, events.edited(row.message, change.now, row.receives, change.keep))

@@ -17,7 +17,7 @@ from miniq.store.decisions import StagePart, fence
 class Row:
     """A message and its state."""
 
-    __slots__ = ("consumer", "error", "message", "receipt", "receives", "taken_at", "visible_at")
+    __slots__ = ("consumer", "error", "message", "receipt", "receives", "taken_at", "visible_at", "was_taken")
 
     def __init__(self, message: Message) -> None:
         self.message = message
@@ -27,15 +27,17 @@ class Row:
         self.consumer: str | None = None
         self.taken_at: int | None = None
         self.error: str | None = None
+        self.was_taken = False
 
     def stored(self) -> Stored:
         return Stored(self.message, self.visible_at, self.receives, self.receipt, self.consumer, self.error)
 
-    def restore(self, state: Stored, taken_at: int | None) -> None:
+    def restore(self, state: Stored, taken_at: int | None, was_taken: bool) -> None:
         """Take over the state of a message from elsewhere."""
         self.visible_at, self.receives = state.visible_at, state.receives
         self.receipt, self.consumer, self.taken_at = state.receipt, state.consumer, taken_at
         self.error = state.error
+        self.was_taken = was_taken
 
     def release(self) -> None:
         self.receipt = self.consumer = self.taken_at = None
@@ -131,7 +133,7 @@ class Shelf:
         rows = [row for row in self.rows.values() if row.message.group == group]
         head = self.heads[group]
         return sorted(
-            rows, key=lambda row: (not row.receives, not row.receives and row.message.id != head, row.message.id)
+            rows, key=lambda row: (not row.was_taken, not row.was_taken and row.message.id != head, row.message.id)
         )
 
     def is_leased(self, group: str, now: int) -> bool:
@@ -155,7 +157,7 @@ class Shelf:
         if not rows:
             self.heads.pop(group, None)
             return None
-        head = min(rows, key=lambda row: (not row.receives, row.message.id))
+        head = min(rows, key=lambda row: (not row.was_taken, row.message.id))
         self.heads[group] = head.message.id
         return head
 
@@ -239,6 +241,7 @@ class Shelves(ByName[Shelf]):
         since = row.visible_at
         row.visible_at, row.receipt, row.consumer, row.taken_at = until, token, consumer, now
         row.receives += 1
+        row.was_taken = True
         event = events.received(message.queue, message.id, message.size, now, row.receives, since, consumer)
         if is_fit:
             self.record(change.keep, event)

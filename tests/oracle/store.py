@@ -138,8 +138,9 @@ class Oracle(SingleProcessStore):
         yield transfer.LastId(self._shelves.last_id)
         for name, shelf in self._shelves.items():
             heads = set(shelf.heads.values())
-            for row in sorted(shelf.rows.values(), key=lambda row: (not row.receives, row.message.id not in heads)):
-                yield transfer.Saved(row.stored(), row.taken_at)
+            for row in sorted(shelf.rows.values(), key=lambda row: (not row.was_taken, row.message.id not in heads)):
+                returned = row.was_taken and not row.receives and row.message.group is not None
+                yield transfer.Saved(row.stored(), row.taken_at, returned)
             for dedup_id, (answer, until) in shelf.dedup.items():
                 yield transfer.Dedup(name, dedup_id, answer, until)
             for id, (finished, until) in shelf.results.items():
@@ -154,7 +155,7 @@ class Oracle(SingleProcessStore):
                 shelves[item.queue].readers[item.group] = Readers(state)
             elif isinstance(item, transfer.Saved):
                 message = item.stored.message
-                shelves[message.queue].add(message).restore(item.stored, item.taken_at)
+                shelves[message.queue].add(message).restore(item.stored, item.taken_at, item.was_taken)
             elif isinstance(item, transfer.Dedup):
                 shelves[item.queue].dedup[item.name] = (item.answer, item.until)
             elif isinstance(item, transfer.Kept):

@@ -221,7 +221,21 @@ def test_what_still_runs_when_the_grace_time_is_over_is_released() -> None:
     assert shift.is_out_of_time(now + 3.1)
     shift.end_fetch()
     assert shift.abandon() == [job]
-    assert [batch.verdict for batch in shift.settlements()] == ["release"]
+    assert [(batch.verdict, batch.is_unused) for batch in shift.settlements()] == [("release", False)]
+
+
+def test_what_waits_at_the_end_or_comes_later_is_released_as_not_used() -> None:
+    shift: Shift[Any] = Shift(Plan(concurrency=1))
+    running, *_ = shift.add(jobs(None, 3))
+    assert shift.begin(running)
+    shift.end()
+    assert shift.add(jobs(None, 2)) == []
+    shift.end_fetch()
+    assert shift.abandon(at_once=True) == [running]
+    batches = shift.settlements()
+    assert sorted((batch.verdict, batch.is_unused, len(batch.messages)) for batch in batches) == [
+        ("release", False, 1), ("release", True, 4),
+    ]  # fmt: skip
 
 
 def test_what_was_fetched_ahead_is_released_when_all_handlers_are_busy_for_long() -> None:
@@ -232,7 +246,9 @@ def test_what_was_fetched_ahead_is_released_when_all_handlers_are_busy_for_long(
     shift.overdue(monotonic() + OVERDUE / 2)
     assert shift.settlements() == []
     shift.overdue(monotonic() + OVERDUE + 0.1)
-    assert [(batch.verdict, len(batch.messages)) for batch in shift.settlements()] == [("release", 9)]
+    assert [(batch.verdict, batch.is_unused, len(batch.messages)) for batch in shift.settlements()] == [
+        ("release", True, 9)
+    ]
     assert shift.wanted(None) == 0
 
 

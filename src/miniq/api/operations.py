@@ -122,9 +122,12 @@ class AckById(Call[bool], frozen=True):
     replies.outcomes("released"), hot=True, done=["stale", "missing"],
 )  # fmt: skip
 class Release(Call[list[Outcome]], frozen=True):
+    """With `unused`, the receive of each does not count: its consumer did nothing with it."""
+
     queue: str
     leases: Sequence[Lease]
     delay: float = 0
+    unused: bool = False
 
 
 @operation(

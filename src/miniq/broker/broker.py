@@ -277,14 +277,17 @@ class Broker:
         self.deliveries.left(queue, settings, fences)
         return outcomes
 
-    async def release(self, queue: str, leases: Sequence[Lease], delay: float = 0, late: bool = True) -> list[Outcome]:
+    async def release(
+        self, queue: str, leases: Sequence[Lease], delay: float = 0, late: bool = True, unused: bool = False
+    ) -> list[Outcome]:
         """Make messages ready again, at once or after `delay`. One that has reached max_receives goes to the
-        dead-letter queue instead. `late` is as with `ack`."""
+        dead-letter queue instead; but with `unused`, which also takes back the receive, none does. `late` is as with
+        `ack`."""
         settings = await self.catalog.require(queue)
         rules.check_batch(leases, "leases", self._limits)
         rules.check_seconds(delay, "delay", 0, self._limits.delay)
         fences = rules.fences(leases) if late else await self.deliveries.unexpired(queue, leases)
-        outcomes = await self.deliveries.release(queue, settings, list(dict.fromkeys(fences)), delay)
+        outcomes = await self.deliveries.release(queue, settings, list(dict.fromkeys(fences)), delay, unused)
         return [outcomes[fence] for fence in fences]
 
     async def release_by_id(self, queue: str, id: str, delay: float = 0) -> bool:

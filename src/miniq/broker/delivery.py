@@ -198,12 +198,13 @@ class Deliveries:
         return [failed[fence] for fence in fences]
 
     async def release(
-        self, queue: str, settings: QueueSettings, fences: list[Fence], delay: float
+        self, queue: str, settings: QueueSettings, fences: list[Fence], delay: float, unused: bool = False
     ) -> dict[Fence, Outcome]:
-        """Make messages ready after `delay`; bury those that have reached max_receives."""
+        """Make messages ready after `delay`; bury those that have reached max_receives. The receives of `unused` ones
+        are taken back instead."""
         broker = self._broker
         outcomes: dict[Fence, Outcome] = {}
-        if settings.max_receives is not None:
+        if settings.max_receives is not None and not unused:
             messages = await broker.store.messages.find(queue, [id for id, _ in fences])
             worn: list[tuple[Fence, Stored]] = []
             for id, receipt in fences:
@@ -216,8 +217,8 @@ class Deliveries:
         rest = [fence for fence in fences if fence not in outcomes]
         if rest:
             now = broker.clock.now()
-            to = NewTime(now + rules.micros(delay), release=True)
-            change = Change(now, settings.history, "released")
+            to = NewTime(now + rules.micros(delay), release=True, unused=unused)
+            change = Change(now, settings.history, "released", extra=int(unused))
             done = await broker.store.messages.reschedule(queue, rest, to, change)
             outcomes.update(zip(rest, done, strict=True))
             broker.metrics.messages[queue, "released"] += done.count("done")

@@ -19,7 +19,7 @@ def release_of(call: Call[Any], messages: Any) -> Release | None:
     """The call that releases the messages of a receive; None if there is nothing to release."""
     if not messages or not isinstance(call, Receive) or call.mode == "at-most-once":
         return None
-    return Release(call.queue, [Lease(stored.message.id, stored.receipt or "") for stored in messages])
+    return Release(call.queue, [Lease(stored.message.id, stored.receipt or "") for stored in messages], unused=True)
 
 
 class Background:

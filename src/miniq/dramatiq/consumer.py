@@ -125,7 +125,7 @@ class MiniQConsumer(Consumer):
         for start in range(0, len(proxies), BATCH):
             part = proxies[start : start + BATCH]
             with connection_errors(), suppress(QueueNotFound):
-                queue.release([message.lease for message in part])
+                queue.release([message.lease for message in part], unused=True)
             for message in part:
                 message.consumer._forget([message.lease])
 

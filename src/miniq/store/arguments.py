@@ -256,6 +256,8 @@ class NewTime(Struct, frozen=True, gc=False):
     release: bool = False
     error: str | None = None
     """Why the messages failed; None leaves their last error as it is."""
+    unused: bool = False
+    """With `release`: the receive of a lease that ends is taken back."""
 
 
 class Edit(Struct, frozen=True, kw_only=True):

@@ -80,13 +80,20 @@ class Saved(Struct, frozen=True, tag=True):
     stored: Stored
     taken_at: int | None = None
     """When its consumer received it, if it has a receipt."""
+    returned: bool = False
+    """Whether it is of a group and was taken, though it has no receives: all were taken back."""
+
+    @property
+    def was_taken(self) -> bool:
+        """Of a message of a group: whether it is in the front."""
+        return self.returned or self.stored.receives > 0
 
     @property
     def fresh(self) -> bool:
         """Whether the message is in the state in which it arrived."""
         stored = self.stored
         arrived = Stored(stored.message, stored.message.due_at)
-        return stored == arrived
+        return stored == arrived and not self.returned
 
 
 class LastId(Struct, frozen=True, tag=True):

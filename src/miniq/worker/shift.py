@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import Any, Generic, NamedTuple
 
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import UNSET, Raw
 
 from miniq.client.delivery import HELD, D
 from miniq.worker.jobs import Failure, Job, Trial, Verdict, note_timeout
@@ -43,6 +43,8 @@ class Batch(NamedTuple):
     failure: Failure | None = None
     results: list[Raw] = []  # noqa: RUF012
     """Of acks: one per message, or none at all."""
+    is_unused: bool = False
+    """Of a release: whether no handler has begun with the messages."""
 
 
 class Renewal(NamedTuple):
@@ -197,9 +199,9 @@ class Shift(Generic[D]):
             for job in jobs:
                 for message in job.messages:
                     if message._state is HELD:
-                        self._settle(groups, job.source, message, job.verdict, job.failure, job.encoded)
+                        self._settle(groups, job, message)
                 for message, failure in job.apart:
-                    self._settle(groups, job.source, message, "fail", failure)
+                    self._settle(groups, job, message, failure)
             self._settling = [(batch.source, message) for batch in groups.values() for message in batch.messages]
         return [part for batch in groups.values() for part in _parts(batch)]
 
@@ -210,14 +212,18 @@ class Shift(Generic[D]):
     def _settle(
         self,
         groups: dict[Any, Batch],
-        source: Any,
+        job: Job[D],
         message: D,
-        verdict: Verdict,
-        failure: Failure | None,
-        result: Raw | UnsetType = UNSET,
+        apart: Failure | None = None,
     ) -> None:
+        """Add a message to the batch that it is settled with; `apart` is its failure if it failed by itself."""
+        source, verdict, failure, result = job.source, job.verdict, job.failure, job.encoded
+        if apart is not None:
+            verdict, failure, result = "fail", apart, UNSET
         kept = result is not UNSET and verdict == "ack"
-        batch = groups.setdefault((id(source), verdict, failure, kept), Batch(source, [], verdict, failure, []))
+        unused = verdict == "release" and job.started is None
+        key = (id(source), verdict, failure, kept, unused)
+        batch = groups.setdefault(key, Batch(source, [], verdict, failure, [], unused))
         batch.messages.append(message)
         if result is not UNSET and kept:
             batch.results.append(result)

@@ -39,9 +39,10 @@ class AsyncMessage(Delivery["AsyncQueue"]):
             check_held(outcome, self.queue, self.id)
         return outcome == "done"
 
-    async def release(self, delay: float = 0) -> None:
-        """Return it to the queue, ready at once or after `delay` seconds."""
-        [outcome] = await self._from._perform(Release(self.queue, [self._lease()], delay))
+    async def release(self, delay: float = 0, unused: bool = False) -> None:
+        """Return it to the queue, ready at once or after `delay` seconds. With `unused` the receive does not count:
+        nothing was done with it."""
+        [outcome] = await self._from._perform(Release(self.queue, [self._lease()], delay, unused))
         settle([self], [outcome], RELEASED)
         check_held(outcome, self.queue, self.id)
 

@@ -104,7 +104,7 @@ class AsyncQueue(OneProcess):
         except BaseException:
             if messages and state is HELD:  # the caller was interrupted before it had them
                 with suppress(MiniQError):
-                    await self.release(messages)
+                    await self.release(messages, unused=True)
             raise
         return messages
 
@@ -196,10 +196,12 @@ class AsyncQueue(OneProcess):
         kept = UNSET if result is UNSET else bodies.encode_result(result)
         return await self._perform(ops.PutResult(self.name, id, kept, final, ttl, replaces, new))
 
-    async def release(self, messages: Iterable[AsyncMessage], delay: float = 0) -> list[Outcome]:
-        """Release several messages; the outcome of each is `done`, `stale` or `missing`."""
+    async def release(self, messages: Iterable[AsyncMessage], delay: float = 0, unused: bool = False) -> list[Outcome]:
+        """Release several messages; the outcome of each is `done`, `stale` or `missing`. With `unused` their receives
+        do not count: nothing was done with them."""
         messages = as_messages(messages)
-        outcomes = await self._perform(ops.Release(self.name, leases(self.name, messages), delay)) if messages else []
+        call = ops.Release(self.name, leases(self.name, messages), delay, unused)
+        outcomes = await self._perform(call) if messages else []
         settle(messages, outcomes, RELEASED)
         return outcomes
 

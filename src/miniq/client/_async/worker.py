@@ -165,7 +165,7 @@ class AsyncWorker:
                 delay = None if dead else batch.failure.delay
                 rules.note_failed(messages, await queue.fail(messages, error, delay, dead))
             else:
-                rules.note_lost(messages, await queue.release(messages))
+                rules.note_lost(messages, await queue.release(messages, unused=batch.is_unused))
         except Exception as problem:
             rules.note_unsettled(messages, batch.verdict, problem)
 

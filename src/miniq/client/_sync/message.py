@@ -40,9 +40,10 @@ class Message(Delivery["Queue"]):
             check_held(outcome, self.queue, self.id)
         return outcome == "done"
 
-    def release(self, delay: float = 0) -> None:
-        """Return it to the queue, ready at once or after `delay` seconds."""
-        [outcome] = self._from._perform(Release(self.queue, [self._lease()], delay))
+    def release(self, delay: float = 0, unused: bool = False) -> None:
+        """Return it to the queue, ready at once or after `delay` seconds. With `unused` the receive does not count:
+        nothing was done with it."""
+        [outcome] = self._from._perform(Release(self.queue, [self._lease()], delay, unused))
         settle([self], [outcome], RELEASED)
         check_held(outcome, self.queue, self.id)
 

@@ -105,7 +105,7 @@ class Queue(OneProcess):
         except BaseException:
             if messages and state is HELD:  # the caller was interrupted before it had them
                 with suppress(MiniQError):
-                    self.release(messages)
+                    self.release(messages, unused=True)
             raise
         return messages
 
@@ -195,10 +195,12 @@ class Queue(OneProcess):
         kept = UNSET if result is UNSET else bodies.encode_result(result)
         return self._perform(ops.PutResult(self.name, id, kept, final, ttl, replaces, new))
 
-    def release(self, messages: Iterable[Message], delay: float = 0) -> list[Outcome]:
-        """Release several messages; the outcome of each is `done`, `stale` or `missing`."""
+    def release(self, messages: Iterable[Message], delay: float = 0, unused: bool = False) -> list[Outcome]:
+        """Release several messages; the outcome of each is `done`, `stale` or `missing`. With `unused` their receives
+        do not count: nothing was done with them."""
         messages = as_messages(messages)
-        outcomes = self._perform(ops.Release(self.name, leases(self.name, messages), delay)) if messages else []
+        call = ops.Release(self.name, leases(self.name, messages), delay, unused)
+        outcomes = self._perform(call) if messages else []
         settle(messages, outcomes, RELEASED)
         return outcomes
 

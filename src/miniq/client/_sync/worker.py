@@ -166,7 +166,7 @@ class Worker:
                 delay = None if dead else batch.failure.delay
                 rules.note_failed(messages, queue.fail(messages, error, delay, dead))
             else:
-                rules.note_lost(messages, queue.release(messages))
+                rules.note_lost(messages, queue.release(messages, unused=batch.is_unused))
         except Exception as problem:
             rules.note_unsettled(messages, batch.verdict, problem)
 

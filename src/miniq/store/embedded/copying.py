@@ -34,10 +34,12 @@ def dump(core: Core) -> Iterator[Item]:
     for shelf in shelves.values():
         # The heads and fronts of groups come before the messages that wait behind them.
         for position, _, stored, run in written(core, shelf):
-            if position[:1] == b"b" or stored.receives:
-                yield Saved(stored, None if run is None or run.receipt is None else run.taken_at)
-        for _, _, stored, _ in written(core, shelf, b"w"):
-            if not stored.receives:
+            taken_at = None if run is None or run.receipt is None else run.taken_at
+            saved = Saved(stored, taken_at, run is not None and run.returned)
+            if position[:1] == b"b" or saved.was_taken:
+                yield saved
+        for _, _, stored, run in written(core, shelf, b"w"):
+            if not (stored.receives or (run is not None and run.returned)):
                 yield Saved(stored)
         prefix = keys.of_queue(b"d", shelf.serial)
         for key, value in kv.scan(prefix, keys.after(prefix)):

@@ -3,8 +3,8 @@
 A front of one message needs no record: that message is in its lane while it can be taken. Of a longer front only the
 first message is in its lane, and only while none of the front is leased; `States.wake` puts it there.
 
-On disk a front is not recorded either: it is the messages of the group whose state has receives. Those that were taken
-behind the head keep their key among the messages that wait (`w`).
+On disk a front is not recorded either: it is the messages of the group whose state has receives, or had some that
+were taken back. Those that were taken behind the head keep their key among the messages that wait (`w`).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def restore(shelf: Shelf) -> None:
     heads: dict[str, Block] = {}
     for block in shelf.blocks.values():
         run = block.runs[0]
-        if block.group is not None and run is not None and run.receives:
+        if block.group is not None and run is not None and (run.receives or run.returned):
             head = heads.setdefault(block.group, block)
             if head is not block:
                 join(head, block)

@@ -103,6 +103,8 @@ class StateRecord(Struct, frozen=True, array_like=True, gc=False):
     waiting: bool = False
     error: int = 0
     """Whether they failed, and how: see `failures.py`."""
+    returned: bool = False
+    """Whether they were taken, though they have no receives: all were taken back."""
 
 
 class GoneRecord(Struct, frozen=True, array_like=True, gc=False):

@@ -110,8 +110,8 @@ class Ledger:
         if saved is not None:
             state, taken_at = saved.stored, saved.taken_at or 0
             error = 0 if state.error is None else self._states.failures.keep(shelf, [message.id], state.error)
-            values = (state.visible_at, state.receives, state.receipt, state.consumer, taken_at, error)
-            if state.receives and message.group is not None:
+            values = (state.visible_at, state.receives, state.receipt, state.consumer, taken_at, error, saved.returned)
+            if saved.was_taken and message.group is not None:
                 head = self._heads.setdefault((shelf.number, message.group), block)
                 if head is not block:
                     fronts.join(head, block)

@@ -237,11 +237,11 @@ class Messages(Part, MessageStore):
         if edit.due_at is not None and self._meet(shelf, block, place, fence[1], change):
             error |= LAPSED
         new = self._ledger.edit(shelf, block, place, message)
-        receives = 0 if run is None else run.receives
+        receives, returned = (0, False) if run is None else (run.receives, run.returned)
         if run is not None and edit.due_at is None:
             self._states.give_again(shelf, new, 0, run)
-        elif message.due_at > now or receives or error:
-            self._states.give(shelf, new, range(1), message.due_at, receives, error=error)
+        elif message.due_at > now or receives or error or returned:
+            self._states.give(shelf, new, range(1), message.due_at, receives, error=error, returned=returned)
         self._ledger.announce(shelf, new)
         if keep != "off":
             self._commit.batch.events.append(EventRun(events.edited(message, now, receives, keep)))
@@ -357,11 +357,14 @@ class Messages(Part, MessageStore):
         if change.recorded is not None:
             sizes = self._window.sizes(block)
             record_left(self._commit.batch, change.recorded, shelf, block, places, sizes, change, to.error)
-        receives, error = (0, 0) if run is None else (run.receives, run.error)
+        receives, error, returned = (0, 0, False) if run is None else (run.receives, run.error, run.returned)
+        if to.unused and run is not None and run.receipt is not None:
+            receives -= 1
+            returned = block.group is not None and not receives
         if to.error is not None:
             error = self._states.failures.keep(shelf, block.ids_at(places), to.error)
         lease = (None, None, 0) if run is None or to.release else (run.receipt, run.consumer, run.taken_at)
-        self._states.give(shelf, block, places, to.visible_at, receives, *lease, error)
+        self._states.give(shelf, block, places, to.visible_at, receives, *lease, error, returned)
         self._core.hint(shelf.name, block.owner or None, stop - start)
 
     def _remove(

@@ -38,6 +38,8 @@ class Run(Struct, eq=False):
     """Whether `visible_at` has passed: its messages are ready again, though the receipt is still valid."""
     error: int = 0
     """Whether its messages failed, and how: see `failures.py`."""
+    returned: bool = False
+    """Whether its messages were taken, though they have no receives: all were taken back."""
 
     def held_places(self) -> list[int]:
         runs = self.block.runs
@@ -77,7 +79,7 @@ class States:
     def _restore(self, shelf: Shelf, block: Block, record: keys.StateRecord, key: bytes) -> None:
         """Set a state that was read from disk; later versions override earlier ones."""
         state = (record.visible_at, record.receives, record.receipt, record.consumer, record.taken_at)
-        run = Run(block, range(record.start, record.stop), key, *state, error=record.error)
+        run = Run(block, range(record.start, record.stop), key, *state, error=record.error, returned=record.returned)
         for place in run.places:
             if not block.is_gone(place):
                 old = block.runs[place]
@@ -106,6 +108,7 @@ class States:
         consumer: str | None = None,
         taken_at: int = 0,
         error: int = 0,
+        returned: bool = False,
     ) -> Run:
         """Give neighbouring messages of a block a new state."""
         self._version += 1
@@ -114,8 +117,8 @@ class States:
         state = (visible_at, receives, receipt, consumer, taken_at)
         owner, priority, group = block.owner, block.priority, block.group
         waiting = group is not None and block.key[:1] == b"w"
-        record = keys.StateRecord(owner, priority, block.count, start, stop, *state, group, waiting, error)
-        run = Run(block, places, key, *state, stop - start, False, error)
+        record = keys.StateRecord(owner, priority, block.count, start, stop, *state, group, waiting, error, returned)
+        run = Run(block, places, key, *state, stop - start, False, error, returned)
         if any(block.runs[start:stop]):
             for place in places:
                 old = block.runs[place]
@@ -137,7 +140,7 @@ class States:
 
     def give_again(self, shelf: Shelf, block: Block, place: int, run: Run) -> None:
         """Give a message the state of a run that it had before."""
-        state = (run.visible_at, run.receives, run.receipt, run.consumer, run.taken_at, run.error)
+        state = (run.visible_at, run.receives, run.receipt, run.consumer, run.taken_at, run.error, run.returned)
         self.give(shelf, block, range(place, place + 1), *state)
 
     def wake(self, shelf: Shelf, now: int) -> None:

@@ -43,6 +43,8 @@ class State(Struct, frozen=True, array_like=True, gc=False):
     gone: bool = False
     error: str | None = None
     """Why it failed last."""
+    returned: bool = False
+    """Whether it was taken, though it has no receives: all were taken back."""
 
 
 class _Run(Struct, array_like=True, gc=False):
@@ -139,7 +141,7 @@ class Block:
     def in_front(self) -> bool:
         """Whether its message was taken together with others of its group, and may have to wait for them."""
         state = self.states[0] if self.waits and self.states else None
-        return state is not None and state.receives > 0 and not state.gone
+        return state is not None and (state.receives > 0 or state.returned) and not state.gone
 
     def inside(self, claim: str) -> list[int]:
         """The places of the messages of a claim."""
@@ -161,11 +163,17 @@ class Block:
         error = state.error if state.taken_at is None else LEASE_EXPIRED
         self.states[place] = State(until, state.receives + 1, token, consumer, now, claim, error=error)
 
-    def reschedule(self, place: int, visible_at: int, release: bool, error: str | None = None) -> None:
+    def reschedule(
+        self, place: int, visible_at: int, release: bool, error: str | None = None, unused: bool = False
+    ) -> None:
         state = self.state(place)
         error = state.error if error is None else error
         if release:
-            self.states[place] = State(visible_at, state.receives, error=error)
+            receives, returned = state.receives, state.returned
+            if unused and state.receipt is not None:
+                receives -= 1
+                returned = self.group is not None and not receives
+            self.states[place] = State(visible_at, receives, error=error, returned=returned)
         else:
             self.states[place] = replace(state, visible_at=visible_at, error=error)
 

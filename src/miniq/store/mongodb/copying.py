@@ -35,7 +35,8 @@ async def dump(db: Database, log: HistoryLog) -> AsyncIterator[Item]:
             async for one in cursor:
                 block = block_of(one)
                 for place in block.present():
-                    yield Saved(block.stored(place), block.state(place).taken_at)
+                    state = block.state(place)
+                    yield Saved(block.stored(place), state.taken_at, state.returned)
     names = {queue["serial"]: queue["_id"] for queue in queues}
     async for record in db.dedup.find({}):
         if record["serial"] in names:
@@ -100,7 +101,7 @@ async def load_messages(
 def _state(saved: Saved) -> State:
     stored = saved.stored
     lease = (stored.visible_at, stored.receives, stored.receipt, stored.consumer, saved.taken_at)
-    return State(*lease, error=stored.error)
+    return State(*lease, error=stored.error, returned=saved.returned)
 
 
 async def load_dedup(

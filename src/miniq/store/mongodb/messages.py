@@ -185,8 +185,9 @@ class Messages(MessageStore):
         def act(block: Block, place: int, receipt: str) -> list[Event]:
             recorded: list[Event] = []
             if change.recorded is not None:
-                recorded.append(block.left(change.recorded, place, queue, change.now, None, error=to.error))
-            block.reschedule(place, to.visible_at, to.release, to.error)
+                left = block.left(change.recorded, place, queue, change.now, None, extra=change.extra, error=to.error)
+                recorded.append(left)
+            block.reschedule(place, to.visible_at, to.release, to.error, to.unused)
             return recorded
 
         return await self._changing.change(queue, Request(fences, act, change, False))

@@ -107,7 +107,7 @@ WITH common AS MATERIALIZED (
 --include: claimable
 ), own AS MATERIALIZED (
     SELECT m.queue, m.id, m.rank, m.count, m.visible_at, m.taken_at, m.receipt, m.consumer,
-        is_fit(m.about, m.sent_at, m.receives, %(now)s, %(since)s, %(most)s) AS fit, m.size, 1::bigint AS nth
+        is_fit(m.about, m.sent_at, mod(m.receives, TAKEN_BACK), %(now)s, %(since)s, %(most)s) AS fit, m.size, 1::bigint AS nth
     FROM messages m
     WHERE m.queue = %(shelf)s AND m.recipient = %(consumer)s AND NOT m.blocked AND NOT m.later
         AND m.visible_at <= %(now)s AND (m.rank, m.id) > (%(after_rank)s, %(after_id)s::uuid)
@@ -120,7 +120,7 @@ WITH common AS MATERIALIZED (
 -- part: claimable
     SELECT r.queue, r.id, r.rank, r.count, r.visible_at, r.taken_at, r.receipt, r.consumer, r.fit, e.size, e.nth
     FROM (
-        SELECT m.*, is_fit(m.about, m.sent_at, m.receives, %(now)s, %(since)s, %(most)s) AS fit
+        SELECT m.*, is_fit(m.about, m.sent_at, mod(m.receives, TAKEN_BACK), %(now)s, %(since)s, %(most)s) AS fit
         FROM messages m
         WHERE m.queue = %(shelf)s AND m.recipient IS NULL AND NOT m.blocked AND NOT m.later AND m.visible_at <= %(now)s
             AND (m.rank, m.id) > (%(after_rank)s, %(after_id)s::uuid)
@@ -146,7 +146,7 @@ WITH common AS MATERIALIZED (
 ), taken AS (
     UPDATE messages m SET
         visible_at = NEVER, taken_at = %(now)s, later = true, receipt = %(token)s, consumer = %(group)s,
-        receives = m.receives + 1,
+        receives = mod(m.receives, TAKEN_BACK) + 1,
         error = CASE WHEN met.receipt IS NOT NULL AND met.taken_at IS NOT NULL THEN LEASE_EXPIRED ELSE m.error END
     FROM met
     WHERE met.fit AND met.nth = met.count AND NOT EXISTS (SELECT FROM cut) AND m.queue = met.queue AND m.id = met.id

@@ -46,7 +46,8 @@ async def dump(store: Store, db: Access) -> AsyncIterator[Item]:
             ):
                 for row in page:
                     for stored in rows.stored(queue, row):
-                        yield Saved(stored, row[12] if row[9] is not None else None)
+                        taken_at = row[12] if row[9] is not None else None
+                        yield Saved(stored, taken_at, row[4] == rows.TAKEN_BACK)
                 after = page[-1][0]
         call, key = False, ""
         while page := await db.all(
@@ -77,13 +78,14 @@ def steps(items: Sequence[Item]) -> Iterator[Step]:
                 "queue": queue,
                 "visible": rows.array([state.visible_at for state in states]),
                 "taken": [item.taken_at for item in saved],
-                "receives": rows.array([state.receives for state in states]),
+                "receives": rows.array([rows.TAKEN_BACK if item.returned else item.stored.receives for item in saved]),
                 "receipts": [escape(state.receipt) for state in states],
                 "consumers": [escape(state.consumer) for state in states],
                 "errors": [escape(state.error) for state in states],
             },
         )
-        groups = {state.message.group for state in states if state.message.group is not None and state.receives}
+        taken = [item.stored.message.group for item in saved if item.was_taken]
+        groups = {group for group in taken if group is not None}
         if groups:
             yield "load_fronts", {"queue": queue, "groups": [escape(group) for group in sorted(groups)]}
     records = [item for item in items if isinstance(item, transfer.Dedup)]

@@ -163,6 +163,7 @@ class Messages(Part, MessageStore):
 
     async def reschedule(self, queue: str, fences: Sequence[Fence], to: NewTime, change: Change) -> list[Outcome]:
         params = {"visible_at": to.visible_at, "release": to.release, "error": escape(to.error)}
+        params |= {"unused": to.unused, "extra": change.extra}
         return await self._change("reschedule", queue, fences, change, params)
 
     async def edit(self, queue: str, fence: Fence, edit: Edit, change: Change) -> Outcome:

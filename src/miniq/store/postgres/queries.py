@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from importlib.resources import files
 
 from miniq.message import LEASE_EXPIRED, NEVER
+from miniq.store.postgres.rows import TAKEN_BACK
 
 FILES = ("queries.sql", "claims.sql", "stages.sql", "topics.sql", "results.sql")
 
@@ -41,13 +42,14 @@ class Query:
 
 
 def load() -> dict[str, Query]:
-    """All queries. `--include: NAME` stands for the lines of `-- part: NAME`, and NEVER and
-    LEASE_EXPIRED for their values."""
+    """All queries. `--include: NAME` stands for the lines of `-- part: NAME`, and NEVER,
+    TAKEN_BACK and LEASE_EXPIRED for their values."""
     queries: dict[str, list[str]] = {}
     parts: dict[str, list[str]] = {}
     lines: list[str] = []
     text = "".join(files(__package__).joinpath(name).read_text(encoding="utf-8") for name in FILES)
     text = text.replace("NEVER", str(NEVER)).replace("LEASE_EXPIRED", f"'{LEASE_EXPIRED}'")
+    text = text.replace("TAKEN_BACK", str(TAKEN_BACK))
     for line in text.splitlines():
         mark, _, name = line.partition(": ")
         if mark == "-- name":

@@ -396,7 +396,7 @@ WITH shelf AS (
 
 -- part: leased
         visible_at = %(until)s, taken_at = %(now)s, later = true, receipt = %(token)s, consumer = %(consumer)s,
-        receives = m.receives + 1,
+        receives = mod(m.receives, TAKEN_BACK) + 1,
         error = CASE WHEN f.receipt IS NOT NULL AND f.taken_at IS NOT NULL THEN LEASE_EXPIRED ELSE m.error END
     FROM fitting f
     WHERE f.nth = f.count AND NOT EXISTS (SELECT FROM cut) AND m.queue = f.queue AND m.id = f.id
@@ -589,6 +589,11 @@ WITH shelf AS (
         receipt = CASE WHEN %(release)s THEN null ELSE m.receipt END,
         consumer = CASE WHEN %(release)s THEN null ELSE m.consumer END,
         taken_at = CASE WHEN %(release)s THEN null ELSE m.taken_at END,
+        receives = CASE
+            WHEN %(unused)s AND o.receipt IS NOT NULL THEN
+                CASE WHEN m.receives = 1 AND m.grp IS NOT NULL THEN TAKEN_BACK ELSE m.receives - 1 END
+            ELSE m.receives
+        END,
         error = coalesce(%(error)s, m.error)
     FROM old o WHERE m.queue = o.queue AND m.id = o.id
     RETURNING o.place, m.id, m.recipient, m.count, m.size, m.sizes, m.grp, m.blocked, o.receives, o.consumer, o.receipt,
@@ -599,7 +604,7 @@ WITH shelf AS (
     SELECT count(*), (64 + coalesce(length(%(error)s::text), 0)) * count(*), %(now)s,
         array_fill(%(event)s::text, ARRAY[count(*)::int]),
         array_fill((SELECT name FROM shelf), ARRAY[count(*)::int]),
-        array_agg(u.id::text ORDER BY place, u.id), array_agg(receives ORDER BY place, u.id),
+        array_agg(u.id::text ORDER BY place, u.id), array_agg(receives - %(extra)s::int ORDER BY place, u.id),
         array_agg(u.size::bigint ORDER BY place, u.id), array_agg(consumer ORDER BY place, u.id),
         array_agg(CASE WHEN receipt IS NOT NULL THEN greatest(0, %(now)s - taken_at) END ORDER BY place, u.id),
         CASE WHEN %(error)s::text IS NOT NULL THEN array_fill(%(error)s::text, ARRAY[count(*)::int]) END

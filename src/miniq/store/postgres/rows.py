@@ -24,6 +24,8 @@ _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _ESCAPED = re.compile(r"\\(.)")
 _SIZE = struct.Struct(">i").pack
 BYTEA, BYTEA_ARRAY = 17, 1001
+TAKEN_BACK = 1 << 30
+"""In the column `receives`: none, but it was taken. Of messages of groups: those of a front have `receives > 0`."""
 
 OWN = ("id", "queue", "sent_at", "due_at", "body", "priority")
 """Message fields with columns of their own."""
@@ -94,7 +96,7 @@ def messages(queue: str, row: Sequence[Any]) -> list[Message]:
 
 def stored(queue: str, row: Sequence[Any]) -> list[Stored]:
     """The messages in a row with their state, from the columns visible_at, receipt, consumer, error that follow."""
-    receives, visible_at = row[4], row[8]
+    receives, visible_at = row[4] % TAKEN_BACK, row[8]
     receipt, consumer, error = map(unescape, row[9:12])
     return [Stored(message, visible_at, receives, receipt, consumer, error) for message in messages(queue, row)]
 
@@ -106,7 +108,7 @@ def records(row: Sequence[Any]) -> Iterator[HistoryRecord]:
     for offset, columns in enumerate(zip(*required, *optional, strict=False), first):
         name, queue, id, receives, size, consumer, wait, held, reason, body, kind, error = columns
         wait_ms, held_ms = (None if micros is None else micros / 1000 for micros in (wait, held))
-        state = (receives, size, unescape(consumer), wait_ms, held_ms)
+        state = (receives % TAKEN_BACK, size, unescape(consumer), wait_ms, held_ms)
         event = Event(at, name, queue, id, *state, reason, body, kind, count or 1, unescape(error), targets)
         yield HistoryRecord(offset, event)
 
