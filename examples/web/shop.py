@@ -88,6 +88,6 @@ async def _answer(id: str, wait: float) -> Answer:
     except miniq.ResultTimeout:
         return Answer(id=id, status="waiting")
     except miniq.TaskFailed as failed:
-        raise HTTPException(422, failed.error) from None
+        raise HTTPException(422, failed.error.partition("\n")[0]) from None
     except miniq.NotFound:
         raise HTTPException(404, "no such invoice") from None

@@ -54,6 +54,15 @@ class Caller(Struct, frozen=True, gc=False):
             new = [queue for queue in new if queue not in planned]
             broker.keys.check_new_queues(self.secret, new, catalog.queues.keys() | planned, (catalog.changes, planned))
 
+    def check_new_topic(self, broker: Broker, topic: str) -> None:
+        """Raise if the call would create a topic that its key must not create."""
+        topics = broker.topics.topics
+        if topic not in topics and not self.is_owner and not broker.keys.open:
+            planned = broker.schedules.planned_topics()
+            if topic not in planned:
+                version = (broker.topics.changes, planned)
+                broker.keys.check_new_topic(self.secret, topic, topics.keys() | planned, version)
+
     def may(self, broker: Broker, right: str, queue: str | None) -> bool:
         return self.is_owner or broker.keys.may(self.secret, right, queue)
 
@@ -143,6 +152,7 @@ def redrive(broker: Broker, call: ops.Redrive, caller: Caller) -> Coroutine[Any,
 
 
 async def publish(broker: Broker, call: ops.Publish, caller: Caller) -> Published:
+    caller.check_new_topic(broker, call.topic)
     drafts = drafts_of(call.drafts, broker.options.limits.batch)
     if caller.is_owner:
         rules.check_total(drafts, broker.options.limits)
@@ -154,10 +164,12 @@ async def publish(broker: Broker, call: ops.Publish, caller: Caller) -> Publishe
 async def subscribe(broker: Broker, call: ops.Subscribe, caller: Caller) -> Subscription:
     if not caller.is_owner:
         broker.keys.check(caller.secret, "send", call.name if call.queue is None else call.queue)
+    caller.check_new_topic(broker, call.topic)
     return await broker.topics.subscribe(**_fields(call), check_new=partial(caller.check_new_queues, broker))
 
 
 async def configure_topic(broker: Broker, call: ops.ConfigureTopic, caller: Caller) -> ConfiguredTopic:
+    caller.check_new_topic(broker, call.topic)
     topic = await broker.topics.configure(call.topic, call.changes)
     return topic if caller.may(broker, "read", call.topic) else ConfiguredTopic(topic.name, topic.settings)
 
@@ -187,6 +199,8 @@ async def read_claim(broker: Broker, call: ops.ReadClaim, caller: Caller) -> lis
 async def upload(broker: Broker, call: ops.Upload | ops.UploadToTopic, caller: Caller) -> tuple[int, int]:
     if isinstance(call, ops.Upload):
         caller.check_new_queues(broker, [call.queue])
+    else:
+        caller.check_new_topic(broker, call.topic)
     name = StageName(call.job, call.batch, call.partition, call.attempt)
     given, most = call.drafts, broker.options.limits.upload
     is_stream = isinstance(given, ArrowStream)  # decoding one may take long: not in the event loop
@@ -199,6 +213,7 @@ async def upload(broker: Broker, call: ops.Upload | ops.UploadToTopic, caller: C
 async def commit(broker: Broker, call: ops.CommitStages | ops.CommitToTopic, caller: Caller) -> Committed:
     stages = [(str(stage.partition), str(stage.attempt)) for stage in call.stages]
     if isinstance(call, ops.CommitToTopic):
+        caller.check_new_topic(broker, call.topic)
         return await broker.topic_stages.commit(call.topic, call.job, call.batch, stages, call.content)
     caller.check_new_queues(broker, [call.queue])
     return await broker.stages.commit(call.queue, call.job, call.batch, stages, call.content)
@@ -243,6 +258,8 @@ async def put_schedule(broker: Broker, call: ops.PutSchedule, caller: Caller) ->
             _check_rights(broker, caller, definition)
             if definition.queue is not None:
                 caller.check_new_queues(broker, [definition.queue])
+            if definition.topic is not None:
+                caller.check_new_topic(broker, definition.topic)
         before = None
         with suppress(ScheduleNotFound):
             before = await broker.schedules.get(call.name)

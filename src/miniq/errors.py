@@ -20,7 +20,7 @@ MiniQError                error              base class
 │   ├── QueueFull         queue_full         over the queue's max_length or max_bytes
 │   ├── TooManyQueues     too_many_queues    over the broker's or the key's max_queues
 │   ├── TooManySchedules  too_many_schedules over the broker's max_schedules
-│   ├── TooManyTopics     too_many_topics    over the broker's max_topics
+│   ├── TooManyTopics     too_many_topics    over the broker's max_topics or the key's max_queues
 │   ├── TooManySubscriptions  too_many_subscriptions  over the limit of subscriptions of a topic
 │   ├── StageUnknown      stage_unknown      the stage to commit does not exist
 │   ├── BatchMismatch     batch_mismatch     the batch was committed with other messages

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 from msgspec import Struct
@@ -37,7 +38,19 @@ KINDS = (
     StoreKind("memory:", "memory", "memory.MemoryStore"),
 )
 BY_SCHEME = {scheme: kind for kind in KINDS for scheme in (kind.scheme, kind.alias) if scheme}
+_PASSWORD = re.compile(r"(?<=//)([^:/@]*):.*@")
 FORMS = " or ".join((", ".join(kind.form for kind in KINDS[:-1]), KINDS[-1].form))
+
+
+def without_password(url: str) -> str:
+    """A URL for error texts. A password may have any characters, so everything up to the last @ is hidden."""
+    return _PASSWORD.sub(r"\1:***@", url)
+
+
+def is_url(path: str) -> bool:
+    """Whether a text that should be the path of a folder is the URL of a store or of a server."""
+    scheme, colon, rest = path.partition(":")
+    return bool(colon) and scheme.isascii() and (scheme in BY_SCHEME or (scheme.isalnum() and rest.startswith("//")))
 
 
 def schemes(place: str) -> tuple[str, ...]:

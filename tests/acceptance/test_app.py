@@ -129,6 +129,34 @@ def test_many_tasks_are_sent_in_one_call(app: miniq.App) -> None:
     assert seen == list(range(50))
 
 
+def test_text_that_is_json_is_read_by_annotations_that_text_does_not_fit(app: miniq.App) -> None:
+    seen: list[Any] = []
+    failures: list[miniq.Attempt] = []
+    app.failed(failures.append)
+
+    @app.handler("orders")
+    def on_order(order: Order) -> None:
+        seen.append(order)
+
+    @app.handler("texts")
+    def on_text(text: str) -> None:
+        seen.append(text)
+
+    for queue, body in [
+        ("orders", '{"id": 7}'),
+        ("texts", '{"id": 8}'),
+        ("orders", '{"id": "x"}'),
+        ("orders", "hello"),
+    ]:
+        app.queue(queue).send(body, content_type="text/plain")
+        drain(app)
+    assert [getattr(each, "id", each) for each in seen] == [7, '{"id": 8}']
+    assert [str(failure.error) for failure in failures] == [
+        "order: Expected `int`, got `str` - at `$.id`",
+        "order: Expected `object`, got `str`",
+    ]
+
+
 @pytest.mark.parametrize(
     ("body", "error"),
     [

@@ -392,6 +392,22 @@ def test_a_backup_is_made_without_a_broker(tmp_path: Path) -> None:
     assert miniq("peek", "q", "--body", "--url", "again").out == "1\n"
 
 
+def test_a_backup_is_restored_to_a_folder_and_to_no_other_url(tmp_path: Path) -> None:
+    miniq = on_folder(tmp_path)
+    miniq("send", "q", "1")
+    assert "is a URL" in miniq("backup", "rocksdb:copy", code=2).err
+    miniq("backup", "copy")
+    for url in ("postgresql://u:secret@h/d", "memory:", "http://127.0.0.1:5000", "mongodb://h/d", "rocksdb://st"):
+        err = miniq("restore", "copy", url, code=2).err
+        assert "restore creates one" in err
+        assert "secret" not in err
+    assert "rocksdb:st" in miniq("restore", "copy", "leveldb:st", code=2).err
+    before = set(tmp_path.iterdir())
+    assert miniq("restore", "copy", "rocksdb:st").out == "rocksdb:st\n"
+    assert {path.name for path in set(tmp_path.iterdir()) - before} == {"st"}
+    assert miniq("peek", "q", "--body", "--url", "rocksdb:st").out == "1\n"
+
+
 def test_keys_are_made_without_a_broker_and_then_used_with_one(tmp_path: Path) -> None:
     away = Shell("http://127.0.0.1:1", tmp_path)
     first = ("keys", "create", "admin", "--allow", "*", "--store", "rocksdb:data")

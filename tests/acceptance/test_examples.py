@@ -115,6 +115,7 @@ async def main():
         assert (await client.get(f"/invoices/{first}")).json() == {"id": first, "status": "done", "invoice": written}
         failed = await client.get(f"/invoices/{second}", params={"wait": 1})
         assert failed.status_code == 422 and "an invoice of nothing" in failed.json()["detail"], failed
+        assert "\\n" not in failed.json()["detail"], failed
         assert (await client.get("/invoices/never")).status_code == 404
 
         shop.QUICK = 30.0

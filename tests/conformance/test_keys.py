@@ -4,26 +4,34 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from miniq import dispatch
 from miniq.api.operations import (
     CommitStages,
+    CommitToTopic,
     Configure,
+    ConfigureTopic,
     DeleteQueue,
     NextClaim,
     OpenClaims,
+    Publish,
+    PutSchedule,
     Receive,
     Redrive,
     Send,
+    Subscribe,
     Upload,
+    UploadToTopic,
 )
 from miniq.broker import Broker, keyring
 from miniq.broker.keyring import ApiKey
 from miniq.dispatch import Caller, perform
-from miniq.errors import Forbidden, IdempotencyMismatch, InvalidRequest, TooManyQueues, Unauthorized
+from miniq.errors import Forbidden, IdempotencyMismatch, InvalidRequest, TooManyQueues, TooManyTopics, Unauthorized
 from miniq.message import Mode, Stored
 from miniq.options import Options
+from miniq.schedule import Definition
 from miniq.store import open_store
 from tests.conftest import STORES
 from tests.kit import bodies, draft, send, waiting
@@ -70,6 +78,30 @@ async def test_a_key_with_max_queues_creates_no_queue_beyond_it(broker: Broker) 
     await broker.keys.load()
     with pytest.raises(TooManyQueues):
         await perform(broker, Send("x4", [draft()]), shop)
+
+
+async def test_a_key_with_max_queues_creates_as_many_topics(broker: Broker) -> None:
+    now = broker.clock.now()
+    _, secret = await broker.keys.create("shop", ["*:x*"], now, max_queues=2)
+    _, other = await broker.keys.create("ops", ["*"], now)
+    shop, ops = Caller(secret), Caller(other)
+    await perform(broker, Send("x1", [draft()]), shop)
+    await perform(broker, Publish("x1", [draft()]), shop)
+    later = Definition(every=86400, topic="x2", draft=draft())
+    await perform(broker, PutSchedule("later", later), shop)  # its topic counts before it is there
+    for call in (
+        Publish("x3", [draft()]),
+        ConfigureTopic("x3", {}),
+        Subscribe("x3", "x1"),
+        UploadToTopic("x3", "j", "b", "p", "a", 0, [draft()]),
+        CommitToTopic("x3", "j", "b", []),
+        PutSchedule("other", msgspec.structs.replace(later, topic="x3")),
+    ):
+        with pytest.raises(TooManyTopics, match="2 topics match key 'shop', whose max_queues is 2"):
+            await perform(broker, call, shop)
+    await perform(broker, Publish("x2", [draft()]), shop)
+    await perform(broker, Publish("y", [draft()]), ops)
+    assert {info.name for info in await broker.topics.all()} == {"x1", "x2", "y"}
 
 
 WRONG_PERMISSIONS = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import os
 import shutil
 import threading
@@ -135,6 +136,46 @@ async def test_backup_into_something_that_exists_is_refused(url: str, tmp_path: 
         assert list((tmp_path / "folder").iterdir()) == []
         await send(broker, "q", "goes on")
         assert await drain(broker, "q") == ["goes on"]
+
+
+async def test_one_of_several_backups_to_the_same_path_is_made_and_the_others_are_refused(
+    url: str, tmp_path: Path
+) -> None:
+    async with opened(url) as broker:
+        await send(broker, "q", *range(3))
+        calls = [broker.backup(str(tmp_path / "backup")) for _ in range(4)]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+    refused = [answer for answer in answers if answer is not None]
+    assert len(refused) == 3
+    assert all(isinstance(error, InvalidRequest) and "exists" in error.text for error in refused), refused
+    assert check(str(tmp_path / "backup")).damage == []
+    assert list(tmp_path.glob("*.part")) == []
+
+
+async def test_a_backup_removes_what_a_killed_one_left_but_not_what_another_is_writing(
+    url: str, tmp_path: Path
+) -> None:
+    stale, running = tmp_path / "backup.01234567.part", tmp_path / "backup.89abcdef.part"
+    others = [tmp_path / name for name in ("backup2.01234567.part", "backup.mine.part", "backup.old")]
+    for folder in (stale, running, *others):
+        (folder / "data").mkdir(parents=True)
+    lock = os.open(running, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        async with opened(url) as broker:
+            await broker.backup(str(tmp_path / "backup"))
+    finally:
+        os.close(lock)
+    assert not stale.exists()
+    assert all((folder / "data").is_dir() for folder in (running, *others))
+
+
+async def test_a_url_is_no_path_of_a_backup(url: str, tmp_path: Path) -> None:
+    async with opened(url) as broker:
+        for path in ("rocksdb:x", "memory:", "http://h/x", "postgresql://u:secret@h/d"):
+            with pytest.raises(InvalidRequest, match="is a URL") as caught:
+                await broker.backup(path)
+            assert "secret" not in caught.value.text
 
 
 async def test_restore_into_something_that_exists_is_refused(url: str, tmp_path: Path) -> None:

@@ -430,7 +430,8 @@ class WhoAmI(Call[shapes.Identity], frozen=True):
 )  # fmt: skip
 class CreateKey(Call[shapes.ApiKey], frozen=True):
     """A key to create: a display name, and its permissions, such as `send:orders.*`. With `public`, the public half of
-    a CURVE key (40 characters), it is a key for ZeroMQ. It creates no queue while `max_queues` match its permissions.
+    a CURVE key (40 characters), it is a key for ZeroMQ. It creates no queue while `max_queues`
+    match its permissions, nor a topic.
     With `aws` it is a pair of access key id and secret, which signs requests of Amazon SQS.
     """
 

@@ -17,12 +17,13 @@ import secrets
 from collections.abc import Callable, Collection, Hashable, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
+from typing import Literal
 
 import msgspec
 from msgspec import Struct
 
 from miniq.broker import rules
-from miniq.errors import Forbidden, InvalidRequest, NotFound, TooManyQueues, Unauthorized, show
+from miniq.errors import Forbidden, InvalidRequest, NotFound, TooManyQueues, TooManyTopics, Unauthorized, show
 from miniq.message import NAME_LENGTH
 from miniq.options import Limits
 from miniq.store.contract import Store
@@ -109,7 +110,7 @@ class KeyRing:
         self._known: dict[Secret, ApiKey] = {}
         """Cache of verified credentials, so that not every call has to hash."""
         self._allowed: dict[tuple[str, str, str], bool] = {}
-        self._counted: dict[str, tuple[tuple[Hashable, int], int]] = {}
+        self._counted: dict[tuple[str, str], tuple[tuple[Hashable, int], int]] = {}
         """By key: how many queues match its scopes, and of which state of the catalog."""
 
     async def load(self) -> None:
@@ -253,25 +254,39 @@ class KeyRing:
         self, secret: Secret | None, new: Sequence[str], queues: Collection[str], version: Hashable
     ) -> None:
         """Raise if the holder of `secret` may not create `new` queues. `version` changes with `queues`."""
+        self._check_new(secret, "queue", new, queues, version)
+
+    def check_new_topic(self, secret: Secret | None, new: str, topics: Collection[str], version: Hashable) -> None:
+        """Raise if the holder of `secret` may not create a topic: a key may create as many topics as queues."""
+        self._check_new(secret, "topic", [new], topics, version)
+
+    def _check_new(
+        self,
+        secret: Secret | None,
+        kind: Literal["queue", "topic"],
+        new: Sequence[str],
+        names: Collection[str],
+        version: Hashable,
+    ) -> None:
         if self.open or not new:
             return
         key = self.identify(secret)
         if key.max_queues is None:
             return
-        state = (version, len(queues))
-        counted, count = self._counted.get(key.id, ((None, -1), 0))
+        state = (version, len(names))
+        counted, count = self._counted.get((kind, key.id), ((None, -1), 0))
         if counted != state:  # counting is expensive, so refused calls are not counted for again
             patterns = {scope.partition(":")[2] or "*" for scope in key.allow}
-            count = sum(any(fnmatchcase(name, pattern) for pattern in patterns) for name in queues)
-            self._counted[key.id] = state, count
+            count = sum(any(fnmatchcase(name, pattern) for pattern in patterns) for name in names)
+            self._counted[kind, key.id] = state, count
         if count + len(new) > key.max_queues:
             allowed = max(key.max_queues - count, 0)
-            raise TooManyQueues(
-                f"queue: {new[allowed][:NAME_LENGTH]!r} cannot be created, "
-                f"{count + allowed} queue{'s match' if count + allowed != 1 else ' matches'} key {key.name!r}, "
-                f"whose max_queues is {key.max_queues}; delete some, or use a key with a higher max_queues",
-                field="queue",
+            text = (
+                f"{kind}: {new[allowed][:NAME_LENGTH]!r} cannot be created, "
+                f"{count + allowed} {kind}{'s match' if count + allowed != 1 else ' matches'} key {key.name!r}, "
+                f"whose max_queues is {key.max_queues}; delete some, or use a key with a higher max_queues"
             )
+            raise (TooManyQueues if kind == "queue" else TooManyTopics)(text, field=kind)
 
     def _check(self, name: str, allow: Sequence[str], max_queues: int | None) -> None:
         rules.check_text(name, "name", Limits())

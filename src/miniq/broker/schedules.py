@@ -107,6 +107,11 @@ class Schedules:
         queues = {known.entry.queue for known in self.known.values()}
         return frozenset(queue for queue in queues if queue is not None and find(queue) is None)
 
+    def planned_topics(self) -> frozenset[str]:
+        """The topics that schedules publish to and that do not exist yet."""
+        topics = {known.entry.topic for known in self.known.values()}
+        return frozenset(topic for topic in topics if topic is not None and topic not in self._broker.topics.topics)
+
     @property
     def entries(self) -> list[Entry]:
         """All schedules by name."""

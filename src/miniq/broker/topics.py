@@ -103,7 +103,7 @@ class Topics:
         """(topic, event) → messages; the events are `EVENTS`."""
         self._seconds: dict[str, deque[tuple[int, Counter[str]]]] = {}
         """By topic: the seconds in which something was published, and how much."""
-        self._changes = 0
+        self.changes = 0
         """How often this broker itself changed a topic."""
         self.changing = asyncio.Lock()
         """Held while a topic, a subscription, or a queue that may have subscriptions is changed or removed. Other
@@ -113,10 +113,10 @@ class Topics:
         """Read all topics from the store."""
         store = self._broker.store
         while True:
-            changes = self._changes
+            changes = self.changes
             records = await store.records(KIND)
             subscribed = await store.records(SUBSCRIPTION_KIND) if records else {}
-            if changes == self._changes:  # else this broker has just written something newer
+            if changes == self.changes:  # else this broker has just written something newer
                 break
         by_topic: dict[str, dict[str, Subscription]] = {}
         for key in sorted(subscribed):
@@ -387,7 +387,7 @@ class Topics:
 
     def left(self, queue: str) -> None:
         """Forget the subscriptions of a queue that was deleted with them."""
-        self._changes += 1
+        self.changes += 1
         for topic, name in self._subscribed(queue):
             self.topics[topic] = self.topics[topic].with_subscription(name, None)
 
@@ -450,7 +450,7 @@ class Topics:
         # Another broker may create it at the same time: the first record stands.
         stored = await self._broker.store.add_record(KIND, topic, msgspec.json.encode(made))
         record = msgspec.json.decode(stored, type=TopicRecord)
-        self._changes += 1
+        self.changes += 1
         self._broker.check_open()
         if topic not in self.topics:
             self.topics[topic] = Topic(topic, record, {})
@@ -467,7 +467,7 @@ class Topics:
             await self._broker.store.save_records(RecordSet(values, self._broker.catalog.revision))
         except RevisionChanged:
             return False
-        self._changes += 1
+        self.changes += 1
         return True
 
     def _forget(self, topic: str) -> None:

@@ -13,7 +13,10 @@ from miniq.api.replies import wire_event
 from miniq.cli.flags import Target, Whole, as_json, require_store, store, target, without_broker
 from miniq.cli.output import first_line, json_line
 from miniq.client.connection import connect
+from miniq.client.url import folder_of
+from miniq.errors import InvalidRequest
 from miniq.message import HistoryRecord
+from miniq.store_urls import is_url, without_password
 
 BATCH = 1000
 POLL = 0.5
@@ -87,6 +90,8 @@ def backup(at: Target, path: str, store: str | None) -> None:
       miniq backup /var/backups/miniq-monday
       miniq backup ./copy --store rocksdb:./miniq-data
     """
+    if is_url(path):
+        raise click.UsageError(f"PATH {without_password(path)!r} is a URL; a backup is a folder: name its path.")
     if store is None and at.is_remote:
         if not os.path.isabs(path):
             raise click.UsageError(f"PATH {path!r} is on the machine of the broker: use an absolute path.")
@@ -105,7 +110,8 @@ def backup(at: Target, path: str, store: str | None) -> None:
 def restore(backup: str, folder: str) -> None:
     """Create a store from a backup.
 
-    FOLDER must be new or empty. Prints the URL of the store.
+    FOLDER must be new or empty; it may be a URL such as rocksdb:./miniq-data. For a database, create a store in a
+    folder and use `miniq migrate`. Prints the URL of the store.
 
     \b
     Example:
@@ -114,5 +120,15 @@ def restore(backup: str, folder: str) -> None:
     """
     from miniq.store.embedded.backup import restore as restore_folder
 
+    engine = None
+    if is_url(folder):
+        shown, path = without_password(folder), None
+        with suppress(InvalidRequest):
+            path = folder_of(folder, "folder")
+        if path is None:
+            raise click.UsageError(
+                f"FOLDER {shown!r} is not a folder: restore creates one. Use `miniq migrate` for a database."
+            )
+        engine, folder = folder.partition(":")[0], path
     with without_broker("stop that one, or make a backup with `miniq backup`"):
-        click.echo(restore_folder(backup, folder))
+        click.echo(restore_folder(backup, folder, engine))

@@ -29,7 +29,10 @@ allow = click.option(
 yes = click.option("--yes", is_flag=True, help="Do not ask, even if it locks everyone out, or there is no store yet.")
 
 max_queues = click.option(
-    "--max-queues", type=Whole(0), metavar="N", help="Create no queue while N match its patterns."
+    "--max-queues",
+    type=Whole(0),
+    metavar="N",
+    help="Create no queue while N match its patterns, and no topic while N match.",
 )
 
 

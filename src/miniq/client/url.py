@@ -13,6 +13,7 @@ from difflib import get_close_matches
 
 from miniq.errors import InvalidRequest
 from miniq.store_urls import FORMS, schemes
+from miniq.store_urls import without_password as without_password
 
 HTTP = ("http", "https")
 ZMQ = "tcp"
@@ -36,7 +37,6 @@ _ADDRESS = re.compile(
     re.VERBOSE,
 )
 _ALWAYS_A_HOST = re.compile(r"localhost|\d+\.\d+\.\d+\.\d+|\[.*\]")
-_PASSWORD = re.compile(r"(?<=//)([^:/@]*):.*@")
 _ALIASES = {"zmq": ZMQ, "zeromq": ZMQ, "postgres": "postgresql", "pg": "postgresql"}
 _HTTP_PORT, _ZMQ_PORTS = "5000", ("5555", "5556", "5557")
 _ALL_STORES = f"a folder, {FORMS}"
@@ -104,11 +104,6 @@ def _refused(url: str, field: str) -> InvalidRequest:
     if "://" not in hidden and os.path.basename(hidden) == hidden:
         folder = f", or './{hidden}' for a folder of that name"
     return InvalidRequest(f"{field}: cannot connect to {hidden!r}; use {right!r}{folder}", field=field)
-
-
-def without_password(url: str) -> str:
-    """A URL for error texts. A password may have any characters, so everything up to the last @ is hidden."""
-    return _PASSWORD.sub(r"\1:***@", url)
 
 
 def _guess(url: str) -> str | None:

@@ -107,9 +107,23 @@ class Reader:
             if is_json(message.content_type):
                 return self._decode(message.data)
             body = decode(message.data, message.content_type)
-            return msgspec.convert(body, self._kind, dec_hook=_from_builtins)
+            try:
+                return msgspec.convert(body, self._kind, dec_hook=_from_builtins)
+            except (msgspec.MsgspecError, MiniQError, NotImplementedError):
+                # Not a type that text fits: JSON from a program that sends all bodies as text, such as SQS clients.
+                if not isinstance(body, str) or not _is_json_text(body):
+                    raise
+            return self._decode(body)
         except (msgspec.MsgspecError, MiniQError, NotImplementedError, RecursionError) as error:
             raise Unfit(f"{self._field}: {error}") from None
+
+
+def _is_json_text(text: str) -> bool:
+    try:
+        msgspec.json.decode(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def returned(function: Callable[..., Any], value: Any) -> Any:

@@ -1,18 +1,22 @@
 """Backups: a copy of a store's folder whose marker lists all files with sizes and checksums.
 
 A backup and a restored folder are made under another name and renamed when they are complete, so an interrupted one is
-neither taken for a backup nor in the way of the next attempt.
+neither taken for a backup nor in the way of the next attempt. The next attempt removes what a killed one left: the
+folder of a running one is locked.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import logging
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from miniq.errors import InvalidRequest, MiniQError, NoSpace, StoreCorrupt, StoreError
 from miniq.store.embedded.folder import (
@@ -29,13 +33,17 @@ from miniq.store.embedded.folder import (
 from miniq.store.embedded.keys import FORMAT
 from miniq.store.embedded.verify import verify
 from miniq.store.embedded.wal import corrupt
+from miniq.store_urls import is_url, without_password
 
 log = logging.getLogger("miniq.store")
 
 
 def check_target(path: str) -> None:
     """Refuse a path at which something exists, or in a folder that does not: it is misspelt, or on a disk that is not
-    mounted."""
+    mounted. A URL is none."""
+    if is_url(path):
+        text = f"path: {without_password(path)[:200]!r} is a URL; a backup is a folder: name its path"
+        raise InvalidRequest(text, field="path")
     if os.path.lexists(path):
         raise InvalidRequest(f"path: {path} exists; name a folder that does not", field="path")
     if not os.path.isdir(parent := os.path.dirname(os.path.abspath(path))):
@@ -50,13 +58,16 @@ def write_backup(path: str, store: Folder, checkpoint: Callable[[str], None]) ->
         write_marker(part, Marker(FORMAT, store.engine, _list(part)))
 
 
-def restore(backup: str, folder: str) -> str:
+def restore(backup: str, folder: str, engine: str | None = None) -> str:
     """Copy a backup, or the folder of a store that no process has open, to a new folder; return the URL of the store.
-    Both are verified."""
+    Both are verified. `engine` is the one that the caller expects."""
     data = os.path.join(backup, "data")
     if not os.path.exists(os.path.join(backup, MARKER)) or not os.path.isdir(data):
         raise InvalidRequest(f"backup: {backup} is not a complete MiniQ backup", field="backup")
-    engine, files = read_marker(backup, "backup")
+    made_by, files = read_marker(backup, "backup")
+    if engine not in (None, made_by):
+        text = f"engine: {backup} was made by {made_by}, not by {engine}; use {made_by}:{folder}"
+        raise InvalidRequest(text, field="engine")
     if os.path.lexists(folder) and not (os.path.isdir(folder) and not os.listdir(folder)):
         raise InvalidRequest(f"folder: {folder} is not empty; name a new one", field="folder")
     with locked_for_reading(backup, "backup"):
@@ -72,8 +83,8 @@ def restore(backup: str, folder: str) -> str:
             shutil.copytree(data, os.path.join(part, "data"))
             _sync_tree(part)
             verify_files(part, files)
-            write_marker(part, Marker(FORMAT, engine, restored=secrets.token_hex(4), used=True))
-    return f"{engine}:{folder}"
+            write_marker(part, Marker(FORMAT, made_by, restored=secrets.token_hex(4), used=True))
+    return f"{made_by}:{folder}"
 
 
 def verify_files(folder: str, files: Files | None) -> None:
@@ -110,13 +121,13 @@ def damaged_files(
 @contextmanager
 def _new_folder(path: str, field: str, source: str) -> Iterator[str]:
     """The path of a folder outside of `source` that is renamed to `path` on success, and removed otherwise."""
-    part = f"{os.path.abspath(path)}.{secrets.token_hex(4)}.part"
     try:
         if not path:
             raise ValueError("it is empty")
         if os.path.commonpath([os.path.realpath(path), outer := os.path.realpath(source)]) == outer:
             raise ValueError(f"it is inside {source}")
-        os.makedirs(part, 0o700)
+        _remove_stale(os.path.abspath(path))
+        part, lock = _make_part(os.path.abspath(path))
     except (OSError, ValueError) as error:  # a NUL, or half of a surrogate pair
         reason = error.strerror if isinstance(error, OSError) else error
         text = f"{field}: cannot make {path[:200]!r}: {reason}; name a new folder"
@@ -124,12 +135,56 @@ def _new_folder(path: str, field: str, source: str) -> Iterator[str]:
     try:
         yield part
         tighten(part)
-        os.rename(part, path)
+        _rename(part, path, field)
         sync_folder(os.path.dirname(part))
     except (OSError, shutil.Error, StoreError) as error:
         raise _unwritable(path, field, error) from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
+        os.close(lock)
+
+
+def _make_part(path: str) -> tuple[str, int]:
+    """A new folder beside `path`, and its lock, which ends with the process."""
+    while True:
+        part = f"{path}.{secrets.token_hex(4)}.part"
+        os.makedirs(part, 0o700)
+        # `_remove_stale` of another process may lock and remove it before it is locked here.
+        with suppress(FileNotFoundError):
+            lock = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            with suppress(OSError):  # a file system without locks: nothing can be removed there either
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if os.path.isdir(part):
+                return part, lock
+            os.close(lock)
+
+
+def _remove_stale(path: str) -> None:
+    """Remove what killed attempts at the same path have left; leave what a process is writing."""
+    folder, name = os.path.split(path)
+    pattern = re.compile(re.escape(name) + r"\.[0-9a-f]{8}\.part")
+    for stale in os.listdir(folder) if os.path.isdir(folder) else []:
+        if pattern.fullmatch(stale) is None:
+            continue
+        with suppress(OSError):
+            part = os.path.join(folder, stale)
+            lock = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(part)
+                log.warning("removed %s, which an interrupted backup or restore left", part)
+            finally:
+                os.close(lock)
+
+
+def _rename(part: str, path: str, field: str) -> None:
+    """Give a complete folder its name, unless another took it meanwhile."""
+    try:
+        os.rename(part, path)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise
+        raise InvalidRequest(f"{field}: {path} exists; name a folder that does not", field=field) from None
 
 
 def _unwritable(path: str, field: str, error: Exception) -> MiniQError:

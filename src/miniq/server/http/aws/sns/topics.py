@@ -33,6 +33,7 @@ async def create_topic(call: Call) -> shapes.CreateTopicReply:
     except (TopicNotFound, BadName):
         attributes.check_name(topic, given)
         changes = attributes.topic_changes(topic, given, is_new=True)
+        call.caller.check_new_topic(call.broker, topic)
         await call.broker.topics.configure(topic, {"sns": changes, "tags": tags})
     else:
         changes = attributes.topic_changes(topic, given, is_new=True)
