@@ -7,14 +7,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
 from operator import attrgetter
 from typing import Any, TypeVar, cast
-
-from msgspec import Struct
-from msgspec.structs import replace
 
 from miniq.api import arrow, shapes, tables
 from miniq.api import operations as ops
@@ -24,54 +20,18 @@ from miniq.api.operations import OPERATIONS
 from miniq.api.tables import ArrowStream, TablePage
 from miniq.batch import Claim, ClaimGroup, Committed, OpenedGroup, StageName
 from miniq.broker import Broker, rules
-from miniq.broker.keyring import FIRST_KEY, LOCKED_OUT, VERBS, Secret
+from miniq.broker.keyring import FIRST_KEY, LOCKED_OUT, VERBS
 from miniq.broker.redrive import PATIENCE
 from miniq.broker.trends import QueueStats
-from miniq.broker.waiters import Permit
-from miniq.errors import Forbidden, InvalidRequest, ScheduleNotFound
+from miniq.dispatch import schedules
+from miniq.dispatch.caller import OWNER as OWNER
+from miniq.dispatch.caller import Caller as Caller
+from miniq.errors import InvalidRequest
 from miniq.message import Draft, Extended, HistoryPage, Leased, Page, PlainDrafts, QueueInfo, RedriveProgress, Stored
 from miniq.result import Progress
-from miniq.schedule import Definition, Schedule
 from miniq.topic import ConfiguredTopic, Published, Subscription, TopicInfo
 
 T = TypeVar("T")
-
-
-class Caller(Struct, frozen=True, gc=False):
-    """The origin of a call: a client of a server, with its key, or the process that holds the broker."""
-
-    secret: Secret | None = None
-    call: str | None = None
-    """The name of this call (Idempotency-Key)."""
-    is_owner: bool = False
-
-    def check_new_queues(self, broker: Broker, queues: Sequence[str]) -> None:
-        """Raise if the call would create queues that its key must not create."""
-        catalog = broker.catalog
-        new = [queue for queue in queues if catalog.find(queue) is None]
-        if new and not self.is_owner and not broker.keys.open:
-            planned = broker.schedules.planned()  # queues that schedules will create
-            new = [queue for queue in new if queue not in planned]
-            broker.keys.check_new_queues(self.secret, new, catalog.queues.keys() | planned, (catalog.changes, planned))
-
-    def check_new_topic(self, broker: Broker, topic: str) -> None:
-        """Raise if the call would create a topic that its key must not create."""
-        topics = broker.topics.topics
-        if topic not in topics and not self.is_owner and not broker.keys.open:
-            planned = broker.schedules.planned_topics()
-            if topic not in planned:
-                version = (broker.topics.changes, planned)
-                broker.keys.check_new_topic(self.secret, topic, topics.keys() | planned, version)
-
-    def may(self, broker: Broker, right: str, queue: str | None) -> bool:
-        return self.is_owner or broker.keys.may(self.secret, right, queue)
-
-    def permit(self, broker: Broker, right: str, queue: str) -> Permit | None:
-        """Tells a call that waits whether it is still allowed."""
-        return None if self.is_owner else partial(broker.keys.check, self.secret, right, queue)
-
-
-OWNER = Caller(is_owner=True)
 
 Handler = Callable[[Broker, Any, Caller], Coroutine[Any, Any, Any]]
 
@@ -217,79 +177,6 @@ async def commit(broker: Broker, call: ops.CommitStages | ops.CommitToTopic, cal
         return await broker.topic_stages.commit(call.topic, call.job, call.batch, stages, call.content)
     caller.check_new_queues(broker, [call.queue])
     return await broker.stages.commit(call.queue, call.job, call.batch, stages, call.content)
-
-
-# Schedules. The rights are those on the queue that a schedule sends to, or on the topic that it publishes to.
-
-
-def _rights(target: Schedule | Definition) -> tuple[str | None, tuple[str, str]]:
-    """The queue or topic of a schedule, and the rights on it that setting, running and deleting needs."""
-    return (target.queue, ("manage", "send")) if target.topic is None else (target.topic, ("manage", "publish"))
-
-
-def _check_rights(broker: Broker, caller: Caller, target: Schedule | Definition, rights: Sequence[str] = ()) -> None:
-    """Raise unless the caller has some rights on the target of a schedule, by default those that changing it needs."""
-    name, needed = _rights(target)
-    for right in rights or needed:
-        broker.keys.check(caller.secret, right, name, "queue" if target.topic is None else "topic")
-
-
-async def _schedule(broker: Broker, name: str, caller: Caller, *rights: str) -> Schedule:
-    """A schedule, on whose target the caller has some rights; one that it has none on does not exist for it. Without
-    `rights`, checks those that changing it needs."""
-    schedule = await broker.schedules.get(name)
-    target, needed = _rights(schedule)
-    if not any(caller.may(broker, right, target) for right in ("read", *needed)):
-        raise ScheduleNotFound(f"name: there is no schedule {name!r}", field="name")
-    if not caller.is_owner:
-        _check_rights(broker, caller, schedule, rights)
-    return schedule
-
-
-def _shown_schedule(broker: Broker, schedule: Schedule, caller: Caller) -> Schedule:
-    """A schedule as a caller may see it."""
-    return schedule if caller.may(broker, "read", _rights(schedule)[0]) else replace(schedule, draft=None)
-
-
-async def put_schedule(broker: Broker, call: ops.PutSchedule, caller: Caller) -> Schedule:
-    definition = call.definition
-    if not caller.is_owner and not broker.keys.open:
-        if definition is not None and (definition.queue or definition.topic) is not None:
-            _check_rights(broker, caller, definition)
-            if definition.queue is not None:
-                caller.check_new_queues(broker, [definition.queue])
-            if definition.topic is not None:
-                caller.check_new_topic(broker, definition.topic)
-        before = None
-        with suppress(ScheduleNotFound):
-            before = await broker.schedules.get(call.name)
-        if before is not None:
-            target, needed = _rights(before)
-            if definition is None and not any(caller.may(broker, right, target) for right in ("read", *needed)):
-                raise ScheduleNotFound(f"name: there is no schedule {call.name!r}", field="name")
-            if not all(caller.may(broker, right, target) for right in needed):
-                raise Forbidden(f"name: this key does not allow to change the schedule {call.name!r}", field="name")
-    schedule = await broker.schedules.put(call.name, definition, call.paused)
-    return _shown_schedule(broker, schedule, caller)
-
-
-async def get_schedule(broker: Broker, call: ops.GetSchedule, caller: Caller) -> Schedule:
-    return await _schedule(broker, call.name, caller, "read")
-
-
-async def delete_schedule(broker: Broker, call: ops.DeleteSchedule, caller: Caller) -> None:
-    await _schedule(broker, call.name, caller)
-    await broker.schedules.delete(call.name)
-
-
-async def run_schedule(broker: Broker, call: ops.RunSchedule, caller: Caller) -> Schedule:
-    await _schedule(broker, call.name, caller)
-    return _shown_schedule(broker, await broker.schedules.run(call.name), caller)
-
-
-async def list_schedules(broker: Broker, call: ops.ListSchedules, caller: Caller) -> list[Schedule]:
-    schedules = await broker.schedules.all()
-    return [schedule for schedule in schedules if caller.may(broker, "read", _rights(schedule)[0])]
 
 
 # The broker as a whole
@@ -497,11 +384,11 @@ CALLS: dict[type[Call[Any]], Handler] = {operation.request: _method(operation.na
     ops.CommitStages: commit,
     ops.DiscardStages: _method("stages.discard"),
     ops.ListStages: _method("stages.list"),
-    ops.PutSchedule: put_schedule,
-    ops.GetSchedule: get_schedule,
-    ops.DeleteSchedule: delete_schedule,
-    ops.RunSchedule: run_schedule,
-    ops.ListSchedules: list_schedules,
+    ops.PutSchedule: schedules.put_schedule,
+    ops.GetSchedule: schedules.get_schedule,
+    ops.DeleteSchedule: schedules.delete_schedule,
+    ops.RunSchedule: schedules.run_schedule,
+    ops.ListSchedules: schedules.list_schedules,
     ops.ListQueues: list_queues,
     ops.Configure: configure,
     ops.GetQueue: _method("queue"),
