@@ -1,4 +1,4 @@
-"""Celery on MiniQ, with `pip install miniq[celery]`.
+"""Celery on MiniQ (extra `miniq[celery]`).
 
 - `broker_url = "miniq://127.0.0.1:5000"`: `transport.py` is what kombu opens for such a URL, `registration.py` is how
   kombu learns of it. Start with `channel.py`.
