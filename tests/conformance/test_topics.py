@@ -33,7 +33,7 @@ from miniq.store.transfer import copy
 from miniq.topic import Published, TopicSettings
 from tests.clock import FrozenClock
 from tests.conftest import store_url
-from tests.kit import bodies, draft, drain, ids, leases, send, states, waiting
+from tests.kit import bodies, case, draft, drain, ids, leases, send, states, waiting
 
 QUEUES = ("a", "b", "c")
 
@@ -663,6 +663,32 @@ async def test_a_copy_may_be_redriven_to_a_queue_that_has_another_one(broker: Br
     assert await states(broker, "b") == (60, 0, 0)
     assert await states(broker, "a.dead") == (0, 0, 0)
     assert sorted(await drain(broker, "b")) == sorted([*range(30), *range(30)])
+
+
+@pytest.mark.parametrize("dedup", [False, True], ids=["plain", "dedup"])
+async def test_hundreds_of_copies_die_and_come_back_in_one_call(
+    broker: Broker, clock: FrozenClock, dedup: bool
+) -> None:
+    await broker.configure("q", {"max_receives": 1})
+    await broker.topics.subscribe("t", "q")
+    drafts = [draft(n, **({"dedup_id": f"d{n}"} if dedup else {})) for n in range(300)]
+    assert (await broker.publish("t", drafts)).queues == 1
+    for way in ("receive", "fail", "dead", "release"):
+        with case(way):
+            got = await broker.receive("q", max=1000, visibility_timeout=1)
+            assert sorted(bodies(got)) == list(range(300))
+            if way == "receive":
+                clock.advance(1)
+                assert await broker.receive("q", max=1000) == []
+            elif way == "release":
+                assert await broker.release("q", leases(got)) == ["done"] * 300
+            else:
+                failed = await broker.deliveries.fail("q", leases(got), "no", dead=way == "dead")
+                assert [each.outcome for each in failed] == ["dead"] * 300
+            assert (await states(broker, "q"), await states(broker, "q.dead")) == ((0, 0, 0), (300, 0, 0))
+            progress = await broker.redrive("q.dead")
+            assert (progress.moved, progress.skipped) == (300, 0)
+            assert (await states(broker, "q"), await states(broker, "q.dead")) == ((300, 0, 0), (0, 0, 0))
 
 
 async def test_copies_that_meet_in_a_dead_letter_queue_are_all_kept_and_come_back(broker: Broker) -> None:

@@ -80,7 +80,7 @@ class Moves:
         """Move messages under new ids."""
         broker, messages, now = self._broker, self._broker.store.messages, change.now
         target = await broker.catalog.ensure(to)
-        ids = broker.ids.run(len(moves), now)
+        ids = broker.ids.runs(len(moves), now)
         copies = [replace(message, id=id, dedup_id=None) for (_, message), id in zip(moves, ids, strict=True)]
         room = rules.room(target) if limited else None
         put = Put(now=now, keep=target.history, room=room, reason=change.event, from_reserve=not limited)
