@@ -473,21 +473,32 @@ class Machine(Pair):
         how=st.sampled_from(["new", "free", "any"]),
         delay=st.sampled_from([0, 0, 4]),
         dead=st.sampled_from([None, "rejected", "max_receives"]),
+        renamed=st.booleans(),
         keep=keeps,
         results=seconds_kept,
     )
     def move(
-        self, queue: str, picked: list[int], how: str, delay: int, dead: str | None, keep: History, results: int
+        self,
+        queue: str,
+        picked: list[int],
+        how: str,
+        delay: int,
+        dead: str | None,
+        renamed: bool,
+        keep: History,
+        results: int,
     ) -> None:
         to = "b" if queue == "a" else "a"
         moves = []
         for id, receipt in dict(self.fences(queue, picked, how)).items():
             stored = self.run(self.oracle.messages.find(queue, [id]))
-            if stored and id not in self.run(self.oracle.messages.find(to, [id])):
+            new = self.ids.run(1, self.now)[0] if renamed and len(moves) % 2 == 0 else id
+            if stored and new not in self.run(self.oracle.messages.find(to, [new])):
                 old = stored[id].message
+                sent_at = old.sent_at if new == id else self.now  # the oldest message has the lowest id
                 letter = None if dead is None else DeadLetter(queue, dead, 3, self.now, stored[id].error)
                 moved = Message(
-                    old.id, to, old.sent_at, self.now + delay * SECOND, old.body, old.content_type, old.priority,
+                    new, to, sent_at, self.now + delay * SECOND, old.body, old.content_type, old.priority,
                     old.headers, None, old.key, old.recipient, old.group, old.dedup_id, letter,
                 )  # fmt: skip
                 moves.append(((id, receipt), moved))
@@ -495,9 +506,9 @@ class Machine(Pair):
         extra = how == "new" and delay // 4
         change = Change(self.now, keep, "dead" if dead else "redriven", dead, extra=extra, remember=remember)
         done = self.both("messages.move", queue, moves, change, "events")
-        for (fence, _), outcome in zip(moves, done, strict=True):
-            if outcome == "done" and fence[0] not in self.known[to]:
-                self.known[to].append(fence[0])
+        for (_, message), outcome in zip(moves, done, strict=True):
+            if outcome == "done" and message.id not in self.known[to]:
+                self.known[to].append(message.id)
 
     @precondition(lambda self: self.now % 5 == 0)
     @rule(queue=queues, keep=keeps)

@@ -91,8 +91,9 @@ class Walk(Pair):
         if how == "drop":
             self.both("messages.drop", queue, [fence], Change(self.now, self.keep, "purged"))
         elif how == "move":
+            id, sent_at = pick([(message.id, message.sent_at), (self.ids.run(1, self.now)[0], self.now)])
             moved = Message(
-                message.id, "b" if queue == "a" else "a", message.sent_at, self.now, message.body,
+                id, "b" if queue == "a" else "a", sent_at, self.now, message.body,
                 priority=message.priority, recipient=message.recipient, group=message.group,
             )  # fmt: skip
             self.both("messages.move", queue, [(fence, moved)], Change(self.now, self.keep, "redriven"), "off")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from miniq.api.codec import moment
 from miniq.broker import Broker
@@ -28,7 +29,9 @@ from miniq.errors import (
 )
 from miniq.message import SECOND, PlainDrafts
 from miniq.options import Limits, Options
+from miniq.result import Finished
 from miniq.store import open_store
+from miniq.store.arguments import FREE, Change, Remember
 from miniq.store.transfer import copy
 from miniq.topic import Published, TopicSettings
 from tests.clock import FrozenClock
@@ -689,6 +692,63 @@ async def test_hundreds_of_copies_die_and_come_back_in_one_call(
             progress = await broker.redrive("q.dead")
             assert (progress.moved, progress.skipped) == (300, 0)
             assert (await states(broker, "q"), await states(broker, "q.dead")) == ((300, 0, 0), (0, 0, 0))
+
+
+@pytest.mark.parametrize("done", range(3))
+@pytest.mark.parametrize("redriven", [False, True], ids=["dead", "redriven"])
+async def test_a_copy_whose_move_is_cut_off_at_any_change_is_in_one_queue(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, redriven: bool, done: int
+) -> None:
+    await broker.configure("q", {"history": "events", "results": 60})
+    await broker.topics.subscribe("t", "q")
+    await publish(broker, *range(3))
+    await send(broker, "q", 3)
+    got = await broker.receive("q", max=9)
+    if redriven:
+        await broker.deliveries.fail("q", leases(got), "no", dead=True)
+    changes = 0
+
+    def cut(real: Any) -> Any:
+        async def change(*given: Any) -> Any:
+            nonlocal changes
+            if changes == done:
+                raise StoreFailed("store: killed", field="store")
+            changes += 1
+            return await real(*given)
+
+        return change
+
+    with monkeypatch.context() as patch:
+        for name in ("put", "drop", "move"):
+            patch.setattr(broker.store.messages, name, cut(getattr(broker.store.messages, name)))
+        with suppress(StoreFailed):
+            await (broker.redrive("q.dead") if redriven else broker.deliveries.fail("q", leases(got), "no", dead=True))
+    left = {name: bodies((await broker.peek(name)).messages) for name in ("q", "q.dead") if broker.catalog.find(name)}
+    here, there = ("q.dead", "q") if redriven else ("q", "q.dead")
+    assert [sorted(left.get(name, [])) for name in (here, there)] == (
+        [[*range(4)], []] if not done else [[], [*range(4)]]
+    )
+
+
+async def test_a_store_moves_messages_under_new_ids_in_one_change(broker: Broker, clock: FrozenClock) -> None:
+    store, now = broker.store, clock.now()
+    for name in ("a", "b"):
+        await broker.configure(name, {})
+    first, second = await send(broker, "a", 1, 2)
+    fresh = broker.ids.runs(3, now)
+    found = await store.messages.find("a", [first, second])
+    targets = [
+        replace(found[id].message, queue="b", id=new) for id, new in zip((first, first, second), fresh, strict=True)
+    ]
+    moves = [((first, FREE), targets[0]), ((first, FREE), targets[1]), ((second, "no such receipt"), targets[2])]
+    each = [Finished("dead", now)] * 3
+    change = Change(now, "events", "dead", "rejected", remember=Remember(each, now + 60 * SECOND))
+    assert await store.messages.move("a", moves, change, "events") == ["done", "missing", "stale"]
+    assert [ids((await broker.peek(name)).messages) for name in ("a", "b")] == [[second], [fresh[0]]]
+    assert list(await store.results.find("a", [first, second, *fresh], now)) == [first]
+    told = [(record.event.event, record.event.queue, record.event.id) for record in (await broker.history()).records]
+    assert told[-2:] == [("dead", "a", first), ("sent", "b", fresh[0])]
+    assert await store.last_id() >= fresh[0], "ids rise, also after a restart with a clock that was set back"
 
 
 async def test_copies_that_meet_in_a_dead_letter_queue_are_all_kept_and_come_back(broker: Broker) -> None:

@@ -1,8 +1,9 @@
 """`kill -9` during publications: each is in all of its queues or in none.
 
-A process publishes, receives, acks, purges and tidies. On a folder it kills itself before or after a write, on a
-database it is killed after a random time. Then another process looks: three queues that nobody consumes from must hold
-the same messages, all that were confirmed among them; in a folder, every number of references must be right.
+A process publishes, receives, acks, rejects, redrives, purges and tidies. On a folder it kills itself before or after a
+write, on a database it is killed after a random time. Then another process looks: three queues that nobody consumes
+from must hold the same messages, all that were confirmed among them; no message may be both in a queue and in its
+dead-letter queue; in a folder, every number of references must be right.
 
 `python -m tests.faults.publications --rounds 1000` runs many rounds; the processes are forked, which is quick.
 """
@@ -24,7 +25,7 @@ from typing import Any
 
 from miniq.broker import Broker
 from miniq.errors import MiniQError
-from miniq.message import Lease
+from miniq.message import Lease, Message
 from miniq.options import Options
 from miniq.store import open_store
 from miniq.store.embedded import store as embedded
@@ -51,23 +52,29 @@ async def load(url: str, seed: int, facts: Path) -> None:
             await broker.topics.subscribe("all", queue)
         await broker.topics.subscribe("some", KEPT[0], pattern="x.#")
         with facts.open("a", encoding="utf-8") as told:
-            for _ in range(ENOUGH):
+            for nth in range(ENOUGH):
                 step = chance.random()
                 queue = chance.choice(WORKED)
-                if step < 0.6:
-                    drafts = [draft(n, **chance.choice(FIELDS)) for n in range(chance.randint(1, 12))]
+                if step < 0.5:
+                    name = f"{seed} {nth}"
+                    drafts = [draft(f"{name} {n}", **chance.choice(FIELDS)) for n in range(chance.randint(1, 12))]
                     if chance.random() < 0.5:
-                        drafts = [draft(n) for n in range(chance.randint(1, 250))]
+                        drafts = [draft(f"{name} {n}") for n in range(chance.randint(1, 250))]
                     published = await broker.publish("all", drafts)
                     assert published.queues == len(KEPT) + len(WORKED)
                     told.write("".join(f"{id}\n" for id in published.ids))
                     told.flush()
-                elif step < 0.85:
-                    received = await broker.receive(queue, max=chance.randint(1, 60), consumer="ann")
-                    if received:
-                        leases = [Lease(stored.message.id, stored.receipt or "") for stored in received]
+                elif step < 0.75:
+                    received = await broker.receive(queue, max=chance.choice([10, 60, 300]), consumer="ann")
+                    leases = [Lease(stored.message.id, stored.receipt or "") for stored in received]
+                    if leases and chance.random() < 0.3:
                         await broker.ack(queue, leases)
-                elif step < 0.92:
+                    elif leases:
+                        await broker.deliveries.fail(queue, leases, "rejected", dead=True)
+                elif step < 0.9:
+                    if f"{queue}.dead" in await broker.store.queues():
+                        await broker.redrive(f"{queue}.dead")
+                elif step < 0.95:
                     await broker.purge(queue)
                 else:
                     await broker.upkeep()
@@ -95,26 +102,31 @@ def work(url: str, seed: int, facts: Path) -> None:
     asyncio.run(load(url, seed, facts))
 
 
+async def _all(broker: Broker, queue: str) -> list[Message]:
+    """All messages of a queue, if it exists."""
+    found: list[Message] = []
+    after: str | None = None
+    if queue not in await broker.store.queues():
+        return found
+    while True:
+        page = await broker.peek(queue, limit=1000, after=after)
+        found += [stored.message for stored in page.messages]
+        after = page.next
+        if after is None:
+            break
+    assert len(found) == (await broker.queue(queue)).counts.total, "a message is counted and not there"
+    return found
+
+
 async def look(url: str, facts: Path) -> None:
-    """Raise unless what was published is in all queues that keep it, or in none."""
+    """Raise unless what was published is in all queues that keep it, or in none, and what moved is in one queue."""
     confirmed = set(facts.read_text(encoding="utf-8").split()) if facts.exists() else set()
     options = Options(upkeep_interval=0)
     async with Broker(open_store(url, options), options) as broker:
-        found: list[set[str]] = []
-        for queue in KEPT:
-            ids: set[str] = set()
-            after: str | None = None
-            known = queue in await broker.store.queues()
-            while known:
-                page = await broker.peek(queue, limit=1000, after=after)
-                ids |= {stored.message.id for stored in page.messages}
-                after = page.next
-                if after is None:
-                    break
-            assert not known or len(ids) == (await broker.queue(queue)).counts.total, (
-                "a message is counted and not there"
-            )
-            found.append(ids)
+        found = [{message.id for message in await _all(broker, queue)} for queue in KEPT]
+        for queue in WORKED:
+            bodies = [message.body for name in (queue, f"{queue}.dead") for message in await _all(broker, name)]
+            assert len(set(bodies)) == len(bodies), "a message is both in its queue and in the dead-letter queue"
     assert found[0] == found[1] == found[2], "a publication is in some queues and not in others"
     assert confirmed <= found[0], "a confirmed publication is gone"
 

@@ -166,6 +166,7 @@ class Messages(MessageStore):
             if row is not None:
                 self._shelves.leave(shelf, row, change, fence[1], None if message.dead is None else message.dead.error)
                 target.add(message)
+                self._shelves.last_id = max(self._shelves.last_id, message.id)
                 self._shelves.record(keep_to, events.sent(message, change.now, change.event, keep_to))
                 self._shelves.on_ready(message.queue, message.recipient, 1)
             outcomes.append(outcome)

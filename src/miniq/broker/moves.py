@@ -1,8 +1,8 @@
 """Moves of messages to other queues: to the dead-letter queue, and back by a redrive.
 
 A move is one change of the store, and a message keeps its id. Copies of a published message have the same id in several
-queues, and may meet in one, such as the dead-letter queue of several queues. So a copy gets a new id when it moves: it
-is put there first, and then removed. A crash in between leaves it in both queues; nothing is lost.
+queues, and may meet in one, such as the dead-letter queue of several queues. So a copy gets a new id when it moves, in
+the same change.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from miniq.broker import rules
 from miniq.errors import QueueNotFound
 from miniq.message import EventName, Message, Outcome
-from miniq.store.arguments import FREE, Change, Fence, Put
+from miniq.store.arguments import Change, Fence
 
 if TYPE_CHECKING:
     from miniq.broker.broker import Broker
@@ -45,11 +45,10 @@ class Moves:
         broker = self._broker
         settings = broker.catalog.settings(queue)
         change = Change(broker.clock.now(), settings.history, event, reason, extra)
-        published = any(message.topic is not None for _, message in moves)
-        work = self._move_published if published else self._move
+        moves = self._with_own_ids(moves, change.now)
         while True:
             try:
-                return await work(queue, to, moves, change, limited)
+                return await self._move(queue, to, moves, change, limited)
             except QueueNotFound:
                 if queue not in await broker.store.queues():
                     raise
@@ -64,37 +63,13 @@ class Moves:
         self._count(queue, to, change, outcomes)
         return outcomes
 
-    async def _move_published(
-        self, queue: str, to: str, moves: Sequence[Move], change: Change, limited: bool
-    ) -> list[Outcome]:
-        """Move messages of which some are copies of published ones."""
-        copies = [move for move in moves if move[1].topic is not None]
-        others = [move for move in moves if move[1].topic is None]
-        moved = iter(await self._replace(queue, to, copies, change, limited))
-        rest = iter(await self._move(queue, to, others, change, limited) if others else ())
-        return [next(rest if message.topic is None else moved) for _, message in moves]
-
-    async def _replace(
-        self, queue: str, to: str, moves: Sequence[Move], change: Change, limited: bool
-    ) -> list[Outcome]:
-        """Move messages under new ids."""
-        broker, messages, now = self._broker, self._broker.store.messages, change.now
-        target = await broker.catalog.ensure(to)
-        ids = broker.ids.runs(len(moves), now)
-        copies = [replace(message, id=id, dedup_id=None) for (_, message), id in zip(moves, ids, strict=True)]
-        room = rules.room(target) if limited else None
-        put = Put(now=now, keep=target.history, room=room, reason=change.event, from_reserve=not limited)
-        await messages.put(copies, put)
-        fences = [fence for fence, _ in moves]
-        outcomes = await messages.drop(queue, fences, self._remembering(queue, moves, change))
-        # Another consumer has the message: what was put is taken back.
-        back = [(copy.id, FREE) for copy, outcome in zip(copies, outcomes, strict=True) if outcome != "done"]
-        if back:
-            dropped = await messages.drop(to, back, Change(now, target.history, "purged", "removed"))
-            broker.metrics.messages[to, "sent"] += len(back)
-            broker.metrics.messages[to, "purged"] += dropped.count("done")
-        self._count(queue, to, change, outcomes)
-        return outcomes
+    def _with_own_ids(self, moves: Sequence[Move], now: int) -> Sequence[Move]:
+        """The moves, in which copies of published messages have new ids."""
+        copies = sum(message.topic is not None for _, message in moves)
+        ids = iter(self._broker.ids.runs(copies, now) if copies else ())
+        return [
+            (fence, message if message.topic is None else replace(message, id=next(ids))) for fence, message in moves
+        ]
 
     def _remembering(self, queue: str, moves: Sequence[Move], change: Change) -> Change:
         """The change, with the results of messages that become dead letters."""

@@ -151,8 +151,7 @@ class Redrives:
     async def _move(self, job: _Job, page: list[Stored]) -> None:
         broker = self._broker
         now = broker.clock.now()
-        # Copies of published messages are moved apart: what is refused must be all or nothing.
-        targets: dict[tuple[str, bool], list[tuple[Fence, Message]]] = {}
+        targets: dict[str, list[tuple[Fence, Message]]] = {}
         for stored in page:
             message = stored.message
             to = job.to or (message.dead.origin if message.dead is not None else None)
@@ -167,8 +166,8 @@ class Redrives:
             if settings is not None and rules.ends_at(revived, settings) <= now:
                 job.skipped["expired"] += 1  # past the retention of the target, which would drop it at once
             else:
-                targets.setdefault((to, message.topic is not None), []).append(((message.id, FREE), revived))
-        for (to, _), moves in targets.items():
+                targets.setdefault(to, []).append(((message.id, FREE), revived))
+        for to, moves in targets.items():
             await self._move_to(job, to, moves)
 
     async def _check_target(self, to: str, check_new: CheckNew | None) -> None:

@@ -230,10 +230,11 @@ class MessageStore(Protocol):
         keep_to: History,
         room: Room | None = None,
     ) -> list[Outcome]:
-        """Remove messages from `queue` and, in the same change, put each as given (same id) into the existing queue it
-        names, which has no message with this id, ready at its `due_at`, with `receives` 0 and no receipt. `keep_to` is
-        the history setting for their arrivals. With `room`, all go to one queue; raises `QueueFull`, with nothing
-        changed, if it has no room for them. The history of the change has the error of each dead letter."""
+        """Remove messages from `queue` and, in the same change, put each as given into the existing queue it names,
+        ready at its `due_at`, with `receives` 0 and no receipt. Its id, which no message of that queue has, may differ
+        from the one in the fence; results and events of `queue` have the latter. `keep_to` is the history setting for
+        their arrivals. With `room`, all go to one queue; raises `QueueFull`, with nothing changed, if that has no room.
+        The history of the change has the error of each dead letter."""
 
     async def clear(self, queue: str, change: Change, forget: bool = False) -> int:
         """Remove all messages in any state and return how many there were. The history gets one `purged` event with

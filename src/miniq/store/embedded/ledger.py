@@ -105,7 +105,7 @@ class Ledger:
 
     def arrive_one(self, shelf: Shelf, message: Message, now: int, saved: Saved | None = None) -> None:
         """Add a message from another queue or store, with the state it had there if given; its id may be lower than
-        existing ones."""
+        existing ones, or new."""
         block = self.arrive_alone(shelf, message, now)
         if saved is not None:
             state, taken_at = saved.stored, saved.taken_at or 0
@@ -118,6 +118,7 @@ class Ledger:
                     self._unfollow(shelf, block)
             self._states.give(shelf, block, range(1), *values)
         self.announce_all(shelf, [block])
+        self.last_id = max(self.last_id, message.id)
 
     def _arrive_block(self, shelf: Shelf, name: str, count: int, messages: Sequence[Message], now: int) -> Block:
         first = messages if isinstance(messages, PlainBatch) else messages[0]

@@ -256,10 +256,11 @@ class Messages(MessageStore):
         emptied: list[str] = []
         had: dict[ObjectId, groups.Joined] = {}
         moved: list[Message] = []
+        lasts: dict[ObjectId, str] = {}
 
         async def work(named: Numbers, session: Session) -> None:
             db = self._link.database
-            for some in (outcomes, left, expired, had, moved, emptied):
+            for some in (outcomes, left, expired, had, moved, emptied, lasts):
                 some.clear()
             number = named[queue].number
             blocks = await writes.read(db, number, [id for (id, _), _ in moves], session)
@@ -293,7 +294,7 @@ class Messages(MessageStore):
                 moved.append(message)
                 come.setdefault(message.queue, []).append(message)
                 if keep_to != "off":
-                    arrived[id] = [events.sent(message, now, change.event, keep_to)]
+                    arrived[message.id] = [events.sent(message, now, change.event, keep_to)]
             changed = {block.id: block for block in blocks.values() if block.id in told}
             emptied.extend(
                 id
@@ -310,6 +311,9 @@ class Messages(MessageStore):
                         raise Outdated(to)
                     held = await counting.total(db, session, target)
                     check_room(room, to, held, (len(messages), size_of(messages)))
+                new = [message.id for message in messages if message.id not in blocks]
+                if new:
+                    lasts[target] = max(new)
                 had[target] = await self._arrive(session, target, messages, now, arrived)
 
         queues = dict.fromkeys([queue, *(message.queue for _, message in moves)])
@@ -319,6 +323,9 @@ class Messages(MessageStore):
                 messages = [message for _, message in moves if message.queue == to]
                 await self._link.patiently(partial(groups.expect, db, number, messages, now))
         await self._changes.make(queues, work)
+        for number, last in lasts.items():
+            with self._link.call() as db:
+                await self._link.patiently(partial(db.blocks.update_one, {"_id": number}, {"$max": {"last_id": last}}))
         self._lease_expired(queue, len(expired))
         if change.remember is not None and moved:
             self._finished(queue)

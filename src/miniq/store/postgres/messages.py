@@ -244,7 +244,7 @@ class Messages(Part, MessageStore):
                     targets = {
                         "to": to,
                         "receipts": [escape(fences[place][1]) for place in places],
-                        "floors": parcels.floors([message.id for message in messages]),
+                        "floors": parcels.floors([fences[place][0] for place in places]),
                         "errors": [escape(message.dead.error) if message.dead else None for message in messages],
                     }
                     groups = sorted({message.group for message in messages if message.group is not None})
@@ -258,8 +258,10 @@ class Messages(Part, MessageStore):
                         names = [escape(group) for group in groups]
                         steps.append(self._db.step("lock_groups", {"queue": to, "groups": names}))
                     targets |= _kept(change, fences, places)
+                    arriving = rows.columns(messages)
+                    arriving |= {"new_ids": arriving["ids"], "ids": rows.array([fences[place][0] for place in places])}
                     move = self._db.queries["move"].pick(*wanted)
-                    steps.append((move, params | targets | rows.columns(messages)))
+                    steps.append((move, params | targets | arriving))
                     result = existing(queue, await pipeline(connection, steps))
                     moved, recipients, heads, target, cut, leases = result[0]
                     if target is None:

@@ -737,9 +737,10 @@ WITH shelf AS (
     SELECT shelf.id AS queue, g.* FROM shelf CROSS JOIN unnest(
         %(ids)s::uuid[], %(receipts)s::text[], %(sent)s::bigint[], %(due)s::bigint[], %(sizes)s::int[],
         %(ranks)s::smallint[], %(recipients)s::text[], %(groups)s::text[], %(abouts)s::text[],
-        %(content_types)s::text[], %(bodies)b::bytea[], %(floors)s::uuid[], %(errors)s::text[]
+        %(content_types)s::text[], %(bodies)b::bytea[], %(floors)s::uuid[], %(errors)s::text[], %(new_ids)s::uuid[]
     ) WITH ORDINALITY AS g (
-        id, receipt, sent_at, due_at, size, rank, recipient, grp, about, content_type, body, floor, error, place)
+        id, receipt, sent_at, due_at, size, rank, recipient, grp, about, content_type, body, floor, error, new_id,
+        place)
     ORDER BY g.id
 --include: batches
 ), fronts AS MATERIALIZED (
@@ -768,13 +769,13 @@ WITH shelf AS (
     FROM matching g
 ), moved AS (
     UPDATE messages m SET
-        queue = (SELECT id FROM target), sent_at = g.sent_at, due_at = g.due_at, visible_at = g.due_at,
+        queue = (SELECT id FROM target), id = g.new_id, sent_at = g.sent_at, due_at = g.due_at, visible_at = g.due_at,
         later = g.due_at > %(now)s, taken_at = null, size = g.size, receives = 0, rank = g.rank, blocked = g.blocked,
         receipt = null, consumer = null, recipient = g.recipient, grp = g.grp, about = g.about, body = g.body,
         error = null
     FROM placed g
     WHERE m.queue = g.queue AND m.id = g.id
-    RETURNING g.place, m.id, g.size, g.body, g.content_type, g.recipient, g.old_size, g.receives, g.consumer,
+    RETURNING g.place, g.id, g.new_id, g.size, g.body, g.content_type, g.recipient, g.old_size, g.receives, g.consumer,
         g.old_receipt AS receipt, g.old_visible_at, g.taken_at, g.old_grp, g.old_blocked, g.expired, g.error
 ), tally AS (
     INSERT INTO tallies AS t (queue, slot, messages, bytes, last_id)
@@ -782,7 +783,7 @@ WITH shelf AS (
         SELECT (SELECT id FROM shelf) AS queue, -count(*) AS messages, -sum(old_size) AS bytes, null::uuid AS last_id
         FROM moved HAVING count(*) > 0
         UNION ALL
-        SELECT (SELECT id FROM target), count(*), sum(size), (SELECT id FROM moved ORDER BY id DESC LIMIT 1)
+        SELECT (SELECT id FROM target), count(*), sum(size), (SELECT new_id FROM moved ORDER BY new_id DESC LIMIT 1)
         FROM moved HAVING count(*) > 0
     ) side ORDER BY side.queue
 --include: tallied
@@ -795,7 +796,7 @@ WITH shelf AS (
             (1, %(event)s::text, %(queue)s::text, m.id, m.receives - %(extra)s::int, m.old_size, m.consumer,
                 CASE WHEN m.receipt IS NOT NULL THEN greatest(0, %(now)s::bigint - m.taken_at) END,
                 %(reason)s::text, null::bytea, null::text, m.error),
-            (2, 'sent', %(to)s::text, m.id, 0, m.size, null, null, %(event)s::text,
+            (2, 'sent', %(to)s::text, m.new_id, 0, m.size, null, null, %(event)s::text,
                 CASE WHEN %(keep_to)s = 'full' THEN m.body END,
                 CASE WHEN %(keep_to)s = 'full' THEN m.content_type END, null)
     ) AS e (step, event, queue, id, receives, size, consumer, held, reason, body, content_type, error)
