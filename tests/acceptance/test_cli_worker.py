@@ -518,7 +518,8 @@ def echo(text: str) -> None:
         (["shop:seen"], "shop:seen is <bound method"),
         (
             ["shop:app", "--queues", "other"],
-            "no task or handler for 'other', only for: blocked, events, once, orders, parts, settled, slow, stubborn, tasks",
+            "no task or handler for 'other', only for: blocked, events, once, orders, parts, settled, slow, stubborn, "
+            "tasks",
         ),
         (["shop:app", "--concurrency", "0"], "concurrency"),
     ],
