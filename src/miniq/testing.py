@@ -35,7 +35,8 @@ LEASE = 3600.0
 
 def drain(app: App, queues: Iterable[str] | None = None, *, raise_errors: bool = True, max_jobs: int = 10_000) -> int:
     """Run the tasks and handlers of an app, one after the other, until no message is ready in its queues; returns how
-    many ran. Messages that they send are handled too; delayed ones are not waited for.
+    many ran: a batch of a handler counts as one. Messages that they send are handled too; delayed ones are not waited
+    for.
 
     The first exception of a handler is raised again, after its message was settled as a worker would have done; with
     `raise_errors=False` it is not. `Reject` is never raised: look for the dead letter.

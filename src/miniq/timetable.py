@@ -10,6 +10,7 @@ hour that is left out, and run in both hours.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from itertools import islice, takewhile
@@ -193,6 +194,22 @@ def zone(name: str) -> ZoneInfo:
         ) from None
 
 
+def _never(expression: str) -> InvalidRequest:
+    text = f"cron: {expression!r:.80} never comes: no year has such a day; use days that its months have"
+    return InvalidRequest(text, field="cron")
+
+
+def _is_valid_in_another_month(expression: str) -> bool:
+    """Whether an expression with five fields that the library refuses is valid but for its months, such as that of
+    31 February."""
+    minute, hour, day, month, weekday = expression.split()
+    with suppress(CronSimError, AssertionError, ValueError, TypeError):
+        CronSim(f"0 0 1 {month} *", EPOCH)
+        CronSim(f"{minute} {hour} {day} * {weekday}", EPOCH)
+        return True
+    return False
+
+
 def check_cron(expression: str, timezone: str, now: int) -> None:
     """Raise unless a cron expression is valid and has a moment after `now`."""
     problem = "use five fields: minute, hour, day of month, month, day of week, such as 30 3 * * mon-fri"
@@ -206,12 +223,14 @@ def check_cron(expression: str, timezone: str, now: int) -> None:
     try:
         moment = next(_cron_after(expression, zone(timezone), now), None)
     except CronSimError as error:
+        if _is_valid_in_another_month(expression):
+            raise _never(expression) from None
         reason = str(error)[:1].lower() + str(error)[1:]
         raise InvalidRequest(f"cron: {expression!r:.80} is invalid ({reason}); {problem}", field="cron") from None
     except (AssertionError, ValueError, TypeError):  # what the library does not expect itself
         raise InvalidRequest(f"cron: {expression!r:.80} is invalid; {problem}", field="cron") from None
     if moment is None:
-        raise InvalidRequest(f"cron: {expression!r:.80} never comes; {problem}", field="cron")
+        raise _never(expression)
 
 
 def _cron_after(expression: str, zone: ZoneInfo, moment: int) -> Iterator[int]:

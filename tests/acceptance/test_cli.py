@@ -408,6 +408,15 @@ def test_a_backup_is_restored_to_a_folder_and_to_no_other_url(tmp_path: Path) ->
     assert miniq("peek", "q", "--body", "--url", "rocksdb:st").out == "1\n"
 
 
+def test_a_key_is_not_revoked_by_its_name_but_its_id_is_named(tmp_path: Path) -> None:
+    miniq = on_folder(tmp_path)
+    miniq("send", "q", "1")
+    miniq("keys", "create", "ops", "--allow", "*", "--store", "rocksdb:data")
+    [key] = miniq("keys", "list", "--json", "--store", "rocksdb:data").objects
+    assert f"Its id is {key['id']}." in miniq("keys", "revoke", "ops", "--store", "rocksdb:data", code=2).err
+    miniq("keys", "revoke", key["id"], "--yes", "--store", "rocksdb:data")
+
+
 def test_keys_are_made_without_a_broker_and_then_used_with_one(tmp_path: Path) -> None:
     away = Shell("http://127.0.0.1:1", tmp_path)
     first = ("keys", "create", "admin", "--allow", "*", "--store", "rocksdb:data")

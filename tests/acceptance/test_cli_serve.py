@@ -251,6 +251,9 @@ def test_bad_configuration_is_refused_with_its_name_and_value(tmp_path: Path) ->
 def test_others_than_loopback_need_a_key(tmp_path: Path) -> None:
     said = refused(tmp_path, "--host", "0.0.0.0", "--port", "0", "--store", "rocksdb:data")  # noqa: S104
     assert "miniq keys create" in said
+    said = refused(tmp_path, "--host", "0.0.0.0", "--port", "0", "--store", "memory:")  # noqa: S104
+    assert "use --store rocksdb:DIR" in said
+    assert "keys create" not in said
 
 
 def test_it_speaks_https_with_a_certificate(tmp_path: Path) -> None:

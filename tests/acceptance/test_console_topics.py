@@ -126,6 +126,28 @@ def test_subscriptions_are_made_changed_and_removed_and_messages_published(visit
     assert broker.topics() == []
 
 
+def test_a_filter_of_the_body_is_shown_tried_and_kept_by_changes(visit: Visit, broker: miniq.Client) -> None:
+    big = {"total": [{"numeric": [">", 100]}]}
+    broker.topic("orders").subscribe("billing", filter=big, filter_on="body", envelope={"TopicArn": "a"})
+    page = visit.go("/topics/orders")
+    row = page.locator("tbody tr")
+    expect(row).to_contain_text('body {"total"')
+    expect(row).to_contain_text("does not match the body")
+    page.get_by_label("Body").fill("{")
+    expect(page.locator(".error", has_text="body: ")).to_be_visible()
+    page.get_by_label("Body").fill("[1]")
+    expect(page.locator(".error", has_text="not a JSON object")).to_be_visible()
+    page.get_by_label("Body").fill('{"total": 120}')
+    expect(page.get_by_text("Would be copied to 1 queue: billing")).to_be_visible()
+    visit.button("Change billing")
+    page.get_by_label("Pattern").fill("orders.#")
+    visit.button("Save")
+    visit.toast("Queue billing is subscribed.")
+    [subscription] = broker.topic("orders").info().subscriptions
+    assert (subscription.pattern, subscription.filter, subscription.filter_on) == ("orders.#", big, "body")
+    assert subscription.envelope == {"TopicArn": "a"}
+
+
 def test_a_key_that_may_only_read_a_topic_changes_nothing(browser: Browser) -> None:
     with serving("memory:") as served:
         with miniq.connect(served.url) as mq:

@@ -146,6 +146,19 @@ def test_dedup_by_content_and_within_a_group(sqs: SqsServer) -> None:
     assert first["MessageId"] == second["MessageId"]
 
 
+def test_high_throughput_by_group_needs_deduplication_by_group(sqs: SqsServer) -> None:
+    high = {"FifoThroughputLimit": "perMessageGroupId"}
+    with refused("InvalidAttributeValue"):
+        create(sqs, **high)
+    url = create(sqs)
+    with refused("InvalidAttributeValue"):
+        sqs.client.set_queue_attributes(QueueUrl=url, Attributes=high)
+    sqs.client.set_queue_attributes(QueueUrl=url, Attributes=high | {"DeduplicationScope": "messageGroup"})
+    sqs.client.set_queue_attributes(QueueUrl=url, Attributes=high)
+    with refused("InvalidAttributeValue"):
+        sqs.client.set_queue_attributes(QueueUrl=url, Attributes={"DeduplicationScope": "queue"})
+
+
 def test_an_expired_receipt_handle_deletes_nothing(sqs: SqsServer) -> None:
     url = create(sqs, VisibilityTimeout="10")
     send(sqs, url, "x")

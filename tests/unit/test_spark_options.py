@@ -11,6 +11,7 @@ from miniq.errors import InvalidRequest
 pytest.importorskip("pyspark")
 
 from miniq.spark.options import Use, check_use, read_options
+from miniq.spark.pipelines.runs import check_options
 
 URL = "http://127.0.0.1:5000"
 
@@ -125,3 +126,10 @@ def test_a_claim_is_split_by_its_messages_or_by_their_bytes() -> None:
     assert [parts_of(*claim) for claim in [(0, 0), (1, 64 * mib), (25_000, mib), (25_001, mib)]] == [1, 1, 1, 2]
     assert parts_of(500, 64 * mib) == 8, "few large messages"
     assert parts_of(1_000_000, 64 * mib) == 40, "many small ones"
+
+
+def test_an_option_that_a_pipeline_lacks_is_refused_with_those_that_it_has() -> None:
+    for pipeline, only in {"ingest": "use one of maxFilesPerTrigger", "replay": "replay has no options"}.items():
+        with pytest.raises(InvalidRequest) as caught:
+            check_options(pipeline, {"x": "1"})
+        assert caught.value.text == f"x: no such option; {only}"

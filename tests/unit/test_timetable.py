@@ -159,7 +159,7 @@ def test_every_counts_from_its_start_and_ends_in_2100() -> None:
 @pytest.mark.parametrize(
     "cron",
     ["", "* * * *", "* * * * * *", "60 * * * *", "* 24 * * *", "* * 0 * *", "* * * 13 *", "* * * * 8", "*/0 * * * *",
-     "5-1 * * * *", "a * * * *", "1,,2 * * * *", "* * * * mon#6", "* * * * 5#2/3", "0 0 31 2 *", "0 0 30 feb *",
+     "5-1 * * * *", "a * * * *", "1,,2 * * * *", "* * * * mon#6", "* * * * 5#2/3",
      "@daily", "-1 * * * *", "1.5 * * * *", "* * L-3 * *", "* * * * L", "0 0 * * mon-"],
 )  # fmt: skip
 def test_what_is_no_cron_expression_is_refused(cron: str) -> None:
@@ -181,3 +181,9 @@ def test_zones_are_those_of_iana() -> None:
     for name in ("", "Mars", "../../etc/passwd", "/etc/localtime", "Europe", "\0", "CET-1"):
         with pytest.raises(InvalidRequest, match="use an IANA name such as Europe/Berlin"):
             zone(name)
+
+
+@pytest.mark.parametrize("cron", ["0 3 31 2 *", "0 0 30 feb *", "0 0 31 4,6 *"])
+def test_a_day_that_no_year_has_never_comes(cron: str) -> None:
+    with pytest.raises(InvalidRequest, match="never comes: no year has such a day"):
+        check_cron(cron, "UTC", at("2026-01-01T00:00"))

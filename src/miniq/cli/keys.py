@@ -238,6 +238,8 @@ def revoke_curve(client: Client, id: str, yes: bool) -> None:
 def revoke_key(client: Client, id: str, yes: bool) -> None:
     """Revoke a key; ask first if no key could manage keys then."""
     keys = client.list_keys()
+    if id not in {key.id for key in keys} and (named := [key.id for key in keys if key.name == id]):
+        raise click.UsageError(f"{id!r} is the name of a key: revoke takes the id. Its id is {' or '.join(named)}.")
     others = [key for key in keys if key.id != id]
     managing = {key.id for key in keys if manages(key.allow)}
     if keys and not others:

@@ -76,6 +76,7 @@ async function topic(main, name, signal) {
   // Trying a message
   const key = h("input", { autocomplete: "off", spellcheck: false, placeholder: "orders.7.created" });
   const headers = h("textarea", { rows: 3, spellcheck: false, placeholder: "country: de" });
+  const text = h("textarea", { rows: 3, spellcheck: false, placeholder: '{"total": 120}' });
   const problem = h("p", { class: "error", role: "alert" });
   const outcome = h("p", { class: "note", role: "status" });
   let asked = 0;
@@ -83,7 +84,12 @@ async function topic(main, name, signal) {
     asked += 1;
     const turn = asked;
     try {
-      const { subscriptions: matches } = await api.matchTopic(name, { key: key.value || null, headers: headersOf(headers.value) });
+      let body;
+      if (text.value.trim()) {
+        try { body = JSON.parse(text.value); } catch (error) { throw new Error(`body: ${error.message}`); }
+        if (body === null || typeof body !== "object" || Array.isArray(body)) throw new Error('body: not a JSON object; filters of the body only match objects such as {"total": 120}');
+      }
+      const { subscriptions: matches } = await api.matchTopic(name, { key: key.value || null, headers: headersOf(headers.value), body });
       if (turn !== asked || signal.aborted) return;
       say(problem, "");
       const queues = new Set(matches.filter(({ matches: yes }) => yes).map(({ queue }) => queue));
@@ -96,7 +102,7 @@ async function topic(main, name, signal) {
       if (turn === asked && error.name !== "AbortError") say(problem, error.message);
     }
   }
-  for (const input of [key, headers]) input.addEventListener("input", tryIt);
+  for (const input of [key, headers, text]) input.addEventListener("input", tryIt);
 
   // Changes
   async function subscribe(old) {
@@ -104,11 +110,12 @@ async function topic(main, name, signal) {
     const queue = h("input", { value: old?.queue ?? "", autocomplete: "off", spellcheck: false, placeholder: "the subscription's name" });
     const pattern = h("input", { value: old?.pattern ?? "", autocomplete: "off", spellcheck: false, placeholder: "orders.*.created" });
     const filter = h("textarea", { rows: 4, spellcheck: false, value: old?.filter ? JSON.stringify(old.filter, null, 2) : "", placeholder: '{"country": ["de", {"prefix": "at"}]}' });
+    const scope = h("select", {}, ["headers", "body"].map((value) => h("option", { value, selected: value === (old?.filter_on ?? "headers") }, value)));
     const done = await ask({
       title: old ? `Subscription ${old.name}` : `Subscribe to ${name}`, action: old ? "Save" : "Subscribe",
-      body: [h("div", { class: "fields" }, field("Name", label), field("Queue", queue)), field("Pattern of the key: * is one word, # any number", pattern, true), field("Filter of the headers, in JSON", filter, true)],
+      body: [h("div", { class: "fields" }, field("Name", label), field("Queue", queue)), field("Pattern of the key: * is one word, # any number", pattern, true), field("Filter, in JSON", filter, true), field("Applies to", scope)],
       submit: () => {
-        const given = { queue: queue.value.trim() || undefined, pattern: pattern.value.trim() || undefined };
+        const given = { filter_on: scope.value, envelope: old?.envelope ?? undefined, sns: old?.sns ?? undefined, queue: queue.value.trim() || undefined, pattern: pattern.value.trim() || undefined };
         if (filter.value.trim()) {
           try { given.filter = JSON.parse(filter.value); } catch (error) { throw new Error(`filter: ${error.message}`); }
         }
@@ -161,7 +168,7 @@ async function topic(main, name, signal) {
         h("td", { class: "name" }, h("bdi", {}, one.name)),
         h("td", { "data-label": "Queue" }, h("a", { href: queueLink(one.queue) }, one.queue)),
         h("td", { class: "mono full", "data-label": "Pattern" }, one.pattern ?? "any key"),
-        h("td", { class: "mono full", "data-label": "Filter" }, one.filter ? JSON.stringify(one.filter) : "any headers"),
+        h("td", { class: "mono full", "data-label": "Filter" }, one.filter ? `${one.filter_on === "body" ? "body " : ""}${JSON.stringify(one.filter)}` : "any headers"),
         verdict,
         may("manage") && h("td", { class: "bare full" }, h("div", { class: "row" },
           h("button", { type: "button", "aria-label": `Change ${one.name}`, onclick: () => subscribe(one) }, "Change"),
@@ -180,7 +187,7 @@ async function topic(main, name, signal) {
     h("div", { class: "tiles" }, published, copied, unmatched),
     h("div", { class: "card flush" }, h("div", { class: "card-head" }, h("h2", {}, "Subscriptions")), h("div", { class: "scroll" }, table), foot),
     h("div", { class: "card" }, h("h2", {}, "Try a message"), h("p", { class: "note" }, "Nothing is sent: the table above shows which subscriptions would match."),
-      h("div", { class: "fields" }, field("Key", key), field("Headers, one per line", headers, true)), problem, outcome));
+      h("div", { class: "fields" }, field("Key", key), field("Headers, one per line", headers, true), field("Body, a JSON object", text, true)), problem, outcome));
   await look();
   follow(signal, look).catch(() => {});
 }

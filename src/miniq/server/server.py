@@ -129,9 +129,14 @@ async def serve(options: Options, announce: Callable[[Ready], None]) -> int:
     reload_on_hangup(certificate)
     async with Broker(open_store(options.store, options), options) as broker:
         if broker.keys.open and not is_loopback(options.host):
+            advice = (
+                "a store in memory can have none before it starts: use --store rocksdb:DIR and create a key in it"
+                if options.store == "memory:"
+                else f"make one with `miniq keys create NAME --allow '*' --store {options.store}`"
+            )
             raise InvalidRequest(
-                f"host: {options.host} can be reached from other machines, and there is no API key; make one with "
-                f"`miniq keys create NAME --allow '*' --store {options.store}`, or use 127.0.0.1",
+                f"host: {options.host} can be reached from other machines, and there is no API key; {advice}, or use "
+                "127.0.0.1",
                 field="host",
             )
         if not broker.keys.open and not broker.keys.list():

@@ -176,9 +176,18 @@ def creation(queue: str, attributes: Mapping[str, str], now: int, exists: Exists
         "group_batch": is_fifo(queue),
     }
     given = changes(queue, attributes, exists, allows)
+    check_throughput(given.get("sqs", {}))
     seconds = str(now // 1_000_000)
     kept = {"CreatedTimestamp": seconds, "LastModifiedTimestamp": seconds, **given.pop("sqs", {})}
     return changed | given | {"sqs": kept}
+
+
+def check_throughput(kept: Mapping[str, str | None]) -> None:
+    """As at AWS: high throughput is per group only where deduplication is."""
+    if kept.get("FifoThroughputLimit") == "perMessageGroupId" and kept.get("DeduplicationScope") != "messageGroup":
+        raise _bad_attribute(
+            "FifoThroughputLimit", " Reason: perMessageGroupId needs the DeduplicationScope messageGroup."
+        )
 
 
 def difference(queue: str, settings: QueueSettings, attributes: Mapping[str, str], place: Place) -> str | None:

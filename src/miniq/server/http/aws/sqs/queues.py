@@ -161,7 +161,10 @@ async def get_queue_attributes(call: Call) -> shapes.GetQueueAttributesReply:
 async def set_queue_attributes(call: Call) -> None:
     await call.settings()
     await call.broker.catalog.refresh()
-    await _set(call, queue_attributes.changes(call.queue, call.request.attributes, *_targets(call)))
+    changes = queue_attributes.changes(call.queue, call.request.attributes, *_targets(call))
+    if {"FifoThroughputLimit", "DeduplicationScope"} & changes.get("sqs", {}).keys():
+        queue_attributes.check_throughput({**(await call.settings()).sqs, **changes["sqs"]})
+    await _set(call, changes)
 
 
 async def _set(call: Call, changes: dict[str, Any]) -> None:
