@@ -123,6 +123,7 @@ WALKS = {
     "tidy_stages_of",
     "dump_dedup",
     "claim_groups",
+    "all_claim_groups",
     "stages",
 }
 """Queries about all of a queue."""
