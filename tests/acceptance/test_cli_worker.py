@@ -59,7 +59,7 @@ def hang() -> None:
     time.sleep(60)
 
 
-@app.task(queue="once", timeout=30, max_receives=1)
+@app.task(queue="once", max_receives=1)
 def once(n: int) -> None:
     time.sleep(4 if n == 25 else 0.01)
     seen([n, miniq.current_message().receives])
