@@ -129,7 +129,11 @@ def test_a_claim_is_split_by_its_messages_or_by_their_bytes() -> None:
 
 
 def test_an_option_that_a_pipeline_lacks_is_refused_with_those_that_it_has() -> None:
-    for pipeline, only in {"ingest": "use one of maxFilesPerTrigger", "replay": "replay has no options"}.items():
+    for pipeline, option, only in (
+        ("ingest", "x", "use one of maxFilesPerTrigger"),
+        ("ingest", "maxFilesPerTriger", "did you mean 'maxFilesPerTrigger'?"),
+        ("replay", "x", "replay has no options"),
+    ):
         with pytest.raises(InvalidRequest) as caught:
-            check_options(pipeline, {"x": "1"})
-        assert caught.value.text == f"x: no such option; {only}"
+            check_options(pipeline, {option: "1"})
+        assert caught.value.text == f"{option}: no such option; {only}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from difflib import get_close_matches
@@ -179,7 +179,7 @@ def read_options(given: Mapping[str, str]) -> Options:
         if name is not None:
             values[name] = _parse(name, text)
         elif key.lower() not in ADDED_BY_SPARK and not key.lower().startswith("spark."):
-            raise no_option(key)
+            raise no_option(key, RULES)
     options = Options(**(_environment("url", "api_key") | values))
     if options.is_https:
         options = Options(**(_environment("url", "api_key", *FILES) | values))
@@ -191,11 +191,11 @@ def read_options(given: Mapping[str, str]) -> Options:
     return options
 
 
-def no_option(key: str) -> InvalidRequest:
-    """The error for an option that does not exist."""
-    known = {name.lower(): name for name in RULES}
+def no_option(key: str, names: Iterable[str]) -> InvalidRequest:
+    """The error for an option that is none of `names`."""
+    known = {name.lower(): name for name in names}
     close = get_close_matches(key.lower(), known, n=1)
-    hint = f"did you mean {known[close[0]]!r}?" if close else f"use one of {', '.join(RULES)}"
+    hint = f"did you mean {known[close[0]]!r}?" if close else f"use one of {', '.join(known.values())}"
     return InvalidRequest(f"{key}: no such option; {hint}", field=key)
 
 

@@ -13,7 +13,7 @@ from msgspec import Struct, field
 
 from miniq.errors import InvalidRequest, MiniQError
 from miniq.spark.lag import Lag, lag_of
-from miniq.spark.options import DEFAULT_URL, RULES, Options, check_use, read_options
+from miniq.spark.options import DEFAULT_URL, RULES, Options, check_use, no_option, read_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -101,8 +101,9 @@ def check_options(pipeline: str, given: Mapping[str, str]) -> None:
         if name in own:
             continue
         if name.lower() not in known:
-            only = f"use one of {', '.join(own)}" if own else f"{pipeline} has no options"
-            raise InvalidRequest(f"{name}: no such option; {only}", field=name)
+            if own:
+                raise no_option(name, own)
+            raise InvalidRequest(f"{name}: no such option; {pipeline} has no options", field=name)
         only = f"; it has only {', '.join(own)}" if own else ", which has no options"
         raise InvalidRequest(f"{name}: has no effect on {pipeline}{only}", field=name)
 
