@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from kombu import Connection
 
 import miniq
+import miniq.celery.registration
 from tests.acceptance.celery_kit import HERE, Worker, call, environment, notes, until, working
 from tests.server import clear
 from tests.serving import Served, free_ports, serving
@@ -160,6 +162,29 @@ def test_each_pool_works_and_gives_back_what_it_did_not_start(
         assert counts.ready > 0 or pool != "solo"  # the other pools finish what they were given
     with miniq.connect(server.url) as mq:
         assert not [name for name in names(mq) if "pidbox" in name and name.startswith("w-here")]
+
+
+def test_what_no_program_has_seen_does_not_count_as_received(broker: str, server: Served) -> None:
+    with miniq.connect(server.url) as mq, Connection(broker) as connection:
+        queues = [mq.queue("left"), mq.queue("right")]
+        for queue in queues:
+            queue.configure()
+        channel = connection.channel()
+        channel.basic_qos(0, 1, False)
+        for queue in queues:
+            channel.basic_consume(queue.name, callback=print)
+        until(lambda: all(queue.consumers() for queue in queues))  # both wait in long polls
+        for queue in queues:
+            queue.send("x")
+        until(
+            lambda: states(queues) == [("leased", 1), ("ready", 0)]
+        )  # there is credit for one, who gives back the other
+        channel.close()  # with a message that was not drained
+        until(lambda: states(queues) == [("ready", 0), ("ready", 0)], lambda: str(states(queues)))
+
+
+def states(queues: list[miniq.Queue]) -> list[tuple[str, int]]:
+    return sorted((message.status, message.receives) for queue in queues for message in queue.peek())
 
 
 def test_a_worker_and_a_producer_need_only_these_permissions(tmp_path: Path) -> None:

@@ -264,7 +264,7 @@ class Channel(StdChannel):
             receiver.callback(self._message(message, receiver.queue, 0, receiver.tag))
         elif self.closed or receiver.is_ending:
             self.credit.give_back()
-            self.transport.leases.settle(message, "release")
+            self.transport.leases.settle(message, "unused")
         else:
             receiver.callback(self._held(message, receiver.queue, receiver))
 
@@ -310,7 +310,7 @@ class Channel(StdChannel):
             receiver.join(JOIN)
         for delivery in self.transport.inbox.remove(self):
             if isinstance(delivery.message, Leased) and not delivery.receiver.no_ack:
-                self.transport.leases.settle(delivery.message, "release")
+                self.transport.leases.settle(delivery.message, "unused")
         self.basic_recover(requeue=True)
         for queue in list(self._own_queues):
             try:

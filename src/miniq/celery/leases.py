@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Iterable
 from time import monotonic
-from typing import Literal
+from typing import Literal, get_args
 
 from miniq.client._sync.client import Client
 from miniq.client._sync.message import Message
@@ -27,7 +27,8 @@ RENEWALS = 4
 BATCH = 500
 PATIENCE = 15.0
 """Seconds for which a connection that is closed tries to pass on its last acks."""
-Verdict = Literal["ack", "release", "dead"]
+Verdict = Literal["ack", "release", "unused", "dead"]
+"""`unused` is a release of what no program has seen: its receive does not count."""
 
 
 class Leases:
@@ -131,7 +132,7 @@ class Leases:
                         logger.warning("message %s of queue %r was lost to another consumer", message.id, queue)
 
     def _settle(self, batch: list[tuple[Message, Verdict]]) -> None:
-        for verdict in ("ack", "release", "dead"):
+        for verdict in get_args(Verdict):
             wanted = [held for held, given in batch if given == verdict]
             for queue, messages in _by_queue(wanted):
                 for outcome, message in self._perform(verdict, queue, messages):
@@ -149,8 +150,8 @@ class Leases:
                     outcomes += queue.extend(part, self.seconds)
                 elif what == "ack":
                     outcomes += queue.ack(part)
-                elif what == "release":
-                    outcomes += queue.release(part)
+                elif what in ("release", "unused"):
+                    outcomes += queue.release(part, unused=what == "unused")
                 else:
                     outcomes += [each.outcome for each in queue.fail(part, "rejected by Celery", dead=True)]
         except (StoreUnavailable, Overloaded):

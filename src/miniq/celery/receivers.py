@@ -243,7 +243,7 @@ class Receiver:
             else:
                 self._put(message)
         for message in messages[accepted:]:
-            transport.leases.settle(message, "release")
+            transport.leases.settle(message, "unused")
         return True
 
     def _put(self, message: Message | BaseException) -> None:
