@@ -24,7 +24,11 @@ app.conf.update(
     timezone="Europe/Berlin",
     result_expires=None,  # no cleanup of results
     worker_hijack_root_logger=False,
-    broker_transport_options={"data_folder_in": str(FOLDER), "data_folder_out": str(FOLDER)},
+    broker_transport_options={
+        "data_folder_in": str(FOLDER),
+        "data_folder_out": str(FOLDER),
+        "control_folder": str(FOLDER / "control"),  # in the working directory by default
+    },
     beat_schedule={
         name: {"task": f"do.{name}", "schedule": TIMES[time], "args": (name,)}
         for name, time in json.loads(os.environ["MINIQ_TEST_ENTRIES"]).items()
