@@ -136,7 +136,7 @@ class Message(Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def size(self) -> int:
-        """Its bytes for `max_bytes` and statistics: body, header names and header values."""
+        """Its size for `max_bytes` and statistics: the bytes of its body and the characters of its headers."""
         if self.headers is None:
             return len(self.body)
         return len(self.body) + sum(len(k) + len(v) for k, v in self.headers.items())

@@ -420,17 +420,20 @@ def test_a_file_is_imported_to_a_topic(miniq: Shell, tmp_path: Path) -> None:
     miniq("topics", "subscribe", "shop", "large", "--filter", '{"size": ["large"]}')
     (tmp_path / "rows.jsonl").write_text("".join(f'{{"n": {number}}}\n' for number in range(2500)))
     assert miniq("import", "rows.jsonl", "--topic", "shop").out == "published 2500 messages to shop\n"
+    repeated = miniq("import", "rows.jsonl", "--topic", "shop").out
+    assert repeated.startswith("published 0 messages to shop; 2500 were sent by an earlier import of this file")
     full = b'{"body": 1, "headers": {"size": "large"}}\n{"body": 2}\n'
     said = miniq("import", "-", "--topic", "shop", "--full", "--format", "jsonl", "--json", stdin=full)
     assert json.loads(said.out) == {"sent": 2, "sent_before": 0}
     with miniq_client(miniq) as mq:
         assert [mq.queue(name).info().counts.ready for name in ("all", "large")] == [2502, 1]
+    assert miniq("import", "rows.jsonl", "--topic", "shop", "--again").out == "published 2500 messages to shop\n"
     (tmp_path / "bad.jsonl").write_text('1\n2\n{"n": \n')
     refused = miniq("import", "bad.jsonl", "--topic", "shop", code=1)
     assert "line 3" in refused.err
+    assert "this run added nothing" in refused.err
     for arguments, problem in {
         ("rows.jsonl",): "Give a QUEUE or a --topic.",
         ("rows.jsonl", "q", "--topic", "t"): "Give a QUEUE or a --topic, not both.",
-        ("rows.jsonl", "--topic", "t", "--again"): "--again and --run are for a QUEUE",
     }.items():
         assert problem in miniq("import", *arguments, code=2).err

@@ -22,7 +22,7 @@ from miniq.cli.messages import BATCH, pages
 from miniq.cli.output import part_of, plural, progress_bar, result
 from miniq.cli.processes import Stop
 from miniq.cli.root import say
-from miniq.cli.staged_import import ATOMIC, PublishedImport, StagedImport
+from miniq.cli.staged_import import ATOMIC, StagedImport
 from miniq.client._sync.client import Client
 from miniq.client._sync.message import Message
 from miniq.client.delivery import leases
@@ -74,31 +74,28 @@ def import_(
 
     An import is exact: all rows are uploaded, then they are committed in steps of 10,000, each once. A bad row, or an
     interruption before that, adds nothing. If it is killed while it commits, run it again, and it sends what is
-    missing. For seven days the same file (its path and content) adds nothing a second time to the same queue, unless
-    --again, or --run with a new name, is given.
+    missing. For seven days the same file (its path and content) adds nothing a second time to the same queue or topic,
+    unless --again, or --run with a new name, is given.
 
     FILE may be - for stdin, whose rows are sent as they come, each time; there --dedup-prefix makes it safe to repeat.
-    So are the rows for a --topic, in calls of up to 1,000 rows of which each is published as a whole.
 
     \b
     Examples:
       miniq import orders.jsonl orders
       miniq import saved.parquet orders --full
-      miniq import orders.jsonl --topic shop --dedup-prefix monday-
+      miniq import orders.jsonl --topic shop
       cat users.csv | miniq import - signups --format csv --dedup-prefix monday-
     """
     if (queue is None) == (topic is None):
         raise click.UsageError("Give a QUEUE or a --topic" + (", not both." if queue is not None else "."))
     kind = chosen(file, format)
-    if topic is not None and (again or run is not None):
-        raise click.UsageError("--again and --run are for a QUEUE; a topic gets the rows each time.")
     if again + (run is not None) + (dedup_prefix is not None) > 1:
         raise click.UsageError("Only one of --again, --run and --dedup-prefix can be given.")
     if file == "-" and kind == "parquet":
         raise InvalidRequest("Parquet cannot be read from stdin; name a file", field="file")
     if again:
         run = secrets.token_hex(4)
-    is_stream = file == "-" or topic is not None or not os.path.isfile(file)
+    is_stream = file == "-" or not os.path.isfile(file)
     is_new = is_stream or dedup_prefix is not None
     job = f"import-{secrets.token_hex(20)}" if is_new else job_of(file, kind, full, run)
     length = 0 if file == "-" else formats.length(file, kind)
@@ -110,11 +107,9 @@ def import_(
         rows: Iterator[Row] = formats.read(source, kind, full)
         if dedup_prefix is not None:
             rows = with_dedup_ids(rows, dedup_prefix)
-        work: StagedImport | PublishedImport = StagedImport(client.queue(queue or ""), job)
-        if topic is not None:
-            work = PublishedImport(client.topic(topic))
+        work = StagedImport(client.queue(queue or "") if topic is None else client.topic(topic), job)
         try:
-            if file == "-" or not os.path.isfile(file):
+            if is_stream:
                 work.send_stream(rows)
             else:
                 work.send_file(rows, lambda sent: progress(sent if kind == "parquet" else source.tell(), length))

@@ -1,5 +1,5 @@
-"""The ways of an import. Into a queue, rows are uploaded to stages, invisibly, and committed in steps; a step is
-committed once per job, however often it is repeated. To a topic, rows are published as they are read.
+"""An import into a queue or a topic: rows are uploaded to stages, invisibly, and committed in steps; a step is
+committed once per job, however often it is repeated.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Part = tuple[list[str], list[Draft]]
 class StagedImport:
     """One run of an import."""
 
-    def __init__(self, to: Queue, job: str) -> None:
+    def __init__(self, to: Queue | Topic, job: str) -> None:
         self._to = to
         self._job = job
         self._staged: dict[int, list[int]] = {}
@@ -37,7 +37,7 @@ class StagedImport:
         self.sent_by_job = 0
         """Messages of steps that an earlier run of the job has committed."""
         self.deduplicated = 0
-        """Messages that were dropped, because the queue knew their dedup ids."""
+        """Messages that were dropped, because the queue or topic knew their dedup ids."""
 
     @property
     def done(self) -> int:
@@ -92,31 +92,6 @@ class StagedImport:
         else:
             self.sent += committed.messages
             self.deduplicated += staged - committed.messages
-
-
-class PublishedImport:
-    """One run of an import to a topic."""
-
-    def __init__(self, to: Topic) -> None:
-        self._to = to
-        self.sent = self.done = 0
-        self.sent_by_job = self.deduplicated = 0
-        """Always 0: a topic does not tell."""
-
-    def send_file(self, rows: Iterator[Row], told: Callable[[int], None]) -> None:
-        """Publish all rows; `told` is called with the number of rows so far."""
-        for places, drafts in parts(rows):
-            with named(places):
-                self._to.publish_many(drafts)
-            self.sent = self.done = self.sent + len(drafts)
-            told(self.sent)
-
-    def send_stream(self, rows: Iterator[Row]) -> None:
-        """Publish rows as they come."""
-        self.send_file(rows, lambda sent: None)
-
-    def abandon(self, error: BaseException) -> None:
-        """What was published stays."""
 
 
 def parts(rows: Iterable[Row]) -> Generator[Part]:
