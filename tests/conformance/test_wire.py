@@ -262,7 +262,7 @@ BAD: list[tuple[str, str, Any, int, str, str | None]] = [
         (b'{"body": 01}', 400, "invalid", "request"),
         (b'{"body": "\xff"}', 400, "invalid", "request"),
         (b'{"body": "\\ud800"}', 400, "invalid", "request"),
-        (b'{"body": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", 400, "invalid", "request"),
+        (b'{"body": ' + b"[" * 600 + b"]" * 600 + b"}", 400, "invalid", "body"),
         ({}, 400, "invalid", "body"),
         ({"bdy": 1}, 400, "invalid", "bdy"),
         ({"body": 1, "data": "AA=="}, 400, "invalid", "data"),

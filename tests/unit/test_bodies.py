@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from miniq.api.codec import OCTETS, is_json
 from miniq.client.bodies import decode, draft, drafts, encode, encode_result
 from miniq.errors import InvalidRequest
+from miniq.json_values import DEPTH
 from miniq.message import JSON, Draft
 
 json_values = st.recursive(
@@ -156,12 +157,14 @@ def test_text_that_its_character_set_lacks_is_refused() -> None:
         encode("€", "text/plain; charset=latin-1")
 
 
-def test_a_value_that_is_nested_too_deep_is_refused() -> None:
+@pytest.mark.parametrize("depth", [DEPTH + 1, 100_000])
+def test_a_value_that_is_nested_too_deeply_is_refused(depth: int) -> None:
     value: list[Any] = []
-    for _ in range(100_000):
+    for _ in range(depth - 1):
         value = [value]
-    with pytest.raises(InvalidRequest, match="not a JSON value"):
-        encode(value, None)
+    for function, field in ((lambda value: encode(value, None), "body"), (encode_result, "result")):
+        with pytest.raises(InvalidRequest, match=f"^{field}: nested more than {DEPTH} levels deep$"):
+            function(value)
     while value:  # taken apart from outside, because its own end would recurse as deep
         value = value[0]
 

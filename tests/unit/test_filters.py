@@ -219,6 +219,12 @@ def test_what_is_wrong_with_a_condition_is_said_once(condition: Any, text: str) 
     assert refused.value.text == text
 
 
+def test_nan_in_a_filter_over_the_body_does_not_become_null() -> None:
+    compile_filter({"a": {"b": [None, 1]}}, "body")
+    with pytest.raises(InvalidRequest, match=r"filter\.a\.b\[1\]: NaN and infinity are not JSON values"):
+        compile_filter({"a": {"b": [None, float("nan")]}}, "body")
+
+
 @pytest.mark.parametrize(("policy", "field"), INVALID)
 def test_invalid_filter_is_refused_and_its_part_named(policy: Any, field: str) -> None:
     with pytest.raises(InvalidRequest) as refused:

@@ -12,6 +12,7 @@ from miniq.api.plain import LONE
 from miniq.broker import Broker
 from miniq.broker.intake import Reply
 from miniq.errors import Closed, Forbidden, IdempotencyMismatch, InvalidRequest, NoSpace, Unauthorized
+from miniq.json_values import DEPTH
 from miniq.message import JSON, Message, PlainBatch
 from miniq.options import Limits, Options
 from miniq.server.busy_poll import BusyPoll
@@ -116,6 +117,18 @@ async def test_what_comes_just_when_a_put_ends_is_not_forgotten(puts: Puts, wait
     puts.waiting[1].set_result(None)
     await puts.broker.intake.stop()
     assert puts.answers == ["1", "2"]
+
+
+async def test_a_message_that_would_be_refused_does_not_share_a_put(puts: Puts) -> None:
+    """A put is refused as a whole."""
+    intake, deep = puts.broker.intake, b"[" * (DEPTH + 1) + b"]" * (DEPTH + 1)
+    large = b"1" * (puts.broker.options.limits.body_bytes + 1)
+    puts.add(b"1")
+    assert [intake.add("q", JSON, body, None, None, body, puts.answer) for body in (deep, large)] == [False, False]
+    await turns()
+    puts.waiting[0].set_result(None)
+    await intake.stop()
+    assert puts.answers == ["1"]
 
 
 async def test_an_error_is_told_to_each_and_the_next_put_is_made(puts: Puts) -> None:

@@ -20,6 +20,8 @@ from miniq.api import bounds
 from miniq.api.bounds import Format as Format
 from miniq.api.shapes import Problem
 from miniq.errors import BY_CODE, MOMENT, NUMBERS, SECONDS, WHOLE_NUMBER, InvalidRequest, MiniQError, TooLarge, show
+from miniq.json_values import check_finite, too_deep
+from miniq.json_values import is_json as is_json
 from miniq.message import EPOCH as EPOCH
 from miniq.message import JSON, SECOND
 from miniq.message import moment as moment
@@ -150,7 +152,9 @@ class Reader:
             raise InvalidRequest(f"request: not UTF-8 at byte {error.start}", field="request") from None
         except msgspec.ValidationError as error:
             raise invalid(error, raw, format, self.kind) from None
-        except (msgspec.DecodeError, RecursionError) as error:
+        except RecursionError:
+            raise too_deep("request") from None
+        except msgspec.DecodeError as error:
             name = "JSON" if format == "json" else "MessagePack"
             raise InvalidRequest(f"request: not valid {name}: {error}", field="request") from None
 
@@ -248,14 +252,6 @@ def _undecodable(raw: bytes, format: Format | None) -> str:
 # Bodies
 
 
-def is_json(content_type: str) -> bool:
-    """Whether a content type is JSON."""
-    if content_type == JSON:
-        return True
-    kind = content_type.partition(";")[0].strip().lower()
-    return kind == JSON or kind.endswith("+json")
-
-
 def body_of(
     body: Raw | UnsetType, data: bytes | UnsetType, content_type: str | None, format: Format, place: str = ""
 ) -> tuple[bytes, str]:
@@ -286,12 +282,18 @@ def body_of(
 
 
 def json_of(raw: bytes, field: str) -> bytes:
-    """A MessagePack value as JSON, which has no extension types and only strings as keys."""
+    """A MessagePack value as JSON, which has no extension types, no NaN, no infinities, and only strings as keys."""
     bounds.check_body(raw, field)
     try:
-        return _json.encode(msgspec.msgpack.decode(raw))
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        value = msgspec.msgpack.decode(raw)
+        text = _json.encode(value)
+    except RecursionError:
+        raise too_deep(field) from None
+    except (TypeError, ValueError, OverflowError) as error:
         raise InvalidRequest(f"{field}: cannot be stored as JSON: {error}", field=field) from None
+    if b"null" in text:  # NaN and infinities are encoded so
+        check_finite(value, field)
+    return text
 
 
 def check_json(body: bytes, field: str) -> None:
@@ -299,7 +301,9 @@ def check_json(body: bytes, field: str) -> None:
     try:
         bounds.check_text(body)
         msgspec.json.decode(body, type=Raw)
-    except (ValueError, RecursionError):
+    except RecursionError:
+        raise too_deep(field) from None
+    except ValueError:
         shown = body[:60].decode(errors="replace")
         text = f"{field}: {shown!r} is not JSON; for text set content_type to text/plain"
         raise InvalidRequest(text, field=field) from None

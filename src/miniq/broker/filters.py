@@ -28,6 +28,7 @@ import msgspec
 
 from miniq.broker.envelopes import ARRAY, DATA_TYPE
 from miniq.errors import InvalidRequest, TooLarge, show
+from miniq.json_values import check_finite
 
 FILTER_BYTES = 16 * 1024
 NAMES = 32
@@ -190,9 +191,11 @@ def compile_filter(policy: object, scope: Scope = "headers") -> Filter:
         raise _invalid("filter", f"cannot be written as JSON: {error}") from None
     if len(raw) > FILTER_BYTES:
         raise TooLarge(f"filter: {len(raw)} bytes as JSON; at most {FILTER_BYTES}", field="filter")
-    plain = msgspec.json.decode(raw)  # the same on every wire: no tuples, no NaN
+    plain = msgspec.json.decode(raw)  # the same on every wire: no tuples
     compiler = _Compiler(scope)
     test = compiler.all_of(plain, "filter", 0, ())
+    if b"null" in raw:
+        check_finite(policy, "filter")
     if compiler.names > NAMES:
         raise TooLarge(f"filter: {compiler.names} names; at most {NAMES}", field="filter")
     if compiler.conditions > CONDITIONS:

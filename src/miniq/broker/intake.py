@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from miniq.broker import rules
 from miniq.broker.keyring import Secret
 from miniq.errors import IdempotencyMismatch, QueueNotFound
+from miniq.json_values import SHORT, is_deep
 from miniq.message import PlainDrafts, QueueSettings
 from miniq.store.arguments import Change, Put
 
@@ -78,7 +79,7 @@ class Intake:
         """Send a message with the next put of its queue. False if it does not qualify: use `Broker.send`, which also
         reports what is invalid."""
         broker = self._broker
-        if len(body) > self._limits.body_bytes:
+        if len(body) > self._limits.body_bytes or (len(body) > SHORT and is_deep(body)):
             return False
         name = None
         if call is not None:

@@ -21,6 +21,7 @@ from msgspec import UNSET, Raw, UnsetType
 from miniq.broker import rules
 from miniq.broker.waiters import Permit, Sleeper
 from miniq.errors import InvalidRequest, MiniQError, ResultsOff, TooLarge, require_moment, show
+from miniq.json_values import check_depth
 from miniq.message import EPOCH, Lease, Message, QueueSettings
 from miniq.result import Finished, Progress, Unknown
 from miniq.store.arguments import PutResult, Remember
@@ -58,6 +59,8 @@ class Results:
                 field = f"leases[{number}].result"
                 unit = "" if most % 1024 else f" ({most // 1024} KiB)"
                 raise TooLarge(f"{field}: {len(result)} bytes; at most {most}{unit}", field=field)
+            if result is not None:
+                check_depth(result, f"leases[{number}].result")
             each.append(Finished("done", now, result))
         return Remember(each, now + rules.micros(settings.results))
 
@@ -99,6 +102,8 @@ class Results:
         most = broker.options.limits.body_bytes
         if data is not None and len(data) > most:
             raise TooLarge(f"result: {len(data)} bytes; at most {most}", field="result")
+        if data is not None:
+            check_depth(data, "result")
         settings = await broker.catalog.require(queue)
         self._check_on(queue, settings)
         now = broker.clock.now()

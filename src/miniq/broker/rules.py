@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 import msgspec
 from msgspec.structs import replace
 
+from miniq.broker.bodies import are_valid
+from miniq.broker.bodies import check_body as check_body
 from miniq.errors import (
     SECONDS,
     WHOLE_NUMBER,
@@ -44,12 +45,11 @@ from miniq.message import (
     Stored,
 )
 from miniq.options import Limits
-from miniq.packed import size_of, sizes_of
+from miniq.packed import size_of
 from miniq.store.arguments import ANY, FREE, Fence, Fit, Once, Put, Refusal, Room
 from miniq.store.names import CALL, RESERVED, scoped_name
 
 _encode = msgspec.msgpack.Encoder().encode
-_CONTENT_TYPE = re.compile(r"[!-~]+/[!-~][ -~]*")
 TRACE_HEADERS = ("traceparent", "tracestate")
 DIGEST = 24
 """Characters of the digest that is kept of a named call's messages: 96 bits."""
@@ -145,25 +145,6 @@ def _untraced(headers: Mapping[str, str]) -> dict[str, str] | None:
     return {name: headers[name] for name in sorted(headers) if name not in TRACE_HEADERS} or None
 
 
-def check_body(body: object, content_type: object, limits: Limits) -> None:
-    """Raise unless body and content type are valid."""
-    if not isinstance(body, bytes):
-        raise InvalidRequest(f"body: {show(body)} is not bytes", field="body")
-    if len(body) > limits.body_bytes:
-        raise TooLarge(f"body: {len(body)} bytes; at most {limits.body_bytes}", field="body")
-    if content_type == JSON:
-        return
-    if not isinstance(content_type, str) or _CONTENT_TYPE.fullmatch(content_type) is None:
-        raise InvalidRequest(
-            f"content_type: {show(content_type)} is not a media type such as application/json",
-            field="content_type",
-        )
-    if len(content_type) > limits.name_bytes:
-        raise TooLarge(
-            f"content_type: {len(content_type)} characters; at most {limits.name_bytes}", field="content_type"
-        )
-
-
 def check_headers(headers: object, limits: Limits) -> None:
     """Raise unless headers are a map from text to text within the limits."""
     if not isinstance(headers, dict):
@@ -242,7 +223,7 @@ def admit(
     check_draft(first, limits)
     if _alike(drafts, first):
         bodies = [draft.body for draft in drafts]
-        if max(map(len, bodies)) <= limits.body_bytes:
+        if are_valid(bodies, first.content_type, limits):
             due = now + micros(settings.delay)
             return PlainBatch(ids.runs(len(bodies), now), queue, now, due, bodies, first.content_type, first.priority)
     return _admit_each(queue, settings, drafts, ids, now, limits)
@@ -263,7 +244,7 @@ def admit_plain(
         check_batch(bodies, "messages", limits)
     if content_type != JSON:
         check_body(bodies[0], content_type, limits)
-    if max(map(len, bodies)) > limits.body_bytes:
+    if not are_valid(bodies, content_type, limits):
         _check_each(PlainDrafts(bodies, content_type), limits)
     due = now + micros(settings.delay) if settings.delay else now
     return PlainBatch(ids.runs(count, now), queue, now, due, bodies, content_type)
@@ -331,7 +312,7 @@ def stage(queue: str, settings: QueueSettings, drafts: Sequence[Draft], limits: 
     if isinstance(drafts, PlainDrafts) or _alike(drafts, first):
         check_draft(first, limits)
         bodies = drafts.bodies if isinstance(drafts, PlainDrafts) else [draft.body for draft in drafts]
-        if max(sizes_of(bodies)) <= limits.body_bytes:
+        if are_valid(bodies, first.content_type, limits):
             return PlainBatch([""] * len(bodies), queue, 0, due, bodies, first.content_type, first.priority)
     _check_each(drafts, limits)
     if any(draft.deliver_at is not None for draft in drafts):
@@ -366,10 +347,12 @@ def _message(draft: Draft, queue: str, settings: QueueSettings, id: str, now: in
 def check_drafts(drafts: Sequence[Draft], limits: Limits) -> None:
     """Raise unless these drafts may be sent in one call, whatever their queue."""
     check_batch(drafts, "messages", limits)
-    if not isinstance(drafts, PlainDrafts) or max(map(len, drafts.bodies)) > limits.body_bytes:
-        _check_each(drafts, limits)
-    elif drafts.content_type != JSON:
-        check_body(drafts.bodies[0], drafts.content_type, limits)
+    if isinstance(drafts, PlainDrafts):
+        if drafts.content_type != JSON:
+            check_body(drafts.bodies[0], drafts.content_type, limits)
+        if are_valid(drafts.bodies, drafts.content_type, limits):
+            return
+    _check_each(drafts, limits)
 
 
 def _check_each(drafts: Sequence[Draft], limits: Limits) -> None:

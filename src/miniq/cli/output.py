@@ -15,10 +15,10 @@ import click
 import msgspec
 
 from miniq.api import codec, shapes
-from miniq.api.codec import is_json
 from miniq.api.messages import shown_messages, wire_messages
 from miniq.cli.root import ignore_interrupts
 from miniq.client._sync.message import Message
+from miniq.json_values import is_json
 from miniq.message import JSON
 
 

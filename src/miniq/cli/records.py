@@ -15,13 +15,13 @@ import msgspec
 from msgspec import Raw
 
 from miniq.api import shapes
-from miniq.api.codec import is_json
 from miniq.api.messages import draft_of
 from miniq.cli.output import message_record
 from miniq.client._sync.message import Message
 from miniq.client.bodies import draft
 from miniq.client.delivery import moment
 from miniq.errors import InvalidRequest, MiniQError
+from miniq.json_values import is_json
 from miniq.message import JSON, Draft
 
 FIRST = ("id", "queue", "status")

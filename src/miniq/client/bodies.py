@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Unpack
 
 import msgspec
 from msgspec import Raw
 
-from miniq.api.codec import OCTETS, is_json
+from miniq.api.codec import OCTETS
 from miniq.client.arguments import as_list
 from miniq.errors import InvalidRequest
+from miniq.json_values import check_depth, check_finite, is_json, too_deep
 from miniq.message import JSON, Draft, DraftOptions, PlainDrafts
 
 
@@ -56,7 +56,7 @@ def drafts(items: Iterable[Any]) -> Sequence[Draft]:
             bodies = list(map(_to_json, items))
             if b"null" in b" ".join(bodies):
                 for number, item in enumerate(items):
-                    _check_numbers(item, f"messages[{number}].body")
+                    check_finite(item, f"messages[{number}].body", _builtin)
             return PlainDrafts(bodies)
     for item in items:
         if type(item) is Draft and isinstance(item.body, bytes) and _is_json(item.content_type):
@@ -83,58 +83,35 @@ def encode(body: Any, content_type: str | None) -> tuple[bytes, str]:
         raise InvalidRequest(
             f"body: a {type(body).__name__} cannot be sent as {content_type!r}; give bytes or str", field="body"
         )
-    try:
-        data = _to_json(body)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise InvalidRequest(f"body: not a JSON value: {error}", field="body") from None
-    if b"null" in data:  # NaN and infinities are encoded so
-        _check_numbers(body, "body")
-    return data, content_type
+    return _encode_json(body, "body"), content_type
 
 
 def encode_result(result: Any) -> Raw:
     """A result as JSON; one that is encoded stays as it is."""
     if isinstance(result, Raw):
         return result
+    return Raw(_encode_json(result, "result"))
+
+
+def _encode_json(value: Any, field: str) -> bytes:
     try:
-        data = _to_json(result)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise InvalidRequest(f"result: not a JSON value: {error}", field="result") from None
-    if b"null" in data:
-        _check_numbers(result, "result")
-    return Raw(data)
+        data = _to_json(value)
+    except RecursionError:
+        raise too_deep(field) from None
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidRequest(f"{field}: not a JSON value: {error}", field=field) from None
+    check_depth(data, field)
+    if b"null" in data:  # NaN and infinities are encoded so
+        check_finite(value, field, _builtin)
+    return data
 
 
 def _is_json(content_type: object) -> bool:
     return isinstance(content_type, str) and is_json(content_type)
 
 
-def _check_numbers(body: Any, field: str) -> None:
-    """Refuse NaN and infinities."""
-    verb = "use" if field == "result" else "send"
-    path = _non_finite(body)
-    if path is not None:
-        field += path
-        raise InvalidRequest(f"{field}: NaN and infinity are not JSON values; {verb} null or text", field=field)
-
-
-def _non_finite(value: Any) -> str | None:
-    """The path of the first NaN or infinity in a value, such as `.items[2].price`; None if there is none."""
-    if value is None or isinstance(value, str | int):
-        return None
-    if isinstance(value, float):
-        return None if math.isfinite(value) else ""
-    if isinstance(value, Mapping):
-        for name, inner in value.items():
-            if (path := _non_finite(inner)) is not None:
-                return f".{name}{path}"
-    elif isinstance(value, list | tuple | set | frozenset):
-        for index, inner in enumerate(value):
-            if (path := _non_finite(inner)) is not None:
-                return f"[{index}]{path}"
-    elif isinstance(builtin := msgspec.to_builtins(value, enc_hook=_model), dict | list | float):
-        return _non_finite(builtin)
-    return None
+def _builtin(value: Any) -> Any:
+    return msgspec.to_builtins(value, enc_hook=_model)
 
 
 def decode(data: bytes, content_type: str) -> Any:

@@ -14,12 +14,12 @@ from typing import Any
 import msgspec
 import msgspec.inspect as inspection
 
-from miniq.api.codec import is_json
 from miniq.client._async.message import AsyncMessage
 from miniq.client._sync.message import Message
 from miniq.client.bodies import decode
 from miniq.client.delivery import Delivery
 from miniq.errors import InvalidRequest, MiniQError
+from miniq.json_values import is_json
 from miniq.worker.jobs import Unfit, is_coroutine
 
 Kind = inspect._ParameterKind

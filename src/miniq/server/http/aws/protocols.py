@@ -11,6 +11,7 @@ from xml.sax.saxutils import escape
 import msgspec
 from msgspec import Struct
 
+from miniq.json_values import is_deep
 from miniq.server.http.aws.errors import (
     QUEUE_DOES_NOT_EXIST,
     SERIALIZATION,
@@ -79,6 +80,8 @@ class JsonProtocol:
             decoder = _decoders.get(kind)
             if decoder is None:
                 decoder = _decoders[kind] = msgspec.json.Decoder(kind)
+            if is_deep(self._body):
+                raise RecursionError
             return decoder.decode(self._body or b"{}")
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise _unreadable(error) from None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Sequence
 
-from miniq.api.codec import is_json
 from miniq.ids import sequence_number
+from miniq.json_values import is_json
 from miniq.message import Lease, Message, Outcome, Stored
 from miniq.server.http.aws import message_attributes
 from miniq.server.http.aws.actions import Call, action
