@@ -20,6 +20,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from miniq.packed import Packed
 
 JSON = "application/json"
+OCTETS = "application/octet-stream"
 NAME_LENGTH = 128
 NAME = re.compile(rf"[A-Za-z0-9._-]{{1,{NAME_LENGTH}}}")
 """Names of queues and topics."""

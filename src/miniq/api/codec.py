@@ -24,11 +24,11 @@ from miniq.json_values import check_finite, too_deep
 from miniq.json_values import is_json as is_json
 from miniq.message import EPOCH as EPOCH
 from miniq.message import JSON, SECOND
+from miniq.message import OCTETS as OCTETS
 from miniq.message import moment as moment
 
 MSGPACK = "application/msgpack"
 PROBLEM = "application/problem+json"
-OCTETS = "application/octet-stream"
 
 S = TypeVar("S", bound=Struct)
 

@@ -22,11 +22,10 @@ import msgspec
 
 from miniq.client._sync.message import Message
 from miniq.errors import InvalidRequest
-from miniq.message import JSON, Draft
+from miniq.message import JSON, OCTETS, Draft
 
 PROPERTY = "amqp-"
 WRAPPED = "application/vnd.miniq.amqp+json"
-OCTETS = "application/octet-stream"
 MOST_HEADERS, HEADER_BYTES = 60, 4096
 KEY_BYTES = 256
 LOWEST, HIGHEST = 0, 9

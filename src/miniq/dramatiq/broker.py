@@ -14,13 +14,12 @@ from dramatiq.errors import QueueNotFound as QueueNotDeclared
 from dramatiq.message import Message, get_encoder
 from dramatiq.middleware import Middleware
 
-from miniq.api.codec import OCTETS
 from miniq.client._sync.client import Client
 from miniq.dramatiq.connection import URL, Connection, connection_errors
 from miniq.dramatiq.consumer import MiniQConsumer
 from miniq.dramatiq.leases import Leases
 from miniq.errors import InvalidRequest, QueueNotFound
-from miniq.message import JSON, NAME, NAME_LENGTH, Counts
+from miniq.message import JSON, NAME, NAME_LENGTH, OCTETS, Counts
 
 DEAD = ".dead"
 """What MiniQ adds to the name of a queue for its dead letters."""
