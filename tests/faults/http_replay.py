@@ -18,12 +18,14 @@ from uvicorn.server import ServerState
 
 from miniq.broker import Broker
 from miniq.options import Options
+from miniq.schedule import Definition
 from miniq.server import server
 from miniq.server.busy_poll import BusyPoll
 from miniq.store import open_store
 from tests.clock import FrozenClock
 from tests.faults import predictable
 from tests.faults.doors import Faults
+from tests.faults.feature_requests import RESULT
 from tests.faults.http_requests import LIMITS, Asked
 from tests.kit import draft, sleepers
 
@@ -90,6 +92,9 @@ async def fresh(keyed: bool) -> AsyncIterator[tuple[Broker, Callable[[], Any]]]:
             await broker.send(queue, [draft(queue)])
         for queue in ("q", "default"):
             await broker.receive(queue)
+        await broker.configure("q", {"results": 60})
+        await broker.topics.subscribe("t", "first", queue="q")
+        await broker.schedules.put("s", Definition(draft("s"), queue="q", every=86400))
         if keyed:
             keys = [
                 (await broker.keys.create(name, allow, number))[0]
@@ -107,7 +112,12 @@ async def fresh(keyed: bool) -> AsyncIterator[tuple[Broker, Callable[[], Any]]]:
 async def state_of(broker: Broker) -> list[str]:
     """Everything that the broker knows, a line per thing."""
     lines = [f"key {key}" for key in broker.keys.list()]
+    lines += [f"topic {topic.name}: {topic.record} {topic.subscriptions}" for topic in broker.topics.topics.values()]
+    lines += [f"schedule {entry}" for entry in broker.schedules.entries]
+    ids = [*(predictable.message_id(number) for number in range(40)), RESULT.decode()]
     for queue in await broker.queues():
+        results = await broker.store.results.find(queue.name, ids, broker.clock.now())
+        lines += [f"result {queue.name} {id}: {finished}" for id, finished in results.items()]
         lines.append(f"queue {queue}")
         lines += [f"message {stored}" for stored in (await broker.peek(queue.name, limit=1000)).messages]
     return lines + [f"event {event}" for event in (await broker.history(limit=1000)).records]

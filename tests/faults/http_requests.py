@@ -16,7 +16,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from miniq.options import Limits
-from tests.faults import predictable
+from tests.faults import feature_requests, predictable
+from tests.faults.feature_requests import Wanted
 from tests.faults.http_oddities import BAD, HARMLESS, ODD
 
 LIMITS = Limits(request_bytes=3000, body_bytes=1000, head_bytes=4000, url_bytes=1000, pipeline=8)
@@ -94,7 +95,8 @@ class _Sequence:
     def request(self) -> Asked:
         chance = self._chance
         kinds: list[tuple[int, Callable[[], Asked]]] = [
-            (10, self._hot), (4, self._cold), (3, self._short), (2, self._odd_name), (1, self._odd_head),
+            (10, self._hot), (4, self._cold), (3, self._short), (8, self._feature), (2, self._odd_name),
+            (1, self._odd_head),
             (1, self._bad_head), (1, self._bad_body), (1, self._too_large), (1, self._long_head),
         ]  # fmt: skip
         make = chance.choices([kind for _, kind in kinds], [weight for weight, _ in kinds])[0]
@@ -110,7 +112,7 @@ class _Sequence:
     def _call(self) -> tuple[str, Any]:
         """A hot call and its body."""
         chance = self._chance
-        kind = chance.choice(["messages", "messages", "receive", "ack", "release", "extend"])
+        kind = chance.choice(["messages", "messages", "receive", "ack", "ack", "release", "extend", "fail"])
         if kind == "messages":
             self._sends += 1
             message = self._message()
@@ -122,11 +124,15 @@ class _Sequence:
                 "consumer": ["me", "", 5], "mode": ["at-most-once", "at-least-once", "twice"],
             }  # fmt: skip
             return kind, self._some(options, 0.25)
-        more = (
-            {"delay": [0, 5, -1]} if kind == "release" else {"visibility_timeout": [0, 9]} if kind == "extend" else {}
-        )
-        count = chance.choice([1, 1, 1, 2, 0])
-        return kind, {"leases": [self._lease() for _ in range(count)], **self._some(more, 0.5)}
+        more: dict[str, dict[str, list[Any]]] = {
+            "release": {"delay": [0, 5, -1]},
+            "extend": {"visibility_timeout": [0, 9]},
+            "fail": {"error": ["down", "down", 5], "delay": [0, 5], "dead": [True, False, 1]},
+        }
+        leases = [self._lease() for _ in range(chance.choice([1, 1, 1, 2, 0]))]
+        if kind == "ack" and chance.random() < 0.4:
+            leases = [lease | {"result": chance.choice([1, {"a": None}, "x" * 1100])} for lease in leases]
+        return kind, {"leases": leases, **self._some(more.get(kind, {}), 0.6)}
 
     def _message(self) -> Any:
         chance = self._chance
@@ -142,10 +148,14 @@ class _Sequence:
         return {name: self._chance.choice(of) for name, of in options.items() if self._chance.random() < share}
 
     def _lease(self) -> dict[str, Any]:
+        lease = self._proper_lease()
+        return self._chance.choice([lease, lease, lease, {"id": "x", "receipt": "y"}, {"id": lease["id"]}])
+
+    def _proper_lease(self) -> dict[str, str]:
+        """A lease that an earlier request may have been given."""
         number = self._chance.randrange(max(self._receives, 3)) + 1
         id = predictable.message_id(number - 1 if self._chance.random() < 0.7 else self._chance.randrange(self._sends))
-        lease = {"id": id, "receipt": predictable.receipt(number)}
-        return self._chance.choice([lease, lease, lease, {"id": "x", "receipt": "y"}, {"id": id}])
+        return {"id": id, "receipt": predictable.receipt(number)}
 
     def _encoded(self, value: Any) -> tuple[bytes, bytes]:
         """Content type and body, sometimes not what the other says."""
@@ -233,6 +243,38 @@ class _Sequence:
         method = chance.choice([b"UPDATE", b"UPDATE", b"PUT", b"PATCH"])
         label = "update" if method == b"UPDATE" else "short"
         return self._framed(label, b"%b /messages/%b HTTP/1.1" % (method, id), *self._encoded({"message": 5}))
+
+    def _feature(self) -> Asked:
+        """A request of a topic, schedule or result, or of SQS or SNS."""
+        chance, queue = self._chance, self._queue()
+        lease = self._proper_lease()
+        kind = chance.randrange(5)
+        if kind == 0:
+            wanted = feature_requests.topic(chance, queue.decode(), self._message())
+        elif kind == 1:
+            wanted = feature_requests.schedule(chance, queue.decode(), self._message())
+        elif kind == 2:
+            wanted = feature_requests.result(chance, queue, lease["id"].encode())
+        elif kind == 3:
+            wanted = feature_requests.sqs(chance, queue.decode(), lease)
+        else:
+            wanted = feature_requests.sns(chance, queue.decode())
+        self._sends += 1  # it may have been one, or have handed out messages
+        self._receives += 1
+        return self._wanted(wanted)
+
+    def _wanted(self, wanted: Wanted) -> Asked:
+        line = wanted.target + b" HTTP/1.1"
+        if wanted.value is None:
+            return Asked(wanted.label, line, ())
+        if isinstance(wanted.value, bytes):  # of SQS and SNS, whose rights are checked when the body is there
+            asked = self._framed(wanted.label, line, b"", wanted.value, expects=False)
+            headers = (*wanted.headers, *asked.headers)
+            return replace(asked, headers=headers, needed=len(headers))
+        proper = b"application/json", json.dumps(wanted.value).encode()
+        return self._framed(
+            wanted.label, line, *(self._encoded(wanted.value) if self._chance.random() < 0.2 else proper)
+        )
 
     def _queue(self) -> bytes:
         return self._chance.choice([b"q", b"q", b"q", b"q", b"r", b"default", b"new", b"q.dead"])
@@ -341,7 +383,7 @@ class _Sequence:
 
     # Framing and headers
 
-    def _framed(self, label: str, line: bytes, media: bytes, body: bytes) -> Asked:
+    def _framed(self, label: str, line: bytes, media: bytes, body: bytes, expects: bool = True) -> Asked:
         """A request with a body of a known length, or in chunks."""
         chance = self._chance
         headers = [b"content-type: " + media] if media else []
@@ -350,7 +392,7 @@ class _Sequence:
             name = chance.choice([b"content-length: ", b"content-length: ", b"Content-Length:", b"CONTENT-LENGTH: \t"])
             digits = (b"%d" if chance.random() < 0.9 else b"%05d") % len(body)
             headers.append(name + digits + chance.choice([b"", b"", b" "]))
-            if chance.random() < 0.1:
+            if expects and chance.random() < 0.1:
                 headers.append(chance.choice([b"expect: 100-continue", b"Expect: 100-Continue"]))
             return Asked(label, line, tuple(headers), body, needed=len(headers))
         if kind == 6 and not body:

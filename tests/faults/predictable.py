@@ -7,9 +7,14 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from random import Random
+from types import SimpleNamespace
 from unittest import mock
+from uuid import UUID
 
+from miniq.broker import delivery, firing, keyring, receipts
 from miniq.ids import IdSource
+from miniq.server.http.aws import wire
+from miniq.server.http.aws.sns import subscriptions
 from tests.clock import START
 
 KEYS: dict[str, list[str]] = {
@@ -25,20 +30,31 @@ KEYS: dict[str, list[str]] = {
 
 @contextmanager
 def tokens() -> Iterator[None]:
-    """All that is secret is counted instead, by its size."""
-    counters: dict[int, itertools.count[int]] = {}
-
-    def token(size: int) -> str:
-        return f"{next(counters.setdefault(size, itertools.count(1))):0{2 * size}x}"
-
-    def url_token(size: int) -> str:
-        return token(16)
-
+    """All that is secret is counted instead, by its size; receipts, keys and subscriptions of SNS by themselves, so
+    that they can be foretold. Retries are not spread. Requests of SQS and SNS all have one id: it is in their answers."""
+    subscribed = itertools.count(1)
+    same = SimpleNamespace(random=lambda: 0.5, shuffle=lambda due: None)
     with (
-        mock.patch.object(secrets, "token_hex", token),
-        mock.patch.object(secrets, "token_urlsafe", url_token),
+        mock.patch.object(secrets, "token_hex", _counted().token_hex),
+        mock.patch.object(secrets, "token_urlsafe", _counted().token_urlsafe),
+        mock.patch.object(receipts, "secrets", _counted()),
+        mock.patch.object(keyring, "secrets", _counted()),
+        mock.patch.object(subscriptions, "uuid4", map(uuid, subscribed).__next__),
+        mock.patch.object(wire, "uuid4", return_value=uuid(0)),
+        mock.patch.object(delivery, "random", same),
+        mock.patch.object(firing, "random", same),
     ):
         yield
+
+
+def _counted() -> SimpleNamespace:
+    """What stands for the module `secrets`."""
+    counters: dict[int, itertools.count[int]] = {}
+
+    def token_hex(size: int) -> str:
+        return f"{next(counters.setdefault(size, itertools.count(1))):0{2 * size}x}"
+
+    return SimpleNamespace(token_hex=token_hex, token_urlsafe=lambda size: token_hex(16))
 
 
 def message_id(number: int) -> str:
@@ -47,7 +63,12 @@ def message_id(number: int) -> str:
 
 
 def receipt(number: int) -> str:
-    return f"{number:024x}"
+    """The receipt of the `number`-th receive that got messages, without the name of a consumer, before time passed."""
+    return f"{START % receipts._TIMES:010x}{receipts.UNNAMED}{number:012x}"
+
+
+def uuid(number: int) -> UUID:
+    return UUID(int=number)
 
 
 def secret(number: int) -> str:

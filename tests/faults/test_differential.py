@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from miniq.server.http import guard
 from miniq.server.http.app import HttpApp
-from tests.faults import differential, http_requests
+from tests.faults import differential, feature_requests, http_requests, predictable
 from tests.faults.differential import ALWAYS, OTHERS, PLAIN, check, search, shrink
 from tests.faults.http_replay import Way, answers_in, replay
 from tests.faults.http_requests import Asked
@@ -33,6 +34,39 @@ async def test_what_follows_a_request_that_ends_its_connection_is_not_carried_ou
     assert [answer.status for answer in outcome.answers] == [201, 200]
     assert outcome.closed
     assert sum(line.startswith("message ") for line in outcome.state) == 4  # three were there
+
+
+async def test_what_an_earlier_request_makes_can_be_named_by_a_later_one() -> None:
+    """Else nothing would ever be acked, and all requests with keys would be refused."""
+    key = b"authorization: Bearer " + predictable.secret(1).encode()
+    lease = {"id": predictable.message_id(0), "receipt": predictable.receipt(1)}
+
+    def asked(target: bytes, body: Any, *headers: bytes) -> Asked:
+        raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return Asked("x", target + b" HTTP/1.1", (b"content-length: %d" % len(raw), b"host: x", key, *headers), raw)
+
+    again = {"id": lease["id"], "receipt": predictable.receipt(3)}
+    deleted = feature_requests.form(
+        "DeleteMessage", {"QueueUrl": "q", "ReceiptHandle": feature_requests.handle("q", again)}
+    )
+    sequence = [
+        asked(b"POST /v1/queues/q/release", {"leases": [lease]}),
+        asked(b"POST /v1/queues/q/receive", {}),
+        asked(b"POST /", deleted.encode(), b"content-type: application/x-www-form-urlencoded"),
+        asked(b"GET /v1/queues/q/results/" + lease["id"].encode(), b""),
+        asked(b"POST /v1/schedules/s/run", {}),
+        asked(b"POST /v1/topics/t/messages", {"body": 1}),
+        asked(b"POST /v1/queues/q/fail", {"leases": [lease], "error": "late"}),
+    ]
+    outcome = await replay(sequence, True, PLAIN)
+    assert outcome.wrong == ""
+    assert [answer.status for answer in outcome.answers] == [200, 200, 200, 200, 200, 201, 200]
+    for answer, text in zip(
+        outcome.answers,
+        (b'"released"', lease["id"].encode(), b"DeleteMessageResponse", b'"done"', b'"s"', b'"queues":1', b'"missing"'),
+        strict=True,
+    ):
+        assert text in answer.body
 
 
 async def test_time_passes_for_a_long_poll_with_more_behind_it_than_the_connection_takes() -> None:
