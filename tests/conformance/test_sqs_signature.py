@@ -7,6 +7,7 @@ import select
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from http.client import HTTPConnection
 from typing import Any
@@ -19,6 +20,7 @@ from miniq.broker.keyring import ApiKey
 from miniq.message import SECOND
 from miniq.server.http.aws.sqs.queue_attributes import MAX_SIZE
 from miniq.server.http.aws.wire import MAX_REQUEST
+from tests.kit import sleepers, wait_for
 from tests.sqs import (
     AWSRequest,
     Credentials,
@@ -98,6 +100,21 @@ def test_the_rights_of_the_key_apply_to_each_action(signed: SqsServer) -> None:
     ):
         with refused("AccessDenied", 403):
             call()
+
+
+def test_a_receive_that_waits_ends_when_its_key_is_revoked(signed: SqsServer) -> None:
+    admin = as_(signed, key(signed, "*"))
+    admin.create_queue(QueueName="orders")
+    for protocol in ("json", "query"):
+        app = key(signed, "receive:orders")
+        with ThreadPoolExecutor() as pool, refused("InvalidClientTokenId", 403):
+            poll = pool.submit(as_(signed, app, protocol).receive_message, QueueUrl="orders", WaitTimeSeconds=20)
+            wait_for(lambda: sleepers(signed.broker) == [True])
+            signed.run(signed.broker.keys.revoke(app.id))
+            poll.result(60)
+        admin.send_message(QueueUrl="orders", MessageBody="afterwards")
+        (message,) = admin.receive_message(QueueUrl="orders")["Messages"]
+        admin.delete_message(QueueUrl="orders", ReceiptHandle=message["ReceiptHandle"])
 
 
 def test_a_dead_letter_queue_needs_the_right_to_send_to_it(signed: SqsServer) -> None:

@@ -31,7 +31,7 @@ KEYS: dict[str, list[str]] = {
 @contextmanager
 def tokens() -> Iterator[None]:
     """All that is secret is counted instead, by its size; receipts, keys and subscriptions of SNS by themselves, so
-    that they can be foretold. Retries are not spread. Requests of SQS and SNS all have one id: it is in their answers."""
+    that they can be foretold. Retries are not spread. All requests of SQS and SNS have one id: answers contain it."""
     subscribed = itertools.count(1)
     same = SimpleNamespace(random=lambda: 0.5, shuffle=lambda due: None)
     with (
