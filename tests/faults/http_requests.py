@@ -264,17 +264,18 @@ class _Sequence:
         return self._wanted(wanted)
 
     def _wanted(self, wanted: Wanted) -> Asked:
+        """A request whose rights may depend on its body, which therefore may be asked for before it is refused."""
         line = wanted.target + b" HTTP/1.1"
         if wanted.value is None:
             return Asked(wanted.label, line, ())
-        if isinstance(wanted.value, bytes):  # of SQS and SNS, whose rights are checked when the body is there
+        if isinstance(wanted.value, bytes):
             asked = self._framed(wanted.label, line, b"", wanted.value, expects=False)
             headers = (*wanted.headers, *asked.headers)
             return replace(asked, headers=headers, needed=len(headers))
-        proper = b"application/json", json.dumps(wanted.value).encode()
-        return self._framed(
-            wanted.label, line, *(self._encoded(wanted.value) if self._chance.random() < 0.2 else proper)
-        )
+        value = b"application/json", json.dumps(wanted.value).encode()
+        if self._chance.random() < 0.2:
+            value = self._encoded(wanted.value)
+        return self._framed(wanted.label, line, *value, expects=False)
 
     def _queue(self) -> bytes:
         return self._chance.choice([b"q", b"q", b"q", b"q", b"r", b"default", b"new", b"q.dead"])
