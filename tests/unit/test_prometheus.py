@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from miniq.broker import Broker
@@ -62,9 +69,55 @@ async def test_waits_and_processing_times_are_histograms() -> None:
     assert found["miniq_message_processing_seconds_bucket"]["+Inf", "*"] == 2
 
 
-async def test_other_work_gets_its_turn_while_metrics_are_written() -> None:
-    async with Broker(open_store("memory:"), Options(upkeep_interval=0)) as broker:
-        for number in range(600):
-            await send(broker, f"q{number}", 1)
-        pieces: list[Any] = [piece async for piece in await prometheus.render(broker)]
-    assert len(pieces) > 3
+@pytest.mark.parametrize("labelled", [1000, 5], ids=["labelled", "summed up"])
+async def test_work_between_turns_does_not_grow_with_the_number_of_queues(labelled: int) -> None:
+    """Counted in lines of Python, as a wall clock would depend on the machine."""
+    clock = FrozenClock()
+    options = Options(upkeep_interval=0, metrics_queues=labelled)
+    most: list[int] = []
+    async with Broker(open_store("memory:"), options, clock) as broker:
+        for first, last in ((0, 110), (110, 550)):
+            for number in range(first, last):
+                queue = f"q{number}"
+                await send(broker, queue, 1)
+                await broker.ack(queue, leases(await broker.receive(queue)))
+                for call in ("send", "receive", "ack"):
+                    broker.metrics.call("http", call, queue, 0.003)
+                broker.topics.counters[f"t{number}", "published"] += 1
+                broker.metrics.firings[f"s{number}", "sent"] += 1
+            await broker.trends.current()
+            with counted_lines(prometheus.__file__) as turns:
+                pieces = [piece async for piece in await prometheus.render(broker)]
+            most.append(max(turns.values()))
+            assert max(piece.count(b"\n") for piece in pieces) < prometheus.LINES + 50
+    assert len(turns) > 3
+    assert most[1] < 1.2 * most[0]
+
+
+@contextmanager
+def counted_lines(file: str) -> Iterator[Counter[int]]:
+    """Counts the lines of a module that are executed, by turn of the event loop."""
+    turns: Counter[int] = Counter()
+    turn, counting = 0, True
+
+    def next_turn() -> None:
+        nonlocal turn
+        turn += 1
+        if counting:
+            loop.call_soon(next_turn)
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        if frame.f_code.co_filename != file:
+            return None
+        turns[turn] += event == "line"
+        return trace
+
+    loop = asyncio.get_running_loop()
+    loop.call_soon(next_turn)
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield turns
+    finally:
+        sys.settrace(before)
+        counting = False

@@ -22,8 +22,8 @@ from miniq.message import SECOND
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OTHERS = "*"
-LINES = 500
-"""Lines that are written before other work gets its turn."""
+LINES, BLOCKS = 1000, 100
+"""Lines that are written before other work gets its turn, and blocks, which may be empty."""
 _BOUNDS = [*map(str, BUCKETS), "+Inf"]
 _TIME_BOUNDS = [step * 10**power for power in range(3, 10) for step in (1, 2, 5)] + [math.inf]
 """The bounds of waits and processing times in microseconds, 1 ms to 5,000 s: some of those of `timings.py`."""
@@ -35,17 +35,25 @@ _TIMES = (
 
 async def render(broker: Broker) -> AsyncIterator[bytes]:
     """The current values of all metrics."""
-    return _pieces(_lines(broker, await broker.trends.current()))
+    return _pieces(_blocks(broker, await broker.trends.current()))
 
 
-async def _pieces(lines: Iterator[str]) -> AsyncIterator[bytes]:
-    while piece := list(itertools.islice(lines, LINES)):
-        yield "".join(piece).encode()
-        await asyncio.sleep(0)
+async def _pieces(blocks: Iterator[str]) -> AsyncIterator[bytes]:
+    piece: list[str] = []
+    lines = 0
+    for block in blocks:
+        piece.append(block)
+        lines += block.count("\n")
+        if lines >= LINES or len(piece) >= BLOCKS:
+            yield "".join(piece).encode()
+            piece, lines = [], 0
+            await asyncio.sleep(0)
+    yield "".join(piece).encode()
 
 
-def _lines(broker: Broker, queues: dict[str, QueueStats]) -> Iterator[str]:
-    """The lines of the reply, in blocks; while they are written, the broker's numbers change."""
+def _blocks(broker: Broker, queues: dict[str, QueueStats]) -> Iterator[str]:
+    """The reply in blocks of a few lines, empty for numbers that are added to others; while they are written, the
+    broker's numbers change."""
     own = {"", *itertools.islice(broker.catalog.queues, broker.options.metrics_queues)}
     metrics, now = broker.metrics, broker.clock.now()
 
