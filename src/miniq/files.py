@@ -11,8 +11,8 @@ _KINDS = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a named pipe", stat.S_IFSO
 
 
 def check_regular(path: str, field: str) -> None:
-    """Raise if a path leads to something other than a file: a directory, a device, or a pipe, which would block whoever
-    opens it until something writes to it. What does not exist is left to the opener."""
+    """Raise if a path leads to something other than a file: a directory, a device, or a pipe, which would
+    block its reader until something writes to it. A path that does not exist is left to the caller."""
     try:
         mode = os.stat(path).st_mode
     except (OSError, ValueError):

@@ -550,7 +550,7 @@ def test_curve_keys_are_made_listed_and_revoked(tmp_path: Path) -> None:
     on_folder(tmp_path)
     away = Shell("http://127.0.0.1:1", tmp_path)
     worker = ("keys", "curve", "create", "worker", "--allow", "send:jobs", "--store", "rocksdb:data")
-    assert "so nobody could manage keys" in away(*worker, code=2).err
+    assert "so keys could be managed only with --store" in away(*worker, code=2).err
     made = away(*worker, "--yes")
     assert made.out == "worker.key\n"
     file = tmp_path / "worker.key"

@@ -91,7 +91,7 @@ def test_ctrl_c_in_the_first_moments_gives_no_traceback(shell: Shell, command: s
 def test_nothing_is_removed_unless_a_person_says_so(shell: Shell) -> None:
     said = shell("purge", "q", code=2).err
     assert "Remove 500 messages of queue q? Not a terminal; use --yes." in said
-    for reply, code, told in ((b"n\n", 1, "Cancelled, nothing changed"), (b"\x03", 1, "miniq: interrupted")):
+    for reply, code, told in ((b"n\n", 1, "Cancelled, nothing removed"), (b"\x03", 1, "miniq: interrupted")):
         assert answered(shell, ["purge", "q"], reply) == (code, told)
         assert answered(shell, ["queues", "delete", "q"], reply) == (code, told)
     with miniq.connect(shell.url) as mq:

@@ -319,7 +319,7 @@ class Deliveries:
         self.left(queue, settings, fences)
         return [stored for stored, outcome in zip(fit, outcomes, strict=True) if outcome == "done"]
 
-    # Messages that reached nobody
+    # Messages that reached no consumer
 
     def give_back(self, queue: str, leases: list[Lease]) -> None:
         """Release messages whose consumer disconnected before it got them."""

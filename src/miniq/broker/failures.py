@@ -82,7 +82,7 @@ class Failures:
         failures.died_at, failures.died_of = now, error or ""
 
     def expired(self, queue: str, now: int) -> int:
-        """How many leases expired in the last minutes, about: an attempt that nobody settled."""
+        """How many leases expired in the last minutes, about: attempts that were not settled."""
         failures = self.queues.get(queue)
         group = None if failures is None else failures.groups.get(LEASE_EXPIRED)
         return 0 if group is None or group.last_at <= now - MINUTES * MINUTE else group.count

@@ -8,14 +8,14 @@ from miniq.message import SECOND, Counts, QueueSettings
 STUCK = 300 * SECOND
 """A claim that is held for so long is stuck."""
 UNATTENDED = 90 * SECOND
-"""A queue of which nobody asked for messages for so long has no consumer: long polls last 60 s at most."""
+"""A queue has no consumer after this time without a receive: long polls last 60 s at most."""
 FEWEST_FAILURES = 3
 FAILING = 0.1
 """A queue is failing if so many attempts, and this share of them, failed in the last minutes."""
 
 
 def unattended_since(counts: Counts, seen: int | None, now: int) -> int | None:
-    """Since when nobody consumes a queue, that was last seen consumed then; None if somebody does, or ever did not."""
+    """Since when a queue has had no consumer, given when one was last seen; None if it has one, or never had any."""
     return seen if seen is not None and not counts.leased and seen <= now - UNATTENDED else None
 
 
@@ -28,8 +28,8 @@ def problems(
     held_since: int | None,
     now: int,
 ) -> list[QueueProblem]:
-    """What is wrong with a queue; `seen` is when somebody last asked it for messages,
-    `held_since` when its oldest open claim was made."""
+    """What is wrong with a queue; `seen` is when a consumer last asked it for messages, `held_since` when its oldest
+    open claim was made."""
     found: list[QueueProblem] = []
     if held_since is not None and held_since <= now - STUCK:
         found.append("stuck_claim")

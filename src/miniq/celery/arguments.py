@@ -18,7 +18,7 @@ _NO_EFFECT = {"x-queue-mode", "x-queue-version", "x-queue-master-locator", "x-qu
 _TYPES = ("classic", "quorum")
 SHORTEST_RETENTION = 1.0
 EXPIRING_RETENTION = 300.0
-"""Seconds that messages stay in a queue that expires when nobody consumes it, unless it has a `x-message-ttl`."""
+"""Seconds that messages stay in a queue that expires when it has no consumers, unless it has an `x-message-ttl`."""
 
 
 class Declared(NamedTuple):

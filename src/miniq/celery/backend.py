@@ -1,8 +1,8 @@
 """Celery's result backend on MiniQ: `result_backend = "miniq://127.0.0.1:5000"`.
 
-The state of a task is a result that MiniQ keeps under the task's id (`miniq result celery.results ID` shows it). Those
-who wait for it are woken by the broker. A state that comes later replaces the one before only if that is still what it
-was, so that a lost worker cannot overwrite a success. Groups and chords are kept beside them (`chords.py`).
+The state of a task is a result that MiniQ keeps under the task's id (`miniq result celery.results ID` shows it). The
+broker wakes the callers that wait for it. A state that comes later replaces the one before only if that is still what
+it was, so that a lost worker cannot overwrite a success. Groups and chords are kept beside them (`chords.py`).
 """
 
 from __future__ import annotations

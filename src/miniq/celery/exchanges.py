@@ -6,7 +6,7 @@ name by its own name, as Celery does with every queue, needs no topic: messages 
 
 A queue that expires or deletes itself (control messages, events, replies) carries two tags: for how long it may be
 unused, and when a consumer last said that it is there. Consumers repeat that every minute, and with it the bindings.
-Who binds such a queue looks at some others of the exchange, and removes those whose consumers are gone.
+A program that binds such a queue also looks at some others of the exchange, and removes those whose consumers are gone.
 """
 
 from __future__ import annotations

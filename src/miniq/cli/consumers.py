@@ -14,7 +14,7 @@ from miniq.consumer import Consumer
 
 HEADS = ("CONSUMER", "IN FLIGHT", "RECEIVED", "ACKED", "FAILED", "LAST SEEN")
 UNNAMED = "(unnamed)"
-NOBODY = "no consumer in the last five minutes"
+NO_CONSUMER = "no consumer in the last five minutes"
 
 
 @click.command()
@@ -38,7 +38,7 @@ def consumers(at: Target, queue: str, as_json: bool) -> None:
         for consumer in found:
             json_line(codec.to_wire(shapes.WireConsumer, consumer))
     elif not found:
-        click.echo(NOBODY)
+        click.echo(NO_CONSUMER)
     else:
         table(HEADS, rows(found), numbers=(1, 2, 3, 4, 5))
 

@@ -255,7 +255,7 @@ def confirm_lockout(client: Client, allow: tuple[str, ...], yes: bool) -> None:
     if not yes and not manages(allow) and client.whoami().open:
         if not sys.stdin.isatty():
             raise click.UsageError(
-                "The first key does not allow admin, so nobody could manage keys except with --store on a stopped "
+                "The first key does not allow admin, so keys could be managed only with --store on a stopped "
                 "broker. Create an admin key first (--allow '*'), or pass --yes."
             )
         text = "This first key locks everyone out of managing keys, except with --store: it does not allow admin."
@@ -288,7 +288,7 @@ def create_pair(client: Client, name: str, allow: tuple[str, ...], path: str, ma
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         key = client.create_key(name, allow, public, max_queues)
-        text = f"# A CURVE key of MiniQ, {key.id}: whoever has this file can do what the key allows. Keep it secret.\n"
+        text = f"# A CURVE key of MiniQ, {key.id}: anyone with this file can do what the key allows. Keep it secret.\n"
         text += f'public = "{public}"\nsecret = "{secret}"\nserver = "{key.server}"\n'
         os.write(file, text.encode())
     except BaseException:

@@ -214,7 +214,7 @@ def delete(at: Target, queue: str, yes: bool) -> None:
     with at.open() as client:
         doomed = client.queue(queue)
         if not yes:
-            confirm(f"Delete queue {queue} with {contents(doomed) or 'all its messages'}?", yes)
+            confirm(f"Delete queue {queue} with {contents(doomed) or 'all its messages'}?", yes, "removed")
         doomed.delete()
     click.echo(f"deleted {queue}")
 
@@ -236,7 +236,7 @@ def purge(at: Target, queue: str, yes: bool, as_json: bool) -> None:
     with at.open() as client:
         source = client.queue(queue)
         if not yes:
-            confirm(f"Remove {contents(source) or 'all messages'} of queue {queue}?", yes)
+            confirm(f"Remove {contents(source) or 'all messages'} of queue {queue}?", yes, "removed")
         purged = source.purge()
     result(as_json, {"purged": purged}, f"purged {plural(purged, 'message')}")
 
@@ -319,8 +319,9 @@ def contents(queue: Queue) -> str | None:
     return None
 
 
-def confirm(question: str, yes: bool) -> None:
-    """Ask for confirmation, unless --yes was given; without a terminal that is not possible."""
+def confirm(question: str, yes: bool, change: str = "changed") -> None:
+    """Ask for confirmation, unless --yes was given; without a terminal that is not possible. `change` is what happens
+    otherwise."""
     if yes:
         return
     if not sys.stdin.isatty():
@@ -331,7 +332,7 @@ def confirm(question: str, yes: bool) -> None:
         click.echo(err=True)  # ends the line of the question
         raise
     if not agreed:
-        click.echo("Cancelled, nothing changed", err=True)
+        click.echo(f"Cancelled, nothing {change}", err=True)
         click.get_current_context().exit(1)
 
 

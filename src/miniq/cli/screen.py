@@ -15,7 +15,7 @@ import time
 import click
 
 from miniq.api import shapes
-from miniq.cli.consumers import HEADS, NOBODY, rows
+from miniq.cli.consumers import HEADS, NO_CONSUMER, rows
 from miniq.cli.output import plural
 from miniq.cli.top import COLUMNS, View, cells, layout, summary
 from miniq.consumer import Consumer
@@ -197,7 +197,7 @@ class _Screen:
             line += [text.rjust(wide) for text, wide in zip(row[1:], widths[1:], strict=True)]
             self._line(number, "  ".join(line), width, curses.A_REVERSE if number < ROWS_ABOVE else 0)
         if not consumers:
-            self._line(ROWS_ABOVE, NOBODY, width)
+            self._line(ROWS_ABOVE, NO_CONSUMER, width)
         self._line(height - 1, "q quit   p pause   arrows scroll", width, curses.A_DIM)
         self._window.refresh()
 

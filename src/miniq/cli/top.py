@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from miniq.api import codec, shapes
-from miniq.cli.consumers import HEADS, NOBODY, rows
+from miniq.cli.consumers import HEADS, NO_CONSUMER, rows
 from miniq.cli.flags import SECONDS, Target, as_json, note_unreadable, target
 from miniq.cli.output import age, brief, cut, json_line, plural, size, table
 from miniq.client._sync.client import Client
@@ -203,7 +203,7 @@ def _print(view: View, as_json: bool) -> None:
         click.echo("\n".join([view.queue, *summary(stats.queues[0]), ""]))
         if consumers:
             table(HEADS, rows(consumers), numbers=(1, 2, 3, 4, 5))
-        click.echo("" if consumers else f"{NOBODY}\n")
+        click.echo("" if consumers else f"{NO_CONSUMER}\n")
     else:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
         lines = [cells(entry, stats) for entry in view.chosen(stats)]

@@ -137,7 +137,7 @@ def delete(at: Target, topic: str, yes: bool) -> None:
         doomed = client.topic(topic)
         if not yes:
             count = len(doomed.info().subscriptions)
-            confirm(f"Delete topic {topic} with {plural(count, 'subscription')}?", yes)
+            confirm(f"Delete topic {topic} with {plural(count, 'subscription')}?", yes, "removed")
         doomed.delete()
     click.echo(f"deleted {topic}")
 

@@ -43,8 +43,8 @@ def connect(url: str | os.PathLike[str], **options: Any) -> Client:
 
     A folder, `rocksdb:DIR`, `leveldb:DIR`, `postgresql://USER@HOST/DATABASE`, `mongodb://HOST/NAME` or `memory:` opens
     a broker in this process; `options` are the fields of `Options`. A folder is created if it does not exist;
-    one whose name looks like an address is written with `./`. `api_key` is accepted and not needed: who can open the
-    store may do everything.
+    one whose name looks like an address is written with `./`. `api_key` is accepted and not needed: a program that
+    can open the store may do everything.
 
     With `tracing=True`, or a `TracerProvider` of OpenTelemetry, sends, receives and acks are recorded as spans, and
     messages carry the trace context in their headers (needs the extra `otel`).

@@ -19,7 +19,7 @@ export async function keysPage(main, { signal, identity }) {
     const allow = h("textarea", { rows: 3, value: first ? "*" : "read", spellcheck: false });
     const made = await ask({
       title: "New key", action: "Create",
-      body: [first && h("p", { class: "note" }, "This is the first key: once it exists, calls without a key are refused, for good. Give it * or admin, or nobody can manage keys through the broker."),
+      body: [first && h("p", { class: "note" }, "This is the first key: once it exists, calls without a key are refused, for good. Give it * or admin; otherwise keys can no longer be managed through the broker."),
         field("Name", name), field("Permissions, one per line", allow, true),
         h("p", { class: "note" }, "VERB or VERB:PATTERN, for example send:orders.* (verbs: send, receive, publish, read, manage, admin, *)")],
       submit: async () => {

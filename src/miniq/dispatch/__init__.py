@@ -80,7 +80,7 @@ def receive(broker: Broker, call: ops.Receive, caller: Caller) -> Coroutine[Any,
 
 def result(broker: Broker, call: ops.Result, caller: Caller) -> Coroutine[Any, Any, Progress]:
     def permit() -> None:
-        """Senders ask for the results of what they sent; whoever may read the messages may read the results."""
+        """Senders may read the results of what they sent, and so may callers that can read the messages."""
         broker.keys.check_either(caller.secret, "send", "read", call.queue)
 
     return broker.results.get(call.queue, call.id, call.wait, None if caller.is_owner else permit, call.unknown)

@@ -5,9 +5,9 @@ queue is a claim number: the broker freezes the claim, it can be read any number
 that makes the next claim, which Spark triggers only once the previous batch is in its commit log. If the driver dies
 between a claim and Spark's log, the restarted query finds the claim after `start` already made.
 
-A number alone belongs to nobody. So an offset also names the store, the queue, the group with its id, and the reader: a
-random name that a new checkpoint gets with its first offset, and that its copies share. The broker records which reader
-has fetched a claim, and gives it to no other. Offsets of earlier versions have the number only.
+A number alone does not tell whose claim it is. So an offset also names the store, the queue, the group with its id, and
+the reader: a random name that a new checkpoint gets with its first offset, and that its copies share. The broker
+records which reader has fetched a claim, and gives it to no other. Offsets of earlier versions have the number only.
 """
 
 from __future__ import annotations

@@ -199,7 +199,7 @@ class MessageStore(Protocol):
         group directly after its head.
 
         Each gets `receipt = token`, `visible_at = until`, `receives + 1`. Takes no more than leaves `in_flight` of the
-        queue leased at `now`, whoever takes at the same time. Stops before `max_bytes` is exceeded, but returns at
+        queue leased at `now`, also with concurrent takes. Stops before `max_bytes` is exceeded, but returns at
         least one message. If an earlier lease of a message expired, `expired` (reason `lease`) precedes its
         `received` in the history. Messages that are not `fit` are leased like the others, but not `received`; the
         broker then drops or moves them.

@@ -82,7 +82,7 @@ class HttpConnection:
     def last_words(self, exchange: HttpExchange) -> object:
         """Read the reply that is under way. Closing the sending side cancels a long poll."""
         answer, stream = self._answer, self._stream
-        stream.hurry(LAST_WORDS, end=exchange.operation.long_poll)
+        stream.begin_shutdown(LAST_WORDS, end=exchange.operation.long_poll)
         while not answer.done and (data := stream.read()):
             answer.feed(data)
         return judge(exchange, answer, self._target) if answer.done else None

@@ -86,7 +86,7 @@ class Stream:
             raise TimeoutError
         return self._socket.recv(CHUNK)
 
-    def hurry(self, patience: float, end: bool) -> None:
+    def begin_shutdown(self, patience: float, end: bool) -> None:
         """Wait less for the reply; with `end`, close the sending side."""
         self._set_patience(patience)
         if end:
@@ -161,7 +161,7 @@ class AsyncStream(asyncio.Protocol):
             raise ConnectionError(str(self._error)) from self._error
         return b""
 
-    def hurry(self, patience: float, end: bool) -> None:
+    def begin_shutdown(self, patience: float, end: bool) -> None:
         self._patience = patience
         if not end:
             return

@@ -150,7 +150,7 @@ class FastLane(Connection):
 
     def abandon(self, request: Cycle) -> None:
         if isinstance(request, HotCycle) and request.task is not None and request.head.operation.name == "receive":
-            request.task.cancel()  # nobody would get the messages; a send or an ack continues
+            request.task.cancel()  # no client would get the messages; a send or an ack continues
 
     # Calls
 

@@ -47,7 +47,7 @@ def drain(
 
 def write_batch(batch: DataFrame, folder: str, format: str) -> None:
     """Write a batch to its folder, unless it holds exactly these rows. To replace files is to remove them first: if the
-    query ended in between and went on with a newer copy of its checkpoint, nobody would write them again."""
+    query ended in between and went on with a newer copy of its checkpoint, they would not be written again."""
     column = "value" if format == "text" else "id"
     found = _written(batch.sparkSession, folder, format, column)
     if found is None:

@@ -2,7 +2,7 @@
 
 Messages of one run of ids (`miniq.ids`) that were sent together share a block if they have the same priority and due
 time and no recipient or group; any other message has a block of its own. A block is read, changed here, and written
-back on condition that nobody else has written it (`writes.py`). Everything that a query needs is written beside the
+back on condition that it has not changed since (`writes.py`). Everything that a query needs is written beside the
 states: see `documents.py`.
 """
 

@@ -114,7 +114,7 @@ class Changing:
             turn.done(result)
 
     async def _attempt(self, queue: str, items: list[_Item]) -> list[_Item]:
-        """Make changes as far as nobody else is faster; those that are left."""
+        """Make changes as far as no other broker is faster; those that are left."""
         named = await self._changes.know(queue)
         number = named.number
         with self._link.call() as db:

@@ -350,8 +350,8 @@ class Claims(ClaimStore):
         return more, lanes, left
 
     async def _make(self, queue: str, group: str, asked: NextClaim) -> tuple[Claim | None, list[Stored]]:
-        """Make a claim, and say what was passed over. None if there is nothing to make it from, or somebody else has
-        made it."""
+        """Make a claim, and say what was passed over. None if there is nothing to make it from, or another broker
+        has made it."""
         with self._link.call() as db:
             number = (await self._changes.ask(db, queue)).number
             while await self._taking.wake(number, asked.now):

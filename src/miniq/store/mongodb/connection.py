@@ -3,7 +3,7 @@
 A server that does not answer within `patience` seconds is unreachable. A transaction that conflicts with another is
 retried. If its outcome is unknown because the server or the caller is gone, it is aborted at the server in the
 background, so that its locks are not held until the server's timeout of a minute. The transaction of a broker that was
-killed is aborted by whoever meets it: see `Link.abort_abandoned`.
+killed is aborted by the broker that meets it: see `Link.abort_abandoned`.
 """
 
 from __future__ import annotations

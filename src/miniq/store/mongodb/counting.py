@@ -65,7 +65,7 @@ async def _partly_due(db: Database, session: Session | None, number: ObjectId, n
 
 
 async def holdings(db: Database, number: ObjectId, now: int) -> dict[str | None, Holding]:
-    """What each consumer holds. Who that is, only the states tell."""
+    """What each consumer holds; the states alone tell its name."""
     found: dict[str | None, Holding] = {}
     query = db.blocks.find(queries.leased(number, now), queries.WITHOUT_CONTENT, hint="timed").batch_size(1000)
     async for one in query:

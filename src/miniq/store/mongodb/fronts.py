@@ -5,7 +5,7 @@ have the key of their group in `front`. The document of the group counts in `fro
 were taken together, and has none where that is over.
 
 1. A take first leases the head alone, so that no other take can get messages of the group. Then one transaction leases
-   the messages that follow, as far as nobody has changed them meanwhile.
+   the messages that follow, as far as they have not changed meanwhile.
 2. A message of the front that was settled is marked `todo`, as a head that left is (`groups.py`). Then `settle` makes
    the first message of the front the head, unless one of the front is leased.
 """

@@ -36,7 +36,8 @@ GRACE = 2 * SECOND
 """The time that a broker has to choose a new head. Upkeep that chose before would only compete with it: both write the
 same groups and blocks. Yet if the broker was killed, the group goes on after this time."""
 PATIENCE = 15 * SECOND
-"""After this time nobody sends what was noted in a group without a head: it is removed, unless a member is found."""
+"""After this time no sender still adds what it noted in a group without a head: that is removed, unless a member is
+found."""
 
 
 async def expect(
@@ -106,7 +107,7 @@ async def joined(link: Link, number: ObjectId, had: Joined, now: int) -> list[st
         return []
     keys = list(had)
     with link.call() as db:
-        # Who is just choosing, and has not found the new members, notices this and looks again.
+        # A call that is choosing one now, and has not found the new members, notices this and looks again.
         # If this broker was suspended for long, the group may have been removed as empty.
         sent = [
             UpdateOne(

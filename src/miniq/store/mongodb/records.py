@@ -32,8 +32,7 @@ async def save(db: Database, session: Session, values: Mapping[tuple[str, str], 
 
 
 async def save_all(db: Database, session: Session, records: RecordSet) -> None:
-    """The same, at a revision only. Whoever changes it meanwhile conflicts with this transaction, which changes it,
-    too."""
+    """The same, at a revision only. A concurrent change conflicts with this transaction, which changes it, too."""
     if await revision(db, session) != records.revision:
         raise RevisionChanged
     await save(db, session, records.values)

@@ -32,7 +32,7 @@ class Turn(Generic[Call, Answer]):
     def failed(self, error: BaseException) -> None:
         if not self.answer.done():
             self.answer.set_exception(error)
-            self.answer.exception()  # asyncio reports errors that nobody reads: a caller that was cancelled does not
+            self.answer.exception()  # asyncio reports errors that are not read, and a cancelled caller reads none
 
 
 class Turns(Generic[Call, Answer]):

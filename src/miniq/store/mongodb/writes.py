@@ -1,7 +1,7 @@
-"""Reading blocks, and writing them back on condition that nobody else has written them.
+"""Reading blocks, and writing them back on condition that they have not changed since.
 
 Each write of a block gives it a new version and names the one that was read. So of two writers one wins, and the other
-reads again and repeats its change. A write waits for nobody, except for a transaction that is about to commit: if that
+reads again and repeats its change. A write waits only for a transaction that is about to commit: if that
 takes long, its broker was probably killed, and the transaction is aborted.
 """
 
@@ -173,7 +173,7 @@ async def save_all(db: Database, session: Session, queue: str, writes: Sequence[
 
 
 async def save(link: Link, writes: Sequence[Written]) -> set[str]:
-    """Write blocks, each on its own: the `_id`s of those that nobody else had changed since they were read."""
+    """Write blocks, each on its own: the `_id`s of those that had not changed since they were read."""
     if not writes:
         return set()
     deadline = time.monotonic() + link.patience

@@ -73,7 +73,7 @@ UPDATE meta SET revision = revision + 1 WHERE EXISTS (SELECT FROM added);
 DELETE FROM records WHERE kind = %(kind)s AND name = %(name)s;
 
 -- name: revise
--- The last statement of a change: whoever holds this row already waits for no other.
+-- The last statement of a change: a transaction that holds this row waits for no other.
 UPDATE meta SET revision = revision + 1 RETURNING revision;
 
 -- name: create_record
@@ -625,9 +625,9 @@ FROM shelf;
     SELECT shelf.id AS queue, a.*
     FROM shelf CROSS JOIN unnest(%(floors)s::uuid[], %(firsts)s::uuid[], %(lasts)s::uuid[], %(receipts)s::text[])
         WITH ORDINALITY AS a (floor, first, upto, receipt, place)
-    ORDER BY a.first  -- in order of ids everybody locks rows who waits for them
+    ORDER BY a.first  -- all calls that wait for rows lock them in order of ids
 --include: batches
-), fronts AS MATERIALIZED (  -- who changes a front locks its group first, and then rows
+), fronts AS MATERIALIZED (  -- a change of a front locks its group first, and then rows
     SELECT count(lock_group(f.queue, f.grp)) AS locked FROM (
         SELECT DISTINCT m.queue, m.grp
         FROM asked a JOIN messages m ON m.queue = a.queue AND m.id BETWEEN a.first AND a.upto
@@ -637,7 +637,7 @@ FROM shelf;
     SELECT m.queue, m.id, a.receipt, a.first <= m.id AND m.last <= a.upto AS whole
     FROM asked a JOIN messages m ON m.queue = a.queue AND m.id BETWEEN a.floor AND a.upto AND m.last >= a.first
 --include: fence
-), held AS MATERIALIZED (  -- those that nobody has split, dropped or leased since
+), held AS MATERIALIZED (  -- those that were not split, dropped or leased since
     SELECT m.id
     FROM parcels a JOIN messages m ON m.queue = a.queue AND m.id = a.id
 --include: fence

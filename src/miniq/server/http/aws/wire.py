@@ -129,7 +129,7 @@ class AwsWire:
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     async def _unverified_body(self, receive: Receive, fields: dict[str, str]) -> bytes:
-        """A body that anyone may have sent who has seen the id of a key."""
+        """A body whose sender may know no more of a key than its id."""
         size = fields.get("content-length", "")
         expected = int(size) if size.isdigit() else self._max_request
         if expected <= SMALL:
@@ -149,7 +149,7 @@ class AwsWire:
     # The caller
 
     async def _authenticated(self, scope: Scope, receive: Receive) -> tuple[Secret | None, bytes]:
-        """Who sent a request, None while no keys exist; and its body, of which nothing is decoded before."""
+        """The caller of a request, None while no keys exist; and its body, of which nothing is decoded before."""
         keys, fields = self._broker.keys, scope["fields"]
         if keys.open:
             return None, await self._body(receive, fields)

@@ -104,7 +104,7 @@ def sources(call: Call, dead: str) -> list[str]:
 
 
 def _page(call: Call, names: Sequence[str]) -> tuple[list[str], str | None]:
-    """The URLs of a page of queues, and the token of the next page, which only those get who ask for pages."""
+    """The URLs of a page of queues, and the token of the next page, if the caller asks for pages."""
     most, token = call.request.max_results, call.request.next_token
     if most is not None and not 1 <= most <= PAGE:
         reason = f"MaxResults must be an integer between 1 and {PAGE}."
