@@ -569,9 +569,9 @@ class Machine(Pair):
 @pytest.mark.parametrize("kind", DATABASES)
 def test_a_store_in_a_database_answers_as_the_oracle_does(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if kind == "postgresql":
-        # Parcels end in the midst of a send, and of what is claimed or read in steps.
-        monkeypatch.setattr("miniq.store.postgres.parcels.MOST", 6)
-        monkeypatch.setattr("miniq.store.postgres.parcels.LEAST", 2)
+        # Blocks end in the midst of a send, and of what is claimed or read in steps.
+        monkeypatch.setattr("miniq.store.postgres.blocks.MOST", 6)
+        monkeypatch.setattr("miniq.store.postgres.blocks.LEAST", 2)
         monkeypatch.setattr("miniq.store.postgres.claims.FIRST_STEP", 4)
         monkeypatch.setattr("miniq.store.postgres.claims.STEP", 7)
         monkeypatch.setattr("miniq.store.postgres.claims.PAGE", 2)

@@ -93,14 +93,14 @@ def test_messages_have_their_state_and_dead_letters_where_they_came_from() -> No
     assert (claimed["dead_origin"], *(claimed[name] for name in arrow.STATES)) == ("q", None, None, None)
 
 
-def test_a_parcel_gives_the_same_as_its_messages() -> None:
-    parcel = PlainBatch(["1", "2"], "q", 5, 5, [b"1", b'"x"'], priority=4, topic="t")
-    whole = read_back([arrow.portions([Portion(parcel, 3)])], arrow.messages_schema())
-    single = read_back([arrow.portions([Portion(list(parcel), 3)])], arrow.messages_schema())
+def test_a_plain_batch_gives_the_same_as_its_messages() -> None:
+    batch = PlainBatch(["1", "2"], "q", 5, 5, [b"1", b'"x"'], priority=4, topic="t")
+    whole = read_back([arrow.portions([Portion(batch, 3)])], arrow.messages_schema())
+    single = read_back([arrow.portions([Portion(list(batch), 3)])], arrow.messages_schema())
     assert whole == single
     assert [row["topic"] for row in whole] == ["t", "t"]
     other = PlainBatch(["3"], "q", 6, 6, [b"text"], "text/plain", 4)
-    mixed = [Portion(parcel, 3), Portion(other, 1)]
+    mixed = [Portion(batch, 3), Portion(other, 1)]
     each = [Portion(list(one.messages), one.receives) for one in mixed]
     assert read_back([arrow.portions(mixed)], arrow.messages_schema()) == read_back(
         [arrow.portions(each)], arrow.messages_schema()
@@ -109,7 +109,7 @@ def test_a_parcel_gives_the_same_as_its_messages() -> None:
     assert read_back([arrow.portions([Portion(raw, 1)])], arrow.messages_schema())[0]["data"] == b"\x00\xff"
 
 
-def test_a_packed_parcel_gives_the_same_as_its_messages() -> None:
+def test_a_packed_batch_gives_the_same_as_its_messages() -> None:
     ids = IdSource().run(6, 1_000_000)
     texts = [b"1", b'"x"', '["grüße"]'.encode(), b"{}", b"null", b'""']
     parts = [

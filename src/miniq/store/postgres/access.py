@@ -85,7 +85,7 @@ class Access:
         return await self.connections.call(lambda connection: pipeline(connection, steps, atomic=True), seconds)
 
     async def split(self, connection: Connection, queue: str, ids: Sequence[str], step: int) -> None:
-        """Split parcels into rows of `step` messages each."""
+        """Split blocks into rows of `step` messages each."""
         await execute(connection, *self.step("split", {"queue": queue, "ids": rows.array(ids), "step": step}))
 
     def ready(self, queue: str, recipient: str | None, count: int) -> None:

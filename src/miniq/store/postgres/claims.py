@@ -173,8 +173,8 @@ class Claims(Part, ClaimStore):
             result = await execute(connection, *self._db.step(name, params | so_far, asked.keep))
             cut, ready, met, more, more_bytes = result[0][:5]
             if cut:  # nothing was taken
-                parcel, fits = cut.split()
-                await self._db.split(connection, queue, [parcel], int(fits))
+                block, fits = cut.split()
+                await self._db.split(connection, queue, [block], int(fits))
                 continue
             rank, id, leases = result[0][5:8]
             unfit += [stored for row in result if row[8] is not None for stored in rows.stored(queue, row[8:])]
@@ -208,7 +208,7 @@ def _claim(row: Row) -> Claim:
 
 def _portions(queue: str, claimed: Sequence[Row], start: int, end: int) -> Iterator[Portion]:
     """The messages from `start` to `end` in rows of `claimed`; neighbours that differ only in id and body become
-    parcels."""
+    blocks."""
     for _, alike in groupby(claimed, lambda row: row[1:6]):
         messages: list[Message] = []
         receives = 0

@@ -139,7 +139,7 @@ WITH common AS MATERIALIZED (
     SELECT * FROM counted
     WHERE (nth_fit = 0 OR %(count)s + nth_fit = 1 OR %(bytes)s + total <= %(max_bytes)s)
         AND unfit - (NOT fit)::int < %(unfit)s
-), cut AS MATERIALIZED (  -- the last row, if it is a parcel of which not all go in; those that are not fit can wait
+), cut AS MATERIALIZED (  -- the last row, if it is a block of which not all go in; those that are not fit can wait
     SELECT id, nth FROM met
     WHERE place = (SELECT max(place) FROM met) AND nth < count
         AND (fit OR place = (SELECT count(*) FROM ready) AND unfit < %(unfit)s)

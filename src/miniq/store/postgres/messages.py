@@ -16,7 +16,7 @@ from miniq.store import decisions
 from miniq.store.arguments import FREE, Change, Draw, Edit, Fence, NewTime, Publication, Put, Room, Scan, Take
 from miniq.store.contract import MessageStore, RecordChanged, no_queue
 from miniq.store.decisions import call_answer, check_room, plain_batch, repeated_call
-from miniq.store.postgres import parcels, results, rows
+from miniq.store.postgres import blocks, results, rows
 from miniq.store.postgres.access import (
     FIRST_ID,
     LONG,
@@ -29,8 +29,8 @@ from miniq.store.postgres.access import (
     pipeline,
     tags,
 )
+from miniq.store.postgres.blocks import Cut
 from miniq.store.postgres.connections import Connection
-from miniq.store.postgres.parcels import Cut
 from miniq.store.postgres.publishing import Publishing
 from miniq.store.postgres.rows import Blobs, escape, unescape
 from miniq.store.postgres.taking import Taking
@@ -53,26 +53,26 @@ class Messages(Part, MessageStore):
         self._taking = Taking(db)
 
     async def put(self, messages: Sequence[Message], put: Put) -> list[str]:
-        parcel = messages if isinstance(messages, PlainBatch) else plain_batch(messages)
-        if parcel is not None and put.room is None and put.record is None and put.reason is None:
-            return await self._put_parcel(parcel, put)
+        block = messages if isinstance(messages, PlainBatch) else plain_batch(messages)
+        if block is not None and put.room is None and put.record is None and put.reason is None:
+            return await self._put_block(block, put)
         return await self._put_mixed(messages, put)
 
-    async def _put_parcel(self, parcel: PlainBatch, put: Put) -> list[str]:
+    async def _put_block(self, block: PlainBatch, put: Put) -> list[str]:
         """Add messages that differ only in id and body."""
-        queue, ids, call = parcel.queue, parcel.ids, put.call
-        params = parcels.columns(parcel) | {
+        queue, ids, call = block.queue, block.ids, put.call
+        params = blocks.columns(block) | {
             "queue": queue,
-            "each_body": Blobs(parcel.bodies) if put.keep == "full" else None,
-            "sent_at": parcel.sent_at,
-            "due_at": parcel.due_at,
-            "rank": -parcel.priority,
+            "each_body": Blobs(block.bodies) if put.keep == "full" else None,
+            "sent_at": block.sent_at,
+            "due_at": block.due_at,
+            "rank": -block.priority,
             "count": len(ids),
-            "bytes": parcel.size,
+            "bytes": block.size,
             "last_id": max(ids),
             "now": put.now,
             "full": put.keep == "full",
-            "content_type": parcel.content_type,
+            "content_type": block.content_type,
         }
         wanted = tags(put.keep)
         if call is not None:
@@ -174,7 +174,7 @@ class Messages(Part, MessageStore):
 
         async def work(connection: Connection) -> tuple[Outcome, bool, list[Row]]:
             async with connection.transaction():
-                key = {"queue": queue, "id": id, "floor": parcels.floor(id)}
+                key = {"queue": queue, "id": id, "floor": blocks.floor(id)}
                 locked = existing(queue, await execute(connection, *self._db.step("lock_message", key)))
                 shelf, count, *row = locked[0]
                 if row[0] is None:
@@ -244,7 +244,7 @@ class Messages(Part, MessageStore):
                     targets = {
                         "to": to,
                         "receipts": [escape(fences[place][1]) for place in places],
-                        "floors": parcels.floors([fences[place][0] for place in places]),
+                        "floors": blocks.floors([fences[place][0] for place in places]),
                         "errors": [escape(message.dead.error) if message.dead else None for message in messages],
                     }
                     groups = sorted({message.group for message in messages if message.group is not None})
@@ -304,7 +304,7 @@ class Messages(Part, MessageStore):
 
     async def find(self, queue: str, ids: Sequence[str]) -> dict[str, Stored]:
         possible = [id for id in ids if rows.is_id(id)]
-        params = {"queue": queue, "ids": rows.array(possible), "floors": parcels.floors(possible)}
+        params = {"queue": queue, "ids": rows.array(possible), "floors": blocks.floors(possible)}
         return {row[0]: rows.stored(queue, row)[0] for row in await self._db.some("find", params) if row[0] is not None}
 
     async def scan(self, queue: str, scan: Scan) -> Page:
@@ -314,7 +314,7 @@ class Messages(Part, MessageStore):
             "queue": queue,
             "after_moment": moment,
             "after_id": id,
-            "floor": parcels.floor(id),
+            "floor": blocks.floor(id),
             "limit": scan.limit,
             "max_bytes": scan.max_bytes,
             "now": scan.now,
@@ -358,7 +358,7 @@ class Messages(Part, MessageStore):
         expired: list[int] = []
 
         async def change_some(connection: Connection, places: list[int]) -> None:
-            ranges = parcels.ranges([fences[place] for place in places])
+            ranges = blocks.ranges([fences[place] for place in places])
             kept = _kept(change, fences, places)
             result = existing(queue, await execute(connection, query, params | ranges | kept))
             whole, cut, count, changed, recipients, leases = result[0]
@@ -390,7 +390,7 @@ class Messages(Part, MessageStore):
         return await self._outcomes(queue, fences, done)
 
     async def _splitting(self, queue: str, change: Callable[[Connection], Awaitable[T]]) -> T:
-        """Make a change, splitting parcels of which it needs only some messages."""
+        """Make a change, splitting blocks of which it needs only some messages."""
 
         async def work(connection: Connection) -> T:
             while True:
@@ -407,7 +407,7 @@ class Messages(Part, MessageStore):
         if len(done) == len(fences):
             return ["done"] * len(fences)
         ids = sorted({id for place, (id, _) in enumerate(fences) if place not in done and rows.is_id(id)})
-        params = {"queue": queue, "ids": rows.array(ids), "floors": parcels.floors(ids)}
+        params = {"queue": queue, "ids": rows.array(ids), "floors": blocks.floors(ids)}
         present: dict[str, bool] = {row[0]: row[1] for row in await self._db.all("present", params)}
         outcomes: list[Outcome] = []
         for place, (id, receipt) in enumerate(fences):

@@ -17,7 +17,7 @@ from miniq.store.decisions import (
     repeated_publication,
     sift_publication,
 )
-from miniq.store.postgres import parcels, rows
+from miniq.store.postgres import blocks, rows
 from miniq.store.postgres.access import Part, execute
 from miniq.store.postgres.connections import Connection
 from miniq.store.postgres.rows import Blobs, escape, unescape
@@ -189,7 +189,7 @@ def _columns(fresh: Sequence[Stretch], targets: dict[int, Target]) -> dict[str, 
             own = [len(body) for body in messages.bodies]
             is_usual = messages.content_type == JSON and messages.topic is None
             about = None if is_usual else rows.about(messages[0])
-            for some in parcels.cut(messages.ids, own):
+            for some in blocks.cut(messages.ids, own):
                 firsts.append(messages.ids[some.start])
                 lasts.append(messages.ids[some.stop - 1] if len(some) > 1 else "NULL")
                 starts.append(len(sizes) + some.start + 1)

@@ -1,7 +1,7 @@
 -- The queries of the store by name, loaded by queries.py. Those for claims and stages are in claims.sql and stages.sql.
 --
--- A row of `messages` may be a parcel (schema.sql). A query that needs only some messages of a parcel changes nothing
--- and returns the parcel's id; `split` then divides it into several rows, and the query is run again.
+-- A row of `messages` may be a block (schema.sql). A query that needs only some messages of a block changes nothing
+-- and returns the block's id; `split` then divides it into several rows, and the query is run again.
 --
 -- Lines between `--{history` and `--}` are only in the variant that writes history, so history costs nothing while it
 -- is off; likewise `call`, for sends with a name, `told`, for changes that other brokers hear of, and `results`, for changes
@@ -289,7 +289,7 @@ SELECT ids, together,
     CASE
         WHEN (SELECT there FROM due) THEN 'due'
         WHEN ids = '{}' AND EXISTS (
---include: parcel
+--include: block
         ) THEN 'locked'
     END
 FROM shelf CROSS JOIN LATERAL line_up(
@@ -388,7 +388,7 @@ WITH shelf AS (
             row_number() OVER (ORDER BY rank, id, nth) AS place
         FROM ready
     ) r WHERE total <= %(max_bytes)s OR place = 1
-), cut AS MATERIALIZED (  -- only the last row can be a parcel of which not all fit
+), cut AS MATERIALIZED (  -- only the last row can be a block of which not all fit
     SELECT id, nth FROM fitting WHERE place = (SELECT max(place) FROM fitting) AND nth < count
 ), taken AS (
     UPDATE messages m SET
@@ -432,14 +432,14 @@ SELECT t.id::text, t.sent_at, t.due_at, t.rank, t.receives, t.about, t.body, t.s
         WHEN (SELECT there FROM due) THEN 'due'
         WHEN EXISTS (SELECT FROM cut) THEN (SELECT concat_ws(' ', 'cut', id, nth) FROM cut)
         WHEN NOT EXISTS (SELECT FROM ready) AND EXISTS (
---include: parcel
+--include: block
         ) THEN 'locked'
     END,
     CASE WHEN t.was_receipt IS NOT NULL AND t.was_taken_at IS NOT NULL THEN t.count ELSE 0 END, t.error
 FROM shelf LEFT JOIN taken t ON true ORDER BY t.place;
 -- end
 
--- part: parcel
+-- part: block
             -- locked by another call, perhaps only to split it
             SELECT FROM messages m
             WHERE m.queue = shelf.id AND m.recipient IS NULL AND NOT m.blocked AND NOT m.later
@@ -466,7 +466,7 @@ FROM (
 WHERE q.id = b.id RETURNING b.drawn::integer;
 
 -- name: split
--- Divides parcels into rows of `step` messages each, in the same state. Parcels in a claim stay as they are. A purge,
+-- Divides blocks into rows of `step` messages each, in the same state. Blocks in a claim stay as they are. A purge,
 -- which would not see the new rows, waits for it (`lock_whole_queue`).
 WITH shelf AS MATERIALIZED (
     SELECT id, pg_advisory_xact_lock_shared(1, id) FROM queues WHERE name = %(queue)s
@@ -633,18 +633,18 @@ FROM shelf;
         FROM asked a JOIN messages m ON m.queue = a.queue AND m.id BETWEEN a.first AND a.upto
         WHERE m.blocked AND m.receives > 0 AND (SELECT there FROM batches) ORDER BY m.grp
     ) f
-), parcels AS MATERIALIZED (
+), blocks AS MATERIALIZED (
     SELECT m.queue, m.id, a.receipt, a.first <= m.id AND m.last <= a.upto AS whole
     FROM asked a JOIN messages m ON m.queue = a.queue AND m.id BETWEEN a.floor AND a.upto AND m.last >= a.first
 --include: fence
 ), held AS MATERIALIZED (  -- those that were not split, dropped or leased since
     SELECT m.id
-    FROM parcels a JOIN messages m ON m.queue = a.queue AND m.id = a.id
+    FROM blocks a JOIN messages m ON m.queue = a.queue AND m.id = a.id
 --include: fence
-    WHERE NOT EXISTS (SELECT FROM parcels WHERE NOT whole)
+    WHERE NOT EXISTS (SELECT FROM blocks WHERE NOT whole)
     FOR UPDATE OF m
 ), state AS MATERIALIZED (
-    SELECT (SELECT count(*) FROM held) = (SELECT count(*) FROM parcels) AND (SELECT locked FROM fronts) >= 0 AS whole
+    SELECT (SELECT count(*) FROM held) = (SELECT count(*) FROM blocks) AND (SELECT locked FROM fronts) >= 0 AS whole
 -- end
 
 -- part: batches
@@ -658,7 +658,7 @@ FROM shelf;
 )
 SELECT
     (SELECT whole FROM state),
-    ARRAY(SELECT id::text FROM parcels WHERE NOT whole ORDER BY id),
+    ARRAY(SELECT id::text FROM blocks WHERE NOT whole ORDER BY id),
     (SELECT coalesce(sum(count), 0) FROM done),
     CASE WHEN (SELECT sum(count) FROM done) < %(count)s THEN (SELECT string_agg(concat(id, '*', count), ',') FROM done) END,
 -- end
@@ -748,7 +748,7 @@ WITH shelf AS (
         SELECT DISTINCT m.queue, m.grp FROM given a JOIN messages m ON m.queue = a.queue AND m.id = a.id
         WHERE m.blocked AND m.receives > 0 AND (SELECT there FROM batches) ORDER BY m.grp
     ) f
-), parcels AS MATERIALIZED (
+), blocks AS MATERIALIZED (
     SELECT m.id
     FROM given a JOIN messages m ON m.queue = a.queue AND m.id BETWEEN a.floor AND a.id AND m.last >= a.id
 --include: fence
@@ -758,7 +758,7 @@ WITH shelf AS (
         a.receipt = '' AND m.receipt IS NOT NULL AND m.taken_at IS NOT NULL AS expired
     FROM given a JOIN messages m ON m.queue = a.queue AND m.id = a.id
 --include: fence
-    WHERE (SELECT id FROM target) IS NOT NULL AND NOT EXISTS (SELECT FROM parcels)
+    WHERE (SELECT id FROM target) IS NOT NULL AND NOT EXISTS (SELECT FROM blocks)
         AND (SELECT locked FROM fronts) >= 0
     FOR UPDATE OF m
 ), placed AS MATERIALIZED (
@@ -830,12 +830,12 @@ SELECT
     (SELECT advance_groups((SELECT id FROM shelf), array_agg(DISTINCT old_grp ORDER BY old_grp), %(now)s)
      FROM moved WHERE old_grp IS NOT NULL AND (NOT old_blocked OR receives > 0) HAVING count(*) > 0),
     (SELECT id FROM target),
-    ARRAY(SELECT DISTINCT id::text FROM parcels),
+    ARRAY(SELECT DISTINCT id::text FROM blocks),
     (SELECT count(*) FROM moved WHERE expired)
 FROM shelf;
 
 -- name: lock_whole_queue
--- A purge waits for claims that are being made or acked, messages that join groups, and parcels that are being split.
+-- A purge waits for claims that are being made or acked, messages that join groups, and blocks that are being split.
 WITH shelf AS MATERIALIZED (
     SELECT id FROM queues WHERE name = %(queue)s FOR UPDATE
 )

@@ -25,7 +25,7 @@ CREATE TABLE records (
     PRIMARY KEY (kind, name)
 );
 
--- A row is a message with its state, or a parcel: messages that were sent together, differ only in id and body, and
+-- A row is a message with its state, or a block: messages that were sent together, differ only in id and body, and
 -- share their state. Their ids are consecutive in a run, and `body` has their bodies one after the other. A call that
 -- needs only some of them splits the row first, which has no visible effect.
 -- A message is ready from visible_at on; before that it is leased if it has a receipt, else delayed.
@@ -49,8 +49,8 @@ CREATE TABLE messages (
     about      text,                                    -- JSON: its less common fields (rows.py)
     body       bytea NOT NULL,
     count      integer NOT NULL DEFAULT 1,              -- messages in this row
-    last       uuid,                                    -- of a parcel: the id of its last message
-    sizes      integer[],                               -- of a parcel: the bytes of each, in order
+    last       uuid,                                    -- of a block: the id of its last message
+    sizes      integer[],                               -- of a block: the bytes of each, in order
     error      text,                                    -- why it failed last
     PRIMARY KEY (queue, id)
 ) WITH (
@@ -138,7 +138,7 @@ CREATE TABLE history_state (
 );
 INSERT INTO history_state DEFAULT VALUES;
 
--- The id `place` positions after another. Ids of a parcel differ only in the last byte.
+-- The id `place` positions after another. Ids of a block differ only in the last byte.
 CREATE FUNCTION id_at(first uuid, place integer) RETURNS uuid
 LANGUAGE sql IMMUTABLE AS $$
     SELECT encode(set_byte(uuid_send(first), 15, get_byte(uuid_send(first), 15) + place), 'hex')::uuid;
@@ -208,7 +208,7 @@ BEGIN
 END $$;
 
 -- The rows of a take that gets several messages of a group, in order, and which of them have others of their group beside
--- them. They are locked, one by one until there are enough. A row may be a parcel of which not all fit.
+-- them. They are locked, one by one until there are enough. A row may be a block of which not all fit.
 CREATE FUNCTION line_up(of_queue integer, of_consumer text, moment bigint, most integer, max_bytes bigint)
 RETURNS TABLE (ids text[], together boolean[])
 LANGUAGE plpgsql AS $$

@@ -27,7 +27,7 @@ from miniq.store.decisions import (
     stands_alone,
     stretches,
 )
-from miniq.store.postgres import parcels, rows
+from miniq.store.postgres import blocks, rows
 from miniq.store.postgres.access import LONG, Part, Row, execute, existing, pipeline
 from miniq.store.postgres.connections import Connection
 from miniq.store.postgres.rows import Blobs, escape, unescape
@@ -98,8 +98,8 @@ class Stages(Part, StageStore):
             "until": batch.until,
             "dedup_until": put.dedup_until,
             "full": put.keep == "full",
-            "least": parcels.LEAST,
-            "largest": parcels.BYTES,
+            "least": blocks.LEAST,
+            "largest": blocks.BYTES,
         }
 
         async def work(connection: Connection) -> tuple[Committed, list[str]]:

@@ -119,7 +119,7 @@ FROM held;
 
 -- name: commit_part
 -- In the transaction of the queries above. The id of a message is the first id plus its place. A stretch of plain
--- messages is one parcel.
+-- messages is one block.
 WITH fresh AS MATERIALIZED (
     SELECT s.*, s.sizes IS NULL AND s.messages >= %(least)s AND s.bytes <= %(largest)s AS plain,
         row_number() OVER (PARTITION BY s.grp ORDER BY s.nth) AS in_group

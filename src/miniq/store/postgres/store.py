@@ -1,7 +1,7 @@
 """The store contract on PostgreSQL.
 
 All state is in the database, so several brokers may share it. The parts of the contract are in `messages.py`,
-`claims.py`, `stages.py`, `results.py` and `history.py`; `parcels.py` decides which messages share a row. The `.sql`
+`claims.py`, `stages.py`, `results.py` and `history.py`; `blocks.py` decides which messages share a row. The `.sql`
 files have the statements, `schema.sql` the tables, `access.py` combines them; `connections.py` is the pool,
 `listener.py` carries wake-ups between brokers, `rows.py` converts rows, `copying.py` dumps and loads.
 """

@@ -17,7 +17,7 @@ from miniq.store.postgres.rows import escape, unescape
 NOTHING = (None,)
 """The row of a take that takes nothing."""
 PAUSES = (0.002, 0.005, 0.01)
-"""Seconds between retries of a take that found only parcels locked by other calls, which may be splitting them."""
+"""Seconds between retries of a take that found only blocks locked by other calls, which may be splitting them."""
 
 
 class Taking(Part):

@@ -19,7 +19,7 @@ WHERE q.name = %(queue)s;
 
 -- name: publish
 -- Adds rows to queues: `to` and `rows` say which queue gets which row, and `dues` when it is due. A row is a message or
--- a parcel, whose sizes are those from `start` on. Returns the queues that exist.
+-- a block, whose sizes are those from `start` on. Returns the queues that exist.
 WITH shelf AS MATERIALIZED (
     SELECT q.id, q.name, g.nth
     FROM unnest(%(queues)s::text[]) WITH ORDINALITY AS g (name, nth) JOIN queues q ON q.name = g.name

@@ -1,8 +1,8 @@
-"""Parcels: messages that were sent together and differ only in id and body share a row while they share their state.
+"""Blocks: messages that were sent together and differ only in id and body share a row while they share their state.
 
 A lease or ack of all of them then changes one row. Their ids are consecutive in a run (`miniq.ids`), so queries name
-ranges of ids, and find the row of an id from the start of its run. A query that needs only some messages of a parcel
-changes nothing and raises `Cut`; the parcel is then split into several rows and the query repeated.
+ranges of ids, and find the row of an id from the start of its run. A query that needs only some messages of a block
+changes nothing and raises `Cut`; the block is then split into several rows and the query repeated.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from miniq.store.postgres.rows import Blobs, escape
 MOST = 25
 """Messages per row. More is not faster, and causes more splits when few are taken at a time."""
 LEAST = 4
-"""Fewer messages get a row each, since taking them one by one would split the parcel."""
+"""Fewer messages get a row each, since taking them one by one would split the block."""
 BYTES = 256 * 1024
 """Bytes per row. Large bodies gain nothing, and splitting copies them."""
 
@@ -28,15 +28,15 @@ _FOLLOWING = {f"{place:02x}": f"{place + 1:02x}" for place in range(2 * RUN) if 
 
 
 class Cut(Exception):
-    """Nothing was changed: these parcels must be split first; without any, another call was faster."""
+    """Nothing was changed: these blocks must be split first; without any, another call was faster."""
 
     def __init__(self, ids: Sequence[str]) -> None:
         self.ids = ids
 
 
-def columns(parcel: PlainBatch) -> dict[str, Any]:
-    """Parameters of a parcel: its rows, and each message for the history."""
-    ids, bodies = parcel.ids, parcel.bodies
+def columns(block: PlainBatch) -> dict[str, Any]:
+    """Parameters of a block: its rows, and each message for the history."""
+    ids, bodies = block.ids, block.bodies
     sizes = [len(body) for body in bodies]
     parts = list(cut(ids, sizes))
     return {
@@ -47,7 +47,7 @@ def columns(parcel: PlainBatch) -> dict[str, Any]:
         "bodies": Blobs([b"".join(bodies[some.start : some.stop]) for some in parts]),
         "ids": rows.array(ids),
         "sizes": rows.array(sizes),
-        "about": None if parcel.content_type == JSON and parcel.topic is None else rows.about(parcel[0]),
+        "about": None if block.content_type == JSON and block.topic is None else rows.about(block[0]),
     }
 
 

@@ -1,4 +1,4 @@
-"""Parcels in PostgreSQL: messages that were sent together share a row, and nobody can tell, also not other brokers."""
+"""Blocks in PostgreSQL: messages that were sent together share a row, and nobody can tell, also not other brokers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from miniq.broker import Broker
 from miniq.message import SECOND, Event, Lease, Stored
 from miniq.options import Options
 from miniq.store import open_store
-from miniq.store.postgres import PostgresStore, parcels, schema, taking
+from miniq.store.postgres import PostgresStore, blocks, schema, taking
 from miniq.store.postgres.address import parse
 from tests import postgresql
 from tests.clock import FrozenClock
@@ -77,7 +77,7 @@ async def test_a_few_or_large_ones_and_those_that_are_not_alike_have_rows_of_the
     broker: Broker, url: str
 ) -> None:
     await send(broker, "q", 1, 2, 3)
-    await send(broker, "q", *(["x" * (parcels.BYTES // 4 - 2)] * 6))
+    await send(broker, "q", *(["x" * (blocks.BYTES // 4 - 2)] * 6))
     await send(broker, "q", 1, 2, 3, 4, headers={"a": "b"})
     assert counts(url) == [1, 1, 1, 4, 1, 1, 1, 1, 1, 1]
     got = await broker.receive("q", max=100)
@@ -93,7 +93,7 @@ async def test_whoever_receives_fewer_gets_exactly_those_in_order(broker: Broker
     assert bodies(await broker.receive("q", max=100)) == [f"body {n}" * n for n in range(14, 20)]
 
 
-async def test_a_take_ends_within_a_parcel_where_its_bytes_do(broker: Broker, url: str) -> None:
+async def test_a_take_ends_within_a_block_where_its_bytes_do(broker: Broker, url: str) -> None:
     await send(broker, "q", *("x" * 8 for _ in range(12)))  # 10 bytes each
     now = broker.clock.now()
 
@@ -106,7 +106,7 @@ async def test_a_take_ends_within_a_parcel_where_its_bytes_do(broker: Broker, ur
     assert await taken(100, 1000) == 5
 
 
-async def test_some_of_a_parcel_are_acked(broker: Broker, url: str) -> None:
+async def test_some_of_a_block_are_acked(broker: Broker, url: str) -> None:
     await send(broker, "q", *range(10))
     got = await broker.receive("q", max=10)
     some = leases(got)
@@ -116,7 +116,7 @@ async def test_some_of_a_parcel_are_acked(broker: Broker, url: str) -> None:
     assert (await broker.queue("q")).counts.total == 0
 
 
-async def test_a_parcel_may_be_acked_in_any_order_and_a_message_be_named_twice(broker: Broker) -> None:
+async def test_a_block_may_be_acked_in_any_order_and_a_message_be_named_twice(broker: Broker) -> None:
     await send(broker, "q", *range(8))
     some = leases(await broker.receive("q", max=8))
     assert await broker.ack("q", [*reversed(some), some[2]]) == ["done"] * 8 + ["missing"]
@@ -135,7 +135,7 @@ async def test_a_stale_receipt_splits_nothing(broker: Broker, clock: FrozenClock
     assert counts(url) == [8]
 
 
-async def test_some_of_a_parcel_are_extended_or_released(broker: Broker, clock: FrozenClock, url: str) -> None:
+async def test_some_of_a_block_are_extended_or_released(broker: Broker, clock: FrozenClock, url: str) -> None:
     await send(broker, "q", *range(8))
     some = leases(await broker.receive("q", max=8, visibility_timeout=10))
     assert (await broker.extend("q", some[2:4], 100))[1] == ["done"] * 2
@@ -146,7 +146,7 @@ async def test_some_of_a_parcel_are_extended_or_released(broker: Broker, clock: 
     assert (await broker.extend("q", some[:3], 100))[1] == ["stale", "stale", "done"]
 
 
-async def test_a_whole_parcel_is_extended_released_and_runs_out_as_one_row(
+async def test_a_whole_block_is_extended_released_and_runs_out_as_one_row(
     broker: Broker, clock: FrozenClock, url: str
 ) -> None:
     await send(broker, "q", *range(8))
@@ -162,7 +162,7 @@ async def test_a_whole_parcel_is_extended_released_and_runs_out_as_one_row(
     assert counts(url) == [8]
 
 
-async def test_one_of_a_parcel_is_edited_removed_and_looked_at(broker: Broker) -> None:
+async def test_one_of_a_block_is_edited_removed_and_looked_at(broker: Broker) -> None:
     sent = await send(broker, "q", *range(8))
     assert bodies([await broker.get("q", id) for id in sent]) == list(range(8))
     await broker.edit("q", sent[5], body=b'"new"', priority=5)
@@ -170,7 +170,7 @@ async def test_one_of_a_parcel_is_edited_removed_and_looked_at(broker: Broker) -
     assert bodies(await broker.receive("q", max=10)) == ["new", 1, 2, 3, 4, 6, 7]
 
 
-async def test_dead_letters_leave_their_parcels_and_come_back(broker: Broker, clock: FrozenClock, url: str) -> None:
+async def test_dead_letters_leave_their_blocks_and_come_back(broker: Broker, clock: FrozenClock, url: str) -> None:
     await broker.configure("q", {"max_receives": 1, "dead_letter_queue": "dead"})
     await send(broker, "q", *range(8))
     await send(broker, "q", *range(8, 16))
@@ -192,7 +192,7 @@ async def test_dead_letters_leave_their_parcels_and_come_back(broker: Broker, cl
 
 @pytest.mark.parametrize("status", [None, "ready", "delayed", "leased"])
 @pytest.mark.parametrize("limit", [1, 4, 7])
-async def test_a_cursor_may_lie_within_a_parcel(broker: Broker, status: Any, limit: int) -> None:
+async def test_a_cursor_may_lie_within_a_block(broker: Broker, status: Any, limit: int) -> None:
     delay = 60 if status == "delayed" else None
     sent = [id for n in range(3) for id in await send(broker, "q", *range(10 * n, 10 * n + 10), delay=delay)]
     if status == "leased":
@@ -202,7 +202,7 @@ async def test_a_cursor_may_lie_within_a_parcel(broker: Broker, status: Any, lim
     assert sorted(bodies(found)) == list(range(30))
 
 
-async def test_the_history_tells_every_message_of_a_parcel(clock: FrozenClock, url: str) -> None:
+async def test_the_history_tells_every_message_of_a_block(clock: FrozenClock, url: str) -> None:
     told: list[list[Event]] = []
     for address in ("memory:", url):
         async with Broker(open_store(address), Options(upkeep_interval=0), clock) as broker:
@@ -237,7 +237,7 @@ def _numbered(event: Event, order: list[str]) -> Event:
     return Event(**(values | {"id": str(order.index(event.id))}))
 
 
-async def test_a_claim_ends_within_a_parcel_and_is_read_from_within(broker: Broker, url: str) -> None:
+async def test_a_claim_ends_within_a_block_and_is_read_from_within(broker: Broker, url: str) -> None:
     for start in (0, 10, 20):
         await send(broker, "q", *range(start, start + 10))
 
@@ -267,7 +267,7 @@ async def test_a_claim_ends_within_a_parcel_and_is_read_from_within(broker: Brok
     assert bodies(await broker.receive("q", max=30)) == list(range(17, 30))
 
 
-async def test_a_claim_is_read_from_within_a_parcel_in_many_steps(
+async def test_a_claim_is_read_from_within_a_block_in_many_steps(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("miniq.store.postgres.claims.PAGE", 2)
@@ -279,7 +279,7 @@ async def test_a_claim_is_read_from_within_a_parcel_in_many_steps(
         assert sum(len(portion) for portion in found) == min(most, 22)
 
 
-async def test_a_parcel_in_a_claim_is_not_split(broker: Broker, url: str) -> None:
+async def test_a_block_in_a_claim_is_not_split(broker: Broker, url: str) -> None:
     """Whoever wanted to split it did not know that it was claimed just now."""
     sent = await send(broker, "q", *range(10))
     await broker.claims.next("q", "g", 0)
@@ -293,7 +293,7 @@ async def test_a_parcel_in_a_claim_is_not_split(broker: Broker, url: str) -> Non
     assert counts(url) == []
 
 
-async def test_a_commit_makes_parcels(broker: Broker, url: str) -> None:
+async def test_a_commit_makes_blocks(broker: Broker, url: str) -> None:
     plain = [draft(n) for n in range(130)]
     odd = [draft(n, headers={"a": "b"}) for n in range(130, 135)]
     await broker.stages.upload("q", StageName("j", "1", "0", "0"), 0, plain)
@@ -306,7 +306,7 @@ async def test_a_commit_makes_parcels(broker: Broker, url: str) -> None:
     assert await broker.ack("q", leases(got)) == ["done"] * 135
 
 
-async def test_takers_of_two_brokers_split_parcels_and_get_each_message_once(two: tuple[Broker, Broker]) -> None:
+async def test_takers_of_two_brokers_split_blocks_and_get_each_message_once(two: tuple[Broker, Broker]) -> None:
     for start in range(0, 600, 100):
         await send(two[0], "q", *range(start, start + 100))
     got: list[int] = []
@@ -321,7 +321,7 @@ async def test_takers_of_two_brokers_split_parcels_and_get_each_message_once(two
     assert sorted(got) == list(range(600))
 
 
-async def test_a_parcel_that_another_splits_now_is_waited_for(
+async def test_a_block_that_another_splits_now_is_waited_for(
     two: tuple[Broker, Broker], url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(taking, "PAUSES", [0.01] * 500)
@@ -334,7 +334,7 @@ async def test_a_parcel_that_another_splits_now_is_waited_for(
     assert bodies(await receiving) == [0, 1, 2]
 
 
-async def test_workers_of_two_brokers_ack_a_parcel_one_by_one_at_once(two: tuple[Broker, Broker]) -> None:
+async def test_workers_of_two_brokers_ack_a_block_one_by_one_at_once(two: tuple[Broker, Broker]) -> None:
     for _ in range(5):
         await send(two[0], "q", *range(24))
         some = leases(await two[0].receive("q", max=24))
@@ -353,7 +353,7 @@ async def test_an_ack_of_all_beside_an_extend_of_one_loses_nothing(two: tuple[Br
     assert (await one.queue("q")).counts.total == 0
 
 
-async def test_releases_beside_acks_of_overlapping_parts_of_parcels_do_not_lock_each_other_out(
+async def test_releases_beside_acks_of_overlapping_parts_of_blocks_do_not_lock_each_other_out(
     two: tuple[Broker, Broker],
 ) -> None:
     one, other = two
@@ -385,7 +385,7 @@ OLD = """
 """
 
 
-async def test_rows_of_the_version_before_parcels_are_taken_up(url: str) -> None:
+async def test_rows_of_the_version_before_blocks_are_taken_up(url: str) -> None:
     address = parse(url, durable=True)
     with psycopg.connect(address.conninfo, autocommit=True) as connection:
         connection.execute(f"CREATE SCHEMA {address.schema}".encode())
