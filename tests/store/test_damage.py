@@ -16,7 +16,7 @@ import pytest
 from miniq.errors import StoreCorrupt
 from miniq.message import Draft
 from miniq.store import open_store
-from miniq.store.embedded import extent, kv, manifest
+from miniq.store.embedded import extent, keys, kv, manifest
 from miniq.store.embedded.check import check
 from miniq.store.embedded.store import EmbeddedStore
 from tests.faults import damage
@@ -185,6 +185,21 @@ def test_any_damage_is_refused_or_costs_nothing(
             assert outcome in ("refused", "complete"), one
             came[outcome] += 1
     assert came["refused"] > 10
+
+
+@pytest.mark.parametrize("state", damage.STATES)
+def test_folders_to_be_damaged_hold_topics_results_and_schedules(
+    engine: str, state: str, subjects: dict[tuple[str, str], damage.Subject], tmp_path: Path
+) -> None:
+    shutil.copytree(subjects[engine, state].folder, tmp_path / "copy")
+    database = kv.open_kv(engine, str(tmp_path / "copy" / "data"))
+    try:
+        records = {keys.read_record_key(key)[0] for key, _ in database.scan(b"k", b"l")}
+        kinds = {key[:1] for key, _ in database.scan(b"", b"\xff")}
+    finally:
+        database.close()
+    assert {"schedule", "topic"} <= records
+    assert kinds >= {keys.SHARED, *(b"bwgiqsxdfy"[place : place + 1] for place in range(10))}
 
 
 @pytest.fixture(scope="module")
