@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -149,6 +150,23 @@ async def test_queues_that_nobody_uses_have_no_lanes_after_a_start(
         await send(broker, "q8", 4)
         assert await drain(broker, "q8") == [3, 1, 2, 4]
         assert len(made) == 2
+
+
+async def test_nothing_is_kept_of_queues_that_were_purged_or_deleted(clock: FrozenClock) -> None:
+    """Not for the consumers either that received from them by name."""
+    async with Broker(open_store("memory:"), Options(upkeep_interval=0), clock) as broker:
+        for number in range(10):
+            queue = f"left-{number}"
+            await send(broker, queue, 1, 2, 3)
+            await send(broker, queue, 4, recipient="ann")
+            await broker.receive(queue, consumer="ann")
+            await broker.receive(queue, consumer="bob")
+            await broker.purge(queue)
+            if number % 2:
+                await broker.delete_queue(queue)
+        gc.collect()
+        kept = [one for one in gc.get_objects() if isinstance(one, blocks.Shelf) and one.name.startswith("left-")]
+        assert len(kept) == 5, "those of the queues that are there"
 
 
 async def test_an_active_queue_has_trends_however_many_others_there_are(
