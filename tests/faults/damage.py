@@ -1,9 +1,10 @@
 """`python -m tests.faults damage [--only TEXT] [--every N] [--jobs N] [--page]`: damage to the files of a store that
 nobody has open, and the table of it in docs/reliability.md.
 
-Every file is removed. Small files are cut at every byte, and every bit of them is flipped (in the newest of RocksDB's
-OPTIONS, which nothing reads, one bit of every byte); logs and tables are cut and flipped at random places. Each is
-refused, or costs nothing.
+The folders hold messages of every kind, bodies that several queues share, results, schedules, topics, dedup ids, leases
+and history. Every file is removed. Small files are cut at every byte, and every bit of them is flipped (in the newest
+of RocksDB's OPTIONS, which nothing reads, one bit of every byte); logs and tables are cut and flipped at random places.
+Each is refused, or costs nothing.
 
 Refused means an error of the store: when it is opened, when a backup is restored, or for a table at the latest when it
 is read. What is refused is left as it is: no file of the database is gone after it.
@@ -31,12 +32,13 @@ from pathlib import Path
 from unittest.mock import patch
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from miniq.broker import Broker
 from miniq.errors import MiniQError
-from miniq.message import Draft
+from miniq.message import AckedLease, Draft
 from miniq.options import Options
+from miniq.schedule import Definition
 from miniq.store import open_store, transfer
 from miniq.store.embedded import kv
 from miniq.store.embedded.backup import restore
@@ -51,6 +53,7 @@ RANDOM = 1000
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 BEGIN, END = "<!-- table: made by `make faults-damage` -->", "<!-- end of damage -->"
 STATES = ("closed", "killed", "backup")
+RESULT = Raw(b'{"total": 5}')
 STEP = 1000
 """Progress is shown so often."""
 _LARGE = (".log", ".sst", ".ldb")
@@ -102,7 +105,7 @@ class Subject(Struct, frozen=True):
         newest = max((file for file in files if "OPTIONS" in file), default="")
         for file, size in files.items():
             yield Damage(file, "missing")
-            if not file.endswith(_LARGE) and ("OPTIONS" not in file or (file == newest and self.state != "killed")):
+            if not file.endswith(_LARGE) and ("OPTIONS" not in file or file == newest):
                 bits = [chance.randrange(8)] if "OPTIONS" in file else range(8)
                 for place in range(chance.randrange(every), size, every):
                     yield Damage(file, "cut", place)
@@ -130,15 +133,25 @@ async def make(engine: str, folder: Path) -> list[Subject]:
     closed, killed, backup = (folder / state for state in STATES)
     for number, rounds in enumerate((30, 6)):
         async with _broker(f"{engine}:{closed}", clock) as broker:
-            await broker.configure("jobs", {"history": "events", "dedup_window": 600})
+            await broker.configure("jobs", {"history": "events", "dedup_window": 600, "results": 3600.0})
+            for queue in ("jobs", "copies", "more"):
+                await broker.topics.subscribe("news", queue, filter={"kind": ["a", {"prefix": "b"}]})
+            later = Definition(
+                Draft(b"6", headers={"kind": "a"}), topic="news", cron="0 3 * * *", timezone="Europe/Berlin"
+            )
+            await broker.schedules.put(f"nightly{number}", later)
+            await broker.schedules.put("every", Definition(Draft(b"7", priority=9), queue="other", every=60.0))
+            await broker.schedules.run("every")
             for size in (3000, 10, 40):
                 for _ in range(rounds):
                     bodies = [chance.randbytes(size) for _ in range(10)]
                     await broker.send("jobs", [Draft(body, "application/x-noise") for body in bodies])
+                shared = [Draft(chance.randbytes(size), "application/x-noise", {"kind": "bc"}) for _ in range(10)]
+                await broker.publish("news", shared)
             await broker.send("jobs", [Draft(b"1", group="g"), Draft(b"2", group="g"), Draft(b"3", recipient="ann")])
             await broker.send("other", [Draft(b"4", dedup_id=f"d{number}"), Draft(b"5", delay=900.0)])
             held = await broker.receive("jobs", max=15, visibility_timeout=3600)
-            await broker.ack("jobs", leases(held[:6]))
+            await broker.ack("jobs", [AckedLease(lease.id, lease.receipt, RESULT) for lease in leases(held[:6])])
             if number:
                 await broker.backup(str(backup))
                 for _ in range(4):

@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from msgspec import Struct
@@ -73,6 +73,9 @@ asyncio.run(main())
 """
 
 
+Ready = Callable[["subprocess.Popen[bytes]"], bool]
+
+
 class Round(Struct):
     """One interruption: where, with which signal, and what was found afterwards."""
 
@@ -99,7 +102,7 @@ class Round(Struct):
             for start in range(0, count, 1000):
                 mq.queue(queue).send_many([{"n": n} for n in range(start, min(start + 1000, count))])
 
-    def interrupt(self, args: list[str], after: float, ready: Callable[[], bool] | None = None) -> str:
+    def interrupt(self, args: list[str], after: float, ready: Ready | None = None) -> str:
         """Start a program, send the signal some time after it is ready, and return its output. By default it is ready
         when it has printed something; meanwhile messages go on arriving."""
         with open(self.folder / "out", "w+b") as out, open(self.folder / "err", "w+b") as err:
@@ -108,8 +111,8 @@ class Round(Struct):
             )
             try:
                 deadline = time.monotonic() + PATIENCE
-                ready = ready or (lambda: (self.folder / "out").stat().st_size > 0)
-                while not ready() and process.poll() is None and time.monotonic() < deadline:
+                ready = ready or (lambda _: (self.folder / "out").stat().st_size > 0)
+                while not ready(process) and process.poll() is None and time.monotonic() < deadline:
                     time.sleep(0.002)
                 with self.sending():
                     time.sleep(after)
@@ -227,7 +230,7 @@ def export(now: Round) -> None:
     now.fill(MANY, "export")
     file = now.folder / f"out.{now.dice.choice(['jsonl', 'csv'])}"
     file.unlink(missing_ok=True)
-    begun = lambda: any(now.folder.glob("*.part")) or file.exists()  # noqa: E731
+    begun = lambda _: any(now.folder.glob("*.part")) or file.exists()  # noqa: E731
     now.interrupt(command("export", "export", file.name, "--consume"), now.dice.uniform(0, 0.4), begun)
     now.check_leases(queue="export")
     now.check_files()
@@ -243,7 +246,7 @@ def copy(now: Round) -> None:
     source = now.folder / "source"
     source.write_bytes(b"".join(b"line %d\n" % n for n in range(LINES)))
     (now.folder / "copy").unlink(missing_ok=True)
-    now.interrupt(command("copy", str(source), str(now.folder / "copy")), now.dice.uniform(0.1, 2.5), lambda: True)
+    now.interrupt(command("copy", str(source), str(now.folder / "copy")), now.dice.uniform(0.1, 2.5), lambda _: True)
     time.sleep(0.05)
     now.check_files()
     now.check_processes()
@@ -254,37 +257,68 @@ def copy(now: Round) -> None:
                 mq.queue(queue).delete()
 
 
-def import_(now: Round) -> None:
+def import_(now: Round, to_topic: bool = False) -> None:
     """What was interrupted is repeated until it is done."""
+    name = f"import-{now.number}-{now.dice.random()}"
     with miniq.connect(now.url) as mq:
+        for topic in mq.topics():
+            mq.topic(topic.name).delete()
         for info in mq.queues():
             if info.name.startswith("import-"):
                 mq.queue(info.name).delete()
-    queue = f"import-{now.number}-{now.dice.random()}"
-    (now.folder / "rows.jsonl").write_text("".join(json.dumps({"n": n}) + "\n" for n in range(LINES)))
+        queues = [f"{name}-{number}" for number in range(2)] if to_topic else [name]
+        if to_topic:
+            for queue in queues:
+                mq.topic(name).subscribe(queue)
+    lines = [json.dumps({"n": n}) for n in range(LINES)]
+    (now.folder / "rows.jsonl").write_text("".join(f"{line}\n" for line in lines))
 
     def stages() -> int:
-        with miniq.connect(now.served.url) as mq:
-            return len(mq.queue(queue).stages()) if any(info.name == queue for info in mq.queues()) else 0
+        with miniq.connect(now.url) as mq:
+            found = mq.topic(name).stages() if to_topic else mq.queue(name).stages() if name in _names(mq) else []
+            return len(found)
 
-    args = command("import", "rows.jsonl", queue)
-    now.interrupt(args, now.dice.uniform(0, 0.3), lambda: stages() > 0)
+    def begun(process: subprocess.Popen[bytes]) -> bool:
+        return _has_open(process, "rows.jsonl") if now.is_folder else stages() > 0
+
+    args = command("import", "rows.jsonl", *(["--topic"] * to_topic), name)
+    now.interrupt(args, now.dice.uniform(0, 0.8 if now.is_folder else 0.3), begun)
     if left := stages():
         now.left.append(f"{left} stages")
+    now.check_processes()
     subprocess.run(args, cwd=now.folder, env=environment(now.url), check=True, capture_output=True)
     with miniq.connect(now.url) as mq:
-        total = mq.queue(queue).info().counts.total
-    if total != LINES:
-        now.left.append(f"{total - LINES:+} messages")
+        for queue in queues:
+            counts = mq.queue(queue).info().counts
+            if (counts.total, counts.bytes) != (LINES, sum(map(len, lines))):
+                now.left.append(f"{counts.total - LINES:+} messages, {counts.bytes} B")
+
+
+def import_to_topic(now: Round) -> None:
+    import_(now, to_topic=True)
+
+
+def _names(mq: miniq.Client) -> list[str]:
+    return [info.name for info in mq.queues()]
+
+
+def _has_open(process: subprocess.Popen[bytes], name: str) -> bool:
+    """Whether a process reads the file of a name."""
+    for descriptor in Path(f"/proc/{process.pid}/fd").glob("*"):
+        with suppress(OSError):
+            if os.path.basename(os.readlink(descriptor)) == name:
+                return True
+    return False
 
 
 CASES: dict[str, tuple[Callable[[Round], None], tuple[str, ...]]] = {
     "miniq receive": (receive, ("http", "zmq", "folder")),
     "miniq receive --ack": (receive_ack, ("http", "zmq", "folder")),
     "miniq consume": (consume, ("http", "zmq", "folder")),
-    "miniq export --consume": (export, ("http", "folder")),
-    "miniq copy": (copy, ("http", "folder")),
-    "miniq import": (import_, ("http",)),
+    "miniq export --consume": (export, ("http", "zmq", "folder")),
+    "miniq copy": (copy, ("http", "zmq", "folder")),
+    "miniq import": (import_, ("http", "zmq", "folder")),
+    "miniq import --topic": (import_to_topic, ("http", "zmq", "folder")),
     "queue.receive": (program(RECEIVE), ("http", "zmq", "folder")),
     "await queue.receive": (program(ASYNC), ("http", "zmq", "folder")),
     "queue.consume": (program(CONSUME), ("http", "zmq", "folder")),

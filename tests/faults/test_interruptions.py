@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults.interruptions import run
+from tests.faults import interruptions
 
 
 @pytest.mark.parametrize(
     ("name", "wire"),
     [
         ("miniq receive", "http"),
+        ("miniq consume", "zmq"),
         ("miniq export --consume", "folder"),
         ("miniq copy", "folder"),
+        ("miniq import", "zmq"),
         ("queue.receive", "zmq"),
         ("queue.consume", "http"),
     ],
 )
-def test_an_interruption_leaves_nothing_behind(name: str, wire: str) -> None:
-    assert run(name, wire, rounds=2, seed="suite") == []
+def test_an_interruption_leaves_nothing_behind(name: str, wire: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interruptions, "LINES", 30_000)
+    assert interruptions.run(name, wire, rounds=2, seed="suite") == []

@@ -16,9 +16,11 @@ import pytest
 from miniq.errors import StoreCorrupt
 from miniq.message import Draft
 from miniq.store import open_store
-from miniq.store.embedded import extent, kv, manifest
+from miniq.store.embedded import extent, keys, kv, manifest
 from miniq.store.embedded.check import check
 from miniq.store.embedded.store import EmbeddedStore
+from miniq.store.embedded.verify import verify
+from miniq.store.embedded.wal import _fragments
 from tests.faults import damage
 from tests.faults.damage import Damage
 from tests.store.parts import copy_as_after_kill, opened
@@ -83,6 +85,46 @@ async def test_manifest_that_was_cut_is_refused_and_no_table_is_removed(engine: 
     assert await total(engine, killed) == 320
 
 
+async def test_flipped_bit_of_a_manifest_is_found_before_the_engine_reads_it(killed: Path) -> None:
+    """One in each byte, and fewer without a note; `make faults-damage` flips all."""
+    path = manifest_of(killed)
+    raw = path.read_bytes()
+    for bit in range(0, len(raw) * 8, 7):
+        path.write_bytes(flipped(raw, bit))
+        with pytest.raises(StoreCorrupt):
+            verify(str(killed / "data"))
+    # What is not noted is verified record by record: all but the lengths, which may be those of a torn record.
+    (killed / "data" / extent.NAME).unlink()
+    starts = [start for _, start, _ in _fragments(str(path), raw, len(raw), 0)]
+    lengths = {start - before for start in starts for before in (2, 3)}
+    for bit in range(0, len(raw) * 8, 101):
+        if bit // 8 not in lengths:
+            path.write_bytes(flipped(raw, bit))
+            with pytest.raises(StoreCorrupt):
+                verify(str(killed / "data"))
+
+
+async def test_length_that_was_flipped_in_a_manifest_is_refused_and_no_table_is_removed(
+    engine: str, killed: Path
+) -> None:
+    """The engine would take the record for one that a crash has cut off, and remove the tables that follow."""
+    path = manifest_of(killed)
+    raw = path.read_bytes()
+    tables = tables_in(killed)
+    for _, start, _ in _fragments(str(path), raw, len(raw), 0):
+        path.write_bytes(flipped(raw, (start - 2) * 8))
+        assert "MANIFEST" in await refusal(engine, killed)
+        assert tables_in(killed) == tables
+    path.write_bytes(raw)
+    assert await total(engine, killed) == 320
+
+
+def flipped(raw: bytes, bit: int) -> bytes:
+    changed = bytearray(raw)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
 async def test_manifest_that_is_longer_than_it_was_noted_is_fine(engine: str, killed: Path) -> None:
     """A crash between an edit of the engine and the next note."""
     note = extent.read(str(killed / "data"))
@@ -92,9 +134,7 @@ async def test_manifest_that_is_longer_than_it_was_noted_is_fine(engine: str, ki
     note.checksum = 0
     (killed / "data" / extent.NAME).write_bytes(extent.encode(note))
     # What is not noted is verified record by record; a torn edit at the end is left out.
-    flipped = bytearray(raw)
-    flipped[len(raw) // 2] ^= 1
-    manifest_of(killed).write_bytes(flipped)
+    manifest_of(killed).write_bytes(flipped(raw, len(raw) // 2 * 8))
     assert "MANIFEST" in await refusal(engine, killed)
     manifest_of(killed).write_bytes(raw + b"\x01\x02\x03\x04\x40\x00\x01torn")
     assert await total(engine, killed) == 320
@@ -185,6 +225,21 @@ def test_any_damage_is_refused_or_costs_nothing(
             assert outcome in ("refused", "complete"), one
             came[outcome] += 1
     assert came["refused"] > 10
+
+
+@pytest.mark.parametrize("state", damage.STATES)
+def test_folders_to_be_damaged_hold_topics_results_and_schedules(
+    engine: str, state: str, subjects: dict[tuple[str, str], damage.Subject], tmp_path: Path
+) -> None:
+    shutil.copytree(subjects[engine, state].folder, tmp_path / "copy")
+    database = kv.open_kv(engine, str(tmp_path / "copy" / "data"))
+    try:
+        records = {keys.read_record_key(key)[0] for key, _ in database.scan(b"k", b"l")}
+        kinds = {key[:1] for key, _ in database.scan(b"", b"\xff")}
+    finally:
+        database.close()
+    assert {"schedule", "topic"} <= records
+    assert kinds >= {keys.SHARED, *(b"bwgiqsxdfy"[place : place + 1] for place in range(10))}
 
 
 @pytest.fixture(scope="module")

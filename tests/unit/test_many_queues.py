@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -16,9 +17,10 @@ from miniq.broker.trends import STEP
 from miniq.options import Options
 from miniq.server import streams
 from miniq.store import open_store
+from miniq.store.embedded import blocks
 from miniq.store.memory import MemoryKV
 from tests.clock import FrozenClock
-from tests.kit import send
+from tests.kit import drain, send
 
 
 @asynccontextmanager
@@ -124,6 +126,47 @@ async def test_a_store_is_opened_with_few_scans(clock: FrozenClock, monkeypatch:
     counts = [await store.messages.counts(f"q{number}", clock.now()) for number in range(100)]
     assert sum(count.ready for count in counts) == 199
     assert counts[7].leased == 1
+
+
+async def test_queues_that_nobody_uses_have_no_lanes_after_a_start(
+    clock: FrozenClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store("memory:")
+    async with Broker(store, Options(upkeep_interval=0), clock) as broker:
+        for number in range(20):
+            await send(broker, f"q{number}", 1, 2)
+            await send(broker, f"q{number}", 3, priority=5)
+    made: list[int] = []
+    real = blocks.new_lanes
+
+    def counted(number: int, owner: str, more: bool) -> list[blocks.Lane]:
+        made.append(number)
+        return real(number, owner, more)
+
+    monkeypatch.setattr(blocks, "new_lanes", counted)
+    async with Broker(store, Options(upkeep_interval=0), clock) as broker:
+        assert made == []
+        assert [await drain(broker, "q7"), await drain(broker, "q7")] == [[3, 1, 2], []]
+        await send(broker, "q8", 4)
+        assert await drain(broker, "q8") == [3, 1, 2, 4]
+        assert len(made) == 2
+
+
+async def test_nothing_is_kept_of_queues_that_were_purged_or_deleted(clock: FrozenClock) -> None:
+    """Not for the consumers either that received from them by name."""
+    async with Broker(open_store("memory:"), Options(upkeep_interval=0), clock) as broker:
+        for number in range(10):
+            queue = f"left-{number}"
+            await send(broker, queue, 1, 2, 3)
+            await send(broker, queue, 4, recipient="ann")
+            await broker.receive(queue, consumer="ann")
+            await broker.receive(queue, consumer="bob")
+            await broker.purge(queue)
+            if number % 2:
+                await broker.delete_queue(queue)
+        gc.collect()
+        kept = [one for one in gc.get_objects() if isinstance(one, blocks.Shelf) and one.name.startswith("left-")]
+        assert len(kept) == 5, "those of the queues that are there"
 
 
 async def test_an_active_queue_has_trends_however_many_others_there_are(

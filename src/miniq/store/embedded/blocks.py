@@ -201,8 +201,9 @@ class Shelf(Struct, eq=False):
     leased: int = 0
     delayed: int = 0
     """How many of `count` are leased or delayed, as of the last `States.wake`."""
-    tracks: dict[str, list[Lane]] = {}
-    """The lanes of each owner by priority; no owners at all once the queue was purged or deleted."""
+    starts: dict[int, str] | None = None
+    """Where reading of each priority of the common lane starts; None if no messages were there when it was opened."""
+    _tracks: dict[str, list[Lane]] | None = None
     blocks: dict[str, Block] = {}
     """Every block in memory, by name."""
     arriving: dict[str, Block] = {}
@@ -230,7 +231,17 @@ class Shelf(Struct, eq=False):
     def __post_init__(self) -> None:
         self.count_key = keys.count_key(self.number)
         self.state_prefix = keys.of_queue(b"s", self.number)
-        self.tracks = {"": new_lanes(self.number, "", more=False)}
+
+    @property
+    def tracks(self) -> dict[str, list[Lane]]:
+        """The lanes of each owner by priority; no owners at all once the queue was purged or deleted. Those of all
+        consumers are made when they are first needed: of many queues most are not used."""
+        if self._tracks is None:
+            lanes = new_lanes(self.number, "", more=self.starts is not None)
+            for priority, seen in (self.starts or {}).items():
+                lanes[priority].seen = seen
+            self._tracks, self.starts = {"": lanes}, None
+        return self._tracks
 
     def lanes(self, owner: str) -> list[Lane]:
         lanes = self.tracks.get(owner)

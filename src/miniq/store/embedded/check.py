@@ -261,9 +261,10 @@ def check_counts(kv: KV, shelves: Iterable[Shelf]) -> None:
 
 def _places(shelf: Shelf) -> Iterator[tuple[bytes, bytes]]:
     """Where messages of a queue may be: where its lanes are read next, then anywhere, which may pass removed ones."""
-    for lane in reversed(shelf.tracks[""]):
-        if lane.seen:
-            yield lane.prefix + lane.seen.encode(), keys.after(lane.prefix)
+    for priority, seen in sorted((shelf.starts or {}).items(), reverse=True):
+        if seen:
+            lane = keys.lane_prefix(shelf.number, "", priority)
+            yield lane + seen.encode(), keys.after(lane)
     for kind in (b"b", b"w"):
         prefix = keys.of_queue(kind, shelf.number)
         yield prefix, keys.after(prefix)

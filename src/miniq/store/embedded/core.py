@@ -113,10 +113,7 @@ def _load_shelves(kv: KV) -> ByName[Shelf]:
         counts = keys.decode_count(count_record)
         shelf.count, shelf.size = counts.count, counts.size
         if shelf.count:
-            for lane in shelf.tracks[""]:
-                lane.more = True
-            for priority, low in counts.lows.items():
-                shelf.tracks[""][priority].seen = low[:-1]
+            shelf.starts = {priority: low[:-1] for priority, low in counts.lows.items()}
     return shelves
 
 

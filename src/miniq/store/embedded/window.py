@@ -224,8 +224,9 @@ class Window:
     def abandon(self, shelf: Shelf) -> None:
         """Release everything of a queue that was purged or deleted; blocks that are still being written are released
         after that."""
-        for lanes in shelf.tracks.values():
+        for owner, lanes in shelf.tracks.items():
             self._messages -= sum(lane.size for lane in lanes)
+            self._asked.pop((shelf.number, owner), None)
         shelf.tracks.clear()
         for block in shelf.blocks.values():
             self.forget(block)
