@@ -115,6 +115,25 @@ async def trouble(broker: Broker, clock: LateClock) -> None:
         await broker.ack("mail", [Lease(one.message.id, one.receipt or "")])
 
 
+async def graded(broker: Broker, clock: LateClock) -> None:
+    """A queue of which every other message fails, one of which every eighth does, and one whose worker went away before
+    the messages came."""
+    for minutes, many in ((55, 1), (12, 40)):
+        clock.late = minutes * 60 * SECOND
+        await broker.send("late", [Draft(b"1") for _ in range(many)])
+        if minutes == 55:
+            [one] = await broker.receive("late", consumer="gone")
+            await broker.ack("late", [Lease(one.message.id, one.receipt or "")])
+    clock.late = 0
+    for name, of in (("often", 2), ("seldom", 8)):
+        await broker.send(name, [Draft(b"1") for _ in range(40)])
+        leases = [
+            Lease(one.message.id, one.receipt or "") for one in await broker.receive(name, max=40, consumer="a")
+        ]
+        await broker.deliveries.fail(name, leases[: 40 // of], "KeyError: 'country'", delay=600)
+        await broker.ack(name, leases[40 // of :])
+
+
 async def _settle(broker: Broker, queue: str, consumer: str) -> None:
     """A consumer works on a message; that of `payments` fails on every third."""
     for one in await broker.receive(queue, consumer=consumer):

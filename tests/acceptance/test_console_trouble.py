@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, Page, expect
 
 import miniq
 from tests.acceptance.browser import Visit, browsing
-from tests.acceptance.staged import staged, trouble
+from tests.acceptance.staged import graded, staged, trouble
 
 WORDS = {
     "orders": r"^447 ready, no consumer for 1\d min$",
@@ -75,14 +75,37 @@ def test_the_overview_alone_says_what_is_wrong_with_each_queue(browser: Browser,
     for queue, words in WORDS.items():
         expect(row(page, queue).locator(".words li").first).to_have_text(re.compile(words))
     expect(row(page, "fine").locator(".words")).to_be_hidden()
-    status = page.locator(".status")
-    for text in ("etl (stuck claim)", "payments (failing)", "orders (no consumer)"):
-        expect(status).to_contain_text(text)
+    said = page.locator(".status li")
+    expect(page.locator(".status b")).to_have_text("4 queues need attention:")
+    for line in (
+        r"^orders: 447 ready, no consumer for 1\d min$",
+        r"^payments: failing: 1 in 3 of the last \d+ attempts$",
+        r"^etl: claim of group nightly stuck for 1\d min: 25 messages$",
+    ):
+        expect(said.filter(has_text=re.compile(line))).to_have_count(1)
     order = page.locator("tbody td.name > a").all_inner_texts()
     assert {"orders", "payments", "etl"} < set(order[: order.index("paused")]), "what hurts comes first"
     assert order.index("paused") < order.index("fine")
     assert visit.bad == []
     visit.close()
+
+
+def test_what_fails_now_and_then_is_told_from_what_stands_still(browser: Browser) -> None:
+    with staged(graded, goes_on=False) as address:
+        visit = Visit(browser, address, "desk")
+        page = visit.go("/")
+        seldom, often, late = (row(page, name).locator(".words li") for name in ("seldom", "often", "late"))
+        expect(seldom).to_have_text("some fail: 1 in 8 of the last 40 attempts: KeyError: 'country'")
+        expect(often).to_have_text("failing: 1 in 2 of the last 40 attempts: KeyError: 'country'")
+        expect(late).to_have_text(re.compile(r"^40 ready for 12 min, no consumer for 55 min$"))
+        red, amber, other = (line.evaluate("one => getComputedStyle(one).color") for line in (often, seldom, late))
+        assert red == other != amber
+        expect(page.locator(".status")).to_have_text(re.compile(r"^2 queues need attention; in 1 more, some work fails:"))
+        expect(page.locator(".status li")).to_have_count(2)
+        names = page.locator("tbody td.name > a").all_inner_texts()
+        assert names == ["late", "often", "seldom", "default"], "what stands still comes first"
+        assert visit.bad == []
+        visit.close()
 
 
 def test_dead_letters_stand_with_their_queue_and_are_not_ready(visit: Visit, mq: miniq.Client) -> None:

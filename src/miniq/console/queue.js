@@ -42,7 +42,7 @@ export async function queuePage(main, { args: [name], signal }) {
     });
     const lines = problems(q).filter(({ kind }) => kind !== "paused");
     words.hidden = !lines.length;
-    if (lines.map(({ text }) => text).join("\n") !== [...words.children].map((line) => line.textContent).join("\n")) clear(words, lines.map(({ kind, text }) => h("li", { class: kind }, text)));
+    if (lines.map(({ text }) => text).join("\n") !== [...words.children].map((line) => line.textContent).join("\n")) clear(words, lines.map(({ kind, severity, text }) => h("li", { class: `${kind} ${severity}` }, text)));
     setPaused(q.problems.includes("paused"));
     times.show(q);
     why.changed(q);
