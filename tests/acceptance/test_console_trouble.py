@@ -100,7 +100,9 @@ def test_what_fails_now_and_then_is_told_from_what_stands_still(browser: Browser
         expect(late).to_have_text(re.compile(r"^40 ready for 12 min, no consumer for 55 min$"))
         red, amber, other = (line.evaluate("one => getComputedStyle(one).color") for line in (often, seldom, late))
         assert red == other != amber
-        expect(page.locator(".status")).to_have_text(re.compile(r"^2 queues need attention; in 1 more, some work fails:"))
+        expect(page.locator(".status")).to_have_text(
+            re.compile(r"^2 queues need attention; in 1 more, some work fails:")
+        )
         expect(page.locator(".status li")).to_have_count(2)
         names = page.locator("tbody td.name > a").all_inner_texts()
         assert names == ["late", "often", "seldom", "default"], "what stands still comes first"

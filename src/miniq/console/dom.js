@@ -88,11 +88,34 @@ export const encode = encodeURIComponent;
 export const queueLink = (name) => `#/q/${encode(name)}`;
 export const messageLink = (queue, id) => `#/q/${encode(queue)}/m/${encode(id)}`;
 
-/** A body on one line. */
-export function preview(message) {
+const LONGEST = 300; // characters of a body that a row shows
+const oneLine = (message) => {
   if (message.body === undefined) return `${message.content_type}, ${bytes(Math.floor((message.data ?? "").length * 0.75))}`;
-  const text = typeof message.body === "string" ? message.body : JSON.stringify(message.body);
-  return text.length > 300 ? `${text.slice(0, 300)}…` : text;
+  return typeof message.body === "string" ? message.body : JSON.stringify(message.body);
+};
+const cut = (text) => (text.length > LONGEST ? `${text.slice(0, LONGEST)}…` : text);
+
+/** A body on one line. */
+export const preview = (message) => cut(oneLine(message));
+
+const [FEWEST, HEAD, LEAD] = [44, 14, 24]; // characters at the start in common, those of them that stay, and those before the difference
+
+/** The bodies of the rows of a list. Of a long start that is the same as in a neighbour, most is left out: the end of a row
+ * is cut off, and what differs should not be in it. */
+export function previews(messages) {
+  const texts = messages.map(oneLine);
+  const common = (a, b) => {
+    if (b === undefined || a === b) return 0;
+    let length = 0;
+    while (length < a.length && a[length] === b[length]) length += 1;
+    return length;
+  };
+  return texts.map((text, place) => {
+    const same = Math.max(common(text, texts[place - 1]), common(text, texts[place + 1]));
+    if (same < FEWEST) return cut(text);
+    const start = Math.max(HEAD, same - LEAD, text.lastIndexOf(",", same - 1) + 1);
+    return `${text.slice(0, HEAD)}…${cut(text.slice(start))}`;
+  });
 }
 
 /** Whether the page is as narrow as on a phone: rows are cards, and hints are short. */
