@@ -282,6 +282,27 @@ def test_a_message_shows_its_life_its_task_and_json_that_folds(visit: Visit, mq:
     queue.delete()
 
 
+@pytest.mark.parametrize("width", [390, 320])
+def test_a_phone_shows_the_whole_menu_even_tiles_and_several_queues(visit: Visit, width: int) -> None:
+    visit.page.set_viewport_size({"width": width, "height": 844})
+    page = visit.go("/")
+    expect(row(page, "fine").locator("[data-label=Ready]")).to_have_text("30")
+    for link in page.locator("nav a").all():
+        box = link.bounding_box()
+        assert box is not None
+        assert box["x"] >= 0, link.inner_text()
+        assert box["x"] + box["width"] <= width, link.inner_text()
+    expect(page.get_by_role("link", name="Dead letters", exact=True)).to_be_visible()
+    heights = {name: one["height"] for name in WORDS if (one := row(page, name).bounding_box())}
+    assert len(heights) == len(WORDS)
+    assert max(heights.values()) <= 130, heights
+    for path, count in (("/", 8), ("/q/payments", 6), ("/q/mail.dead", 4)):
+        visit.go(path)
+        expect(page.locator(".tiles > *")).to_have_count(count)
+        tops = [box["y"] for one in page.locator(".tile").all() if (box := one.bounding_box())]
+        assert len({tops.count(top) for top in tops}) == 1, "each row has as many"
+
+
 PAGES = {
     "overview": ("/", "tbody tr"),
     "queue": ("/q/payments", "td.cut"),

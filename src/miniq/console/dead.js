@@ -149,7 +149,7 @@ async function deadLetters(main, name, signal) {
         may && h("button", { type: "button", class: "bad", "aria-label": `Discard group: ${label}`, onclick: onDiscard }, "Discard group")),
       dead && h("p", { class: "note" }, `${{ max_receives: "Received too often", rejected: "Rejected" }[dead.reason] ?? dead.reason} in `, h("a", { href: queueLink(dead.origin) }, dead.origin), lasted(times)),
       error && error.includes("\n") && h("details", {}, h("summary", {}, "Traceback"), h("pre", { class: "body", tabIndex: 0, dir: "auto" }, error))),
-      h("div", { class: "scroll" }, h("table", { class: "cards" }, h("caption", { class: "visually-hidden" }, label), deadHead(may && h("th", { scope: "col", class: "box" }, h("span", { class: "visually-hidden" }, "Select")), may && h("th", { scope: "col" }, h("span", { class: "visually-hidden" }, "Edit"))), h("tbody", {}, rows))),
+      h("div", { class: "scroll" }, h("table", { class: "cards inline" }, h("caption", { class: "visually-hidden" }, label), deadHead(may && h("th", { scope: "col", class: "box" }, h("span", { class: "visually-hidden" }, "Select")), may && h("th", { scope: "col" }, h("span", { class: "visually-hidden" }, "Edit"))), h("tbody", {}, rows))),
       messages.length > SHOWN && h("p", { class: "more note" }, `${exact(messages.length - SHOWN)} more not shown; selecting all includes those that were read`));
   }
 

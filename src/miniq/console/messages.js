@@ -52,7 +52,7 @@ export class MessageList {
     this.find = "";
     this.body = h("tbody");
     this.foot = h("div", { class: "more" });
-    this.table = h("table", { class: "cards" }, h("caption", { class: "visually-hidden" }, `Messages in ${queue}`), (dead ? deadHead : messageHead)(this.all && h("th", { scope: "col", class: "box" }, this.all)), this.body);
+    this.table = h("table", { class: "cards inline" }, h("caption", { class: "visually-hidden" }, `Messages in ${queue}`), (dead ? deadHead : messageHead)(this.all && h("th", { scope: "col", class: "box" }, this.all)), this.body);
     this.node = h("div", { class: "card flush" }, this.bar, h("div", { class: "scroll" }, this.table), this.foot);
     this.run = 0;
   }

@@ -52,6 +52,7 @@ class Row {
       this.cells[id].className = `num${entry[id] ? (id === "dead" ? " bad" : "") : " zero"}`;
     }
     say(this.cells.oldest, entry.oldest ? age(entry.oldest) : "–");
+    this.cells.oldest.classList.toggle("zero", !entry.oldest);
     for (const id of ["sent", "acked"]) {
       say(this.cells[id], rate(entry.rates[id]));
       this.cells[id].classList.toggle("zero", !entry.rates[id]);
@@ -85,7 +86,7 @@ export async function overview(main, { signal, identity }) {
   const heads = COLUMNS.map(([id, label, kind, value]) => h("th", { class: kind, scope: "col" },
     value ? h("button", { type: "button", onclick: () => { sorted = { by: id, down: sorted.by === id ? !sorted.down : id !== "name" }; arrange(); } }, label) : label));
   const nothing = h("div");
-  const table = h("table", { class: "cards many" }, h("caption", { class: "visually-hidden" }, "Queues"), h("thead", {}, h("tr", {}, heads)), body);
+  const table = h("table", { class: "cards many inline" }, h("caption", { class: "visually-hidden" }, "Queues"), h("thead", {}, h("tr", {}, heads)), body);
   const manage = !identity || identity.allow.some((scope) => /^(\*|manage)/.test(scope));
   clear(main,
     h("div", { class: "head" }, h("h1", {}, "Queues"), filter, order,
@@ -163,7 +164,7 @@ export async function overview(main, { signal, identity }) {
     const died = [...dead.keys()].reduce((so, name) => so + live.queues.get(name).total, 0);
     summarise(every, died);
     const given = [["queues", exact(every.length)], ["ready", count(total((q) => q.ready))], ["in-flight", count(total((q) => q.leased))],
-      ["delayed", count(total((q) => q.delayed))], ["dead letters", count(died)], ["sent/s", rate(total((q) => q.rates.sent))],
+      ["delayed", count(total((q) => q.delayed))], ["dead", count(died)], ["sent/s", rate(total((q) => q.rates.sent))],
       ["acked/s", rate(total((q) => q.rates.acked))]];
     const oldest = every.map((q) => q.oldest).filter(Boolean).sort()[0];
     given.splice(5, 0, ["oldest", oldest ? age(oldest) : "–"]);
