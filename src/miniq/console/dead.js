@@ -1,6 +1,6 @@
 // Dead letters: the dead-letter queues, and one of them in groups by error and origin, with redrive, edit and discard.
 import { api, live } from "./api.js";
-import { age, clear, count, covers, empty, exact, firstLine, h, pattern, plural, previews, queueLink } from "./dom.js";
+import { age, clear, count, covers, curl, empty, exact, firstLine, h, isKeyed, pattern, plural, previews, python, queueLink } from "./dom.js";
 import { deadHead, deadRow } from "./messages.js";
 import { Selection } from "./selection.js";
 import { redrive } from "./redrive.js";
@@ -24,6 +24,7 @@ const deadQueues = () => {
 export async function deadPage(main, { args: [name], signal, identity }) {
   document.title = "Dead letters · MiniQ";
   if (name) { await deadLetters(main, name, signal); return; }
+  const keyed = isKeyed(identity);
   const body = h("tbody");
   const heads = [["Dead-letter queue", ""], ["Source queue", ""], ["Messages", "num"], ["Oldest", "num"], ["Last error", ""]];
   const may = (queue) => !identity || identity.open || identity.allow.some((scope) => /^(\*|manage)(:|$)/.test(scope) && covers(scope, queue));
@@ -37,7 +38,7 @@ export async function deadPage(main, { args: [name], signal, identity }) {
     const found = deadQueues();
     table.hidden = !found.length;
     clear(nothing, live.known && !found.length && empty("No dead-letter queues", "A dead-letter queue is created when the first message dies, or with the setting that says when:",
-      `curl -X PUT ${location.origin}/v1/queues/emails -d '{"max_receives": 5}'`, `import miniq\nwith miniq.connect("${location.origin}") as mq:\n    mq.queue("emails").configure(max_receives=5)`));
+      curl(keyed, "/queues/emails", { max_receives: 5 }, "PUT"), python(keyed, 'mq.queue("emails").configure(max_receives=5)')));
     clear(body, found.map(([dead, from]) => {
       const { total, oldest } = live.queues.get(dead);
       const deaths = from.map((one) => live.queues.get(one).last_death).filter(Boolean).sort((a, b) => (a.at < b.at ? 1 : -1));

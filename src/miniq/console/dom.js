@@ -141,17 +141,30 @@ export const empty = (title, text, ...commands) =>
   h("div", { class: "empty" }, h("h2", {}, title), h("p", {}, text), commands.filter(Boolean).map(snippet));
 
 function snippet(text) {
-  const python = text.startsWith("import ");
-  const copy = h("button", { type: "button", class: "plain", "aria-label": python ? "Copy the lines of Python" : "Copy the command", onclick: () =>
-    navigator.clipboard.writeText(text).then(() => { copy.textContent = "Copied"; setTimeout(() => { copy.textContent = "Copy"; }, 2000); }) }, "Copy");
-  return h("div", { class: "snippet" }, h("pre", { class: python ? "python" : "curl" }, text), copy);
+  const kind = text.startsWith("import ") ? "python" : "curl";
+  const button = h("button", { type: "button", class: "plain", "aria-label": kind === "python" ? "Copy the lines of Python" : "Copy the command", onclick: () =>
+    copy(text).then(() => { button.textContent = "Copied"; setTimeout(() => { button.textContent = "Copy"; }, 2000); }) }, "Copy");
+  return h("div", { class: "snippet" }, h("pre", { class: kind }, text), button);
 }
 
-const auth = (keyed) => (keyed ? " -H 'Authorization: Bearer KEY'" : "");
-/** A curl command that sends a message to a queue of this broker. */
-export const curlLine = (queue, keyed) => `curl ${location.origin}/v1/queues/${queue}/messages${auth(keyed)} -d '{"body": "hello"}'`;
-/** The same in Python; with `receive`, also a consumer. */
-export const pythonLine = (queue, keyed, receive) => `import miniq\nwith miniq.connect("${location.origin}"${keyed ? ', api_key="KEY"' : ""}) as mq:\n    ${receive ? `mq.queue("${queue}").consume(lambda message: print(message.body))` : `mq.queue("${queue}").send("hello")`}`;
+/** Copy a text. Browsers have a clipboard for pages only where the address is https or this machine. */
+export async function copy(text) {
+  if (navigator.clipboard) { await navigator.clipboard.writeText(text); return; }
+  const area = h("textarea", { value: text, class: "visually-hidden" });
+  (document.querySelector("dialog[open]") ?? document.body).append(area);
+  area.select();
+  document.execCommand("copy");
+  area.remove();
+}
+
+/** A call of this broker's API by curl. */
+export const curl = (keyed, path, body, method = "") => `curl ${method ? `-X ${method} ` : ""}${location.origin}/v1${path}${keyed ? " -H 'Authorization: Bearer KEY'" : ""} -d '${JSON.stringify(body)}'`;
+/** A line of Python with a client of this broker, `mq`. */
+export const python = (keyed, line) => `import miniq\nwith miniq.connect("${location.origin}"${keyed ? ', api_key="KEY"' : ""}) as mq:\n    ${line}`;
+/** How to send a message to a queue, in a shell and in Python. */
+export const sending = (queue, keyed) => [curl(keyed, `/queues/${queue}/messages`, { body: "hello" }), python(keyed, `mq.queue("${queue}").send("hello")`)];
+/** Whether calls need a key. */
+export const isKeyed = (identity) => Boolean(identity && !identity.open);
 
 /** Work on many things, a few at a time; how many failed, with the first error. */
 export async function each(things, work, most = 8) {

@@ -1,6 +1,6 @@
 // All queues, live: what is wrong first, and dead letters with the queue that they come from.
 import { api, live } from "./api.js";
-import { age, clear, count, curlLine, empty, exact, h, isNarrow, plural, pythonLine, queueLink, rate, say, tile } from "./dom.js";
+import { age, clear, count, empty, exact, h, isKeyed, isNarrow, plural, queueLink, rate, say, sending, tile } from "./dom.js";
 import { settingsForm } from "./settings.js";
 import { spark } from "./charts.js";
 import { ask, toast } from "./dialogs.js";
@@ -175,9 +175,8 @@ export async function overview(main, { signal, identity }) {
     hint.hidden = !quiet;
   }
 
-  const keyed = identity && !identity.open;
   const hint = h("section", { class: "card", hidden: true }, empty("Send your first message",
-    "The first message sent to a queue creates it. From a shell, or in Python:", curlLine("emails", keyed), pythonLine("emails", keyed)));
+    "The first message sent to a queue creates it. From a shell, or in Python:", ...sending("emails", isKeyed(identity))));
   main.append(hint);
 
   function update() {

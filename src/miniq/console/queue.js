@@ -1,6 +1,6 @@
 // One queue: live charts, messages, consumers, settings, and the actions on the whole queue.
 import { api, live } from "./api.js";
-import { age, badge, bytes, clear, count, curlLine, empty, exact, firstLine, h, isNarrow, now, plural, pythonLine, queueLink, say, stateLabel, tile } from "./dom.js";
+import { age, badge, bytes, clear, count, empty, exact, firstLine, h, isNarrow, now, plural, python, queueLink, say, sending, stateLabel, tile } from "./dom.js";
 import { Chart } from "./charts.js";
 import { send } from "./compose.js";
 import { ConsumerCard } from "./consumers.js";
@@ -65,7 +65,7 @@ export async function queuePage(main, { args: [name], signal }) {
   // Messages
   const nothing = (status) => (status || !may("send")
     ? empty(status ? `No ${stateLabel(status)} messages` : "This queue is empty", "Refresh to look again.")
-    : empty("This queue is empty", "Send a message here, from a shell, or in Python; the last lines consume:", curlLine(name, !me.open), pythonLine(name, !me.open), pythonLine(name, !me.open, true)));
+    : empty("This queue is empty", "Send a message here, from a shell, or in Python; the last lines consume:", ...sending(name, !me.open), python(!me.open, `mq.queue("${name}").consume(lambda message: print(message.body))`)));
   const list = new MessageList(name, signal, nothing, { manage: may("manage"), dead: isDead });
   const why = new Failures(name, signal);
   const states = [["", "All"], ["ready", "Ready"], ["leased", "In-flight"], ["delayed", "Delayed"]];
