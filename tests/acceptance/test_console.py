@@ -549,31 +549,14 @@ def test_a_hostile_message_is_text_everywhere(visit: Visit, broker: miniq.Client
 
 
 @pytest.mark.parametrize(("size", "scheme"), [("desk", "dark"), ("phone", "light")])
-def test_no_page_has_a_serious_fault_for_people_with_disabilities(
+def test_no_dialog_has_a_serious_fault_for_people_with_disabilities(
     browser: Browser, broker: miniq.Client, server: Served, size: str, scheme: Any
 ) -> None:
-    queue = broker.queue("emails")
-    queue.configure(history="events", max_receives=1)
-    (id, *_) = queue.send_many([{"n": n} for n in range(5)])
-    for message in queue.receive(max=2):
-        message.release()
+    """The pages themselves are in test_console_trouble.py."""
+    broker.queue("emails").send_many([{"n": n} for n in range(5)])
     visit = Visit(browser, server.url, size, color_scheme=scheme, bypass_csp=True, reduced_motion="reduce")
-    ready = {
-        "/": "tbody tr",
-        "/q/emails": "tbody tr",
-        f"/q/emails.dead/m/{id}": ".timeline li",
-        "/dead": "tbody tr",
-        "/dead/emails.dead": "tbody tr",
-        "/history": "tbody tr",
-        "/claims": ".empty",
-        "/topics": ".empty",
-        "/keys": ".empty",
-    }
-    for path, selector in ready.items():
-        page = visit.go(path)
-        page.locator(selector).first.wait_for()
-        check(visit, path)
     page = visit.go("/q/emails")
+    expect(page.locator("td.cut")).to_have_count(5)
     visit.button("Settings")
     check(visit, "settings")
     visit.button("Send")
@@ -586,7 +569,7 @@ def test_no_page_has_a_serious_fault_for_people_with_disabilities(
 
 
 def check(visit: Visit, where: str) -> None:
-    found = Axe().run(visit.page).response["violations"]
+    found = Axe().run(visit.page, options={"resultTypes": ["violations"]}).response["violations"]
     bad = [
         (one["id"], one["help"], [node["html"][:200] for node in one["nodes"][:3]])
         for one in found
