@@ -23,7 +23,7 @@ export class ConsumerCard {
     this.node = h("section", { class: "card consumers" }, h("h2", {}, "Consumers ", this.number, " ", h("small", {}, "of the last five minutes")),
       h("dl", { class: "times" }, this.times.map(([name, shares]) => h("div", { title: `${MEANING[name]}, last five minutes` }, h("dt", {}, name), shares.map(([share, value]) => h("dd", {}, `${share} `, value))))),
       h("div", { class: "list", tabIndex: 0, role: "region", "aria-label": "List of consumers" }, this.table, this.foot));
-    live.addEventListener("stats", () => this.load(), { signal });
+    live.addEventListener("stats", () => { if (!document.hidden) this.load(); }, { signal });
   }
 
   /** Update the times and the number of consumers from a queue's live numbers. */

@@ -1,7 +1,7 @@
 // Dead letters: the dead-letter queues, and one of them in groups by error and origin, with redrive, edit and discard.
 import { api, live } from "./api.js";
 import { age, clear, count, covers, curl, empty, exact, firstLine, h, isKeyed, pattern, plural, previews, python, queueLink } from "./dom.js";
-import { deadHead, deadRow } from "./messages.js";
+import { deadDetails, deadHead, deadRow } from "./messages.js";
 import { Selection } from "./selection.js";
 import { redrive } from "./redrive.js";
 import { edit } from "./compose.js";
@@ -135,11 +135,13 @@ async function deadLetters(main, name, signal) {
     if (may) ticks.push(() => { all.checked = ids.every((id) => selection.ids.has(id)); for (const [id, box] of boxes) box.checked = selection.ids.has(id); });
     const shown = messages.slice(0, SHOWN);
     const texts = previews(shown);
+    const details = shown.map((message) => deadDetails(message, title));
+    const said = details.some(Boolean);
     const rows = shown.map((message, place) => {
-      if (!may) return deadRow(name, message, texts[place], null, null, title);
+      if (!may) return deadRow(name, message, texts[place], null, null, said ? details[place] : null);
       boxes.set(message.id, selection.box(`Select ${message.id}`, () => [message.id]));
       return deadRow(name, message, texts[place], h("td", { class: "bare box" }, boxes.get(message.id)),
-        h("td", { class: "bare acts" }, message.dead && h("button", { type: "button", class: "plain", "aria-label": `Edit and redrive ${message.id}`, onclick: () => editAndRedrive(message) }, "Edit")), title);
+        h("td", { class: "bare acts" }, message.dead && h("button", { type: "button", class: "plain", "aria-label": `Edit and redrive ${message.id}`, onclick: () => editAndRedrive(message) }, "Edit")), said ? details[place] : null);
     });
     const onRedrive = () => (whole ? selection.redrive(ids) : selection.redriveSome("all messages of this group", members(key)));
     const onDiscard = () => (whole ? selection.discard(ids) : selection.discardSome("all messages of this group", members(key)));
@@ -150,7 +152,7 @@ async function deadLetters(main, name, signal) {
         may && h("button", { type: "button", class: "bad", "aria-label": `Discard group: ${label}`, onclick: onDiscard }, "Discard group")),
       dead && h("p", { class: "note" }, `${{ max_receives: "Received too often", rejected: "Rejected" }[dead.reason] ?? dead.reason} in `, h("a", { href: queueLink(dead.origin) }, dead.origin), lasted(times)),
       error && error.includes("\n") && h("details", {}, h("summary", {}, "Traceback"), h("pre", { class: "body", tabIndex: 0, dir: "auto" }, error))),
-      h("div", { class: "scroll" }, h("table", { class: "cards inline" }, h("caption", { class: "visually-hidden" }, label), deadHead(may && h("th", { scope: "col", class: "box" }, h("span", { class: "visually-hidden" }, "Select")), may && h("th", { scope: "col" }, h("span", { class: "visually-hidden" }, "Edit"))), h("tbody", {}, rows))),
+      h("div", { class: "scroll" }, h("table", { class: "cards inline" }, h("caption", { class: "visually-hidden" }, label), deadHead(may && h("th", { scope: "col", class: "box" }, h("span", { class: "visually-hidden" }, "Select")), may && h("th", { scope: "col" }, h("span", { class: "visually-hidden" }, "Edit")), said), h("tbody", {}, rows))),
       messages.length > SHOWN && h("p", { class: "more note" }, `${exact(messages.length - SHOWN)} more not shown; selecting all includes those that were read`));
   }
 

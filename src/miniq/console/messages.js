@@ -16,14 +16,19 @@ export function messageRow(queue, message, text = preview(message), first = null
     h("td", { class: "wide-only" }, where(message) || (message.error ? `failed: ${firstLine(message.error)}` : message.key ? `key ${message.key}` : "")), last);
 }
 
-/** One row of a list of dead letters; `error` is what is already said above the list. */
-export function deadRow(queue, message, text = preview(message), first = null, last = null, error = "") {
+/** What a row says of a dead letter; `error` is what is already said above the list. */
+export function deadDetails(message, error = "") {
   const own = message.error ?? message.dead?.error;
+  return where(message) || (own && firstLine(own) !== error ? firstLine(own) : "");
+}
+
+/** One row of a list of dead letters. */
+export function deadRow(queue, message, text = preview(message), first = null, last = null, details = deadDetails(message)) {
   const died = message.dead?.at;
   return h("tr", {}, first, nameCell(queue, message, text),
     h("td", { class: "num", "data-label": "Receives" }, exact(message.dead?.receives ?? message.receives)),
     h("td", { class: "num", "data-label": "Died" }, died ? h("time", { dateTime: died, title: `died ${died}, sent ${message.sent_at}` }, `${age(died)} ago`) : "–"),
-    h("td", { class: "wide-only" }, where(message) || (own && firstLine(own) !== error ? firstLine(own) : "")), last);
+    details !== null && h("td", { class: "wide-only" }, details), last);
 }
 
 const nameCell = (queue, message, text) => h("td", { class: "cut", "data-label": "Message" }, h("a", { class: "mono", href: messageLink(queue, message.id), title: message.id },
@@ -35,7 +40,7 @@ const where = (message) => (message.status === "leased" ? holder(message)
 
 const head = (texts, first, last) => h("thead", {}, h("tr", {}, first, texts.map(([text, kind]) => h("th", { scope: "col", class: kind }, text)), last));
 export const messageHead = (first = null, last = null) => head([["Message", ""], ["State", ""], ["Priority", "num"], ["Receives", "num"], ["Age", "num"], ["Details", "wide-only"]], first, last);
-export const deadHead = (first = null, last = null) => head([["Message", ""], ["Receives", "num"], ["Died", "num"], ["Details", "wide-only"]], first, last);
+export const deadHead = (first = null, last = null, details = true) => head([["Message", ""], ["Receives", "num"], ["Died", "num"], ...(details ? [["Details", "wide-only"]] : [])], first, last);
 
 /** The messages of a queue in one state, or those that match a search. `nothing` renders the empty state. */
 export class MessageList {

@@ -151,6 +151,7 @@ export async function queuePage(main, { args: [name], signal }) {
     progress, words, tiles, h("div", { class: "panels" }, depth.node, flow.node, consumers.node), why.node, h("div", { class: "row apart" }, tabs, searching), list.node, settings);
   if (info.redrive?.running) watchRedrive();
   live.addEventListener("stats", update, { signal });
+  consumers.load();
   if (live.known) update(); else await loadTrends().catch(() => {});
   await list.show();
 }
