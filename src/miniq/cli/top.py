@@ -217,9 +217,9 @@ def _print(view: View, as_json: bool) -> None:
         click.echo("" if consumers else f"{NOBODY}\n")
     else:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
-        shown = view.chosen(stats)
-        lines = layout([name.upper() for name in COLUMNS], [cells(entry, stats) for entry in shown], view.sort, width)
+        chosen = view.chosen(stats)
+        lines = layout([name.upper() for name in COLUMNS], [cells(entry, stats) for entry in chosen], view.sort, width)
         time_shown = f"{codec.moment(codec.micros(stats.at)):%H:%M:%S} UTC"
-        wrong = [cut(line, width) for line in troubles(shown, stats.at)]
+        wrong = [cut(line, width) for line in troubles(chosen, stats.at)]
         click.echo("\n".join([*lines, f"{time_shown}, {plural(len(stats.queues), 'queue')}", *wrong, ""]))
     sys.stdout.flush()
