@@ -199,8 +199,8 @@ def test_states_can_be_browsed_and_a_held_message_is_released(visit: Visit, brok
     page = visit.go("/q/work")
     for state, body in (("Delayed", '"later"'), ("Ready", '"now"'), ("In-flight", '"held"')):
         visit.button(state)
-        expect(page.locator("tbody tr")).to_have_count(1)
-        expect(page.locator("tbody tr")).to_contain_text(body.strip('"'))
+        expect(page.locator(".inline tbody tr")).to_have_count(1)
+        expect(page.locator(".inline tbody tr")).to_contain_text(body.strip('"'))
     expect(page.locator("tbody .badge")).to_have_text("in-flight")
     page.locator("tbody a").click()
     expect(page.locator(".facts")).to_contain_text("worker-7")
@@ -322,10 +322,10 @@ def test_claims_are_listed_with_their_age(visit: Visit, broker: miniq.Client) ->
     visit.button("Refresh")
     expect(row).to_contain_text("acked")
     page.goto(f"{visit.url}/console#/q/etl")
-    expect(page.locator("tbody tr")).to_have_count(15)
+    expect(page.locator(".inline tbody tr")).to_have_count(15)
     claims.next(1, max_messages=10)
     visit.button("In-flight")
-    expect(page.locator("tbody tr")).to_have_count(10)
+    expect(page.locator(".inline tbody tr")).to_have_count(10)
     page.locator("tbody a").first.click()
     expect(page.locator(".facts")).to_contain_text("nightly, in a claim")
     assert page.locator(".actions button").count() == 0, "nothing changes what is in a claim"
