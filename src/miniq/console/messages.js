@@ -7,7 +7,7 @@ import { taskLine, taskOf } from "./tasks.js";
 const PAGE = 50;
 
 /** One row of a list of messages. */
-export function messageRow(queue, message, text = preview(message), first = null, last = null) {
+function messageRow(queue, message, text = preview(message), first = null, last = null) {
   return h("tr", {}, first, nameCell(queue, message, text),
     h("td", { class: "bare" }, badge(stateLabel(message.status), message.status)),
     h("td", { class: message.priority ? "num" : "num zero", "data-label": "Priority" }, String(message.priority)),
@@ -39,7 +39,7 @@ const where = (message) => (message.status === "leased" ? holder(message)
   : message.status === "delayed" ? `ready ${until(message.visible_at)}${message.error ? `, failed: ${firstLine(message.error)}` : ""}` : "");
 
 const head = (texts, first, last) => h("thead", {}, h("tr", {}, first, texts.map(([text, kind]) => h("th", { scope: "col", class: kind }, text)), last));
-export const messageHead = (first = null, last = null) => head([["Message", ""], ["State", ""], ["Priority", "num"], ["Receives", "num"], ["Age", "num"], ["Details", "wide-only"]], first, last);
+const messageHead = (first = null, last = null) => head([["Message", ""], ["State", ""], ["Priority", "num"], ["Receives", "num"], ["Age", "num"], ["Details", "wide-only"]], first, last);
 export const deadHead = (first = null, last = null, details = true) => head([["Message", ""], ["Receives", "num"], ["Died", "num"], ...(details ? [["Details", "wide-only"]] : [])], first, last);
 
 /** The messages of a queue in one state, or those that match a search. `nothing` renders the empty state. */
