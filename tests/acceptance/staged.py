@@ -44,23 +44,33 @@ class LateClock(SystemClock):
     def now(self) -> int:
         return super().now() - self.late
 
+    def set(self, moment: int) -> None:
+        self.late = super().now() - moment
 
-async def work(broker: Broker, clock: LateClock) -> None:
+
+async def work(broker: Broker, clock: LateClock, recorded: tuple[str, ...] = ("emails", "webhooks")) -> None:
     """An hour: waves of messages, workers that keep up more or less, and some that fail."""
     chance = random.Random(7)
     for name in QUEUES:
-        changes = (
-            {"max_receives": 2, "history": "events", "retry": {"delay": 5}} if name in ("emails", "webhooks") else {}
-        )
-        await broker.configure(name, {"visibility_timeout": 120, **changes})
+        changes = {"max_receives": 2, "retry": {"delay": 5}} if name in ("emails", "webhooks") else {}
+        history = "events" if name in recorded else "off"
+        await broker.configure(name, {"visibility_timeout": 120, "history": history, **changes})
+    end = clock.now() // (STEP * SECOND) * STEP * SECOND  # the hour ends with an interval
     for row in range(ROWS + 1):
-        clock.late = (ROWS - row) * STEP * SECOND
+        moment = end - (ROWS - row) * STEP * SECOND
+        clock.set(moment)
         for place, (name, rate) in enumerate(QUEUES.items()):
             wave = 1 + 0.6 * math.sin(row / (9 + 4 * place) + place) + chance.uniform(-0.2, 0.2)
             many = max(1, round(rate * STEP * wave / 10))
             await broker.send(name, [_draft(chance) for _ in range(many)])
+            moment += SECOND // 5
+            clock.set(moment)
             able = round(rate * STEP * (1.02 + 0.35 * math.sin(row / 17 + 2 * place)) / 10)
             taken = await broker.receive(name, max=max(1, able), consumer=f"{name}-{row % 3 + 1}")
+            moment += round(
+                chance.lognormvariate(-1.5, 0.6) * SECOND
+            )  # what the work takes, in all queues less than a step
+            clock.set(moment)
             leases = [Lease(one.message.id, one.receipt or "") for one in taken]
             bad = [lease for lease, one in zip(leases, taken, strict=True) if b"bounce" in one.message.body]
             good = [lease for lease in leases if lease not in bad]
@@ -73,9 +83,10 @@ async def work(broker: Broker, clock: LateClock) -> None:
             if row == 20:
                 for one in await broker.receive("reports", max=100, consumer="reports-1"):
                     await broker.ack("reports", [Lease(one.message.id, one.receipt or "")])
-        if row == ROWS:
-            for name, many in (("emails", 12), ("orders.eu", 30), ("thumbnails", 5)):
+        if row > ROWS - 6:  # work that takes long
+            for name, many in (("emails", 2), ("orders.eu", 5), ("thumbnails", 1)):
                 await broker.receive(name, max=many, consumer=f"{name}-2", visibility_timeout=900)
+        if row == ROWS:
             await broker.send("emails", [Draft(b'{"later": true}', delay=1800) for _ in range(3)])
         await broker.trends.tick()
 
@@ -85,6 +96,11 @@ def _draft(chance: random.Random) -> Draft:
     bounce = ', "bounce": true' if chance.random() < 0.01 else ""
     text = f'{{"to": "{to}", "subject": "{chance.choice(SUBJECTS)}"{bounce}, "order": {chance.randint(10000, 99999)}}}'
     return Draft(text.encode(), key=f"order-{chance.randint(1000, 9999)}", headers={"tenant": "acme"})
+
+
+async def history(broker: Broker, clock: LateClock) -> None:
+    """The same, with a history of all queues."""
+    await work(broker, clock, tuple(QUEUES))
 
 
 async def trouble(broker: Broker, clock: LateClock) -> None:
@@ -113,6 +129,23 @@ async def trouble(broker: Broker, clock: LateClock) -> None:
         await broker.deliveries.fail("mail", [Lease(one.message.id, one.receipt or "")], error, dead=True)
     for one in await broker.receive("mail", max=100, consumer="mailer"):
         await broker.ack("mail", [Lease(one.message.id, one.receipt or "")])
+
+
+async def graded(broker: Broker, clock: LateClock) -> None:
+    """A queue of which every other message fails, one of which every eighth does, and one whose worker went away before
+    the messages came."""
+    for minutes, many in ((55, 1), (12, 40)):
+        clock.late = minutes * 60 * SECOND
+        await broker.send("late", [Draft(b"1") for _ in range(many)])
+        if minutes == 55:
+            [one] = await broker.receive("late", consumer="gone")
+            await broker.ack("late", [Lease(one.message.id, one.receipt or "")])
+    clock.late = 0
+    for name, of in (("often", 2), ("seldom", 8)):
+        await broker.send(name, [Draft(b"1") for _ in range(40)])
+        leases = [Lease(one.message.id, one.receipt or "") for one in await broker.receive(name, max=40, consumer="a")]
+        await broker.deliveries.fail(name, leases[: 40 // of], "KeyError: 'country'", delay=600)
+        await broker.ack(name, leases[40 // of :])
 
 
 async def _settle(broker: Broker, queue: str, consumer: str) -> None:
@@ -146,7 +179,7 @@ def staged(work: Callable[[Broker, LateClock], Awaitable[None]] = work, goes_on:
             while not done.is_set():
                 # Work goes on, so that there is something to see.
                 for name, rate in QUEUES.items() if goes_on else ():
-                    due[name] += rate / 10 / 5
+                    due[name] += 1.3 * rate / 10 / 5
                     if due[name] >= 1:
                         due[name] -= 1
                         await broker.send(name, [_draft(random.Random(time.time_ns()))])

@@ -12,6 +12,7 @@ import pytest
 import miniq
 from miniq.cli.top import COLUMNS
 from tests.acceptance.shell import MINIQ, Shell, on_folder
+from tests.acceptance.staged import graded, staged, trouble
 from tests.acceptance.terminal import terminal
 from tests.server import clear
 from tests.serving import Served, serving
@@ -37,6 +38,7 @@ def test_a_terminal_shows_queues_sorts_filters_and_is_left_as_it_was(shell: Shel
         lines = tty.wait(lambda lines: "orders" in names(lines))
         assert names(lines) == ["default", "emails", "orders", "zebra"]
         assert lines[3].split()[:5] == ["QUEUE^", "READY", "LEASED", "DELAYED", "DEAD"]
+        assert re.match(r"^emails: 30 ready( for \d+s)?, no consumer yet$", lines[2])
         assert next(line for line in lines if line.startswith("orders")).split()[1:4] == ["493", "7", "0"]
         tty.type(b">")
         tty.wait(lambda lines: names(lines)[:2] == ["orders", "emails"] and "READYv" in lines[3])
@@ -86,7 +88,7 @@ def test_a_narrow_terminal_shows_what_matters_most(shell: Shell, columns: int, h
     with terminal(shell.url, "--once", columns=columns) as tty:
         lines = tty.wait(lambda lines: any("UTC, 5 queues" in line for line in lines))
         assert {head.removesuffix("^") for head in heads} <= set(lines[0].split())
-        assert sum(line != "" for line in lines) == 7, "no line is wrapped"
+        assert sum(line != "" for line in lines) == 9, "no line is wrapped: five queues, of which two have no consumer"
 
 
 @pytest.mark.parametrize("term", ["dumb", "no-such-terminal"])
@@ -166,6 +168,42 @@ def test_the_consumers_of_one_queue(shell: Shell) -> None:
     assert (found["queue"]["name"], len(found["consumers"])) == ("orders", 2)
     assert "no consumer in the last five minutes" in shell("top", "emails", "--once").lines
     assert "there is no queue 'none'" in shell("top", "none", "--once", code=1).err
+
+
+def test_dead_letters_are_not_ready_and_what_is_wrong_with_queues_is_said(shell: Shell) -> None:
+    with staged(trouble, goes_on=False) as url:
+        (found,) = shell("top", "--url", url, "--once", "--json").objects
+        dead = next(queue for queue in found["queues"] if queue["name"] == "mail.dead")
+        assert dead["ready"] == 3
+        ready = sum(queue["ready"] for queue in found["queues"]) - 3
+        wrong = [
+            r"orders: 447 ready, no consumer for 1\d(\.\d)?m",
+            r"payments: failing: \d+ of the last \d+ attempts: ValueError: no such card",
+            r"etl: claim of group nightly stuck for 1\d(\.\d)?m: 25 messages",
+        ]
+        lines = shell("top", "--url", url, "--once").lines
+        for line in wrong:
+            assert [re.fullmatch(line, one) is not None for one in lines].count(True) == 1, line
+        assert [one for one in lines if one.startswith("paused: ")] == [], (
+            "nothing is wrong with a queue that is paused"
+        )
+        assert any(
+            re.search(r"447 ready, no consumer for", one)
+            for one in shell("top", "orders", "--url", url, "--once").lines
+        )
+        with terminal(url, columns=200) as tty:
+            lines = tty.wait(lambda lines: "orders" in names(lines))
+            assert lines[1].startswith(f"{ready} ready, 25 leased, 3 dead ")
+            assert lines[2].startswith(("etl: ", "orders: "))  # sent in the same millisecond, or not
+            assert "orders: 447 ready, no consumer for 1" in lines[2]
+            tty.type(b"q")
+            assert tty.end() == 0
+    with staged(graded, goes_on=False) as url:
+        lines = shell("top", "--url", url, "--once").lines
+        told = [line.partition(":")[0] for line in lines if line.startswith(("late:", "often:", "seldom:"))]
+        assert told == ["late", "often", "seldom"], "what stands still comes first"
+        assert "seldom: some fail: 5 of the last 40 attempts: KeyError: 'country'" in lines
+        assert any(re.fullmatch(r"late: 40 ready for 12(\.\d)?m, no consumer for 55(\.\d)?m", line) for line in lines)
 
 
 def test_what_is_wrong_is_said(shell: Shell, tmp_path: Path) -> None:

@@ -199,8 +199,8 @@ def test_states_can_be_browsed_and_a_held_message_is_released(visit: Visit, brok
     page = visit.go("/q/work")
     for state, body in (("Delayed", '"later"'), ("Ready", '"now"'), ("In-flight", '"held"')):
         visit.button(state)
-        expect(page.locator("tbody tr")).to_have_count(1)
-        expect(page.locator("tbody tr")).to_contain_text(body.strip('"'))
+        expect(page.locator(".inline tbody tr")).to_have_count(1)
+        expect(page.locator(".inline tbody tr")).to_contain_text(body.strip('"'))
     expect(page.locator("tbody .badge")).to_have_text("in-flight")
     page.locator("tbody a").click()
     expect(page.locator(".facts")).to_contain_text("worker-7")
@@ -322,10 +322,10 @@ def test_claims_are_listed_with_their_age(visit: Visit, broker: miniq.Client) ->
     visit.button("Refresh")
     expect(row).to_contain_text("acked")
     page.goto(f"{visit.url}/console#/q/etl")
-    expect(page.locator("tbody tr")).to_have_count(15)
+    expect(page.locator(".inline tbody tr")).to_have_count(15)
     claims.next(1, max_messages=10)
     visit.button("In-flight")
-    expect(page.locator("tbody tr")).to_have_count(10)
+    expect(page.locator(".inline tbody tr")).to_have_count(10)
     page.locator("tbody a").first.click()
     expect(page.locator(".facts")).to_contain_text("nightly, in a claim")
     assert page.locator(".actions button").count() == 0, "nothing changes what is in a claim"
@@ -549,31 +549,14 @@ def test_a_hostile_message_is_text_everywhere(visit: Visit, broker: miniq.Client
 
 
 @pytest.mark.parametrize(("size", "scheme"), [("desk", "dark"), ("phone", "light")])
-def test_no_page_has_a_serious_fault_for_people_with_disabilities(
+def test_no_dialog_has_a_serious_fault_for_people_with_disabilities(
     browser: Browser, broker: miniq.Client, server: Served, size: str, scheme: Any
 ) -> None:
-    queue = broker.queue("emails")
-    queue.configure(history="events", max_receives=1)
-    (id, *_) = queue.send_many([{"n": n} for n in range(5)])
-    for message in queue.receive(max=2):
-        message.release()
+    """The pages themselves are in test_console_trouble.py."""
+    broker.queue("emails").send_many([{"n": n} for n in range(5)])
     visit = Visit(browser, server.url, size, color_scheme=scheme, bypass_csp=True, reduced_motion="reduce")
-    ready = {
-        "/": "tbody tr",
-        "/q/emails": "tbody tr",
-        f"/q/emails.dead/m/{id}": ".timeline li",
-        "/dead": "tbody tr",
-        "/dead/emails.dead": "tbody tr",
-        "/history": "tbody tr",
-        "/claims": ".empty",
-        "/topics": ".empty",
-        "/keys": ".empty",
-    }
-    for path, selector in ready.items():
-        page = visit.go(path)
-        page.locator(selector).first.wait_for()
-        check(visit, path)
     page = visit.go("/q/emails")
+    expect(page.locator("td.cut")).to_have_count(5)
     visit.button("Settings")
     check(visit, "settings")
     visit.button("Send")
@@ -586,7 +569,7 @@ def test_no_page_has_a_serious_fault_for_people_with_disabilities(
 
 
 def check(visit: Visit, where: str) -> None:
-    found = Axe().run(visit.page).response["violations"]
+    found = Axe().run(visit.page, options={"resultTypes": ["violations"]}).response["violations"]
     bad = [
         (one["id"], one["help"], [node["html"][:200] for node in one["nodes"][:3]])
         for one in found

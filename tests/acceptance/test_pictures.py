@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
 import threading
+from datetime import UTC, datetime
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pytest
 from playwright.sync_api import expect
 
 import miniq
 from tests.acceptance.browser import Visit, browsing
 from tests.acceptance.recording import Pane, record
-from tests.acceptance.staged import staged
+from tests.acceptance.shell import MINIQ, environment
+from tests.acceptance.staged import history, staged
 from tests.acceptance.terminal import terminal
 from tests.serving import serving
 
@@ -57,6 +61,32 @@ def test_the_pictures_of_the_documentation_can_be_taken(tmp_path: Path) -> None:
             visit.close()
         for name in ("console", "console-queue", "console-dead", "console-phone"):
             assert 8_000 < (folder / f"{name}.png").stat().st_size < 200_000
+
+
+def test_the_picture_of_the_report_can_be_taken(tmp_path: Path) -> None:
+    """`make pictures` reports on an hour of six queues by Spark; a test draws a page of a few numbers."""
+    pytest.importorskip("pyspark")
+    from miniq.spark.report.page import render
+    from miniq.spark.report.tables import Span
+    from tests.unit.test_report_page import tables
+
+    kept = "MINIQ_PICTURES" in os.environ
+    folder, page = (Path(os.environ["MINIQ_PICTURES"]) if kept else tmp_path), tmp_path / "out" / "report.html"
+    if kept:
+        env = environment(XDG_STATE_HOME=str(tmp_path / "state"))
+        with staged(history, goes_on=False) as url:
+            for command in (["archive", "lake", "--url", url], ["report", "lake", "out"]):
+                run = [*MINIQ, "pipeline", *command, "--master", "local[2]"]
+                subprocess.run(run, cwd=tmp_path, env=env, check=True, timeout=280)
+    else:
+        page.parent.mkdir()
+        page.write_text(render(tables(), Span(100, 103, 1, 44), datetime(2026, 11, 15, tzinfo=UTC)), encoding="utf-8")
+    with browsing() as browser:
+        tab = browser.new_page(viewport={"width": 1180, "height": 1400}, color_scheme="light", locale="en-GB")
+        tab.goto(page.as_uri())
+        expect(tab.get_by_role("heading", name="Throughput")).to_be_visible()
+        tab.screenshot(path=folder / "report.png")
+    assert 8_000 < (folder / "report.png").stat().st_size < 300_000
 
 
 def test_the_recording_of_a_worker_and_of_top_can_be_made(tmp_path: Path) -> None:

@@ -11,13 +11,15 @@ import curses
 import os
 import threading
 import time
+from datetime import datetime
 
 import click
 
 from miniq.api import shapes
 from miniq.cli.consumers import HEADS, NO_CONSUMER, rows
 from miniq.cli.output import plural
-from miniq.cli.top import COLUMNS, View, cells, layout, summary
+from miniq.cli.problems import troubles, words
+from miniq.cli.top import COLUMNS, View, cells, layout, summary, totals
 from miniq.consumer import Consumer
 from miniq.errors import MiniQError
 
@@ -152,18 +154,14 @@ class _Screen:
             self._window.refresh()
             return
         if view.queue is not None:
-            self._draw_consumers(view.queue, stats.queues[0], height, width)
+            self._draw_consumers(view.queue, stats.queues[0], stats.at, height, width)
             return
         queues = stats.queues
         state = "paused" if self._fetcher.paused else time.strftime("%H:%M:%S")
         self._line(0, f"miniq {view.url}   {plural(len(queues), 'queue')}   {state}", width, curses.A_BOLD)
-        ready, leased = sum(entry.ready for entry in queues), sum(entry.leased for entry in queues)
-        sent, acked = sum(entry.rates.sent for entry in queues), sum(entry.rates.acked for entry in queues)
-        dead = sum(entry.dead or 0 for entry in queues)
-        totals = f"{ready} ready, {leased} leased, {dead} dead   {sent:.1f} sent/s, {acked:.1f} acked/s"
-        self._line(1, f"NOT UPDATED: {problem}" if problem else totals, width)
+        self._line(1, f"NOT UPDATED: {problem}" if problem else totals(queues), width)
         wanted = view.wanted + "_" * self._typing
-        self._line(2, f"filter: {wanted}" if wanted else "", width)
+        self._line(2, f"filter: {wanted}" if wanted else "   ".join(troubles(queues, stats.at)), width, curses.A_BOLD)
         shown = view.chosen(stats)
         self._shown = len(shown)
         self._top = max(0, min(self._top, self._shown - 1))
@@ -179,13 +177,14 @@ class _Screen:
         self._line(height - 1, _help(width), width, curses.A_DIM)
         self._window.refresh()
 
-    def _draw_consumers(self, name: str, queue: shapes.QueueStats, height: int, width: int) -> None:
+    def _draw_consumers(self, name: str, queue: shapes.QueueStats, at: datetime, height: int, width: int) -> None:
         """One queue and its consumers."""
         view, problem, consumers = self._view, self._fetcher.problem, self._fetcher.consumers
         state = "paused" if self._fetcher.paused else time.strftime("%H:%M:%S")
         self._line(0, f"miniq {view.url}   {name}   {state}", width, curses.A_BOLD)
         counts, times = summary(queue)
-        self._line(1, f"NOT UPDATED: {problem}" if problem else counts, width)
+        wrong = "; ".join(words(queue, at))
+        self._line(1, f"NOT UPDATED: {problem}" if problem else "   ".join(filter(None, (counts, wrong))), width)
         self._line(2, times, width)
         self._shown = len(consumers)
         self._top = max(0, min(self._top, self._shown - 1))

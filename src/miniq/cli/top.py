@@ -15,6 +15,7 @@ from miniq.api import codec, shapes
 from miniq.cli.consumers import HEADS, NO_CONSUMER, rows
 from miniq.cli.flags import SECONDS, Target, as_json, note_unreadable, target
 from miniq.cli.output import age, brief, cut, json_line, plural, size, table
+from miniq.cli.problems import troubles, words
 from miniq.client._sync.client import Client
 from miniq.consumer import Consumer, Percentiles
 from miniq.errors import InvalidRequest
@@ -55,6 +56,7 @@ PATIENCE = 10.0
 def top(at: Target, queue: str | None, once: bool, interval: float, sort: str, wanted: str, as_json: bool) -> None:
     """Watch all queues, or the consumers of one, live.
 
+    What is wrong with queues (no consumer, failing, a stuck claim, full) is said in words next to the table.
     WAIT is how long messages were ready before they were received, PROCESSING how long consumers then took: p50/p99 of
     the last five minutes. CONSUMERS received, or asked for messages, in that time; `miniq top QUEUE` shows them.
 
@@ -158,6 +160,15 @@ def _times(times: Percentiles | None) -> str:
     return "-" if times is None else f"{brief(times.p50)}/{brief(times.p99)}"
 
 
+def totals(queues: Sequence[shapes.QueueStats]) -> str:
+    """One line about all queues. Dead letters are counted as such, and in no other number."""
+    dead = {entry.dead_letter_queue: entry.dead or 0 for entry in queues if entry.dead_letter_queue}
+    shown = [entry for entry in queues if entry.name not in dead]
+    ready, leased = sum(entry.ready for entry in shown), sum(entry.leased for entry in shown)
+    sent, acked = sum(entry.rates.sent for entry in shown), sum(entry.rates.acked for entry in shown)
+    return f"{ready} ready, {leased} leased, {sum(dead.values())} dead   {sent:.1f} sent/s, {acked:.1f} acked/s"
+
+
 def summary(entry: shapes.QueueStats) -> list[str]:
     """Two lines about one queue."""
     times = [
@@ -200,14 +211,15 @@ def _print(view: View, as_json: bool) -> None:
     elif as_json:
         json_line(shapes.Stats(stats.at, view.chosen(stats)))
     elif view.queue is not None:
-        click.echo("\n".join([view.queue, *summary(stats.queues[0]), ""]))
+        click.echo("\n".join([view.queue, *summary(stats.queues[0]), *words(stats.queues[0], stats.at), ""]))
         if consumers:
             table(HEADS, rows(consumers), numbers=(1, 2, 3, 4, 5))
         click.echo("" if consumers else f"{NO_CONSUMER}\n")
     else:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
-        lines = [cells(entry, stats) for entry in view.chosen(stats)]
-        click.echo("\n".join(layout([name.upper() for name in COLUMNS], lines, view.sort, width)))
+        chosen = view.chosen(stats)
+        lines = layout([name.upper() for name in COLUMNS], [cells(entry, stats) for entry in chosen], view.sort, width)
         time_shown = f"{codec.moment(codec.micros(stats.at)):%H:%M:%S} UTC"
-        click.echo(f"{time_shown}, {plural(len(stats.queues), 'queue')}\n")
+        wrong = [cut(line, width) for line in troubles(chosen, stats.at)]
+        click.echo("\n".join([*lines, f"{time_shown}, {plural(len(stats.queues), 'queue')}", *wrong, ""]))
     sys.stdout.flush()

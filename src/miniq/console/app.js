@@ -18,7 +18,8 @@ const MENU = [
   ["Keys", "#/keys", "k", [[/^\/keys$/, loaded("keys", "keysPage")]]],
 ];
 const ROUTES = MENU.flatMap(([, href, , pages]) => pages.map(([pattern, page]) => [pattern, page, href]));
-clear(document.querySelector("nav"), MENU.map(([title, href]) => h("a", { href }, title)));
+const [FIRST, REST] = [/^\S+/, / .*/]; // words of a title: phones show the first one
+clear(document.querySelector("nav"), MENU.map(([title, href]) => h("a", { href }, title.match(FIRST)[0], h("span", { class: "rest" }, title.match(REST)?.[0] ?? ""))));
 
 let current = null; // AbortController of the page that is shown
 let identity = null;
@@ -33,7 +34,6 @@ async function show() {
   for (const link of document.querySelectorAll("nav a")) {
     if (found && link.getAttribute("href") === found[2]) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current");
   }
-  document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" }); // the menu scrolls on phones
   if (!found) { clear(main, empty("Page not found", "Pick a page from the menu above.")); return; }
   const [match, page] = found;
   try {

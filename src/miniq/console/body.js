@@ -1,5 +1,5 @@
 // The body of a message: JSON in colours that folds, text, or a hex dump.
-import { bytes, download, h } from "./dom.js";
+import { bytes, copy, download, h } from "./dom.js";
 import { toast } from "./dialogs.js";
 
 const SHOWN = 64 * 1024;
@@ -14,7 +14,7 @@ export function bodyCard(message, title = "Body") {
   const rest = text.length > SHOWN && h("p", { class: "note" }, `Showing the first ${bytes(SHOWN)} of ${bytes(text.length)}. `,
     h("button", { type: "button", onclick: (event) => { pre.textContent = text; event.currentTarget.parentNode.remove(); } }, "Show all"));
   return h("section", { class: "card" }, h("div", { class: "row" }, h("h2", {}, `${title} (${kind})`),
-    h("button", { type: "button", class: "plain", onclick: () => navigator.clipboard.writeText(text).then(() => toast("Copied.")) }, "Copy"),
+    h("button", { type: "button", class: "plain", onclick: () => copy(text).then(() => toast("Copied.")) }, "Copy"),
     h("button", { type: "button", class: "plain", onclick: () => download(raw, name) }, "Download")), pre, rest);
 }
 

@@ -34,9 +34,10 @@ function ceiling(value, whole) {
 
 const FEWEST = 20;
 
-/** Several series over up to the last hour, with new values appended; a pointer or the arrow keys read single moments. */
+/** Several series over up to the last hour; a pointer or the arrow keys read single moments. The live values are the last
+ * point of counts. Rates end with the last interval that is over: one that has only begun would look like a drop. */
 export class Chart {
-  #slots; #seconds; #lines; #ticks; #times; #series; #numbers; #shown; #names; #whole; #cursor; #tip; #at = null; #svg;
+  #slots; #seconds; #lines; #ticks; #times; #past; #live = null; #numbers; #shown; #names; #whole; #cursor; #tip; #at = null; #svg;
 
   constructor(title, unit, names, slots, seconds, kind = "count") {
     this.#slots = slots;
@@ -44,7 +45,7 @@ export class Chart {
     this.#names = names;
     this.#whole = kind === "count";
     this.#shown = kind === "rate" ? rate : count;
-    this.#series = names.map(() => []);
+    this.#past = names.map(() => []);
     this.#lines = names.map((name, place) => s("path", { class: `s${place}` }));
     this.#numbers = names.map(() => h("b", {}, ""));
     this.#ticks = [0, 0.5, 1].map(() => h("span"));
@@ -64,43 +65,39 @@ export class Chart {
         this.#read(Math.max(0, Math.min(last, (this.#at ?? last - Math.min(step, 0)) + step)) / Math.max(1, last));
       } }, this.#svg, this.#tip);
     this.node = h("section", { class: "card chart" },
-      h("div", { class: "legend" }, h("h2", {}, title, " ", h("small", {}, unit)),
-        names.map((name, place) => h("span", { class: `s${place}` }, h("i"), name, " ", this.#numbers[place]))),
+      h("h2", {}, title, " ", h("small", {}, unit)),
+      h("div", { class: "legend" }, names.map((name, place) => h("span", { class: `s${place}` }, h("i"), name, " ", this.#numbers[place]))),
       h("div", { class: "plot" }, h("div", { class: "ticks", "aria-hidden": "true" }, [...this.#ticks].reverse()), area),
       h("div", { class: "axis", "aria-hidden": "true" }, this.#times), h("p", { class: "visually-hidden", role: "status" }));
   }
 
-  /** Replace all series; the last point is now. */
-  set(series) { this.#series = series.map((values) => [...values]); this.#draw(); }
-  /** Append a point if `move` is set, otherwise replace the last one. */
-  add(values, move) {
-    this.#series.forEach((known, place) => {
-      if (!move && known.length) known.pop();
-      known.push(values[place]);
-      if (known.length > this.#slots) known.shift();
-    });
-    this.#draw();
-  }
+  /** Replace the values of the past: one for each interval that is over, oldest first. */
+  set(series) { this.#past = series.map((values) => values.slice(Number(this.#whole) - this.#slots)); this.#draw(); }
+  /** The current values. */
+  live(values) { this.#live = values; this.#draw(); }
 
+  get #series() { return this.#past.map((values, place) => (this.#live && this.#whole ? [...values, this.#live[place]] : values)); }
   #count() { return Math.max(FEWEST, this.#series[0].length); }
 
   #draw() {
-    const top = ceiling(Math.max(...this.#series.flat(), 0), this.#whole);
+    const series = this.#series;
+    const top = ceiling(Math.max(...series.flat(), 0), this.#whole);
     const slots = this.#count();
     const span = (slots - 1) * this.#seconds * 1000;
     this.#times.forEach((node, place) => say(node, place === 4 ? "now" : hourAndMinute(now() - span * (1 - place / 4))));
     this.#ticks.forEach((node, place) => say(node, this.#whole || top > 10 ? count((top * place) / 2) : String(Number(((top * place) / 2).toPrecision(2)))));
-    this.#series.forEach((values, place) => {
+    series.forEach((values, place) => {
       const drawn = values.length === 1 ? [values[0], values[0]] : values;
       this.#lines[place].setAttribute("d", drawn.length ? path(drawn, WIDTH, HEIGHT, top, slots) : "");
-      say(this.#numbers[place], values.length ? this.#shown(values.at(-1)) : "");
+      say(this.#numbers[place], this.#live ? this.#shown(this.#live[place]) : "");
     });
   }
 
   /** Show the values at a place from 0 to 1, or none. */
   #read(x) {
     const last = this.#count() - 1;
-    const known = this.#series[0].length;
+    const series = this.#series;
+    const known = series[0].length;
     this.#at = x === null ? null : Math.round(Math.max(0, Math.min(1, x)) * last);
     const back = last - (this.#at ?? 0);
     const hidden = this.#at === null || back >= known;
@@ -110,8 +107,8 @@ export class Chart {
     const share = this.#at / last;
     for (const end of ["x1", "x2"]) this.#cursor.setAttribute(end, share * WIDTH);
     const ago = back * this.#seconds;
-    const values = this.#names.map((name, place) => `${name} ${this.#shown(this.#series[place].at(-1 - back) ?? 0)}`);
-    const text = `${ago ? `${hourAndMinute(now() - ago * 1000)}, ${duration(Math.min(ago, HOUR))} ago` : "now"}: ${values.join(", ")}`;
+    const values = this.#names.map((name, place) => `${name} ${this.#shown(series[place].at(-1 - back) ?? 0)}`);
+    const text = `${ago ? `${hourAndMinute(now() - ago * 1000)}, ${duration(Math.min(ago, HOUR))} ago` : this.#whole ? "now" : `last ${this.#seconds} s`}: ${values.join(", ")}`;
     say(this.#tip, text);
     say(this.node.lastChild, document.activeElement === this.#svg.parentNode ? text : "");
     this.#tip.className = share > 0.5 ? "tip left" : "tip";

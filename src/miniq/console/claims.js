@@ -1,6 +1,6 @@
 // Claims: the batches that pipelines hold, with age and state.
 import { api, key, live } from "./api.js";
-import { age, clear, bytes, covers, download, empty, exact, h, plural, queueLink } from "./dom.js";
+import { age, clear, bytes, covers, curl, download, empty, exact, h, isKeyed, plural, python, queueLink } from "./dom.js";
 import { attempt, confirm, toast } from "./dialogs.js";
 
 const isStuck = (group, number) => {
@@ -11,6 +11,7 @@ const mayRelease = (identity, queue) => !identity || identity.open || identity.a
 
 export async function claimsPage(main, { signal, identity }) {
   document.title = "Claims · MiniQ";
+  const keyed = isKeyed(identity);
   const body = h("tbody");
   const table = h("table", { class: "cards" }, h("caption", { class: "visually-hidden" }, "Claims"), h("thead", {}, h("tr", {},
     [["Queue", ""], ["Group", ""], ["State", ""], ["Claim", "num"], ["Messages", "num"], ["Bytes", "num"], ["Age", "num"], ["Last acked", "num"]].map(([text, kind]) => h("th", { scope: "col", class: kind }, text)), h("th", { scope: "col" }, h("span", { class: "visually-hidden" }, "Actions")))), body);
@@ -40,7 +41,7 @@ export async function claimsPage(main, { signal, identity }) {
     }));
     table.hidden = !groups.length;
     clear(foot, !groups.length && empty("No claims", "A Spark stream with format(\"miniq\") makes claims; so does:",
-      `curl ${location.origin}/v1/queues/emails/claims -d '{"group": "etl", "after": 0}'`, `import miniq\nwith miniq.connect("${location.origin}") as mq:\n    claim = mq.queue("emails").claims("etl").next(0)`));
+      curl(keyed, "/queues/emails/claims", { group: "etl", after: 0 }), python(keyed, 'claim = mq.queue("emails").claims("etl").next(0)')));
   }
 
   async function release(group, open) {

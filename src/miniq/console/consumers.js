@@ -1,42 +1,40 @@
 // Who consumes a queue, and how long its messages wait and are processed.
 import { api, live } from "./api.js";
-import { age, brief, clear, count, exact, h, plural, say, tile } from "./dom.js";
+import { age, brief, clear, count, exact, h, plural, say } from "./dom.js";
 
 const ROW_STEP = 100; // rows that are drawn, and that "Show more" adds
-const TIMES = [["wait", "p50"], ["wait", "p99"], ["processing", "p50"], ["processing", "p99"]];
 const MEANING = { wait: "From the moment a message is ready to its first receive", processing: "From a receive to its ack or fail" };
-const HEADS = [["Consumer", ""], ["In-flight", "num"], ["Received", "num"], ["Acked", "num"], ["Failed", "num"], ["Last seen", "num"]];
+const HEADS = [["Consumer", "name"], ["In-flight", "num"], ["Acked", "num"], ["Failed", "num"], ["Last seen", "num"]];
 
-/** The times of the last five minutes; `show` updates them from a queue's live numbers. */
-export class Times {
-  constructor() {
-    this.node = h("div", { class: "tiles", role: "group", "aria-label": "Times of the last five minutes" }, TIMES.map(([name, share]) => tile(`${name} ${share}`, "–")));
-    TIMES.forEach(([name], place) => { this.node.children[place].title = `${MEANING[name]}, last five minutes`; });
-  }
-
-  show(queue) {
-    TIMES.forEach(([name, share], place) => {
-      const seconds = queue[name]?.[share];
-      say(this.node.children[place].firstChild, typeof seconds === "number" ? brief(seconds) : "–");
-    });
-  }
-}
-
-/** The consumers of a queue, kept up to date while they are visible. */
-export class ConsumerList {
+/** The consumers of a queue, and how long its messages wait and are processed: a card that stands next to the charts. */
+export class ConsumerCard {
   #loading = false;
   #limit = ROW_STEP;
 
   constructor(queue, signal) {
     this.queue = queue;
     this.signal = signal;
+    this.number = h("b", {}, "");
+    this.times = Object.keys(MEANING).map((name) => [name, ["p50", "p99"].map((share) => [share, h("b", {}, "–")])]);
     this.body = h("tbody");
-    this.foot = h("div", { class: "more" }, h("span", { class: "note" }, "Loading…"));
-    this.table = h("table", { class: "cards", hidden: true }, h("caption", { class: "visually-hidden" }, `Consumers of ${queue}`),
+    this.foot = h("p", { class: "note" }, "Loading…");
+    this.table = h("table", { class: "tight", hidden: true }, h("caption", { class: "visually-hidden" }, `Consumers of ${queue}`),
       h("thead", {}, h("tr", {}, HEADS.map(([text, kind]) => h("th", { scope: "col", class: kind }, text)))), this.body);
-    this.node = h("div", { hidden: true }, h("div", { class: "card flush" }, h("div", { class: "scroll" }, this.table), this.foot),
-      h("p", { class: "note below" }, "Who received or asked for messages in the last five minutes, or holds some. Counts start when the broker first sees a consumer; the times above are of the last five minutes."));
-    live.addEventListener("stats", () => { if (!this.node.hidden) this.load(); }, { signal });
+    this.node = h("section", { class: "card consumers" }, h("h2", {}, "Consumers ", this.number, " ", h("small", {}, "of the last five minutes")),
+      h("dl", { class: "times" }, this.times.map(([name, shares]) => h("div", { title: `${MEANING[name]}, last five minutes` }, h("dt", {}, name), shares.map(([share, value]) => h("dd", {}, `${share} `, value))))),
+      h("div", { class: "list", tabIndex: 0, role: "region", "aria-label": "List of consumers" }, this.table, this.foot));
+    live.addEventListener("stats", () => { if (!document.hidden) this.load(); }, { signal });
+  }
+
+  /** Update the times and the number of consumers from a queue's live numbers. */
+  show(queue) {
+    say(this.number, exact(queue.consumers));
+    for (const [name, shares] of this.times) {
+      for (const [share, node] of shares) {
+        const seconds = queue[name]?.[share];
+        say(node, typeof seconds === "number" ? brief(seconds) : "–");
+      }
+    }
   }
 
   async load() {
@@ -58,14 +56,14 @@ export class ConsumerList {
     const left = consumers.length - this.#limit;
     const more = () => { this.#limit += ROW_STEP; this.#draw(consumers); };
     clear(this.foot, left > 0 && h("button", { type: "button", onclick: more }, left > ROW_STEP ? `Show ${ROW_STEP} more of ${exact(left)} consumers` : `Show ${plural(left, "more consumer")}`),
-      !consumers.length && h("span", { class: "note" }, problem ?? "No consumer in the last five minutes."));
+      !consumers.length && (problem ?? "No consumer in the last five minutes."));
     this.foot.hidden = !this.foot.childNodes.length;
   }
 }
 
-const number = (label, value, bad = false) => h("td", { class: `num${value ? (bad ? " bad" : "") : " zero"}`, "data-label": label }, count(value));
+const number = (value, bad = false, title = "") => h("td", { class: `num${value ? (bad ? " bad" : "") : " zero"}`, title }, count(value));
 
-const row = (consumer) => h("tr", {},
-  h("td", { class: "name full" }, consumer.name === null ? "unnamed" : h("bdi", {}, consumer.name)),
-  number("In-flight", consumer.in_flight), number("Received", consumer.received), number("Acked", consumer.acked), number("Failed", consumer.failed, true),
-  h("td", { class: "num last", "data-label": "Last seen" }, h("time", { dateTime: consumer.last_seen, title: consumer.last_seen }, `${age(consumer.last_seen)} ago`)));
+const row = ({ name, in_flight, received, acked, failed, last_seen }) => h("tr", {},
+  h("td", { class: "name", title: name ?? "" }, name === null ? "unnamed" : h("bdi", {}, name)),
+  number(in_flight, false, `of ${plural(received, "message")} received since the broker first saw this consumer`), number(acked), number(failed, true),
+  h("td", { class: "num" }, h("time", { dateTime: last_seen, title: last_seen }, `${age(last_seen)} ago`)));

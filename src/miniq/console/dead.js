@@ -1,15 +1,19 @@
 // Dead letters: the dead-letter queues, and one of them in groups by error and origin, with redrive, edit and discard.
 import { api, live } from "./api.js";
-import { age, clear, count, covers, empty, exact, firstLine, h, pattern, plural, queueLink } from "./dom.js";
-import { messageHead, messageRow } from "./messages.js";
+import { age, clear, count, covers, curl, empty, exact, firstLine, h, isKeyed, pattern, plural, previews, python, queueLink } from "./dom.js";
+import { deadDetails, deadHead, deadRow } from "./messages.js";
 import { Selection } from "./selection.js";
 import { redrive } from "./redrive.js";
 import { edit } from "./compose.js";
 import { attempt, toast } from "./dialogs.js";
 import { REASONS, deathOf, origins } from "./words.js";
 
-const GROUPED = 2000; // messages read for grouping
-const SHOWN = 100;
+const GROUPED = 2000; // messages that are read to show groups, and that "Read more" adds
+const SHOWN = 100; // messages of a group that are drawn
+const PAGE = 500; // messages of one request
+
+/** What the messages of a group have in common. */
+const groupOf = ({ dead }) => (dead ? JSON.stringify([dead.origin, dead.reason, pattern(dead.error ?? "")]) : "");
 
 const deadQueues = () => {
   const found = origins();
@@ -20,6 +24,7 @@ const deadQueues = () => {
 export async function deadPage(main, { args: [name], signal, identity }) {
   document.title = "Dead letters · MiniQ";
   if (name) { await deadLetters(main, name, signal); return; }
+  const keyed = isKeyed(identity);
   const body = h("tbody");
   const heads = [["Dead-letter queue", ""], ["Source queue", ""], ["Messages", "num"], ["Oldest", "num"], ["Last error", ""]];
   const may = (queue) => !identity || identity.open || identity.allow.some((scope) => /^(\*|manage)(:|$)/.test(scope) && covers(scope, queue));
@@ -33,7 +38,7 @@ export async function deadPage(main, { args: [name], signal, identity }) {
     const found = deadQueues();
     table.hidden = !found.length;
     clear(nothing, live.known && !found.length && empty("No dead-letter queues", "A dead-letter queue is created when the first message dies, or with the setting that says when:",
-      `curl -X PUT ${location.origin}/v1/queues/emails -d '{"max_receives": 5}'`, `import miniq\nwith miniq.connect("${location.origin}") as mq:\n    mq.queue("emails").configure(max_receives=5)`));
+      curl(keyed, "/queues/emails", { max_receives: 5 }, "PUT"), python(keyed, 'mq.queue("emails").configure(max_receives=5)')));
     clear(body, found.map(([dead, from]) => {
       const { total, oldest } = live.queues.get(dead);
       const deaths = from.map((one) => live.queues.get(one).last_death).filter(Boolean).sort((a, b) => (a.at < b.at ? 1 : -1));
@@ -55,6 +60,12 @@ export async function deadPage(main, { args: [name], signal, identity }) {
   show();
 }
 
+/** From when to when the messages of a group died. */
+function lasted(times) {
+  const [first, last] = [age(times[0]), age(times.at(-1))];
+  return first === last ? `, ${last} ago.` : `, from ${first} to ${last} ago.`;
+}
+
 async function deadLetters(main, name, signal) {
   document.title = `${name} · MiniQ`;
   const me = await api.whoami(name);
@@ -68,6 +79,8 @@ async function deadLetters(main, name, signal) {
       may && h("button", { type: "button", onclick: async () => { if (await redrive(name, (await api.queue(name)).counts.total)) load(); } }, "Redrive all"),
       h("a", { class: "button", href: queueLink(name) }, "Queue"))), summary, groups);
 
+  let most = GROUPED;
+
   async function load() {
     ticks = [];
     if (selection) selection.clear();
@@ -75,20 +88,33 @@ async function deadLetters(main, name, signal) {
     let after;
     let looked = 0;
     do {
-      const page = await api.peek(name, { after, limit: 500 }, signal);
+      const page = await api.peek(name, { after, limit: PAGE }, signal);
       for (const message of page.messages) {
-        const { dead } = message;
-        const key = dead ? JSON.stringify([dead.origin, dead.reason, pattern(dead.error ?? "")]) : "";
+        const key = groupOf(message);
         found.set(key, [...(found.get(key) ?? []), message]);
       }
       looked += page.messages.length;
       after = page.next;
-    } while (after && looked < GROUPED);
+    } while (after && looked < most);
     if (signal.aborted) return;
-    summary.textContent = looked ? `${plural(looked, "message")} in ${plural(found.size, "group")}${after ? `; only the first ${exact(GROUPED)} messages are grouped` : ""}.` : "";
-    clear(groups, looked ? [...found.values()].sort((a, b) => b.length - a.length).map(group)
+    const inGroups = `in ${plural(found.size, "group")}`;
+    clear(summary, !looked ? "" : after ? `The first ${plural(looked, "message")} ${inGroups}. “Redrive group” and “Discard group” also find the rest of a group. ` : `${plural(looked, "message")} ${inGroups}.`,
+      after && h("button", { type: "button", onclick: () => { most += GROUPED; attempt(load); } }, "Read more"));
+    clear(groups, looked ? [...found].sort(([, a], [, b]) => b.length - a.length).map(([key, messages]) => group(key, messages, !after))
       : h("div", { class: "card" }, empty("No dead letters", "This queue is empty.")));
   }
+
+  /** The ids of a group, looked for from the start of the queue to its end. */
+  const members = (key) => async function* look(stop) {
+    let after;
+    let looked = 0;
+    do {
+      const page = await api.peek(name, { after, limit: PAGE }, stop);
+      looked += page.messages.length;
+      after = page.next;
+      yield { ids: page.messages.filter((message) => groupOf(message) === key).map(({ id }) => id), looked };
+    } while (after && !stop.aborted);
+  };
 
   /** Edit a message, then send it back to where it came from. */
   async function editAndRedrive(message) {
@@ -97,7 +123,8 @@ async function deadLetters(main, name, signal) {
     load().catch(() => {});
   }
 
-  function group(messages) {
+  /** A group, of which these messages were read: all of it if it is `whole`. */
+  function group(key, messages, whole) {
     const [{ dead }] = messages;
     const error = messages.at(-1).dead?.error;
     const title = dead ? (error ? firstLine(error) : `No error: ${REASONS[dead.reason] ?? dead.reason}`) : "Sent directly to this queue";
@@ -106,20 +133,27 @@ async function deadLetters(main, name, signal) {
     const boxes = new Map();
     const all = may && selection.box(`Select all: ${label}`, () => ids);
     if (may) ticks.push(() => { all.checked = ids.every((id) => selection.ids.has(id)); for (const [id, box] of boxes) box.checked = selection.ids.has(id); });
-    const rows = messages.slice(0, SHOWN).map((message) => {
-      if (!may) return messageRow(name, message);
+    const shown = messages.slice(0, SHOWN);
+    const texts = previews(shown);
+    const details = shown.map((message) => deadDetails(message, title));
+    const said = details.some(Boolean);
+    const rows = shown.map((message, place) => {
+      if (!may) return deadRow(name, message, texts[place], null, null, said ? details[place] : null);
       boxes.set(message.id, selection.box(`Select ${message.id}`, () => [message.id]));
-      return messageRow(name, message, h("td", { class: "bare box" }, boxes.get(message.id)), h("td", { class: "bare acts" }, message.dead && h("button", { type: "button", class: "plain", "aria-label": `Edit and redrive ${message.id}`, onclick: () => editAndRedrive(message) }, "Edit")));
+      return deadRow(name, message, texts[place], h("td", { class: "bare box" }, boxes.get(message.id)),
+        h("td", { class: "bare acts" }, message.dead && h("button", { type: "button", class: "plain", "aria-label": `Edit and redrive ${message.id}`, onclick: () => editAndRedrive(message) }, "Edit")), said ? details[place] : null);
     });
+    const onRedrive = () => (whole ? selection.redrive(ids) : selection.redriveSome("all messages of this group", members(key)));
+    const onDiscard = () => (whole ? selection.discard(ids) : selection.discardSome("all messages of this group", members(key)));
     const times = messages.map((message) => message.dead?.at).filter(Boolean).sort();
     return h("section", { class: "card flush below" },
-      h("div", { class: "card-head" }, h("div", { class: "row" }, all, h("h2", {}, h("bdi", {}, title)), h("span", { class: "badge dead" }, exact(messages.length)),
-        may && h("button", { type: "button", "aria-label": `Redrive group: ${label}`, onclick: () => selection.redrive(ids) }, "Redrive group"),
-        may && h("button", { type: "button", class: "bad", "aria-label": `Discard group: ${label}`, onclick: () => selection.discard(ids) }, "Discard group")),
-      dead && h("p", { class: "note" }, `${{ max_receives: "Received too often", rejected: "Rejected" }[dead.reason] ?? dead.reason} in `, h("a", { href: queueLink(dead.origin) }, dead.origin), `, the last ${age(times.at(-1))} ago, the first ${age(times[0])} ago.`),
+      h("div", { class: "card-head" }, h("div", { class: "row" }, all, h("h2", {}, h("bdi", {}, title)), h("span", { class: "badge dead" }, whole ? exact(messages.length) : `${exact(messages.length)} or more`),
+        may && h("button", { type: "button", "aria-label": `Redrive group: ${label}`, onclick: onRedrive }, "Redrive group"),
+        may && h("button", { type: "button", class: "bad", "aria-label": `Discard group: ${label}`, onclick: onDiscard }, "Discard group")),
+      dead && h("p", { class: "note" }, `${{ max_receives: "Received too often", rejected: "Rejected" }[dead.reason] ?? dead.reason} in `, h("a", { href: queueLink(dead.origin) }, dead.origin), lasted(times)),
       error && error.includes("\n") && h("details", {}, h("summary", {}, "Traceback"), h("pre", { class: "body", tabIndex: 0, dir: "auto" }, error))),
-      h("div", { class: "scroll" }, h("table", { class: "cards" }, h("caption", { class: "visually-hidden" }, label), messageHead(may && h("th", { scope: "col", class: "box" }, h("span", { class: "visually-hidden" }, "Select")), may && h("th", { scope: "col" }, h("span", { class: "visually-hidden" }, "Edit"))), h("tbody", {}, rows))),
-      messages.length > SHOWN && h("p", { class: "more note" }, `${exact(messages.length - SHOWN)} more not shown; selecting all includes them`));
+      h("div", { class: "scroll" }, h("table", { class: "cards inline" }, h("caption", { class: "visually-hidden" }, label), deadHead(may && h("th", { scope: "col", class: "box" }, h("span", { class: "visually-hidden" }, "Select")), may && h("th", { scope: "col" }, h("span", { class: "visually-hidden" }, "Edit")), said), h("tbody", {}, rows))),
+      messages.length > SHOWN && h("p", { class: "more note" }, `${exact(messages.length - SHOWN)} more not shown; selecting all includes those that were read`));
   }
 
   await load().catch((error) => { if (!signal.aborted) { summary.textContent = ""; toast(error.message, true); } });

@@ -20,29 +20,41 @@ export async function attempt(work, done) {
 }
 
 /** A dialog with a form. If `submit` throws, the error is shown and the dialog stays open. Resolves to the result of
- * `submit`, or null if the dialog was cancelled. */
+ * `submit`, or null if the dialog was cancelled. `submit` gets a function that shows how far it is, and a signal that
+ * aborts when the dialog is closed, which ends work of many steps. */
 export function ask({ title, body, submit, action = "Save", danger = false, cancel = "Cancel" }) {
   return new Promise((resolve) => {
     const error = h("p", { class: "error", role: "alert" });
+    const progress = h("p", { class: "note", role: "status" });
+    const closed = new AbortController();
     const submitButton = submit && h("button", { type: "submit", class: danger ? "main bad" : "main" }, action);
-    const form = h("form", {}, h("h2", { id: "asked" }, title), body, error,
+    const form = h("form", {}, h("h2", { id: "asked" }, title), body, progress, error,
       h("div", { class: "end" }, h("button", { type: "button", onclick: () => dialog.close() }, cancel), submitButton));
     const dialog = h("dialog", { "aria-labelledby": "asked" }, form);
     let result = null;
+    let working = null; // what `submit` does
     form.addEventListener("submit", async (event) => {
       event.preventDefault();
       if (!submit) { dialog.close(); return; }
       submitButton.disabled = true;
       error.textContent = "";
       try {
-        result = (await submit()) ?? true;
+        working = Promise.resolve(submit((text) => { progress.textContent = text; }, closed.signal));
+        result = (await working) ?? true;
         dialog.close();
       } catch (problem) {
+        working = null;
+        progress.textContent = "";
         error.textContent = problem.message;
         submitButton.disabled = false;
       }
     });
-    dialog.addEventListener("close", () => { dialog.remove(); resolve(result); });
+    dialog.addEventListener("close", async () => {
+      closed.abort();
+      dialog.remove();
+      if (working && !result) result = await working.then((done) => done ?? true, () => null);
+      resolve(result);
+    });
     document.body.append(dialog);
     dialog.showModal();
   });
@@ -54,9 +66,9 @@ export function confirm({ title, text, action, type, submit, more }) {
   const body = [h("p", { class: "note" }, text), more, typed && field("Type the queue name to confirm", typed, true)];
   return ask({
     title, body, action, danger: true,
-    submit: () => {
+    submit: (...given) => {
       if (typed && typed.value !== type) throw new Error("Name doesn't match");
-      return submit();
+      return submit(...given);
     },
   });
 }

@@ -88,11 +88,34 @@ export const encode = encodeURIComponent;
 export const queueLink = (name) => `#/q/${encode(name)}`;
 export const messageLink = (queue, id) => `#/q/${encode(queue)}/m/${encode(id)}`;
 
-/** A body on one line. */
-export function preview(message) {
+const LONGEST = 300; // characters of a body that a row shows
+const oneLine = (message) => {
   if (message.body === undefined) return `${message.content_type}, ${bytes(Math.floor((message.data ?? "").length * 0.75))}`;
-  const text = typeof message.body === "string" ? message.body : JSON.stringify(message.body);
-  return text.length > 300 ? `${text.slice(0, 300)}…` : text;
+  return typeof message.body === "string" ? message.body : JSON.stringify(message.body);
+};
+const cut = (text) => (text.length > LONGEST ? `${text.slice(0, LONGEST)}…` : text);
+
+/** A body on one line. */
+export const preview = (message) => cut(oneLine(message));
+
+const [FEWEST, HEAD, LEAD] = [44, 14, 24]; // characters at the start in common, those of them that stay, and those before the difference
+
+/** The bodies of the rows of a list. Of a long start that is the same as in a neighbour, most is left out: the end of a row
+ * is cut off, and what differs should not be in it. */
+export function previews(messages) {
+  const texts = messages.map(oneLine);
+  const common = (a, b) => {
+    if (b === undefined || a === b) return 0;
+    let length = 0;
+    while (length < a.length && a[length] === b[length]) length += 1;
+    return length;
+  };
+  return texts.map((text, place) => {
+    const same = Math.max(common(text, texts[place - 1]), common(text, texts[place + 1]));
+    if (same < FEWEST) return cut(text);
+    const start = Math.max(HEAD, same - LEAD, text.lastIndexOf(",", same - 1) + 1);
+    return `${text.slice(0, HEAD)}…${cut(text.slice(start))}`;
+  });
 }
 
 /** Whether the page is as narrow as on a phone: rows are cards, and hints are short. */
@@ -118,17 +141,30 @@ export const empty = (title, text, ...commands) =>
   h("div", { class: "empty" }, h("h2", {}, title), h("p", {}, text), commands.filter(Boolean).map(snippet));
 
 function snippet(text) {
-  const python = text.startsWith("import ");
-  const copy = h("button", { type: "button", class: "plain", "aria-label": python ? "Copy the lines of Python" : "Copy the command", onclick: () =>
-    navigator.clipboard.writeText(text).then(() => { copy.textContent = "Copied"; setTimeout(() => { copy.textContent = "Copy"; }, 2000); }) }, "Copy");
-  return h("div", { class: "snippet" }, h("pre", { class: python ? "python" : "curl" }, text), copy);
+  const kind = text.startsWith("import ") ? "python" : "curl";
+  const button = h("button", { type: "button", class: "plain", "aria-label": kind === "python" ? "Copy the lines of Python" : "Copy the command", onclick: () =>
+    copy(text).then(() => { button.textContent = "Copied"; setTimeout(() => { button.textContent = "Copy"; }, 2000); }) }, "Copy");
+  return h("div", { class: "snippet" }, h("pre", { class: kind }, text), button);
 }
 
-const auth = (keyed) => (keyed ? " -H 'Authorization: Bearer KEY'" : "");
-/** A curl command that sends a message to a queue of this broker. */
-export const curlLine = (queue, keyed) => `curl ${location.origin}/v1/queues/${queue}/messages${auth(keyed)} -d '{"body": "hello"}'`;
-/** The same in Python; with `receive`, also a consumer. */
-export const pythonLine = (queue, keyed, receive) => `import miniq\nwith miniq.connect("${location.origin}"${keyed ? ', api_key="KEY"' : ""}) as mq:\n    ${receive ? `mq.queue("${queue}").consume(lambda message: print(message.body))` : `mq.queue("${queue}").send("hello")`}`;
+/** Copy a text. Browsers have a clipboard for pages only where the address is https or this machine. */
+export async function copy(text) {
+  if (navigator.clipboard) { await navigator.clipboard.writeText(text); return; }
+  const area = h("textarea", { value: text, class: "visually-hidden" });
+  (document.querySelector("dialog[open]") ?? document.body).append(area);
+  area.select();
+  document.execCommand("copy");
+  area.remove();
+}
+
+/** A call of this broker's API by curl. */
+export const curl = (keyed, path, body, method = "") => `curl ${method ? `-X ${method} ` : ""}${location.origin}/v1${path}${keyed ? " -H 'Authorization: Bearer KEY'" : ""} -d '${JSON.stringify(body)}'`;
+/** A line of Python with a client of this broker, `mq`. */
+export const python = (keyed, line) => `import miniq\nwith miniq.connect("${location.origin}"${keyed ? ', api_key="KEY"' : ""}) as mq:\n    ${line}`;
+/** How to send a message to a queue, in a shell and in Python. */
+export const sending = (queue, keyed) => [curl(keyed, `/queues/${queue}/messages`, { body: "hello" }), python(keyed, `mq.queue("${queue}").send("hello")`)];
+/** Whether calls need a key. */
+export const isKeyed = (identity) => Boolean(identity && !identity.open);
 
 /** Work on many things, a few at a time; how many failed, with the first error. */
 export async function each(things, work, most = 8) {

@@ -1,13 +1,14 @@
 // Search the history, newest first.
 import { api, live } from "./api.js";
-import { brief, clear, day, empty, field, firstLine, h, messageLink, plural, queueLink, timeOfDay } from "./dom.js";
+import { brief, clear, curl, day, empty, field, firstLine, h, isKeyed, messageLink, plural, python, queueLink, timeOfDay } from "./dom.js";
 import { attempt } from "./dialogs.js";
 
 const EVENTS = ["sent", "received", "acked", "released", "failed", "expired", "dead", "edited", "purged", "redriven"];
 const WINDOW = 5000;
 const PAGE = 100;
 
-export async function historyPage(main, { query, signal }) {
+export async function historyPage(main, { query, signal, identity }) {
+  const keyed = isKeyed(identity);
   document.title = "History · MiniQ";
   const inputs = {
     queue: h("input", { list: "queues", autocomplete: "off", value: query.get("queue") ?? "", class: "search" }),
@@ -73,7 +74,7 @@ export async function historyPage(main, { query, signal }) {
     table.hidden = !found;
     const left = cursor - 1 > floor;
     clear(foot, found || left ? h("span", { class: "note" }, left ? "" : `${plural(found, "event")}. `)
-      : empty("No events found", "If history is off, turn it on in the queue's settings or with:", `curl -X PUT ${location.origin}/v1/queues/${asked.queue || "emails"} -d '{"history": "events"}'`, `import miniq\nwith miniq.connect("${location.origin}") as mq:\n    mq.queue("${asked.queue || "emails"}").configure(history="events")`),
+      : empty("No events found", "If history is off, turn it on in the queue's settings or with:", curl(keyed, `/queues/${asked.queue || "emails"}`, { history: "events" }, "PUT"), python(keyed, `mq.queue("${asked.queue || "emails"}").configure(history="events")`)),
     left && h("button", { type: "button", onclick: () => attempt(more) }, "Show older"));
   }
 

@@ -1,6 +1,6 @@
 // API keys and their permissions. A secret is shown once.
 import { api, key, live } from "./api.js";
-import { clear, empty, field, h, moment } from "./dom.js";
+import { clear, copy, empty, field, h, moment } from "./dom.js";
 import { ask, attempt, confirm, toast } from "./dialogs.js";
 
 export async function keysPage(main, { signal, identity }) {
@@ -36,7 +36,7 @@ export async function keysPage(main, { signal, identity }) {
     if (!made) return;
     const secret = h("input", { value: made.secret, readOnly: true, class: "mono", "aria-label": "Secret", onfocus: () => secret.select() });
     await ask({ title: `Key ${made.name}`, cancel: "Done", body: [h("p", { class: "note" }, "Copy the secret now. It won't be shown again."), secret,
-      h("div", { class: "row" }, h("button", { type: "button", onclick: () => navigator.clipboard.writeText(made.secret).then(() => toast("Copied.")) }, "Copy")),
+      h("div", { class: "row" }, h("button", { type: "button", onclick: () => copy(made.secret).then(() => toast("Copied.")) }, "Copy")),
       made.warnings?.map((text) => h("p", { class: "note bad" }, `Warning: ${text}.`)),
       first && h("p", { class: "note" }, "This tab now uses it.")] });
     if (first) location.reload(); else again();

@@ -46,7 +46,7 @@ export async function messagePage(main, { args: [queue, id], signal }) {
   const historyNode = h("div", {}, h("p", { class: "note" }, "Loading…"));
   clear(main,
     h("div", { class: "head" }, h("div", { class: "crumb" }, h("a", { href: "#/" }, "Queues"), " / ", h("a", { href: queueLink(queue) }, queue)),
-      h("h1", {}, "Message"), badge(stateLabel(message.status), message.status), message.dead && badge("dead letter", "dead"),
+      h("h1", {}, "Message"), !(message.dead && message.status === "ready") && badge(stateLabel(message.status), message.status), message.dead && badge("dead letter", "dead"),
       h("div", { class: "actions" },
         may("manage") && !leased && h("button", { type: "button", onclick: onEdit }, "Edit"),
         may("manage") && leased && message.lease_until && h("button", { type: "button", onclick: onRelease }, "Release"),

@@ -1,35 +1,51 @@
 // A paged list of messages: browse by state, or search in bounded steps.
 import { api } from "./api.js";
-import { age, badge, clear, exact, firstLine, h, holder, messageLink, plural, preview, stateLabel, until } from "./dom.js";
+import { age, badge, clear, exact, firstLine, h, holder, messageLink, plural, preview, previews, stateLabel, until } from "./dom.js";
 import { Selection } from "./selection.js";
 import { taskLine, taskOf } from "./tasks.js";
 
 const PAGE = 50;
 
 /** One row of a list of messages. */
-export function messageRow(queue, message, first = null, last = null) {
-  const task = taskOf(message);
-  return h("tr", {},
-    first,
-    h("td", { class: "cut", "data-label": "Message" }, h("a", { class: "mono", href: messageLink(queue, message.id), title: message.id },
-      h("bdi", {}, task ? taskLine(task) : preview(message)))),
+function messageRow(queue, message, text = preview(message), first = null, last = null) {
+  return h("tr", {}, first, nameCell(queue, message, text),
     h("td", { class: "bare" }, badge(stateLabel(message.status), message.status)),
-    h("td", { class: "num", "data-label": "Priority" }, String(message.priority)),
-    h("td", { class: "num", "data-label": "Receives" }, exact(message.dead?.receives ?? message.receives)),
+    h("td", { class: message.priority ? "num" : "num zero", "data-label": "Priority" }, String(message.priority)),
+    h("td", { class: message.receives ? "num" : "num zero", "data-label": "Receives" }, exact(message.receives)),
     h("td", { class: "num", "data-label": "Age" }, age(message.sent_at)),
-    h("td", { class: "wide-only" }, message.status === "leased" ? holder(message)
-      : message.status === "delayed" ? `ready ${until(message.visible_at)}${message.error ? `, failed: ${firstLine(message.error)}` : ""}`
-      : message.error ? `failed: ${firstLine(message.error)}` : message.dead ? `dead-lettered ${age(message.dead.at)} ago` : message.key ? `key ${message.key}` : ""), last);
+    h("td", { class: "wide-only" }, where(message) || (message.error ? `failed: ${firstLine(message.error)}` : message.key ? `key ${message.key}` : "")), last);
 }
 
-export const messageHead = (first = null, last = null) => h("thead", {}, h("tr", {}, first,
-  ["Message", "State", "Priority", "Receives", "Age", "Details"].map((text, place) =>
-    h("th", { scope: "col", class: place > 1 && place < 5 ? "num" : place === 5 ? "wide-only" : "" }, text)), last));
+/** What a row says of a dead letter; `error` is what is already said above the list. */
+export function deadDetails(message, error = "") {
+  const own = message.error ?? message.dead?.error;
+  return where(message) || (own && firstLine(own) !== error ? firstLine(own) : "");
+}
+
+/** One row of a list of dead letters. */
+export function deadRow(queue, message, text = preview(message), first = null, last = null, details = deadDetails(message)) {
+  const died = message.dead?.at;
+  return h("tr", {}, first, nameCell(queue, message, text),
+    h("td", { class: "num", "data-label": "Receives" }, exact(message.dead?.receives ?? message.receives)),
+    h("td", { class: "num", "data-label": "Died" }, died ? h("time", { dateTime: died, title: `died ${died}, sent ${message.sent_at}` }, `${age(died)} ago`) : "–"),
+    details !== null && h("td", { class: "wide-only" }, details), last);
+}
+
+const nameCell = (queue, message, text) => h("td", { class: "cut", "data-label": "Message" }, h("a", { class: "mono", href: messageLink(queue, message.id), title: message.id },
+  h("bdi", {}, taskOf(message) ? taskLine(taskOf(message)) : text)));
+
+/** Where a message is that is not ready. */
+const where = (message) => (message.status === "leased" ? holder(message)
+  : message.status === "delayed" ? `ready ${until(message.visible_at)}${message.error ? `, failed: ${firstLine(message.error)}` : ""}` : "");
+
+const head = (texts, first, last) => h("thead", {}, h("tr", {}, first, texts.map(([text, kind]) => h("th", { scope: "col", class: kind }, text)), last));
+const messageHead = (first = null, last = null) => head([["Message", ""], ["State", ""], ["Priority", "num"], ["Receives", "num"], ["Age", "num"], ["Details", "wide-only"]], first, last);
+export const deadHead = (first = null, last = null, details = true) => head([["Message", ""], ["Receives", "num"], ["Died", "num"], ...(details ? [["Details", "wide-only"]] : [])], first, last);
 
 /** The messages of a queue in one state, or those that match a search. `nothing` renders the empty state. */
 export class MessageList {
   constructor(queue, signal, nothing, { manage = false, dead = false } = {}) {
-    Object.assign(this, { queue, signal, nothing });
+    Object.assign(this, { queue, signal, nothing, row: dead ? deadRow : messageRow });
     this.selection = manage && new Selection(queue, { dead, done: () => this.show().catch(() => {}), changed: () => this.#selected() });
     this.boxes = [];
     this.all = this.selection && h("input", { type: "checkbox", "aria-label": "Select all messages shown", onchange: () => {
@@ -41,7 +57,7 @@ export class MessageList {
     this.find = "";
     this.body = h("tbody");
     this.foot = h("div", { class: "more" });
-    this.table = h("table", { class: "cards" }, h("caption", { class: "visually-hidden" }, `Messages in ${queue}`), messageHead(this.all && h("th", { scope: "col", class: "box" }, this.all)), this.body);
+    this.table = h("table", { class: "cards inline" }, h("caption", { class: "visually-hidden" }, `Messages in ${queue}`), (dead ? deadHead : messageHead)(this.all && h("th", { scope: "col", class: "box" }, this.all)), this.body);
     this.node = h("div", { class: "card flush" }, this.bar, h("div", { class: "scroll" }, this.table), this.foot);
     this.run = 0;
   }
@@ -64,11 +80,11 @@ export class MessageList {
     this.all.checked = this.boxes.length > 0 && this.boxes.every(({ id }) => this.selection.ids.has(id));
   }
 
-  #row(message) {
-    if (!this.selection) return messageRow(this.queue, message);
+  #row(message, text) {
+    if (!this.selection) return this.row(this.queue, message, text);
     const box = this.selection.box(`Select ${message.id}`, () => [message.id]);
     this.boxes.push({ box, id: message.id });
-    return messageRow(this.queue, message, h("td", { class: "bare box" }, box));
+    return this.row(this.queue, message, text, h("td", { class: "bare box" }, box));
   }
 
   async more() {
@@ -81,7 +97,8 @@ export class MessageList {
     do {
       const page = await api.peek(this.queue, { status: this.status, find: this.find, after: this.after, limit: PAGE - got }, this.signal);
       if (run !== this.run || this.signal.aborted) return;
-      this.body.append(...page.messages.map((message) => this.#row(message)));
+      const texts = previews(page.messages);
+      this.body.append(...page.messages.map((message, place) => this.#row(message, texts[place])));
       got += page.messages.length;
       this.found += page.messages.length;
       this.looked += page.looked ?? page.messages.length;

@@ -1,15 +1,15 @@
 // All queues, live: what is wrong first, and dead letters with the queue that they come from.
 import { api, live } from "./api.js";
-import { age, clear, count, curlLine, empty, exact, h, isNarrow, plural, pythonLine, queueLink, rate, say, tile } from "./dom.js";
+import { age, clear, count, empty, exact, h, isKeyed, isNarrow, plural, queueLink, rate, say, sending, tile } from "./dom.js";
 import { settingsForm } from "./settings.js";
 import { spark } from "./charts.js";
 import { ask, toast } from "./dialogs.js";
 import { redrive } from "./redrive.js";
-import { deaths, origins, problems, worst } from "./words.js";
+import { deaths, origins, problems, trouble, worst } from "./words.js";
 
 const FINE = 100; // queues of which every step of the last hour is drawn; of more, every minute
 const ROW_STEP = 200; // rows that are drawn, and that "Show more" adds
-const NAMED = 5; // queues that the line above the table names
+const NAMED = 4; // queues that the lines above the table name
 const COLUMNS = [
   ["name", "Queue", "name", (q) => q.name],
   ["trend", "Last hour", "spot", null],
@@ -22,8 +22,9 @@ const COLUMNS = [
   ["sent", "Sent/s", "num", (q) => q.rates.sent],
   ["acked", "Acked/s", "num", (q) => q.rates.acked],
 ];
-// What hurts: queues with a problem before those with dead letters or a pause, the oldest message first, then by name.
-const grade = (q) => (worst(q) ? 2 : q.dead || q.problems.length ? 1 : 0);
+// What hurts: queues that stand still, then those that fail now and then, with dead letters or a pause; of each, the oldest
+// message first, then by name.
+const grade = (q) => ({ bad: 3, warn: 2 }[trouble(q)] ?? (q.dead || q.problems.length ? 1 : 0));
 const hurts = (a, b) => grade(b) - grade(a) || (grade(a) ? oldest(a) - oldest(b) : 0);
 const oldest = (q) => Date.parse(q.oldest ?? q.claim?.made_at ?? q.dead_oldest) || Infinity;
 let sorted = { by: "", down: true };
@@ -51,16 +52,17 @@ class Row {
       this.cells[id].className = `num${entry[id] ? (id === "dead" ? " bad" : "") : " zero"}`;
     }
     say(this.cells.oldest, entry.oldest ? age(entry.oldest) : "–");
+    this.cells.oldest.classList.toggle("zero", !entry.oldest);
     for (const id of ["sent", "acked"]) {
       say(this.cells[id], rate(entry.rates[id]));
       this.cells[id].classList.toggle("zero", !entry.rates[id]);
     }
     const lines = problems(entry);
-    if (entry.dead) lines.push({ kind: "dead", text: deaths(entry) });
-    const kinds = lines.map(({ kind }) => kind).join();
+    if (entry.dead) lines.push({ kind: "dead", severity: "", text: deaths(entry) });
+    const kinds = lines.map(({ kind, severity }) => kind + severity).join();
     if (kinds !== this.kinds) {
       this.kinds = kinds;
-      clear(this.words, lines.map(({ kind }) => h("li", { class: kind }, kind === "dead" ? h("a", { href: `#/dead/${encodeURIComponent(entry.dead_letter_queue)}` }) : h("span"),
+      clear(this.words, lines.map(({ kind, severity }) => h("li", { class: `${kind} ${severity}` }, kind === "dead" ? h("a", { href: `#/dead/${encodeURIComponent(entry.dead_letter_queue)}` }) : h("span"),
         kind === "dead" && this.onRedrive && h("button", { type: "button", "aria-label": `Redrive the dead letters of ${entry.name}`, onclick: () => this.onRedrive(this.entry) }, "Redrive"))));
       this.words.hidden = !lines.length;
     }
@@ -76,7 +78,7 @@ export async function overview(main, { signal, identity }) {
   const past = new Map();
   const body = h("tbody");
   const tiles = h("div", { class: "tiles" });
-  const status = h("p", { class: "status" });
+  const status = h("div", { class: "status" }, h("b"), h("ul"));
   const filter = h("input", { class: "search", type: "search", placeholder: isNarrow() ? "Filter queues" : "Filter queues  ( / )", "aria-label": "Filter queues", value: filterText,
     oninput: () => { filterText = filter.value; arrange(); } });
   const order = h("select", { "aria-label": "Sort by", onchange: () => { sorted = { by: order.value, down: order.value !== "name" }; arrange(); } },
@@ -84,7 +86,7 @@ export async function overview(main, { signal, identity }) {
   const heads = COLUMNS.map(([id, label, kind, value]) => h("th", { class: kind, scope: "col" },
     value ? h("button", { type: "button", onclick: () => { sorted = { by: id, down: sorted.by === id ? !sorted.down : id !== "name" }; arrange(); } }, label) : label));
   const nothing = h("div");
-  const table = h("table", { class: "cards many" }, h("caption", { class: "visually-hidden" }, "Queues"), h("thead", {}, h("tr", {}, heads)), body);
+  const table = h("table", { class: "cards many inline" }, h("caption", { class: "visually-hidden" }, "Queues"), h("thead", {}, h("tr", {}, heads)), body);
   const manage = !identity || identity.allow.some((scope) => /^(\*|manage)/.test(scope));
   clear(main,
     h("div", { class: "head" }, h("h1", {}, "Queues"), filter, order,
@@ -130,16 +132,29 @@ export async function overview(main, { signal, identity }) {
 
   const onRedrive = (entry) => redrive(entry.dead_letter_queue, live.queues.get(entry.dead_letter_queue)?.total ?? entry.dead);
 
-  /** One sentence on all queues. */
+  /** What is wrong with all queues, in words: how many are in trouble, and of the worst what it is and for how long. */
   function summarise(every, died) {
-    const bad = every.filter(worst).sort(hurts);
-    const text = bad.map((q) => `${q.name} ${worst(q)}`).join();
-    if (text === status.dataset.text && bad.length) return;
-    status.dataset.text = text;
-    status.classList.toggle("bad", bad.length > 0);
-    if (!bad.length) { say(status, !live.known ? "" : died ? `No queue is stuck or failing now. ${plural(died, "dead letter")} ${died === 1 ? "waits" : "wait"} to be redriven or discarded.` : "No queue is stuck or failing."); return; }
-    clear(status, h("b", {}, bad.length === 1 ? "1 queue needs attention: " : `${exact(bad.length)} queues need attention: `),
-      bad.slice(0, NAMED).map((q, place) => [place ? ", " : "", h("a", { href: queueLink(q.name) }, q.name), ` (${worst(q)})`]), bad.length > NAMED && ` and ${exact(bad.length - NAMED)} more`, ".");
+    const troubled = every.filter(trouble).sort(hurts);
+    const bad = troubled.filter((q) => trouble(q) === "bad");
+    const some = troubled.length - bad.length;
+    status.className = `status ${bad.length ? "bad" : some ? "warn" : ""}`;
+    say(status.firstChild, !live.known ? "" : bad.length ? `${plural(bad.length, "queue")} ${bad.length === 1 ? "needs" : "need"} attention${some ? `; in ${exact(some)} more, some work fails` : ""}:`
+      : some ? `In ${plural(some, "queue")}, some work fails:`
+      : died ? `No queue is stuck or failing now. ${plural(died, "dead letter")} ${died === 1 ? "waits" : "wait"} to be redriven or discarded.` : "No queue is stuck or failing.");
+    const listed = bad.length ? bad : troubled;
+    const named = listed.slice(0, NAMED);
+    const names = `${named.map(({ name }) => name).join("/")} ${listed.length > NAMED}`;
+    if (names !== status.dataset.names) {
+      status.dataset.names = names;
+      clear(status.lastChild, named.map(({ name }) => h("li", {}, h("a", { href: queueLink(name) }, name), h("span"))), listed.length > NAMED && h("li", {}, h("span")));
+    }
+    named.forEach((q, place) => {
+      const problem = worst(q);
+      const line = status.lastChild.children[place];
+      line.className = problem.severity;
+      say(line.lastChild, `: ${problem.short}`);
+    });
+    if (listed.length > NAMED) say(status.lastChild.lastChild.lastChild, `and ${plural(listed.length - NAMED, "more queue")}`);
   }
 
   function updateTiles() {
@@ -149,8 +164,10 @@ export async function overview(main, { signal, identity }) {
     const died = [...dead.keys()].reduce((so, name) => so + live.queues.get(name).total, 0);
     summarise(every, died);
     const given = [["queues", exact(every.length)], ["ready", count(total((q) => q.ready))], ["in-flight", count(total((q) => q.leased))],
-      ["delayed", count(total((q) => q.delayed))], ["dead letters", count(died)], ["sent/s", rate(total((q) => q.rates.sent))],
+      ["delayed", count(total((q) => q.delayed))], ["dead", count(died)], ["sent/s", rate(total((q) => q.rates.sent))],
       ["acked/s", rate(total((q) => q.rates.acked))]];
+    const oldest = every.map((q) => q.oldest).filter(Boolean).sort()[0];
+    given.splice(5, 0, ["oldest", oldest ? age(oldest) : "–"]);
     if (tiles.children.length !== given.length) clear(tiles, given.map(([label, value]) => tile(label, value)));
     else given.forEach(([, value], place) => say(tiles.children[place].firstChild, value));
     tiles.children[4].classList.toggle("bad", died > 0);
@@ -158,9 +175,8 @@ export async function overview(main, { signal, identity }) {
     hint.hidden = !quiet;
   }
 
-  const keyed = identity && !identity.open;
   const hint = h("section", { class: "card", hidden: true }, empty("Send your first message",
-    "The first message sent to a queue creates it. From a shell, or in Python:", curlLine("emails", keyed), pythonLine("emails", keyed)));
+    "The first message sent to a queue creates it. From a shell, or in Python:", ...sending("emails", isKeyed(identity))));
   main.append(hint);
 
   function update() {

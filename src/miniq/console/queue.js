@@ -1,17 +1,18 @@
 // One queue: live charts, messages, consumers, settings, and the actions on the whole queue.
 import { api, live } from "./api.js";
-import { age, badge, bytes, clear, count, curlLine, empty, exact, firstLine, h, isNarrow, plural, pythonLine, queueLink, say, stateLabel, tile } from "./dom.js";
+import { age, badge, bytes, clear, count, empty, exact, firstLine, h, isNarrow, now, plural, python, queueLink, say, sending, stateLabel, tile } from "./dom.js";
 import { Chart } from "./charts.js";
 import { send } from "./compose.js";
-import { ConsumerList, Times } from "./consumers.js";
+import { ConsumerCard } from "./consumers.js";
 import { MessageList } from "./messages.js";
 import { settingsForm } from "./settings.js";
 import { attempt, confirm, toast } from "./dialogs.js";
 import { redrive } from "./redrive.js";
 import { origins, problems } from "./words.js";
 
-const SLOTS = 241;
-const STEP = 15000;
+const SLOTS = 240;
+const STEP = 15000; // ms of an interval
+const LATE = 2000; // ms after its end until the broker surely has its numbers
 
 export async function queuePage(main, { args: [name], signal }) {
   document.title = `${name} · MiniQ`;
@@ -22,13 +23,14 @@ export async function queuePage(main, { args: [name], signal }) {
   const isDead = from.length > 0 || name.endsWith(".dead");
 
   // Numbers and charts
-  const numbers = [[isDead ? "total" : "ready", isDead ? "dead letters" : "ready"], ["leased", "in-flight"], ["delayed", "delayed"], !isDead && ["dead", "dead letters"], ["oldest", "oldest"], ["bytes", "bytes"], !isDead && ["consumers", "consumers"]].filter(Boolean);
+  const numbers = isDead ? [["total", "dead letters"], ["leased", "in-flight"], ["oldest", "oldest"], ["bytes", "bytes"]]
+    : [["ready", "ready"], ["leased", "in-flight"], ["delayed", "delayed"], ["dead", "dead letters"], ["oldest", "oldest"], ["bytes", "bytes"]];
   const tiles = h("div", { class: "tiles" }, numbers.map(([, label]) => tile(label, "–")));
   const words = h("ul", { class: "words card", hidden: true });
-  const times = new Times();
+  const consumers = new ConsumerCard(name, signal);
   const depth = new Chart("Messages", "in each state", ["ready", "in-flight", "delayed"], SLOTS, STEP / 1000);
   const flow = new Chart("Throughput", "messages per second", ["sent", "received", "acked", "failed"], SLOTS, STEP / 1000, "rate");
-  let shiftedAt = 0;
+  let drawn = 0; // the last interval that is drawn
   const progress = h("p", { class: "note", role: "status" });
 
   function update() {
@@ -42,20 +44,19 @@ export async function queuePage(main, { args: [name], signal }) {
     });
     const lines = problems(q).filter(({ kind }) => kind !== "paused");
     words.hidden = !lines.length;
-    if (lines.map(({ text }) => text).join("\n") !== [...words.children].map((line) => line.textContent).join("\n")) clear(words, lines.map(({ kind, text }) => h("li", { class: kind }, text)));
+    if (lines.map(({ text }) => text).join("\n") !== [...words.children].map((line) => line.textContent).join("\n")) clear(words, lines.map(({ kind, severity, text }) => h("li", { class: `${kind} ${severity}` }, text)));
     setPaused(q.problems.includes("paused"));
-    times.show(q);
+    consumers.show(q);
     why.changed(q);
-    const shift = Date.now() - shiftedAt > STEP;
-    if (shift) shiftedAt = Date.now();
-    depth.add([q.ready, q.leased, q.delayed], shift);
-    flow.add([q.rates.sent, q.rates.received, q.rates.acked, q.rates.failed + q.rates.dead], shift); // a death is the last failure
+    depth.live([q.ready, q.leased, q.delayed]);
+    flow.live([q.rates.sent, q.rates.received, q.rates.acked, q.rates.failed + q.rates.dead]); // a death is the last failure
+    const over = Math.floor((now() - LATE) / STEP);
+    if (over > drawn) { drawn = over; loadTrends().catch(() => {}); }
   }
 
   async function loadTrends() {
     const { queues: [trend] } = await api.trends({ queue: name, series: "ready,leased,delayed,sent,received,acked,failed,dead", points: 240 });
     if (!trend || signal.aborted) return;
-    shiftedAt = 0;
     const { ready, leased, delayed, sent, received, acked, failed, dead } = trend.series;
     depth.set([ready, leased, delayed]);
     flow.set([sent, received, acked, failed.map((value, place) => value + dead[place])]);
@@ -64,7 +65,7 @@ export async function queuePage(main, { args: [name], signal }) {
   // Messages
   const nothing = (status) => (status || !may("send")
     ? empty(status ? `No ${stateLabel(status)} messages` : "This queue is empty", "Refresh to look again.")
-    : empty("This queue is empty", "Send a message here, from a shell, or in Python; the last lines consume:", curlLine(name, !me.open), pythonLine(name, !me.open), pythonLine(name, !me.open, true)));
+    : empty("This queue is empty", "Send a message here, from a shell, or in Python; the last lines consume:", ...sending(name, !me.open), python(!me.open, `mq.queue("${name}").consume(lambda message: print(message.body))`)));
   const list = new MessageList(name, signal, nothing, { manage: may("manage"), dead: isDead });
   const why = new Failures(name, signal);
   const states = [["", "All"], ["ready", "Ready"], ["leased", "In-flight"], ["delayed", "Delayed"]];
@@ -96,15 +97,11 @@ export async function queuePage(main, { args: [name], signal }) {
     old.replaceWith(form.node);
     setPaused(done.settings.paused);
   } }, h("h2", {}, "Settings"), form.node, may("manage") && h("div", { class: "more" }, h("button", { class: "main", type: "submit" }, "Save settings")));
-  const messages = h("div", {}, searching, list.node);
-  messages.firstChild.classList.add("row");
-  list.node.classList.add("below");
-  const consumers = new ConsumerList(name, signal);
-  const tabs = h("div", { class: "segments", role: "group", "aria-label": "View" }, [["Messages", messages], ["Consumers", consumers.node], ["Settings", settings]].map(([label, part], place) =>
+  const tabs = h("div", { class: "segments", role: "group", "aria-label": "View" }, [["Messages", list.node], ["Settings", settings]].map(([label, part], place) =>
     h("button", { type: "button", "aria-pressed": String(!place), onclick: (event) => {
       for (const button of tabs.children) button.setAttribute("aria-pressed", String(button === event.currentTarget));
-      for (const panel of [messages, consumers.node, settings]) panel.hidden = panel !== part;
-      if (part === consumers.node) consumers.load();
+      for (const panel of [list.node, settings]) panel.hidden = panel !== part;
+      searching.hidden = part !== list.node;
     } }, label)));
 
   // Actions
@@ -151,11 +148,11 @@ export async function queuePage(main, { args: [name], signal }) {
         pauseButton,
         may("manage") && h("button", { type: "button", class: "bad", onclick: onPurge }, "Purge"),
         may("manage") && name !== "default" && h("button", { type: "button", class: "bad", onclick: onDelete }, "Delete"))),
-    progress, words, tiles, !isDead && times.node, h("div", { class: "two" }, depth.node, flow.node), why.node, h("div", {}, tabs), messages, consumers.node, settings);
+    progress, words, tiles, h("div", { class: "panels" }, depth.node, flow.node, consumers.node), why.node, h("div", { class: "row apart" }, tabs, searching), list.node, settings);
   if (info.redrive?.running) watchRedrive();
   live.addEventListener("stats", update, { signal });
-  await loadTrends().catch(() => {});
-  if (live.known) update();
+  consumers.load();
+  if (live.known) update(); else await loadTrends().catch(() => {});
   await list.show();
 }
 

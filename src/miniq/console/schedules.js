@@ -1,6 +1,6 @@
 // Schedules: when each one sends next and what became of the last times, with pause, run now and delete.
 import { api } from "./api.js";
-import { badge, clear, covers, duration, empty, encode, exact, firstLine, h, messageLink, moment, plural, preview, queueLink, say, until } from "./dom.js";
+import { badge, clear, covers, curl, duration, empty, encode, exact, firstLine, h, isKeyed, messageLink, moment, plural, preview, python, queueLink, say, until } from "./dom.js";
 import { attempt, confirm, toast } from "./dialogs.js";
 
 const REFRESH = 3000; // ms between two looks at the broker
@@ -71,6 +71,7 @@ class Row {
 export async function schedulesPage(main, { args: [name], signal, identity }) {
   document.title = "Schedules · MiniQ";
   if (name) { await schedulePage(main, name, signal, identity); return; }
+  const keyed = isKeyed(identity);
   const rows = new Map();
   const body = h("tbody");
   const table = h("table", { class: "cards" }, h("caption", { class: "visually-hidden" }, "Schedules"), h("thead", {}, h("tr", {},
@@ -92,8 +93,9 @@ export async function schedulesPage(main, { args: [name], signal, identity }) {
       if (body.children[place] !== row.node) body.insertBefore(row.node, body.children[place] ?? null);
     });
     table.hidden = !schedules.length;
-    clear(foot, !schedules.length && empty("No schedules", "A schedule sends a message by the clock. From a shell:",
-      `curl -X PUT ${location.origin}/v1/schedules/nightly -d '{"queue": "reports", "body": {"report": "sales"}, "cron": "0 3 * * *"}'`));
+    clear(foot, !schedules.length && empty("No schedules", "A schedule sends a message by the clock. From a shell, or in Python:",
+      curl(keyed, "/schedules/nightly", { queue: "reports", body: { report: "sales" }, cron: "0 3 * * *" }, "PUT"),
+      python(keyed, 'mq.schedule("nightly", queue="reports", body={"report": "sales"}, cron="0 3 * * *")')));
   }
   await load();
   repeat(load, signal);

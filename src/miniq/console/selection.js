@@ -1,8 +1,8 @@
 // Messages that are selected by their boxes, and what can be done with all of them.
 import { api } from "./api.js";
-import { each, h, plural } from "./dom.js";
+import { each, exact, h, plural } from "./dom.js";
 import { confirm, toast } from "./dialogs.js";
-import { redrive } from "./redrive.js";
+import { redrive, steps } from "./redrive.js";
 
 /** The selected messages of a queue; `changed` is called after every change of the selection, `done` after an action. */
 export class Selection {
@@ -36,16 +36,26 @@ export class Selection {
     this.changed();
   }
 
-  async redrive(ids) { if (await redrive(this.queue, ids.length, ids)) this.done(); }
+  redrive(ids) { return this.redriveSome(ids.length, steps(ids)); }
+  discard(ids) { return this.discardSome(ids.length, steps(ids, 100)); }
 
-  async discard(ids) {
-    let failed;
-    const text = "They are removed without being processed. This can't be undone.";
-    if (await confirm({ title: `Discard ${plural(ids.length, "message")}?`, text, action: "Discard",
-      submit: async () => { failed = await each(ids, (id) => api.remove(this.queue, id)); return true; } })) {
-      if (failed.count) toast(`${plural(failed.count, "message")} not discarded: ${failed.error.message}`, true);
-      if (failed.count < ids.length) toast(`Discarded ${plural(ids.length - failed.count, "message")}.`);
-      this.done();
-    }
+  /** Redrive the messages that `some` yields; `what` is their number, or words. */
+  async redriveSome(what, some) { if (await redrive(this.queue, what, some)) this.done(); }
+
+  async discardSome(what, some) {
+    const total = { done: 0, failed: 0, error: null };
+    const submit = async (tell, signal) => {
+      for await (const { ids, looked } of some(signal)) {
+        const failed = await each(ids, (id) => (signal.aborted ? null : api.remove(this.queue, id).then(() => { total.done += 1; })));
+        total.failed += failed.count;
+        total.error ??= failed.error;
+        if (signal.aborted) break;
+        tell(`Discarded ${exact(total.done)}${looked ? ` of ${plural(looked, "message")} looked at` : ""}…`);
+      }
+      if (total.failed) toast(`${plural(total.failed, "message")} not discarded: ${total.error.message}`, true);
+      if (total.done || signal.aborted) toast(`${signal.aborted ? "Stopped. " : ""}Discarded ${plural(total.done, "message")}.`);
+    };
+    const title = `Discard ${typeof what === "number" ? plural(what, "message") : what}?`;
+    if (await confirm({ title, text: "They are removed without being processed. This can't be undone.", action: "Discard", submit })) this.done();
   }
 }

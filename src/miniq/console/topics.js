@@ -1,6 +1,6 @@
 // Topics: their subscriptions and rates, and which of them a message would match.
 import { api, sleep } from "./api.js";
-import { clear, empty, encode, exact, field, h, plural, queueLink, rate, say, tile } from "./dom.js";
+import { clear, curl, empty, encode, exact, field, h, isKeyed, plural, python, queueLink, rate, say, tile } from "./dom.js";
 import { ask, attempt, confirm, toast } from "./dialogs.js";
 import { headersOf, send } from "./compose.js";
 
@@ -16,11 +16,11 @@ async function follow(signal, load) {
   }
 }
 
-export async function topicsPage(main, { args: [name], signal }) {
-  return name === undefined ? list(main, signal) : topic(main, name, signal);
+export async function topicsPage(main, { args: [name], signal, identity }) {
+  return name === undefined ? list(main, signal, isKeyed(identity)) : topic(main, name, signal);
 }
 
-async function list(main, signal) {
+async function list(main, signal, keyed) {
   document.title = "Topics · MiniQ";
   const body = h("tbody");
   const heads = [["Topic", ""], ["Subscriptions", "num"], ["Queues", "num"], ["Published/s", "num"], ["Copied/s", "num"], ["Unmatched/s", "num"]];
@@ -50,8 +50,8 @@ async function list(main, signal) {
       h("td", { class: "num", "data-label": "Copied/s" }, rate(rates.copied)),
       h("td", { class: "num", "data-label": "Unmatched/s" }, rate(rates.unmatched)))));
     table.hidden = !topics.length;
-    clear(foot, !topics.length && empty("No topics", "Create one here, or subscribe a queue from a shell:",
-      "miniq topics subscribe orders billing --pattern 'orders.*.created'"));
+    clear(foot, !topics.length && empty("No topics", "Create one here, or subscribe a queue from a shell, or in Python:",
+      curl(keyed, "/topics/orders/subscriptions/billing", { pattern: "orders.*.created" }, "PUT"), python(keyed, 'mq.topic("orders").subscribe("billing", pattern="orders.*.created")')));
   };
   await load();
   follow(signal, load).catch(() => {});
@@ -175,7 +175,8 @@ async function topic(main, name, signal) {
           h("button", { type: "button", class: "bad", "aria-label": `Remove ${one.name}`, onclick: () => unsubscribe(one) }, "Remove"))));
     }));
     table.hidden = !subscriptions.length;
-    clear(foot, !subscriptions.length && empty("No subscriptions", "What is published now is copied to no queue. Subscribe one here, or from a shell:", `miniq topics subscribe ${name} billing --pattern 'orders.*.created'`));
+    clear(foot, !subscriptions.length && empty("No subscriptions", "What is published now is copied to no queue. Subscribe one here, or from a shell, or in Python:",
+      curl(!me.open, `/topics/${name}/subscriptions/billing`, { pattern: "orders.*.created" }, "PUT"), python(!me.open, `mq.topic("${name}").subscribe("billing", pattern="orders.*.created")`)));
     await tryIt();
   }
 

@@ -2,26 +2,42 @@
 import { live } from "./api.js";
 import { age, count, firstLine, plural } from "./dom.js";
 
+const OFTEN = 0.25; // the share of failed attempts from which a queue is in trouble; below, work fails now and then
+
 /** How often work fails: "1 in 3 of the last 30 attempts". */
 export function share({ failed, attempts }) {
   if (failed === attempts) return `${attempts === 1 ? "the last attempt" : `all of the last ${count(attempts)} attempts`}`;
   return attempts / failed >= 1.8 ? `1 in ${Math.round(attempts / failed)} of the last ${count(attempts)} attempts` : `${count(failed)} of the last ${count(attempts)} attempts`;
 }
 
+/** Messages without a consumer; how long they wait, where that is less than the consumer is gone. */
+function unattended({ ready, oldest, unattended_since: since }) {
+  const waits = oldest && !(since && Date.parse(oldest) <= Date.parse(since)) && (!since || age(oldest) !== age(since));
+  return `${count(ready)} ready${waits ? ` for ${age(oldest)}` : ""}, no consumer ${since ? `for ${age(since)}` : "yet"}`;
+}
+
+const often = ({ failures }) => failures.failed >= failures.attempts * OFTEN;
+const failing = (q) => `${often(q) ? "failing" : "some fail"}: ${share(q.failures)}`;
+// Of each kind: what is said in one line for the whole broker, and what is added where there is room.
 const TEXTS = {
-  stuck_claim: ({ claim }) => `claim of group ${claim.group} stuck for ${age(claim.made_at)}: ${plural(claim.messages, "message")}`,
-  failing: ({ failures }) => `failing: ${share(failures)}: ${firstLine(failures.error)}`,
-  no_consumer: (q) => `${count(q.ready)} ready, no consumer ${q.unattended_since ? `for ${age(q.unattended_since)}` : "yet"}`,
-  full: (q) => `full: ${plural(q.total, "message")}, new ones are refused`,
-  paused: (q) => (q.ready ? `paused: ${plural(q.ready, "message")} ${q.ready === 1 ? "waits" : "wait"}` : "paused"),
+  stuck_claim: [({ claim }) => `claim of group ${claim.group} stuck for ${age(claim.made_at)}: ${plural(claim.messages, "message")}`],
+  failing: [failing, ({ failures }) => `: ${firstLine(failures.error)}`],
+  no_consumer: [unattended],
+  full: [(q) => `full: ${plural(q.total, "message")}, new ones are refused`],
+  paused: [(q) => (q.ready ? `paused: ${plural(q.ready, "message")} ${q.ready === 1 ? "waits" : "wait"}` : "paused")],
 };
-const SHORT = { stuck_claim: "stuck claim", failing: "failing", no_consumer: "no consumer", full: "full" };
 
-/** The problems of a queue, the worst first: kind and text. */
-export const problems = (q) => q.problems.map((kind) => ({ kind, text: TEXTS[kind]?.(q) ?? kind }));
+/** How bad a problem is: `bad` stops work, `warn` slows it down. */
+const severity = (kind, q) => (kind === "paused" || (kind === "failing" && !often(q)) ? "warn" : "bad");
+const told = (kind, q) => ({ kind, severity: severity(kind, q), short: TEXTS[kind]?.[0](q) ?? kind, text: TEXTS[kind]?.map((write) => write(q)).join("") ?? kind });
 
-/** Its worst problem in two words; none if it is only paused. */
-export const worst = (q) => SHORT[q.problems[0]];
+/** The problems of a queue, the worst first: kind, severity, and text, in one line and in full. */
+export const problems = (q) => q.problems.map((kind) => told(kind, q)).sort((a, b) => (a.severity > b.severity) - (a.severity < b.severity));
+
+/** How bad its worst problem is; none if it is only paused. */
+export const trouble = (q) => { const grades = q.problems.filter((kind) => kind !== "paused").map((kind) => severity(kind, q)); return grades.includes("bad") ? "bad" : grades[0]; };
+/** Its worst problem; none if it is only paused. */
+export const worst = (q) => problems(q).find(({ kind }) => kind !== "paused");
 
 /** Why a message died of which no error is known. */
 export const REASONS = { max_receives: "received too often", rejected: "rejected" };
