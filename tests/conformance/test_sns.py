@@ -86,6 +86,21 @@ def test_raw_delivery_gives_the_message_with_its_attributes(sqs: SqsServer) -> N
     assert json.loads(receive(sqs, url)[0]["Body"])["Message"] == "2"
 
 
+def test_attributes_may_fill_a_message(sqs: SqsServer) -> None:
+    topic = make(sqs)
+    url, _ = subscribe(sqs, topic, RawMessageDelivery="true")
+    other, _ = subscribe(sqs, topic, "other")
+    attributes = {"long": text("x" * (262_144 - 11))}
+    with refused(INVALID):
+        sqs.sns.publish(TopicArn=topic, Message="yy", MessageAttributes=attributes)
+    sqs.sns.publish(TopicArn=topic, Message="y", MessageAttributes=attributes)
+    entries = [{"Id": "a", "Message": "y", "MessageAttributes": attributes}]
+    assert len(sqs.sns.publish_batch(TopicArn=topic, PublishBatchRequestEntries=entries)["Successful"]) == 1
+    assert [message["MessageAttributes"] for message in receive(sqs, url)] == [attributes] * 2
+    notification = json.loads(receive(sqs, other)[0]["Body"])
+    assert notification["MessageAttributes"]["long"]["Value"] == attributes["long"]["StringValue"]
+
+
 def test_a_message_is_seen_by_all_protocols(sqs: SqsServer) -> None:
     topic = make(sqs)
     url, _ = subscribe(sqs, topic, RawMessageDelivery="true")

@@ -12,6 +12,7 @@ from miniq.broker import Broker
 from miniq.broker.keyring import VERBS
 from miniq.dispatch import Caller
 from miniq.message import QueueSettings, RedriveProgress
+from miniq.options import Limits
 from miniq.server.http.aws.addresses import Place
 from miniq.server.http.aws.protocols import Service
 from miniq.server.http.aws.shape import Shape
@@ -58,6 +59,8 @@ class Call(Struct):
     """Of the queue or topic."""
     request: Any
     memory: Memory
+    limits: Limits
+    """Those of messages."""
     while_connected: Callable[[Coroutine[Any, Any, Any]], Coroutine[Any, Any, Any]]
     """Awaits a long poll, which ends when the caller disconnects."""
     shown: Callable[[str], str]

@@ -25,7 +25,7 @@ from miniq.broker import Broker
 from miniq.broker.keyring import AwsIdentity, Secret
 from miniq.dispatch import Caller
 from miniq.errors import MiniQError, Overloaded, TooLarge
-from miniq.server.http.aws import signature
+from miniq.server.http.aws import message_attributes, signature
 from miniq.server.http.aws.actions import ACTIONS, ANY_RIGHT, Action, Call, Memory
 from miniq.server.http.aws.addresses import Place, queue_of_arn, queue_of_url, region_of
 from miniq.server.http.aws.errors import (
@@ -69,6 +69,7 @@ class AwsWire:
         self._unverified = 0
         """Bytes of bodies that are being received, and whose signature is verified when they are there."""
         self._memory = Memory()
+        self._limits = message_attributes.limits_of(broker.options.limits)
 
     def speaks(self, scope: Scope) -> bool:
         """Whether a request is one of SQS or SNS."""
@@ -193,6 +194,7 @@ class AwsWire:
             name,
             request,
             self._memory,
+            self._limits,
             partial(_wait, receive),
             protocol.shown,
             fields.get("x-amzn-trace-id"),

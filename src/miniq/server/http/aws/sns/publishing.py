@@ -15,7 +15,7 @@ from miniq.server.http.aws import message_attributes
 from miniq.server.http.aws.actions import Call
 from miniq.server.http.aws.errors import AwsError
 from miniq.server.http.aws.json_text import read_json
-from miniq.server.http.aws.message_attributes import GROUP, INVALID_CHARACTERS, TRACE
+from miniq.server.http.aws.message_attributes import GROUP, INVALID_CHARACTERS
 from miniq.server.http.aws.shape import AttributeValue
 from miniq.server.http.aws.sns import attributes, shapes
 from miniq.server.http.aws.sns.errors import (
@@ -41,7 +41,7 @@ _SUBJECT = re.compile(r"[!-~][ -~]{0,99}")
 @sns(shapes.PublishRequest, "publish", "topic")
 async def publish(call: Call) -> shapes.PublishReply:
     kept = (await call.broker.topics.get(call.topic)).settings.sns
-    published = await call.broker.publish(call.topic, [_draft(call, kept, call.request)])
+    published = await call.broker.publish(call.topic, [_draft(call, kept, call.request)], limits=call.limits)
     (id,) = published.ids
     return shapes.PublishReply(id, _sequence_number(call, id))
 
@@ -62,7 +62,7 @@ async def publish_batch(call: Call) -> shapes.PublishBatchReply:
         else:
             accepted.append(entry)
     if drafts:
-        published = await call.broker.publish(call.topic, drafts)
+        published = await call.broker.publish(call.topic, drafts, limits=call.limits)
         for entry, id in zip(accepted, published.ids, strict=True):
             reply.successful.append(shapes.PublishedEntry(entry.id, id, _sequence_number(call, id)))
     return reply
@@ -110,7 +110,7 @@ def _draft(call: Call, kept: dict[str, str], message: shapes.NewMessage) -> Draf
         headers[GROUP] = _fifo_id(message.message_group_id, "MessageGroupId")
     draft = Draft(text.encode(), TEXT, headers or None, group=group, dedup_id=dedup_id)
     try:
-        rules.check_draft(draft, call.broker.options.limits)
+        rules.check_draft(draft, call.limits)
     except MiniQError as error:
         raise translated(error) from None
     return draft
@@ -145,14 +145,11 @@ def _headers(call: Call, message: shapes.NewMessage) -> dict[str, str]:
         }
         message_attributes.check(given)
         headers = message_attributes.to_headers(given)
-        message_attributes.check_sizes(given, headers, call.broker.options.limits.header_bytes)
     if message.subject is not None:
         if _SUBJECT.fullmatch(message.subject) is None:
             raise invalid("Subject")
         headers[SUBJECT] = message.subject
-    if call.trace:
-        headers[TRACE] = call.trace
-    return headers
+    return headers | message_attributes.trace_header(call.trace)
 
 
 def _fifo_ids(kept: dict[str, str], message: shapes.NewMessage) -> tuple[str, str]:
