@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar
 from msgspec import Struct
 
 from miniq.broker import Broker
+from miniq.broker.attempts import Attempts
 from miniq.broker.keyring import VERBS
 from miniq.dispatch import Caller
 from miniq.message import QueueSettings, RedriveProgress
@@ -42,7 +43,8 @@ class Task(Struct):
 class Memory:
     """What SQS remembers of queues for a short time, and a restart forgets."""
 
-    def __init__(self) -> None:
+    def __init__(self, broker: Broker) -> None:
+        self.attempts = Attempts(broker)
         self.purges: dict[str, int] = {}
         """When each queue was purged."""
         self.tasks: dict[str, list[Task]] = {}

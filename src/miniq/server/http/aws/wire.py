@@ -68,7 +68,7 @@ class AwsWire:
         self._max_unverified = broker.options.max_buffered_bytes // UNVERIFIED
         self._unverified = 0
         """Bytes of bodies that are being received, and whose signature is verified when they are there."""
-        self._memory = Memory()
+        self._memory = Memory(broker)
         self._limits = message_attributes.limits_of(broker.options.limits)
 
     def speaks(self, scope: Scope) -> bool:

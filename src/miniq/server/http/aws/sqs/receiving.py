@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any
 
 from miniq.api.codec import is_json
+from miniq.broker.receipts import origin
 from miniq.ids import sequence_number
-from miniq.message import Lease, Message, Outcome, Stored
+from miniq.message import Lease, Leased, Message, Outcome, Stored
 from miniq.server.http.aws import message_attributes
 from miniq.server.http.aws.actions import Call, action
 from miniq.server.http.aws.errors import INVALID_ATTRIBUTE_NAME, MESSAGE_NOT_INFLIGHT, AwsError, bad_value, missing
@@ -15,7 +18,7 @@ from miniq.server.http.aws.message_attributes import GROUP, INVALID_CHARACTERS, 
 from miniq.server.http.aws.sqs import queue_attributes, shapes
 from miniq.server.http.aws.sqs.batches import ENTRIES, check_entries, failure, leases_of, sort_out
 from miniq.server.http.aws.sqs.receipts import handle_of, lease_of
-from miniq.server.http.aws.sqs.sending import digest_of, scope_of
+from miniq.server.http.aws.sqs.sending import digest_of, fifo_id, scope_of
 
 SYSTEM_ATTRIBUTES = (
     "SenderId",
@@ -28,6 +31,7 @@ SYSTEM_ATTRIBUTES = (
     "AWSTraceHeader",
     "DeadLetterQueueSourceArn",
 )
+
 SENDER = "AIDAMINIQ00000000000"
 """The sender of every message: MiniQ keeps none."""
 
@@ -49,7 +53,11 @@ async def receive_message(call: Call) -> shapes.ReceiveMessageReply:
     if unknown:
         raise AwsError(INVALID_ATTRIBUTE_NAME, f"Unknown Attribute {min(unknown)[:256]}.")
     permit = call.caller.permit(call.broker, "receive", call.queue) if wait else None
-    receiving = call.broker.receive(call.queue, max=most or 1, visibility_timeout=timeout, wait=wait, permit=permit)
+    receive: Callable[..., Coroutine[Any, Any, Leased]] = call.broker.receive
+    if request.receive_request_attempt_id is not None and queue_attributes.is_fifo(call.queue):
+        attempt = fifo_id(request.receive_request_attempt_id, "ReceiveRequestAttemptId")
+        receive = partial(call.memory.attempts.receive, attempt)
+    receiving = receive(call.queue, max=most or 1, visibility_timeout=timeout, wait=wait, permit=permit)
     received = await (call.while_connected(receiving) if wait else receiving)
     now = call.broker.clock.now()
     wanted = request.message_attribute_names or ()
@@ -93,7 +101,10 @@ def _text(message: Message) -> str:
 def _system_attributes(call: Call, stored: Stored, now: int) -> dict[str, str]:
     message, dead = stored.message, stored.message.dead
     receives = stored.receives + (0 if dead is None else dead.receives)
-    first = now if receives == 1 else message.due_at if dead is None else message.sent_at
+    first = message.due_at if dead is None else message.sent_at
+    if receives == 1:
+        lease = origin(stored.receipt or "", now)
+        first = now if lease is None else now - lease[1]
     attributes = {
         "SenderId": SENDER,
         "SentTimestamp": str(message.sent_at // 1000),

@@ -127,7 +127,7 @@ def _headers(trace: str | None, message: shapes.NewMessage, is_fifo: bool) -> di
         trace = value.string_value
     headers |= message_attributes.trace_header(trace)
     if message.message_group_id is not None and not is_fifo:
-        headers[GROUP] = _fifo_id(message.message_group_id, "MessageGroupId")
+        headers[GROUP] = fifo_id(message.message_group_id, "MessageGroupId")
     return headers or None
 
 
@@ -147,9 +147,9 @@ def _fifo_ids(settings: QueueSettings, message: shapes.NewMessage) -> tuple[str,
     """The group and the dedup id of a message."""
     if not message.message_group_id:
         raise missing("MessageGroupId")
-    group = _fifo_id(message.message_group_id, "MessageGroupId")
+    group = fifo_id(message.message_group_id, "MessageGroupId")
     if message.message_deduplication_id:
-        dedup_id = _fifo_id(message.message_deduplication_id, "MessageDeduplicationId")
+        dedup_id = fifo_id(message.message_deduplication_id, "MessageDeduplicationId")
     elif settings.sqs.get("ContentBasedDeduplication") == "true":
         dedup_id = sha256(message.message_body.encode()).hexdigest()
     else:
@@ -164,7 +164,8 @@ def scope_of(group: str) -> str:
     return group if len(group) < 100 else sha256(group.encode()).hexdigest()
 
 
-def _fifo_id(id: str, parameter: str) -> str:
+def fifo_id(id: str, parameter: str) -> str:
+    """An id of a FIFO queue; raises if it is invalid."""
     if _FIFO_ID.fullmatch(id) is None:
         reason = f"{parameter} can only include alphanumeric and punctuation characters. 1 to 128 in length."
         raise bad_value(id[:256], parameter, reason)
