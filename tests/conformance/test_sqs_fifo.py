@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from miniq.broker import attempts
-from tests.sqs import SqsServer, bodies, receive, refused, sqs
+from tests.conftest import store_url
+from tests.sqs import SqsServer, bodies, receive, refused, sqs, sqs_server
 
 __all__ = ["sqs"]
 
@@ -120,6 +122,18 @@ def test_a_purge_forgets_dedup_ids_and_a_second_one_must_wait(sqs: SqsServer) ->
     assert error["Message"] == "Only one PurgeQueue operation on q.fifo is allowed every 60 seconds."
     sqs.advance(60)
     sqs.client.purge_queue(QueueUrl=url)
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "mongodb"])
+def test_all_brokers_on_a_store_know_of_a_purge(kind: str, tmp_path: Path) -> None:
+    store = store_url(kind, tmp_path)
+    with sqs_server(store) as one, sqs_server(store) as other:
+        url = create(one)
+        one.client.purge_queue(QueueUrl=url)
+        with refused("AWS.SimpleQueueService.PurgeQueueInProgress", 403):
+            other.client.purge_queue(QueueUrl=url)
+        one.client.delete_queue(QueueUrl=url)
+        other.client.purge_queue(QueueUrl=create(other))
 
 
 def test_a_purge_of_an_empty_queue_forgets_dedup_ids_too(sqs: SqsServer) -> None:

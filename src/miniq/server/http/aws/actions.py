@@ -45,8 +45,6 @@ class Memory:
 
     def __init__(self, broker: Broker) -> None:
         self.attempts = Attempts(broker)
-        self.purges: dict[str, int] = {}
-        """When each queue was purged."""
         self.tasks: dict[str, list[Task]] = {}
         """The move tasks by source queue, latest first."""
 

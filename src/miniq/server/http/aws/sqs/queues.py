@@ -26,6 +26,8 @@ from miniq.server.http.aws.message_attributes import INVALID_CHARACTERS
 from miniq.server.http.aws.sqs import queue_attributes, shapes
 
 PURGE_PAUSE = 60 * SECOND
+PURGED = "PurgedTimestamp"
+"""When a queue was purged, in microseconds: beside its attributes, so that all brokers know it."""
 PAGE = 1000
 MOST_ACTIONS = 7
 
@@ -124,21 +126,18 @@ def _page(call: Call, names: Sequence[str]) -> tuple[list[str], str | None]:
 @action(shapes.DeleteQueueRequest, "manage")
 async def delete_queue(call: Call) -> None:
     await call.broker.delete_queue(call.queue)
-    call.memory.purges.pop(call.queue, None)
     call.memory.tasks.pop(call.queue, None)
 
 
 @action(shapes.PurgeQueueRequest, "manage")
 async def purge_queue(call: Call) -> None:
-    await call.settings()
-    now, purges = call.broker.clock.now(), call.memory.purges
-    if now - purges.get(call.queue, -PURGE_PAUSE) < PURGE_PAUSE:
+    await call.broker.catalog.refresh()
+    purged, now = (await call.settings()).sqs.get(PURGED, ""), call.broker.clock.now()
+    if purged.isascii() and purged.isdigit() and 0 <= now - int(purged[:20]) < PURGE_PAUSE:
         text = f"Only one PurgeQueue operation on {call.queue} is allowed every 60 seconds."
         raise AwsError(PURGE_IN_PROGRESS, text)
-    for queue in [queue for queue, at in purges.items() if now - at >= PURGE_PAUSE]:
-        del purges[queue]
-    purges[call.queue] = now
     await call.broker.purge(call.queue, forget=True)
+    await _configure(call, {"sqs": {PURGED: str(now)}})
 
 
 # Attributes
