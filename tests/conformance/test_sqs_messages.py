@@ -241,13 +241,33 @@ def test_visibility_is_changed_alone_and_in_batches(sqs: SqsServer) -> None:
     }
     assert bodies(receive(sqs, url)) == ["b"]
     sqs.advance(10)
+    client.change_message_visibility(QueueUrl=url, ReceiptHandle=third["ReceiptHandle"], VisibilityTimeout=5)
+    assert bodies(receive(sqs, url)) == ["b", "c"]  # it had expired: as at AWS, no error and no effect
     with refused("AWS.SimpleQueueService.MessageNotInflight"):
         client.change_message_visibility(QueueUrl=url, ReceiptHandle=third["ReceiptHandle"], VisibilityTimeout=5)
-    assert bodies(receive(sqs, url)) == ["b", "c"]
     client.delete_message(QueueUrl=url, ReceiptHandle=first["ReceiptHandle"])
     with refused("InvalidParameterValue") as error:
         client.change_message_visibility(QueueUrl=url, ReceiptHandle=first["ReceiptHandle"], VisibilityTimeout=5)
     assert "Message does not exist or is not available for visibility timeout change." in error["Message"]
+
+
+def test_a_message_is_invisible_for_twelve_hours_in_total(sqs: SqsServer) -> None:
+    url, client = create(sqs, VisibilityTimeout="3600"), sqs.client
+    client.send_message(QueueUrl=url, MessageBody="x")
+    handle = receive(sqs, url)[0]["ReceiptHandle"]
+    sqs.advance(60)
+    with refused("InvalidParameterValue") as error:
+        client.change_message_visibility(QueueUrl=url, ReceiptHandle=handle, VisibilityTimeout=43_141)
+    assert error["Message"] == (
+        "Value 43141 for parameter VisibilityTimeout is invalid. Reason: Total VisibilityTimeout for the message is "
+        "beyond the limit [43200 seconds]"
+    )
+    entries = [{"Id": "a", "ReceiptHandle": handle, "VisibilityTimeout": 43_200}]
+    reply = client.change_message_visibility_batch(QueueUrl=url, Entries=entries)
+    assert [entry["Code"] for entry in reply["Failed"]] == ["InvalidParameterValue"]
+    client.change_message_visibility(QueueUrl=url, ReceiptHandle=handle, VisibilityTimeout=43_140)
+    sqs.advance(43_139)
+    assert receive(sqs, url) == []
 
 
 def test_a_receipt_handle_is_valid_for_its_queue_only(sqs: SqsServer) -> None:

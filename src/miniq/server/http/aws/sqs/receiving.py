@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from miniq.api.codec import is_json
 from miniq.broker.receipts import origin
+from miniq.errors import MessageNotFound
 from miniq.ids import sequence_number
-from miniq.message import Lease, Leased, Message, Outcome, Stored
+from miniq.message import SECOND, Lease, Leased, Message, Outcome, Stored
 from miniq.server.http.aws import message_attributes
 from miniq.server.http.aws.actions import Call, action
 from miniq.server.http.aws.errors import INVALID_ATTRIBUTE_NAME, MESSAGE_NOT_INFLIGHT, AwsError, bad_value, missing
@@ -32,6 +34,7 @@ SYSTEM_ATTRIBUTES = (
     "DeadLetterQueueSourceArn",
 )
 
+MAX_TIMEOUT = 43_200
 SENDER = "AIDAMINIQ00000000000"
 """The sender of every message: MiniQ keeps none."""
 
@@ -175,6 +178,7 @@ async def change_message_visibility(call: Call) -> None:
     handle, timeout = call.request.receipt_handle, call.request.visibility_timeout
     lease = lease_of(call.queue, handle)
     _check_timeout(timeout)
+    _check_total(call, timeout, lease)
     for error in await _change_visibility(call, timeout, [handle], [lease]):
         if error is not None:
             raise error
@@ -193,6 +197,7 @@ async def change_message_visibility_batch(call: Call) -> shapes.ChangeMessageVis
             if entry.visibility_timeout is None:
                 raise missing("VisibilityTimeout")
             _check_timeout(entry.visibility_timeout)
+            _check_total(call, entry.visibility_timeout, lease)
         except AwsError as error:
             reply.failed.append(failure(entry.id, error))
         else:
@@ -213,18 +218,32 @@ async def _change_visibility(
         _, outcomes = await call.broker.extend(call.queue, leases, seconds, late=False)
     else:
         outcomes = await call.broker.release(call.queue, leases, late=False)
-    return [_visibility_error(handle, outcome) for handle, outcome in zip(handles, outcomes, strict=True)]
+    return [await _visibility_error(call, *each) for each in zip(handles, leases, outcomes, strict=True)]
 
 
-def _visibility_error(handle: str, outcome: Outcome) -> AwsError | None:
+async def _visibility_error(call: Call, handle: str, lease: Lease, outcome: Outcome) -> AwsError | None:
+    """Why the visibility of a message was not changed. As at AWS, it is no error, and without effect, if the receipt
+    handle has expired and nobody has received the message since, except in a FIFO queue."""
     if outcome == "done":
         return None
-    if outcome == "missing":
-        reason = "Message does not exist or is not available for visibility timeout change."
-        return bad_value(handle, "ReceiptHandle", reason)
-    return AwsError(MESSAGE_NOT_INFLIGHT, "The message referred to isn't in flight.")
+    if outcome != "missing":
+        with suppress(MessageNotFound):
+            stored = await call.broker.get(call.queue, lease.id)
+            if stored.receipt == lease.receipt and not queue_attributes.is_fifo(call.queue):
+                return None
+            return AwsError(MESSAGE_NOT_INFLIGHT, "The message referred to isn't in flight.")
+    reason = "Message does not exist or is not available for visibility timeout change."
+    return bad_value(handle, "ReceiptHandle", reason)
+
+
+def _check_total(call: Call, seconds: int, lease: Lease) -> None:
+    """Raise if a message would be invisible for too long since it was received."""
+    began = origin(lease.receipt, call.broker.clock.now())
+    if began is not None and began[1] + seconds * SECOND > MAX_TIMEOUT * SECOND:
+        reason = f"Total VisibilityTimeout for the message is beyond the limit [{MAX_TIMEOUT} seconds]"
+        raise bad_value(seconds, "VisibilityTimeout", reason)
 
 
 def _check_timeout(seconds: int) -> None:
-    if not 0 <= seconds <= 43_200:
+    if not 0 <= seconds <= MAX_TIMEOUT:
         raise bad_value(seconds, "VisibilityTimeout", "Must be between 0 and 43200, if provided.")
