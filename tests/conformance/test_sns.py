@@ -164,20 +164,23 @@ def test_filter_policies_over_the_body(sqs: SqsServer) -> None:
     assert has["FilterPolicyScope"] == "MessageBody"
 
 
-def test_a_batch_succeeds_and_fails_by_entry(sqs: SqsServer) -> None:
+def test_a_batch_is_published_or_refused_whole(sqs: SqsServer) -> None:
     topic = make(sqs)
     url, _ = subscribe(sqs, topic, RawMessageDelivery="true")
-    entries = [
+    entries: list[dict[str, Any]] = [
         {"Id": "a", "Message": "one"},
-        {"Id": "b", "Message": "two", "Subject": "\n"},
-        {"Id": "c", "Message": "three", "MessageAttributes": {"n": text("x", "Number")}},
         {"Id": "d", "Message": '{"default": "D", "sqs": "S"}', "MessageStructure": "json"},
     ]
+    for entry, code in (
+        ({"Id": "b", "Message": "two", "Subject": "\n"}, "InvalidParameter"),
+        ({"Id": "c", "Message": "x", "MessageAttributes": {"n": text("x", "Number")}}, "ParameterValueInvalid"),
+        ({"Id": "e", "Message": "{}", "MessageStructure": "json"}, "InvalidParameter"),
+        ({"Id": "f", "Message": ""}, "InvalidParameter"),
+    ):
+        with refused(code):
+            sqs.sns.publish_batch(TopicArn=topic, PublishBatchRequestEntries=[*entries, entry])
     reply = sqs.sns.publish_batch(TopicArn=topic, PublishBatchRequestEntries=entries)
-    assert [(one["Id"], one["Code"], one["SenderFault"]) for one in reply["Failed"]] == [
-        ("b", "InvalidParameter", True),
-        ("c", "ParameterValueInvalid", True),
-    ]
+    assert reply["Failed"] == []
     messages = receive(sqs, url)
     assert bodies(messages) == ["one", "S"]
     assert [(one["Id"], one["MessageId"]) for one in reply["Successful"]] == [
@@ -214,16 +217,12 @@ def test_fifo_topics_keep_order_and_leave_out_duplicates(sqs: SqsServer) -> None
     assert [one["Message"] for one in notifications] == ["0", "1"]
     assert notifications[0]["SequenceNumber"] == sent[0]["SequenceNumber"]
     assert "Signature" not in notifications[0]
-    reply = sqs.sns.publish_batch(
-        TopicArn=topic,
-        PublishBatchRequestEntries=[
-            {"Id": "x", "Message": "x", "MessageGroupId": "h", "MessageDeduplicationId": "x"},
-            {"Id": "y", "Message": "y", "MessageGroupId": "h"},
-            {"Id": "z", "Message": "z", "MessageDeduplicationId": "z"},
-        ],
-    )
+    entry = {"Id": "x", "Message": "x", "MessageGroupId": "h", "MessageDeduplicationId": "x"}
+    for other in ({"Id": "y", "Message": "y", "MessageGroupId": "h"}, entry | {"Id": "z", "MessageGroupId": ""}):
+        with refused("InvalidParameter"):
+            sqs.sns.publish_batch(TopicArn=topic, PublishBatchRequestEntries=[entry, other])
+    reply = sqs.sns.publish_batch(TopicArn=topic, PublishBatchRequestEntries=[entry])
     assert [one["Id"] for one in reply["Successful"]] == ["x"]
-    assert [one["Code"] for one in reply["Failed"]] == ["InvalidParameter"] * 2
     with refused("InvalidParameter") as error:
         sqs.sns.publish(TopicArn=topic, Message="x", MessageDeduplicationId="d")
     assert error["Message"] == "Invalid parameter: The MessageGroupId parameter is required for FIFO topics"

@@ -25,7 +25,6 @@ from miniq.server.http.aws.sns.errors import (
     INVALID_ENTRY_ID,
     TOO_MANY_ENTRIES,
     invalid,
-    of_service,
     translated,
 )
 from miniq.server.http.aws.sns.topics import sns
@@ -50,22 +49,12 @@ async def publish(call: Call) -> shapes.PublishReply:
 async def publish_batch(call: Call) -> shapes.PublishBatchReply:
     kept, entries = (await call.broker.topics.get(call.topic)).settings.sns, call.request.entries
     _check_entries(entries)
-    reply = shapes.PublishBatchReply()
-    accepted: list[shapes.PublishEntry] = []
-    drafts: list[Draft] = []
-    for entry in entries:
-        try:
-            drafts.append(_draft(call, kept, entry))
-        except AwsError as error:
-            shown = of_service(error)
-            reply.failed.append(shapes.FailedEntry(entry.id, shown.kind.code, shown.text, shown.kind.is_sender))
-        else:
-            accepted.append(entry)
-    if drafts:
-        published = await call.broker.publish(call.topic, drafts, limits=call.limits)
-        for entry, id in zip(accepted, published.ids, strict=True):
-            reply.successful.append(shapes.PublishedEntry(entry.id, id, _sequence_number(call, id)))
-    return reply
+    drafts = [_draft(call, kept, entry) for entry in entries]  # as at AWS, one that is invalid fails the batch
+    published = await call.broker.publish(call.topic, drafts, limits=call.limits)
+    each = zip(entries, published.ids, strict=True)
+    return shapes.PublishBatchReply(
+        [shapes.PublishedEntry(entry.id, id, _sequence_number(call, id)) for entry, id in each]
+    )
 
 
 def _sequence_number(call: Call, id: str) -> str | None:
