@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from miniq.ids import sequence_number
 from tests.sqs import SqsServer, bodies, create, receive, refused, sqs
 
@@ -340,7 +342,7 @@ def test_what_is_invalid_is_refused_and_named(sqs: SqsServer) -> None:
         ("create_topic", {"Name": "a", "Attributes": {"FifoTopic": "true"}}, INVALID, "Fifo Topic names"),
         ("create_topic", {"Name": "a", "Attributes": {"X": "y"}}, INVALID, "Unknown attribute X"),
         ("create_topic", {"Name": "a", "Attributes": {"Policy": "{"}}, INVALID, "Policy: failed to parse"),
-        ("get_topic_attributes", {"TopicArn": "t"}, INVALID, "TopicArn Reason: An ARN must have the form"),
+        ("get_topic_attributes", {"TopicArn": "t"}, INVALID, "TopicArn Reason: An ARN must have at least 6"),
         ("get_topic_attributes", {"TopicArn": f"{topic}x"}, NOT_FOUND, "Topic does not exist"),
         ("set_topic_attributes", {"TopicArn": topic, "AttributeName": "FifoTopic"}, INVALID, "AttributeName"),
         ("subscribe", good | {"TopicArn": f"{topic}x"}, NOT_FOUND, "Topic does not exist"),
@@ -374,3 +376,108 @@ def test_what_is_invalid_is_refused_and_named(sqs: SqsServer) -> None:
         assert reason in error["Message"], (call, given, error)
     assert sns.list_subscriptions()["Subscriptions"] == []
     assert sns.list_topics()["Topics"] == [{"TopicArn": topic}]
+
+
+@pytest.mark.parametrize("sqs", ["query"], indirect=True)
+def test_what_is_invalid_is_told_in_the_words_of_aws(sqs: SqsServer) -> None:
+    topic, queue = make(sqs), arn("q")
+    url, subscription = subscribe(sqs, topic)
+    sns, raw = sqs.sns, "RawMessageDelivery: Invalid value [x]. Must be true or false."
+    for call, asked, told in (
+        (
+            sns.publish,
+            {"TopicArn": "x", "Message": "x"},
+            "TopicArn Reason: An ARN must have at least 6 elements, not 1",
+        ),
+        (
+            sns.publish,
+            {"TargetArn": "x:y", "Message": "x"},
+            "TargetArn Reason: An ARN must have at least 6 elements, not 2",
+        ),
+        (sns.publish, {"TopicArn": "", "Message": "x"}, "TopicArn Reason: An ARN must have at least 6 elements, not 1"),
+        (
+            sns.publish,
+            {"TargetArn": "arn:aws:sns:eu-west-1:000000000000:endpoint/APNS/a/b", "Message": "x"},
+            "TargetArn Reason: No endpoint found for the target arn specified",
+        ),
+        (
+            sns.create_topic,
+            {"Name": "u", "Tags": [{"Key": "a", "Value": "b"}, {"Key": "a", "Value": "c"}]},
+            "Duplicated keys are not allowed.",
+        ),
+        (sns.confirm_subscription, {"TopicArn": f"{topic}x", "Token": "51b2ff3edb475b7d91550e0ab6edf0c1"}, "Token"),
+        (
+            sns.subscribe,
+            {"TopicArn": topic, "Protocol": "sqs", "Endpoint": queue, "Attributes": {"RawMessageDelivery": "x"}},
+            f"Attributes Reason: {raw}",
+        ),
+        (
+            sns.set_subscription_attributes,
+            {"SubscriptionArn": subscription, "AttributeName": "RawMessageDelivery", "AttributeValue": "x"},
+            raw,
+        ),
+    ):
+        with refused(INVALID) as error:
+            call(**asked)
+        assert error["Message"] == f"Invalid parameter: {told}"
+    with refused(INVALID) as error:
+        policy = json.dumps({"a": 1})
+        sns.set_subscription_attributes(
+            SubscriptionArn=subscription, AttributeName="FilterPolicy", AttributeValue=policy
+        )
+    assert error["Message"].startswith("Invalid parameter: FilterPolicy: ")
+    assert receive(sqs, url) == []
+
+
+@pytest.mark.parametrize("sqs", ["query"], indirect=True)
+def test_an_invalid_attribute_is_refused_in_the_words_of_aws(sqs: SqsServer) -> None:
+    topic = make(sqs)
+    empty = "The message attribute 'a' must contain non-empty message attribute value for message attribute type"
+    for name, value, told in (
+        ("a", {"DataType": "String", "StringValue": ""}, f"{empty} 'String'."),
+        ("a", {"DataType": "Number"}, f"{empty} 'Number'."),
+        ("a", {"DataType": "Binary", "BinaryValue": b""}, f"{empty} 'Binary'."),
+        (
+            "a",
+            {"DataType": "Number", "BinaryValue": b"1"},
+            "The message attribute 'a' with type 'Number' must use field 'String'.",
+        ),
+        (
+            "a",
+            {"DataType": "Binary", "StringValue": "x"},
+            "The message attribute 'a' with type 'Binary' must use field 'Binary'.",
+        ),
+        (
+            "a",
+            {"DataType": "Stringprefixed", "StringValue": "x"},
+            "The message attribute 'a' has an invalid message attribute type, the set of supported type prefixes is "
+            "Binary, Number, and String.",
+        ),
+        ("a" * 256, text("x"), "Length of message attribute name must be less than 256 bytes."),
+        (
+            "a^b",
+            text("x"),
+            "Invalid non-alphanumeric character '#x5E' was found in the message attribute name. Can only include "
+            "alphanumeric characters, hyphens, underscores, or dots.",
+        ),
+        (".a", text("x"), "Invalid message attribute name starting with character '.' was found."),
+        ("a.", text("x"), "Invalid message attribute name ending with character '.' was found."),
+        ("a..b", text("x"), "Message attribute name can not have successive '.' character."),
+    ):
+        with refused(VALUE) as error:
+            sqs.sns.publish(TopicArn=topic, Message="x", MessageAttributes={name: value})
+        assert error["Message"] == told
+    url, _ = subscribe(sqs, topic)
+    many = {f"a{number}": text("x") for number in range(20)}  # more than a message of SQS may have
+    sqs.sns.publish(TopicArn=topic, Message="x", MessageAttributes=many)
+    assert len(json.loads(receive(sqs, url)[0]["Body"])["MessageAttributes"]) == 20
+
+
+@pytest.mark.parametrize("sqs", ["query"], indirect=True)
+def test_reserved_tags_are_refused(sqs: SqsServer) -> None:
+    topic, url = make(sqs), create(sqs)
+    with refused(INVALID):
+        sqs.sns.tag_resource(ResourceArn=topic, Tags=[{"Key": "aws:x", "Value": "y"}])
+    with refused("InvalidParameterValue"):
+        sqs.client.tag_queue(QueueUrl=url, Tags={"AWS:x": "y"})
+    assert "Tags" not in sqs.client.list_queue_tags(QueueUrl=url)

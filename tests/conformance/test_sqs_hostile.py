@@ -109,5 +109,5 @@ def test_deep_nesting_is_refused(sqs: SqsServer) -> None:
     with sqs.native() as mq:
         mq.queue("q").configure(sqs={"RedrivePolicy": DEEP, "Policy": LESS_DEEP}, max_receives=3)
     assert call(sqs, "GetQueueAttributes", {"QueueUrl": "q", "AttributeNames": ["All"]})[0] == 200
-    asked = {"QueueUrl": "q", "Label": "l", "AWSAccountIds": ["1"], "Actions": ["*"]}
+    asked = {"QueueUrl": "q", "Label": "l", "AWSAccountIds": ["111111111111"], "Actions": ["*"]}
     assert call(sqs, "AddPermission", asked)[0] == 200

@@ -205,6 +205,12 @@ def test_permissions_are_statements_of_the_policy(sqs: SqsServer) -> None:
     with refused("InvalidParameterValue") as error:
         client.add_permission(QueueUrl=url, Label="l", AWSAccountIds=["1" * 12], Actions=["*"])
     assert error["Message"] == "Value l for parameter Label is invalid. Reason: Already exists."
+    for label in ("", "a b", "x" * 81):
+        with refused("InvalidParameterValue"):
+            client.add_permission(QueueUrl=url, Label=label, AWSAccountIds=["1" * 12], Actions=["*"])
+    with refused("InvalidParameterValue") as error:
+        client.add_permission(QueueUrl=url, Label="m", AWSAccountIds=["1" * 12, "x"], Actions=["*"])
+    assert error["Message"] == "Value [x] for parameter PrincipalId is invalid. Reason: Unable to verify."
     client.remove_permission(QueueUrl=url, Label="l")
     assert attributes(sqs, url, "Policy") == {}
     with refused("InvalidParameterValue") as error:

@@ -25,6 +25,8 @@ GROUP = "AWS.MessageGroupId"
 """The group of a message in a standard queue, where groups are not ordered."""
 TRACE_ATTRIBUTE = "AWSTraceHeader"
 MOST = 10
+SYSTEM_TAG = "aws:"
+"""How no key of a tag begins that is not AWS's own."""
 TRACE_LENGTH = 4096
 """Maximum length of a trace header, which does not count for the size of a message."""
 INVALID_CHARACTERS = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -59,10 +61,10 @@ def shown(attributes: Mapping[str, AttributeValue], show: Callable[[str], str]) 
     }
 
 
-def check(attributes: Mapping[str, AttributeValue]) -> None:
+def check(attributes: Mapping[str, AttributeValue], most: int = MOST) -> None:
     """Raise unless these are valid attributes of a message."""
-    if len(attributes) > MOST:
-        raise invalid(f"Number of message attributes [{len(attributes)}] exceeds the allowed maximum [{MOST}].")
+    if len(attributes) > most:
+        raise invalid(f"Number of message attributes [{len(attributes)}] exceeds the allowed maximum [{most}].")
     for name, value in attributes.items():
         _check_name(name)
         check_value(name, value)

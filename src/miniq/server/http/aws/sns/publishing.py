@@ -23,6 +23,7 @@ from miniq.server.http.aws.sns.errors import (
     EMPTY_BATCH,
     IDS_NOT_DISTINCT,
     INVALID_ENTRY_ID,
+    INVALID_VALUE,
     TOO_MANY_ENTRIES,
     invalid,
     translated,
@@ -34,6 +35,9 @@ MAX_SIZE = 262_144
 ENTRIES = 10
 _ENTRY_ID = re.compile(r"[A-Za-z0-9_-]{1,80}")
 _FIFO_ID = re.compile(r"[!-~]{1,128}")
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]")
+_SUPPORTED = re.compile(r"(String|Number|Binary)(\.|$)")
+NAME_BYTES = 256
 _SUBJECT = re.compile(r"[!-~][ -~]{0,99}")
 
 
@@ -132,13 +136,47 @@ def _headers(call: Call, message: shapes.NewMessage) -> dict[str, str]:
             name: AttributeValue(value.data_type, value.string_value, value.binary_value)
             for name, value in message.message_attributes.items()
         }
-        message_attributes.check(given)
+        for name, value in given.items():
+            _check_attribute(name, value)
+        message_attributes.check(given, call.limits.headers)
         headers = message_attributes.to_headers(given)
     if message.subject is not None:
         if _SUBJECT.fullmatch(message.subject) is None:
             raise invalid("Subject")
         headers[SUBJECT] = message.subject
     return headers | message_attributes.trace_header(call.trace)
+
+
+def _check_attribute(name: str, value: AttributeValue) -> None:
+    """Raise, in the words of SNS, if the name of an attribute is invalid, or its value is not where its type has it."""
+    other = _NOT_IN_NAMES.search(name)
+    if len(name.encode("utf-8", "replace")) >= NAME_BYTES:
+        problem = f"Length of message attribute name must be less than {NAME_BYTES} bytes."
+    elif other is not None:
+        problem = (
+            f"Invalid non-alphanumeric character '#x{ord(other[0]):X}' was found in the message attribute name. Can "
+            "only include alphanumeric characters, hyphens, underscores, or dots."
+        )
+    elif name[:1] == ".":
+        problem = "Invalid message attribute name starting with character '.' was found."
+    elif name[-1:] == ".":
+        problem = "Invalid message attribute name ending with character '.' was found."
+    elif ".." in name:
+        problem = "Message attribute name can not have successive '.' character."
+    else:
+        is_binary, kind = value.data_type.partition(".")[0] == "Binary", value.data_type[:256]
+        given, wrong = value.binary_value, value.string_value
+        if not is_binary:
+            given, wrong = wrong, given  # type: ignore[assignment]
+        if given:
+            return
+        subject = f"The message attribute '{name}'"
+        problem = f"{subject} must contain non-empty message attribute value for message attribute type '{kind}'."
+        if wrong:
+            problem = f"{subject} with type '{kind}' must use field '{'Binary' if is_binary else 'String'}'."
+        if not _SUPPORTED.match(value.data_type):
+            return
+    raise AwsError(INVALID_VALUE, problem)
 
 
 def _fifo_ids(kept: dict[str, str], message: shapes.NewMessage) -> tuple[str, str]:

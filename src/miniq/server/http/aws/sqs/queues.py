@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from base64 import b64decode, urlsafe_b64encode
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,7 +23,7 @@ from miniq.server.http.aws.errors import (
     missing,
 )
 from miniq.server.http.aws.json_text import read_json
-from miniq.server.http.aws.message_attributes import INVALID_CHARACTERS
+from miniq.server.http.aws.message_attributes import INVALID_CHARACTERS, SYSTEM_TAG
 from miniq.server.http.aws.sqs import queue_attributes, shapes
 
 PURGE_PAUSE = 60 * SECOND
@@ -30,6 +31,8 @@ PURGED = "PurgedTimestamp"
 """When a queue was purged, in microseconds: beside its attributes, so that all brokers know it."""
 PAGE = 1000
 MOST_ACTIONS = 7
+_LABEL = re.compile(r"[A-Za-z0-9_-]{1,80}")
+_ACCOUNT = re.compile(r"[0-9]{12}|arn:[a-z-]+:iam::[0-9]{12}:[^ ]+")
 
 
 @action(shapes.CreateQueueRequest, "manage", "name")
@@ -189,8 +192,10 @@ async def tag_queue(call: Call) -> None:
 
 
 def _check_tags(tags: Mapping[str, str]) -> None:
-    """Raise if a tag has characters that XML cannot express."""
+    """Raise if a tag is reserved, or has characters that XML cannot express."""
     for key, text in tags.items():
+        if key.lower().startswith(SYSTEM_TAG):
+            raise bad_value(key[:128], "Tags", f"Keys must not begin with {SYSTEM_TAG}.")
         if INVALID_CHARACTERS.search(key + text) is not None:
             raise bad_value(repr(key[:128]), "Tags", "Tags must not have characters that XML cannot express.")
 
@@ -212,8 +217,12 @@ async def add_permission(call: Call) -> None:
     label, accounts, names = call.request.label, call.request.account_ids, call.request.actions
     if not names:
         raise missing("Actions")
-    if not accounts:
-        raise bad_value("[]", "PrincipalId", "Unable to verify.")
+    if _LABEL.fullmatch(label) is None:
+        reason = "Can only include alphanumeric characters, hyphens, or underscores. 1 to 80 in length."
+        raise bad_value(label[:256], "Label", reason)
+    unknown = [account for account in accounts if _ACCOUNT.fullmatch(account) is None]
+    if unknown or not accounts:
+        raise bad_value(f"[{', '.join(unknown)[:256]}]", "PrincipalId", "Unable to verify.")
     if len(names) > MOST_ACTIONS:
         raise AwsError(OVER_LIMIT, f"{len(names)} Actions were found, maximum allowed is {MOST_ACTIONS}.")
     for name in names:
