@@ -84,7 +84,7 @@ def test_attributes_may_fill_a_message(sqs: SqsServer) -> None:
     arn = sqs.client.get_queue_attributes(QueueUrl=dead, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
     url = create(sqs, RedrivePolicy=f'{{"deadLetterTargetArn":"{arn}","maxReceiveCount":1}}', VisibilityTimeout="0")
     text = {"text": {"DataType": "String", "StringValue": "ä" * 20_000}}
-    raw = {"raw": {"DataType": "Binary", "BinaryValue": b"\1" * (1_048_576 - 10)}}
+    raw = {"raw": {"DataType": "Binary", "BinaryValue": b"\xff" * (1_048_576 - 10)}}
     with refused("InvalidParameterValue") as error:
         sqs.client.send_message(QueueUrl=url, MessageBody="xx", MessageAttributes=raw)
     assert error["Message"].endswith("Reason: Message must be shorter than 1048576 bytes.")

@@ -48,8 +48,8 @@ from miniq.server.operations import bearer
 log = logging.getLogger("miniq.aws")
 MODULES = (sending, receiving, queues, move_tasks, topics, subscriptions, publishing)
 """Their functions are in the tables of actions."""
-MAX_REQUEST = 4 * MAX_SIZE
-"""Maximum size of a request: forms and escaped JSON take up to three bytes for one of a message."""
+MAX_REQUEST = 5 * MAX_SIZE
+"""Maximum size of a request: forms take up to four bytes for one of a binary attribute."""
 UNVERIFIED = 4
 """The share of `max_buffered_bytes` for bodies whose signature is not verified yet: the id of a key is no secret."""
 SMALL = 65536
