@@ -80,9 +80,7 @@ class AwsWire:
             return _QUEUE_PATH.fullmatch(path) is not None
         if fields.get("x-amz-target", "").startswith(TARGET):
             return True
-        if scope["method"] == "POST":
-            return bool(fields.get("content-type", "").startswith(_FORM))
-        return b"Action=" in scope["query_string"]
+        return _is_form(scope) or b"Action=" in scope["query_string"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         began, id = perf_counter(), str(uuid4())
@@ -218,8 +216,11 @@ class AwsWire:
 def _protocol(scope: Scope, body: bytes) -> AwsProtocol:
     if "x-amz-target" in scope["fields"]:
         return JsonProtocol(body)
-    is_form = scope["method"] == "POST" and scope["fields"].get("content-type", "").startswith(_FORM)
-    return QueryProtocol(body if is_form else b"", scope["query_string"])
+    return QueryProtocol(body if _is_form(scope) else b"", scope["query_string"])
+
+
+def _is_form(scope: Scope) -> bool:
+    return bool(scope["method"] == "POST" and scope["fields"].get("content-type", "").lower().startswith(_FORM))
 
 
 def _credential(scope: Scope) -> tuple[str, Service | None]:
