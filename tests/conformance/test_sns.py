@@ -125,13 +125,14 @@ def test_filter_policies_over_attributes(sqs: SqsServer) -> None:
     topic = make(sqs)
     policy = {"color": ["red", {"prefix": "bl"}], "count": [{"numeric": [">", 5]}]}
     url, subscription = subscribe(sqs, topic, FilterPolicy=policy, RawMessageDelivery="true")
-    lists, _ = subscribe(sqs, topic, "lists", FilterPolicy={"tags": ["a"]}, RawMessageDelivery="true")
+    lists, _ = subscribe(sqs, topic, "lists", FilterPolicy={"tags": ["a", "YQ=="]}, RawMessageDelivery="true")
     for number, attributes in enumerate(
         (
             {"color": text("red"), "count": text("7", "Number")},
             {"color": text("red"), "count": text("5", "Number")},
             {"color": text("blue"), "count": text("6", "Number")},
             {"tags": text('["b", "a"]', "String.Array")},
+            {"tags": {"DataType": "Binary", "BinaryValue": b"a"}},
             {},
         )
     ):

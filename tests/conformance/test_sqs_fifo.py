@@ -233,6 +233,17 @@ def test_a_receive_is_not_repeated_once_a_message_has_changed(sqs: SqsServer) ->
     assert "for parameter ReceiveRequestAttemptId is invalid" in error["Message"]
 
 
+def test_repeats_at_the_same_time_get_the_same_messages(sqs: SqsServer) -> None:
+    url = create(sqs)
+    for body in ("1", "2"):
+        send(sqs, url, body)
+    client, attempt = sqs.client, {"QueueUrl": url, "MaxNumberOfMessages": 10, "ReceiveRequestAttemptId": "a"}
+    first = client.receive_message(**attempt)["Messages"]
+    with ThreadPoolExecutor(8) as threads:
+        repeats = [threads.submit(client.receive_message, **attempt) for _ in range(24)]
+        assert [repeat.result().get("Messages") for repeat in repeats] == [first] * 24
+
+
 @pytest.mark.parametrize("sqs", ["query"], indirect=True)
 def test_only_the_latest_attempts_are_remembered(sqs: SqsServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attempts, "ATTEMPTS", 2)

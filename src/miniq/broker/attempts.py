@@ -7,6 +7,7 @@ store first: once a message is deleted, or its lease has changed or is over, a c
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -28,6 +29,8 @@ class _Attempt(Struct):
     leases: list[Lease]
     visible_at: int
     until: int
+    lock: asyncio.Lock
+    """Held while it is repeated."""
 
 
 class Attempts:
@@ -52,12 +55,14 @@ class Attempts:
         `Broker.receive` does."""
         broker, key = self._broker, (queue, attempt)
         known = self._attempts.get(key)
-        if known is not None and broker.clock.now() < known.until:
-            repeated = await self._repeat(queue, known, visibility_timeout)
+        if known is not None:
+            async with known.lock:
+                repeated = await self._repeat(queue, known, visibility_timeout)
             if repeated:
                 return Leased(repeated)
+            if self._attempts.get(key) is known:
+                del self._attempts[key]
         taken = await broker.receive(queue, max=max, visibility_timeout=visibility_timeout, wait=wait, permit=permit)
-        self._attempts.pop(key, None)
         if taken:
             self._remember(key, taken)
         return taken
@@ -65,6 +70,8 @@ class Attempts:
     async def _repeat(self, queue: str, attempt: _Attempt, visibility_timeout: float | None) -> list[Stored]:
         """The messages of an attempt, leased anew; none unless all are as it left them."""
         broker = self._broker
+        if broker.clock.now() >= attempt.until:
+            return []
         found = await broker.store.messages.find(queue, [lease.id for lease in attempt.leases])
         for lease in attempt.leases:
             stored = found.get(lease.id)
@@ -83,4 +90,5 @@ class Attempts:
         while attempts and (len(attempts) >= ATTEMPTS or next(iter(attempts.values())).until <= now):
             del attempts[next(iter(attempts))]
         leases = [Lease(stored.message.id, stored.receipt or "") for stored in taken]
-        attempts[key] = _Attempt(leases, taken[0].visible_at, now + WINDOW)
+        attempts.pop(key, None)  # the latest is the last
+        attempts[key] = _Attempt(leases, taken[0].visible_at, now + WINDOW, asyncio.Lock())
