@@ -88,6 +88,7 @@ def test_raw_delivery_gives_the_message_with_its_attributes(sqs: SqsServer) -> N
     assert json.loads(receive(sqs, url)[0]["Body"])["Message"] == "2"
 
 
+@pytest.mark.parametrize("sqs", ["rocksdb"], indirect=True)
 def test_attributes_may_fill_a_message(sqs: SqsServer) -> None:
     topic = make(sqs)
     url, _ = subscribe(sqs, topic, RawMessageDelivery="true")

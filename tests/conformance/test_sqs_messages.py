@@ -251,6 +251,7 @@ def test_visibility_is_changed_alone_and_in_batches(sqs: SqsServer) -> None:
     assert "Message does not exist or is not available for visibility timeout change." in error["Message"]
 
 
+@pytest.mark.parametrize("sqs", ["query"], indirect=True)
 def test_a_message_is_invisible_for_twelve_hours_in_total(sqs: SqsServer) -> None:
     url, client = create(sqs, VisibilityTimeout="3600"), sqs.client
     client.send_message(QueueUrl=url, MessageBody="x")
