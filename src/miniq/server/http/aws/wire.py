@@ -243,7 +243,8 @@ def _action(scope: Scope, protocol: AwsProtocol, service: Service | None) -> Act
     else:
         name = scope["fields"]["x-amz-target"].removeprefix(TARGET)
     action = ACTIONS[protocol.service].get(name)
-    if action is None:
+    at_queue = isinstance(protocol, QueryProtocol) and scope["path"] != "/"
+    if action is None or (at_queue and action.subject in ("name", "none")):  # as at AWS, a queue's URL has its own
         raise AwsError(UNKNOWN_ACTION, f"The action {name[:80]} is not valid for this endpoint.")
     return action
 
