@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from miniq.ids import sequence_number
 from tests.sqs import SqsServer, bodies, create, receive, refused, sqs
 
@@ -86,6 +88,22 @@ def test_raw_delivery_gives_the_message_with_its_attributes(sqs: SqsServer) -> N
     assert json.loads(receive(sqs, url)[0]["Body"])["Message"] == "2"
 
 
+@pytest.mark.parametrize("sqs", ["rocksdb"], indirect=True)
+def test_attributes_may_fill_a_message(sqs: SqsServer) -> None:
+    topic = make(sqs)
+    url, _ = subscribe(sqs, topic, RawMessageDelivery="true")
+    other, _ = subscribe(sqs, topic, "other")
+    attributes = {"long": text("x" * (262_144 - 11))}
+    with refused(INVALID):
+        sqs.sns.publish(TopicArn=topic, Message="yy", MessageAttributes=attributes)
+    sqs.sns.publish(TopicArn=topic, Message="y", MessageAttributes=attributes)
+    entries = [{"Id": "a", "Message": "y", "MessageAttributes": attributes}]
+    assert len(sqs.sns.publish_batch(TopicArn=topic, PublishBatchRequestEntries=entries)["Successful"]) == 1
+    assert [message["MessageAttributes"] for message in receive(sqs, url)] == [attributes] * 2
+    notification = json.loads(receive(sqs, other)[0]["Body"])
+    assert notification["MessageAttributes"]["long"]["Value"] == attributes["long"]["StringValue"]
+
+
 def test_a_message_is_seen_by_all_protocols(sqs: SqsServer) -> None:
     topic = make(sqs)
     url, _ = subscribe(sqs, topic, RawMessageDelivery="true")
@@ -108,13 +126,14 @@ def test_filter_policies_over_attributes(sqs: SqsServer) -> None:
     topic = make(sqs)
     policy = {"color": ["red", {"prefix": "bl"}], "count": [{"numeric": [">", 5]}]}
     url, subscription = subscribe(sqs, topic, FilterPolicy=policy, RawMessageDelivery="true")
-    lists, _ = subscribe(sqs, topic, "lists", FilterPolicy={"tags": ["a"]}, RawMessageDelivery="true")
+    lists, _ = subscribe(sqs, topic, "lists", FilterPolicy={"tags": ["a", "YQ=="]}, RawMessageDelivery="true")
     for number, attributes in enumerate(
         (
             {"color": text("red"), "count": text("7", "Number")},
             {"color": text("red"), "count": text("5", "Number")},
             {"color": text("blue"), "count": text("6", "Number")},
             {"tags": text('["b", "a"]', "String.Array")},
+            {"tags": {"DataType": "Binary", "BinaryValue": b"a"}},
             {},
         )
     ):
@@ -149,20 +168,23 @@ def test_filter_policies_over_the_body(sqs: SqsServer) -> None:
     assert has["FilterPolicyScope"] == "MessageBody"
 
 
-def test_a_batch_succeeds_and_fails_by_entry(sqs: SqsServer) -> None:
+def test_a_batch_is_published_or_refused_whole(sqs: SqsServer) -> None:
     topic = make(sqs)
     url, _ = subscribe(sqs, topic, RawMessageDelivery="true")
-    entries = [
+    entries: list[dict[str, Any]] = [
         {"Id": "a", "Message": "one"},
-        {"Id": "b", "Message": "two", "Subject": "\n"},
-        {"Id": "c", "Message": "three", "MessageAttributes": {"n": text("x", "Number")}},
         {"Id": "d", "Message": '{"default": "D", "sqs": "S"}', "MessageStructure": "json"},
     ]
+    for entry, code in (
+        ({"Id": "b", "Message": "two", "Subject": "\n"}, "InvalidParameter"),
+        ({"Id": "c", "Message": "x", "MessageAttributes": {"n": text("x", "Number")}}, "ParameterValueInvalid"),
+        ({"Id": "e", "Message": "{}", "MessageStructure": "json"}, "InvalidParameter"),
+        ({"Id": "f", "Message": ""}, "InvalidParameter"),
+    ):
+        with refused(code):
+            sqs.sns.publish_batch(TopicArn=topic, PublishBatchRequestEntries=[*entries, entry])
     reply = sqs.sns.publish_batch(TopicArn=topic, PublishBatchRequestEntries=entries)
-    assert [(one["Id"], one["Code"], one["SenderFault"]) for one in reply["Failed"]] == [
-        ("b", "InvalidParameter", True),
-        ("c", "ParameterValueInvalid", True),
-    ]
+    assert reply["Failed"] == []
     messages = receive(sqs, url)
     assert bodies(messages) == ["one", "S"]
     assert [(one["Id"], one["MessageId"]) for one in reply["Successful"]] == [
@@ -199,16 +221,12 @@ def test_fifo_topics_keep_order_and_leave_out_duplicates(sqs: SqsServer) -> None
     assert [one["Message"] for one in notifications] == ["0", "1"]
     assert notifications[0]["SequenceNumber"] == sent[0]["SequenceNumber"]
     assert "Signature" not in notifications[0]
-    reply = sqs.sns.publish_batch(
-        TopicArn=topic,
-        PublishBatchRequestEntries=[
-            {"Id": "x", "Message": "x", "MessageGroupId": "h", "MessageDeduplicationId": "x"},
-            {"Id": "y", "Message": "y", "MessageGroupId": "h"},
-            {"Id": "z", "Message": "z", "MessageDeduplicationId": "z"},
-        ],
-    )
+    entry = {"Id": "x", "Message": "x", "MessageGroupId": "h", "MessageDeduplicationId": "x"}
+    for other in ({"Id": "y", "Message": "y", "MessageGroupId": "h"}, entry | {"Id": "z", "MessageGroupId": ""}):
+        with refused("InvalidParameter"):
+            sqs.sns.publish_batch(TopicArn=topic, PublishBatchRequestEntries=[entry, other])
+    reply = sqs.sns.publish_batch(TopicArn=topic, PublishBatchRequestEntries=[entry])
     assert [one["Id"] for one in reply["Successful"]] == ["x"]
-    assert [one["Code"] for one in reply["Failed"]] == ["InvalidParameter"] * 2
     with refused("InvalidParameter") as error:
         sqs.sns.publish(TopicArn=topic, Message="x", MessageDeduplicationId="d")
     assert error["Message"] == "Invalid parameter: The MessageGroupId parameter is required for FIFO topics"
@@ -326,7 +344,7 @@ def test_what_is_invalid_is_refused_and_named(sqs: SqsServer) -> None:
         ("create_topic", {"Name": "a", "Attributes": {"FifoTopic": "true"}}, INVALID, "Fifo Topic names"),
         ("create_topic", {"Name": "a", "Attributes": {"X": "y"}}, INVALID, "Unknown attribute X"),
         ("create_topic", {"Name": "a", "Attributes": {"Policy": "{"}}, INVALID, "Policy: failed to parse"),
-        ("get_topic_attributes", {"TopicArn": "t"}, INVALID, "TopicArn Reason: An ARN must have the form"),
+        ("get_topic_attributes", {"TopicArn": "t"}, INVALID, "TopicArn Reason: An ARN must have at least 6"),
         ("get_topic_attributes", {"TopicArn": f"{topic}x"}, NOT_FOUND, "Topic does not exist"),
         ("set_topic_attributes", {"TopicArn": topic, "AttributeName": "FifoTopic"}, INVALID, "AttributeName"),
         ("subscribe", good | {"TopicArn": f"{topic}x"}, NOT_FOUND, "Topic does not exist"),
@@ -360,3 +378,108 @@ def test_what_is_invalid_is_refused_and_named(sqs: SqsServer) -> None:
         assert reason in error["Message"], (call, given, error)
     assert sns.list_subscriptions()["Subscriptions"] == []
     assert sns.list_topics()["Topics"] == [{"TopicArn": topic}]
+
+
+@pytest.mark.parametrize("sqs", ["query"], indirect=True)
+def test_what_is_invalid_is_told_in_the_words_of_aws(sqs: SqsServer) -> None:
+    topic, queue = make(sqs), arn("q")
+    url, subscription = subscribe(sqs, topic)
+    sns, raw = sqs.sns, "RawMessageDelivery: Invalid value [x]. Must be true or false."
+    for call, asked, told in (
+        (
+            sns.publish,
+            {"TopicArn": "x", "Message": "x"},
+            "TopicArn Reason: An ARN must have at least 6 elements, not 1",
+        ),
+        (
+            sns.publish,
+            {"TargetArn": "x:y", "Message": "x"},
+            "TargetArn Reason: An ARN must have at least 6 elements, not 2",
+        ),
+        (sns.publish, {"TopicArn": "", "Message": "x"}, "TopicArn Reason: An ARN must have at least 6 elements, not 1"),
+        (
+            sns.publish,
+            {"TargetArn": "arn:aws:sns:eu-west-1:000000000000:endpoint/APNS/a/b", "Message": "x"},
+            "TargetArn Reason: No endpoint found for the target arn specified",
+        ),
+        (
+            sns.create_topic,
+            {"Name": "u", "Tags": [{"Key": "a", "Value": "b"}, {"Key": "a", "Value": "c"}]},
+            "Duplicated keys are not allowed.",
+        ),
+        (sns.confirm_subscription, {"TopicArn": f"{topic}x", "Token": "51b2ff3edb475b7d91550e0ab6edf0c1"}, "Token"),
+        (
+            sns.subscribe,
+            {"TopicArn": topic, "Protocol": "sqs", "Endpoint": queue, "Attributes": {"RawMessageDelivery": "x"}},
+            f"Attributes Reason: {raw}",
+        ),
+        (
+            sns.set_subscription_attributes,
+            {"SubscriptionArn": subscription, "AttributeName": "RawMessageDelivery", "AttributeValue": "x"},
+            raw,
+        ),
+    ):
+        with refused(INVALID) as error:
+            call(**asked)
+        assert error["Message"] == f"Invalid parameter: {told}"
+    with refused(INVALID) as error:
+        policy = json.dumps({"a": 1})
+        sns.set_subscription_attributes(
+            SubscriptionArn=subscription, AttributeName="FilterPolicy", AttributeValue=policy
+        )
+    assert error["Message"].startswith("Invalid parameter: FilterPolicy: ")
+    assert receive(sqs, url) == []
+
+
+@pytest.mark.parametrize("sqs", ["query"], indirect=True)
+def test_an_invalid_attribute_is_refused_in_the_words_of_aws(sqs: SqsServer) -> None:
+    topic = make(sqs)
+    empty = "The message attribute 'a' must contain non-empty message attribute value for message attribute type"
+    for name, value, told in (
+        ("a", {"DataType": "String", "StringValue": ""}, f"{empty} 'String'."),
+        ("a", {"DataType": "Number"}, f"{empty} 'Number'."),
+        ("a", {"DataType": "Binary", "BinaryValue": b""}, f"{empty} 'Binary'."),
+        (
+            "a",
+            {"DataType": "Number", "BinaryValue": b"1"},
+            "The message attribute 'a' with type 'Number' must use field 'String'.",
+        ),
+        (
+            "a",
+            {"DataType": "Binary", "StringValue": "x"},
+            "The message attribute 'a' with type 'Binary' must use field 'Binary'.",
+        ),
+        (
+            "a",
+            {"DataType": "Stringprefixed", "StringValue": "x"},
+            "The message attribute 'a' has an invalid message attribute type, the set of supported type prefixes is "
+            "Binary, Number, and String.",
+        ),
+        ("a" * 256, text("x"), "Length of message attribute name must be less than 256 bytes."),
+        (
+            "a^b",
+            text("x"),
+            "Invalid non-alphanumeric character '#x5E' was found in the message attribute name. Can only include "
+            "alphanumeric characters, hyphens, underscores, or dots.",
+        ),
+        (".a", text("x"), "Invalid message attribute name starting with character '.' was found."),
+        ("a.", text("x"), "Invalid message attribute name ending with character '.' was found."),
+        ("a..b", text("x"), "Message attribute name can not have successive '.' character."),
+    ):
+        with refused(VALUE) as error:
+            sqs.sns.publish(TopicArn=topic, Message="x", MessageAttributes={name: value})
+        assert error["Message"] == told
+    url, _ = subscribe(sqs, topic)
+    many = {f"a{number}": text("x") for number in range(20)}  # more than a message of SQS may have
+    sqs.sns.publish(TopicArn=topic, Message="x", MessageAttributes=many)
+    assert len(json.loads(receive(sqs, url)[0]["Body"])["MessageAttributes"]) == 20
+
+
+@pytest.mark.parametrize("sqs", ["query"], indirect=True)
+def test_reserved_tags_are_refused(sqs: SqsServer) -> None:
+    topic, url = make(sqs), create(sqs)
+    with refused(INVALID):
+        sqs.sns.tag_resource(ResourceArn=topic, Tags=[{"Key": "aws:x", "Value": "y"}])
+    with refused("InvalidParameterValue"):
+        sqs.client.tag_queue(QueueUrl=url, Tags={"AWS:x": "y"})
+    assert "Tags" not in sqs.client.list_queue_tags(QueueUrl=url)

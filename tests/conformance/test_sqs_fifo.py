@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
-from tests.sqs import SqsServer, bodies, receive, refused, sqs
+import pytest
+
+from miniq.broker import attempts
+from tests.conftest import store_url
+from tests.sqs import SqsServer, bodies, receive, refused, sqs, sqs_server
 
 __all__ = ["sqs"]
 
@@ -119,6 +125,17 @@ def test_a_purge_forgets_dedup_ids_and_a_second_one_must_wait(sqs: SqsServer) ->
     sqs.client.purge_queue(QueueUrl=url)
 
 
+def test_all_brokers_on_a_store_know_of_a_purge(tmp_path: Path) -> None:
+    store = store_url("postgresql", tmp_path)
+    with sqs_server(store) as one, sqs_server(store) as other:
+        url = create(one)
+        one.client.purge_queue(QueueUrl=url)
+        with refused("AWS.SimpleQueueService.PurgeQueueInProgress", 403):
+            other.client.purge_queue(QueueUrl=url)
+        one.client.delete_queue(QueueUrl=url)
+        other.client.purge_queue(QueueUrl=create(other))
+
+
 def test_a_purge_of_an_empty_queue_forgets_dedup_ids_too(sqs: SqsServer) -> None:
     url = create(sqs)
     send(sqs, url, "one", dedup="d")
@@ -171,6 +188,77 @@ def test_an_expired_receipt_handle_deletes_nothing(sqs: SqsServer) -> None:
     reply = sqs.client.delete_message_batch(QueueUrl=url, Entries=entries)
     assert [entry["Code"] for entry in reply["Failed"]] == ["InvalidParameterValue"]
     assert bodies(receive(sqs, url)) == ["x"]
+
+
+@pytest.mark.parametrize("sqs", ["query", "mongodb"], indirect=True)
+def test_a_receive_is_repeated_under_its_attempt_id(sqs: SqsServer) -> None:
+    url = create(sqs, VisibilityTimeout="10")
+    for body in ("1", "2", "3"):
+        send(sqs, url, body)
+    attempt = {"ReceiveRequestAttemptId": "a-1", "MaxNumberOfMessages": 2}
+    first = receive(sqs, url, **attempt)
+    assert bodies(first) == ["1", "2"]
+    sqs.advance(9)
+    assert receive(sqs, url) == receive(sqs, url, ReceiveRequestAttemptId="a-2") == []
+    assert receive(sqs, url, **attempt) == first  # with the same receipt handles, and leased anew
+    sqs.advance(9)
+    assert receive(sqs, url) == []
+    assert receive(sqs, url, **attempt, VisibilityTimeout=400) == first
+    sqs.advance(300)
+    assert receive(sqs, url, **attempt) == []  # five minutes later it is a new receive
+    delete(sqs, url, *first)
+    third = receive(sqs, url, **attempt)
+    assert bodies(third) == ["3"]
+    sqs.advance(10)
+    (again,) = receive(sqs, url, **attempt)  # visible again, so received again
+    assert again["Attributes"]["ApproximateReceiveCount"] == "2"
+    assert again["ReceiptHandle"] != third[0]["ReceiptHandle"]
+
+
+@pytest.mark.parametrize("sqs", ["rocksdb", "postgresql"], indirect=True)
+def test_a_receive_is_not_repeated_once_a_message_has_changed(sqs: SqsServer) -> None:
+    url = create(sqs)
+    for body in ("1", "2", "3"):
+        send(sqs, url, body, f"g{body}")
+    attempt = {"ReceiveRequestAttemptId": "a", "MaxNumberOfMessages": 2}
+    (_, second) = receive(sqs, url, **attempt)
+    sqs.client.change_message_visibility(QueueUrl=url, ReceiptHandle=second["ReceiptHandle"], VisibilityTimeout=20)
+    third = receive(sqs, url, **attempt)
+    assert bodies(third) == ["3"]  # it is a new receive, and that of the id
+    assert receive(sqs, url, **attempt) == third
+    delete(sqs, url, *third)
+    assert receive(sqs, url, **attempt) == []
+    sqs.advance(20)
+    assert bodies(receive(sqs, url, **attempt)) == ["2"]
+    with refused("InvalidParameterValue") as error:
+        receive(sqs, url, ReceiveRequestAttemptId="a b")
+    assert "for parameter ReceiveRequestAttemptId is invalid" in error["Message"]
+
+
+@pytest.mark.parametrize("sqs", ["mongodb"], indirect=True)
+def test_repeats_at_the_same_time_get_the_same_messages(sqs: SqsServer) -> None:
+    url = create(sqs)
+    for body in ("1", "2"):
+        send(sqs, url, body)
+    known = attempts.Attempts(sqs.broker)
+
+    async def repeat() -> list[list[str]]:
+        each = await asyncio.gather(*(known.receive("a", "q.fifo", max=10) for _ in range(8)))
+        return [[stored.message.body.decode() for stored in taken] for taken in each]
+
+    assert len(sqs.run(known.receive("a", "q.fifo", max=10))) == 2
+    sqs.advance(1)
+    assert sqs.run(repeat()) == [["1", "2"]] * 8
+
+
+@pytest.mark.parametrize("sqs", ["query"], indirect=True)
+def test_only_the_latest_attempts_are_remembered(sqs: SqsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempts, "ATTEMPTS", 2)
+    url = create(sqs)
+    for body in ("1", "2", "3"):
+        send(sqs, url, body, f"g{body}")
+        assert bodies(receive(sqs, url, ReceiveRequestAttemptId=body)) == [body]
+    assert [bodies(receive(sqs, url, ReceiveRequestAttemptId=body)) for body in ("1", "2", "3")] == [[], ["2"], ["3"]]
 
 
 def test_a_fifo_queue_wants_a_group_and_a_dedup_id_and_no_delay(sqs: SqsServer) -> None:

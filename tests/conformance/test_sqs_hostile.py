@@ -49,6 +49,16 @@ def test_head_does_nothing(sqs: SqsServer) -> None:
     assert len(call(sqs, "ReceiveMessage", {"QueueUrl": "q"})[1]["Messages"]) == 1
 
 
+def test_a_post_may_have_its_parameters_in_the_url(sqs: SqsServer) -> None:
+    call(sqs, "CreateQueue", {"QueueName": "q"})
+    for path in ("/?QueueUrl=q&", "/000000000000/q?"):
+        assert ask(sqs, "POST", f"{path}Action=SendMessage&MessageBody=x")[0] == 200
+    kind = {"Content-Type": "Application/X-WWW-Form-urlencoded; charset=utf-8"}
+    assert ask(sqs, "POST", "/", b"Action=SendMessage&MessageBody=x&QueueUrl=q", kind)[0] == 200
+    asked = {"QueueUrl": "q", "MaxNumberOfMessages": 10}
+    assert len(call(sqs, "ReceiveMessage", asked)[1]["Messages"]) == 3
+
+
 def test_a_message_that_xml_cannot_express_is_shown_with_replacements_and_its_neighbours_are_unharmed(
     sqs: SqsServer,
 ) -> None:
@@ -109,5 +119,5 @@ def test_deep_nesting_is_refused(sqs: SqsServer) -> None:
     with sqs.native() as mq:
         mq.queue("q").configure(sqs={"RedrivePolicy": DEEP, "Policy": LESS_DEEP}, max_receives=3)
     assert call(sqs, "GetQueueAttributes", {"QueueUrl": "q", "AttributeNames": ["All"]})[0] == 200
-    asked = {"QueueUrl": "q", "Label": "l", "AWSAccountIds": ["1"], "Actions": ["*"]}
+    asked = {"QueueUrl": "q", "Label": "l", "AWSAccountIds": ["111111111111"], "Actions": ["*"]}
     assert call(sqs, "AddPermission", asked)[0] == 200

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import miniq
 from tests.kit import sleepers, wait_for
 from tests.sqs import SqsServer, bodies, create, receive, refused, sqs
 
@@ -78,16 +79,29 @@ def test_message_attributes_keep_their_types_and_their_digest_covers_those_retur
         assert message.get("MD5OfMessageAttributes") == digest
 
 
-def test_an_attribute_that_is_too_long_is_named_as_it_was_sent(sqs: SqsServer) -> None:
-    url = create(sqs)
-    for value, size in (
-        ({"DataType": "String", "StringValue": "x" * 5000}, "5001 bytes;"),
-        ({"DataType": "Binary", "BinaryValue": b"x" * 3090}, "4121 bytes in base64;"),
-    ):
-        with refused("InvalidParameterValue") as error:
-            sqs.client.send_message(QueueUrl=url, MessageBody="x", MessageAttributes={"a": value})
-        assert f"attribute 'a' in MessageAttributes has {size}" in error["Message"]
-    assert receive(sqs, url) == []
+def test_attributes_may_fill_a_message(sqs: SqsServer) -> None:
+    dead = create(sqs, "dead")
+    arn = sqs.client.get_queue_attributes(QueueUrl=dead, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+    url = create(sqs, RedrivePolicy=f'{{"deadLetterTargetArn":"{arn}","maxReceiveCount":1}}', VisibilityTimeout="0")
+    text = {"text": {"DataType": "String", "StringValue": "ä" * 20_000}}
+    raw = {"raw": {"DataType": "Binary", "BinaryValue": b"\xff" * (1_048_576 - 10)}}
+    with refused("InvalidParameterValue") as error:
+        sqs.client.send_message(QueueUrl=url, MessageBody="xx", MessageAttributes=raw)
+    assert error["Message"].endswith("Reason: Message must be shorter than 1048576 bytes.")
+    for attributes in (text, raw):
+        sent = sqs.client.send_message(QueueUrl=url, MessageBody="x", MessageAttributes=attributes)
+        (message,) = receive(sqs, url)
+        assert message["MessageAttributes"] == attributes
+        assert message["MD5OfMessageAttributes"] == sent["MD5OfMessageAttributes"]
+        assert receive(sqs, url) == []  # it is dead-lettered
+        (message,) = receive(sqs, dead)
+        assert message["MessageAttributes"] == attributes
+        sqs.client.delete_message(QueueUrl=dead, ReceiptHandle=message["ReceiptHandle"])
+    entries = [{"Id": str(place), "MessageBody": "x", "MessageAttributes": text} for place in range(10)]
+    assert len(sqs.client.send_message_batch(QueueUrl=url, Entries=entries)["Successful"]) == 10
+    assert [message["MessageAttributes"] for message in receive(sqs, url)] == [text] * 10
+    with sqs.native() as mq, pytest.raises(miniq.TooLarge):  # a header has at most 4 KiB elsewhere
+        mq.queue("q").send("x", headers={"text": "x" * 4096})
 
 
 def test_binary_and_number_attributes_and_the_trace_header_come_back(sqs: SqsServer) -> None:
@@ -109,6 +123,16 @@ def test_binary_and_number_attributes_and_the_trace_header_come_back(sqs: SqsSer
     assert message["MD5OfMessageAttributes"] == sent["MD5OfMessageAttributes"]
     assert message["Attributes"]["AWSTraceHeader"] == system["AWSTraceHeader"]["StringValue"]
     assert sent["MD5OfMessageSystemAttributes"] == "5ae4d5d7636402d80f4eb6d213245a88"  # as recorded from AWS
+
+
+@pytest.mark.parametrize("sqs", ["query"], indirect=True)
+def test_a_trace_header_has_a_limit_of_its_own(sqs: SqsServer) -> None:
+    url = create(sqs)
+    for size in (4096, 4097):
+        system = {"AWSTraceHeader": {"DataType": "String", "StringValue": "x" * size}}
+        entry = {"MessageBody": "x", "MessageSystemAttributes": system}
+        reply = sqs.client.send_message_batch(QueueUrl=url, Entries=[entry | {"Id": "a"}])
+        assert [one["Code"] for one in reply.get("Failed", ())] == ["InvalidParameterValue"] * (size == 4097)
 
 
 @pytest.mark.parametrize(
@@ -217,13 +241,34 @@ def test_visibility_is_changed_alone_and_in_batches(sqs: SqsServer) -> None:
     }
     assert bodies(receive(sqs, url)) == ["b"]
     sqs.advance(10)
+    client.change_message_visibility(QueueUrl=url, ReceiptHandle=third["ReceiptHandle"], VisibilityTimeout=5)
+    assert bodies(receive(sqs, url)) == ["b", "c"]  # it had expired: as at AWS, no error and no effect
     with refused("AWS.SimpleQueueService.MessageNotInflight"):
         client.change_message_visibility(QueueUrl=url, ReceiptHandle=third["ReceiptHandle"], VisibilityTimeout=5)
-    assert bodies(receive(sqs, url)) == ["b", "c"]
     client.delete_message(QueueUrl=url, ReceiptHandle=first["ReceiptHandle"])
     with refused("InvalidParameterValue") as error:
         client.change_message_visibility(QueueUrl=url, ReceiptHandle=first["ReceiptHandle"], VisibilityTimeout=5)
     assert "Message does not exist or is not available for visibility timeout change." in error["Message"]
+
+
+@pytest.mark.parametrize("sqs", ["query"], indirect=True)
+def test_a_message_is_invisible_for_twelve_hours_in_total(sqs: SqsServer) -> None:
+    url, client = create(sqs, VisibilityTimeout="3600"), sqs.client
+    client.send_message(QueueUrl=url, MessageBody="x")
+    handle = receive(sqs, url)[0]["ReceiptHandle"]
+    sqs.advance(60)
+    with refused("InvalidParameterValue") as error:
+        client.change_message_visibility(QueueUrl=url, ReceiptHandle=handle, VisibilityTimeout=43_141)
+    assert error["Message"] == (
+        "Value 43141 for parameter VisibilityTimeout is invalid. Reason: Total VisibilityTimeout for the message is "
+        "beyond the limit [43200 seconds]"
+    )
+    entries = [{"Id": "a", "ReceiptHandle": handle, "VisibilityTimeout": 43_200}]
+    reply = client.change_message_visibility_batch(QueueUrl=url, Entries=entries)
+    assert [entry["Code"] for entry in reply["Failed"]] == ["InvalidParameterValue"]
+    client.change_message_visibility(QueueUrl=url, ReceiptHandle=handle, VisibilityTimeout=43_140)
+    sqs.advance(43_139)
+    assert receive(sqs, url) == []
 
 
 def test_a_receipt_handle_is_valid_for_its_queue_only(sqs: SqsServer) -> None:

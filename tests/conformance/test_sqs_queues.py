@@ -205,6 +205,12 @@ def test_permissions_are_statements_of_the_policy(sqs: SqsServer) -> None:
     with refused("InvalidParameterValue") as error:
         client.add_permission(QueueUrl=url, Label="l", AWSAccountIds=["1" * 12], Actions=["*"])
     assert error["Message"] == "Value l for parameter Label is invalid. Reason: Already exists."
+    for label in ("", "a b", "x" * 81):
+        with refused("InvalidParameterValue"):
+            client.add_permission(QueueUrl=url, Label=label, AWSAccountIds=["1" * 12], Actions=["*"])
+    with refused("InvalidParameterValue") as error:
+        client.add_permission(QueueUrl=url, Label="m", AWSAccountIds=["1" * 12, "x"], Actions=["*"])
+    assert error["Message"] == "Value [x] for parameter PrincipalId is invalid. Reason: Unable to verify."
     client.remove_permission(QueueUrl=url, Label="l")
     assert attributes(sqs, url, "Policy") == {}
     with refused("InvalidParameterValue") as error:
@@ -317,19 +323,20 @@ def test_a_redrive_allow_policy_is_checked_and_names_whole_queues(sqs: SqsServer
     def allow(policy: Any) -> None:
         sqs.client.set_queue_attributes(QueueUrl=dead, Attributes={"RedriveAllowPolicy": json.dumps(policy)})
 
-    for policy in (
-        {"redrivePermission": 1},
-        {"redrivePermission": []},
-        {"redrivePermission": "some"},
-        {"redrivePermission": "byQueue"},
-        {"redrivePermission": "byQueue", "sourceQueueArns": arn},
-        {"redrivePermission": "byQueue", "sourceQueueArns": [1, {}]},
-        {"redrivePermission": "byQueue", "sourceQueueArns": ["q"]},
-        {"redrivePermission": "byQueue", "sourceQueueArns": [f"{arn}{number}" for number in range(11)]},
-        {"redrivePermission": "denyAll", "sourceQueueArns": [arn]},
-        {"permission": "denyAll"},
+    malformed, invalid = "InvalidAttributeValue", "InvalidParameterValue"
+    for policy, code in (
+        ({"redrivePermission": 1}, malformed),
+        ({"redrivePermission": []}, malformed),
+        ({"redrivePermission": "some"}, malformed),
+        ({"redrivePermission": "byQueue"}, invalid),
+        ({"redrivePermission": "byQueue", "sourceQueueArns": arn}, malformed),
+        ({"redrivePermission": "byQueue", "sourceQueueArns": [1, {}]}, malformed),
+        ({"redrivePermission": "byQueue", "sourceQueueArns": ["q"]}, malformed),
+        ({"redrivePermission": "byQueue", "sourceQueueArns": [f"{arn}{number}" for number in range(11)]}, invalid),
+        ({"redrivePermission": "denyAll", "sourceQueueArns": [arn]}, invalid),
+        ({"permission": "denyAll"}, malformed),
     ):
-        with refused("InvalidAttributeValue"):
+        with refused(code):
             allow(policy)
     assert attributes(sqs, dead, "RedriveAllowPolicy") == {}
     redrive = {"RedrivePolicy": json.dumps({"deadLetterTargetArn": arn_of(sqs, dead), "maxReceiveCount": 1})}

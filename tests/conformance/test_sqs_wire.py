@@ -95,6 +95,9 @@ def test_a_request_that_makes_no_sense_is_refused_and_not_a_failure_of_the_broke
     ):
         status, _, raw = ask(sqs, "POST", "/", form, FORM)
         assert (status, code in raw) == (400, True), (form[:80], raw)
+    for action in (b"ListQueues", b"CreateQueue&QueueName=r", b"GetQueueUrl&QueueName=q"):
+        status, _, raw = ask(sqs, "POST", "/000000000000/q", b"Action=" + action, FORM)
+        assert (status, b"<Code>InvalidAction</Code>" in raw) == (400, True), action
     assert call(sqs, "ReceiveMessage", {"QueueUrl": "q"})[2] == {}
 
 
@@ -106,7 +109,7 @@ def test_a_setting_that_another_program_broke_breaks_no_answer(sqs: SqsServer) -
     assert call(sqs, "SendMessage", {"QueueUrl": "q", "MessageBody": "x"})[0] == 200
     assert len(call(sqs, "ReceiveMessage", {"QueueUrl": "q"})[2]["Messages"]) == 1
     assert call(sqs, "GetQueueAttributes", {"QueueUrl": "q", "AttributeNames": ["All"]})[0] == 200
-    asked = {"QueueUrl": "q", "Label": "l", "AWSAccountIds": ["1"], "Actions": ["*"]}
+    asked = {"QueueUrl": "q", "Label": "l", "AWSAccountIds": ["1" * 12], "Actions": ["*"]}
     assert call(sqs, "AddPermission", asked)[0] == 200
 
 

@@ -57,12 +57,11 @@ from miniq.message import (
     Status,
     Stored,
 )
-from miniq.options import Options
+from miniq.options import Limits, Options
 from miniq.store.arguments import ANY, FREE, Change, Edit, NewTime, Scan
 from miniq.store.contract import Store
 from miniq.store.names import STORE, STORE_ID
 from miniq.store.transfer import check_complete
-from miniq.topic import Published
 
 
 class Broker:
@@ -85,6 +84,7 @@ class Broker:
         self.claims = Claims(self)
         self.stages = Stages(self)
         self.topics = Topics(self)
+        self.publish = self.topics.publish
         self.topic_stages = TopicStages(self)
         self.move = Moves(self).move
         self._redrives = Redrives(self)
@@ -198,17 +198,21 @@ class Broker:
     # Messages
 
     async def send(
-        self, queue: str, drafts: Sequence[Draft], call: str | None = None, scope: str = "", stamp: Stamp | None = None
+        self,
+        queue: str,
+        drafts: Sequence[Draft],
+        call: str | None = None,
+        scope: str = "",
+        stamp: Stamp | None = None,
+        limits: Limits | None = None,
     ) -> list[str]:
         """Add messages, all or none, and return their ids once they are on disk. A `call` (idempotency key) of the last
-        five minutes in the same `scope` (see `KeyRing.scope`) adds nothing and gets the same answer; with other
-        messages it is refused. The record that `stamp` names is changed with them, or nothing is."""
+        five minutes in the same `scope` (see `KeyRing.scope`) adds nothing and gets the same answer; with other ones it
+        is refused. The record that `stamp` names is changed too, or nothing is. `limits` replace the options' own."""
         settings = self.catalog.find(queue) or await self.catalog.get_or_create(queue)
         now = self.clock.now()
-        messages = rules.admit(queue, settings, drafts, self.ids, now, self._limits)
-        once = None
-        if call is not None:
-            once = rules.once(rules.check_call(call, self._limits), scope, drafts, now)
+        messages = rules.admit(queue, settings, drafts, self.ids, now, limits or self._limits)
+        once = None if call is None else rules.once(rules.check_call(call, self._limits), scope, drafts, now)
         own = messages.ids if isinstance(messages, PlainBatch) else [message.id for message in messages]
         put = rules.put(settings, now, once)
         if stamp is not None:
@@ -218,17 +222,13 @@ class Broker:
             ids = await self.store.messages.put(messages, put)
         except QueueNotFound:
             self.catalog.forget(queue)  # just deleted by a concurrent call
-            return await self.send(queue, drafts, call, scope, stamp)
+            return await self.send(queue, drafts, call, scope, stamp, limits)
         if not isinstance(messages, PlainBatch):
             ends = [message.expires_at for message in messages if message.expires_at is not None]
             if ends:
                 self.sweeper.expect(queue, min(ends))
         self.metrics.sent(queue, own, ids)
         return ids
-
-    async def publish(self, topic: str, drafts: Sequence[Draft], call: str | None = None, scope: str = "") -> Published:
-        """Copy messages into the queues of all matching subscriptions of a topic, all or none; see `Topics.publish`."""
-        return await self.topics.publish(topic, drafts, call, scope)
 
     async def receive(
         self,

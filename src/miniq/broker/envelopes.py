@@ -24,7 +24,7 @@ RESERVED = "AWS."
 DATA_TYPE = "AWS.DataType."
 """Before the name of a header: the header with its type, which is `String` if there is none."""
 SUBJECT = "AWS.Subject"
-ARRAY = "String.Array"
+ARRAY, BINARY = "String.Array", "Binary"
 FIELDS, ENVELOPE_BYTES = 16, 8 * 1024
 """How many fields a subscription may add, and their size as JSON."""
 

@@ -4,7 +4,8 @@
 
 All names of a filter must match, each by one of the conditions in its list. `$or` is a list of filters, one of which
 must match. Headers are text: a number in a filter, and `numeric`, match text that is a number. A header of the type
-`String.Array` (see `envelopes.DATA_TYPE`) is a JSON array, of which one element must match.
+`String.Array` (see `envelopes.DATA_TYPE`) is a JSON array, of which one element must match; one of the type `Binary`
+counts as absent.
 
 A filter over the body may be nested as the body is, and its values have the types of JSON. In a list, one element must
 match. A body that is not a JSON object matches no filter.
@@ -26,7 +27,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from miniq.broker.envelopes import ARRAY, DATA_TYPE
+from miniq.broker.envelopes import ARRAY, BINARY, DATA_TYPE
 from miniq.errors import InvalidRequest, TooLarge, show
 from miniq.json_values import check_finite
 
@@ -106,7 +107,10 @@ class Values(dict[Path, Sequence[Value]]):
         (name,) = path
         text = self._headers.get(name)
         values: Sequence[Value] = () if text is None else (Value(text),)
-        if text is not None and self._headers.get(DATA_TYPE + name) == ARRAY:
+        kind = None if text is None else self._headers.get(DATA_TYPE + name)
+        if kind is not None and kind.startswith(BINARY):
+            values = ()
+        elif text is not None and kind == ARRAY:
             elements = _decoded(text.encode("utf-8", "replace"))
             if isinstance(elements, list):
                 values = [BodyValue(element) for element in elements[:ELEMENTS] if not isinstance(element, list | dict)]

@@ -34,6 +34,7 @@ from miniq.errors import (
     show,
 )
 from miniq.message import SECOND, Draft
+from miniq.options import Limits
 from miniq.store.arguments import Once, Publication, RecordSet, Stretch, Target
 from miniq.store.contract import RevisionChanged
 from miniq.store.names import publication_name
@@ -51,7 +52,6 @@ WINDOW = 5
 """Seconds over which a rate is averaged."""
 EVENTS = ("published", "unmatched", "copied", "deduplicated")
 """What is counted of a topic."""
-
 
 Named = Callable[[str, int], Once | None]
 """The named call that a publication is, given the topic's id and the time; None if it has no name."""
@@ -137,11 +137,17 @@ class Topics:
     # Publishing
 
     async def publish(
-        self, topic: str, drafts: Sequence[Draft], call: str | None = None, scope: str = "", stamp: Stamp | None = None
+        self,
+        topic: str,
+        drafts: Sequence[Draft],
+        call: str | None = None,
+        scope: str = "",
+        stamp: Stamp | None = None,
+        limits: Limits | None = None,
     ) -> Published:
         """Copy messages into all matching queues, into all of them or into none, and return their ids once they are on
-        disk. `call`, `scope` and `stamp` are as with `Broker.send`."""
-        limits = self._broker.options.limits
+        disk. `call`, `scope`, `stamp` and `limits` are as with `Broker.send`."""
+        limits = limits or self._broker.options.limits
         found = await self.use(topic)
         rules.check_drafts(drafts, limits)
         name = None if call is None else rules.check_call(call, limits)

@@ -9,9 +9,11 @@ from typing import Any, Literal, TypeVar
 from msgspec import Struct
 
 from miniq.broker import Broker
+from miniq.broker.attempts import Attempts
 from miniq.broker.keyring import VERBS
 from miniq.dispatch import Caller
 from miniq.message import QueueSettings, RedriveProgress
+from miniq.options import Limits
 from miniq.server.http.aws.addresses import Place
 from miniq.server.http.aws.protocols import Service
 from miniq.server.http.aws.shape import Shape
@@ -41,9 +43,8 @@ class Task(Struct):
 class Memory:
     """What SQS remembers of queues for a short time, and a restart forgets."""
 
-    def __init__(self) -> None:
-        self.purges: dict[str, int] = {}
-        """When each queue was purged."""
+    def __init__(self, broker: Broker) -> None:
+        self.attempts = Attempts(broker)
         self.tasks: dict[str, list[Task]] = {}
         """The move tasks by source queue, latest first."""
 
@@ -58,6 +59,8 @@ class Call(Struct):
     """Of the queue or topic."""
     request: Any
     memory: Memory
+    limits: Limits
+    """Those of messages."""
     while_connected: Callable[[Coroutine[Any, Any, Any]], Coroutine[Any, Any, Any]]
     """Awaits a long poll, which ends when the caller disconnects."""
     shown: Callable[[str], str]

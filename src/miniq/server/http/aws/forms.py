@@ -1,4 +1,4 @@
-"""Forms of the Query protocol, read at little cost whatever they hold: a caller could send 4 MiB of percent signs."""
+"""Forms of the Query protocol, read at little cost whatever they hold: a caller could send 5 MiB of percent signs."""
 
 from __future__ import annotations
 

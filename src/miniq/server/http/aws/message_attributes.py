@@ -13,7 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from hashlib import md5
 from struct import pack
 
+from msgspec.structs import replace
+
 from miniq.broker.envelopes import DATA_TYPE, RESERVED
+from miniq.options import Limits
 from miniq.server.http.aws.errors import INVALID_CONTENTS, AwsError, invalid
 from miniq.server.http.aws.shape import AttributeValue
 
@@ -22,6 +25,10 @@ GROUP = "AWS.MessageGroupId"
 """The group of a message in a standard queue, where groups are not ordered."""
 TRACE_ATTRIBUTE = "AWSTraceHeader"
 MOST = 10
+SYSTEM_TAG = "aws:"
+"""How no key of a tag begins that is not AWS's own."""
+TRACE_LENGTH = 4096
+"""Maximum length of a trace header, which does not count for the size of a message."""
 INVALID_CHARACTERS = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """What a text must not contain: what XML cannot express."""
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,256}")
@@ -54,10 +61,10 @@ def shown(attributes: Mapping[str, AttributeValue], show: Callable[[str], str]) 
     }
 
 
-def check(attributes: Mapping[str, AttributeValue]) -> None:
+def check(attributes: Mapping[str, AttributeValue], most: int = MOST) -> None:
     """Raise unless these are valid attributes of a message."""
-    if len(attributes) > MOST:
-        raise invalid(f"Number of message attributes [{len(attributes)}] exceeds the allowed maximum [{MOST}].")
+    if len(attributes) > most:
+        raise invalid(f"Number of message attributes [{len(attributes)}] exceeds the allowed maximum [{most}].")
     for name, value in attributes.items():
         _check_name(name)
         check_value(name, value)
@@ -96,6 +103,13 @@ def check_value(name: str, value: AttributeValue) -> None:
             raise invalid(f"Can't cast the value of message (user) attribute '{name}' to a number.")
 
 
+def trace_header(trace: str | None) -> dict[str, str]:
+    """The header with a trace, if there is one."""
+    if trace is not None and len(trace) > TRACE_LENGTH:
+        raise invalid(f"The trace header has {len(trace)} characters; at most {TRACE_LENGTH} are allowed.")
+    return {TRACE: trace} if trace else {}
+
+
 def to_headers(attributes: Mapping[str, AttributeValue]) -> dict[str, str]:
     """Attributes as headers."""
     headers: dict[str, str] = {}
@@ -107,16 +121,10 @@ def to_headers(attributes: Mapping[str, AttributeValue]) -> dict[str, str]:
     return headers
 
 
-def check_sizes(attributes: Mapping[str, AttributeValue], headers: Mapping[str, str], most: int) -> None:
-    """Raise if an attribute is longer than a header may be."""
-    for name, value in attributes.items():
-        size = len(name.encode()) + len(headers[name].encode())
-        if size > most:
-            kept = "" if value.binary_value is None else " in base64"
-            raise invalid(
-                f"Message (user) attribute '{name}' in MessageAttributes has {size} bytes{kept}; name and value have "
-                f"at most {most} together."
-            )
+def limits_of(limits: Limits) -> Limits:
+    """The limits of messages that have attributes. These count for the size of a message, which SQS and SNS limit; so a
+    header may be as long as all of it in base64."""
+    return replace(limits, header_bytes=max(limits.header_bytes, 2 * limits.body_bytes))
 
 
 def from_headers(headers: Mapping[str, str]) -> dict[str, AttributeValue]:

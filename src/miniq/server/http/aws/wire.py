@@ -25,7 +25,7 @@ from miniq.broker import Broker
 from miniq.broker.keyring import AwsIdentity, Secret
 from miniq.dispatch import Caller
 from miniq.errors import MiniQError, Overloaded, TooLarge
-from miniq.server.http.aws import signature
+from miniq.server.http.aws import message_attributes, signature
 from miniq.server.http.aws.actions import ACTIONS, ANY_RIGHT, Action, Call, Memory
 from miniq.server.http.aws.addresses import Place, queue_of_arn, queue_of_url, region_of
 from miniq.server.http.aws.errors import (
@@ -48,8 +48,8 @@ from miniq.server.operations import bearer
 log = logging.getLogger("miniq.aws")
 MODULES = (sending, receiving, queues, move_tasks, topics, subscriptions, publishing)
 """Their functions are in the tables of actions."""
-MAX_REQUEST = 4 * MAX_SIZE
-"""Maximum size of a request: forms and escaped JSON take up to three bytes for one of a message."""
+MAX_REQUEST = 5 * MAX_SIZE
+"""Maximum size of a request: forms take up to four bytes for one of a binary attribute."""
 UNVERIFIED = 4
 """The share of `max_buffered_bytes` for bodies whose signature is not verified yet: the id of a key is no secret."""
 SMALL = 65536
@@ -68,7 +68,8 @@ class AwsWire:
         self._max_unverified = broker.options.max_buffered_bytes // UNVERIFIED
         self._unverified = 0
         """Bytes of bodies that are being received, and whose signature is verified when they are there."""
-        self._memory = Memory()
+        self._memory = Memory(broker)
+        self._limits = message_attributes.limits_of(broker.options.limits)
 
     def speaks(self, scope: Scope) -> bool:
         """Whether a request is one of SQS or SNS."""
@@ -79,9 +80,7 @@ class AwsWire:
             return _QUEUE_PATH.fullmatch(path) is not None
         if fields.get("x-amz-target", "").startswith(TARGET):
             return True
-        if scope["method"] == "POST":
-            return bool(fields.get("content-type", "").startswith(_FORM))
-        return b"Action=" in scope["query_string"]
+        return _is_form(scope) or b"Action=" in scope["query_string"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         began, id = perf_counter(), str(uuid4())
@@ -193,6 +192,7 @@ class AwsWire:
             name,
             request,
             self._memory,
+            self._limits,
             partial(_wait, receive),
             protocol.shown,
             fields.get("x-amzn-trace-id"),
@@ -216,8 +216,11 @@ class AwsWire:
 def _protocol(scope: Scope, body: bytes) -> AwsProtocol:
     if "x-amz-target" in scope["fields"]:
         return JsonProtocol(body)
-    is_form = scope["method"] == "POST" and scope["fields"].get("content-type", "").startswith(_FORM)
-    return QueryProtocol(body if is_form else b"", scope["query_string"])
+    return QueryProtocol(body if _is_form(scope) else b"", scope["query_string"])
+
+
+def _is_form(scope: Scope) -> bool:
+    return bool(scope["method"] == "POST" and scope["fields"].get("content-type", "").lower().startswith(_FORM))
 
 
 def _credential(scope: Scope) -> tuple[str, Service | None]:
@@ -240,7 +243,8 @@ def _action(scope: Scope, protocol: AwsProtocol, service: Service | None) -> Act
     else:
         name = scope["fields"]["x-amz-target"].removeprefix(TARGET)
     action = ACTIONS[protocol.service].get(name)
-    if action is None:
+    at_queue = isinstance(protocol, QueryProtocol) and scope["path"] != "/"
+    if action is None or (at_queue and action.subject in ("name", "none")):  # as at AWS, a queue's URL has its own
         raise AwsError(UNKNOWN_ACTION, f"The action {name[:80]} is not valid for this endpoint.")
     return action
 

@@ -47,6 +47,13 @@ _RETRIES = {
     "numMinDelayRetries": 0,
     "backoffFunction": "linear",
 }
+_DELIVERY = {
+    "http": {
+        "defaultHealthyRetryPolicy": _RETRIES,
+        "disableSubscriptionOverrides": False,
+        "defaultRequestPolicy": {"headerContentType": "text/plain; charset=UTF-8"},
+    }
+}
 _SCOPES: dict[str, Scope] = {"MessageAttributes": "headers", "MessageBody": "body"}
 _BOOLEANS = {"true": True, "false": False}
 
@@ -119,7 +126,7 @@ def describe_topic(info: TopicInfo, place: Place) -> dict[str, str]:
         "SubscriptionsConfirmed": str(len(info.subscriptions)),
         "SubscriptionsPending": "0",
         "SubscriptionsDeleted": "0",
-        "EffectiveDeliveryPolicy": json.dumps({"http": {"defaultHealthyRetryPolicy": _RETRIES}}),
+        "EffectiveDeliveryPolicy": json.dumps(_DELIVERY),
     }
     if is_fifo(info.name):
         attributes |= {"FifoTopic": "true", "ContentBasedDeduplication": "false"}
@@ -153,17 +160,19 @@ def options_of(subscription: Subscription) -> Options:
     return Options(subscription.filter, subscription.filter_on, subscription.envelope is None, dict(subscription.sns))
 
 
-def set_option(options: Options, name: str, text: str) -> None:
-    """Apply an attribute of a subscription; raises if it is invalid."""
+def set_option(options: Options, name: str, text: str, where: str = "") -> None:
+    """Apply an attribute of a subscription; raises if it is invalid. `where` precedes the reason."""
     if name == "RawMessageDelivery":
         if text.lower() not in _BOOLEANS:
-            raise invalid(f"Attributes Reason: RawMessageDelivery: Invalid value [{text[:80]}]. Must be true or false.")
+            raise invalid(f"{where}RawMessageDelivery: Invalid value [{text[:80]}]. Must be true or false.")
         options.is_raw = _BOOLEANS[text.lower()]
     elif name == "FilterPolicy":
-        options.filter = (_json_object("FilterPolicy", text) if text else None) or None
+        options.filter = (_json_object(f"{where}FilterPolicy", text) if text else None) or None
     elif name == "FilterPolicyScope":
         if text not in _SCOPES:
-            raise invalid(f"FilterPolicyScope: Invalid value [{text[:80]}]. Please use either {' or '.join(_SCOPES)}")
+            raise invalid(
+                f"{where}FilterPolicyScope: Invalid value [{text[:80]}]. Please use either {' or '.join(_SCOPES)}"
+            )
         options.filter_on = _SCOPES[text]
     elif name == "RedrivePolicy" and text:
         if queue_of_arn(str(_json_object(name, text).get("deadLetterTargetArn"))) is None:

@@ -70,5 +70,5 @@ def translated(error: MiniQError) -> AwsError:
     if isinstance(error, InvalidRequest) and error.field == "tags":
         return AwsError(TAG_LIMIT, error.text)
     if isinstance(error, InvalidRequest):
-        return invalid(error.text)
+        return invalid(f"FilterPolicy: {error.text}" if (error.field or "").startswith("filter") else error.text)
     return of_service(errors.translated(error))

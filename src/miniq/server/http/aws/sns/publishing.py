@@ -15,7 +15,7 @@ from miniq.server.http.aws import message_attributes
 from miniq.server.http.aws.actions import Call
 from miniq.server.http.aws.errors import AwsError
 from miniq.server.http.aws.json_text import read_json
-from miniq.server.http.aws.message_attributes import GROUP, INVALID_CHARACTERS, TRACE
+from miniq.server.http.aws.message_attributes import GROUP, INVALID_CHARACTERS
 from miniq.server.http.aws.shape import AttributeValue
 from miniq.server.http.aws.sns import attributes, shapes
 from miniq.server.http.aws.sns.errors import (
@@ -23,9 +23,9 @@ from miniq.server.http.aws.sns.errors import (
     EMPTY_BATCH,
     IDS_NOT_DISTINCT,
     INVALID_ENTRY_ID,
+    INVALID_VALUE,
     TOO_MANY_ENTRIES,
     invalid,
-    of_service,
     translated,
 )
 from miniq.server.http.aws.sns.topics import sns
@@ -35,13 +35,16 @@ MAX_SIZE = 262_144
 ENTRIES = 10
 _ENTRY_ID = re.compile(r"[A-Za-z0-9_-]{1,80}")
 _FIFO_ID = re.compile(r"[!-~]{1,128}")
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]")
+_SUPPORTED = re.compile(r"(String|Number|Binary)(\.|$)")
+NAME_BYTES = 256
 _SUBJECT = re.compile(r"[!-~][ -~]{0,99}")
 
 
 @sns(shapes.PublishRequest, "publish", "topic")
 async def publish(call: Call) -> shapes.PublishReply:
     kept = (await call.broker.topics.get(call.topic)).settings.sns
-    published = await call.broker.publish(call.topic, [_draft(call, kept, call.request)])
+    published = await call.broker.publish(call.topic, [_draft(call, kept, call.request)], limits=call.limits)
     (id,) = published.ids
     return shapes.PublishReply(id, _sequence_number(call, id))
 
@@ -50,22 +53,12 @@ async def publish(call: Call) -> shapes.PublishReply:
 async def publish_batch(call: Call) -> shapes.PublishBatchReply:
     kept, entries = (await call.broker.topics.get(call.topic)).settings.sns, call.request.entries
     _check_entries(entries)
-    reply = shapes.PublishBatchReply()
-    accepted: list[shapes.PublishEntry] = []
-    drafts: list[Draft] = []
-    for entry in entries:
-        try:
-            drafts.append(_draft(call, kept, entry))
-        except AwsError as error:
-            shown = of_service(error)
-            reply.failed.append(shapes.FailedEntry(entry.id, shown.kind.code, shown.text, shown.kind.is_sender))
-        else:
-            accepted.append(entry)
-    if drafts:
-        published = await call.broker.publish(call.topic, drafts)
-        for entry, id in zip(accepted, published.ids, strict=True):
-            reply.successful.append(shapes.PublishedEntry(entry.id, id, _sequence_number(call, id)))
-    return reply
+    drafts = [_draft(call, kept, entry) for entry in entries]  # as at AWS, one that is invalid fails the batch
+    published = await call.broker.publish(call.topic, drafts, limits=call.limits)
+    each = zip(entries, published.ids, strict=True)
+    return shapes.PublishBatchReply(
+        [shapes.PublishedEntry(entry.id, id, _sequence_number(call, id)) for entry, id in each]
+    )
 
 
 def _sequence_number(call: Call, id: str) -> str | None:
@@ -110,7 +103,7 @@ def _draft(call: Call, kept: dict[str, str], message: shapes.NewMessage) -> Draf
         headers[GROUP] = _fifo_id(message.message_group_id, "MessageGroupId")
     draft = Draft(text.encode(), TEXT, headers or None, group=group, dedup_id=dedup_id)
     try:
-        rules.check_draft(draft, call.broker.options.limits)
+        rules.check_draft(draft, call.limits)
     except MiniQError as error:
         raise translated(error) from None
     return draft
@@ -143,16 +136,47 @@ def _headers(call: Call, message: shapes.NewMessage) -> dict[str, str]:
             name: AttributeValue(value.data_type, value.string_value, value.binary_value)
             for name, value in message.message_attributes.items()
         }
-        message_attributes.check(given)
+        for name, value in given.items():
+            _check_attribute(name, value)
+        message_attributes.check(given, call.limits.headers)
         headers = message_attributes.to_headers(given)
-        message_attributes.check_sizes(given, headers, call.broker.options.limits.header_bytes)
     if message.subject is not None:
         if _SUBJECT.fullmatch(message.subject) is None:
             raise invalid("Subject")
         headers[SUBJECT] = message.subject
-    if call.trace:
-        headers[TRACE] = call.trace
-    return headers
+    return headers | message_attributes.trace_header(call.trace)
+
+
+def _check_attribute(name: str, value: AttributeValue) -> None:
+    """Raise, in the words of SNS, if the name of an attribute is invalid, or its value is not where its type has it."""
+    other = _NOT_IN_NAMES.search(name)
+    if len(name.encode("utf-8", "replace")) >= NAME_BYTES:
+        problem = f"Length of message attribute name must be less than {NAME_BYTES} bytes."
+    elif other is not None:
+        problem = (
+            f"Invalid non-alphanumeric character '#x{ord(other[0]):X}' was found in the message attribute name. Can "
+            "only include alphanumeric characters, hyphens, underscores, or dots."
+        )
+    elif name[:1] == ".":
+        problem = "Invalid message attribute name starting with character '.' was found."
+    elif name[-1:] == ".":
+        problem = "Invalid message attribute name ending with character '.' was found."
+    elif ".." in name:
+        problem = "Message attribute name can not have successive '.' character."
+    else:
+        is_binary, kind = value.data_type.partition(".")[0] == "Binary", value.data_type[:256]
+        given, wrong = value.binary_value, value.string_value
+        if not is_binary:
+            given, wrong = wrong, given  # type: ignore[assignment]
+        if given:
+            return
+        subject = f"The message attribute '{name}'"
+        problem = f"{subject} must contain non-empty message attribute value for message attribute type '{kind}'."
+        if wrong:
+            problem = f"{subject} with type '{kind}' must use field '{'Binary' if is_binary else 'String'}'."
+        if not _SUPPORTED.match(value.data_type):
+            return
+    raise AwsError(INVALID_VALUE, problem)
 
 
 def _fifo_ids(kept: dict[str, str], message: shapes.NewMessage) -> tuple[str, str]:

@@ -19,6 +19,8 @@ from miniq.topic import Subscription, TopicInfo
 
 PROTOCOLS = ("http", "https", "email", "email-json", "sms", "application", "lambda", "firehose")
 """The other protocols of AWS."""
+SUBSCRIBING = "Attributes Reason: "
+"""What the error for an attribute begins with that came with the subscription."""
 
 
 @sns(shapes.SubscribeRequest, "manage", "topic")
@@ -30,7 +32,7 @@ async def subscribe(call: Call) -> shapes.SubscriptionReply:
         return _existing(call, existing, given)
     options = attributes.Options()
     for name, text in given.items():
-        attributes.set_option(options, name, text)
+        attributes.set_option(options, name, text, SUBSCRIBING)
     subscription = str(uuid4())
     await _save(call, subscription, queue, None, options)
     return shapes.SubscriptionReply(call.place.topic_arn(call.topic, subscription))
@@ -58,7 +60,7 @@ def _existing(call: Call, subscription: Subscription, given: dict[str, str]) -> 
     """The answer for a queue that is subscribed; raises unless the attributes that are given are those it has."""
     wanted = attributes.options_of(subscription)
     for name, text in given.items():
-        attributes.set_option(wanted, name, text)
+        attributes.set_option(wanted, name, text, SUBSCRIBING)
     if wanted != attributes.options_of(subscription):
         raise invalid("Attributes Reason: Subscription already exists with different attributes")
     return shapes.SubscriptionReply(call.place.topic_arn(call.topic, subscription.name))
@@ -76,7 +78,6 @@ async def _save(call: Call, name: str, queue: str, pattern: str | None, options:
 @sns(shapes.ConfirmSubscriptionRequest, "manage", "topic")
 async def confirm_subscription(call: Call) -> shapes.SubscriptionReply:
     """Subscriptions of queues need no confirmation, so no token was ever given out."""
-    await call.broker.topics.get(call.topic)
     raise invalid("Token")
 
 

@@ -12,7 +12,7 @@ from miniq.errors import BadName, TopicNotFound
 from miniq.server.http.aws.actions import ACTIONS, Call, action
 from miniq.server.http.aws.errors import AwsError
 from miniq.server.http.aws.json_text import read_json
-from miniq.server.http.aws.message_attributes import INVALID_CHARACTERS
+from miniq.server.http.aws.message_attributes import INVALID_CHARACTERS, SYSTEM_TAG
 from miniq.server.http.aws.sns import attributes, shapes
 from miniq.server.http.aws.sns.errors import NOT_FOUND, RESOURCE_NOT_FOUND, invalid
 from miniq.topic import TopicInfo
@@ -124,8 +124,10 @@ async def _resource(call: Call) -> TopicInfo:
 def _tags(tags: Sequence[shapes.Tag]) -> dict[str, str]:
     texts = {tag.key: tag.value for tag in tags}
     if len(texts) < len(tags):
-        raise invalid("Tags Reason: Duplicated keys are not allowed.")
+        raise invalid("Duplicated keys are not allowed.")
     for key, value in texts.items():
+        if key.lower().startswith(SYSTEM_TAG):
+            raise invalid(f"Tags Reason: Keys must not begin with {SYSTEM_TAG}")
         if INVALID_CHARACTERS.search(key + value) is not None:
             raise invalid("Tags Reason: Tags must not have characters that XML cannot express")
     return texts

@@ -60,6 +60,7 @@ _FIFO_DEFAULTS = {
     "DeduplicationScope": "queue",
     "FifoThroughputLimit": "perQueue",
 }
+_NO_ALLOW_POLICY = "Amazon SQS can't create the redrive allow policy"
 _ONE_SSE = "You can use one type of server-side encryption (SSE) at one time. You can either enable KMS SSE or SQS SSE."
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
@@ -156,7 +157,7 @@ def changes(queue: str, attributes: Mapping[str, str], exists: Exists, allows: E
             kept[name] = text or None
         else:
             if name == "RedriveAllowPolicy" and text:
-                _check_redrive_allow(_json_object(name, text))
+                _check_redrive_allow(text)
             elif name == "Policy" and text:
                 _json_object(name, text)
             kept[name] = text or None
@@ -266,24 +267,26 @@ def _redrive_changes(queue: str, text: str, exists: Exists, allows: Exists) -> d
     return {"max_receives": int(count), "dead_letter_queue": dead}
 
 
-def _check_redrive_allow(policy: Mapping[str, Any]) -> None:
+def _check_redrive_allow(text: str) -> None:
     """Raise unless this is the `RedriveAllowPolicy` of a dead-letter queue."""
-
-    def bad(reason: str) -> AwsError:
-        return _bad_attribute("RedriveAllowPolicy", f" Reason: {reason}")
-
-    for name in policy:
-        if name not in ("redrivePermission", "sourceQueueArns"):
-            raise bad("Only following attributes are supported: [redrivePermission, sourceQueueArns].")
+    policy = _json_object("RedriveAllowPolicy", text)
     permission, arns = policy.get("redrivePermission", "allowAll"), policy.get("sourceQueueArns", [])
-    if permission not in ("allowAll", "denyAll", "byQueue"):
-        raise bad("redrivePermission must be allowAll, denyAll or byQueue.")
-    if not isinstance(arns, list) or any(not isinstance(arn, str) or queue_of_arn(arn) is None for arn in arns):
-        raise bad("sourceQueueArns must be a list of ARNs of queues.")
+    if (
+        not policy.keys() <= {"redrivePermission", "sourceQueueArns"}
+        or permission not in ("allowAll", "denyAll", "byQueue")
+        or not isinstance(arns, list)
+        or any(not isinstance(arn, str) or queue_of_arn(arn) is None for arn in arns)
+    ):
+        raise _bad_attribute("RedriveAllowPolicy", f" Reason: {_NO_ALLOW_POLICY}, as it's in an unsupported format.")
     if permission != "byQueue" and arns:
-        raise bad("sourceQueueArns is allowed only if redrivePermission is byQueue.")
-    if permission == "byQueue" and not 1 <= len(arns) <= SOURCES:
-        raise bad(f"sourceQueueArns has {len(arns)} ARNs; from 1 to {SOURCES} are allowed.")
+        problem = "To specify one or more source queue ARNs, you must set redrivePermission to byQueue."
+    elif permission == "byQueue" and not arns:
+        problem = "When you specify byQueue, you must also specify one or more sourceQueueArns values."
+    elif len(arns) > SOURCES:
+        problem = f"The maximum number of source queue ARNs you can specify is {SOURCES}."
+    else:
+        return
+    raise bad_value(text, "RedriveAllowPolicy", f"{_NO_ALLOW_POLICY}. {problem}")
 
 
 def allows_source(policy: str | None, queue: str) -> bool:

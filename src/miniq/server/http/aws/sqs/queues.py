@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from base64 import b64decode, urlsafe_b64encode
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,12 +23,16 @@ from miniq.server.http.aws.errors import (
     missing,
 )
 from miniq.server.http.aws.json_text import read_json
-from miniq.server.http.aws.message_attributes import INVALID_CHARACTERS
+from miniq.server.http.aws.message_attributes import INVALID_CHARACTERS, SYSTEM_TAG
 from miniq.server.http.aws.sqs import queue_attributes, shapes
 
 PURGE_PAUSE = 60 * SECOND
+PURGED = "PurgedTimestamp"
+"""When a queue was purged, in microseconds: beside its attributes, so that all brokers know it."""
 PAGE = 1000
 MOST_ACTIONS = 7
+_LABEL = re.compile(r"[A-Za-z0-9_-]{1,80}")
+_ACCOUNT = re.compile(r"[0-9]{12}|arn:[a-z-]+:iam::[0-9]{12}:[^ ]+")
 
 
 @action(shapes.CreateQueueRequest, "manage", "name")
@@ -124,21 +129,18 @@ def _page(call: Call, names: Sequence[str]) -> tuple[list[str], str | None]:
 @action(shapes.DeleteQueueRequest, "manage")
 async def delete_queue(call: Call) -> None:
     await call.broker.delete_queue(call.queue)
-    call.memory.purges.pop(call.queue, None)
     call.memory.tasks.pop(call.queue, None)
 
 
 @action(shapes.PurgeQueueRequest, "manage")
 async def purge_queue(call: Call) -> None:
-    await call.settings()
-    now, purges = call.broker.clock.now(), call.memory.purges
-    if now - purges.get(call.queue, -PURGE_PAUSE) < PURGE_PAUSE:
+    await call.broker.catalog.refresh()
+    purged, now = (await call.settings()).sqs.get(PURGED, ""), call.broker.clock.now()
+    if purged.isascii() and purged.isdigit() and 0 <= now - int(purged[:20]) < PURGE_PAUSE:
         text = f"Only one PurgeQueue operation on {call.queue} is allowed every 60 seconds."
         raise AwsError(PURGE_IN_PROGRESS, text)
-    for queue in [queue for queue, at in purges.items() if now - at >= PURGE_PAUSE]:
-        del purges[queue]
-    purges[call.queue] = now
     await call.broker.purge(call.queue, forget=True)
+    await _configure(call, {"sqs": {PURGED: str(now)}})
 
 
 # Attributes
@@ -190,8 +192,10 @@ async def tag_queue(call: Call) -> None:
 
 
 def _check_tags(tags: Mapping[str, str]) -> None:
-    """Raise if a tag has characters that XML cannot express."""
+    """Raise if a tag is reserved, or has characters that XML cannot express."""
     for key, text in tags.items():
+        if key.lower().startswith(SYSTEM_TAG):
+            raise bad_value(key[:128], "Tags", f"Keys must not begin with {SYSTEM_TAG}.")
         if INVALID_CHARACTERS.search(key + text) is not None:
             raise bad_value(repr(key[:128]), "Tags", "Tags must not have characters that XML cannot express.")
 
@@ -213,8 +217,12 @@ async def add_permission(call: Call) -> None:
     label, accounts, names = call.request.label, call.request.account_ids, call.request.actions
     if not names:
         raise missing("Actions")
-    if not accounts:
-        raise bad_value("[]", "PrincipalId", "Unable to verify.")
+    if _LABEL.fullmatch(label) is None:
+        reason = "Can only include alphanumeric characters, hyphens, or underscores. 1 to 80 in length."
+        raise bad_value(label[:256], "Label", reason)
+    unknown = [account for account in accounts if _ACCOUNT.fullmatch(account) is None]
+    if unknown or not accounts:
+        raise bad_value(f"[{', '.join(unknown)[:256]}]", "PrincipalId", "Unable to verify.")
     if len(names) > MOST_ACTIONS:
         raise AwsError(OVER_LIMIT, f"{len(names)} Actions were found, maximum allowed is {MOST_ACTIONS}.")
     for name in names:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
 
+from miniq.broker.receipts import origin
+from miniq.errors import MessageNotFound
 from miniq.ids import sequence_number
 from miniq.json_values import is_json
-from miniq.message import Lease, Message, Outcome, Stored
+from miniq.message import SECOND, Lease, Leased, Message, Outcome, Stored
 from miniq.server.http.aws import message_attributes
 from miniq.server.http.aws.actions import Call, action
 from miniq.server.http.aws.errors import INVALID_ATTRIBUTE_NAME, MESSAGE_NOT_INFLIGHT, AwsError, bad_value, missing
@@ -15,7 +20,7 @@ from miniq.server.http.aws.message_attributes import GROUP, INVALID_CHARACTERS, 
 from miniq.server.http.aws.sqs import queue_attributes, shapes
 from miniq.server.http.aws.sqs.batches import ENTRIES, check_entries, failure, leases_of, sort_out
 from miniq.server.http.aws.sqs.receipts import handle_of, lease_of
-from miniq.server.http.aws.sqs.sending import digest_of, scope_of
+from miniq.server.http.aws.sqs.sending import digest_of, fifo_id, scope_of
 
 SYSTEM_ATTRIBUTES = (
     "SenderId",
@@ -28,6 +33,8 @@ SYSTEM_ATTRIBUTES = (
     "AWSTraceHeader",
     "DeadLetterQueueSourceArn",
 )
+
+MAX_TIMEOUT = 43_200
 SENDER = "AIDAMINIQ00000000000"
 """The sender of every message: MiniQ keeps none."""
 
@@ -49,7 +56,11 @@ async def receive_message(call: Call) -> shapes.ReceiveMessageReply:
     if unknown:
         raise AwsError(INVALID_ATTRIBUTE_NAME, f"Unknown Attribute {min(unknown)[:256]}.")
     permit = call.caller.permit(call.broker, "receive", call.queue) if wait else None
-    receiving = call.broker.receive(call.queue, max=most or 1, visibility_timeout=timeout, wait=wait, permit=permit)
+    receive: Callable[..., Coroutine[Any, Any, Leased]] = call.broker.receive
+    if request.receive_request_attempt_id is not None and queue_attributes.is_fifo(call.queue):
+        attempt = fifo_id(request.receive_request_attempt_id, "ReceiveRequestAttemptId")
+        receive = partial(call.memory.attempts.receive, attempt)
+    receiving = receive(call.queue, max=most or 1, visibility_timeout=timeout, wait=wait, permit=permit)
     received = await (call.while_connected(receiving) if wait else receiving)
     now = call.broker.clock.now()
     wanted = request.message_attribute_names or ()
@@ -93,7 +104,10 @@ def _text(message: Message) -> str:
 def _system_attributes(call: Call, stored: Stored, now: int) -> dict[str, str]:
     message, dead = stored.message, stored.message.dead
     receives = stored.receives + (0 if dead is None else dead.receives)
-    first = now if receives == 1 else message.due_at if dead is None else message.sent_at
+    first = message.due_at if dead is None else message.sent_at
+    if receives == 1:
+        lease = origin(stored.receipt or "", now)
+        first = now if lease is None else now - lease[1]
     attributes = {
         "SenderId": SENDER,
         "SentTimestamp": str(message.sent_at // 1000),
@@ -164,6 +178,7 @@ async def change_message_visibility(call: Call) -> None:
     handle, timeout = call.request.receipt_handle, call.request.visibility_timeout
     lease = lease_of(call.queue, handle)
     _check_timeout(timeout)
+    _check_total(call, timeout, lease)
     for error in await _change_visibility(call, timeout, [handle], [lease]):
         if error is not None:
             raise error
@@ -182,6 +197,7 @@ async def change_message_visibility_batch(call: Call) -> shapes.ChangeMessageVis
             if entry.visibility_timeout is None:
                 raise missing("VisibilityTimeout")
             _check_timeout(entry.visibility_timeout)
+            _check_total(call, entry.visibility_timeout, lease)
         except AwsError as error:
             reply.failed.append(failure(entry.id, error))
         else:
@@ -202,18 +218,32 @@ async def _change_visibility(
         _, outcomes = await call.broker.extend(call.queue, leases, seconds, late=False)
     else:
         outcomes = await call.broker.release(call.queue, leases, late=False)
-    return [_visibility_error(handle, outcome) for handle, outcome in zip(handles, outcomes, strict=True)]
+    return [await _visibility_error(call, *each) for each in zip(handles, leases, outcomes, strict=True)]
 
 
-def _visibility_error(handle: str, outcome: Outcome) -> AwsError | None:
+async def _visibility_error(call: Call, handle: str, lease: Lease, outcome: Outcome) -> AwsError | None:
+    """Why the visibility of a message was not changed. As at AWS, it is no error, and without effect, if the receipt
+    handle has expired and nobody has received the message since, except in a FIFO queue."""
     if outcome == "done":
         return None
-    if outcome == "missing":
-        reason = "Message does not exist or is not available for visibility timeout change."
-        return bad_value(handle, "ReceiptHandle", reason)
-    return AwsError(MESSAGE_NOT_INFLIGHT, "The message referred to isn't in flight.")
+    if outcome != "missing":
+        with suppress(MessageNotFound):
+            stored = await call.broker.get(call.queue, lease.id)
+            if stored.receipt == lease.receipt and not queue_attributes.is_fifo(call.queue):
+                return None
+            return AwsError(MESSAGE_NOT_INFLIGHT, "The message referred to isn't in flight.")
+    reason = "Message does not exist or is not available for visibility timeout change."
+    return bad_value(handle, "ReceiptHandle", reason)
+
+
+def _check_total(call: Call, seconds: int, lease: Lease) -> None:
+    """Raise if a message would be invisible for too long since it was received."""
+    began = origin(lease.receipt, call.broker.clock.now())
+    if began is not None and began[1] + seconds * SECOND > MAX_TIMEOUT * SECOND:
+        reason = f"Total VisibilityTimeout for the message is beyond the limit [{MAX_TIMEOUT} seconds]"
+        raise bad_value(seconds, "VisibilityTimeout", reason)
 
 
 def _check_timeout(seconds: int) -> None:
-    if not 0 <= seconds <= 43_200:
+    if not 0 <= seconds <= MAX_TIMEOUT:
         raise bad_value(seconds, "VisibilityTimeout", "Must be between 0 and 43200, if provided.")

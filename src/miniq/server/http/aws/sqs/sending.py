@@ -13,7 +13,7 @@ from miniq.message import Draft, PlainDrafts, QueueSettings
 from miniq.server.http.aws import message_attributes
 from miniq.server.http.aws.actions import Call, action
 from miniq.server.http.aws.errors import BATCH_TOO_LONG, AwsError, bad_value, invalid, missing, translated
-from miniq.server.http.aws.message_attributes import GROUP, INVALID_CHARACTERS, TRACE, TRACE_ATTRIBUTE, check_text
+from miniq.server.http.aws.message_attributes import GROUP, INVALID_CHARACTERS, TRACE_ATTRIBUTE, check_text
 from miniq.server.http.aws.sqs import queue_attributes, shapes
 from miniq.server.http.aws.sqs.batches import check_entries, failure
 
@@ -30,7 +30,7 @@ _NO_DEDUP_ID = (
 async def send_message(call: Call) -> shapes.SentMessage:
     settings, message = await call.settings(), call.request
     draft = _draft(call, settings, message)
-    (id,) = await call.broker.send(call.queue, _drafts([draft]))
+    (id,) = await call.broker.send(call.queue, _drafts([draft]), limits=call.limits)
     return shapes.SentMessage(message_id=id, **_digests(call.queue, message, id))
 
 
@@ -58,7 +58,7 @@ async def send_message_batch(call: Call) -> shapes.SendMessageBatchReply:
         else:
             accepted.append(entry)
     if drafts:
-        ids = await call.broker.send(call.queue, _drafts(drafts))
+        ids = await call.broker.send(call.queue, _drafts(drafts), limits=call.limits)
         for entry, id in zip(accepted, ids, strict=True):
             sent = shapes.SentEntry(id=entry.id, message_id=id, **_digests(call.queue, entry, id))
             reply.successful.append(sent)
@@ -85,13 +85,13 @@ def _draft(call: Call, settings: QueueSettings, message: shapes.NewMessage) -> D
     body = message.message_body
     if not body:
         raise missing("MessageBody")
-    most, limits = queue_attributes.max_size(settings), call.broker.options.limits
+    most, limits = queue_attributes.max_size(settings), call.limits
     if _size(message) > most:
         raise invalid(f"One or more parameters are invalid. Reason: Message must be shorter than {most} bytes.")
     if INVALID_CHARACTERS.search(body) is not None:
         check_text(body)
     is_fifo = queue_attributes.is_fifo(call.queue)
-    headers = _headers(call, message, is_fifo)
+    headers = _headers(call.trace, message, is_fifo)
     group = dedup_id = None
     if is_fifo:
         group, dedup_id = _fifo_ids(settings, message)
@@ -113,13 +113,11 @@ def _draft(call: Call, settings: QueueSettings, message: shapes.NewMessage) -> D
     return draft
 
 
-def _headers(call: Call, message: shapes.NewMessage, is_fifo: bool) -> dict[str, str] | None:
+def _headers(trace: str | None, message: shapes.NewMessage, is_fifo: bool) -> dict[str, str] | None:
     headers: dict[str, str] = {}
     if message.message_attributes:
         message_attributes.check(message.message_attributes)
         headers = message_attributes.to_headers(message.message_attributes)
-        message_attributes.check_sizes(message.message_attributes, headers, call.broker.options.limits.header_bytes)
-    trace = call.trace
     for name, value in (message.message_system_attributes or {}).items():
         if name != TRACE_ATTRIBUTE:
             raise invalid(
@@ -127,10 +125,9 @@ def _headers(call: Call, message: shapes.NewMessage, is_fifo: bool) -> dict[str,
             )
         message_attributes.check_value(name, value)
         trace = value.string_value
-    if trace:
-        headers[TRACE] = trace
+    headers |= message_attributes.trace_header(trace)
     if message.message_group_id is not None and not is_fifo:
-        headers[GROUP] = _fifo_id(message.message_group_id, "MessageGroupId")
+        headers[GROUP] = fifo_id(message.message_group_id, "MessageGroupId")
     return headers or None
 
 
@@ -150,9 +147,9 @@ def _fifo_ids(settings: QueueSettings, message: shapes.NewMessage) -> tuple[str,
     """The group and the dedup id of a message."""
     if not message.message_group_id:
         raise missing("MessageGroupId")
-    group = _fifo_id(message.message_group_id, "MessageGroupId")
+    group = fifo_id(message.message_group_id, "MessageGroupId")
     if message.message_deduplication_id:
-        dedup_id = _fifo_id(message.message_deduplication_id, "MessageDeduplicationId")
+        dedup_id = fifo_id(message.message_deduplication_id, "MessageDeduplicationId")
     elif settings.sqs.get("ContentBasedDeduplication") == "true":
         dedup_id = sha256(message.message_body.encode()).hexdigest()
     else:
@@ -167,7 +164,8 @@ def scope_of(group: str) -> str:
     return group if len(group) < 100 else sha256(group.encode()).hexdigest()
 
 
-def _fifo_id(id: str, parameter: str) -> str:
+def fifo_id(id: str, parameter: str) -> str:
+    """An id of a FIFO queue; raises if it is invalid."""
     if _FIFO_ID.fullmatch(id) is None:
         reason = f"{parameter} can only include alphanumeric and punctuation characters. 1 to 128 in length."
         raise bad_value(id[:256], parameter, reason)
