@@ -15,7 +15,7 @@ TESTS := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS)
 .DEFAULT_GOAL := help
 .PHONY: help setup serve browser node pictures quick test check generate fmt bench bench-postgres bench-mongodb bench-http bench-zmq bench-backlog bench-peers bench-peers-backlog
 .PHONY: bench-celery bench-spark bench-sqs bench-workers bench-console bench-queues copy-large docs dist pythons container dramatiq-suite faults faults-damage
-.PHONY: faults-databases faults-interruptions faults-spark faults-checkpoints faults-workers faults-celery soak fuzz differential demo clean
+.PHONY: faults-databases faults-interruptions faults-spark faults-checkpoints faults-workers faults-topics faults-celery soak fuzz differential demo clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 22
@@ -156,6 +156,9 @@ faults-interruptions: setup ## Ctrl-C and SIGTERM in every command and call that
 
 faults-workers: setup ## workers stopped under load and processes of workers killed, fifty times each (ten minutes)
 	$(BIN)/python -m tests.faults workers
+
+faults-topics: setup ## kill -9 at the writes of publications, and of brokers that fire schedules, and their table (half an hour)
+	$(BIN)/python -m tests.faults topics
 
 faults-celery: setup ## Celery's workers, their pools and the broker killed at random under 5,000 tasks that ack late (five minutes)
 	$(BIN)/python -m tests.faults.celery

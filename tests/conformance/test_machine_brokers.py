@@ -173,7 +173,7 @@ class Brokers(RuleBasedStateMachine):
     )
     def subscribe(self, topic: str, name: str, queue: str, pattern: str | None, header: str | None) -> None:
         """Make a subscription or replace it; what the other broker publishes next follows it."""
-        filter = header and {"h": [header]}
+        filter = {"h": [header]} if header else None
         self.both(lambda broker, _: broker.topics.subscribe(topic, name, queue, pattern, filter), repr)
         self.publish(topic, 2, "x", "x", group=None, dedup_id=None)
 
