@@ -14,8 +14,8 @@ TESTS := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve browser node pictures quick test check generate fmt bench bench-postgres bench-mongodb bench-http bench-zmq bench-backlog bench-peers bench-peers-backlog
-.PHONY: bench-celery bench-spark bench-sqs bench-workers bench-console bench-queues copy-large docs dist pythons container dramatiq-suite faults faults-damage
-.PHONY: faults-databases faults-interruptions faults-spark faults-checkpoints faults-workers faults-celery soak fuzz differential demo clean
+.PHONY: bench-celery bench-spark bench-sqs bench-workers bench-console bench-queues bench-schedules copy-large docs dist pythons container dramatiq-suite faults faults-damage
+.PHONY: faults-databases faults-interruptions faults-spark faults-checkpoints faults-workers faults-topics faults-celery soak fuzz differential demo clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 22
@@ -157,6 +157,9 @@ faults-interruptions: setup ## Ctrl-C and SIGTERM in every command and call that
 faults-workers: setup ## workers stopped under load and processes of workers killed, fifty times each (ten minutes)
 	$(BIN)/python -m tests.faults workers
 
+faults-topics: setup ## kill -9 at the writes of publications, and of brokers that fire schedules, and their table (half an hour)
+	$(BIN)/python -m tests.faults topics
+
 faults-celery: setup ## Celery's workers, their pools and the broker killed at random under 5,000 tasks that ack late (five minutes)
 	$(BIN)/python -m tests.faults.celery
 
@@ -168,6 +171,9 @@ bench-console: setup ## what watching costs with 500 queues and 1 million messag
 
 bench-queues: setup ## what 50,000 queues cost: opening, idle CPU, latency (5 minutes, idle machine)
 	$(BIN)/python -m bench.queues
+
+bench-schedules: setup ## how late 100 schedules fire, until a client over HTTP has their messages (2 minutes, idle machine)
+	$(BIN)/python -m bench.schedules
 
 pictures: setup browser ## take the pictures of the console that the documentation shows
 	MINIQ_PICTURES=docs/img $(BIN)/python -m pytest -q tests/acceptance/test_pictures.py

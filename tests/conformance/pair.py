@@ -169,9 +169,9 @@ class Pair(RuleBasedStateMachine):
         for pick in picked:
             if pick < len(held):
                 queue, fence = held[pick].message.queue, (held[pick].message.id, token)
-                to = NewTime(
-                    self.now + seconds * SECOND, how != "extend", "boom" if how == "fail" else None, how == "unused"
-                )
+                at = self.now + seconds * SECOND
+                each = {2: at + SECOND, 3: at + 7 * SECOND} if how == "fail" else {}
+                to = NewTime(at, how != "extend", "boom" if how == "fail" else None, how == "unused", each)
                 if how == "ack":
                     self.both("messages.drop", queue, [fence], Change(self.now, keep, "acked"))
                 else:

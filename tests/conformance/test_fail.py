@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -150,6 +151,45 @@ async def test_many_fail_at_once_each_in_its_own_way(broker: Broker, clock: Froz
     assert {(stored.error, stored.receives) for stored in again} == {(ERROR, 2)}
     await broker.ack("q", leases(again))
     assert await states(broker, "q") == (0, 0, 0)
+
+
+async def test_many_fail_in_one_change_of_the_store_however_often_each_was_received(
+    broker: Broker, clock: FrozenClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await broker.configure("q", {"max_receives": 9, "retry": {"delay": 2, "factor": 3, "max": 100, "jitter": 0}})
+    seconds = {1: 2, 2: 6, 3: 18, 4: 54}
+    groups: dict[int, str | None] = {1: "g", 2: None, 3: None, 4: None}
+    for receives in (4, 3, 2, 1):  # in one block of some stores where neighbours are alike
+        await broker.send("q", [draft(f"{receives} {n}", group=groups[receives]) for n in range(5)])
+        if receives > 1:
+            await broker.release("q", leases(await broker.receive("q", max=100)))
+    got = await broker.receive("q", max=100)
+    assert sorted({stored.receives for stored in got}) == [1, 2, 3, 4]
+    asked: list[str] = []
+
+    def count(name: str) -> None:
+        call = getattr(broker.store.messages, name)
+
+        async def counted(*args: Any) -> Any:
+            asked.append(name)
+            return await call(*args)
+
+        monkeypatch.setattr(broker.store.messages, name, counted)
+
+    count("find")
+    count("reschedule")
+    random.shuffle(got)
+    failed = await fail(broker, got)
+    assert asked == ["find", "reschedule"]
+    assert failed == [Failed("retried", clock.now() + seconds[stored.receives] * SECOND) for stored in got]
+    monkeypatch.undo()
+    for stored, outcome in zip(got, failed, strict=True):
+        now = await broker.get("q", stored.message.id)
+        assert (now.visible_at, now.receives, now.receipt) == (outcome.visible_at, stored.receives, None)
+    for receives in (1, 2, 3, 4):
+        clock.advance(seconds[receives] - (seconds[receives - 1] if receives > 1 else 0))
+        due = [stored.message.id for stored in got if stored.receives == receives]
+        assert sorted(ids(await broker.receive("q", max=100, visibility_timeout=1000))) == sorted(due)
 
 
 async def test_errors_are_seen_by_peek_in_every_state_and_found_by_search(broker: Broker, clock: FrozenClock) -> None:

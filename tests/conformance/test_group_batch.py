@@ -432,3 +432,16 @@ async def test_a_message_that_was_not_used_stays_before_those_that_were(batching
     assert await batching.release("q", leases(got), unused=True) == ["done"] * 4
     assert await batching.ack("q", leases(await batching.receive("q", max=1))) == ["done"]
     assert bodies(await batching.receive("q", max=9)) == [2, 3, 4]
+
+
+async def test_a_message_that_is_published_into_a_group_in_flight_waits_for_all_of_it(batching: Broker) -> None:
+    await batching.topics.subscribe("t", "q")
+    await send(batching, "q", 1, 2, group="g")
+    first, second = await batching.receive("q", max=9)
+    await batching.publish("t", [draft(3, group="g")])
+    assert (await batching.queue("q")).counts.oldest is None
+    assert await batching.receive("q") == []
+    await batching.ack("q", leases([second]))
+    assert await batching.receive("q") == []
+    await batching.ack("q", leases([first]))
+    assert bodies(await batching.receive("q")) == [3]

@@ -39,6 +39,9 @@ RETRY = {"retry": {"delay": 2, "factor": 2, "max": 5, "jitter": 0}}
 BEGINNING = {"a": RETRY | {"dead_letter_queue": "dead"}, "b": RETRY | {"dead_letter_queue": "dead"}, "dead": RETRY}
 queues = st.sampled_from(QUEUES)
 optional = st.sampled_from([None, None, None, "x", "y"])
+topics = st.sampled_from(["t", "t", "t", "u"])
+subscriptions = st.sampled_from(["a", "b", "other"])
+"""Names of subscriptions."""
 SETTINGS = st.fixed_dictionaries(
     {},
     optional={
@@ -147,12 +150,51 @@ class Brokers(RuleBasedStateMachine):
         drafts = self.drafts(count, **fields)
         self.both(lambda broker, _: broker.send(queue, drafts), len)
 
-    @rule(count=st.integers(1, 4), first=optional, header=optional, group=st.sampled_from([None, "g"]))
-    def publish(self, count: int, first: str | None, header: str | None, group: str | None) -> None:
-        """To both queues, to one or to none."""
+    @rule(
+        topic=topics,
+        count=st.integers(1, 4),
+        first=optional,
+        header=optional,
+        group=st.sampled_from([None, "g"]),
+        dedup_id=st.sampled_from([None, None, "d"]),
+    )
+    def publish(self, topic: str, count: int, first: str | None, header: str | None, **fields: Any) -> None:
+        """To several queues, to one or to none."""
         key = None if first is None else f"{first}.z"
-        drafts = self.drafts(count, key=key, headers=header and {"h": header}, group=group)
-        self.both(lambda broker, _: broker.publish("t", drafts), lambda one: (len(one.ids), one.queues))
+        drafts = self.drafts(count, key=key, headers=header and {"h": header}, **fields)
+        self.both(lambda broker, _: broker.publish(topic, drafts), lambda one: (len(one.ids), one.queues))
+
+    @rule(
+        topic=topics,
+        name=subscriptions,
+        queue=queues,
+        pattern=st.sampled_from([None, "x.#", "*.z", "y"]),
+        header=st.sampled_from([None, None, "x", "y"]),
+    )
+    def subscribe(self, topic: str, name: str, queue: str, pattern: str | None, header: str | None) -> None:
+        """Make a subscription or replace it; what the other broker publishes next follows it."""
+        filter = {"h": [header]} if header else None
+        self.both(lambda broker, _: broker.topics.subscribe(topic, name, queue, pattern, filter), repr)
+        self.publish(topic, 2, "x", "x", group=None, dedup_id=None)
+
+    @rule(topic=topics, name=subscriptions)
+    def unsubscribe(self, topic: str, name: str) -> None:
+        self.both(lambda broker, _: broker.topics.unsubscribe(topic, name), repr)
+        self.publish(topic, 2, "x", "x", group=None, dedup_id=None)
+
+    @precondition(lambda self: self.serial % 3 == 0)
+    @rule(topic=topics)
+    def delete_topic(self, topic: str) -> None:
+        """With its subscriptions and its dedup ids; the next publication creates it again."""
+        self.both(lambda broker, _: broker.topics.delete(topic), repr)
+
+    @rule()
+    def topics_are_the_same(self) -> None:
+        """At every broker."""
+        for _ in self.tested:
+            self.both(
+                lambda broker, _: broker.topics.all(), lambda found: [(one.name, one.subscriptions) for one in found]
+            )
 
     @rule(queue=st.sampled_from(["a", "b"]), changes=SETTINGS)
     def set(self, queue: str, changes: dict[str, Any]) -> None:

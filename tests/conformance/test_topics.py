@@ -509,6 +509,19 @@ async def test_limits(url: str, clock: FrozenClock) -> None:
                 await first_use
 
 
+async def test_a_topic_has_at_most_1000_subscriptions_unless_the_limit_says_otherwise(clock: FrozenClock) -> None:
+    async with Broker(open_store("memory:"), Options(upkeep_interval=0), clock) as broker:
+        for number in range(1000):
+            await broker.topics.subscribe("t", f"s{number}", "a", f"{number}.#")
+        with pytest.raises(TooManySubscriptions, match="has 1000 subscriptions, which is the most"):
+            await broker.topics.subscribe("t", "one-more", "a")
+        await broker.topics.subscribe("t", "s999", "a", "another.#")
+        assert len((await broker.topics.get("t")).subscriptions) == 1000
+        await broker.topics.unsubscribe("t", "s0")
+        await broker.topics.subscribe("t", "one-more", "a")
+        assert (await publish(broker, 1)).queues == 1
+
+
 async def test_without_auto_create_a_topic_is_made_by_name(url: str, clock: FrozenClock) -> None:
     async with Broker(open_store(url), Options(upkeep_interval=0, auto_create=False), clock) as broker:
         with pytest.raises(TopicNotFound):

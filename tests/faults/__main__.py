@@ -1,6 +1,6 @@
 """`python -m tests.faults [--rounds N] [--only TEXT] [--jobs N] [--page]`: every fault many times, and the table in
-docs/reliability.md. `python -m tests.faults damage`, `differential`, `drill`, `floods`, `interruptions`, `soak` and
-`workers`: see the modules of these names."""
+docs/reliability.md. `python -m tests.faults damage`, `differential`, `drill`, `floods`, `interruptions`, `soak`,
+`topics` and `workers`: see the modules of these names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from tests.faults import catalog, damage, databases, differential, drill, floods, interruptions, soak, workers
+from tests.faults import catalog, damage, databases, differential, drill, floods, interruptions, soak, topics, workers
 from tests.faults.catalog import Fault
 from tests.faults.checker import Verdict
 from tests.faults.rig import progress
@@ -108,7 +108,8 @@ def write(tallies: list[Tally]) -> None:
 
 def main() -> int:
     others = {"damage": damage.main, "differential": differential.main, "drill": drill.main, "floods": floods.main}
-    others |= {"interruptions": interruptions.main, "soak": soak.main, "workers": workers.main}
+    others |= {"interruptions": interruptions.main, "soak": soak.main, "topics": topics.main}
+    others["workers"] = workers.main
     if sys.argv[1:] and sys.argv[1] in others:
         return others[sys.argv[1]](sys.argv[2:])
     parser = argparse.ArgumentParser(prog="python -m tests.faults")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import multiprocessing
 import os
 import random
@@ -20,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -38,21 +40,22 @@ KEPT = ("kept0", "kept1", "kept2")
 WORKED = ("worked0", "worked1")
 FIELDS: list[dict[str, Any]] = [{}, {}, {"group": "g"}, {"recipient": "ann"}, {"delay": 0.01}, {"headers": {"a": "b"}}]
 ENOUGH = 40
-"""Steps after which a process that was not killed ends by itself."""
+"""Steps after which a process on a folder ends by itself if it was not killed."""
 FRESH = 25
 """Rounds on one folder."""
 
 
-async def load(url: str, seed: int, facts: Path) -> None:
-    """Work until the end comes; what is confirmed is written down first."""
+async def load(url: str, seed: int, facts: Path, begin: Callable[[], None]) -> None:
+    """Work until the end comes, and say when it begins; what is confirmed is written down first."""
     chance = random.Random(seed)
     options = Options(upkeep_interval=0, database_timeout=5.0)
     async with Broker(open_store(url, options), options) as broker:
         for queue in (*KEPT, *WORKED):
             await broker.topics.subscribe("all", queue)
         await broker.topics.subscribe("some", KEPT[0], pattern="x.#")
+        begin()
         with facts.open("a", encoding="utf-8") as told:
-            for nth in range(ENOUGH):
+            for nth in range(ENOUGH) if "://" not in url else itertools.count():
                 step = chance.random()
                 queue = chance.choice(WORKED)
                 if step < 0.5:
@@ -80,7 +83,7 @@ async def load(url: str, seed: int, facts: Path) -> None:
                     await broker.upkeep()
 
 
-def work(url: str, seed: int, facts: Path) -> None:
+def work(url: str, seed: int, facts: Path, begun: Connection) -> None:
     """The process that is killed: in a folder, at the write that `seed` says."""
     if "://" not in url:
         chance = random.Random(seed)
@@ -99,7 +102,7 @@ def work(url: str, seed: int, facts: Path) -> None:
             return faulty
 
         embedded.open_kv = open_counting  # type: ignore[assignment]
-    asyncio.run(load(url, seed, facts))
+    asyncio.run(load(url, seed, facts, lambda: begun.send_bytes(b".")))
 
 
 async def _all(broker: Broker, queue: str) -> list[Message]:
@@ -147,12 +150,16 @@ def run(rounds: int, url_of: Callable[[int], str], folder: Path, seed: int = 0) 
     for number in range(rounds):
         url = url_of(number)
         facts = folder / f"facts{url_of(number).rpartition('/')[2]}"
-        worker = context.Process(target=work, args=(url, seed + number, facts))
+        begins, begun = context.Pipe(duplex=False)
+        worker = context.Process(target=work, args=(url, seed + number, facts, begun))
         worker.start()
+        begun.close()
         if "://" in url:
-            time.sleep(chance.uniform(0.2, 1.5))
+            begins.recv_bytes()
+            time.sleep(chance.uniform(0, 1.5))
             worker.kill()
         worker.join(120)
+        begins.close()
         assert worker.exitcode in (0, -signal.SIGKILL), f"round {number}: exit code {worker.exitcode}"
         killed += worker.exitcode != 0
         looker = context.Process(target=verify, args=(url, facts))
@@ -180,7 +187,9 @@ def main() -> None:
             killed = run(given.rounds, url_of, folder, given.seed)
         except (AssertionError, MiniQError) as error:
             sys.exit(f"failed: {error}")
-        print(f"{given.rounds} rounds on {given.store.partition(':')[0]}, {killed} killed: all copies or none")
+        confirmed = sum(len(facts.read_text(encoding="utf-8").split()) for facts in folder.glob("facts*"))
+        told = f"{killed} killed, {confirmed} messages confirmed"
+        print(f"{given.rounds} rounds on {given.store.partition(':')[0]}, {told}: all copies or none")
 
 
 if __name__ == "__main__":

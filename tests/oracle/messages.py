@@ -124,11 +124,11 @@ class Messages(MessageStore):
                         change.keep, row.left(change.event, change.now, extra=change.extra, error=to.error)
                     )
                 row.error = row.error if to.error is None else to.error
+                row.visible_at = to.moment(row.receives)
                 if to.unused and row.receipt is not None:
                     row.receives -= 1
                 if to.release:
                     row.release()
-                row.visible_at = to.visible_at
                 self._shelves.on_ready(queue, row.message.recipient, 1)
             outcomes.append(outcome)
         return outcomes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import psycopg
@@ -12,10 +12,10 @@ import pytest
 from miniq.batch import Committed, StageName
 from miniq.broker import Broker
 from miniq.errors import InvalidRequest, MissingExtra, StoreFormat, StoreUnavailable
-from miniq.message import QueueSettings
+from miniq.message import HistoryRecord, QueueSettings
 from miniq.options import Options
 from miniq.store import open_store, shown
-from miniq.store.postgres import PostgresStore, queries, schema
+from miniq.store.postgres import PostgresStore, queries, rows, schema
 from miniq.store.postgres.access import execute
 from miniq.store.postgres.address import parse
 from tests import postgresql
@@ -180,6 +180,29 @@ async def test_backup_is_left_to_postgresql(url: str) -> None:
     async with Broker(open_store(url), Options(upkeep_interval=0)) as broker:
         with pytest.raises(InvalidRequest, match="pg_dump"):
             await broker.backup("/tmp/x")
+
+
+async def test_a_page_of_the_history_reads_few_more_events_than_it_has(
+    two: tuple[Broker, Broker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = two
+    await one.configure("q", {"history": "events"})
+    for _ in range(40):
+        await send(one, "q", 1, 2, 3)  # the events of a call are one row, which is read as a whole
+    read: list[int] = []
+    decode = rows.records
+
+    def counted(row: Sequence[Any]) -> list[HistoryRecord]:
+        records = list(decode(row))
+        read.append(len(records))
+        return records
+
+    monkeypatch.setattr(rows, "records", counted)
+    for after, limit in ((0, 1), (1, 1), (10, 7), (59, 12), (100, 3)):
+        read.clear()
+        page = await other.history(after=after, limit=limit)
+        assert [record.offset for record in page.records] == [*range(after + 1, after + 1 + limit)]
+        assert sum(read) <= limit + 2 * 2, (after, limit, read)  # the first and the last row may have two more
 
 
 async def test_history_of_several_writers_has_no_gaps_and_a_reader_misses_nothing(two: tuple[Broker, Broker]) -> None:

@@ -108,19 +108,22 @@ async def test_a_publication_to_100_queues_costs_less_than_5_times_the_bytes_of_
         count(self, ops, sync)
 
     monkeypatch.setattr(FaultyKV, "write", write)
-    random = [os.urandom(1000) for _ in range(100)]
-    cost: dict[int, int] = {}
     async with opened(url) as broker:
         assert made
         for number in (1, 100):
             await broker.topics.configure(f"t{number}")
             for queue in range(number):
                 await broker.topics.subscribe(f"t{number}", f"q{number}.{queue}")
-            written.clear()
-            published = await broker.publish(f"t{number}", PlainDrafts(random, "application/octet-stream"))
-            assert published.queues == number
-            cost[number] = sum(written)
-    assert cost[100] < 5 * cost[1], cost
+        for many, size in ((100, 1000), (100, 100), (25, 100), (3, 1000), (1, 2500)):  # 2.5 KB of bodies or more
+            cost: dict[int, int] = {}
+            for number in (1, 100):
+                written.clear()
+                random = [os.urandom(size) for _ in range(many)]
+                published = await broker.publish(f"t{number}", PlainDrafts(random, "application/octet-stream"))
+                assert published.queues == number
+                cost[number] = sum(written)
+            assert cost[100] < 5 * cost[1], (many, size, cost)
+            assert cost[100] - cost[1] < 100 * 99, (many, size, cost)  # bytes for each queue more
 
 
 KILLS = [

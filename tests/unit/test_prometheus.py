@@ -18,7 +18,7 @@ from miniq.options import Options
 from miniq.server.http import prometheus
 from miniq.store import open_store
 from tests.clock import FrozenClock
-from tests.kit import leases, send
+from tests.kit import draft, leases, send
 
 
 async def metrics(broker: Broker) -> dict[str, dict[tuple[str, ...], float]]:
@@ -67,6 +67,26 @@ async def test_waits_and_processing_times_are_histograms() -> None:
     assert found["miniq_message_processing_seconds_bucket"]["1", "*"] == 0
     assert found["miniq_message_processing_seconds_bucket"]["2", "*"] == 2
     assert found["miniq_message_processing_seconds_bucket"]["+Inf", "*"] == 2
+
+
+async def test_messages_of_topics_are_counted_by_what_became_of_them() -> None:
+    async with Broker(open_store("memory:"), Options(upkeep_interval=0, metrics_queues=1)) as broker:
+        for queue in ("a", "b"):
+            await broker.topics.subscribe("first", queue, pattern="x.#")
+        await broker.publish("first", [draft(1, key="x.y"), draft(2, key="x"), draft(3, key="y")])
+        await broker.publish("first", [draft(4, key="x", dedup_id="d")])
+        await broker.publish("first", [draft(5, key="x", dedup_id="d")])
+        for topic in ("second", "third"):
+            await broker.publish(topic, [draft(6), draft(7)])
+        found = await metrics(broker)
+    assert found["miniq_topic_messages_total"] == {
+        ("published", "first"): 4,
+        ("unmatched", "first"): 1,
+        ("copied", "first"): 6,
+        ("deduplicated", "first"): 1,
+        ("published", "*"): 4,
+        ("unmatched", "*"): 4,
+    }
 
 
 @pytest.mark.parametrize("labelled", [1000, 5], ids=["labelled", "summed up"])

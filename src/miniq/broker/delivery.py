@@ -165,7 +165,7 @@ class Deliveries:
         messages = await broker.store.messages.find(queue, [id for id, _ in fences])
         failed: dict[Fence, Failed] = {}
         final: dict[str, list[tuple[Fence, Stored]]] = {}
-        again: dict[int, list[Fence]] = {}
+        again: dict[Fence, int] = {}
         for fence in dict.fromkeys(fences):
             stored = messages.get(fence[0])
             if stored is None or stored.receipt != fence[1]:
@@ -173,23 +173,26 @@ class Deliveries:
             elif (reason := rules.final_reason(stored.receives, settings, dead)) is not None:
                 final.setdefault(reason, []).append((fence, stored))
             else:
-                again.setdefault(stored.receives, []).append(fence)
+                again[fence] = stored.receives
         for reason, worn in final.items():
             rules.check_name(rules.dead_letter_queue(queue, settings), "dead_letter_queue")
             buried = await self.bury(queue, settings, worn, reason, 0, error)
             for (fence, _), outcome in zip(worn, buried, strict=True):
                 failed[fence] = _failed(outcome, Failed("dead"))
-        for receives, some in again.items():
+        if again:
             now = broker.clock.now()
-            seconds = rules.retry_delay(settings.retry, receives, random.random()) if delay is None else delay  # noqa: S311
-            to = NewTime(now + rules.micros(seconds), release=True, error=error)
+            moments = dict.fromkeys(again.values(), now)
+            for receives in moments:
+                seconds = rules.retry_delay(settings.retry, receives, random.random()) if delay is None else delay  # noqa: S311
+                moments[receives] += rules.micros(seconds)
+            to = NewTime(now, release=True, error=error, by_receives=moments)
             change = Change(now, settings.history, "failed")
-            outcomes = await broker.store.messages.reschedule(queue, some, to, change)
+            outcomes = await broker.store.messages.reschedule(queue, list(again), to, change)
             broker.metrics.messages[queue, "failed"] += outcomes.count("done")
             self.freed(queue, settings, outcomes.count("done"))
             failed |= {
-                fence: _failed(outcome, Failed("retried", to.visible_at))
-                for fence, outcome in zip(some, outcomes, strict=True)
+                fence: _failed(outcome, Failed("retried", moments[again[fence]]))
+                for fence, outcome in zip(again, outcomes, strict=True)
             }
         found = list(failed)
         outcomes = ["done" if failed[fence].outcome in ("retried", "dead") else "stale" for fence in found]

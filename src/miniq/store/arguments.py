@@ -258,6 +258,12 @@ class NewTime(Struct, frozen=True, gc=False):
     """Why the messages failed; None leaves their last error as it is."""
     unused: bool = False
     """With `release`: the receive of a lease that ends is taken back."""
+    by_receives: dict[int, int] = {}
+    """When messages that were received so often become visible, if not at `visible_at`."""
+
+    def moment(self, receives: int) -> int:
+        """When a message becomes visible."""
+        return self.by_receives.get(receives, self.visible_at)
 
 
 class Edit(Struct, frozen=True, kw_only=True):

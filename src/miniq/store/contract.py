@@ -214,9 +214,9 @@ class MessageStore(Protocol):
         """Remove messages, each under its own fence."""
 
     async def reschedule(self, queue: str, fences: Sequence[Fence], to: NewTime, change: Change) -> list[Outcome]:
-        """Set `visible_at`; with `release` also clear receipt and consumer; with `error` also set that. `receives`
-        stays; with `unused`, a message that has a receipt gets one less. It has been taken all the same, and stays in
-        the front of its group."""
+        """Set `visible_at`, as `to` says of each message; with `release` also clear receipt and consumer; with `error`
+        also set that. `receives` stays; with `unused`, a message that has a receipt gets one less. It has been taken
+        all the same, and stays in the front of its group."""
 
     async def edit(self, queue: str, fence: Fence, edit: Edit, change: Change) -> Outcome:
         """Change one message in place; its lease continues unless `due_at` is set. Raises `NoSpace` if the disk is

@@ -358,13 +358,14 @@ class Messages(Part, MessageStore):
             sizes = self._window.sizes(block)
             record_left(self._commit.batch, change.recorded, shelf, block, places, sizes, change, to.error)
         receives, error, returned = (0, 0, False) if run is None else (run.receives, run.error, run.returned)
+        moment = to.moment(receives)
         if to.unused and run is not None and run.receipt is not None:
             receives -= 1
             returned = block.group is not None and not receives
         if to.error is not None:
             error = self._states.failures.keep(shelf, block.ids_at(places), to.error)
         lease = (None, None, 0) if run is None or to.release else (run.receipt, run.consumer, run.taken_at)
-        self._states.give(shelf, block, places, to.visible_at, receives, *lease, error, returned)
+        self._states.give(shelf, block, places, moment, receives, *lease, error, returned)
         self._core.hint(shelf.name, block.owner or None, stop - start)
 
     def _remove(

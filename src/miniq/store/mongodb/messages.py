@@ -187,7 +187,8 @@ class Messages(MessageStore):
             if change.recorded is not None:
                 left = block.left(change.recorded, place, queue, change.now, None, extra=change.extra, error=to.error)
                 recorded.append(left)
-            block.reschedule(place, to.visible_at, to.release, to.error, to.unused)
+            moment = to.moment(block.state(place).receives)
+            block.reschedule(place, moment, to.release, to.error, to.unused)
             return recorded
 
         return await self._changing.change(queue, Request(fences, act, change, False))

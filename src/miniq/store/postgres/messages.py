@@ -164,6 +164,7 @@ class Messages(Part, MessageStore):
     async def reschedule(self, queue: str, fences: Sequence[Fence], to: NewTime, change: Change) -> list[Outcome]:
         params = {"visible_at": to.visible_at, "release": to.release, "error": escape(to.error)}
         params |= {"unused": to.unused, "extra": change.extra}
+        params |= {"numbers": rows.array(list(to.by_receives)), "moments": rows.array(list(to.by_receives.values()))}
         return await self._change("reschedule", queue, fences, change, params)
 
     async def edit(self, queue: str, fence: Fence, edit: Edit, change: Change) -> Outcome:

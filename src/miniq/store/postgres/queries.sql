@@ -582,10 +582,14 @@ WITH shelf AS (
 --include: fence
     WHERE (SELECT whole FROM state)
     FOR UPDATE OF m
+), timed AS MATERIALIZED (  -- with the moment for messages that were received so often
+    SELECT o.*, coalesce(t.visible_at, %(visible_at)s::bigint) AS visible_at
+    FROM old o LEFT JOIN unnest(%(numbers)s::int[], %(moments)s::bigint[]) AS t (receives, visible_at)
+        ON t.receives = o.receives
 ), changed AS (
     UPDATE messages m SET
-        visible_at = %(visible_at)s,
-        later = %(visible_at)s::bigint > %(now)s::bigint,
+        visible_at = o.visible_at,
+        later = o.visible_at > %(now)s::bigint,
         receipt = CASE WHEN %(release)s THEN null ELSE m.receipt END,
         consumer = CASE WHEN %(release)s THEN null ELSE m.consumer END,
         taken_at = CASE WHEN %(release)s THEN null ELSE m.taken_at END,
@@ -595,7 +599,7 @@ WITH shelf AS (
             ELSE m.receives
         END,
         error = coalesce(%(error)s, m.error)
-    FROM old o WHERE m.queue = o.queue AND m.id = o.id
+    FROM timed o WHERE m.queue = o.queue AND m.id = o.id
     RETURNING o.place, m.id, m.recipient, m.count, m.size, m.sizes, m.grp, m.blocked, o.receives, o.consumer, o.receipt,
         o.taken_at
 --{history

@@ -39,7 +39,8 @@ WITH shelf AS MATERIALIZED (
     )
     SELECT g.id, %(now)s, c.due_at, c.due_at, c.due_at > %(now)s, c.queue, g.size, g.rank,
         g.grp IS NOT NULL AND (c.nth > 1 OR (
-            SELECT true FROM messages h WHERE h.queue = c.queue AND h.grp = g.grp AND NOT h.blocked LIMIT 1
+            -- also of those that are all blocked, because several are in flight; not EXISTS, as in `put`
+            SELECT true FROM messages h WHERE h.queue = c.queue AND h.grp = g.grp LIMIT 1
         ) IS NOT NULL),
         g.recipient, g.grp, g.about, g.body, g.count, g.last,
         CASE WHEN g.count > 1 THEN (%(sizes)s::int[])[g.start : g.start + g.count - 1] END
