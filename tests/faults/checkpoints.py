@@ -22,13 +22,20 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, Protocol, get_args
 
 from msgspec import Struct, field
+from pyspark.errors import PySparkException
 
 import miniq
+from miniq.errors import MiniQError
+from miniq.spark.pipelines import Run, drain, transform
+from miniq.spark.pipelines.runs import failure
 from tests.faults.spark import PATIENCE, SQL, Pipeline, tokens_in_files, tokens_in_queue
 from tests.serving import serving
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 QUEUE, TARGET, OTHER, GROUP = "work", "results", "other", "drill"
 OPTIONS = {"pollTimeout": "0.2", "maxMessagesPerBatch": "50"}
@@ -64,11 +71,20 @@ class Task(Struct):
     options: dict[str, str] = field(default_factory=OPTIONS.copy)
 
 
-class Driver:
-    """A process of its own for each run, which is killed with its Java; Python workers may outlive it."""
+class Driver(Protocol):
+    """Runs pipelines."""
 
     def until(self, task: Task, is_over: Callable[[], bool]) -> str:
         """Run for ever, and be killed when `is_over`: "", or why it ended before."""
+
+    def to_the_end(self, task: Task) -> str:
+        """Process what is there: "", or why that failed."""
+
+
+class ProcessDriver:
+    """A process of its own for each run, which is killed with its Java; Python workers may outlive it."""
+
+    def until(self, task: Task, is_over: Callable[[], bool]) -> str:
         with open(task.folder / "driver.log", "wb") as log:
             command = [*self._command(task), "--continuous"]
             driver = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
@@ -84,7 +100,6 @@ class Driver:
             driver.wait()
 
     def to_the_end(self, task: Task) -> str:
-        """Process what is there: "", or why that failed."""
         ended = subprocess.run(self._command(task), capture_output=True, text=True, timeout=2 * PATIENCE)
         return "" if ended.returncode == 0 else ended.stderr or "it ended"
 
@@ -97,11 +112,61 @@ class Driver:
         return [*command, "--master", "local[2]", "--json"]
 
 
+class SessionDriver:
+    """Queries of one session, which are interrupted wherever they are. It spares the start of Spark in each round."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+
+    def until(self, task: Task, is_over: Callable[[], bool]) -> str:
+        def stop() -> bool:
+            if is_over():
+                raise InterruptedError
+            return False
+
+        self._spark.sparkContext.setLogLevel("OFF")  # it logs what it interrupts
+        try:
+            return self._run(task, stop) or "it ended"
+        except InterruptedError:
+            return ""
+        finally:
+            self._spark.sparkContext.setLogLevel("ERROR")
+
+    def to_the_end(self, task: Task) -> str:
+        return self._run(task, None)
+
+    def _run(self, task: Task, stop: Callable[[], bool] | None) -> str:
+        run = Run(
+            url=task.url,
+            options=task.options,
+            checkpoint=str(task.folder / task.checkpoint),
+            continuous=stop is not None,
+            stop=stop,
+        )
+        try:
+            if task.pipeline == "drain":
+                drain(self._spark, task.queue, str(task.folder / task.out), group=GROUP, run=run)
+            else:
+                transform(self._spark, task.queue, TARGET, SQL, group=GROUP, run=run)
+        except (MiniQError, PySparkException) as error:
+            return str(failure(error))
+        return ""
+
+
 class Drill:
     """A broker, a pipeline, and its checkpoint in all its states."""
 
-    def __init__(self, folder: Path, pipeline: Pipeline, seed: int) -> None:
-        self._folder, self._pipeline, self._driver = folder, pipeline, Driver()
+    def __init__(
+        self,
+        folder: Path,
+        pipeline: Pipeline,
+        seed: int,
+        driver: Driver | None = None,
+        per_round: int = PER_ROUND,
+        slowest: float = SLOWEST,
+    ) -> None:
+        self._folder, self._pipeline, self._driver = folder, pipeline, driver or ProcessDriver()
+        self._per_round, self._slowest = per_round, slowest
         self._chance = random.Random(seed)
         self._checkpoint, self._out = folder / "checkpoint", folder / "out"
         self._good = folder / "good"
@@ -145,7 +210,7 @@ class Drill:
         def is_over() -> bool:
             done = len(self._batches() - before) >= wanted or time.monotonic() > until
             if not ends_at and (done or queue.info().counts.total == 0):
-                ends_at.append(time.monotonic() + self._chance.uniform(0, SLOWEST))
+                ends_at.append(time.monotonic() + self._chance.uniform(0, self._slowest))
             return bool(ends_at) and time.monotonic() > ends_at[0]
 
         said = self._driver.until(self._task, is_over)
@@ -234,7 +299,7 @@ class Drill:
     # Messages
 
     def _send(self) -> None:
-        tokens = [f"t-{len(self._sent) + place}" for place in range(PER_ROUND)]
+        tokens = [f"t-{len(self._sent) + place}" for place in range(self._per_round)]
         self._client.queue(QUEUE).send_many(tokens)
         self._sent += tokens
 
