@@ -21,6 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, get_args
 
@@ -173,7 +174,7 @@ class Drill:
         """The checkpoint after the last run that was not refused."""
         self._copies: list[Path] = []
         self._sent: list[str] = []
-        self.kills = self.refused = self.released = 0
+        self.rounds = self.kills = self.refused = self.released = 0
         self.changes: Counter[str] = Counter()
         self.wrong: list[str] = []
 
@@ -181,13 +182,17 @@ class Drill:
     def sent(self) -> int:
         return len(self._sent)
 
-    def run(self, rounds: int) -> None:
-        """Run, kill and change so many times, let it come to its end, and judge."""
+    def run(self, rounds: int, minutes: float = inf) -> None:
+        """Run, kill and change so many times or for so long, let it come to its end, and judge."""
+        until = time.monotonic() + 60 * minutes
         with serving(f"rocksdb:{self._folder / 'data'}") as server, miniq.connect(server.url) as client:
             self._client = client
             self._task = Task(server.url, self._pipeline, self._folder)
             self._foreign()
             for _ in range(rounds):
+                if time.monotonic() > until:
+                    break
+                self.rounds += 1
                 self._send()
                 if not self._killed_run():
                     self._put_back()
@@ -318,6 +323,7 @@ class Drill:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults.checkpoints", description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=50, help="rounds of each pipeline (50)")
+    parser.add_argument("--minutes", type=float, default=inf, help="at most so many for each pipeline")
     parser.add_argument("--pipeline", choices=get_args(Pipeline), help="only this one")
     parser.add_argument("--seed", type=int)
     given = parser.parse_args()
@@ -328,9 +334,9 @@ def main() -> int:
         seed = given.seed if given.seed is not None else random.randrange(10**9)
         with tempfile.TemporaryDirectory(prefix="miniq-faults-", ignore_cleanup_errors=True) as folder:
             drill = Drill(Path(folder), pipeline, seed)
-            drill.run(given.rounds)
+            drill.run(given.rounds, given.minutes)
         held = "BROKEN" if drill.wrong else "held"
-        print(f"{held:<7} {pipeline}, {given.rounds} rounds, {drill.sent} messages, {drill.kills} kills, ", end="")
+        print(f"{held:<7} {pipeline}, {drill.rounds} rounds, {drill.sent} messages, {drill.kills} kills, ", end="")
         print(f"{drill.refused} refusals, {drill.released} releases;")
         print(f"        checkpoints: {dict(sorted(drill.changes.items()))} (seed {seed})", flush=True)
         for text in drill.wrong[:10]:
