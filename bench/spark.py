@@ -6,6 +6,8 @@ way, tasks that call the HTTP client in JSON, a thousand messages per call; a to
 and writes them to a file with fsync, and so is about what Spark can do; and for ingest a relay, which sends the rows to
 a bare process that writes them to a file with fsync (see `spark_toys.py`). Drain is also measured with a single task.
 
+A full run also writes its figures into the sentence of README.md and the tables of bench/README.md that state them.
+
 Every way has one round to warm up. CPU seconds are those of Spark, its Python workers and the broker together: unlike
 rates, they can be compared on a machine that does other work.
 """
@@ -18,6 +20,8 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -27,6 +31,7 @@ from bench.core import Samples
 from bench.cpu import cpu_times
 from bench.http import server
 from bench.report import Figure, progress, result_path, save, scratch, show, spread
+from bench.spark_pages import documented
 from bench.spark_toys import BODY, FILL, Toy, relay
 from miniq.spark import session
 from miniq.spark.pipelines import Run, archive, drain
@@ -226,7 +231,12 @@ def main() -> None:
     rows.append(Figure(name="session start and first job", value=spread([first]), unit="s"))
     show(f"{messages:,} messages of {BODY} bytes; value: ratio to the naive way in the same round", rows)
     about = {"bench": "spark", "rounds": rounds, "quick": options.quick, "messages": messages, "body_bytes": BODY}
+    about |= {"pyspark": metadata.version("pyspark")}
     save(result_path("spark", options.quick), about, rows)
+    if not options.quick:
+        for path in ("README.md", "bench/README.md"):
+            text = Path(path).read_text()
+            Path(path).write_text(documented(text, {figure.name: figure.value.median for figure in rows}))
     if any(figure.verdict == "missed" for figure in rows):
         sys.exit(1)
 

@@ -1,4 +1,4 @@
-"""Files that an option names."""
+"""Files that an option names, and new files that replace no other."""
 
 from __future__ import annotations
 
@@ -20,3 +20,14 @@ def check_regular(path: str, field: str) -> None:
     if not stat.S_ISREG(mode):
         kind = _KINDS.get(stat.S_IFMT(mode), "a device")
         raise InvalidRequest(f"{field}: {path!r} is {kind}; use the path of a file", field=field)
+
+
+def name_new(part: str, path: str) -> None:
+    """Give a file a name that no other file has; `FileExistsError` if one has it."""
+    try:
+        os.link(part, path)  # unlike a rename, this fails if the name is taken
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links
+        with open(path, "xb"):  # ours from now on
+            os.replace(part, path)

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,6 +108,56 @@ def appears(path: Path, process: subprocess.Popen[bytes]) -> None:
         assert process.poll() is None, collect(process).err
         assert time.monotonic() < until
         time.sleep(0.02)
+
+
+INTERRUPTED_AT_START = """
+import os, signal
+from miniq.cli import main
+from miniq.spark import source
+
+register = source.register
+
+def interrupted(spark):
+    os.killpg(0, signal.SIGINT)
+    register(spark)
+
+source.register = interrupted
+main()
+"""
+
+
+def test_ctrl_c_while_spark_starts_ends_cleanly(miniq: Shell) -> None:
+    """At a moment when Spark has its own handler of Ctrl-C in place, if it may, and Java gets the signal too."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED_AT_START, "pipeline", "drain", "q", "never", "--json", *MASTER],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env=miniq.env, cwd=miniq.folder, start_new_session=True,
+    )  # fmt: skip
+    ended = collect(process)
+    assert ended.err == ("miniq: stopping; Ctrl-C again ends at once\nminiq: interrupted; run it again to continue\n")
+    assert (ended.code, ended.objects) == (1, [{"pipeline": "drain", "messages": 0, "seconds": 0.0, "stopped": True}])
+    assert not (miniq.folder / "never").exists()
+
+
+def test_a_second_ctrl_c_while_spark_starts_ends_at_once(miniq: Shell) -> None:
+    process = miniq.start("pipeline", "drain", "q", "never", *MASTER, start_new_session=True)
+    assert process.stderr is not None
+    until = time.monotonic() + 60
+    while not has_java(process.pid):
+        assert process.poll() is None, collect(process).err
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.stderr.readline() == b"miniq: stopping; Ctrl-C again ends at once\n"
+    time.sleep(ECHO + 0.1)  # a sooner one is taken for the same key press
+    os.killpg(process.pid, signal.SIGINT)
+    ended = collect(process)
+    assert (ended.code, ended.err, ended.out) == (1, "miniq: interrupted\n", "")
+
+
+def has_java(pid: int) -> bool:
+    """Whether a process has started Java, or the script that becomes it."""
+    return bool(Path(f"/proc/{pid}/task/{pid}/children").read_text())
 
 
 def test_usage_errors_take_one_line(miniq: Shell) -> None:

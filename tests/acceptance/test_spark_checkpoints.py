@@ -13,7 +13,11 @@ pytest.importorskip("pyspark")
 
 import miniq
 from miniq.message import QueueChanges
+from miniq.spark.options import read_options
+from miniq.spark.schema import Layout, view_columns
+from miniq.spark.stream import HistoryStream
 from tests.acceptance.test_spark_read import batches, bodies, drain, forget_commit, stream, table
+from tests.faults.checkpoints import Drill, SessionDriver
 from tests.serving import Served, serving
 
 if TYPE_CHECKING:
@@ -49,8 +53,9 @@ def test_an_offset_names_store_queue_group_reader_and_claim(
     logged = offsets(tmp_path / "checkpoint")
     (group,) = broker.queue("orders").claim_groups()
     names = {"store": broker.whoami().store, "queue": "orders", "group": "test", "id": group.id}
-    assert logged == {n: names | {"reader": group.claims[0].reader, "claim": n + 1} for n in (0, 1)}
-    assert all(logged[0].values())
+    reader = group.claims[0].reader
+    assert logged == {n: names | {"reader": reader, "claim": n + 1, "after": n} for n in (0, 1)}
+    assert all(logged[1].values())
 
 
 def test_offsets_of_earlier_versions_are_understood(
@@ -151,6 +156,35 @@ def test_a_logged_batch_that_another_checkpoint_has_done_is_skipped_if_that_is_a
     assert bodies(new) == [5, 6, 7, 8, 9]
 
 
+def test_a_first_batch_is_repeated_though_later_ones_were_done(
+    spark: SparkSession, url: str, broker: miniq.Client, tmp_path: Path
+) -> None:
+    """An older copy of the checkpoint. Spark asks again where it starts, and the group has got on by then."""
+    broker.queue("orders").send_many(range(10))
+    drain(stream(spark, url, maxMessagesPerBatch=5), tmp_path)
+    forget_commit(tmp_path / "checkpoint", 0)
+    forget_commit(tmp_path / "checkpoint", 1)
+    for name in ("1", ".1.crc"):
+        (tmp_path / "checkpoint" / "offsets" / name).unlink()
+    broker.queue("orders").send(10)  # without new messages, only the first batch is repeated
+    drain(stream(spark, url, maxMessagesPerBatch=5), tmp_path, "again")
+    assert bodies(tmp_path, "again") == list(range(11))
+
+
+def test_a_first_batch_of_the_latest_history_is_repeated_from_where_it_began(url: str, broker: miniq.Client) -> None:
+    broker.queue("orders").configure(history="events")
+    options = read_options({"url": url, "view": "history", "startingOffset": "latest"})
+    layout = Layout(view_columns("history"), "history", None, None)
+    stream = HistoryStream(options, layout)
+    start = stream.initialOffset()
+    broker.queue("orders").send_many(range(5))
+    end = stream.latestOffset(start, stream.getDefaultReadLimit())
+    broker.queue("orders").send_many(range(5))
+    again = HistoryStream(options, layout)
+    assert again.partitions(again.initialOffset(), end) == stream.partitions(start, end)
+    assert len(stream.partitions(start, end)) == 1
+
+
 def test_after_a_queue_was_made_again_lost_messages_are_skipped_if_that_is_allowed(
     spark: SparkSession, url: str, broker: miniq.Client, tmp_path: Path
 ) -> None:
@@ -215,3 +249,12 @@ def test_a_key_that_may_only_receive_is_enough_for_a_stream(spark: SparkSession,
             assert bodies(tmp_path, "again") == list(range(6, 15))
             with pytest.raises(Exception, match="reader"):
                 table(spark, server.url, queue="orders", api_key=reader).collect()
+
+
+def test_changed_checkpoints_between_kills_lose_and_double_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    """The short form of `make faults-checkpoints`, which kills processes instead of interrupting queries. Of these
+    checkpoints one is deleted, one replaced by that of another pipeline, and one by an older copy."""
+    drill = Drill(tmp_path, "drain", 691, SessionDriver(spark), per_round=100, slowest=0.3)
+    drill.run(rounds=3)
+    assert not drill.wrong
+    assert drill.refused

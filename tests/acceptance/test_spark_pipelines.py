@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import filecmp
 import json
 import os
 import random
 import re
 import shutil
+import sys
 import threading
 import time
 from collections import Counter
@@ -339,6 +341,52 @@ def test_the_copy_is_byte_identical(
     assert done.details["lines"] == CASES[name].count(b"\n") + (not CASES[name].endswith(b"\n") and bool(CASES[name]))
     assert [info.name for info in broker.queues()] == ["default"]
     assert sorted(path for path in tmp_path.iterdir() if path.name != "state") == [source, copy]
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_a_copy_is_refused_before_it_begins_if_its_name_is_taken(tmp_path: Path, kind: str) -> None:
+    source, out = tmp_path / "in", tmp_path / "out"
+    source.write_text("ours")
+    if kind == "file":
+        out.write_text("another's")
+    else:
+        out.mkdir()
+    no_spark: Any = None
+    with pytest.raises(InvalidRequest, match="exists; name a new file, or remove that one"):
+        pipelines.copy(no_spark, str(source), str(out), run=Run(url="http://127.0.0.1:1"))
+    assert out.is_dir() if kind == "folder" else out.read_text() == "another's"
+    assert sorted(tmp_path.iterdir()) == [source, out]
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_file_that_appears_during_a_copy_is_not_overwritten(
+    broker: miniq.Client, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    """Also on a file system without links, where the copy is renamed."""
+    source, out = tmp_path / "in", tmp_path / "out"
+    source.write_text("ours")
+
+    def transfer(spark: object, source: str, part: str, *rest: object) -> int:
+        Path(part).write_text("ours")
+        out.write_text("another's")
+        return 1
+
+    def no_links(source: str, target: str) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    module = sys.modules["miniq.spark.pipelines.copy"]  # the package has a function of this name
+    monkeypatch.setattr(module, "_transfer", transfer)
+    if not links:
+        monkeypatch.setattr(os, "link", no_links)
+    no_spark: Any = None
+    with pytest.raises(InvalidRequest, match="exists by now; name a new file"):
+        pipelines.copy(no_spark, str(source), str(out), run=run)
+    assert out.read_text() == "another's"
+    assert sorted(path for path in tmp_path.iterdir() if path.name != "state") == [source, out]
+    out.unlink()
+    monkeypatch.setattr(module, "_transfer", lambda spark, source, part, *rest: Path(part).write_text("ours"))
+    pipelines.copy(no_spark, str(source), str(out), run=run)
+    assert out.read_text() == "ours"
 
 
 def test_a_large_file_is_copied_by_two_tasks(

@@ -21,14 +21,22 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from math import inf
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, Protocol, get_args
 
 from msgspec import Struct, field
+from pyspark.errors import PySparkException
 
 import miniq
+from miniq.errors import MiniQError
+from miniq.spark.pipelines import Run, drain, transform
+from miniq.spark.pipelines.runs import failure
 from tests.faults.spark import PATIENCE, SQL, Pipeline, tokens_in_files, tokens_in_queue
 from tests.serving import serving
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 QUEUE, TARGET, OTHER, GROUP = "work", "results", "other", "drill"
 OPTIONS = {"pollTimeout": "0.2", "maxMessagesPerBatch": "50"}
@@ -64,11 +72,20 @@ class Task(Struct):
     options: dict[str, str] = field(default_factory=OPTIONS.copy)
 
 
-class Driver:
-    """A process of its own for each run, which is killed with its Java; Python workers may outlive it."""
+class Driver(Protocol):
+    """Runs pipelines."""
 
     def until(self, task: Task, is_over: Callable[[], bool]) -> str:
         """Run for ever, and be killed when `is_over`: "", or why it ended before."""
+
+    def to_the_end(self, task: Task) -> str:
+        """Process what is there: "", or why that failed."""
+
+
+class ProcessDriver:
+    """A process of its own for each run, which is killed with its Java; Python workers may outlive it."""
+
+    def until(self, task: Task, is_over: Callable[[], bool]) -> str:
         with open(task.folder / "driver.log", "wb") as log:
             command = [*self._command(task), "--continuous"]
             driver = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
@@ -84,7 +101,6 @@ class Driver:
             driver.wait()
 
     def to_the_end(self, task: Task) -> str:
-        """Process what is there: "", or why that failed."""
         ended = subprocess.run(self._command(task), capture_output=True, text=True, timeout=2 * PATIENCE)
         return "" if ended.returncode == 0 else ended.stderr or "it ended"
 
@@ -97,18 +113,68 @@ class Driver:
         return [*command, "--master", "local[2]", "--json"]
 
 
+class SessionDriver:
+    """Queries of one session, which are interrupted wherever they are. It spares the start of Spark in each round."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+
+    def until(self, task: Task, is_over: Callable[[], bool]) -> str:
+        def stop() -> bool:
+            if is_over():
+                raise InterruptedError
+            return False
+
+        self._spark.sparkContext.setLogLevel("OFF")  # it logs what it interrupts
+        try:
+            return self._run(task, stop) or "it ended"
+        except InterruptedError:
+            return ""
+        finally:
+            self._spark.sparkContext.setLogLevel("ERROR")
+
+    def to_the_end(self, task: Task) -> str:
+        return self._run(task, None)
+
+    def _run(self, task: Task, stop: Callable[[], bool] | None) -> str:
+        run = Run(
+            url=task.url,
+            options=task.options,
+            checkpoint=str(task.folder / task.checkpoint),
+            continuous=stop is not None,
+            stop=stop,
+        )
+        try:
+            if task.pipeline == "drain":
+                drain(self._spark, task.queue, str(task.folder / task.out), group=GROUP, run=run)
+            else:
+                transform(self._spark, task.queue, TARGET, SQL, group=GROUP, run=run)
+        except (MiniQError, PySparkException) as error:
+            return str(failure(error))
+        return ""
+
+
 class Drill:
     """A broker, a pipeline, and its checkpoint in all its states."""
 
-    def __init__(self, folder: Path, pipeline: Pipeline, seed: int) -> None:
-        self._folder, self._pipeline, self._driver = folder, pipeline, Driver()
+    def __init__(
+        self,
+        folder: Path,
+        pipeline: Pipeline,
+        seed: int,
+        driver: Driver | None = None,
+        per_round: int = PER_ROUND,
+        slowest: float = SLOWEST,
+    ) -> None:
+        self._folder, self._pipeline, self._driver = folder, pipeline, driver or ProcessDriver()
+        self._per_round, self._slowest = per_round, slowest
         self._chance = random.Random(seed)
         self._checkpoint, self._out = folder / "checkpoint", folder / "out"
         self._good = folder / "good"
         """The checkpoint after the last run that was not refused."""
         self._copies: list[Path] = []
         self._sent: list[str] = []
-        self.kills = self.refused = self.released = 0
+        self.rounds = self.kills = self.refused = self.released = 0
         self.changes: Counter[str] = Counter()
         self.wrong: list[str] = []
 
@@ -116,13 +182,17 @@ class Drill:
     def sent(self) -> int:
         return len(self._sent)
 
-    def run(self, rounds: int) -> None:
-        """Run, kill and change so many times, let it come to its end, and judge."""
+    def run(self, rounds: int, minutes: float = inf) -> None:
+        """Run, kill and change so many times or for so long, let it come to its end, and judge."""
+        until = time.monotonic() + 60 * minutes
         with serving(f"rocksdb:{self._folder / 'data'}") as server, miniq.connect(server.url) as client:
             self._client = client
             self._task = Task(server.url, self._pipeline, self._folder)
             self._foreign()
             for _ in range(rounds):
+                if time.monotonic() > until:
+                    break
+                self.rounds += 1
                 self._send()
                 if not self._killed_run():
                     self._put_back()
@@ -145,7 +215,7 @@ class Drill:
         def is_over() -> bool:
             done = len(self._batches() - before) >= wanted or time.monotonic() > until
             if not ends_at and (done or queue.info().counts.total == 0):
-                ends_at.append(time.monotonic() + self._chance.uniform(0, SLOWEST))
+                ends_at.append(time.monotonic() + self._chance.uniform(0, self._slowest))
             return bool(ends_at) and time.monotonic() > ends_at[0]
 
         said = self._driver.until(self._task, is_over)
@@ -234,7 +304,7 @@ class Drill:
     # Messages
 
     def _send(self) -> None:
-        tokens = [f"t-{len(self._sent) + place}" for place in range(PER_ROUND)]
+        tokens = [f"t-{len(self._sent) + place}" for place in range(self._per_round)]
         self._client.queue(QUEUE).send_many(tokens)
         self._sent += tokens
 
@@ -253,6 +323,7 @@ class Drill:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults.checkpoints", description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=50, help="rounds of each pipeline (50)")
+    parser.add_argument("--minutes", type=float, default=inf, help="at most so many for each pipeline")
     parser.add_argument("--pipeline", choices=get_args(Pipeline), help="only this one")
     parser.add_argument("--seed", type=int)
     given = parser.parse_args()
@@ -263,9 +334,9 @@ def main() -> int:
         seed = given.seed if given.seed is not None else random.randrange(10**9)
         with tempfile.TemporaryDirectory(prefix="miniq-faults-", ignore_cleanup_errors=True) as folder:
             drill = Drill(Path(folder), pipeline, seed)
-            drill.run(given.rounds)
+            drill.run(given.rounds, given.minutes)
         held = "BROKEN" if drill.wrong else "held"
-        print(f"{held:<7} {pipeline}, {given.rounds} rounds, {drill.sent} messages, {drill.kills} kills, ", end="")
+        print(f"{held:<7} {pipeline}, {drill.rounds} rounds, {drill.sent} messages, {drill.kills} kills, ", end="")
         print(f"{drill.refused} refusals, {drill.released} releases;")
         print(f"        checkpoints: {dict(sorted(drill.changes.items()))} (seed {seed})", flush=True)
         for text in drill.wrong[:10]:

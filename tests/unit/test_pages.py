@@ -8,11 +8,22 @@ import tomllib
 from pathlib import Path
 
 import miniq
+from bench.spark_pages import documented
 from miniq.api.codec import STATUS
 from miniq.cli.root import COMMANDS
 from miniq.message import QueueSettings
 from miniq.options import Limits, Options
 
+MEASURED = [
+    *(f"{name}, share of the toy" for name in ("ingest", "drain")),
+    "drain, two tasks to one",
+    *(
+        f"ingest, CPU{kind}, {way}"
+        for kind in ("", " of Java", " of the workers", " of the broker")
+        for way in ("toy", "relay", "arrow")
+    ),
+]
+"""Figures of `bench.spark`, beside the rates."""
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "bench" / "README.md", *(ROOT / "docs").rglob("*.md")]
 
@@ -87,6 +98,22 @@ def test_the_comparison_has_the_figures_that_were_measured() -> None:
         name = f"{what} {'x100' if 'batches' in how else 'x1, ' + how}"
         for peer, figure in zip(head[1:], shown, strict=True):
             assert figure == f"{round(rates[f'{name}: {peers.get(peer, peer)}'], -2):,.0f}", (call, peer)
+
+
+def test_the_speed_of_spark_is_the_one_that_was_measured() -> None:
+    """`python -m bench.spark` writes it, also into the tables of bench/README.md."""
+    figures = json.loads((ROOT / "bench" / "results" / "spark.json").read_text())["figures"]
+    medians = {figure["name"]: figure["value"]["median"] for figure in figures}
+    for path in (ROOT / "README.md", ROOT / "bench" / "README.md"):
+        assert documented(path.read_text(), medians) == path.read_text(), path
+    changed = dict.fromkeys(medians | dict.fromkeys(MEASURED, 0.0), 1.5) | {
+        f"{name}, messages/s": 1_234_567.0 for name in ("ingest", "drain", "archive")
+    }
+    assert documented((ROOT / "README.md").read_text(), changed).count("1,235,000") == 3
+    page = documented((ROOT / "bench" / "README.md").read_text(), changed)
+    assert page.count("| 1,235,000 | 1.50 | 0.8 |") == 2
+    assert "| drain, two tasks against one | | 1.50 | 1 |" in page
+    assert page.count(", CPU | 1.50 | 1.50 | 1.50 | 1.50 |") == 3
 
 
 def test_every_command_that_the_readme_names_exists() -> None:

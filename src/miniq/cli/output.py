@@ -18,6 +18,7 @@ from miniq.api import codec, shapes
 from miniq.api.messages import shown_messages, wire_messages
 from miniq.cli.root import ignore_interrupts
 from miniq.client._sync.message import Message
+from miniq.files import name_new
 from miniq.json_values import is_json
 from miniq.message import JSON
 
@@ -188,14 +189,3 @@ def part_of(path: str, overwrite: bool = True) -> Iterator[str]:
     finally:
         with suppress(FileNotFoundError):
             os.unlink(part)
-
-
-def name_new(part: str, path: str) -> None:
-    """Give a file a name that no other file has."""
-    try:
-        os.link(part, path)  # unlike a rename, this fails if the name is taken
-    except FileExistsError:
-        raise
-    except OSError:  # a file system without links
-        with open(path, "xb"):
-            os.replace(part, path)

@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
-from types import FrameType
+from importlib import import_module
+from types import FrameType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -122,11 +123,10 @@ def perform(
             os.environ.update(broker.environment())  # where the Spark source finds the certificates
         with stop_requested() as stop, progress_line(visible) as progress:
             starting = "connecting to Spark" if master.startswith("sc://") else "starting Spark"
-            with waiting_line(starting, visible) as say_more:
+            with own_signals(), waiting_line(starting, visible) as say_more:
                 if visible and is_first_start(master):
                     say_more(" for the first time, which takes longer")
                 spark = session(master, app="miniq pipeline", config=conf)
-            stop.listen()  # again: Spark takes Ctrl-C for itself
             stop.first = partial(silence, spark)
             run = pipelines.Run(progress=progress, stop=stop, **how)
             if stop():
@@ -194,6 +194,18 @@ def stop_requested() -> Iterator[Stop]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def own_signals() -> Iterator[None]:
+    """Keep Spark from handling Ctrl-C itself while it starts: seconds before it is ready, it would begin to answer one
+    with stack traces."""
+    context: Any = import_module("pyspark.core.context")
+    context.signal = SimpleNamespace(SIGINT=signal.SIGINT, signal=lambda number, handler: None)
+    try:
+        yield
+    finally:
+        context.signal = signal
 
 
 def kill_java() -> None:

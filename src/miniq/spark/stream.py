@@ -8,6 +8,10 @@ between a claim and Spark's log, the restarted query finds the claim after `star
 A number alone does not tell whose claim it is. So an offset also names the store, the queue, the group with its id, and
 the reader: a random name that a new checkpoint gets with its first offset, and that its copies share. The broker
 records which reader has fetched a claim, and gives it to no other. Offsets of earlier versions have the number only.
+
+Spark logs where a batch ends, and the next one starts there. It asks where the first batch starts at each start of the
+query; in an older copy of a checkpoint that batch may be the next, while the group or the history has moved on. So the
+offset of a batch that is not empty also says after what it begins.
 """
 
 from __future__ import annotations
@@ -126,16 +130,20 @@ class ClaimStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._sizes = {claim.number: claim}
         if self._remaining is not None and not self._was_acked(claim.number):
             self._remaining -= claim.messages
-        return self._offset(claim.number)
+        return self._offset(claim.number) | {"after": claim.number - 1}
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[Part]:
         """Every claim of a batch, split by the option `partitions` or by size. None of a batch that is lost."""
-        first, last = self._claim_at(start), self._claim_at(end)
+        after, last = self._claim_at(start), self._claim_at(end)
         if last is None:
             return []
+        if after is None:
+            after = last - 1
+        elif after >= last:
+            after = end.get("after", after)
         return [
             Part(claim, part, parts, end.get("reader"), pieces_of(self._sizes.get(claim), parts))
-            for claim in range(last if first is None else first + 1, last + 1)
+            for claim in range(after + 1, last + 1)
             for parts in [self._parts(claim)]
             for part in range(parts)
         ]
@@ -371,7 +379,7 @@ class HistoryStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if last <= begin:
             return start
         self._end = min(last, begin + max(1, max_records))
-        return self._offset(self._end)
+        return self._offset(self._end) | {"after": begin}
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         return self._lag.history(self._end)
@@ -380,7 +388,11 @@ class HistoryStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin, last = self._record_at(start), self._record_at(end)
         if last is None:
             return []
-        return split(self._span()[0] - 1 if begin is None else begin, last, self._options.partitions)
+        if begin is None:
+            begin = self._span()[0] - 1
+        elif begin >= last:
+            begin = end.get("after", begin)
+        return split(begin, last, self._options.partitions)
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
         return read_range(self._options, self._layout, partition, asked(self._options))

@@ -3,6 +3,9 @@
 A message is a line, or a piece of a long line; its key is its offset in the file. The tasks that read the stream write
 each piece at its offset, so neither order nor repetition matters. The file is sent block by block while a stream writes
 the pieces that have arrived.
+
+The destination needs no marker of its owner, unlike those of `drain` and `archive`: it is a new file that appears when
+it is complete, and no other run goes on with it.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import pyarrow as pa
 
 from miniq.errors import InvalidRequest, MiniQError
+from miniq.files import name_new
 from miniq.spark.pipelines.runs import Counts, Run, Summary, read_stream
 
 if TYPE_CHECKING:
@@ -139,11 +143,9 @@ def _write_at(file: int, piece: bytes, offset: int) -> None:
 def _publish(part: str, out: str) -> None:
     """Give the copy its name, unless there is such a file by now."""
     try:
-        os.link(part, out)
+        name_new(part, out)
     except FileExistsError:
         raise InvalidRequest(f"out: {out!r} exists by now; name a new file", field="out") from None
-    except OSError:  # a file system without links
-        os.rename(part, out)
 
 
 def _verify(source: str, part: str) -> tuple[int, int]:
