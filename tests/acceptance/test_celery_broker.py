@@ -213,6 +213,7 @@ def test_the_commands_status_and_events_see_the_worker(behind: Behind, server: S
 
 def test_a_connection_that_is_cut_loses_no_task_and_repeats_none(behind: Behind, server: Served) -> None:
     env, proxy = behind.env, behind.proxy
+    proxy.drop_all()  # while it waits in long polls
     call(env, "late.delay(1, 0.5)")
     until(lambda: [note for note in notes(env, "began") if note["number"] == 1])
     proxy.drop_all()
