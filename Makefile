@@ -14,7 +14,7 @@ TESTS := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve browser node pictures quick test check generate fmt bench bench-postgres bench-mongodb bench-http bench-zmq bench-backlog bench-peers bench-peers-backlog
-.PHONY: bench-celery bench-spark bench-sqs bench-workers bench-console bench-queues bench-schedules copy-large docs dist pythons container dramatiq-suite faults faults-damage
+.PHONY: bench-celery bench-spark bench-sqs bench-workers bench-console bench-queues bench-schedules copy-large docs dist pythons container celery-suite dramatiq-suite faults faults-damage
 .PHONY: faults-databases faults-interruptions faults-spark faults-checkpoints faults-workers faults-topics faults-celery soak fuzz differential demo clean
 
 help: ## this list
@@ -65,6 +65,9 @@ test: setup browser node ## set up and run all tests
 
 generate: setup ## write the blocking client from the one for event loops
 	$(BIN)/python scripts/generate_sync.py
+
+celery-suite: setup ## Celery's own integration tests on MiniQ and, if redis-server is installed, on Redis (downloads them; 20 minutes)
+	$(BIN)/python scripts/celery_suite
 
 dramatiq-suite: setup ## Dramatiq's own tests against MiniQ (downloads them; 5 minutes)
 	$(BIN)/python scripts/dramatiq_suite --timeout 60
@@ -120,7 +123,7 @@ bench-sqs: setup ## boto3 against moto's server, and what the SQS wire costs bes
 	$(PIP) --group peers
 	$(BIN)/python -m bench.sqs
 
-bench-celery: setup ## Celery on MiniQ beside Celery on Redis, if redis-server is installed (3 minutes, idle machine)
+bench-celery: setup ## Celery on MiniQ beside Celery on Redis and RabbitMQ, where they are installed (5 minutes, idle machine)
 	$(BIN)/python -m bench.celery
 
 bench-spark: setup ## ingest, drain and archive on Spark, a million messages each, beside the obvious way (10 minutes, idle)

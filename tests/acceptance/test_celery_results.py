@@ -204,10 +204,15 @@ def test_the_body_of_a_chord_runs_once_with_all_results(tasks: Any, folder: Path
     assert len(bodies.read_text().splitlines()) - before == 14
 
 
-def test_a_failure_in_the_header_fails_the_body(tasks: Any) -> None:
+def test_a_failure_in_the_header_fails_the_body_and_is_raised_as_it_was(tasks: Any) -> None:
     result = chord([tasks.add.s(1, 1), tasks.fail.s("bad part"), tasks.add.s(2, 2)], tasks.total.s())()
-    with pytest.raises(ChordError, match=r"bad part"):
+    with pytest.raises(ValueError, match=r"^bad part$"):
         result.get(timeout=PATIENCE)
+    assert isinstance(result.result, ChordError)
+    with pytest.raises(
+        ChordError, match=rf"^Dependency {result.parent.results[1].id} raised ValueError\('bad part'\)$"
+    ):
+        AsyncResult(result.id, app=tasks.app).get(timeout=PATIENCE)  # which knows no parts
 
 
 def test_a_chord_survives_processes_that_are_lost(tasks: Any, folder: Path) -> None:

@@ -13,7 +13,9 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
 import miniq
+from miniq.celery.summary import task_of
 from tests.acceptance.browser import Visit, browsing
+from tests.acceptance.celery_kit import call, environment
 from tests.acceptance.staged import graded, staged, trouble
 
 WORDS = {
@@ -264,11 +266,11 @@ def test_a_message_shows_its_life_its_task_and_json_that_folds(visit: Visit, mq:
     queue.send({"to": "ann"}, headers={"task": "welcome"})
     page = visit.go("/q/tasks")
     expect(page.locator("td.cut")).to_have_text(
-        ["shop.add(1, 2, 'z': 3)", 'send_mail("a@b.c", n=1)', 'welcome(to="ann")']
+        ["shop.add(1, 2, **{'z': 3})", 'send_mail("a@b.c", n=1)', 'welcome(to="ann")']
     )
     visit.go(f"/q/tasks/m/{celery}")
     facts = page.locator(".facts").first
-    for text in ("Celery task", "shop.add(1, 2, 'z': 3)", "Retries", "ETA"):
+    for text in ("Celery task", "shop.add(1, 2, **{'z': 3})", "Retries", "ETA"):
         expect(facts).to_contain_text(text)
     body = page.locator("pre.body").last
     expect(body).to_have_text('[ [ 1, 2 ], { "z": 3 }, {} ]')
@@ -301,6 +303,59 @@ def test_a_phone_shows_the_whole_menu_even_tiles_and_several_queues(visit: Visit
         expect(page.locator(".tiles > *")).to_have_count(count)
         tops = [box["y"] for one in page.locator(".tile").all() if (box := one.bounding_box())]
         assert len({tops.count(top) for top in tops}) == 1, "each row has as many"
+
+
+@pytest.mark.parametrize(
+    ("sent", "line", "eta"),
+    [
+        ("add.apply_async((1, 2), queue='sent')", "celery_tasks.add(1, 2)", None),
+        (
+            "flaky.apply_async((1,), {'fails': 2}, queue='sent', eta=datetime(2099, 5, 4), retries=2)",
+            "celery_tasks.flaky(1, **{'fails': 2})",
+            "2099",
+        ),
+    ],
+)
+def test_a_task_that_celery_sent_is_shown_as_peek_shows_it(
+    visit: Visit, mq: miniq.Client, tmp_path: Path, sent: str, line: str, eta: str | None
+) -> None:
+    env = environment(visit.url.replace("http://", "miniq://"), tmp_path / "notes")
+    call(env, f"from datetime import datetime\n{sent}")
+    [message] = mq.queue("sent").peek()
+    task = task_of(message.id, message.headers, message.data)
+    assert task is not None
+    assert (f"{task.name}({task.args})", (task.eta or "")[:4], task.retries) == (line, eta or "", 2 if eta else 0)
+    page = visit.go("/q/sent")
+    expect(page.locator("td.cut")).to_have_text(line)
+    visit.go(f"/q/sent/m/{message.id}")
+    facts = page.locator(".facts").first
+    expect(facts).to_contain_text(f"Celery task{line}")
+    if eta:
+        expect(facts.locator("dt:text-is('ETA') + dd")).to_contain_text(eta)
+        expect(facts.locator("dt:text-is('Retries') + dd")).to_have_text("2")
+    else:
+        expect(facts).not_to_contain_text(re.compile("ETA|Retries"))
+    mq.queue("sent").delete()
+
+
+def test_dates_that_are_none_are_shown_as_they_are(visit: Visit, mq: miniq.Client) -> None:
+    queue = mq.queue("undated")
+    id = queue.send([[], {}, {}], headers={"task": "t", "argsrepr": "()", "eta": "soon"})
+    queue.send({"actor_name": "a", "args": None, "kwargs": 1, "options": {"eta": 1e300, "retries": 1e300}})
+    queue.send({"actor_name": "b", "args": "text", "kwargs": {}, "options": {"eta": {}, "retries": "many"}})
+    page = visit.go("/q/undated")
+    expect(page.locator("td.cut")).to_have_text(["t()", "a()", "b()"])
+    visit.go(f"/q/undated/m/{id}")
+    expect(page.locator(".facts").first.locator("dt:text-is('ETA') + dd")).to_have_text("soon")
+    shown = page.evaluate(
+        """async () => {
+          const dom = await import("/console/dom.js");
+          return ["moment", "timeOfDay"].map((name) => dom[name]("null").textContent)
+            .concat(dom.day("null"), dom.hourAndMinute(NaN), dom.age("null"), dom.until(undefined), dom.isoTime("no"));
+        }"""
+    )
+    assert shown == ["null", "null", "null", "NaN", "\u2013", "\u2013", "no"]
+    queue.delete()
 
 
 PAGES = {

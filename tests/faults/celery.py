@@ -1,6 +1,7 @@
 """Celery's workers, the processes of their pools and the broker are killed at random under load (`make faults-celery`).
 
-Every task acks late. At the end each has run, and no two runs of one were at the same time.
+Every task acks late, and some run longer than a lease. At the end each has run, and no two runs of one were at the same
+time.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ import miniq
 from tests.acceptance.celery_kit import Worker, call, environment, notes, until, working
 from tests.serving import free_ports, serving
 
-LEASE = 3.0
+LEASE = 8.0
+LONG, EVERY = 12.0, 125
+"""One task in so many runs so many seconds: longer than a lease that is not extended."""
 WORKERS = 3
 
 
@@ -40,7 +43,7 @@ def run(tasks: int, kills: int, seed: int) -> None:
         )
         broker = stack.enter_context(serving(store, port))
         workers = [stack.enter_context(working(env, "-c", "2", name=f"w{n}")) for n in range(WORKERS)]
-        call(env, f"for n in range({tasks}): late.delay(n, 0.02 if n % 50 else 2)")
+        call(env, f"for n in range({tasks}): late.delay(n, 0.02 if n % {EVERY} else {LONG})")
         for _ in range(kills):
             time.sleep(dice.uniform(0.5, 2))
             victim = dice.choice(list(killed))
@@ -81,7 +84,12 @@ def _balance(env: dict[str, str], tasks: int, killed: dict[str, int]) -> None:
         if end is not None and end > start
     ]
     again = sum(len(spans) > 1 for spans in runs.values())
-    print(f"killed: {killed}; tasks {tasks}, lost {len(lost)}, run again {again}, at the same time {len(at_once)}")
+    long = sum(end is not None and end - start > LEASE for spans in runs.values() for start, end in spans)
+    print(
+        f"killed: {killed}; tasks {tasks}, lost {len(lost)}, run again {again}, at the same time {len(at_once)}; "
+        f"runs that took longer than their lease of {LEASE:g} s: {long}"
+    )
+    assert long, "no lease had to be extended"
     assert not lost, sorted(lost)[:10]
     assert not at_once, at_once[:10]
 

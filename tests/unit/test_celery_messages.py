@@ -212,6 +212,7 @@ def test_a_wrong_url_is_refused(host: str) -> None:
         ({"task": "t", "argsrepr": "(1,)", "kwargsrepr": "{'b': 2}"}, b"", ("t", "i", "1, **{'b': 2}", None, 0)),
         ({"task": "t", "id": "x", "eta": "2026-01-01", "retries": "3"}, b"[[1], {}]", ("t", "x", "1", "2026-01-01", 3)),
         ({"task": "t", "eta": "null"}, b'[["a"], {"b": null}, {}]', ("t", "i", "'a', b=None", None, 0)),
+        ({"task": "t", "eta": "None", "retries": "true"}, b"", ("t", "i", "", None, 0)),
         ({"task": "t", "retries": "many"}, b"\xff", ("t", "i", "", None, 0)),
         ({"other": "x"}, b"[[], {}, {}]", None),
     ],

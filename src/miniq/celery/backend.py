@@ -197,6 +197,8 @@ class Backend(Chords, KeyValueStoreBackend):
                 meta = self._meta(found)
                 if meta["status"] == states.SUCCESS:
                     self._cache[task_id] = meta
+                elif on_interval is not None:
+                    on_interval()  # which raises the error of a part of a chord, instead of the ChordError of its body
                 return meta
             if on_interval is not None:
                 on_interval()

@@ -14,10 +14,11 @@ from collections import OrderedDict
 from typing import Any
 
 import msgspec
+from celery import states
 from celery.backends.base import _create_chord_error_with_cause
 from celery.canvas import maybe_signature
 from celery.exceptions import ChordError
-from celery.result import AsyncResult, GroupResult, allow_join_result, result_from_tuple
+from celery.result import GroupResult, allow_join_result, result_from_tuple
 from celery.utils.log import get_logger
 from msgspec import Struct
 
@@ -164,8 +165,8 @@ class Chords:
             with allow_join_result():
                 results = header.join_native(timeout=self.app.conf.result_chord_join_timeout, propagate=True)
         except Exception as error:
-            culprit = next(iter(_failed(header)), None)
-            reason = repr(error) if culprit is None else f"Dependency {culprit.id} raised {error!r}"
+            culprit = self._first_failed(header)
+            reason = repr(error) if culprit is None else f"Dependency {culprit} raised {error!r}"
             logger.exception("Chord %r raised: %r", group_id, reason)
             self._fail(callback, _create_chord_error_with_cause(message=reason, original_exc=error))
         else:
@@ -177,6 +178,11 @@ class Chords:
                 self._fail(callback, _create_chord_error_with_cause(message=reason, original_exc=error))
         header.delete(backend=self)
 
+    def _first_failed(self, header: Any) -> str | None:
+        """The id of a part that failed."""
+        states_of = ((id, self.get_task_meta(id)["status"]) for id in _leaves(header))  # type: ignore[attr-defined]
+        return next((id for id, state in states_of if state in states.PROPAGATE_STATES), None)
+
     def _fail(self, callback: Any, error: ChordError) -> None:
         self.chord_error_from_stack(callback=callback, exc=error)  # type: ignore[attr-defined]
 
@@ -186,10 +192,6 @@ def _leaves(result: Any) -> list[str]:
     if isinstance(result, GroupResult):
         return [leaf for each in result.results for leaf in _leaves(each)]
     return [str(result.id)]
-
-
-def _failed(header: Any) -> list[AsyncResult]:
-    return list(header._failed_join_report())
 
 
 def _tuples(value: Any) -> Any:

@@ -1,5 +1,7 @@
 """What a message of Celery is about: the name of its task, its arguments in short, eta and retries. Pure.
 
+The console shows the same (`console/tasks.js`).
+
 Celery writes the arguments, shortened, into the headers `argsrepr` and `kwargsrepr`. A program that sends tasks without
 them has them in the body: `[args, kwargs, …]`.
 """
@@ -36,11 +38,11 @@ def task_of(id: str, headers: Mapping[str, str], body: bytes) -> Task | None:
     eta = _value(headers.get("eta"))
     retries = _value(headers.get("retries"))
     return Task(
-        name,
+        _text(name),
         _text(headers.get("id")) or id,
         shown if len(shown) <= SHORT else f"{shown[: SHORT - 1]}…",
-        eta if isinstance(eta, str) else None,
-        retries if isinstance(retries, int) else 0,
+        eta if isinstance(eta, str) and eta != "None" else None,
+        retries if type(retries) is int else 0,
     )
 
 

@@ -1,6 +1,6 @@
 // The dialogs to send a message and to edit one.
 import { api } from "./api.js";
-import { field, h, parse } from "./dom.js";
+import { field, h, isoTime, parse } from "./dom.js";
 import { ask } from "./dialogs.js";
 
 /** The fields of a message that are free text, with their labels. */
@@ -69,7 +69,7 @@ export async function send(name, { title = `Send to ${name}`, action = "Send", p
         field("Deliver at (instead of a delay)", moment), field("Time to live (seconds)", ttl), Object.entries(TEXTS).map(([name, label]) => field(label, texts[name])), field("Headers", headers, true)))],
     submit: () => {
       const draft = { ...body.read(), priority: Number(priority.value), delay: number(delay), ttl: number(ttl) };
-      if (moment.value) draft.deliver_at = new Date(moment.value).toISOString();
+      if (moment.value) draft.deliver_at = isoTime(moment.value);
       for (const [name, input] of Object.entries(texts)) if (input.value) draft[name] = input.value;
       const given = headersOf(headers.value);
       if (Object.keys(given).length) draft.headers = given;

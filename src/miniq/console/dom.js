@@ -42,6 +42,7 @@ export function bytes(n) {
 }
 
 export function duration(seconds) {
+  if (Number.isNaN(seconds)) return "–";
   const n = Math.max(0, seconds);
   if (n < 1) return n === 0 ? "0 s" : "<1 s";
   if (n < 60) return `${Math.floor(n)} s`;
@@ -64,6 +65,7 @@ export const now = () => Date.now() + skew;
 export const age = (moment) => duration((now() - Date.parse(moment)) / 1000);
 export const until = (moment) => {
   const left = (Date.parse(moment) - now()) / 1000;
+  if (Number.isNaN(left)) return "–";
   return left > 0 ? `in ${duration(left)}` : `${duration(-left)} ago`;
 };
 
@@ -71,12 +73,20 @@ const clock = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyl
 const hours = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", fractionalSecondDigits: 3, hourCycle: "h23" });
 const minutes = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
 const days = new Intl.DateTimeFormat(undefined, { dateStyle: "full" });
+/** A date as it is shown; what is not a date as it is. Formats throw on invalid dates, and messages come from anyone. */
+function shown(format, given) {
+  const plain = given?.rawJSON ? Number(given.rawJSON) : given; // see `parse`
+  const date = typeof plain === "object" ? null : new Date(plain);
+  return date && !Number.isNaN(date.getTime()) ? format(date) : typeof plain === "object" ? JSON.stringify(plain) : String(plain);
+}
+/** A date in ISO 8601. */
+export const isoTime = (given) => shown((date) => date.toISOString(), given);
 /** A formatted time, exact on hover. */
-export const moment = (text) => h("time", { dateTime: text, title: text }, clock.format(new Date(text)));
+export const moment = (text) => h("time", { dateTime: text, title: text }, shown(clock.format, text));
 /** The time of day to the millisecond; `day` is the date that belongs to it, shown once. */
-export const timeOfDay = (text) => h("time", { dateTime: text, title: text, class: "mono" }, hours.format(new Date(text)));
-export const day = (text) => days.format(new Date(text));
-export const hourAndMinute = (ms) => minutes.format(new Date(ms));
+export const timeOfDay = (text) => h("time", { dateTime: text, title: text, class: "mono" }, shown(hours.format, text));
+export const day = (text) => shown(days.format, text);
+export const hourAndMinute = (ms) => shown(minutes.format, ms);
 
 // JSON whose numbers keep their source text where the browser supports it, so that 1.0 and 12345678901234567890 survive
 // an edit. Such a number is an object that only JSON.stringify understands.

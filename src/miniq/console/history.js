@@ -1,6 +1,6 @@
 // Search the history, newest first.
 import { api, live } from "./api.js";
-import { brief, clear, curl, day, empty, field, firstLine, h, isKeyed, messageLink, plural, python, queueLink, timeOfDay } from "./dom.js";
+import { brief, clear, curl, day, empty, field, firstLine, h, isKeyed, isoTime, messageLink, plural, python, queueLink, timeOfDay } from "./dom.js";
 import { attempt } from "./dialogs.js";
 
 const EVENTS = ["sent", "received", "acked", "released", "failed", "expired", "dead", "edited", "purged", "redriven"];
@@ -43,7 +43,7 @@ export async function historyPage(main, { query, signal, identity }) {
     clear(body);
     date = "";
     found = 0;
-    const since = inputs.since.value && new Date(inputs.since.value).toISOString();
+    const since = inputs.since.value && isoTime(inputs.since.value);
     // The range to search: from the first event since that time to the newest.
     const edge = await api.history({ limit: 1, queue: asked.queue, since }, signal);
     floor = since ? (edge.events.length ? edge.events[0].offset - 1 : edge.next) : edge.first - 1;
