@@ -148,6 +148,16 @@ async def graded(broker: Broker, clock: LateClock) -> None:
         await broker.ack(name, leases[40 // of :])
 
 
+async def gone(broker: Broker, clock: LateClock) -> None:
+    """A queue whose consumers were seen less than five minutes ago, and have died since."""
+    clock.late = 4 * 60 * SECOND
+    await broker.send("jobs", [Draft(b"1") for _ in range(4)])
+    for number in range(2):
+        for one in await broker.receive("jobs", consumer=f"worker-{number}"):
+            await broker.ack("jobs", [Lease(one.message.id, one.receipt or "")])
+    clock.late = 0
+
+
 async def _settle(broker: Broker, queue: str, consumer: str) -> None:
     """A consumer works on a message; that of `payments` fails on every third."""
     for one in await broker.receive(queue, consumer=consumer):

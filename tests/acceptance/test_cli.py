@@ -290,6 +290,7 @@ def test_dead_letters_go_back(miniq: Shell) -> None:
     miniq("receive", "q", "--max", "10")
     assert miniq("receive", "q", "--max", "10").out == ""
     assert [one["dead"]["origin"] for one in miniq("peek", "q.dead", "--json").objects] == ["q", "q", "q"]
+    assert [line.split()[:4] for line in miniq("peek", "q.dead").lines[1:]] == [[id, "ready", "0", "1"] for id in ids]
     assert miniq("redrive", "q.dead", "--id", ids[1], "--to", "other").out == "moved 1 message to 'other' (created)\n"
     assert miniq("redrive", "q.dead", "--rate", "20", "--json").objects == [
         {"moved": 2, "skipped": 0, "running": False}

@@ -12,7 +12,7 @@ import pytest
 import miniq
 from miniq.cli.top import COLUMNS
 from tests.acceptance.shell import MINIQ, Shell, on_folder
-from tests.acceptance.staged import graded, staged, trouble
+from tests.acceptance.staged import gone, graded, staged, trouble
 from tests.acceptance.terminal import terminal
 from tests.server import clear
 from tests.serving import Served, serving
@@ -168,6 +168,14 @@ def test_the_consumers_of_one_queue(shell: Shell) -> None:
     assert (found["queue"]["name"], len(found["consumers"])) == ("orders", 2)
     assert "no consumer in the last five minutes" in shell("top", "emails", "--once").lines
     assert "there is no queue 'none'" in shell("top", "none", "--once", code=1).err
+
+
+def test_consumers_that_have_died_are_not_counted_where_there_is_no_consumer(shell: Shell) -> None:
+    with staged(gone, goes_on=False) as url:
+        lines = shell("top", "--url", url, "--once").lines
+        place = lines[0].split().index("CONSUMERS")
+        assert next(line for line in lines if line.startswith("jobs ")).split()[place] == "0"
+        assert any(line.startswith("jobs: 2 ready") and "no consumer for" in line for line in lines)
 
 
 def test_dead_letters_are_not_ready_and_what_is_wrong_with_queues_is_said(shell: Shell) -> None:

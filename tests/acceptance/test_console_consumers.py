@@ -53,7 +53,7 @@ def test_a_queue_shows_its_consumers_and_how_long_its_messages_take(visit: Visit
     queue.send_many(range(20))
     page = visit.go("/q/emails")
     card = page.locator(".consumers")
-    expect(card.get_by_role("heading")).to_have_text("Consumers 0 of the last five minutes")
+    expect(card.get_by_role("heading")).to_have_text("Consumers 0 seen in the last five minutes")
     expect(card.locator("dd")).to_have_text(["p50 \N{EN DASH}", "p99 \N{EN DASH}"] * 2)
     expect(card.get_by_text("No consumer in the last five minutes.")).to_be_visible()
     check(visit, "no-consumers")
@@ -67,7 +67,7 @@ def test_a_queue_shows_its_consumers_and_how_long_its_messages_take(visit: Visit
     expect(rows).to_have_count(3)
     for row, (name, *numbers) in enumerate([(MARKUP, 3, 1, 1), (LONG, 2, 0, 0), ("unnamed", 1, 0, 0)]):
         expect(rows.nth(row).locator("td")).to_have_text([name, *map(str, numbers), re.compile(" ago$")])
-    expect(card.get_by_role("heading")).to_have_text("Consumers 3 of the last five minutes")
+    expect(card.get_by_role("heading")).to_have_text("Consumers 3 seen in the last five minutes")
     expect(card.locator("dt")).to_have_text(["wait", "processing"])
     expect(card.locator("dd")).to_have_text([re.compile(rf"^{p} [\d.]+ (ms|s|min|h)$") for p in ("p50", "p99")] * 2)
     check(visit, "consumers")

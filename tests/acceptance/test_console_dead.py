@@ -113,6 +113,23 @@ def test_a_group_is_redriven_at_a_rate(visit: Visit, broker: miniq.Client) -> No
     assert (progress.moved, progress.running) == (1, True), "one now, the next in 100 s"
 
 
+def test_a_queue_that_does_not_exist_has_no_dead_letters_to_redrive(visit: Visit) -> None:
+    page = visit.go("/dead/nosuch")
+    expect(page.locator("main")).to_contain_text("there is no queue 'nosuch'")
+    expect(page.get_by_role("button", name="Redrive all")).to_have_count(0)
+    expect(page.locator(".toast")).to_have_count(0)
+    visit.bad.clear()  # the browser notes the answer 404
+
+
+def test_a_group_says_that_max_receives_was_exceeded(visit: Visit, broker: miniq.Client) -> None:
+    queue = broker.queue("once")
+    queue.configure(max_receives=1)
+    queue.send(1)
+    queue.fail(queue.receive(), "TimeoutError")
+    page = visit.go("/dead/once.dead")
+    expect(group(page, "TimeoutError")).to_contain_text("Exceeded max_receives in once")
+
+
 def test_a_list_of_dead_letters_says_nothing_twice_and_shows_what_differs(visit: Visit, broker: miniq.Client) -> None:
     queue = broker.queue("mail")
     common = {"template": "order-confirmation", "tenant": "acme-europe", "subject": "Your order has shipped" * 3}

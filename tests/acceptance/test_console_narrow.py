@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
 
 import pytest
 from playwright.sync_api import Browser, expect
@@ -88,6 +89,22 @@ def test_no_page_is_cut_or_scrolls_sideways(visit: Visit, broker: miniq.Client, 
         page.locator("h1" if path in ("/keys", f"/schedules/{LONG}") else "tbody tr:visible").first.wait_for()
         cut[path] = page.evaluate(CUT)
     assert cut == {path: [] for path in pages}
+
+
+def test_rows_of_messages_say_why_they_failed(visit: Visit, broker: miniq.Client) -> None:
+    queue = broker.queue("q")
+    queue.send({"order": 7})
+    queue.fail(queue.receive(), "KeyError: 'country'", delay=0)
+    page = visit.go("/q/q")
+    expect(page.get_by_text("failed: KeyError: 'country'")).to_be_visible()
+
+
+def test_times_are_shown_with_24_hours(visit: Visit, broker: miniq.Client) -> None:
+    at = datetime.now(UTC).replace(hour=19, minute=46, second=7, microsecond=0) + timedelta(days=9)
+    broker.schedule("once", queue="q", at=at, body=1)
+    page = visit.go("/schedules")
+    shown = at.astimezone(ZoneInfo("America/New_York")).strftime("%H:%M:%S")
+    expect(page.locator("tbody time").first).to_contain_text(f", {shown}")
 
 
 def test_what_is_wrong_with_a_body_is_said_once(visit: Visit, broker: miniq.Client) -> None:

@@ -162,3 +162,18 @@ def test_a_key_that_may_only_read_a_topic_changes_nothing(browser: Browser) -> N
         for name in ("Publish", "Subscribe", "Delete", "Change billing", "Remove billing"):
             expect(page.get_by_role("button", name=name)).to_have_count(0)
         visit.close()
+
+
+def test_a_publication_in_the_history_leads_to_its_topic(visit: Visit, broker: miniq.Client) -> None:
+    topic = broker.topic(f"news-{visit.size}")
+    topic.configure(history="events")
+    topic.subscribe("inbox")
+    topic.publish({"n": 1})
+    page = visit.go(f"/history?event=published&queue={topic.name}")
+    expect(page.get_by_label("Event")).to_have_value("published")
+    rows = page.get_by_role("table", name="Events").locator("tbody tr.event")
+    expect(rows).to_have_count(1)
+    expect(rows.locator("[data-label=Queue]")).to_have_text(f"topic {topic.name}")
+    expect(rows.locator("[data-label=Message]")).to_have_text("1 message")
+    rows.get_by_role("link", name=topic.name).click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(topic.name)

@@ -16,7 +16,7 @@ import miniq
 from miniq.celery.summary import task_of
 from tests.acceptance.browser import Visit, browsing
 from tests.acceptance.celery_kit import call, environment
-from tests.acceptance.staged import graded, staged, trouble
+from tests.acceptance.staged import gone, graded, staged, trouble
 
 WORDS = {
     "orders": r"^447 ready, no consumer for 1\d min$",
@@ -108,6 +108,18 @@ def test_what_fails_now_and_then_is_told_from_what_stands_still(browser: Browser
         expect(page.locator(".status li")).to_have_count(2)
         names = page.locator("tbody td.name > a").all_inner_texts()
         assert names == ["late", "often", "seldom", "default"], "what stands still comes first"
+        assert visit.bad == []
+        visit.close()
+
+
+def test_consumers_that_have_died_are_not_counted_where_there_is_no_consumer(browser: Browser) -> None:
+    with staged(gone, goes_on=False) as address:
+        visit = Visit(browser, address, "desk")
+        page = visit.go("/")
+        expect(row(page, "jobs").locator(".words li")).to_have_text("2 ready, no consumer for 4 min")
+        expect(row(page, "jobs").locator("[data-label=Consumers]")).to_have_text("0")
+        page = visit.go("/q/jobs")
+        expect(page.locator(".consumers h2")).to_have_text("Consumers 2 seen in the last five minutes")
         assert visit.bad == []
         visit.close()
 

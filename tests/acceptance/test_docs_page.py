@@ -65,6 +65,7 @@ def test_it_shows_every_operation(visit: Visit, server: Served) -> None:
         expect(visit.page.locator(f"details#{name} form")).to_be_visible()
         visit.page.locator(f"details#{name} summary").click()
     assert visit.page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    assert "`" not in visit.page.locator("body").inner_text()
     assert Axe().run(visit.page).response["violations"] == []
 
 

@@ -6,12 +6,12 @@ import json
 import re
 import tomllib
 from pathlib import Path
+from typing import get_args
 
 import miniq
 from bench.spark_pages import documented
 from miniq.api.codec import STATUS
-from miniq.cli.root import COMMANDS
-from miniq.message import QueueSettings
+from miniq.message import EventName, QueueSettings
 from miniq.options import Limits, Options
 
 MEASURED = [
@@ -116,6 +116,11 @@ def test_the_speed_of_spark_is_the_one_that_was_measured() -> None:
     assert page.count(", CPU | 1.50 | 1.50 | 1.50 | 1.50 |") == 3
 
 
-def test_every_command_that_the_readme_names_exists() -> None:
-    text = (ROOT / "README.md").read_text()
-    assert set(re.findall(r"(?:`|^)miniq ([a-z]+)", text, re.MULTILINE)) - {"ready"} <= set(COMMANDS)
+def test_the_console_knows_every_event() -> None:
+    console = ROOT / "src" / "miniq" / "console"
+    offered = re.search(r"const EVENTS = (\[.*?\]);", (console / "history.js").read_text())
+    words = re.search(r"const WORDS = \{(.*?)\};", (console / "message.js").read_text(), re.DOTALL)
+    assert offered is not None
+    assert json.loads(offered[1]) == [*get_args(EventName)]
+    assert words is not None
+    assert re.findall(r"(\w+): \"", words[1]) == [*get_args(EventName)]

@@ -290,6 +290,11 @@ def pages(source: Queue, status: Status | None, after: str | None, most: int | N
             return
 
 
+def receives(message: Message) -> int:
+    """How often a message was received; of a dead letter, before it died."""
+    return message.dead.receives if message.dead else message.receives
+
+
 def show_tasks(messages: list[Message], as_json: bool) -> None:
     """Messages of Celery as tasks; others have no task."""
     tasks = [(message, task_of(message.id, message.headers, message.data)) for message in messages]
@@ -299,9 +304,9 @@ def show_tasks(messages: list[Message], as_json: bool) -> None:
             json_line({"id": message.id, "status": message.status, "receives": message.receives, "task": about})
     elif messages:
         rows = [
-            (m.id, m.status, m.receives, task.name, task.args, task.eta or "-", task.retries)
+            (m.id, m.status, receives(m), task.name, task.args, task.eta or "-", task.retries)
             if task is not None
-            else (m.id, m.status, m.receives, "-", "-", "-", "-")
+            else (m.id, m.status, receives(m), "-", "-", "-", "-")
             for m, task in tasks
         ]
         table(("ID", "STATUS", "RECEIVES", "TASK", "ARGS", "ETA", "RETRIES"), rows, numbers=(2, 6))
@@ -320,7 +325,8 @@ def show_tasks(messages: list[Message], as_json: bool) -> None:
 def peek(at: Target, queue: str, id: str | None, only_body: bool, as_tasks: bool, as_json: bool, **which: Any) -> None:
     """Look at messages without consuming them.
 
-    Messages are shown in the order in which they would be received.
+    Messages are shown in the order in which they would be received. RECEIVES of a dead letter is how often it was
+    received before it died; with --json, that is in `dead`.
 
     \b
     Examples:
@@ -348,7 +354,7 @@ def peek(at: Target, queue: str, id: str | None, only_body: bool, as_tasks: bool
     elif messages:
         now = datetime.now(UTC)
         heads = ["ID", "STATUS", "PRIORITY", "RECEIVES", "AGE"]
-        rows = [[m.id, m.status, m.priority, m.receives, age((now - m.sent_at).total_seconds())] for m in messages]
+        rows = [[m.id, m.status, m.priority, receives(m), age((now - m.sent_at).total_seconds())] for m in messages]
         errors = [m.error or (m.dead.error if m.dead else None) for m in messages]
         if any(errors):
             heads.append("ERROR")

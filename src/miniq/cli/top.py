@@ -143,14 +143,21 @@ def _value(entry: shapes.QueueStats, column: str, stats: shapes.Stats) -> Any:
         return 0.0 if times is None else times.p99
     if column == "sent/s":
         return entry.rates.sent
+    if column == "consumers":
+        return present(entry)
     return entry.rates.acked if column == "acked/s" else getattr(entry, column)
+
+
+def present(entry: shapes.QueueStats) -> int:
+    """How many consumers a queue has: those seen in the last five minutes, unless it has been without one since."""
+    return entry.consumers if entry.unattended_since is None else 0
 
 
 def cells(entry: shapes.QueueStats, stats: shapes.Stats) -> tuple[str, ...]:
     """The text of each column for a queue."""
     oldest = "-" if entry.oldest is None else age((stats.at - entry.oldest).total_seconds())
     counts = [str(entry.ready), str(entry.leased), str(entry.delayed), "-" if entry.dead is None else str(entry.dead)]
-    work = [str(entry.consumers), _times(entry.wait), _times(entry.processing)]
+    work = [str(present(entry)), _times(entry.wait), _times(entry.processing)]
     rates = f"{entry.rates.sent:.1f}", f"{entry.rates.acked:.1f}"
     return entry.name, *counts, *work, size(entry.bytes), oldest, *rates
 

@@ -20,7 +20,7 @@ export class ConsumerCard {
     this.foot = h("p", { class: "note" }, "Loading…");
     this.table = h("table", { class: "tight", hidden: true }, h("caption", { class: "visually-hidden" }, `Consumers of ${queue}`),
       h("thead", {}, h("tr", {}, HEADS.map(([text, kind]) => h("th", { scope: "col", class: kind }, text)))), this.body);
-    this.node = h("section", { class: "card consumers" }, h("h2", {}, "Consumers ", this.number, " ", h("small", {}, "of the last five minutes")),
+    this.node = h("section", { class: "card consumers" }, h("h2", {}, "Consumers ", this.number, " ", h("small", {}, "seen in the last five minutes")),
       h("dl", { class: "times" }, this.times.map(([name, shares]) => h("div", { title: `${MEANING[name]}, last five minutes` }, h("dt", {}, name), shares.map(([share, value]) => h("dd", {}, `${share} `, value))))),
       h("div", { class: "list", tabIndex: 0, role: "region", "aria-label": "List of consumers" }, this.table, this.foot));
     live.addEventListener("stats", () => { if (!document.hidden) this.load(); }, { signal });

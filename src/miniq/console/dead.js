@@ -5,7 +5,7 @@ import { deadDetails, deadHead, deadRow } from "./messages.js";
 import { Selection } from "./selection.js";
 import { redrive } from "./redrive.js";
 import { edit } from "./compose.js";
-import { attempt, toast } from "./dialogs.js";
+import { attempt } from "./dialogs.js";
 import { REASONS, deathOf, origins } from "./words.js";
 
 const GROUPED = 2000; // messages that are read to show groups, and that "Read more" adds
@@ -68,7 +68,8 @@ function lasted(times) {
 
 async function deadLetters(main, name, signal) {
   document.title = `${name} · MiniQ`;
-  const me = await api.whoami(name);
+  const [me] = await Promise.all([api.whoami(name), api.queue(name)]);
+  if (signal.aborted) return;
   const may = me.verbs.includes("manage");
   const groups = h("div", { class: "groups" });
   const summary = h("p", { class: "note", role: "status" }, "Loading…");
@@ -150,11 +151,11 @@ async function deadLetters(main, name, signal) {
       h("div", { class: "card-head" }, h("div", { class: "row" }, all, h("h2", {}, h("bdi", {}, title)), h("span", { class: "badge dead" }, whole ? exact(messages.length) : `${exact(messages.length)} or more`),
         may && h("button", { type: "button", "aria-label": `Redrive group: ${label}`, onclick: onRedrive }, "Redrive group"),
         may && h("button", { type: "button", class: "bad", "aria-label": `Discard group: ${label}`, onclick: onDiscard }, "Discard group")),
-      dead && h("p", { class: "note" }, `${{ max_receives: "Received too often", rejected: "Rejected" }[dead.reason] ?? dead.reason} in `, h("a", { href: queueLink(dead.origin) }, dead.origin), lasted(times)),
+      dead && h("p", { class: "note" }, `${{ max_receives: "Exceeded max_receives", rejected: "Rejected" }[dead.reason] ?? dead.reason} in `, h("a", { href: queueLink(dead.origin) }, dead.origin), lasted(times)),
       error && error.includes("\n") && h("details", {}, h("summary", {}, "Traceback"), h("pre", { class: "body", tabIndex: 0, dir: "auto" }, error))),
       h("div", { class: "scroll" }, h("table", { class: "cards inline" }, h("caption", { class: "visually-hidden" }, label), deadHead(may && h("th", { scope: "col", class: "box" }, h("span", { class: "visually-hidden" }, "Select")), may && h("th", { scope: "col" }, h("span", { class: "visually-hidden" }, "Edit")), said), h("tbody", {}, rows))),
       messages.length > SHOWN && h("p", { class: "more note" }, `${exact(messages.length - SHOWN)} more not shown; selecting all includes those that were read`));
   }
 
-  await load().catch((error) => { if (!signal.aborted) { summary.textContent = ""; toast(error.message, true); } });
+  await load();
 }

@@ -1,9 +1,9 @@
 // Search the history, newest first.
 import { api, live } from "./api.js";
-import { brief, clear, curl, day, empty, field, firstLine, h, isKeyed, isoTime, messageLink, plural, python, queueLink, timeOfDay } from "./dom.js";
+import { brief, clear, curl, day, empty, encode, field, firstLine, h, isKeyed, isoTime, messageLink, plural, python, queueLink, timeOfDay } from "./dom.js";
 import { attempt } from "./dialogs.js";
 
-const EVENTS = ["sent", "received", "acked", "released", "failed", "expired", "dead", "edited", "purged", "redriven"];
+const EVENTS = ["sent", "received", "acked", "released", "failed", "expired", "dead", "edited", "purged", "redriven", "published"];
 const WINDOW = 5000;
 const PAGE = 100;
 
@@ -86,11 +86,14 @@ export async function historyPage(main, { query, signal, identity }) {
     date = own;
     return [heading, row(event)].filter(Boolean);
   }
+  /** The queue of an event, or the topic of a publication. */
+  const source = ({ event, queue }) => (event === "published" ? ["topic ", h("a", { href: `#/topics/${encode(queue)}` }, queue)] : h("a", { href: queueLink(queue) }, queue));
+  const message = ({ event, queue, id, count }) => (id && event !== "published" ? h("a", { href: messageLink(queue, id), title: id }, `…${id.slice(-12)}`) : plural(count ?? 1, "message"));
   const row = (event) => h("tr", { class: "event" },
     h("td", { class: "full" }, timeOfDay(event.at)),
     h("td", { "data-label": "Event", class: "spot" }, h("span", { class: event.event === "dead" ? "badge dead" : "badge" }, event.event)),
-    h("td", { "data-label": "Queue", class: "spot" }, h("a", { href: queueLink(event.queue) }, event.queue)),
-    h("td", { "data-label": "Message", class: "mono spot" }, event.id ? h("a", { href: messageLink(event.queue, event.id), title: event.id }, `…${event.id.slice(-12)}`) : plural(event.count ?? 1, "message")),
+    h("td", { "data-label": "Queue", class: "spot" }, source(event)),
+    h("td", { "data-label": "Message", class: "mono spot" }, message(event)),
     h("td", { "data-label": "Consumer", class: "spot" }, event.consumer && h("bdi", {}, event.consumer)), h("td", { "data-label": "Waited" }, time(event.wait_ms)),
     h("td", { "data-label": "Held" }, time(event.held_ms)), h("td", { "data-label": "Reason", class: "last" }, event.reason ?? "", event.error && h("bdi", {}, `${event.reason ? ": " : ""}${firstLine(event.error)}`)));
 

@@ -7,7 +7,7 @@ import { TEXTS, edit } from "./compose.js";
 import { attempt, confirm, toast } from "./dialogs.js";
 
 const WORDS = { sent: "Sent", received: "Received", acked: "Acked", released: "Released", failed: "Failed", expired: "Expired", dead: "Dead-lettered",
-  edited: "Edited", purged: "Removed", redriven: "Redriven" };
+  edited: "Edited", purged: "Removed", redriven: "Redriven", published: "Published" };
 
 export async function messagePage(main, { args: [queue, id], signal }) {
   document.title = `Message · ${queue} · MiniQ`;

@@ -5,7 +5,7 @@ import { settingsForm } from "./settings.js";
 import { spark } from "./charts.js";
 import { ask, toast } from "./dialogs.js";
 import { redrive } from "./redrive.js";
-import { deaths, origins, problems, trouble, worst } from "./words.js";
+import { consumersOf, deaths, origins, problems, trouble, worst } from "./words.js";
 
 const FINE = 100; // queues of which every step of the last hour is drawn; of more, every minute
 const ROW_STEP = 200; // rows that are drawn, and that "Show more" adds
@@ -18,7 +18,7 @@ const COLUMNS = [
   ["delayed", "Delayed", "num", (q) => q.delayed],
   ["dead", "Dead", "num", (q) => q.dead],
   ["oldest", "Oldest", "num", (q) => (q.oldest ? -Date.parse(q.oldest) : -Infinity)],
-  ["consumers", "Consumers", "num", (q) => q.consumers],
+  ["consumers", "Consumers", "num", consumersOf],
   ["sent", "Sent/s", "num", (q) => q.rates.sent],
   ["acked", "Acked/s", "num", (q) => q.rates.acked],
 ];
@@ -48,8 +48,9 @@ class Row {
   show(entry) {
     this.entry = entry;
     for (const id of ["ready", "leased", "delayed", "dead", "consumers"]) {
-      say(this.cells[id], entry[id] === null ? "–" : count(entry[id]));
-      this.cells[id].className = `num${entry[id] ? (id === "dead" ? " bad" : "") : " zero"}`;
+      const value = id === "consumers" ? consumersOf(entry) : entry[id];
+      say(this.cells[id], value === null ? "–" : count(value));
+      this.cells[id].className = `num${value ? (id === "dead" ? " bad" : "") : " zero"}`;
     }
     say(this.cells.oldest, entry.oldest ? age(entry.oldest) : "–");
     this.cells.oldest.classList.toggle("zero", !entry.oldest);
@@ -82,7 +83,7 @@ export async function overview(main, { signal, identity }) {
   const filter = h("input", { class: "search", type: "search", placeholder: isNarrow() ? "Filter queues" : "Filter queues  ( / )", "aria-label": "Filter queues", value: filterText,
     oninput: () => { filterText = filter.value; arrange(); } });
   const order = h("select", { "aria-label": "Sort by", onchange: () => { sorted = { by: order.value, down: order.value !== "name" }; arrange(); } },
-    [["", "What hurts first"], ...COLUMNS.filter(([, , , value]) => value)].map(([id, label]) => h("option", { value: id, selected: id === sorted.by }, label)));
+    [["", "Problems first"], ...COLUMNS.filter(([, , , value]) => value)].map(([id, label]) => h("option", { value: id, selected: id === sorted.by }, label)));
   const heads = COLUMNS.map(([id, label, kind, value]) => h("th", { class: kind, scope: "col" },
     value ? h("button", { type: "button", onclick: () => { sorted = { by: id, down: sorted.by === id ? !sorted.down : id !== "name" }; arrange(); } }, label) : label));
   const nothing = h("div");

@@ -39,8 +39,11 @@ export const trouble = (q) => { const grades = q.problems.filter((kind) => kind 
 /** Its worst problem; none if it is only paused. */
 export const worst = (q) => problems(q).find(({ kind }) => kind !== "paused");
 
+/** How many consumers a queue has: those seen in the last five minutes, unless none was seen for so long that it has no consumer. */
+export const consumersOf = (q) => (q.unattended_since ? 0 : q.consumers);
+
 /** Why a message died of which no error is known. */
-export const REASONS = { max_receives: "received too often", rejected: "rejected" };
+export const REASONS = { max_receives: "exceeded max_receives", rejected: "rejected" };
 export const deathOf = (error) => REASONS[error] ?? firstLine(error);
 
 /** What is said of a queue's dead letters. */

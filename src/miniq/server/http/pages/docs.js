@@ -190,7 +190,7 @@ const openLinked = () => {
 };
 
 const render = (doc) => {
-  document.getElementById("about").textContent = `${doc.info.description} Version ${doc.info.version}.`;
+  document.getElementById("about").replaceChildren(...prose(`${doc.info.description} Version ${doc.info.version}.`));
   const sections = new Map();
   for (const [path, methods] of Object.entries(doc.paths)) {
     for (const [method, operation] of Object.entries(methods)) {
