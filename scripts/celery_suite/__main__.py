@@ -3,8 +3,9 @@
 The tests are those of the source distribution of the installed version, which is downloaded to a temporary folder.
 They run on MiniQ's transport and result backend and, where `redis-server` is installed, at the same time on Redis. Each
 module has a process of its own: workers that tests start in their process end each other. A test that fails is not
-repeated. `LEFT_OUT` names the tests that cannot apply to MiniQ, and why. It ends with 1 if less
-than 95 % of the tests that pass on Redis pass on MiniQ; those that are left out count as not passed.
+repeated. `LEFT_OUT` names the tests that cannot apply to MiniQ, and why. It ends with 1 if less than 95 % of the tests
+that pass on Redis pass on MiniQ: those that look into Redis itself do not count, others that are left out count as
+not passed.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ RABBITMQ = "starts or looks into RabbitMQ"
 CHANNELS = "looks into the channels of Redis"
 KEYS = "looks into the keys that the backend for Redis makes"
 HELD = "expects a task with an eta in the worker; here the broker holds it"
+OF_REDIS = (CHANNELS, KEYS)
 OTHER_SERVICES = {
     "test_backend.py": "is about Azure's storage",
     "test_native_delayed_delivery_binding.py": RABBITMQ,
@@ -214,11 +216,15 @@ def report(runs: dict[str, dict[str, tuple[str, str]]]) -> int:
     ours, theirs = runs["MiniQ"], runs.get("Redis")
     passed = {test for test, (outcome, _) in ours.items() if outcome == "passed"}
     wanted = set(ours) if theirs is None else {test for test, (outcome, _) in theirs.items() if outcome == "passed"}
+    of_redis = tuple(name.replace(".py::", ".", 1) for name, why in LEFT_OUT.items() if why in OF_REDIS)
+    tied = {test for test in wanted if test.startswith(of_redis)}
     for test in sorted(wanted - passed):
         print(f"not on MiniQ: {test}: {' '.join(ours.get(test, ('left out', '')))[:160]}")
-    share = len(wanted & passed) / max(len(wanted), 1)
-    what = "all" if theirs is None else "those that pass on Redis"
-    print(f"celery {version('celery')}: of {what}, {len(wanted)}, pass on MiniQ: {len(wanted & passed)} ({share:.1%})")
+    counted = wanted - tied
+    share = len(counted & passed) / max(len(counted), 1)
+    if theirs is not None:
+        print(f"{len(wanted)} pass on Redis, of which {len(tied)} look into Redis itself")
+    print(f"celery {version('celery')}: of {len(counted)}, {len(counted & passed)} pass on MiniQ ({share:.1%})")
     return 0 if share >= TARGET else 1
 
 

@@ -86,7 +86,7 @@ def test_the_overview_alone_says_what_is_wrong_with_each_queue(browser: Browser,
     ):
         expect(said.filter(has_text=re.compile(line))).to_have_count(1)
     order = page.locator("tbody td.name > a").all_inner_texts()
-    assert {"orders", "payments", "etl"} < set(order[: order.index("paused")]), "what hurts comes first"
+    assert {"orders", "payments", "etl"} < set(order[: order.index("paused")]), "problems come first"
     assert order.index("paused") < order.index("fine")
     assert visit.bad == []
     visit.close()

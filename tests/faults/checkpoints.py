@@ -101,7 +101,7 @@ class ProcessDriver:
             driver.wait()
 
     def to_the_end(self, task: Task) -> str:
-        ended = subprocess.run(self._command(task), capture_output=True, text=True, timeout=2 * PATIENCE)
+        ended = subprocess.run(self._command(task), capture_output=True, text=True, timeout=10 * PATIENCE)
         return "" if ended.returncode == 0 else ended.stderr or "it ended"
 
     def _command(self, task: Task) -> list[str]:
