@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 import miniq
 from miniq.celery.summary import task_of
@@ -293,6 +293,23 @@ def test_a_message_shows_its_life_its_task_and_json_that_folds(visit: Visit, mq:
     expect(inner).to_be_hidden()
     expect(page.locator(".timeline li b")).to_have_text(["Sent", "Received", "Failed"])
     expect(page.locator(".life")).to_have_attribute("aria-label", re.compile("waiting"))
+    queue.delete()
+
+
+def test_the_focus_stays_where_it_was_moved_while_a_page_loads(visit: Visit, mq: miniq.Client) -> None:
+    queue = mq.queue("slow")
+    id = queue.send([[1, 2]])
+    page = visit.go("/q/slow")
+    held: list[Route] = []
+    page.route("**/v1/history?*", lambda route: held.append(route))
+    visit.go(f"/q/slow/m/{id}")
+    fold = page.get_by_role("button", name="Fold line 2")
+    fold.focus()
+    expect(page.get_by_text("Loading…")).to_be_visible()
+    for route in held:
+        route.continue_()
+    expect(page.get_by_text("No history recorded")).to_be_visible()
+    expect(fold).to_be_focused()
     queue.delete()
 
 

@@ -45,7 +45,12 @@ async function show() {
   }
 }
 
-window.addEventListener("hashchange", async () => { await show(); main.focus({ preventScroll: true }); scrollTo(0, 0); });
+window.addEventListener("hashchange", async () => {
+  await show();
+  if (main.contains(document.activeElement) && document.activeElement !== main) return; // the page is in use while its last part loads
+  main.focus({ preventScroll: true });
+  scrollTo(0, 0);
+});
 
 // Sign-in
 
