@@ -347,6 +347,20 @@ def test_reload_starts_the_changed_program_and_waits_while_it_is_broken(start: A
     assert worker.stop() == 0
 
 
+def test_reload_waits_for_a_change_when_the_program_cannot_be_imported(start: Any, tmp_path: Path) -> None:
+    program = tmp_path / "shop.py"
+    program.write_text("def (")
+    worker = start("--reload", "--queues", "tasks")
+    worker.send("tasks", {"text": "a"}, task="echo")
+    worker.line("SyntaxError")
+    worker.line("could not start; waiting for a Python file to change")
+    program.write_text(APP)
+    assert worker.seen()[0] == "a"
+    program.write_text(f"{APP}\ndef (")
+    worker.line("could not start; waiting for a Python file to change")
+    assert worker.stop() == 0
+
+
 @pytest.mark.parametrize("processes", [[], ["--processes", "2"]], ids=["alone", "processes"])
 def test_metrics_count_what_was_done(start: Any, processes: list[str]) -> None:
     [port] = free_ports(1)
