@@ -147,9 +147,9 @@ def missing_store(url: str, field: str) -> str | None:
     folder = folder_of(url, field)
     if folder is None:
         return None
-    from miniq.store.embedded.folder import MARKER
+    from miniq.store.embedded.folder import MARKER, holds
 
-    return None if os.path.lexists(os.path.join(folder, MARKER)) else folder
+    return None if holds(folder, MARKER, field) else folder
 
 
 def pairs_option(flag: str, name: str, help: str) -> Callable[[F], F]:
