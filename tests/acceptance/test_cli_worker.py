@@ -250,13 +250,15 @@ def test_a_second_signal_ends_it_at_once(start: Any, processes: list[str]) -> No
 
 
 def test_a_coroutine_that_takes_too_long_is_cancelled_and_its_message_fails(start: Any) -> None:
-    worker = start("--queues", "orders")
+    worker = start("--queues", "orders", "--log-format", "json")
     id = worker.send("orders", {"seconds": 60})
     assert worker.seen() == ["cancelled", 1]
     assert worker.seen() == ["cancelled", 2]
     assert worker.mq.queue("orders").get(id).receives == 2
     assert worker.stop() == 0
-    assert "on_order took longer than 0.5 s" in worker.log
+    line = next(line for line in map(json.loads, worker.log.splitlines()) if "timed out" in line["message"])
+    assert line["message"] == f"on_order timed out after 0.5 s on message {id} of orders; the message fails"
+    assert (line["queue"], line["task"], line["id"], line["attempt"]) == ("orders", "on_order", id, 1)
 
 
 def test_the_outcome_of_a_thread_that_takes_too_long_is_ignored(start: Any) -> None:
@@ -298,6 +300,7 @@ def test_a_process_that_was_killed_is_replaced_and_its_message_comes_again(start
     os.kill(victim, signal.SIGKILL)
     assert (begins, worker.seen()[0], worker.seen()[0]) == ("begins", "begins", "ends")
     assert worker.stop() == 0
+    assert f"process {victim} was killed by signal 9; restarting in 0.5 s" in worker.log
 
 
 def test_a_process_that_a_handler_has_forked_does_not_stop_the_supervisor(start: Any) -> None:
