@@ -571,32 +571,22 @@ def test_a_worker_on_a_folder_is_a_broker_of_its_own(tmp_path: Path) -> None:
         assert mq.queue("tasks").info().counts.total == 0
 
 
-def test_a_broker_that_is_away_is_waited_for(shell: Shell) -> None:
-    (shell.folder / "shop.py").write_text(APP.replace("miniq.App()", "miniq.App(retry=0.5)"))
-    shell.env["MINIQ_URL"] = f"http://127.0.0.1:{free_ports(1)[0]}"
-    process = shell.start("worker", "shop:app", "--queues", "tasks")
-    assert process.stderr is not None
-    while b"cannot receive" not in (line := process.stderr.readline()):
-        assert line
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0
-
-
-def test_a_broker_that_is_away_is_waited_for_also_to_set_up_queues(shell: Shell) -> None:
-    program = APP.replace("miniq.App()", "miniq.App(retry=0.2)").replace("timeout=30", "timeout=30, max_receives=8")
-    (shell.folder / "shop.py").write_text(program)
+def test_a_broker_that_is_away_is_reported_at_once_and_waited_for(shell: Shell) -> None:
     shell.env["MINIQ_URL"] = f"http://127.0.0.1:{free_ports(1)[0]}"
     process = shell.start("worker", "shop:app", "--queues", "tasks")
     assert process.stderr is not None
     log, answer = "", f"no answer from {shell.env['MINIQ_URL']} yet"
-    while log.count("cannot set max_receives of tasks, next attempt in") < 2 or answer not in log:
+    while log.count("cannot connect, next attempt in") < 2 or answer not in log:
         line = process.stderr.readline().decode()
         assert line, log
         log += line
+    assert (
+        log.splitlines()[0].partition("WARNING ")[2].startswith("miniq.worker: cannot connect, next attempt in 0.1 s")
+    )
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=PATIENCE)
     assert b"SIGTERM: ending" in err
+    assert "working on queues" not in log + err.decode()
     assert process.returncode == 0
 
 
