@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -90,6 +91,18 @@ def test_a_misspelt_command_is_answered_with_what_was_meant() -> None:
     ended = run("recieve", "q")
     assert ended.returncode == 2
     assert "Did you mean 'receive'?" in ended.stderr
+
+
+@pytest.mark.parametrize("group", ["queues", "topics"])
+def test_a_verb_of_another_program_is_answered_with_ours(group: str) -> None:
+    result = CliRunner().invoke(root, [group, "rm", "x"], prog_name="miniq")
+    assert result.exit_code == 2
+    assert "No such command 'rm'. Did you mean 'delete'?" in result.output
+
+
+def test_schedules_have_the_verb_of_the_other_groups_and_keep_the_earlier_one() -> None:
+    result = CliRunner().invoke(root, ["schedules", "--help"], prog_name="miniq")
+    assert re.findall(r"^  (delete|rm)\b", result.output, re.MULTILINE) == ["delete"]
 
 
 def test_a_worker_says_where_it_gets_the_address_of_its_broker() -> None:

@@ -18,6 +18,7 @@ from miniq.cli.flags import (
     SIZE,
     Parsed,
     Target,
+    Verbs,
     Whole,
     as_json,
     note_unreadable,
@@ -40,7 +41,7 @@ LIMITS = frozenset({"max_length", "max_bytes", "max_in_flight", "rate"})
 RETRY_DURATIONS = frozenset({"delay", "max"})
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=Verbs, invoke_without_command=True)
 @as_json
 @target
 @click.pass_context

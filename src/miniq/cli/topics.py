@@ -8,7 +8,7 @@ from typing import Any, Literal
 import click
 import msgspec
 
-from miniq.cli.flags import SECONDS, Parsed, Target, as_json, note_unreadable, pairs_option, target, yes
+from miniq.cli.flags import SECONDS, Parsed, Target, Verbs, as_json, note_unreadable, pairs_option, target, yes
 from miniq.cli.messages import batches_of, message_options
 from miniq.cli.output import exact_duration, json_line, line, plural, table
 from miniq.cli.queues import confirm
@@ -53,7 +53,7 @@ def publish(at: Target, topic: str, as_json: bool, **given: Any) -> None:
             say(f"no subscription of topic {topic!r} matched: {plural(unmatched, 'message')} in 0 queues")
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=Verbs, invoke_without_command=True)
 @as_json
 @target
 @click.pass_context
