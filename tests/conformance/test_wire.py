@@ -274,7 +274,7 @@ BAD: list[tuple[str, str, Any, int, str, str | None]] = [
         ({"data": "AA==", "content_type": "nonsense"}, 400, "invalid", "content_type"),
         ({"data": "AA==", "content_type": "a/" + "b" * 300}, 413, "too_large", "content_type"),
         ({"body": 1, "headers": []}, 400, "invalid", "headers"),
-        ({"body": 1, "headers": {"a": 1}}, 400, "invalid", "headers[...]"),
+        ({"body": 1, "headers": {"b": "x", "a": 1}}, 400, "invalid", "headers.a"),
         ({"body": 1, "headers": {"": "x"}}, 400, "invalid", "headers"),
         ({"body": 1, "headers": {str(n): "x" for n in range(65)}}, 413, "too_large", "headers"),
         ({"body": 1, "headers": {"a": "x" * 5000}}, 413, "too_large", "headers"),
