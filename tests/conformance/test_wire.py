@@ -276,6 +276,7 @@ BAD: list[tuple[str, str, Any, int, str, str | None]] = [
         ({"body": 1, "headers": []}, 400, "invalid", "headers"),
         ({"body": 1, "headers": {"b": "x", "a": 1}}, 400, "invalid", "headers.a"),
         ({"body": 1, "headers": {"": "x"}}, 400, "invalid", "headers"),
+        ({"body": 1, "headers": {"a\nb": "x"}}, 400, "invalid", "headers"),
         ({"body": 1, "headers": {str(n): "x" for n in range(65)}}, 413, "too_large", "headers"),
         ({"body": 1, "headers": {"a": "x" * 5000}}, 413, "too_large", "headers"),
         ({"body": 1, "priority": 10}, 400, "invalid", "priority"),
