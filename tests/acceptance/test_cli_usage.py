@@ -35,6 +35,17 @@ def test_every_command_has_help_with_an_example(command: list[str]) -> None:
     assert f"miniq {command[0]}" in result.output.split("Example")[1]
 
 
+@pytest.mark.parametrize("group", [[], ["queues"], ["topics"], ["schedules"], ["keys"], ["pipeline"]], ids=" ".join)
+def test_summaries_of_commands_are_not_cut(group: list[str]) -> None:
+    result = CliRunner().invoke(root, [*group, "--help"], prog_name="miniq", terminal_width=80)
+    assert "..." not in result.output.split("Commands:")[1]
+
+
+def test_a_number_that_is_none_is_told_in_words() -> None:
+    result = CliRunner().invoke(root, ["queues", "set", "q", "--retry-factor", "abc"], prog_name="miniq")
+    assert "'abc' is not a number, such as 2 or 0.5" in result.output
+
+
 def test_help_lists_every_command_and_no_hidden_one() -> None:
     result = CliRunner().invoke(root, ["--help"], prog_name="miniq")
     listed = [line.split()[0] for line in result.output.split("Commands:")[1].splitlines() if line.startswith("  ")]

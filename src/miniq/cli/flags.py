@@ -243,6 +243,7 @@ def _moment(text: str) -> datetime:
 MOMENT = Parsed("moment", _moment, "a moment with an offset from UTC, such as 2026-01-31T08:00:00Z")
 SECONDS = Parsed("seconds", _seconds, "a duration such as 30, 0.5, 500ms, 5m, 2h or 14d")
 SIZE = Parsed("bytes", _size, "a size such as 1024, 64k or 5m")
+NUMBER = Parsed("number", float, "a number, such as 2 or 0.5")
 RATE = Parsed("number", _rate, "a number of messages per second, such as 50")
 RATE_OR_NONE = Parsed(
     "number", lambda text: 0.0 if float(text) == 0 else _rate(text), "a number of messages per second, such as 50"

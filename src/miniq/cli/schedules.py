@@ -112,7 +112,7 @@ def set_(
 @as_json
 @target
 def show(at: Target, name: str, as_json: bool) -> None:
-    """Show a schedule with its message, its next moments in the time zone of this terminal, and its last results.
+    """Show a schedule. Prints its message, its next moments in the time zone of this terminal, and its last results.
 
     \b
     Example:

@@ -58,7 +58,7 @@ def publish(at: Target, topic: str, as_json: bool, **given: Any) -> None:
 @target
 @click.pass_context
 def topics(ctx: click.Context, at: Target, as_json: bool) -> None:
-    """List, create, change and delete topics; subscribe queues to them.
+    """List, create, change and delete topics. Subscribe queues to them.
 
     Without a subcommand, it lists all topics.
 
@@ -163,7 +163,7 @@ def subscribe(
     envelope: bool,
     as_json: bool,
 ) -> None:
-    """Subscribe a queue to a topic, or replace the subscription NAME.
+    """Subscribe a queue to a topic. An earlier subscription NAME is replaced.
 
     \b
     Examples:
@@ -202,7 +202,7 @@ def unsubscribe(at: Target, topic: str, name: str) -> None:
 @as_json
 @target
 def try_(at: Target, topic: str, key: str | None, headers: dict[str, str], body: Any, as_json: bool) -> None:
-    """Show which subscriptions a message would match; nothing is sent.
+    """Show which subscriptions a message would match. Nothing is sent.
 
     \b
     Example:
