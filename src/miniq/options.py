@@ -174,6 +174,9 @@ def checked(name: str, value: Any, origin: str | None = None, *, text: bool = Fa
     if origin is None and name in _types() and name.startswith(SERVER_ONLY):
         raise InvalidRequest(f"{name}: is an option of `miniq serve`, not of a broker in a program", field=name)
     kind = _types().get(name)
+    if name == "limits" and origin is None:
+        problem = f"limits: {_show(name, value)} is not a dict; use names and values, such as {{'body_bytes': 1048576}}"
+        raise InvalidRequest(problem, field=name)
     if kind is None:
         problem = f"{origin or name}: no such option ({_show(name, value)})"
         raise InvalidRequest(f"{problem}; {_nearest(name, origin)}", field=name)

@@ -59,6 +59,18 @@ def test_lines_of_stdin_are_messages(miniq: Shell, dash: list[str]) -> None:
     assert [one["body"] for one in miniq("peek", "q", "--json").objects] == ["one", {"n": 2}, "", "last without end"]
 
 
+def test_a_line_of_stdin_that_is_not_utf_8_is_named_with_what_was_sent(miniq: Shell) -> None:
+    lines = b"".join(b"%d\n" % n for n in range(1, 5001))
+    refused = miniq("send", "many", stdin=lines + b"\xff\n", code=1)
+    sent = len(refused.lines)
+    assert sent
+    assert refused.err == (
+        f"miniq: line 5001: b'\\xff' is not UTF-8; send bytes with --file; {sent} messages were already sent; "
+        "omit them if you retry\n"
+    )
+    assert miniq("send", "many", stdin=b"\xff\n", code=1).err.endswith("--file; nothing was sent\n")
+
+
 def test_many_lines_of_stdin_keep_their_order(miniq: Shell) -> None:
     assert len(miniq("send", "q", stdin=b"".join(b"%d\n" % n for n in range(2500))).lines) == 2500
     found = miniq("peek", "q", "--json", "--max", "3000").objects

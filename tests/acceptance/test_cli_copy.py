@@ -83,13 +83,21 @@ def test_smaller_limits_of_the_broker_are_met(tmp_path: Path) -> None:
     assert (tmp_path / "out").read_bytes() == data
 
 
-def test_an_old_copy_is_replaced_and_a_file_may_be_copied_onto_itself(miniq: Shell, tmp_path: Path) -> None:
+def test_an_old_copy_is_replaced(miniq: Shell, tmp_path: Path) -> None:
     source, copy = tmp_path / "in", tmp_path / "out"
     source.write_bytes(b"new\n")
     copy.write_bytes(b"something old and longer\n")
     miniq("copy", str(source), str(copy))
-    miniq("copy", str(source), str(source))
     assert copy.read_bytes() == source.read_bytes() == b"new\n"
+
+
+def test_a_file_is_not_copied_onto_itself(miniq: Shell, tmp_path: Path) -> None:
+    source, link = tmp_path / "in", tmp_path / "link"
+    source.write_bytes(b"new\n")
+    link.hardlink_to(source)
+    for out in (source, link):
+        assert "is the same file as IN; name another file" in miniq("copy", str(source), str(out), code=2).err
+    assert source.read_bytes() == b"new\n"
 
 
 def test_copies_may_run_at_the_same_time(miniq: Shell, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import json
@@ -287,11 +288,11 @@ def test_a_bad_row_on_stdin_says_what_was_sent_and_how_to_repeat_it(miniq: Shell
     rows = b"".join(b"%d\n" % n for n in range(1500))
     args = ("import", "-", "q", "--format", "jsonl")
     assert miniq(*args, stdin=rows + b"{", code=1).err == (
-        "miniq: line 1501: '{' is not JSON; 1000 messages had been sent: leave them out when you repeat it\n"
+        "miniq: line 1501: '{' is not JSON; 1000 messages were already sent; omit them if you retry\n"
     )
     refused = miniq(*args, "--dedup-prefix", "p", stdin=rows + b"{", code=1).err
     assert refused.endswith(
-        "; 1000 messages had been sent: repeat it with the same --dedup-prefix, and only the rest is sent\n"
+        "; 1000 messages were already sent; retry with the same --dedup-prefix, and only the rest is sent\n"
     )
     assert miniq(*args, "--dedup-prefix", "p", "--json", stdin=rows + b"5", code=0).objects == [
         {"sent": 501, "sent_before": 1000}
@@ -355,6 +356,15 @@ def test_an_export_into_a_folder_that_does_not_exist_names_the_file(miniq: Shell
         ("in.jsonl", '{"data": "?"}\n', True, "data"),
         ("in.csv", "a,b\n1,2\n3\n", False, "line 3: not as many columns"),
         ("in.csv", 'a\n"x\n', False, "cannot be read as CSV"),
+        ("in.csv", "a,b\n1,\udcff\n", False, "line 2: not UTF-8 at byte 2 of the line"),
+        (
+            "in.csv",
+            "a\n" + 4999 * "täglich\n" + "t\udce4glich\n" + 5000 * "1\n",
+            False,
+            "line 5001: not UTF-8 at byte 1",
+        ),
+        ("in.jsonl", '1\n{"a":"\udcff"}\n', False, "line 2: not UTF-8 at byte 6 of the line"),
+        ("in.jsonl", '{"body":"\udcff"}\n', True, "line 1: not UTF-8 at byte 9 of the line"),
         ("in.csv", "a,b,a\n1,2,3\n", False, "line 1: two columns are named 'a'; rename one of them"),
         ("in.csv", "body,prio\n1,2\n", True, "line 2: unknown column 'prio'"),
         ("in.csv", "body,priority\n1,x\n", True, "priority"),
@@ -366,10 +376,17 @@ def test_what_is_wrong_in_a_file_is_named_with_its_line(
     miniq: Shell, tmp_path: Path, name: str, text: str, full: bool, said: str
 ) -> None:
     need(name.rpartition(".")[2])
-    (tmp_path / name).write_text(text)
+    (tmp_path / name).write_bytes(text.encode(errors="surrogateescape"))
     result = miniq("import", name, "q", *["--full"] * full, code=1)
     assert said in result.err
     assert result.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("name", "text"), [("in.jsonl", '{"a": "1"}\n'), ("in.csv", "a\n1\n")])
+def test_a_byte_order_mark_is_ignored(miniq: Shell, tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_bytes(codecs.BOM_UTF8 + text.encode())
+    miniq("import", name, "q")
+    assert json.loads(miniq("receive", "q", "--body").out) == {"a": "1"}
 
 
 def test_parquet_with_two_columns_of_one_name_is_refused(miniq: Shell, tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_a_schedule_from_the_command_line(miniq: Shell) -> None:
     assert miniq("schedules").lines[1].split()[8] == "paused"
     assert "state        active" in miniq("schedules", "resume", "nightly").lines
     assert miniq("schedules", "--json").objects[0]["paused"] is False
-    assert miniq("schedules", "rm", "nightly").lines == ["removed nightly"]
+    assert miniq("schedules", "delete", "nightly").lines == ["deleted nightly"]
     gone = miniq("schedules", "show", "nightly", code=1)
     assert "there is no schedule 'nightly'" in gone.err
 
@@ -86,7 +86,7 @@ def test_a_schedule_of_a_topic_says_into_how_many_queues_it_went(miniq: Shell) -
     assert found.err == ""
     results = [line for line in miniq("schedules", "show", "news").lines if " run " in line]
     assert [line.rpartition(" in ")[2] for line in results] == ["1 queue", "0 queues"]
-    miniq("schedules", "rm", "news")
+    miniq("schedules", "delete", "news")
 
 
 def test_what_is_wrong_is_named(miniq: Shell) -> None:
@@ -106,4 +106,4 @@ def test_a_broker_sends_by_the_clock(server: Shell) -> None:
     server("schedules", "set", "poll", "--queue", "crawl", "--every", "200ms", "https://example.com")
     for _ in range(2):
         assert server("receive", "crawl", "--wait", "10", "--ack", "--body").raw == b"https://example.com\n"
-    server("schedules", "rm", "poll")
+    server("schedules", "delete", "poll")

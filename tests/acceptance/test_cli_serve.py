@@ -248,6 +248,20 @@ def test_bad_configuration_is_refused_with_its_name_and_value(tmp_path: Path) ->
     assert not (tmp_path / "miniq-data").exists()
 
 
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--curve", "--no-zmq"], "curve: there is no ZeroMQ to encrypt with --no-zmq"),
+        (["--allowed-hosts", "mq.example.com:8080,http://foo/bar"], "allowed_hosts: 'http://foo/bar' is not a host"),
+    ],
+)
+def test_options_without_effect_are_refused(tmp_path: Path, flags: list[str], says: str) -> None:
+    command = [*MINIQ, "serve", "--store", "memory:", "--port", "0", *flags]
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment(), cwd=tmp_path, timeout=30)
+    assert ended.returncode == 2
+    assert says in ended.stderr
+
+
 def test_others_than_loopback_need_a_key(tmp_path: Path) -> None:
     said = refused(tmp_path, "--host", "0.0.0.0", "--port", "0", "--store", "rocksdb:data")  # noqa: S104
     assert "miniq keys create" in said

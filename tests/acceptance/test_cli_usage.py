@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -32,6 +33,17 @@ def test_every_command_has_help_with_an_example(command: list[str]) -> None:
     assert result.exit_code == 0
     assert "Example" in result.output
     assert f"miniq {command[0]}" in result.output.split("Example")[1]
+
+
+@pytest.mark.parametrize("group", [[], ["queues"], ["topics"], ["schedules"], ["keys"], ["pipeline"]], ids=" ".join)
+def test_summaries_of_commands_are_not_cut(group: list[str]) -> None:
+    result = CliRunner().invoke(root, [*group, "--help"], prog_name="miniq", terminal_width=80)
+    assert "..." not in result.output.split("Commands:")[1]
+
+
+def test_a_number_that_is_none_is_told_in_words() -> None:
+    result = CliRunner().invoke(root, ["queues", "set", "q", "--retry-factor", "abc"], prog_name="miniq")
+    assert "'abc' is not a number, such as 2 or 0.5" in result.output
 
 
 def test_help_lists_every_command_and_no_hidden_one() -> None:
@@ -90,6 +102,18 @@ def test_a_misspelt_command_is_answered_with_what_was_meant() -> None:
     ended = run("recieve", "q")
     assert ended.returncode == 2
     assert "Did you mean 'receive'?" in ended.stderr
+
+
+@pytest.mark.parametrize("group", ["queues", "topics"])
+def test_a_verb_of_another_program_is_answered_with_ours(group: str) -> None:
+    result = CliRunner().invoke(root, [group, "rm", "x"], prog_name="miniq")
+    assert result.exit_code == 2
+    assert "No such command 'rm'. Did you mean 'delete'?" in result.output
+
+
+def test_schedules_have_the_verb_of_the_other_groups_and_keep_the_earlier_one() -> None:
+    result = CliRunner().invoke(root, ["schedules", "--help"], prog_name="miniq")
+    assert re.findall(r"^  (delete|rm)\b", result.output, re.MULTILINE) == ["delete"]
 
 
 def test_a_worker_says_where_it_gets_the_address_of_its_broker() -> None:

@@ -250,13 +250,15 @@ def test_a_second_signal_ends_it_at_once(start: Any, processes: list[str]) -> No
 
 
 def test_a_coroutine_that_takes_too_long_is_cancelled_and_its_message_fails(start: Any) -> None:
-    worker = start("--queues", "orders")
+    worker = start("--queues", "orders", "--log-format", "json")
     id = worker.send("orders", {"seconds": 60})
     assert worker.seen() == ["cancelled", 1]
     assert worker.seen() == ["cancelled", 2]
     assert worker.mq.queue("orders").get(id).receives == 2
     assert worker.stop() == 0
-    assert "on_order took longer than 0.5 s" in worker.log
+    line = next(line for line in map(json.loads, worker.log.splitlines()) if "timed out" in line["message"])
+    assert line["message"] == f"on_order timed out after 0.5 s on message {id} of orders; the message fails"
+    assert (line["queue"], line["task"], line["id"], line["attempt"]) == ("orders", "on_order", id, 1)
 
 
 def test_the_outcome_of_a_thread_that_takes_too_long_is_ignored(start: Any) -> None:
@@ -298,6 +300,7 @@ def test_a_process_that_was_killed_is_replaced_and_its_message_comes_again(start
     os.kill(victim, signal.SIGKILL)
     assert (begins, worker.seen()[0], worker.seen()[0]) == ("begins", "begins", "ends")
     assert worker.stop() == 0
+    assert f"process {victim} was killed by signal 9; restarting in 0.5 s" in worker.log
 
 
 def test_a_process_that_a_handler_has_forked_does_not_stop_the_supervisor(start: Any) -> None:
@@ -344,6 +347,20 @@ def test_reload_starts_the_changed_program_and_waits_while_it_is_broken(start: A
     (tmp_path / "shop.py").write_text(APP.replace("seen([text,", "seen([text * 2,"))
     worker.send("tasks", {"text": "a"}, task="echo")
     assert worker.seen()[0] == "aa"
+    assert worker.stop() == 0
+
+
+def test_reload_waits_for_a_change_when_the_program_cannot_be_imported(start: Any, tmp_path: Path) -> None:
+    program = tmp_path / "shop.py"
+    program.write_text("def (")
+    worker = start("--reload", "--queues", "tasks")
+    worker.send("tasks", {"text": "a"}, task="echo")
+    worker.line("SyntaxError")
+    worker.line("could not start; waiting for a Python file to change")
+    program.write_text(APP)
+    assert worker.seen()[0] == "a"
+    program.write_text(f"{APP}\ndef (")
+    worker.line("could not start; waiting for a Python file to change")
     assert worker.stop() == 0
 
 
@@ -554,32 +571,22 @@ def test_a_worker_on_a_folder_is_a_broker_of_its_own(tmp_path: Path) -> None:
         assert mq.queue("tasks").info().counts.total == 0
 
 
-def test_a_broker_that_is_away_is_waited_for(shell: Shell) -> None:
-    (shell.folder / "shop.py").write_text(APP.replace("miniq.App()", "miniq.App(retry=0.5)"))
-    shell.env["MINIQ_URL"] = f"http://127.0.0.1:{free_ports(1)[0]}"
-    process = shell.start("worker", "shop:app", "--queues", "tasks")
-    assert process.stderr is not None
-    while b"cannot receive" not in (line := process.stderr.readline()):
-        assert line
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0
-
-
-def test_a_broker_that_is_away_is_waited_for_also_to_set_up_queues(shell: Shell) -> None:
-    program = APP.replace("miniq.App()", "miniq.App(retry=0.2)").replace("timeout=30", "timeout=30, max_receives=8")
-    (shell.folder / "shop.py").write_text(program)
+def test_a_broker_that_is_away_is_reported_at_once_and_waited_for(shell: Shell) -> None:
     shell.env["MINIQ_URL"] = f"http://127.0.0.1:{free_ports(1)[0]}"
     process = shell.start("worker", "shop:app", "--queues", "tasks")
     assert process.stderr is not None
     log, answer = "", f"no answer from {shell.env['MINIQ_URL']} yet"
-    while log.count("cannot set max_receives of tasks, next attempt in") < 2 or answer not in log:
+    while log.count("cannot connect, next attempt in") < 2 or answer not in log:
         line = process.stderr.readline().decode()
         assert line, log
         log += line
+    assert (
+        log.splitlines()[0].partition("WARNING ")[2].startswith("miniq.worker: cannot connect, next attempt in 0.1 s")
+    )
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=PATIENCE)
     assert b"SIGTERM: ending" in err
+    assert "working on queues" not in log + err.decode()
     assert process.returncode == 0
 
 

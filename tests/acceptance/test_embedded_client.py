@@ -181,6 +181,31 @@ def test_a_client_that_is_not_awaited_says_so(tmp_path: Path) -> None:
     assert not hasattr(mq, "__len__")
 
 
+def test_a_misspelt_option_of_a_message_is_answered_with_the_nearest(tmp_path: Path) -> None:
+    with miniq.connect("memory:") as mq:
+        for send in (mq.queue("q").send, mq.topic("t").publish, miniq.draft):
+            options: Any = {"prioritty": 1}
+            with pytest.raises(TypeError, match="a message has no option 'prioritty'; did you mean 'priority'"):
+                send(1, **options)
+
+
+def test_a_setting_of_retries_out_of_range_is_said_to_be_so(tmp_path: Path) -> None:
+    with miniq.connect("memory:") as mq:
+        for factor, text in (
+            (-1.0, "-1.0 is out of range; use 1 to 1000"),
+            ("x", "'x' is not a number; use 1 to 1000"),
+        ):
+            wrong: Any = {"factor": factor}
+            with pytest.raises(miniq.InvalidRequest, match=f"retry.factor: {text}"):
+                mq.queue("q").configure(retry=wrong)
+
+
+def test_limits_that_are_no_dict_are_refused(tmp_path: Path) -> None:
+    limits: Any = 5
+    with pytest.raises(miniq.InvalidRequest, match="limits: 5 is not a dict; use names"):
+        miniq.connect(tmp_path / "new", limits=limits)
+
+
 def test_an_unknown_limit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(miniq.InvalidRequest, match=r"limits\.batches: no such option"):
         miniq.connect(tmp_path / "new", limits={"batches": 1})

@@ -252,6 +252,23 @@ def test_a_failed_handler_fails_its_message_with_the_retry_delay(
     assert "ValueError: cannot work" in caplog.text
 
 
+@pytest.mark.parametrize(("changes", "name"), [({}, "jobs.dead"), ({"dead_letter_queue": "morgue"}, "morgue")])
+def test_the_log_names_the_dead_letter_queue(
+    opener: Opener, caplog: pytest.LogCaptureFixture, changes: dict[str, str], name: str
+) -> None:
+    q = opener("memory:").queue("jobs")
+    q.configure(**changes)
+    id = q.send(1)
+    enough = Enough(1)
+
+    def handler(body: int) -> None:
+        enough.seen.append(body)
+        raise miniq.Reject("never")
+
+    q.consume(handler, stop=enough, wait=0.1)
+    assert f"message {id} failed for good: moved to {name}" in caplog.messages
+
+
 def test_a_failed_message_comes_again_and_dies_where_receives_are_limited(opener: Opener) -> None:
     mq = opener("memory:")
     q = mq.queue("jobs")

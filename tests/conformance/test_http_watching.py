@@ -140,6 +140,7 @@ def test_a_key_sees_its_own_queues_and_what_it_may_do() -> None:
         for path in ("/v1/whoami", "/v1/stats", "/v1/trends", "/v1/events", "/v1/queues"):
             assert wire.refused("GET", path).code == "unauthorized"
             assert wire.refused("GET", path, authorization="Bearer mq_0_no").code == "unauthorized"
+            assert "`Bearer` is missing" in wire.refused("GET", path, authorization=made["secret"]).text
         stream = wire.events("/v1/events?interval=0.1", **key)
         assert [queue["name"] for queue in next(stream)[1]["queues"]] == ["mine"]
         wire.ok("DELETE", f"/v1/keys/{made['id']}", **admin)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,3 +69,41 @@ def test_a_backup_to_an_impossible_path_is_refused(tmp_path: Path, path: str) ->
         ),
     ):
         mq.backup(path)
+
+
+UNPRIVILEGED = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+"""Root may read every folder; without these capabilities it is like any other user."""
+CONNECT = ["-c", "import miniq\ntry: miniq.connect('{}')\nexcept miniq.StoreError as error: exit(error.text)"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "command"),
+    [
+        (0o000, ["-m", "miniq", "check", "{}"]),
+        (0o000, ["-m", "miniq", "queues", "--url", "{}"]),
+        (0o000, ["-m", "miniq", "migrate", "{}", "rocksdb:copy"]),
+        (0o000, CONNECT),
+        (0o300, CONNECT),
+    ],
+    ids=["check", "queues", "migrate", "connect", "connect-unlisted"],
+)
+def test_a_folder_that_the_user_may_not_read_is_named(tmp_path: Path, mode: int, command: list[str]) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    folder.chmod(mode)
+    done = subprocess.run(
+        [*UNPRIVILEGED, sys.executable, *(word.format(f"rocksdb:{folder}") for word in command)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=tmp_path,
+    )
+    folder.chmod(0o700)
+    assert done.returncode == 1
+    assert f"permission denied: {folder}" in done.stderr
+
+
+def test_a_file_in_place_of_a_store_is_said_to_be_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("")
+    with pytest.raises(miniq.StoreError, match=r"^store: .*/data is not a folder; name the folder of a store"):
+        miniq.connect(tmp_path / "data")

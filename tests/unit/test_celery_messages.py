@@ -12,6 +12,7 @@ from miniq.celery import envelope, names
 from miniq.celery.address import address_of
 from miniq.celery.arguments import read
 from miniq.celery.summary import task_of
+from miniq.celery.transport import _lease_of as lease_of
 from miniq.client._sync.message import Message
 from miniq.errors import InvalidRequest
 from miniq.message import NAME, Draft, Stored
@@ -225,3 +226,9 @@ def test_long_arguments_are_cut() -> None:
     found = task_of("i", {"task": "t", "argsrepr": f"({'9' * 500},)"}, b"")
     assert found is not None
     assert (len(found.args), found.args[-1]) == (60, "…")
+
+
+def test_a_misspelt_option_of_the_transport_is_refused_and_those_of_others_are_ignored() -> None:
+    assert lease_of({"lease": 3, "visibility_timeout": 5, "polling_interval": 1, "max_retries": 2}) == 3
+    with pytest.raises(InvalidRequest, match="there is no option 'lese'; use 'lease'"):
+        lease_of({"lese": 3})

@@ -174,6 +174,8 @@ _TYPES = {
 }
 """The names of `msgspec` for types, and what errors call them; a number with a fraction is a duration unless its field
 is in `NUMBERS`."""
+_PLAIN: dict[str, Any] = {"str": str, "int": int, "float": float, "bool": bool, "array": list, "object": dict}
+"""The same names, and what they are in Python."""
 
 
 def invalid(
@@ -196,12 +198,28 @@ def invalid(
     problem = f"{text[:1].lower()}{text[1:]}"
     if field == "api_key":  # a secret
         return InvalidRequest(f"{field}: {problem}", field=field)
-    with suppress(ValueError, LookupError, TypeError, RecursionError):  # a value in a map, or one out of range
+    with suppress(
+        ValueError, LookupError, TypeError, RecursionError, StopIteration
+    ):  # a value in a map, or one out of range
         value = request if format is None else _library(format).decode(request)
         for name, index in re.findall(r"(\w+)|\[(\d+)\]", path):
             value = value[name] if name else value[int(index)]
+        if path.endswith("[...]"):  # some value of a map
+            name, value = next((name, each) for name, each in value.items() if not _is_of(text, each))
+            field = f"{path.removesuffix('[...]')}.{name:.80}"
         problem = f"{show(value)} {_mismatch(text, field) or f'is invalid: {problem}'}"
     return InvalidRequest(f"{field}: {problem}", field=field)
+
+
+def _is_of(text: str, value: Any) -> bool:
+    """Whether a value has the type that a validation error misses in another one."""
+    if "| null" in text and value is None:
+        return True
+    try:
+        msgspec.convert(value, _PLAIN[text.split("`")[1].split(" ")[0]])
+    except msgspec.ValidationError:
+        return False
+    return True
 
 
 def _mismatch(text: str, field: str) -> str | None:

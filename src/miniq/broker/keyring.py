@@ -335,6 +335,8 @@ class KeyRing:
             key = self._keys.get(secret.access_key.removeprefix(ACCESS_KEY).lower())
             if key is None or key.access_key != secret.access_key:
                 raise self._unauthorized("this access key is unknown or was revoked")
+        elif not secret:
+            raise self._unauthorized("the API key is empty, or `Bearer` is missing: send `Authorization: Bearer KEY`")
         else:
             parts = secret.split("_", 2)
             key = self._keys.get(parts[1]) if len(parts) == 3 else None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
@@ -145,6 +146,9 @@ def _untraced(headers: Mapping[str, str]) -> dict[str, str] | None:
     return {name: headers[name] for name in sorted(headers) if name not in TRACE_HEADERS} or None
 
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
 def check_headers(headers: object, limits: Limits) -> None:
     """Raise unless headers are a map from text to text within the limits."""
     if not isinstance(headers, dict):
@@ -154,6 +158,9 @@ def check_headers(headers: object, limits: Limits) -> None:
     for name, value in headers.items():
         if not isinstance(name, str) or not name:
             raise InvalidRequest(f"headers: {show(name)} is not a name; use text", field="headers")
+        if _CONTROL.search(name) is not None:
+            text = f"headers: the name {show(name)} contains a control character; use printable text"
+            raise InvalidRequest(text, field="headers")
         if not isinstance(value, str):
             raise InvalidRequest(f"headers: the value of {show(name)} is {show(value)}; use text", field="headers")
         try:

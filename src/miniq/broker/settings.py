@@ -90,7 +90,9 @@ def _retry(value: object, current: Retry, limits: Limits) -> Retry:
         else:
             low, high = (1, 1000) if name == "factor" else (0, 1)
             if isinstance(number, bool) or not isinstance(number, int | float) or not low <= number <= high:
-                raise InvalidRequest(f"{field}: {show(number)}; use a number from {low} to {high}", field=field)
+                is_number = isinstance(number, int | float) and not isinstance(number, bool)
+                problem = "out of range" if is_number else "not a number"
+                raise InvalidRequest(f"{field}: {show(number)} is {problem}; use {low} to {high}", field=field)
     retry = replace(current, **value)
     if retry.delay > retry.max:
         text = f"retry.delay: {retry.delay:.15g} s is above retry.max, {retry.max:.15g} s; lower it, or raise retry.max"

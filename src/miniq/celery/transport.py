@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from datetime import UTC, datetime
+from difflib import get_close_matches
 from time import monotonic
 from typing import Any
 
@@ -19,7 +20,7 @@ from kombu.transport import base
 
 import miniq
 from miniq.celery import envelope, exchanges
-from miniq.celery.address import PORT, Address, address_of
+from miniq.celery.address import CLIENT_OPTIONS, PORT, Address, address_of
 from miniq.celery.channel import Channel
 from miniq.celery.exchanges import Binding
 from miniq.celery.leases import LEASE, SHORTEST, Leases, Outage
@@ -231,6 +232,11 @@ def _abandon(leases: Leases, process: int) -> None:
 
 
 def _lease_of(options: dict[str, Any]) -> float:
+    known = ("lease", *CLIENT_OPTIONS)
+    for name in options:  # others may be Kombu's, or those of another broker
+        if name not in known and (near := get_close_matches(name, known, 1, 0.75)):
+            text = f"broker_transport_options: there is no option {name!r}; use {near[0]!r}"
+            raise InvalidRequest(text, field=name)
     seconds = options.get("lease", LEASE)
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not SHORTEST <= seconds <= 43200:
         text = f"broker_transport_options: lease = {seconds!r:.80}; use seconds from {SHORTEST:g} to 43200"

@@ -17,7 +17,7 @@ from miniq.errors import InvalidRequest
 @click.argument("folder")
 @as_json
 def check(folder: str, as_json: bool) -> int:
-    """Read everything in a store or a backup, and say whether it is sound.
+    """Say whether a store or a backup is sound. Reads everything in it.
 
     Verifies all files, reads every record, and compares the counts of each queue with its messages. Nothing in FOLDER
     is changed; a folder that a broker has open is refused: check a backup of it. Exit code 0 if it is sound, 1 if it is

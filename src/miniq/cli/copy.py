@@ -41,13 +41,16 @@ def copy(at: Target, source: str, copy: str, as_json: bool) -> None:
     """Copy a file through the broker.
 
     One process sends the lines, another receives them. The copy is identical byte for byte, whatever the file
-    contains. OUT is created only on success. The queue is created for the copy and deleted at the end.
+    contains. OUT is created only on success, and then replaces a file of that name. The queue is created for the copy
+    and deleted at the end.
 
     \b
     Examples:
       miniq copy access.log copy.log
       miniq copy photo.jpg copy.jpg --url ./miniq-data
     """
+    if os.path.exists(copy) and os.path.samefile(source, copy):
+        raise click.UsageError(f"OUT {copy!r} is the same file as IN; name another file.")
     began = time.perf_counter()
     queue = f"copy-{secrets.token_hex(8)}"
     with shield, part_of(copy) as part, reachable(at) as broker, own_queue(broker, queue):

@@ -18,7 +18,7 @@ from miniq.api import operations as ops
 from miniq.cli import formats
 from miniq.cli.flags import Target, Whole, status, summary_json, target
 from miniq.cli.formats import Format, Row
-from miniq.cli.messages import BATCH, pages
+from miniq.cli.messages import BATCH, already_sent, pages
 from miniq.cli.output import part_of, plural, progress_bar, result
 from miniq.cli.processes import Stop
 from miniq.cli.root import say
@@ -121,10 +121,10 @@ def import_(
                 done = f"this run added {plural(work.sent, 'message')}: run it again"
                 done += f" with --run {run} to send the rest" if run else " to send the rest"
             elif dedup_prefix is None:
-                done = f"{plural(work.done, 'message')} had been sent: leave them out when you repeat it"
+                done = already_sent(work.done)
             else:
-                done = f"{plural(work.done, 'message')} had been sent: "
-                done += "repeat it with the same --dedup-prefix, and only the rest is sent"
+                done = already_sent(work.done).partition("; ")[0]
+                done += "; retry with the same --dedup-prefix, and only the rest is sent"
             if isinstance(error, KeyboardInterrupt):
                 raise MiniQError(f"interrupted; {done}") from None
             if isinstance(error, MiniQError):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import click
@@ -25,6 +26,8 @@ DEFAULT_URL = "http://127.0.0.1:5000"
 SOON = 0.5
 """Seconds for which calls of an interactive command are retried while the broker is unreachable."""
 _HERE = click.core.ParameterSource.COMMANDLINE
+_SYNONYMS = {"rm": "delete", "remove": "delete", "del": "delete", "add": "create", "update": "set"}
+"""Verbs of other programs, and ours."""
 _UNITS = {None: 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZES = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
 
@@ -120,6 +123,31 @@ def target(command: Callable[..., R]) -> Callable[..., R]:
     )(with_target)
 
 
+class Verbs(click.Group):
+    """A command with subcommands. `aliases` are other names of them, which help does not show."""
+
+    def __init__(self, *args: Any, aliases: Mapping[str, str] = MappingProxyType({}), **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._aliases = aliases
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return super().get_command(ctx, self._aliases.get(cmd_name, cmd_name))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """For an unknown verb, suggest ours."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            verb = _SYNONYMS.get(args[0])
+            if verb not in self.commands:
+                raise
+            raise click.UsageError(
+                f"{error.message.partition(' Did you mean')[0]} Did you mean {verb!r}?", ctx
+            ) from None
+
+
 def require_store(url: str, field: str) -> None:
     """Refuse an invalid URL, and a folder without a store: a client command never creates one."""
     folder = missing_store(url, field)
@@ -147,9 +175,9 @@ def missing_store(url: str, field: str) -> str | None:
     folder = folder_of(url, field)
     if folder is None:
         return None
-    from miniq.store.embedded.folder import MARKER
+    from miniq.store.embedded.folder import MARKER, holds
 
-    return None if os.path.lexists(os.path.join(folder, MARKER)) else folder
+    return None if holds(folder, MARKER, field) else folder
 
 
 def pairs_option(flag: str, name: str, help: str) -> Callable[[F], F]:
@@ -215,6 +243,7 @@ def _moment(text: str) -> datetime:
 MOMENT = Parsed("moment", _moment, "a moment with an offset from UTC, such as 2026-01-31T08:00:00Z")
 SECONDS = Parsed("seconds", _seconds, "a duration such as 30, 0.5, 500ms, 5m, 2h or 14d")
 SIZE = Parsed("bytes", _size, "a size such as 1024, 64k or 5m")
+NUMBER = Parsed("number", float, "a number, such as 2 or 0.5")
 RATE = Parsed("number", _rate, "a number of messages per second, such as 50")
 RATE_OR_NONE = Parsed(
     "number", lambda text: 0.0 if float(text) == 0 else _rate(text), "a number of messages per second, such as 50"

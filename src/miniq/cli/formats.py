@@ -6,6 +6,7 @@ row, so rows are first written to a temporary file.
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import os
@@ -68,15 +69,15 @@ def read(file: BinaryIO, format: Format, full: bool) -> Generator[Row]:
 
 def _read_jsonl(file: BinaryIO, full: bool) -> Generator[Row]:
     for number, line in enumerate(file, 1):
-        if text := line.strip():
+        if text := (line if number > 1 else line.removeprefix(codecs.BOM_UTF8)).strip():
             place = f"line {number}"
             yield place, (full_draft if full else bare_draft)(text, place)
 
 
 def _read_csv(file: BinaryIO, full: bool) -> Generator[Row]:
-    text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+    text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
     csv.field_size_limit(1 << 30)
-    rows = csv.DictReader(text, strict=True)
+    rows = csv.DictReader(_valid_lines(text), strict=True)
     try:
         _check_columns(rows.fieldnames or (), "line 1")
         for row in rows:
@@ -84,11 +85,23 @@ def _read_csv(file: BinaryIO, full: bool) -> Generator[Row]:
             if None in row or None in row.values():
                 raise InvalidRequest(f"{line}: not as many columns as in the first line")
             yield line, table_draft(row, full, line)
-    except (csv.Error, UnicodeDecodeError) as error:
+    except csv.Error as error:
         raise InvalidRequest(f"line {rows.line_num + 1}: cannot be read as CSV: {error}") from None
     finally:
         if not file.closed:  # it was, if the command is ending
             text.detach()
+
+
+def _valid_lines(text: Iterable[str]) -> Iterator[str]:
+    """The lines of a text whose invalid bytes are surrogates; raises at the first line that has one. A decoder that is
+    strict raises for whole blocks, long before the lines in them are read."""
+    for number, line in enumerate(text, 1):
+        try:
+            line.encode()
+        except UnicodeEncodeError as error:
+            byte = len(line[: error.start].encode())
+            raise InvalidRequest(f"line {number}: not UTF-8 at byte {byte} of the line") from None
+        yield line
 
 
 def _check_columns(names: Sequence[str], place: str) -> None:

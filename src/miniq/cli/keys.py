@@ -147,7 +147,7 @@ def revoke(client: Client, id: str, yes: bool) -> None:
 
 @keys.group()
 def curve() -> None:
-    """Create, list and revoke CURVE keys for clients that connect over ZeroMQ.
+    """Create, list and revoke CURVE keys for ZeroMQ clients.
 
     `miniq serve --curve` encrypts its ZeroMQ connections and accepts only these keys.
 

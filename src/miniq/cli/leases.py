@@ -78,7 +78,7 @@ def release(at: Target, queue: str, id: str, receipt: str, delay: float, as_json
 def fail(
     at: Target, queue: str, id: str, receipt: str, error: str, delay: float | None, dead: bool, as_json: bool
 ) -> None:
-    """Report that a message could not be processed, and print what becomes of it.
+    """Report that a message could not be processed. Prints what becomes of it.
 
     It is tried again later, or moved to the dead-letter queue after `max_receives`.
 

@@ -34,7 +34,7 @@ from miniq.client._sync.queue import Queue
 from miniq.client.bodies import draft
 from miniq.client.delivery import MessagePage
 from miniq.client.interrupts import interruptible, shield, uninterrupted
-from miniq.errors import Forbidden, MiniQError, QueueNotFound
+from miniq.errors import Forbidden, InvalidRequest, MiniQError, QueueNotFound
 from miniq.message import JSON, Draft, Status
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -45,6 +45,10 @@ LONGEST_WAIT = 20.0
 """Seconds of one long poll while following."""
 UNINTERRUPTED_WAIT = 1.0
 """Seconds of one long poll that removes what it receives, which is therefore not interrupted."""
+
+
+class NotUtf8(InvalidRequest):
+    """A body on the command line or stdin is not text."""
 
 
 def message_options(command: F) -> F:
@@ -130,7 +134,7 @@ def draft_of(body: bytes, text: bool, fields: dict[str, Any]) -> Draft:
     try:
         decoded = body.decode()
     except UnicodeDecodeError:
-        raise click.ClickException(f"{body[:40]!r} is not UTF-8; send bytes with --file") from None
+        raise NotUtf8(f"{body[:40]!r} is not UTF-8; send bytes with --file") from None
     if fields["content_type"] is None and not text:
         with suppress(msgspec.DecodeError, RecursionError):
             msgspec.json.decode(body)
@@ -157,11 +161,32 @@ def from_stdin(text: bool, fields: dict[str, Any]) -> Iterator[list[Draft]]:
     if sys.stdin.isatty():
         say("reading one message per line; end with Ctrl-D")
     rest = b""
+    number = sent = 0
+
+    def drafts(bodies: Iterable[bytes]) -> Iterator[Draft]:
+        nonlocal number
+        for body in bodies:
+            number += 1
+            try:
+                yield draft_of(body, text, fields)
+            except NotUtf8 as error:
+                raise InvalidRequest(f"line {number}: {error.text}; {already_sent(sent)}") from None
+
     while chunk := interruptible(os.read, sys.stdin.fileno(), CHUNK):
         *lines, rest = (rest + chunk).split(b"\n")
-        yield from batched(draft_of(line.removesuffix(b"\r"), text, fields) for line in lines)
+        for batch in batched(drafts(body.removesuffix(b"\r") for body in lines)):
+            yield batch
+            sent += len(batch)
     if rest:
-        yield [draft_of(rest, text, fields)]
+        yield list(drafts([rest]))
+
+
+def already_sent(count: int) -> str:
+    """What to do about the messages of a stream that were sent before an error."""
+    if not count:
+        return "nothing was sent"
+    were, them = ("was", "it") if count == 1 else ("were", "them")
+    return f"{plural(count, 'message')} {were} already sent; omit {them} if you retry"
 
 
 @click.command()

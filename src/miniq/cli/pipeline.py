@@ -344,7 +344,7 @@ def drain(**arguments: Any) -> Arguments:
 @click.argument("out", metavar="OUT", type=click.Path(dir_okay=False))
 @click.option("--partitions", type=Whole(1, 1000), default=2, show_default=True, help="Number of writing tasks.")
 def copy(**arguments: Any) -> Arguments:
-    """Copy a file through a queue, line by line; the copy is identical byte for byte.
+    """Copy a file through a queue, line by line. The copy is identical byte for byte.
 
     The queue is created for the copy and deleted at the end. OUT is created only on success.
 
@@ -359,7 +359,7 @@ def copy(**arguments: Any) -> Arguments:
 @click.argument("lake", type=click.Path(file_okay=False))
 @click.option("--queue", help="Only this queue. [default: all]")
 def archive(**arguments: Any) -> Arguments:
-    """Append the history to a lake of Parquet files by date and queue.
+    """Append the history to a lake. It is Parquet files by date and queue.
 
     History is recorded for queues whose setting `history` is `events`, or `full` for bodies too.
 
@@ -377,7 +377,7 @@ def archive(**arguments: Any) -> Arguments:
 @click.option("--where", metavar="SQL", help="Only records that match, such as \"date >= '2026-11-01'\".")
 @click.option("--title", default="MiniQ report", show_default=True)
 def report(**arguments: Any) -> Arguments:
-    """Make tables and a page with charts from a lake: OUT/report.html and OUT/tables.
+    """Make tables and a page with charts from a lake. They are OUT/report.html and OUT/tables.
 
     \b
     Examples:
@@ -428,7 +428,7 @@ def reprocess(**arguments: Any) -> Arguments:
 @click.option("--function", metavar="MODULE:FUNCTION", help="A function that takes a DataFrame and returns another.")
 @click.option("--group", help="Claim group to read with. [default: one for each query or function]")
 def transform(sql: str | None, function: str | None, **arguments: Any) -> Arguments:
-    """Transform the messages of SOURCE with SQL or a function, and send the result to TARGET, each once.
+    """Transform messages with SQL or a function. Those of SOURCE are sent to TARGET, each once.
 
     \b
     Example:

@@ -12,12 +12,14 @@ import click
 
 from miniq.api.replies import queue_reply
 from miniq.cli.flags import (
+    NUMBER,
     RATE,
     RATE_OR_NONE,
     SECONDS,
     SIZE,
     Parsed,
     Target,
+    Verbs,
     Whole,
     as_json,
     note_unreadable,
@@ -40,7 +42,7 @@ LIMITS = frozenset({"max_length", "max_bytes", "max_in_flight", "rate"})
 RETRY_DURATIONS = frozenset({"delay", "max"})
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=Verbs, invoke_without_command=True)
 @as_json
 @target
 @click.pass_context
@@ -106,9 +108,9 @@ def settings(command: F) -> F:
         click.option("--dedup-window", type=SECONDS, help="How long a dedup id is remembered."),
         click.option("--delay", type=SECONDS, help="Delay of messages that are sent without one."),
         click.option("--retention", type=SECONDS, help="How long messages are kept."),
-        click.option("--retry-jitter", type=float, help="Share by which that time varies at random, 0 to 1."),
+        click.option("--retry-jitter", type=NUMBER, help="Share by which that time varies at random, 0 to 1."),
         click.option("--retry-max", type=SECONDS, help="Longest time until a failed message is tried again."),
-        click.option("--retry-factor", type=float, help="How many times longer after each further failure."),
+        click.option("--retry-factor", type=NUMBER, help="How many times longer after each further failure."),
         click.option("--retry-delay", type=SECONDS, help="Time until a message that failed first is tried again."),
         click.option(
             "--dead-letter-queue", metavar="QUEUE", help="Where a message goes after that. [default: QUEUE.dead]"

@@ -102,15 +102,24 @@ def bare_draft(line: bytes, position: str) -> Draft:
     try:
         return draft(line, content_type=JSON)
     except MiniQError:
+        _check_encoding(line, position)
         raise InvalidRequest(f"{position}: {line[:60].decode(errors='replace')!r} is not JSON") from None
 
 
 def full_draft(line: bytes, position: str) -> Draft:
     """The message in a full line of JSON."""
+    _check_encoding(line, position)
     try:
         return _sendable(_read_full(line), position)
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidRequest(f"{position}: not a message with all its fields: {error}") from None
+
+
+def _check_encoding(line: bytes, position: str) -> None:
+    try:
+        line.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{position}: not UTF-8 at byte {error.start} of the line") from None
 
 
 def row_body(row: Record) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from miniq.api.schedules import wire_schedule
-from miniq.cli.flags import MOMENT, SECONDS, Target, Whole, as_json, note_unreadable, pairs_option, target
+from miniq.cli.flags import MOMENT, SECONDS, Target, Verbs, Whole, as_json, note_unreadable, pairs_option, target
 from miniq.cli.messages import draft_of
 from miniq.cli.output import bytes_text, duration, exact_duration, first_line, json_line, plural, table
 from miniq.cli.root import say
@@ -16,12 +16,12 @@ from miniq.message import JSON, Draft
 from miniq.schedule import COUNTED, Firing, Schedule
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=Verbs, invoke_without_command=True, aliases={"rm": "delete"})
 @as_json
 @target
 @click.pass_context
 def schedules(ctx: click.Context, at: Target, as_json: bool) -> None:
-    """List, set, run, pause and remove schedules.
+    """List, set, run, pause and delete schedules.
 
     Without a subcommand, it lists all schedules with their next moments, in the time zone of this terminal.
 
@@ -112,7 +112,7 @@ def set_(
 @as_json
 @target
 def show(at: Target, name: str, as_json: bool) -> None:
-    """Show a schedule with its message, its next moments in the time zone of this terminal, and its last results.
+    """Show a schedule. Prints its message, its next moments in the time zone of this terminal, and its last results.
 
     \b
     Example:
@@ -178,16 +178,16 @@ def resume(at: Target, name: str, as_json: bool) -> None:
 @schedules.command()
 @click.argument("name")
 @target
-def rm(at: Target, name: str) -> None:
-    """Remove a schedule; what it has sent stays.
+def delete(at: Target, name: str) -> None:
+    """Delete a schedule; what it has sent stays.
 
     \b
     Example:
-      miniq schedules rm nightly
+      miniq schedules delete nightly
     """
     with at.open() as client:
         client.delete_schedule(name)
-    click.echo(f"removed {name}")
+    click.echo(f"deleted {name}")
 
 
 def show_schedule(schedule: Schedule, as_json: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from miniq.server.server import Ready
 
 PORT = Whole(0, 65535)
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s/:?#@\[\]\\]+)(:\d{1,5})?")
+"""A host as browsers write it in `Host` and `Origin`."""
 LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -96,12 +99,24 @@ def serve(file: str | None, log_level: str, **flags: Any) -> int:
         end_with_parent()
         options = config.load(flags, file=file)
         options = structs.replace(options, store=store_of(options.store, "store"))
+        check_serving(options)
         log_to_stderr(log_level, options.log_format)
         if options.durability == "relaxed":
             say("durability is relaxed: confirmed messages may be lost if the machine loses power")
         return run_server(options, announce)
     except KeyboardInterrupt:
         return 0
+
+
+def check_serving(options: Options) -> None:
+    """Refuse options that would have no effect."""
+    if options.curve and not options.zmq:
+        text = "curve: there is no ZeroMQ to encrypt with --no-zmq (zmq = false); leave one of them out"
+        raise InvalidRequest(text, field="curve")
+    for name in filter(None, map(str.strip, options.allowed_hosts.split(","))):
+        if _HOST.fullmatch(name) is None:
+            text = f"allowed_hosts: {name!r} is not a host name; use NAME or NAME:PORT, such as mq.example.com"
+            raise InvalidRequest(text, field="allowed_hosts")
 
 
 def run_server(options: Options, announce: Callable[[Ready], None]) -> int:

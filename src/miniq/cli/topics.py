@@ -8,7 +8,7 @@ from typing import Any, Literal
 import click
 import msgspec
 
-from miniq.cli.flags import SECONDS, Parsed, Target, as_json, note_unreadable, pairs_option, target, yes
+from miniq.cli.flags import SECONDS, Parsed, Target, Verbs, as_json, note_unreadable, pairs_option, target, yes
 from miniq.cli.messages import batches_of, message_options
 from miniq.cli.output import exact_duration, json_line, line, plural, table
 from miniq.cli.queues import confirm
@@ -53,12 +53,12 @@ def publish(at: Target, topic: str, as_json: bool, **given: Any) -> None:
             say(f"no subscription of topic {topic!r} matched: {plural(unmatched, 'message')} in 0 queues")
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=Verbs, invoke_without_command=True)
 @as_json
 @target
 @click.pass_context
 def topics(ctx: click.Context, at: Target, as_json: bool) -> None:
-    """List, create, change and delete topics; subscribe queues to them.
+    """List, create, change and delete topics. Subscribe queues to them.
 
     Without a subcommand, it lists all topics.
 
@@ -163,7 +163,7 @@ def subscribe(
     envelope: bool,
     as_json: bool,
 ) -> None:
-    """Subscribe a queue to a topic, or replace the subscription NAME.
+    """Subscribe a queue to a topic. An earlier subscription NAME is replaced.
 
     \b
     Examples:
@@ -202,7 +202,7 @@ def unsubscribe(at: Target, topic: str, name: str) -> None:
 @as_json
 @target
 def try_(at: Target, topic: str, key: str | None, headers: dict[str, str], body: Any, as_json: bool) -> None:
-    """Show which subscriptions a message would match; nothing is sent.
+    """Show which subscriptions a message would match. Nothing is sent.
 
     \b
     Example:

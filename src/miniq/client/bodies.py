@@ -11,6 +11,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, Unpack
 
 import msgspec
@@ -42,7 +43,14 @@ def draft(body: Any, **options: Unpack[DraftOptions]) -> Draft:
     headers = fields.get("headers")
     if headers is not None and isinstance(headers, Mapping):
         fields["headers"] = dict(headers)  # a copy: the caller may change the original
-    return Draft(data, kind, **fields)
+    try:
+        return Draft(data, kind, **fields)
+    except TypeError:
+        for name in fields.keys() - DraftOptions.__annotations__.keys():
+            near = get_close_matches(name, DraftOptions.__annotations__, 1)
+            advice = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(DraftOptions.__annotations__)}"
+            raise TypeError(f"a message has no option {name!r}; {advice}") from None
+        raise
 
 
 def drafts(items: Iterable[Any]) -> Sequence[Draft]:

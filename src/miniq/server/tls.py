@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import signal
 import ssl
 from pathlib import Path
@@ -61,7 +62,10 @@ def _not_a_pair(cert: str, key: str | None, error: OSError) -> InvalidRequest:
         if key is None and b"CERTIFICATE-" in pem and b"PRIVATE KEY-" not in pem:
             text = f"tls_cert: {cert} contains no private key; name its file with tls_key (--tls-key)"
             return InvalidRequest(text, field="tls_cert")
-    text = f"tls_cert: {cert} and {key or cert} are not a certificate and its private key: {error}"
+    reason = re.sub(r"^\[.*?\] | \(_ssl\.c:\d+\)$", "", str(error))
+    text = f"tls_cert: {cert} and {key} are not a certificate and its private key: {reason}"
+    if key is None:
+        text = f"tls_cert: {cert} does not contain a certificate and its private key: {reason}"
     return InvalidRequest(text, field="tls_cert")
 
 

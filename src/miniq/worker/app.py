@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, ParamSpec, TypeVar, Unpack, overload
 from weakref import WeakKeyDictionary
 
@@ -18,7 +19,7 @@ from miniq.client.connection import connect, connect_async
 from miniq.client.delivery import Delivery
 from miniq.client.one_process import OneProcess
 from miniq.client.url import STORES, locate
-from miniq.errors import Closed, InvalidRequest
+from miniq.errors import Closed, InvalidRequest, Overloaded
 from miniq.message import QueueChanges
 from miniq.schedule import CatchUp
 from miniq.worker.declarations import check_function, check_queue, check_setting
@@ -276,6 +277,13 @@ class App(OneProcess):
                 client = self._clients.setdefault(loop, client)
             self._clients[loop] = client
         return client
+
+    async def reach(self) -> None:
+        """Make a call to the broker, without the retries of a client; raises `StoreUnavailable` if none answers."""
+        if not self.is_embedded:
+            async with connect_async(self.url, **self._options | {"retry": 0, "tracing": False}) as probe:
+                with suppress(Overloaded):
+                    await probe.whoami()
 
     def queue(self, name: str) -> Queue:
         """A queue by name; makes no call yet."""

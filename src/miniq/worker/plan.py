@@ -120,17 +120,16 @@ def note_lost(messages: Iterable[Delivery[Any]], outcomes: Iterable[str]) -> Non
             log.warning("lost the lease on message %s of %s, another consumer may have it", message.id, message.queue)
 
 
-def note_failed(messages: Iterable[Delivery[Any]], outcomes: Sequence[Failed]) -> None:
-    """Log leases that were lost, and messages that are not tried again."""
+def note_failed(messages: Iterable[Delivery[Any]], outcomes: Sequence[Failed], dead_letter_queue: str | None) -> None:
+    """Log leases that were lost, and messages that are not tried again; the name of their dead-letter queue may be
+    unknown."""
     messages = list(messages)
     note_lost(messages, [each.outcome for each in outcomes])
     for message, each in zip(messages, outcomes, strict=True):
         if each.outcome == "dead":
             extra = {"queue": message.queue, "id": message.id, "attempt": message.receives}
-            log.error(
-                "message %s failed for good: moved to the dead-letter queue of %s (by default %s.dead)",
-                message.id, message.queue, message.queue, extra=extra,
-            )  # fmt: skip
+            where = dead_letter_queue or f"the dead-letter queue of {message.queue}"
+            log.error("message %s failed for good: moved to %s", message.id, where, extra=extra)
 
 
 def note_unsettled(messages: list[Any], verb: str, problem: Exception) -> None:
@@ -154,12 +153,21 @@ def note_timeout(job: Job[Any]) -> None:
     """Log that a job took too long."""
     message = job.messages[0]
     log.error(
-        "%s took longer than %g s on message %s of %s, which fails",
-        job.handler.name, job.handler.timeout, message.id, message.queue,
+        "%s timed out after %g s on message %s of %s; the message fails",
+        job.handler.name, job.handler.timeout, message.id, message.queue, extra=_fields(job),
     )  # fmt: skip
 
 
 def note_abandoned(job: Job[Any]) -> None:
     """Log that a job did not end in time, so that its messages are released."""
     message = job.messages[0]
-    log.warning("%s did not end in time on message %s of %s, released", job.handler.name, message.id, message.queue)
+    log.warning(
+        "%s did not end in time on message %s of %s, released",
+        job.handler.name, message.id, message.queue, extra=_fields(job),
+    )  # fmt: skip
+
+
+def _fields(job: Job[Any]) -> dict[str, Any]:
+    """What log lines about a job contain."""
+    message = job.messages[0]
+    return {"queue": message.queue, "task": job.handler.name, "id": message.id, "attempt": message.receives}

@@ -267,6 +267,7 @@ class Process:
         while not self._told.is_set():
             doing = "connect"
             try:
+                await self._app.reach()
                 client = await self._app.client_async()
                 for queue, changes in settings.items():
                     doing = f"set {', '.join(changes)} of {queue}"

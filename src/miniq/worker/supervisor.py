@@ -122,7 +122,7 @@ class Supervisor:
         try:
             for number in range(settings.processes or 1):
                 self._start(number)
-            while self._children or (self._due and not self._is_told):
+            while self._children or (not self._is_told and (self._due or settings.reload)):
                 self._look(wakeup)
                 if files is not None and not self._is_told and (changed := files.changed()):
                     self._reload(changed)
@@ -208,10 +208,12 @@ class Supervisor:
         self._pauses[child.number] = min(2 * pause or FIRST_PAUSE, LONGEST_PAUSE)
         if child.told is None and code == RETIRED:
             log.warning("process %d was replaced because a task hung", child.process.pid)
-        elif child.told is None:
-            log.warning("process %d ended with %d, replaced in %g s", child.process.pid, code, pause)
-        if code != USAGE or child.told is not None:  # only a change of its files can help
-            self._due[child.number] = now + pause
+        if code == USAGE and child.told is None:  # only a change of its files can help
+            log.error("process %d could not start; waiting for a Python file to change", child.process.pid)
+            return
+        if child.told is None and code != RETIRED:
+            log.warning("process %d %s; restarting in %g s", child.process.pid, ended(code), pause)
+        self._due[child.number] = now + pause
 
     def _reload(self, changed: Path) -> None:
         log.info("%s has changed: the processes are replaced", changed)
@@ -231,6 +233,11 @@ class Supervisor:
         now = time.monotonic()
         for child in list(self._children.values()):
             child.tell(now)
+
+
+def ended(code: int) -> str:
+    """How a process ended, in words."""
+    return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
 
 
 class Files:

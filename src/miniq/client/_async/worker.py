@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from miniq.api.operations import Receive
 from miniq.client._async.message import AsyncMessage
 from miniq.client.pauses import AsyncBell, async_pause
 from miniq.errors import StoreUnavailable
-from miniq.message import Leased
+from miniq.message import Failed, Leased
 from miniq.worker import plan as rules
 from miniq.worker.crews import AsyncCrew
 from miniq.worker.jobs import Job, Trial
@@ -163,11 +164,19 @@ class AsyncWorker:
             elif batch.failure is not None:
                 error, dead = batch.failure.error, batch.failure.dead
                 delay = None if dead else batch.failure.delay
-                rules.note_failed(messages, await queue.fail(messages, error, delay, dead))
+                outcomes = await queue.fail(messages, error, delay, dead)
+                rules.note_failed(messages, outcomes, await self._dead_letter_queue(queue, outcomes))
             else:
                 rules.note_lost(messages, await queue.release(messages, unused=batch.is_unused))
         except Exception as problem:
             rules.note_unsettled(messages, batch.verdict, problem)
+
+    async def _dead_letter_queue(self, queue: AsyncQueue, outcomes: Sequence[Failed]) -> str | None:
+        """Where messages went, if one has failed for good and the worker's key may know."""
+        if any(each.outcome == "dead" for each in outcomes):
+            with suppress(Exception):
+                return (await queue.info()).settings.dead_letter_queue or f"{queue.name}.dead"
+        return None
 
     # Leases and timeouts
 

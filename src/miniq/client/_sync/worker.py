@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from miniq.api.operations import Receive
 from miniq.client._sync.message import Message
 from miniq.client.pauses import Bell, pause
 from miniq.errors import StoreUnavailable
-from miniq.message import Leased
+from miniq.message import Failed, Leased
 from miniq.worker import plan as rules
 from miniq.worker.crews import Crew
 from miniq.worker.jobs import Job, Trial
@@ -164,11 +165,19 @@ class Worker:
             elif batch.failure is not None:
                 error, dead = batch.failure.error, batch.failure.dead
                 delay = None if dead else batch.failure.delay
-                rules.note_failed(messages, queue.fail(messages, error, delay, dead))
+                outcomes = queue.fail(messages, error, delay, dead)
+                rules.note_failed(messages, outcomes, self._dead_letter_queue(queue, outcomes))
             else:
                 rules.note_lost(messages, queue.release(messages, unused=batch.is_unused))
         except Exception as problem:
             rules.note_unsettled(messages, batch.verdict, problem)
+
+    def _dead_letter_queue(self, queue: Queue, outcomes: Sequence[Failed]) -> str | None:
+        """Where messages went, if one has failed for good and the worker's key may know."""
+        if any(each.outcome == "dead" for each in outcomes):
+            with suppress(Exception):
+                return (queue.info()).settings.dead_letter_queue or f"{queue.name}.dead"
+        return None
 
     # Leases and timeouts
 

@@ -23,7 +23,7 @@ from miniq.errors import InvalidRequest, MiniQError, StoreCorrupt
 from miniq.store.embedded import block_records, keys
 from miniq.store.embedded.backup import damaged_files, is_needed
 from miniq.store.embedded.blocks import Shelf
-from miniq.store.embedded.folder import LOCK, MARKER, damaged_marker, is_used, locked_for_reading, read_marker
+from miniq.store.embedded.folder import LOCK, MARKER, damaged_marker, holds, is_used, locked_for_reading, read_marker
 from miniq.store.embedded.kv import KV, open_kv, require_driver
 from miniq.store.embedded.manifest import TABLES
 from miniq.store.embedded.verify import verify
@@ -74,7 +74,7 @@ class Report(Struct):
 
 def check(folder: str, progress: Progress = lambda done, total: None) -> Report:
     """Check a folder. Raises `StoreLocked` if a process has it open."""
-    if not any(os.path.lexists(os.path.join(folder, name)) for name in (MARKER, "data/CURRENT")):
+    if not any(holds(folder, name, "folder") for name in (MARKER, "data/CURRENT")):
         raise InvalidRequest(f"folder: {folder} is neither a store nor a backup", field="folder")
     report = Report(folder, "store", queues=[], damage=[], unverified=[], not_needed=[])
     with locked_for_reading(folder, "folder"):

@@ -63,6 +63,10 @@ class Folder:
         try:
             _make_folder(self.path)
             lock = os.open(os.path.join(self.path, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except FileExistsError:
+            raise StoreError(
+                f"store: {self.path} is not a folder; name the folder of a store, or a new one", field="store"
+            ) from None
         except OSError as error:
             raise StoreError(f"store: cannot use {self.path}: {error.strerror}", field="store") from None
         _flock(lock, fcntl.LOCK_EX, self.path, "store")
@@ -133,8 +137,11 @@ class Folder:
         """True if the folder is a store, False if it can become one; raises otherwise."""
         if not os.path.isdir(self.path):
             return False
-        if not os.path.lexists(os.path.join(self.path, MARKER)):
-            others = sorted(set(os.listdir(self.path)) - {LOCK, MARKER + NEW})
+        if not holds(self.path, MARKER, "store"):
+            try:
+                others = sorted(set(os.listdir(self.path)) - {LOCK, MARKER + NEW})
+            except PermissionError:
+                raise _denied(self.path, "store") from None
             if others:
                 raise StoreFormat(
                     f"store: {self.path} is not a MiniQ folder (it holds {others[0]!r}); use an empty or new one",
@@ -162,6 +169,8 @@ def locked_for_reading(folder: str, field: str) -> Iterator[None]:
     except FileNotFoundError:
         yield  # a backup that was never opened
         return
+    except PermissionError:
+        raise _denied(folder, field) from None
     _flock(lock, fcntl.LOCK_SH, folder, field)
     try:
         yield
@@ -183,7 +192,7 @@ def _flock(lock: int, how: int, folder: str, field: str) -> None:
 def read_marker(folder: str, field: str) -> tuple[str, Files | None]:
     """The engine in the marker of a folder, and the files if it is a backup; raises if this version does not know the
     format."""
-    marker = _marker(folder)
+    marker = _marker(folder, field)
     if isinstance(marker, str):
         raise StoreFormat(corrupt(os.path.join(folder, MARKER), marker, field).text, field=field)
     if not 1 <= marker.format <= FORMAT:
@@ -209,17 +218,34 @@ def is_used(folder: str) -> bool:
 
 def damaged_marker(folder: str) -> str | None:
     """What is wrong with the marker of a folder, None if it can be read."""
-    marker = _marker(folder)
+    marker = _marker(folder, "folder")
     return f"{os.path.join(folder, MARKER)} is damaged ({marker})" if isinstance(marker, str) else None
 
 
-def _marker(folder: str) -> Marker | str:
+def holds(folder: str, name: str, field: str) -> bool:
+    """Whether there is such a file in a folder; raises if this user may not know."""
+    try:
+        os.lstat(os.path.join(folder, name))
+    except PermissionError:
+        raise _denied(folder, field) from None
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _denied(folder: str, field: str) -> StoreError:
+    return StoreError(f"{field}: permission denied: {folder}; run this as the user who owns the folder", field=field)
+
+
+def _marker(folder: str, field: str = "store") -> Marker | str:
     """The marker of a folder, or why there is none."""
     try:
         with open(os.path.join(folder, MARKER), "rb") as file:
             marker = msgspec.json.decode(file.read(), type=Marker)
     except FileNotFoundError:
         return "it is missing"
+    except PermissionError:
+        raise _denied(folder, field) from None
     except (OSError, ValueError, msgspec.MsgspecError):
         return "it cannot be read"
     return marker if marker.engine in ENGINES else "it names no engine"
