@@ -15,14 +15,14 @@ class FailureGroup(Struct, frozen=True, gc=False):
     """Failures of the last hour with about the same error: their first lines differ only in numbers and ids."""
 
     error: str
-    """The last of them."""
+    """The last of them; of one of more than 1,000 characters, the beginning and the end."""
     count: int
     first_at: datetime
     last_at: datetime
 
 
 class RecentFailures(Struct, frozen=True, gc=False):
-    """The failures of the last five minutes: of how many attempts, and the last error."""
+    """The failures of the last five minutes: of how many attempts, and the first line of the last error."""
 
     failed: int
     attempts: int
@@ -40,7 +40,8 @@ class HeldClaim(Struct, frozen=True, gc=False):
 
 
 class LastDeath(Struct, frozen=True, gc=False):
-    """The last message of a queue that became a dead letter; after a restart, the oldest one that is there."""
+    """The last message of a queue that became a dead letter, and the first line of its error; after a restart, the
+    oldest one that is there."""
 
     at: datetime
     error: str

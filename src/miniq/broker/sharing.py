@@ -36,9 +36,9 @@ IDLE = 60 * SECOND
 """Microseconds after which a record is written again though only the times of consumers have changed."""
 OBSOLETE = 600 * SECOND
 MOST_BYTES = 128 * 1024
-MOST_ERRORS = 5
-ERROR_SIZE = 1000
 """About how large a record may be; the queues and consumers that were seen last come first."""
+MOST_ERRORS = 5
+"""Groups of errors of a queue in a record."""
 
 
 class Summary(Struct, array_like=True, gc=False):
@@ -126,8 +126,7 @@ class Sharing:
             summary.sights[queue][tag] = sight
         for queue, failures in reversed(list(broker.failures.queues.items())):
             groups = dict(list(failures.groups.items())[-MOST_ERRORS:])
-            groups = {key: replace(group, error=group.error[:ERROR_SIZE]) for key, group in groups.items()}
-            shared = replace(failures, groups=groups, died_of=failures.died_of[:ERROR_SIZE])
+            shared = replace(failures, groups=groups)
             room -= len(msgspec.msgpack.encode(shared)) + len(queue)
             if room < 0:
                 break

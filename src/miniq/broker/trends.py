@@ -25,7 +25,7 @@ from msgspec import Struct
 
 from miniq.batch import Claim
 from miniq.broker import rules
-from miniq.broker.failures import QueueFailures, grouped, last_death, recent
+from miniq.broker.failures import QueueFailures, first_line, grouped, last_death, recent
 from miniq.broker.health import problems, unattended_since
 from miniq.broker.timings import Times, percentiles
 from miniq.broker.trend_log import TrendLog
@@ -284,7 +284,7 @@ class Trends:
             return None
         settled = sum(sum(some.processing.values()) for some in times)
         expired = self._broker.failures.expired(queue, now)
-        return RecentFailures(count, max(count, settled + expired), last.error, moment(last.last_at))
+        return RecentFailures(count, max(count, settled + expired), last[1], moment(last[0]))
 
     def _known_failures(self, queue: str) -> list[QueueFailures]:
         own = self._broker.failures.queues.get(queue)
@@ -306,7 +306,8 @@ class Trends:
                 for stored in page.messages:
                     dead = stored.message.dead
                     if dead is not None and dead.origin == queue:
-                        self._looked_for_dead[queue] = LastDeath(moment(dead.at), dead.error or dead.reason)
+                        why = first_line(dead.error or dead.reason)
+                        self._looked_for_dead[queue] = LastDeath(moment(dead.at), why)
         return self._looked_for_dead[queue]
 
     async def failure_groups(self, queue: str) -> list[FailureGroup]:
