@@ -77,6 +77,9 @@ def test_actions_need_the_rights_of_topics(signed: SqsServer) -> None:
     with refused("AuthorizationError", 403) as error:
         manager.subscribe(**given)
     assert "send" in error["Message"]
+    with refused("AuthorizationError", 403) as missing:
+        manager.subscribe(**given | {"Endpoint": f"{queue}x"})
+    assert missing["Message"] == error["Message"].replace("'q'", "'qx'"), "a key does not tell which queues exist"
     made = sns("manage:t", "send:q").subscribe(**given)["SubscriptionArn"]
     with refused("AuthorizationError", 403):
         reader.unsubscribe(SubscriptionArn=made)

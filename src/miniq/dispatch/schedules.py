@@ -28,8 +28,8 @@ def _check_rights(broker: Broker, caller: Caller, target: Schedule | Definition,
 
 
 async def _schedule(broker: Broker, name: str, caller: Caller, *rights: str) -> Schedule:
-    """A schedule, on whose target the caller has some rights; one that it has none on does not exist for it. Without
-    `rights`, checks those that changing it needs."""
+    """A schedule, on whose target the caller has some rights; one that it has none on is not found. Without `rights`,
+    checks those that changing it needs."""
     schedule = await broker.schedules.get(name)
     target, needed = _rights(schedule)
     if not any(caller.may(broker, right, target) for right in ("read", *needed)):
@@ -45,6 +45,7 @@ def _shown_schedule(broker: Broker, schedule: Schedule, caller: Caller) -> Sched
 
 
 async def put_schedule(broker: Broker, call: ops.PutSchedule, caller: Caller) -> Schedule:
+    """Create or change a schedule. Names are shared: a caller learns that one is taken, and nothing more."""
     definition = call.definition
     if not caller.is_owner and not broker.keys.open:
         if definition is not None and (definition.queue or definition.topic) is not None:
@@ -58,8 +59,10 @@ async def put_schedule(broker: Broker, call: ops.PutSchedule, caller: Caller) ->
             before = await broker.schedules.get(call.name)
         if before is not None:
             target, needed = _rights(before)
-            if definition is None and not any(caller.may(broker, right, target) for right in ("read", *needed)):
-                raise ScheduleNotFound(f"name: there is no schedule {call.name!r}", field="name")
+            if not any(caller.may(broker, right, target) for right in ("read", *needed)):
+                if definition is None:
+                    raise ScheduleNotFound(f"name: there is no schedule {call.name!r}", field="name")
+                raise Forbidden(f"name: the name {call.name!r} is taken; use another one", field="name")
             if not all(caller.may(broker, right, target) for right in needed):
                 raise Forbidden(f"name: this key does not allow to change the schedule {call.name!r}", field="name")
     schedule = await broker.schedules.put(call.name, definition, call.paused)

@@ -39,7 +39,8 @@ async def subscribe(call: Call) -> shapes.SubscriptionReply:
 
 
 def _endpoint(call: Call) -> str:
-    """The queue that a request subscribes."""
+    """The queue that a request subscribes. Raises unless the caller may send to it, before it is looked for, so that a
+    key does not tell which queues of others exist."""
     protocol, endpoint = call.request.protocol, call.request.endpoint or ""
     if protocol in PROTOCOLS:
         raise invalid(f"Protocol Reason: {protocol} is not supported here, only sqs")
@@ -51,6 +52,7 @@ def _endpoint(call: Call) -> str:
     if is_fifo_queue(queue) and not attributes.is_fifo(call.topic):
         reason = "FIFO SQS Queues can not be subscribed to standard SNS topics"
         raise invalid(f"Invalid parameter: Endpoint Reason: {reason}")
+    call.broker.keys.check(call.caller.secret, "send", queue)
     if call.broker.catalog.find(queue) is None:
         raise AwsError(NOT_FOUND, f"The queue {queue[:128]} does not exist")
     return queue
