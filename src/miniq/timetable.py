@@ -26,6 +26,8 @@ from miniq.schedule import COUNTED, CatchUp, Definition
 
 CRON_LENGTH = 256
 ZONE_LENGTH = 64
+_LOCAL_ZONES = ("localtime", "posixrules", "Factory")
+"""Files beside the zones of IANA; like the folders `posix` and `right`, some machines have them and others do not."""
 SHORTEST = 0.1
 LONGEST = 366 * 86400.0
 """Seconds between two moments of `every`."""
@@ -144,9 +146,8 @@ def timing_of(definition: Definition, now: int = 0, before: Timing | None = None
         raise InvalidRequest(f"cron: a schedule needs exactly one of cron, every and at; {which}", field="cron")
     timezone = definition.timezone
     if not isinstance(timezone, str) or len(timezone) > ZONE_LENGTH:
-        text = f"timezone: {show(timezone)} is not a time zone; use an IANA name such as Europe/Berlin, or UTC"
-        raise InvalidRequest(text, field="timezone")
-    zone(timezone)
+        raise _no_zone(timezone)
+    check_zone(timezone)
     if definition.catch_up not in get_args(CatchUp):
         text = f"catch_up: {show(definition.catch_up)} is invalid; use skip, last or all"
         raise InvalidRequest(text, field="catch_up")
@@ -182,16 +183,25 @@ def moment_of(micros: int) -> datetime:
     return EPOCH + timedelta(microseconds=micros)
 
 
+def check_zone(name: str) -> None:
+    """Raise unless this is the name of a time zone that is the same on every machine."""
+    zone(name)
+    if name in _LOCAL_ZONES or name.startswith(("posix/", "right/")):
+        raise _no_zone(name)
+
+
 @lru_cache(1024)
 def zone(name: str) -> ZoneInfo:
-    """A time zone by its IANA name; raises `InvalidRequest` if there is none."""
+    """A time zone by its name; raises `InvalidRequest` if there is none."""
     try:
         return ZoneInfo(name)
     except (ValueError, OSError, LookupError):
-        raise InvalidRequest(
-            f"timezone: {name!r:.80} is not a time zone; use an IANA name such as Europe/Berlin, or UTC",
-            field="timezone",
-        ) from None
+        raise _no_zone(name) from None
+
+
+def _no_zone(name: object) -> InvalidRequest:
+    text = f"timezone: {show(name)} is not a time zone; use an IANA name such as Europe/Berlin, or UTC"
+    return InvalidRequest(text, field="timezone")
 
 
 def _never(expression: str) -> InvalidRequest:

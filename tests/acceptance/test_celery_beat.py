@@ -217,6 +217,9 @@ def test_schedules_have_the_same_timing_in_miniq() -> None:
     assert cron(minute=0, hour=0, day_of_week="mon-fri") == "0 0 * * 1,2,3,4,5"
     assert cron(minute=0, hour=0, day_of_month="1") == "0 0 1 * *"
     assert cron(minute=0, hour=0, day_of_month="13", day_of_week="fri") is None  # either, in cron
+    app.conf.timezone = "localtime"
+    app.__dict__.pop("timezone", None)
+    assert timing_of(crontab(app=app)) is None, "the broker's time zone may be another one"
 
 
 def test_moments_that_only_celery_can_compute_follow_each_other() -> None:

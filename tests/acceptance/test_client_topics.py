@@ -57,6 +57,10 @@ def test_a_topic_can_be_looked_at_changed_and_deleted(mq: Any) -> None:
     assert mq.topics() == []
     with pytest.raises(miniq.TopicNotFound):
         topic.info()
+    topic.subscribe("a")
+    with pytest.raises(miniq.InvalidRequest, match=r"^body\.n: NaN and infinity are not JSON values"):
+        topic.match(body={"n": float("nan")})
+    assert topic.match(body={"n": None}) == [miniq.Match("a", "a", True)]
     with pytest.raises(miniq.InvalidRequest, match="pattern"):
         topic.subscribe("a", pattern="a*")
     with pytest.raises(miniq.BadName, match="topic: 5 is not a topic name"):

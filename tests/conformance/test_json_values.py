@@ -74,6 +74,25 @@ def test_json_that_is_nested_too_deeply_is_refused(wire: Caller) -> None:
     assert state(wire) == before
 
 
+def test_a_body_that_is_tried_against_filters_is_one_that_could_be_published(wire: Caller) -> None:
+    path = "/v1/topics/t/match"
+    wire.ok("PUT", "/v1/topics/t/subscriptions/q")
+
+    def refused(found: Any) -> tuple[Any, ...]:
+        assert isinstance(found, Refusal)
+        return (*found[:3], found.text)
+
+    too_deep = {"body": {"a": nested(DEPTH)}}
+    for found in (wire.wire.ask("POST", path, too_deep), wire.wire.packed("POST", path, too_deep)):
+        assert refused(found) == (400, "invalid", "body", f"body: {TOO_DEEP}")
+    found = refused(wire.wire.packed("POST", path, {"body": {"a": [None, float("nan")]}}))
+    assert found[:3] == (400, "invalid", "body.a[1]")
+    assert refused(wire.wire.ask("POST", path, {"body": {"a": "x" * 2**20}}))[1:3] == ("too_large", "body")
+    for body in ({"a": nested(DEPTH - 1)}, {"a": None, "b": "NaN"}):
+        for ask in (wire.wire.ask, wire.wire.packed):
+            assert ask("POST", path, {"body": body})["subscriptions"] == [{"name": "q", "queue": "q", "matches": True}]
+
+
 def test_the_deepest_nesting_is_kept_and_read_in_both_formats(wire: Caller) -> None:
     lease, id = prepared(wire)
     deepest = nested(DEPTH)

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from miniq.errors import InvalidRequest
-from miniq.message import SECOND
-from miniq.schedule import COUNTED
-from miniq.timetable import LATEST, Timing, check_cron, latest_until, moment_of, plan, zone
+from miniq.message import SECOND, Draft
+from miniq.schedule import COUNTED, Definition
+from miniq.timetable import LATEST, Timing, check_cron, latest_until, moment_of, plan, timing_of, zone
 
 MINUTE, HOUR, DAY = 60 * SECOND, 3600 * SECOND, 86400 * SECOND
 
@@ -181,6 +181,16 @@ def test_zones_are_those_of_iana() -> None:
     for name in ("", "Mars", "../../etc/passwd", "/etc/localtime", "Europe", "\0", "CET-1"):
         with pytest.raises(InvalidRequest, match="use an IANA name such as Europe/Berlin"):
             zone(name)
+
+
+def test_zones_that_differ_from_machine_to_machine_are_refused() -> None:
+    for name in ("localtime", "Factory", "posixrules", "posix/Europe/Berlin", "right/Europe/Berlin", "Mars"):
+        with pytest.raises(
+            InvalidRequest, match=f"timezone: {name!r} .*use an IANA name such as Europe/Berlin, or UTC"
+        ):
+            timing_of(Definition(Draft(b"1"), every=60, timezone=name))
+    for name in ("UTC", "Etc/UTC", "Europe/Berlin", "CET", "Asia/Calcutta"):
+        assert timing_of(Definition(Draft(b"1"), every=60, timezone=name)).timezone == name
 
 
 @pytest.mark.parametrize("cron", ["0 3 31 2 *", "0 0 30 feb *", "0 0 31 4,6 *"])

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
+
+import msgspec
 
 from miniq.errors import InvalidRequest, TooLarge, show
-from miniq.json_values import SHORT, check_depth, is_deep, is_json
+from miniq.json_values import SHORT, check_depth, check_finite, is_deep, is_json, too_deep
 from miniq.message import JSON
 from miniq.options import Limits
 from miniq.packed import sizes_of
@@ -34,6 +37,20 @@ def check_body(body: object, content_type: object, limits: Limits) -> None:
         raise TooLarge(text, field="content_type")
     if is_json(content_type):
         check_depth(body, "body")
+
+
+def encode_body(body: dict[str, Any], limits: Limits) -> bytes:
+    """A JSON object as bytes; raises unless it is a valid body."""
+    try:
+        text = msgspec.json.encode(body)
+    except RecursionError:
+        raise too_deep("body") from None
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidRequest(f"body: not a JSON value: {error}", field="body") from None
+    check_body(text, JSON, limits)
+    if b"null" in text:  # NaN and infinities are encoded so
+        check_finite(body, "body")
+    return text
 
 
 def are_valid(bodies: Sequence[bytes], content_type: str, limits: Limits) -> bool:

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from miniq.broker.bodies import are_valid
 from miniq.broker.bodies import check_body as check_body
+from miniq.broker.bodies import encode_body as encode_body
 from miniq.errors import (
     SECONDS,
     WHOLE_NUMBER,

@@ -324,7 +324,7 @@ class Topics:
             rules.check_text(key, "key", limits)
         if headers is not None:
             rules.check_headers(headers, limits)
-        return await found.router.explain(key, headers or {}, b"" if body is None else msgspec.json.encode(body))
+        return await found.router.explain(key, headers or {}, b"" if body is None else rules.encode_body(body, limits))
 
     # Subscriptions
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from celery.schedules import crontab, schedule
 from msgspec import Struct
+
+from miniq.errors import InvalidRequest
+from miniq.timetable import check_zone
 
 _STEPS = re.compile(r"\*(/\d+)?")
 
@@ -70,7 +72,7 @@ def _zone(zone: Any) -> str | None:
     """The IANA name of a time zone."""
     name = getattr(zone, "key", None) or str(zone)
     try:
-        ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError, OSError):
+        check_zone(name)
+    except InvalidRequest:
         return None
     return str(name)

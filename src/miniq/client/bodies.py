@@ -101,6 +101,11 @@ def encode_result(result: Any) -> Raw:
     return Raw(_encode_json(result, "result"))
 
 
+def check_json(value: Any, field: str) -> None:
+    """Refuse a value that cannot be a body."""
+    _encode_json(value, field)
+
+
 def _encode_json(value: Any, field: str) -> bytes:
     try:
         data = _to_json(value)

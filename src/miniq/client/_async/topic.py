@@ -75,6 +75,8 @@ class AsyncTopic(OneProcess):
         body: dict[str, Any] | None = None,
     ) -> list[Match]:
         """Which subscriptions a message would match; nothing is sent."""
+        if body is not None:
+            bodies.check_json(body, "body")
         return await self._perform(ops.MatchTopic(self.name, key, None if headers is None else dict(headers), body))
 
     async def info(self) -> TopicInfo:

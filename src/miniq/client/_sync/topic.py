@@ -76,6 +76,8 @@ class Topic(OneProcess):
         body: dict[str, Any] | None = None,
     ) -> list[Match]:
         """Which subscriptions a message would match; nothing is sent."""
+        if body is not None:
+            bodies.check_json(body, "body")
         return self._perform(ops.MatchTopic(self.name, key, None if headers is None else dict(headers), body))
 
     def info(self) -> TopicInfo:
