@@ -21,6 +21,13 @@ def data(content: bytes, kind: str) -> dict[str, Any]:
     return {"body": content, "content_type": kind}
 
 
+def deep(levels: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
 BODIES: dict[str, tuple[Any, str]] = {
     "null": (None, "body: null is not a list"),
     "number": (1, "body: 1 is not a list"),
@@ -40,6 +47,7 @@ BODIES: dict[str, tuple[Any, str]] = {
         [[1, 1], {}, {"callbacks": [SIGNATURE | {"subtask_type": "group"}]}],
         "callbacks[0].kwargs.tasks: null is not a list",
     ),
+    "deep": ([[deep(505), 1], {}, {}], "body: nested more than 300 levels"),
     "hybrid": ({"args": [], "kwargs": 5}, "kwargs: 5 is not a mapping"),
     "kind of signature": (
         [[1, 1], {}, {"callbacks": [SIGNATURE | {"subtask_type": "none"}]}],
@@ -52,6 +60,7 @@ HEADERS = {
     "eta": ("soon", "eta: 'soon' is not a moment"),
     "expires": ("", "expires: '' is not a moment"),
     "stamped_headers": ("5", "stamped_headers: 5 is not a list"),
+    "mine": ("[" * 505 + "]" * 505, "headers: nested more than 300 levels"),
     "compression": ("zlib", "body: cannot be decoded"),
     "amqp-content-encoding": ("5", "body: cannot be decoded"),
 }

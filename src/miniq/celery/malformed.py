@@ -20,9 +20,14 @@ from miniq.errors import InvalidRequest, show
 LISTS = ("callbacks", "errbacks", "chain")
 """The options of a task that are lists of signatures."""
 
+DEEPEST = 300
+"""Levels of nesting. A worker passes tasks to its processes by pickle, which cannot do more than about 450."""
+
 
 def check(headers: Mapping[str, Any], body: Any) -> None:
     """Raise `InvalidRequest`, which says what is wrong, if Celery could not read a message as a task."""
+    _check_depth("headers", headers)
+    _check_depth("body", body)
     if "task" not in headers:
         if not isinstance(body, Mapping) or "task" not in body:
             raise _wrong("task", "missing; a task has its name in the header `task`")
@@ -108,6 +113,16 @@ def _check_signature(where: str, signature: Any) -> None:
         raise _wrong(f"{where}.subtask_type", f"{show(kind)} is not a kind of signature")
     if kind in ("group", "chain"):
         _check_signatures(f"{where}.kwargs.tasks", signature["kwargs"].get("tasks"))
+
+
+def _check_depth(where: str, value: Any) -> None:
+    level = [value] if isinstance(value, Mapping | list | tuple) else []
+    for _ in range(DEEPEST + 1):
+        inside = [each.values() if isinstance(each, Mapping) else each for each in level]
+        level = [each for values in inside for each in values if isinstance(each, Mapping | list | tuple)]
+        if not level:
+            return
+    raise _wrong(where, f"nested more than {DEEPEST} levels deep")
 
 
 def _check_mapping(where: str, value: Any) -> None:
