@@ -45,6 +45,16 @@ def test_bodies_are_json_if_they_parse_and_text_otherwise(miniq: Shell) -> None:
     assert b'{"a": 1}\nhello\n123\ntrue\nquoted\n' in miniq("peek", "q", "--body").raw
 
 
+def test_no_message_acts_on_the_terminal(miniq: Shell) -> None:
+    hostile = "a\u202eb\u2066c"
+    miniq("send", "q", hostile, "--text", "--header", f"task=t{hostile}", "--header", f"argsrepr=(1{hostile},)")
+    for shown in (miniq("peek", "q").out, miniq("peek", "q", "--celery").out):
+        assert "\u202e" not in shown
+        assert "\u2066" not in shown
+    assert "ta\\u202eb\\u2066c  1a\\u202eb\\u2066c  -" in shown
+    assert miniq("peek", "q", "--json").objects[0]["body"] == hostile
+
+
 def test_text_is_not_taken_for_json_when_told_so(miniq: Shell) -> None:
     miniq("send", "q", "123", "--text")
     miniq("send", "q", "123", "--content-type", "text/plain")

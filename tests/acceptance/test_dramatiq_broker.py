@@ -219,6 +219,69 @@ def test_messages_that_fail_are_dead_with_the_reason(broker: MiniQBroker, caplog
     assert ran == [1]
 
 
+FIELDS = {"queue_name": "default", "actor_name": "ok", "args": [1], "kwargs": {}, "options": {}}
+MALFORMED: list[tuple[Any, str]] = [
+    (None, "message: null is not a mapping"),
+    ([FIELDS], "message: ["),
+    ({}, "queue_name: missing"),
+    *[
+        (FIELDS | {name: value}, f"{name}: ")
+        for name, value in [
+            *[
+                ("queue_name", None),
+                ("actor_name", []),
+                ("args", 5),
+                ("args", "text"),
+                ("kwargs", []),
+                ("options", None),
+            ],
+            *[("message_id", None), ("message_timestamp", "x"), ("options", [])],
+        ]
+    ],
+    *[
+        (FIELDS | {"options": {name: value}}, f"options.{name}")
+        for name, value in [
+            *[
+                ("eta", "x"),
+                ("eta", 10**20),
+                ("retries", "x"),
+                ("max_retries", 1.5),
+                ("max_age", "x"),
+                ("time_limit", []),
+            ],
+            *[("min_backoff", "x"), ("broker_priority", "x"), ("throws", "ValueError"), ("on_failure", 5)],
+            *[("pipe_target", 5), ("pipe_target", FIELDS | {"options": None}), ("group_completion_callbacks", [1])],
+        ]
+    ],
+    (FIELDS | {"extra": 1}, "TypeError: "),
+]
+
+
+def test_malformed_messages_are_dead_with_the_reason_and_stall_nothing(broker: MiniQBroker) -> None:
+    ran: list[int] = []
+
+    @dramatiq.actor(broker=broker, actor_name="ok")
+    def ok(number: int) -> None:
+        ran.append(number)
+
+    queue = broker.client.queue(broker.queue_of("default"))
+    ids = queue.send_many([message for message, _ in MALFORMED])
+    queue.send(FIELDS | {"args": [2], "options": {"eta": None, "max_retries": None}})
+    consumer = broker.consume("default", prefetch=100, timeout=1000)
+    good = next(consumer)  # type: ignore[call-overload]
+    assert good.args == (2,)
+    consumer.requeue([good])
+    consumer.close()
+    with working(broker) as worker:
+        broker.join("default", timeout=MILLIS)
+        worker.join()
+    assert ran == [2]
+    errors = {letter.id: letter.dead.error for letter in dead(broker)}
+    assert len(errors) == len(ids)
+    told = [(errors[id], why) for id, (_, why) in zip(ids, MALFORMED, strict=True)]
+    assert [each for each in told if not each[0].startswith(each[1])] == []
+
+
 def test_priorities_of_actors_and_messages(broker: MiniQBroker) -> None:
     ran: list[str] = []
 

@@ -55,6 +55,12 @@ def test_the_value_of_a_header_comes_back_as_it_was(value: Any) -> None:
     assert (seen, type(seen)) == (value, type(value))
 
 
+@pytest.mark.parametrize(("given", "id"), [("5", "5"), ("null", "null"), ("[1]", "[1]"), ('"5"', "5"), ("", "01a1")])
+def test_task_and_id_of_a_task_are_text(given: str, id: str) -> None:
+    seen = envelope.payload(received(Draft(b"[[], {}, {}]", "application/json", {"task": "7", "id": given})), "q")
+    assert (seen["headers"]["task"], seen["headers"]["id"]) == ("7", id)
+
+
 @pytest.mark.parametrize(
     ("body", "kind", "encoding"),
     [

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -21,16 +22,20 @@ from kombu.transport.base import Message, StdChannel, to_rabbitmq_queue_argument
 from kombu.utils.uuid import uuid
 
 from miniq.celery import arguments as queue_arguments
-from miniq.celery import envelope, exchanges
+from miniq.celery import envelope, exchanges, workers
 from miniq.celery.exchanges import Binding
+from miniq.celery.leases import REJECTED
 from miniq.celery.names import native
 from miniq.celery.receivers import Credit, Receiver
 from miniq.client._sync.client import Client
 from miniq.client._sync.message import Message as Leased
+from miniq.client.failure import beginning, error_text
 from miniq.errors import Denied, InvalidRequest, MiniQError, NotFound, Overloaded, StoreUnavailable
 
 if TYPE_CHECKING:
     from miniq.celery.transport import Transport
+
+logger = logging.getLogger("kombu.transport.miniq")
 
 TYPES = ("direct", "topic", "fanout")
 JOIN = 5.0
@@ -251,22 +256,44 @@ class Channel(StdChannel):
         seconds = None if no_ack else leases.seconds
         name = native(queue)
         for message in self._client.queue(name).receive(1, 0, seconds, self.transport.consumer, mode):
-            if no_ack:
-                return self._message(message, queue, 0)
-            leases.add([message])
-            self.credit.take(1)
-            return self._held(message, queue, None)
+            if not no_ack:
+                leases.add([message])
+                self.credit.take(1)
+            tag = 0 if no_ack else self._hold(message, None)
+            try:
+                return self._message(message, queue, tag)
+            except InvalidRequest as error:
+                self._refuse(message, tag, error)
+                return self.basic_get(queue, no_ack)
         return None
 
     def deliver(self, receiver: Receiver, message: Leased) -> None:
-        """Give a message to its consumer; called in the thread that drains."""
-        if receiver.no_ack:
-            receiver.callback(self._message(message, receiver.queue, 0, receiver.tag))
-        elif self.closed or receiver.is_ending:
+        """Give a message to its consumer; called in the thread that drains. What a worker of Celery cannot read becomes
+        a dead letter; other programs see the errors that they raise."""
+        if not receiver.no_ack and (self.closed or receiver.is_ending):
             self.credit.give_back()
             self.transport.leases.settle(message, "unused")
-        else:
-            receiver.callback(self._held(message, receiver.queue, receiver))
+            return
+        tag = 0 if receiver.no_ack else self._hold(message, receiver)
+        try:
+            given = self._message(message, receiver.queue, tag, receiver.tag)
+        except InvalidRequest as error:
+            self._refuse(message, tag, error)
+            return
+        if not workers.is_worker(receiver.callback):
+            receiver.callback(given)
+            return
+        try:
+            workers.check(receiver.callback, given)
+        except InvalidRequest as error:
+            self._refuse(message, tag, error)
+            return
+        try:
+            receiver.callback(given)
+        except (Denied, *self.transport.connection_errors):
+            raise
+        except Exception as error:
+            self._refuse(message, tag, error)
 
     def basic_ack(self, delivery_tag: int, multiple: bool = False) -> None:
         self._settle(delivery_tag, "ack", multiple)
@@ -320,22 +347,30 @@ class Channel(StdChannel):
                 continue
         self.transport.close_channel(self)
 
-    def _held(self, message: Leased, queue: str, receiver: Receiver | None) -> Message:
+    def _hold(self, message: Leased, receiver: Receiver | None) -> int:
+        """The delivery tag by which a message is settled."""
         tag = next(self._tags)
         self._unacked[tag] = message, receiver
-        return self._message(message, queue, tag, "" if receiver is None else receiver.tag)
+        return tag
+
+    def _refuse(self, message: Leased, tag: int, error: Exception) -> None:
+        """Make a message a dead letter that nobody can process; one that needs no ack has left its queue already."""
+        is_malformed = isinstance(error, InvalidRequest)
+        text = beginning(str(error)) if is_malformed else error_text(error)
+        logger.error("message %s of queue %r is rejected: %s", message.id, message.queue, text)
+        self._settle(tag, "dead", error=text)
 
     def _message(self, message: Leased, queue: str, tag: int, consumer: str = "") -> Message:
         fields = envelope.payload(message, queue)
         fields["delivery_info"]["consumer_tag"] = consumer
         return Message(channel=self, delivery_tag=tag, **fields)  # type: ignore[no-untyped-call]
 
-    def _settle(self, tag: int, verdict: Any, multiple: bool = False) -> None:
+    def _settle(self, tag: int, verdict: Any, multiple: bool = False, error: str = REJECTED) -> None:
         tags = [each for each in list(self._unacked) if each <= tag] if multiple else [tag]
         for each in tags:
             found = self._unacked.pop(each, None)
             if found is not None:
-                self.transport.leases.settle(found[0], verdict)
+                self.transport.leases.settle(found[0], verdict, error)
                 self.credit.give_back()
 
     def _exists(self, queue: str) -> bool:

@@ -35,6 +35,18 @@ SOON = timedelta(minutes=1)
 """A worker waits by itself for what is due within this time."""
 _OWN = {"body_encoding", "delivery_info", "delivery_mode", "delivery_tag", "expiration", "priority"}
 """Properties that have a place of their own, or that mean nothing to a broker."""
+
+
+class Wrapped(msgspec.Struct):
+    """A body of what does not fit into MiniQ's headers."""
+
+    headers: dict[str, str]
+    properties: dict[str, str]
+    body: str
+    content_type: str
+
+
+_wrapped = msgspec.json.Decoder(Wrapped)
 _check_json: msgspec.json.Decoder[msgspec.Raw] = msgspec.json.Decoder(msgspec.Raw)
 
 
@@ -94,20 +106,20 @@ def due_again(message: Message, now: datetime) -> datetime | None:
 
 
 def payload(message: Message, queue: str) -> dict[str, Any]:
-    """The arguments of kombu's `Message` for a message that was received from `queue`."""
+    """The arguments of kombu's `Message` for a message that was received from `queue`. `InvalidRequest` if it only says
+    that it is wrapped."""
     texts = message.headers
     body, content_type = message.data, message.content_type
     if content_type == WRAPPED:
-        wrapped = json.loads(body)
-        body, content_type = base64.b64decode(wrapped["body"]), wrapped["content_type"]
-        texts, given = wrapped["headers"], wrapped["properties"]
+        body, content_type, texts, given = _unwrapped(body)
     else:
         given = {name: text for name, text in texts.items() if name.startswith(PROPERTY)}
         texts = {name: text for name, text in texts.items() if name not in given}
     headers = {name: from_text(text) for name, text in texts.items()}
     properties = {name[len(PROPERTY) :].replace("-", "_"): from_text(text) for name, text in given.items()}
     if "task" in headers:
-        if "id" not in headers:  # it was sent by another program, or by a schedule
+        headers |= {name: texts[name] for name in ("task", "id") if not isinstance(headers.get(name, ""), str)}
+        if not headers.get("id"):  # it was sent by another program, or by a schedule
             headers |= {"id": message.id, "lang": "py"}
         properties.setdefault("correlation_id", headers["id"])
     properties["priority"] = message.priority
@@ -125,6 +137,15 @@ def payload(message: Message, queue: str) -> dict[str, Any]:
         "properties": properties,
         "delivery_info": properties["delivery_info"],
     }
+
+
+def _unwrapped(data: bytes) -> tuple[bytes, str, dict[str, str], dict[str, str]]:
+    """Body, content type, headers and properties of what was wrapped."""
+    try:
+        wrapped = _wrapped.decode(data)
+        return base64.b64decode(wrapped.body), wrapped.content_type, wrapped.headers, wrapped.properties
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"body: not a body of {WRAPPED}: {error}", field="body") from None
 
 
 def to_text(value: object) -> str:

@@ -27,6 +27,8 @@ RENEWALS = 4
 BATCH = 500
 PATIENCE = 15.0
 """Seconds for which a connection that is closed tries to pass on its last acks."""
+REJECTED = "rejected by Celery"
+"""The error of a dead letter of which nothing else is known."""
 Verdict = Literal["ack", "release", "unused", "dead"]
 """`unused` is a release of what no program has seen: its receive does not count."""
 
@@ -41,7 +43,7 @@ class Leases:
         self._process = os.getpid()
         self._lock = threading.Condition()
         self._held: dict[Message, None] = {}
-        self._settled: list[tuple[Message, Verdict]] = []
+        self._settled: list[tuple[Message, Verdict, str]] = []
         self._closing = False
         self._thread: threading.Thread | None = None
 
@@ -52,13 +54,13 @@ class Leases:
             self._start()
             self._lock.notify_all()
 
-    def settle(self, held: Message, verdict: Verdict) -> None:
-        """Ack a message, give it back, or make it a dead letter."""
+    def settle(self, held: Message, verdict: Verdict, error: str = REJECTED) -> None:
+        """Ack a message, give it back, or make it a dead letter with that error."""
         if self._process != os.getpid():
             return  # a forked child has no part in its parent's leases
         with self._lock:
             self._held.pop(held, None)
-            self._settled.append((held, verdict))
+            self._settled.append((held, verdict, error))
             self._start()
             self._lock.notify_all()
 
@@ -72,7 +74,7 @@ class Leases:
         if self._process != os.getpid():
             return
         with self._lock:
-            self._settled += [(held, "release") for held in self._held]
+            self._settled += [(held, "release", "") for held in self._held]
             self._held.clear()
             self._closing = True
             self._lock.notify_all()
@@ -131,16 +133,19 @@ class Leases:
                     if lost:
                         logger.warning("message %s of queue %r was lost to another consumer", message.id, queue)
 
-    def _settle(self, batch: list[tuple[Message, Verdict]]) -> None:
+    def _settle(self, batch: list[tuple[Message, Verdict, str]]) -> None:
         for verdict in get_args(Verdict):
-            wanted = [held for held, given in batch if given == verdict]
-            for queue, messages in _by_queue(wanted):
-                for outcome, message in self._perform(verdict, queue, messages):
+            wanted: dict[str, list[Message]] = {}
+            for held, given, error in batch:
+                if given == verdict:
+                    wanted.setdefault(error if verdict == "dead" else "", []).append(held)
+            for why, queue, messages in [(text, *each) for text in wanted for each in _by_queue(wanted[text])]:
+                for outcome, message in self._perform(verdict, queue, messages, why):
                     if outcome == "stale":
                         text = "message %s of queue %r is another consumer's now: %s came too late and has no effect"
                         logger.warning(text, message.id, queue, verdict)
 
-    def _perform(self, what: str, name: str, messages: list[Message]) -> list[tuple[str, Message]]:
+    def _perform(self, what: str, name: str, messages: list[Message], error: str = "") -> list[tuple[str, Message]]:
         queue = self._client.queue(name)
         outcomes: list[str] = []
         try:
@@ -153,13 +158,13 @@ class Leases:
                 elif what in ("release", "unused"):
                     outcomes += queue.release(part, unused=what == "unused")
                 else:
-                    outcomes += [each.outcome for each in queue.fail(part, "rejected by Celery", dead=True)]
+                    outcomes += [each.outcome for each in queue.fail(part, error, dead=True)]
         except (StoreUnavailable, Overloaded):
             raise
         except NotFound:  # the queue was deleted
             outcomes += ["missing"] * (len(messages) - len(outcomes))
-        except MiniQError as error:
-            logger.error("%s of %d messages of queue %r failed: %s", what, len(messages), name, error)
+        except MiniQError as failure:
+            logger.error("%s of %d messages of queue %r failed: %s", what, len(messages), name, failure)
         return list(zip(outcomes, messages, strict=False))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 import sys
@@ -21,6 +22,8 @@ from miniq.client._sync.message import Message
 from miniq.files import name_new
 from miniq.json_values import is_json
 from miniq.message import JSON
+
+_ACTING = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 def json_line(value: Any) -> None:
@@ -77,7 +80,7 @@ def raw(data: bytes) -> None:
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]], numbers: Iterable[int] = ()) -> None:
     """A table; columns in `numbers` are right-aligned, the last one is cut to the width of the terminal."""
-    texts = [[str(cell) for cell in row] for row in rows]
+    texts = [[harmless(str(cell)) for cell in row] for row in rows]
     right = set(numbers)
     widths = [max(len(head), *(len(row[column]) for row in texts), 0) for column, head in enumerate(heads)]
     if sys.stdout.isatty():
@@ -139,6 +142,11 @@ def size(count: int) -> str:
 def plural(count: int, word: str) -> str:
     """`1 message`, `2 messages`."""
     return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
+def harmless(text: str) -> str:
+    """Text without effect on a terminal: control characters, and those that turn the direction of text, as escapes."""
+    return _ACTING.sub(lambda found: " " if found[0] in "\t\n\r" else f"\\u{ord(found[0]):04x}", text)
 
 
 def first_line(error: str) -> str:

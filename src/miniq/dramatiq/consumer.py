@@ -9,15 +9,16 @@ from threading import Condition
 from typing import TYPE_CHECKING, Any
 
 from dramatiq.broker import Consumer, MessageProxy
-from dramatiq.errors import DecodeError
 from dramatiq.logging import get_logger
 from dramatiq.message import Message as Task
+from dramatiq.message import get_encoder
 
 from miniq.api import operations as ops
 from miniq.client._sync.message import Message
 from miniq.client.failure import beginning, error_text
 from miniq.dramatiq.connection import connection_errors
-from miniq.errors import MessageNotFound, MiniQError, QueueNotFound, StaleReceipt
+from miniq.dramatiq.malformed import check
+from miniq.errors import InvalidRequest, MessageNotFound, MiniQError, QueueNotFound, StaleReceipt
 from miniq.worker.plan import own_name
 
 if TYPE_CHECKING:
@@ -78,14 +79,23 @@ class MiniQConsumer(Consumer):
             self._held += len(messages)
         for message in messages:
             try:
-                task = Task.decode(message.data)
-            except DecodeError as error:
-                self.logger.error("Message %s of queue %r is no message of Dramatiq.", message.id, self._name)
-                self._settle(message, str(error.error) if error.error else str(error))
+                task = self._task(message)
+            except Exception as error:  # of the encoder, which may be the program's own
+                reason = str(error) if isinstance(error, InvalidRequest) else error_text(error)
+                self.logger.error(
+                    "Message %s of queue %r is no message of Dramatiq: %s", message.id, self._name, reason
+                )
+                self._settle(message, reason)
                 continue
-            if task.queue_name != self.queue_name:  # it was redriven to another queue
-                task = task.copy(queue_name=self.queue_name)
             self._fetched.append(MiniQMessageProxy(task, message, self))
+
+    def _task(self, message: Message) -> Task[Any]:
+        fields = get_encoder().decode(message.data)
+        check(fields)
+        task: Task[Any] = Task(**{**fields, "args": tuple(fields["args"])})
+        if task.queue_name != self.queue_name:  # it was redriven to another queue
+            task = task.copy(queue_name=self.queue_name)
+        return task
 
     def ack(self, message: MessageProxy) -> None:
         if isinstance(message, MiniQMessageProxy):
