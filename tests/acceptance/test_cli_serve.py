@@ -241,7 +241,8 @@ def test_bad_configuration_is_refused_with_its_name_and_value(tmp_path: Path) ->
     assert "'redis:x' is not a store" in refused(tmp_path, "--store", "redis:x", "--port", "0", code=2)
     assert "tls_cert: cannot read 'no.pem'" in refused(tmp_path, "--tls-cert", "no.pem", "--port", "0", code=2)
     (tmp_path / "no.pem").write_text("nothing")
-    assert "not a certificate and its private key" in refused(tmp_path, "--tls-cert", "no.pem", "--port", "0", code=2)
+    told = refused(tmp_path, "--tls-cert", "no.pem", "--port", "0", code=2)
+    assert "no.pem does not contain a certificate and its private key" in told
     refused(tmp_path, "--durability", "perhaps", code=2)
     refused(tmp_path, "--port", "70000", code=2)
     refused(tmp_path, "--nonsense", code=2)

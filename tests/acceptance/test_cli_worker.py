@@ -407,7 +407,7 @@ def test_a_message_that_its_handler_settled_is_counted_and_logged_as_what_became
     acked = worker.send("settled", {"how": "ack"})
     worker.line(f"ERROR miniq.worker: handler failed on message {acked}")
     worker.send("settled", {"how": 5})
-    worker.line("ERROR miniq.worker: message .* moved to the dead-letter queue of settled .by default settled.dead")
+    worker.line("ERROR miniq.worker: message .* failed for good: moved to settled.dead")
     assert outcomes(port) == {"failed": 2, "released": 1, "done": 1}
     assert worker.stop() == 0
 

@@ -433,6 +433,7 @@ def test_keys_are_made_used_and_revoked_and_a_reader_sees_no_buttons(
         expect(page.locator("tbody tr")).to_have_count(1)
         expect(page.locator("#who")).to_contain_text("read-only")
         page.get_by_role("table").get_by_role("link", name="emails").click()
+        expect(page.get_by_role("heading", level=1)).to_have_text("emails")
         expect(page.locator("tbody tr")).to_have_count(1)
         assert page.locator(".actions button").count() == 0
         page.locator("tbody a").click()
