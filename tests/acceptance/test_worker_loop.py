@@ -425,7 +425,7 @@ def test_a_message_that_took_too_long_remembers_why(opener: Opener, caplog: pyte
     id = q.send("slow")
     late = threading.Event()
     q.consume(
-        lambda body: late.wait(20), timeout=0.2, retry_delay=60, stop=lambda: "took longer" in caplog.text, wait=0.1
+        lambda body: late.wait(20), timeout=0.2, retry_delay=60, stop=lambda: "timed out" in caplog.text, wait=0.1
     )
     late.set()
     assert q.get(id).error == "timeout: not done after 0.2 s"
