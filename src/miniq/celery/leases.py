@@ -1,7 +1,8 @@
 """The leases that a connection holds: extended while tasks run, acked and released in the background.
 
-One thread does both. Acks that arrive while a call is under way share the next one. While the broker is unreachable
-they wait: a receipt stays valid until the message is received again, whatever happened to the connection.
+One thread does both. Acks that arrive while a call is under way, or soon after it, share the next one. While the
+broker is unreachable they wait: a receipt stays valid until the message is received again, whatever happened to the
+connection.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import logging
 import os
 import threading
 from collections.abc import Iterable
-from time import monotonic
+from time import monotonic, sleep
 from typing import Literal, get_args
 
 from miniq.client._sync.client import Client
@@ -25,6 +26,9 @@ SHORTEST = 2.0
 RENEWALS = 4
 """How often a lease is extended before it would end."""
 BATCH = 500
+LINGER = 0.004
+"""Seconds for which acks are collected, unless the last call was over `QUIET` seconds ago."""
+QUIET = 0.02
 PATIENCE = 15.0
 """Seconds for which a connection that is closed tries to pass on its last acks."""
 REJECTED = "rejected by Celery"
@@ -50,9 +54,11 @@ class Leases:
     def add(self, leases: Iterable[Message]) -> None:
         """Extend these from now on."""
         with self._lock:
+            is_first = not self._held
             self._held.update(dict.fromkeys(leases))
-            self._start()
-            self._lock.notify_all()
+            if is_first:
+                self._start()
+                self._lock.notify_all()
 
     def settle(self, held: Message, verdict: Verdict, error: str = REJECTED) -> None:
         """Ack a message, give it back, or make it a dead letter with that error."""
@@ -61,8 +67,9 @@ class Leases:
         with self._lock:
             self._held.pop(held, None)
             self._settled.append((held, verdict, error))
-            self._start()
-            self._lock.notify_all()
+            if len(self._settled) == 1:
+                self._start()
+                self._lock.notify_all()
 
     def flush(self) -> None:
         """Wait until all that was settled has reached the broker."""
@@ -92,10 +99,14 @@ class Leases:
     def _run(self) -> None:
         backoff, every = Backoff(self._outage), self.seconds / RENEWALS
         renewal = monotonic() + every
+        called = -QUIET
         while True:
             with self._lock:
                 if not self._settled and not self._closing:
                     self._lock.wait(max(renewal - monotonic(), 0) if self._held else None)
+            if monotonic() < called + QUIET and not self._closing:
+                sleep(LINGER)
+            with self._lock:
                 batch = self._settled[:BATCH]
                 due = self._held and monotonic() >= renewal
                 if not self._held or due:
@@ -107,6 +118,7 @@ class Leases:
                     self._extend()
                 if batch:
                     self._settle(batch)
+                    called = monotonic()
                 backoff.worked()
             except (StoreUnavailable, Overloaded) as error:
                 seconds = backoff.failed(error)

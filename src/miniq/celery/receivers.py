@@ -31,6 +31,9 @@ MOST = 100
 """The most messages of one receive."""
 PAUSE_ABOVE = 1000
 """Without a prefetch limit, a thread pauses while so many messages wait in the inbox."""
+LINGER = 0.003
+"""Seconds for which a receiver that finds messages every time waits for credit for half of the limit: short tasks then
+share a call."""
 
 
 class Delivery(NamedTuple):
@@ -143,6 +146,8 @@ class Receiver:
         self.channel = channel
         self._address = channel.transport.address
         self._client = self._address.connect(retry=0.0)
+        self._busy = False
+        """Whether the last receive found messages."""
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"miniq-receive-{queue}", daemon=True)
 
@@ -213,6 +218,8 @@ class Receiver:
         credit = self.channel.credit
         with credit.changed:
             credit.changed.wait_for(lambda: self._ending.is_set() or credit.free() > 0)
+            if self._busy and credit.free() < credit.limit // 2:
+                credit.changed.wait_for(lambda: self._ending.is_set() or credit.free() >= credit.limit // 2, LINGER)
             crowded = not credit.limit and len(self.channel.transport.inbox) > PAUSE_ABOVE
         if self._ending.is_set():
             return
@@ -221,11 +228,12 @@ class Receiver:
             return
         if self.channel.is_only(self):
             count = credit.free()
-            self._accept(self._receive(max(count, 1), WAIT))
+            self._busy = self._accept(self._receive(max(count, 1), WAIT))
             return
         with self.channel.turn:  # so that the queues take what is ready one after the other
             count = credit.free()
             found = count > 0 and self._accept(self._receive(count, 0))
+        self._busy = found
         if not found and count > 0:
             low = 0 < credit.limit < 8
             self._accept(self._receive(1, SHARED_WAIT if low else WAIT))
