@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import time
 from pathlib import Path
 
 import pytest
@@ -29,4 +30,7 @@ def test_large_requests_leave_no_holes_in_the_memory(tmp_path: Path) -> None:
         for _ in range(8):
             queue.send_many(["x" * 1_000_000] * 15)
         queue.purge()
-        assert resident(served) - before < 260 * MIB  # about 160, most of it the engine's; with holes over 310
+        deadline = time.monotonic() + 20
+        while (grown := resident(served) - before) > 200 * MIB:  # soon about 150, most of it the engine's; before 240
+            assert time.monotonic() < deadline, f"{grown // MIB} MiB are kept"
+            time.sleep(0.1)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 from contextlib import suppress
 
-LARGE = 1 << 20
-"""Bytes from which memory is mapped for itself, and handed back to the system when it is freed."""
+LARGE = 12 << 20
+"""Bytes from which memory is mapped for itself, and handed back to the system when it is freed. Above the uploads of
+Spark, whose pages would be made anew each time, and below the blocks of the engine's memory tables."""
 KEPT = 16 << 20
 """Bytes of free memory at the end of the heap that are not handed back at once: the next request needs them."""
 M_MMAP_THRESHOLD, M_TRIM_THRESHOLD = -3, -1
@@ -15,7 +16,8 @@ M_MMAP_THRESHOLD, M_TRIM_THRESHOLD = -3, -1
 def map_large() -> None:
     """Keep large memory, of requests and of the engine, apart from the heap. By itself, glibc raises the limit to up to
     32 MiB with the first large piece that is freed; then requests of some MiB leave holes in the heap which nothing
-    fills: one sender of 15 MB at a time made the server grow beyond 1 GB."""
+    fills: one sender of 15 MB at a time made the server grow beyond 1 GB. What smaller pieces leave is handed back by
+    `return_free`."""
     with suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
         library.mallopt(M_MMAP_THRESHOLD, LARGE)

@@ -16,7 +16,9 @@ TURN = 0.005
 SMALL = 65536
 """Size up to which a body is never refused for the sum of all bodies."""
 WORTH_RETURNING = 16 * MIB
-"""How much closed connections must have held for freed memory to be handed back."""
+"""How much closed connections must have held, or requests have taken, for freed memory to be handed back."""
+LONGEST_BUSY = 10
+"""Seconds after which it is handed back although there was no pause."""
 
 
 class Load:
@@ -31,7 +33,9 @@ class Load:
         self._taking_turns = False
         self.held = 0
         """Bytes of bodies that are being received or used."""
-        self._dropped = 0
+        self._freed = 0
+        """Bytes that were freed since memory was handed back."""
+        self._returning = False
 
     def later(self, proceed: Callable[[], None]) -> None:
         """Give a connection another turn, after those that wait for one already."""
@@ -65,6 +69,7 @@ class Load:
 
     def release(self, size: int) -> None:
         self.held -= size
+        self.dropped(size)
 
     def check_connections(self, count: int) -> None:
         """Raise `Overloaded` if there are too many."""
@@ -72,9 +77,16 @@ class Load:
             raise Overloaded(f"over {self._max_connections} connections are open (max_connections); retry later")
 
     def dropped(self, size: int) -> None:
-        """A connection has ended that held this much. Soon hand freed memory back to the operating system: where much
-        is dropped out of order, the C library keeps the pages."""
-        self._dropped += size
-        if self._dropped >= WORTH_RETURNING:
-            self._dropped = 0
-            self._loop.call_later(1, return_free)
+        """So much was freed. Where pieces are freed out of order, the C library keeps the pages: hand them back to the
+        operating system when there is a pause, or else after a while."""
+        self._freed += size
+        if self._freed >= WORTH_RETURNING and not self._returning:
+            self._returning = True
+            self._loop.call_later(1, self._return, self._freed, LONGEST_BUSY)
+
+    def _return(self, freed: int, seconds: int) -> None:
+        if seconds and (self.held or self._freed > freed):
+            self._loop.call_later(1, self._return, self._freed, seconds - 1)
+            return
+        self._freed, self._returning = 0, False
+        return_free()
