@@ -7,8 +7,8 @@ from contextlib import suppress
 
 LARGE = 12 << 20
 """Bytes from which memory is mapped for itself, and handed back to the system when it is freed. Above the uploads of
-Spark, whose pages would be made anew each time, and below the blocks of the engine's memory tables."""
-KEPT = 16 << 20
+Spark, whose pages would be made anew each time."""
+KEPT = 64 << 20
 """Bytes of free memory at the end of the heap that are not handed back at once: the next request needs them."""
 M_MMAP_THRESHOLD, M_TRIM_THRESHOLD = -3, -1
 

@@ -92,7 +92,6 @@ class RocksKV:
         options.set_paranoid_checks(True)
         options.set_write_buffer_size(64 * MIB)
         options.set_max_write_buffer_number(2)
-        options.set_arena_block_size(16 * MIB)  # mapped apart from the heap, see `server/memory.py`
         options.set_max_background_jobs(2)
         options.set_level_compaction_dynamic_level_bytes(True)
         options.set_compression_per_level([rd.DBCompressionType.none()] * 2 + [rd.DBCompressionType.lz4()] * 5)
