@@ -103,7 +103,9 @@ def test_every_decision_is_listed_and_opens_with_its_status() -> None:
     listed = (folder / "README.md").read_text(encoding="utf-8")
     for page in folder.glob("0*.md"):
         title, status, *_ = page.read_text(encoding="utf-8").split("\n\n")
-        assert status.startswith(("**Status:** accepted", "**Status:** superseded")), page.name
+        assert status.startswith(tuple(f"**Status:** {word}" for word in ("accepted", "superseded", "proposed"))), (
+            page.name
+        )
         assert f"({page.name}) | {title.partition('. ')[2]} |" in listed, page.name
 
 

@@ -142,7 +142,7 @@ class Intake:
         """Put messages that are one call each, and return the ids for each call."""
         broker = self._broker
         now = broker.clock.now()
-        batch = rules.admit_plain(queue, settings, bodies, content_type, broker.ids, now, self._limits)
+        batch = rules.plain_batch(queue, settings, bodies, content_type, broker.ids, now)
         try:
             if any(calls):
                 change = Change(now, settings.history)

@@ -254,8 +254,15 @@ def admit_plain(
         check_body(bodies[0], content_type, limits)
     if not are_valid(bodies, content_type, limits):
         _check_each(PlainDrafts(bodies, content_type), limits)
+    return plain_batch(queue, settings, bodies, content_type, ids, now)
+
+
+def plain_batch(
+    queue: str, settings: QueueSettings, bodies: Sequence[bytes], content_type: str, ids: IdSource, now: int
+) -> PlainBatch:
+    """Messages of bodies that were checked."""
     due = now + micros(settings.delay) if settings.delay else now
-    return PlainBatch(ids.runs(count, now), queue, now, due, bodies, content_type)
+    return PlainBatch(ids.runs(len(bodies), now), queue, now, due, bodies, content_type)
 
 
 def _alike(drafts: Sequence[Draft], first: Draft) -> bool:
