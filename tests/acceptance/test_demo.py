@@ -43,3 +43,11 @@ def test_leases_of_one_millisecond_are_told_apart_by_their_counts() -> None:
     assert [promise.kept for promise in promises if "receive count" in promise.text] == [True]
     later = delivery([], [Note("received", "a", 2, 10.0), Note("received", "a", 1, 11.0)], 0)
     assert [promise.kept for promise in later if "receive count" in promise.text] == [False]
+
+
+def test_a_dead_letter_that_is_sent_back_begins_anew() -> None:
+    """Also if the reply to its last receive was lost with the broker, so that no worker knows of it."""
+    received = [Note("received", "a", 1, 10.0), Note("received", "a", 2, 11.0), Note("received", "a", 1, 30.0)]
+    for dead, kept in (({"a"}, True), (set(), False)):
+        promises = delivery([], received, 0, dead)
+        assert [promise.kept for promise in promises if "receive count" in promise.text] == [kept]

@@ -47,3 +47,11 @@ def test_a_signal_handler_may_send_while_the_program_sends_or_waits(server: Serv
         assert (ended.returncode, complaints(ended.stderr)) == (0, "")
         count, sent = map(int, ended.stdout.split())
         assert (sent, mq.queue("a").info().counts.total) == (60, count + sent)
+
+
+def test_a_connection_imports_nothing_that_a_signal_could_interrupt(server: Served) -> None:
+    program = (
+        "import sys, miniq\nwith miniq.connect(sys.argv[1]) as mq: mq.whoami()\nprint('encodings.idna' in sys.modules)"
+    )
+    ended = subprocess.run([sys.executable, "-c", program, server.url], capture_output=True, text=True, timeout=60)
+    assert (ended.stdout, ended.returncode) == ("False\n", 0), ended.stderr

@@ -94,7 +94,7 @@ class Scenario:
         run = Run(url=self._server.url)
         first = archive_history(spark, self._lake, run=run)
         self._log("archive", f"{first.messages} history records in {first.seconds:.1f} s")
-        dead = client.queue(DEAD).info().counts.total
+        dead = {message.id for message in client.queue(DEAD).peek(limit=1000)}
         fix = "replace(body, '\"twelve\"', '12')"
         fixed = reprocess(spark, DEAD, fix=fix, run=run)
         self._log("reprocess", f"{fixed.messages} dead letters fixed and sent back in {fixed.seconds:.1f} s")
@@ -108,7 +108,7 @@ class Scenario:
         self._log("report", f"{summary.messages} records in {summary.seconds:.1f} s")
         return self._check(spark, dead, fixed.messages, repeated.messages, left)
 
-    def _check(self, spark: SparkSession, dead: int, sent_back: int, repeated: int, left: int) -> list[Promise]:
+    def _check(self, spark: SparkSession, dead: set[str], sent_back: int, repeated: int, left: int) -> list[Promise]:
         sent = read_notes(self._producer_notes)
         worked = [note for path in self._worker_notes for note in read_notes(path)]
         acked = {note.id for note in worked if note.event == "acked"}
@@ -118,7 +118,7 @@ class Scenario:
             "select count(*) as records, min(offset) as first, max(offset) as last, "
             "count(distinct offset) as different, count_if(event = 'acked') as acked from lake"
         ).collect()[0]
-        promises = delivery(sent, worked, left) + dead_letters(dead, sent_back, repeated, len(bad & acked))
+        promises = delivery(sent, worked, left, dead) + dead_letters(len(dead), sent_back, repeated, len(bad & acked))
         return promises + archive(Lake(**row.asDict()), len(acked))
 
     def _wait(self, done: Callable[[], bool]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 
 from msgspec import Struct
@@ -31,8 +31,11 @@ class Promise(Struct, frozen=True):
     text: str
 
 
-def delivery(sent: Sequence[Note], worked: Sequence[Note], left: int) -> list[Promise]:
-    """The guarantees to producers and workers."""
+def delivery(
+    sent: Sequence[Note], worked: Sequence[Note], left: int, dead: Collection[str] = frozenset()
+) -> list[Promise]:
+    """The guarantees to producers and workers. `dead` are the messages that were dead letters and sent back: their
+    receives begin anew, and the reply to the last one before that may be among what the crash took."""
     acked = {note.id: note.at for note in worked if note.event == "acked"}
     leases: dict[str, list[Note]] = defaultdict(list)
     received = [note for note in worked if note.event == "received"]
@@ -50,7 +53,11 @@ def delivery(sent: Sequence[Note], worked: Sequence[Note], left: int) -> list[Pr
         if note.event == "failing":
             failed[note.id].append(note.at)
     overlapping = [after.id for before, after in pairs if after.until - LEASE < _end(before, failed[before.id]) - SLACK]
-    decreased = [after.id for before, after in pairs if after.receives <= before.receives < RECEIVES]
+    decreased = [
+        after.id
+        for before, after in pairs
+        if after.receives <= before.receives and (after.receives > 1 or after.id not in dead)
+    ]
     total = len(leases) + redelivered
     return [
         Promise(complete and not lost, f"nothing lost: {processed} of {len(sent)} confirmed messages were processed"),

@@ -9,7 +9,7 @@ import socket
 import ssl
 from collections import deque
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 from miniq.client.http.answers import unconnected
 from miniq.client.http.target import Target
@@ -41,8 +41,10 @@ class Stream:
 
     @classmethod
     def _open(cls, target: Target) -> Stream:
+        # Text would make Python import the codec for it: a signal handler that connects meanwhile would not find it.
+        host: Any = target.host.encode() if target.host.isascii() else target.host
         try:
-            connected = socket.create_connection((target.host, target.port), target.timeout)
+            connected = socket.create_connection((host, target.port), target.timeout)
         except (OSError, UnicodeError) as error:
             raise unconnected(target, error) from error
         try:

@@ -132,8 +132,9 @@ def _hosts(target: Target) -> list[str]:
     """The addresses of a host, to try in turn."""
     if is_address(target.host):
         return [target.host]
+    host = target.host.encode() if target.host.isascii() else target.host  # as in `http/streams.py`
     try:
-        infos = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+        infos = socket.getaddrinfo(host, target.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise unreachable(target.url, error, target.timeout) from error
     return list(dict.fromkeys(str(info[4][0]) for info in infos))
