@@ -17,8 +17,8 @@ import miniq
 from tests.serving import Served, serving
 
 REQUEST = 16 * 1024 * 1024 - 200
-MOST = 64
-"""MiB that a request may add."""
+MOST = 80
+"""MiB that a request of 16 may add; 40 to 57 were seen."""
 PACKED, ARROW = "application/msgpack", "application/vnd.apache.arrow.stream"
 MESSAGES, STAGE = "/v1/queues/q/messages", "/v1/queues/q/stages/j/b/p/a"
 
