@@ -267,7 +267,8 @@ class _Sequence:
         """A request whose rights may depend on its body, which therefore may be asked for before it is refused."""
         line = wanted.target + b" HTTP/1.1"
         if wanted.value is None:
-            return Asked(wanted.label, line, ())
+            is_long = len(wanted.target) > LIMITS.url_bytes
+            return Asked(wanted.label, line, (), closes=None if is_long else False)
         if isinstance(wanted.value, bytes):
             asked = self._framed(wanted.label, line, b"", wanted.value, expects=False)
             headers = (*wanted.headers, *asked.headers)
