@@ -20,6 +20,8 @@ import pyte
 from tests.acceptance.shell import MINIQ, environment
 
 PATIENCE = 20
+SYNCHRONIZED = 2026 << 5
+"""The mode of a terminal whose program is drawing a frame, as pyte keeps private modes."""
 
 
 class Terminal:
@@ -44,11 +46,11 @@ class Terminal:
         self.process.send_signal(signal.SIGWINCH)
 
     def wait(self, seen: Callable[[list[str]], object]) -> list[str]:
-        """Read until the screen is as wanted."""
+        """Read until the screen is as wanted, and not half drawn."""
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end:
             lines = [line.rstrip() for line in self.screen.display]
-            if seen(lines):
+            if SYNCHRONIZED not in self.screen.mode and seen(lines):
                 return lines
             self.read(0.1)
         raise AssertionError("\n".join(self.screen.display))
@@ -56,7 +58,7 @@ class Terminal:
     def read(self, seconds: float) -> None:
         if select.select([self._master], [], [], seconds)[0]:
             try:
-                data = os.read(self._master, 65536)
+                data = os.read(self._master, 500)  # so little that a frame arrives in pieces
             except OSError:  # the other end is gone
                 return
             self.raw += data

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import miniq
+from miniq.cli.screen import FRAME
 from miniq.cli.top import COLUMNS
 from tests.acceptance.shell import MINIQ, Shell, on_folder
 from tests.acceptance.staged import gone, graded, staged, trouble
@@ -58,6 +59,10 @@ def test_a_terminal_shows_queues_sorts_filters_and_is_left_as_it_was(shell: Shel
         tty.type(b"q")
         assert tty.end() == 0
         assert b"\x1b[?1049l" in tty.raw, "the screen before is shown again"
+        begin, end = FRAME
+        assert tty.raw.count(begin) == tty.raw.count(end) > 1
+        frames = re.findall(rb"(?s)\x1b\[\?2026h(.*?)\x1b\[\?2026l", tty.raw)
+        assert any(b"orders" in frame for frame in frames), "a frame is shown as a whole"
 
 
 @pytest.mark.parametrize(
@@ -151,8 +156,7 @@ def test_the_consumers_of_one_queue(shell: Shell) -> None:
         [message] = mq.queue("orders").receive(consumer="web-1:77")
         mq.queue("orders").ack([message])
     with terminal(shell.url, "orders", "--interval", "0.2") as tty:
-        # The last line of the table, to its end: a screen may be read while it is drawn.
-        lines = tty.wait(lambda lines: any(re.match(r"\(unnamed\).* ago", line) for line in lines))
+        lines = tty.wait(lambda lines: any(line.startswith("(unnamed)") for line in lines))
         assert lines[1].startswith("492 ready, 7 in flight, 0 delayed")
         assert lines[2].startswith("wait p50 ")
         assert "processing p50 " in lines[2]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import curses
 import os
+import sys
 import threading
 import time
 from datetime import datetime
@@ -24,6 +25,8 @@ from miniq.consumer import Consumer
 from miniq.errors import MiniQError
 
 ROWS_ABOVE = 4
+FRAME = (b"\x1b[?2026h", b"\x1b[?2026l")
+"""Around what a terminal shows as a whole, never half drawn, if it knows synchronized output; others ignore it."""
 HELP = ("q quit", "/ filter", "< > sort", "r reverse", "p pause", "arrows scroll")
 
 
@@ -146,12 +149,20 @@ class _Screen:
         return True
 
     def _draw(self) -> None:
+        begin, end = FRAME
+        os.write(sys.stdout.fileno(), begin)
+        try:
+            self._paint()
+            self._window.refresh()
+        finally:
+            os.write(sys.stdout.fileno(), end)
+
+    def _paint(self) -> None:
         self._window.erase()
         height, width = self._window.getmaxyx()
         view, stats, problem = self._view, self._fetcher.stats, self._fetcher.problem
         if stats is None:
             self._line(0, f"miniq {view.url}: {problem or 'connecting ...'}", width)
-            self._window.refresh()
             return
         if view.queue is not None:
             self._draw_consumers(view.queue, stats.queues[0], stats.at, height, width)
@@ -175,7 +186,6 @@ class _Screen:
         if not shown:
             self._line(ROWS_ABOVE, "no queue has that in its name" if view.wanted else "no queues", width)
         self._line(height - 1, _help(width), width, curses.A_DIM)
-        self._window.refresh()
 
     def _draw_consumers(self, name: str, queue: shapes.QueueStats, at: datetime, height: int, width: int) -> None:
         """One queue and its consumers."""
@@ -198,7 +208,6 @@ class _Screen:
         if not consumers:
             self._line(ROWS_ABOVE, NO_CONSUMER, width)
         self._line(height - 1, "q quit   p pause   arrows scroll", width, curses.A_DIM)
-        self._window.refresh()
 
     def _line(self, row: int, text: str, width: int, style: int = 0) -> None:
         # Writing the last cell of a terminal is an error, and the window may have shrunk.
