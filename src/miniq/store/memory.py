@@ -84,6 +84,9 @@ class MemoryKV:
             elif values.pop(key, None) is not None:
                 self._remove(key)
 
+    def catch_up(self) -> None:
+        """Nothing is left to be done."""
+
     def close(self) -> None:
         pass
 

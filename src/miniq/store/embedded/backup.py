@@ -24,6 +24,7 @@ from miniq.store.embedded.folder import (
     Files,
     Folder,
     Marker,
+    is_logged,
     locked_for_reading,
     read_marker,
     sync_folder,
@@ -31,6 +32,7 @@ from miniq.store.embedded.folder import (
     write_marker,
 )
 from miniq.store.embedded.keys import FORMAT
+from miniq.store.embedded.segments import NAME as LOG
 from miniq.store.embedded.verify import verify
 from miniq.store.embedded.wal import corrupt
 from miniq.store_urls import is_url, without_password
@@ -81,9 +83,11 @@ def restore(backup: str, folder: str, engine: str | None = None) -> str:
             verify(data)
         with _new_folder(folder, "folder", backup) as part:
             shutil.copytree(data, os.path.join(part, "data"))
+            if logged := files is None and is_logged(backup):
+                shutil.copytree(os.path.join(backup, LOG), os.path.join(part, LOG))
             _sync_tree(part)
             verify_files(part, files)
-            write_marker(part, Marker(FORMAT, made_by, restored=secrets.token_hex(4), used=True))
+            write_marker(part, Marker(FORMAT, made_by, restored=secrets.token_hex(4), used=True, logged=logged))
     return f"{made_by}:{folder}"
 
 

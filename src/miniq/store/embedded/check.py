@@ -20,11 +20,22 @@ import msgspec
 from msgspec import Struct
 
 from miniq.errors import InvalidRequest, MiniQError, StoreCorrupt
-from miniq.store.embedded import block_records, keys
+from miniq.store.embedded import block_records, keys, segments
 from miniq.store.embedded.backup import damaged_files, is_needed
 from miniq.store.embedded.blocks import Shelf
-from miniq.store.embedded.folder import LOCK, MARKER, damaged_marker, holds, is_used, locked_for_reading, read_marker
-from miniq.store.embedded.kv import KV, open_kv, require_driver
+from miniq.store.embedded.engine import open_engine, require_driver
+from miniq.store.embedded.folder import (
+    LOCK,
+    MARKER,
+    damaged_marker,
+    holds,
+    is_logged,
+    is_used,
+    locked_for_reading,
+    read_marker,
+)
+from miniq.store.embedded.kv import Ordered
+from miniq.store.embedded.logged import replay
 from miniq.store.embedded.manifest import TABLES
 from miniq.store.embedded.verify import verify
 from miniq.store.embedded.window import sizes_of
@@ -126,15 +137,16 @@ def _check(folder: str, report: Report, progress: Progress) -> None:
         report.unverified.append(
             "EXTENT is missing or older, so nothing tells whether the newest messages are all there"
         )
-    with _opened_copy(report.engine, data, report.damage) as kv:
+    with _opened_copy(report.engine, folder, files is None and is_logged(folder), report.damage) as kv:
         _check_records(kv, report, advance)
     progress(total, total)
 
 
 @contextmanager
-def _opened_copy(engine: str, data: str, damage: list[str]) -> Iterator[KV]:
-    """A database in a folder of its own, with links to the tables and logs. `damage` then names the files by the paths
-    that they have in `data`."""
+def _opened_copy(engine: str, folder: str, logged: bool, damage: list[str]) -> Iterator[Ordered]:
+    """A database in a folder of its own, with links to the tables and logs, and with what the commit log has. `damage`
+    then names the files by the paths that they have in `folder`."""
+    data = os.path.join(folder, "data")
     with tempfile.TemporaryDirectory(prefix="miniq-check-") as place:
         copy = os.path.join(place, "data")
         os.mkdir(copy)
@@ -145,8 +157,10 @@ def _opened_copy(engine: str, data: str, damage: list[str]) -> Iterator[KV]:
             elif name != "LOCK" and is_needed(name):
                 shutil.copyfile(source, target)
         try:
-            kv = open_kv(engine, copy, read_only=True)
+            kv = open_engine(engine, copy, logged, read_only=not logged)
             try:
+                if logged:
+                    replay(kv, os.path.join(folder, segments.NAME))
                 yield kv
             finally:
                 kv.close()
@@ -156,7 +170,7 @@ def _opened_copy(engine: str, data: str, damage: list[str]) -> Iterator[KV]:
             damage[:] = [text.replace(copy, data) for text in damage]
 
 
-def _check_records(kv: KV, report: Report, advance: Callable[[int], None]) -> None:
+def _check_records(kv: Ordered, report: Report, advance: Callable[[int], None]) -> None:
     """Read every record. Adds what is damaged to the report, and goes on with the next queue or kind of record."""
 
     def scan(prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -190,7 +204,7 @@ def _decode_all(pairs: Iterable[tuple[bytes, bytes]], decode: Callable[[bytes], 
 
 
 def _check_queue(
-    kv: KV, scan: Callable[[bytes], Iterable[tuple[bytes, bytes]]], number: int, checked: CheckedQueue
+    kv: Ordered, scan: Callable[[bytes], Iterable[tuple[bytes, bytes]]], number: int, checked: CheckedQueue
 ) -> None:
     """Raise unless the messages of a queue are as many, and as large, as it counts, and so in each group."""
     counted = kv.get(keys.count_key(number))
@@ -222,7 +236,7 @@ def _check_queue(
 
 
 def _check_shared(
-    kv: KV, scan: Callable[[bytes], Iterable[tuple[bytes, bytes]]], queues: Mapping[str, keys.QueueRecord]
+    kv: Ordered, scan: Callable[[bytes], Iterable[tuple[bytes, bytes]]], queues: Mapping[str, keys.QueueRecord]
 ) -> None:
     """Raise unless as many queues refer to each shared block as it counts. What is left of purged and deleted queues
     refers to them until it is removed."""
@@ -246,7 +260,7 @@ def _check_shared(
             raise StoreCorrupt(f"{found[key]} queues refer to a shared block that counts {counted[key]}")
 
 
-def check_counts(kv: KV, shelves: Iterable[Shelf]) -> None:
+def check_counts(kv: Ordered, shelves: Iterable[Shelf]) -> None:
     """Raise if a queue counts messages and none can be found: one look per queue, at every start."""
     counting = sorted((shelf for shelf in shelves if shelf.count), key=lambda shelf: shelf.number)
     with kv.seeking(keys.after(b"w")) as seek:

@@ -39,7 +39,7 @@ class Batch(Struct, eq=False):
 class GroupCommit:
     """Writes batches one after the other."""
 
-    def __init__(self, write: Write, durable: bool) -> None:
+    def __init__(self, write: Write, durable: bool, catch_up: Callable[[], None] = lambda: None) -> None:
         self.batch = Batch()
         self.complete: Callable[[Batch], None] = lambda batch: None
         """Adds records that are written once per batch, such as counters."""
@@ -51,6 +51,7 @@ class GroupCommit:
         self.syncs = 0
         self._write = write
         self._durable = durable
+        self._catch_up = catch_up
         self._busy: Batch | None = None
         self._scheduled = False
         self._alone = True
@@ -164,11 +165,28 @@ class GroupCommit:
         self._alone = alone
         if inline:
             self._finish(batch, self._attempt(batch, sync))
+            self._loop.call_soon(self._follow)
         else:
             self._jobs.put(partial(self._write_in_thread, batch, sync))
 
     def _write_in_thread(self, batch: Batch, sync: bool) -> None:
         self._loop.call_soon_threadsafe(self._finish, batch, self._attempt(batch, sync))
+        try:
+            self._catch_up()
+        except StoreError as error:
+            self._loop.call_soon_threadsafe(self._fail_late, error)
+
+    def _follow(self) -> None:
+        """Let the engine follow the log, once the answers of a batch are on their way."""
+        try:
+            if self.failed is None:
+                self._catch_up()
+        except StoreError as error:
+            self._fail_late(error)
+
+    def _fail_late(self, error: StoreError) -> None:
+        if self.failed is None:
+            self.fail(_final(error))
 
     def _attempt(self, batch: Batch, sync: bool) -> StoreError | None:
         try:
@@ -181,8 +199,7 @@ class GroupCommit:
 
     def _finish(self, batch: Batch, error: StoreError | None) -> None:
         if error is not None and self.failed is None:
-            text = f"{error.text}. Nothing after the last confirmation is certain: stop and start again"
-            self.fail(StoreFailed(text, field="store"))
+            self.fail(_final(error))
         self._busy = None
         if self.failed is not None:
             return
@@ -197,6 +214,11 @@ class GroupCommit:
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()
+
+
+def _final(error: StoreError) -> StoreFailed:
+    text = f"{error.text}. Nothing after the last confirmation is certain: stop and start again"
+    return StoreFailed(text, field="store")
 
 
 def _settle_future(future: asyncio.Future[None]) -> None:

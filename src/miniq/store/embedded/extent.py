@@ -1,16 +1,15 @@
-"""What the files of a database must contain, noted in a small file beside them.
+"""What the list of tables of a database must contain, noted in the small file `EXTENT` beside it.
 
-Both engines take a log or a manifest that ends too early for one that was cut off by a crash. RocksDB moreover recycles
-log files, which makes an fsync much cheaper because the file does not grow; remains of the old log then follow the
-last record, so that a damaged record and the end of the log look alike. The file `EXTENT` says how far they go. It is
-written after each write, without an fsync of its own, so after a kill it is exact. After a power loss it may be older,
-but never says too much: what was written and not synced counts only until the machine is rebooted.
+Both engines take a manifest that ends too early for one that was cut off by a crash, and remove the tables that it does
+not name. The note is written whenever the manifest has grown. Earlier versions, whose engines had logs of their own,
+noted also how far these went, after each write and without an fsync: that is read once, when such a folder is
+converted.
 """
 
 from __future__ import annotations
 
 import os
-import time
+import threading
 from zlib import crc32
 
 import msgspec
@@ -21,19 +20,17 @@ from miniq.store.embedded.manifest import current, manifest_path
 NAME = "EXTENT"
 _MAGIC = b"MINIQEX2"
 _BOOT = "/proc/sys/kernel/random/boot_id"
-HEAD = 512
-KEPT = 5.0
-"""Seconds after which a synced write syncs this file too; a power loss leaves a version no older than that."""
 
 
 class Reach(Struct, array_like=True):
-    """How far a log must reach: RocksDB by sequence number over all logs, LevelDB by bytes of each."""
+    """How far a log of an earlier version must reach: RocksDB by sequence number over all logs, LevelDB by bytes of
+    each."""
 
     number: int = 0
     synced: int = 0
     written: int = 0
     head: int = 0
-    """LevelDB: the number of bytes of the first write to the log, up to `HEAD`, with which it is recognised."""
+    """LevelDB: the number of bytes of the first write to the log, with which it is recognised."""
     checksum: int = 0
     """Of these bytes."""
 
@@ -81,54 +78,31 @@ def encode(note: Note) -> bytes:
 class Extent:
     """Keeps the note of an open database up to date."""
 
-    def __init__(self, data: str, base: int = 0, log: int = 0) -> None:
+    def __init__(self, data: str) -> None:
         number = current(data)
         assert number is not None  # noqa: S101
         self._manifest = os.open(manifest_path(data, number), os.O_RDONLY | os.O_CLOEXEC)
         self._file = os.open(os.path.join(data, NAME), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self.note = Note(boot_id(), number, 0, 0, base, Reach(log, base, base))
-        self._kept = time.monotonic()
-        self.write()
-        self.keep()
+        self.note = Note(boot_id(), number, 0, 0)
+        self._following = threading.Lock()
+        self.follow()
 
-    def wrote(self, reach: int, sync: bool) -> None:
-        """Note how far the log goes, on disk if `sync`."""
-        log = self.note.log
-        log.written = reach
-        if sync:
-            log.synced = reach
-        self.write()
-        if sync and time.monotonic() > self._kept + KEPT:
-            self.keep()
-
-    def recognise(self, log: int) -> None:
-        """Note how the log of LevelDB with this handle begins, after the first write to it."""
-        head = os.pread(log, HEAD, 0)
-        self.note.log.head, self.note.log.checksum = len(head), crc32(head)
-
-    def begin_log(self, number: int) -> None:
-        """LevelDB has begun a new log."""
-        self.note.older = self.note.log
-        self.note.log = Reach(number)
-
-    def write(self) -> None:
-        note = self.note
-        if (length := os.lseek(self._manifest, 0, os.SEEK_END)) != note.length:
+    def follow(self) -> None:
+        """Note that the manifest has grown, if it has."""
+        if os.lseek(self._manifest, 0, os.SEEK_END) == self.note.length:
+            return
+        with self._following:
+            note, length = self.note, os.lseek(self._manifest, 0, os.SEEK_END)
             os.fdatasync(self._manifest)  # the engine may be about to
             note.checksum = crc32(os.pread(self._manifest, length - note.length, note.length), note.checksum)
             note.length = length
-        os.pwrite(self._file, encode(note), 0)
-
-    def keep(self) -> None:
-        """Sync the file."""
-        os.fdatasync(self._file)
-        self._kept = time.monotonic()
+            os.pwrite(self._file, encode(note), 0)
+            os.fdatasync(self._file)
 
     def close(self) -> None:
         """Note what the manifest contains at last; the engine is closed."""
         try:
-            self.write()
-            self.keep()
+            self.follow()
         finally:
             os.close(self._file)
             os.close(self._manifest)

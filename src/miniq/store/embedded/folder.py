@@ -3,6 +3,7 @@
 MINIQ       one line of JSON: format and engine; checked before anything is changed. In a backup also all files
 LOCK        locked by the process that has the folder open; holds its process id
 data/       the database
+log/        the commit log: what the database may lack. A backup has none
 """
 
 from __future__ import annotations
@@ -41,9 +42,11 @@ class Marker(Struct, omit_defaults=True):
     engine: str
     files: Files | None = None
     restored: str | None = None
+    """Made by a restore: the store may be older than what its readers have seen."""
     used: bool = False
     """Whether there has been a database in it."""
-    """Made by a restore: the store may be older than what its readers have seen."""
+    logged: bool = False
+    """Whether there is a commit log."""
 
 
 class Folder:
@@ -91,8 +94,8 @@ class Folder:
         """Once its database is open: note that there is one, in the current format, and remember the files of the
         folder for `replaced`."""
         marker = _marker(self.path)
-        if isinstance(marker, Marker) and not (marker.used and marker.format == FORMAT):
-            write_marker(self.path, replace(marker, format=FORMAT, used=True))
+        if isinstance(marker, Marker) and not (marker.used and marker.logged and marker.format == FORMAT):
+            write_marker(self.path, replace(marker, format=FORMAT, used=True, logged=True))
         paths = os.path.join(self.path, LOCK), os.path.join(self.data, extent.NAME)
         self._files = {path: os.stat(path) for path in paths}
 
@@ -204,6 +207,13 @@ def read_marker(folder: str, field: str) -> tuple[str, Files | None]:
     return marker.engine, marker.files
 
 
+def is_logged(folder: str) -> bool:
+    """Whether there is a commit log in a folder. It is created with the database, or when a restored folder or one of
+    an earlier version is first opened."""
+    marker = _marker(folder)
+    return isinstance(marker, Marker) and marker.logged
+
+
 def restored_as(folder: str) -> str | None:
     """What the marker of a restored folder says; None if the store was made in it."""
     marker = _marker(folder)
@@ -258,6 +268,8 @@ class Space:
         self._folder = folder
         self._failure = failure
         """Why the store has failed, None if it has not."""
+        self.is_short: Callable[[], bool] = lambda: False
+        """Whether the disk was already too full for the commit log."""
         self.min_free = min_free_bytes
         self._unchecked = CHECK_BYTES
 
@@ -272,7 +284,7 @@ class Space:
             unreachable = f"store: {self._folder.path} is unreachable: {error.strerror}"
             raise self._failure() or StoreUnavailable(unreachable, field="store") from None
         free = disk.f_bavail * disk.f_frsize
-        if free < self.min_free:
+        if free < self.min_free or self.is_short():
             raise NoSpace(
                 f"store: {free} bytes free on the disk of {self._folder.path}, {self.min_free} are kept for "
                 "receive and ack; free some space and send again",

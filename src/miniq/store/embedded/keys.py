@@ -1,6 +1,7 @@
 """The records of the embedded store: the meaning of each key, and the encoding of its value. Those of messages are in
 `block_records.py`.
 
+    a                              the newest change of the commit log that was applied
     l                              the highest message id so far
     o                              history: first offset, bytes
     k KIND NAME                    a small record of the broker, such as an API key
@@ -49,6 +50,8 @@ when it is opened, so that earlier versions refuse it.
     2   history has the event `failed`; nothing to convert
     3   a block may be packed, or shared by several queues; history has the event `published`; there are
         results; nothing to convert
+    4   changes are in the commit log (`log.py`) before they are in the database, which has none of its own; the first
+        start creates it
 """
 
 from __future__ import annotations
@@ -62,7 +65,7 @@ from miniq.batch import Claim, StageName
 from miniq.message import Event, QueueSettings
 from miniq.result import Finished
 
-FORMAT = 3
+FORMAT = 4
 
 _u32 = struct.Struct(">I").pack
 _u64 = struct.Struct(">Q")
@@ -202,6 +205,7 @@ decode_head = msgspec.msgpack.Decoder(HistoryHead).decode
 decode_events = msgspec.msgpack.Decoder(list[EventRun]).decode
 
 
+APPLIED = b"a"
 LAST_ID = b"l"
 SHARED = b"j"
 HISTORY_HEAD = b"o"

@@ -36,11 +36,10 @@ NO_BATCH: Iterator[tuple[Block, range, Run | None]] = iter(())
 class Messages(Part, MessageStore):
     """See `MessageStore`."""
 
-    def __init__(self, core: Core, claims: Claims, sync_takes: bool) -> None:
+    def __init__(self, core: Core, claims: Claims) -> None:
         super().__init__(core)
         self._shelf = core.shelf
         self._claims = claims
-        self._sync_takes = sync_takes
         self._publishing = Publishing(core)
 
     async def put(self, messages: Sequence[Message], put: Put) -> list[str]:
@@ -164,7 +163,7 @@ class Messages(Part, MessageStore):
                 if take.keep != "off":
                     record_taken(self._commit.batch, messages, sizes, old, consumer, now, take.fit)
         if handed:
-            await self._commit.commit(sync=self._sync_takes)
+            await self._commit.commit(sync=False)
         taken: list[Stored] = []
         for messages, receives, each in handed:
             taken += map(Stored, messages, repeat(until), repeat(receives), repeat(token), repeat(consumer), each)

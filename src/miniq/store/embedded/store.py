@@ -29,9 +29,11 @@ from miniq.store.embedded.check import check_counts
 from miniq.store.embedded.claims import Claims
 from miniq.store.embedded.commit import GroupCommit
 from miniq.store.embedded.core import CheckSpace, Core, numbers_with
+from miniq.store.embedded.engine import require_driver
 from miniq.store.embedded.folder import Folder, Space, restored_as
 from miniq.store.embedded.history import HistoryLog
-from miniq.store.embedded.kv import KV, DiskKV, open_kv, require_driver
+from miniq.store.embedded.kv import KV, DiskKV
+from miniq.store.embedded.logged import open_kv
 from miniq.store.embedded.messages import Messages
 from miniq.store.embedded.results import Results
 from miniq.store.embedded.stages import Stages
@@ -60,7 +62,7 @@ class KeyValueStore(SingleProcessStore, ABC):
     @abstractmethod
     async def backup(self, path: str) -> None: ...
 
-    async def _start(self, kv: KV, commit: GroupCommit, check_space: CheckSpace, sync_takes: bool = False) -> None:
+    async def _start(self, kv: KV, commit: GroupCommit, check_space: CheckSpace) -> None:
         """Read what is in memory of an open database; closes the store if that fails."""
         self._kv, self._commit = kv, commit
         collects = gc.isenabled()
@@ -72,7 +74,7 @@ class KeyValueStore(SingleProcessStore, ABC):
             self.claims = Claims(core)
             self.stages = Stages(core)
             self.results = core.results
-            self.messages = Messages(core, self.claims, sync_takes)
+            self.messages = Messages(core, self.claims)
             with_states = numbers_with(kv, b"s") | numbers_with(kv, b"x")
             with_readers, with_stages = numbers_with(kv, b"p"), numbers_with(kv, b"e")
             for shelf in core.shelves.values():
@@ -227,12 +229,12 @@ class EmbeddedStore(KeyValueStore):
         forks.check(self._folder.path)
         self._folder.open()
         try:
-            kv = open_kv(engine, self._folder.data)
+            kv = open_kv(self._folder, self._durable)
+            self._space.is_short = lambda: kv.short_of_space
         except BaseException:
             self._folder.close()
             raise
-        # LevelDB does not sync a full log before it starts the next, so a later fsync may miss an unsynced lease.
-        await self._start(kv, GroupCommit(kv.write, self._durable), self._space.check, sync_takes=engine == "leveldb")
+        await self._start(kv, GroupCommit(kv.write, self._durable, kv.catch_up), self._space.check)
         try:
             self._folder.watch()
             await self._renew()

@@ -1,0 +1,240 @@
+"""The commit log: what was confirmed, in the order of the changes, until the engine has it on disk.
+
+A change is one write to a segment that was filled with zeros before, so that neither its size nor its blocks change;
+with `O_DSYNC` it is on disk when the write returns. A change that need not be on disk is written without, and once more
+with the next one that must be. `segments.py` describes the files, and reads them.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import suppress
+from itertools import pairwise
+from zlib import crc32
+
+from miniq.store.embedded import segments
+from miniq.store.embedded.segments import CHANGE, END, RECORD, SEAL, START, Opening, Tail
+
+KIB, MIB = 1024, 1024 * 1024
+SMALLEST = 256 * KIB
+LARGEST = 48 * MIB
+"""Below the size of the engine's memory table, so that a segment is removed after one flush."""
+GROWTH = 4
+"""How much larger each segment is than the one before, up to the largest."""
+UNSYNCED = 1 * MIB
+"""Bytes that are rather synced on their own than written again."""
+_PADDING = bytes(segments.ALIGNMENT)
+_SPARE = "spare"
+_CHUNK = bytes(1 * MIB)
+
+
+class CommitLog:
+    """Appends changes. Used by one thread at a time, except for `release`."""
+
+    def __init__(self, folder: str, tail: Tail, applied: int, durable: bool = True) -> None:
+        """Continue a log that was read to its end, or begin one. `applied` is the last change that the engine has on
+        disk."""
+        self._folder = folder
+        self._durable = durable
+        self.last = tail.change
+        """The number of the newest change."""
+        self._on_disk = tail.change
+        self._chain = tail.chain
+        self._unsynced = bytearray()
+        """Bytes before `_at` that may not be on disk."""
+        self._sync = self._lazy = -1
+        self._spare: threading.Thread | None = None
+        self.short_of_space = False
+        """Whether the last attempt to make the next segment failed."""
+        self._lock = threading.Lock()
+        self._full: list[tuple[int, int, int]] = []
+        """Of each segment that was left: its first and last change, and its size."""
+        self._first, self._size, self._at = tail.segment, tail.size, tail.at
+        self._handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self._remove(_SPARE)
+            self._resume(tail, applied)
+        except BaseException:
+            self._close_files()
+            raise
+
+    def _resume(self, tail: Tail, applied: int) -> None:
+        firsts = segments.firsts(self._folder)
+        for first, following in pairwise(firsts):
+            size = os.stat(segments.file_name(first), dir_fd=self._handle).st_size
+            self._full.append((first, following - 1, size))
+        if tail.segment is None:
+            self._begin_segment(SMALLEST)
+            return
+        self._open(tail.segment)
+        os.fdatasync(self._lazy)  # what was read was perhaps only in the page cache
+        if applied > tail.change:  # after a power loss, of changes that were not synced
+            self.last = self._on_disk = applied
+            self._begin_segment(SMALLEST, seals=False)
+        elif not tail.is_clean:
+            self._begin_segment(SMALLEST)
+        self.release(applied)
+
+    @property
+    def retained(self) -> int:
+        """Bytes of segments that are no longer written to."""
+        return sum(size for _, _, size in self._full)
+
+    def append(self, payload: bytes, sync: bool) -> int:
+        """Write a change, to disk if `sync`; return its number."""
+        is_masked, payload = segments.masked(payload)
+        size = segments.padded(len(payload))
+        if self._at + size + segments.padded(0) > self._size:
+            self._begin_segment(size)
+        change = self.last + 1
+        chain = crc32(payload, self._chain)
+        header = segments.encode_header(CHANGE, is_masked, len(payload), change, self._on_disk, chain)
+        parts = [header, payload, END, _PADDING[: size - RECORD.size - len(payload) - len(END)]]
+        if sync and self._durable:
+            start = self._at - len(self._unsynced)
+            if self._unsynced:
+                parts.insert(0, bytes(self._unsynced))
+            _write(self._sync, parts, start)
+            self._unsynced.clear()
+            self._on_disk = change
+        else:
+            _write(self._lazy, parts, self._at)
+            if self._durable:
+                self._unsynced += b"".join(parts)
+                if len(self._unsynced) > UNSYNCED:
+                    self._sync_rest()
+        self._at += size
+        self.last, self._chain = change, chain
+        if self._spare is None and self._at > self._size // 2:
+            self._make_spare()
+        return change
+
+    def release(self, applied: int) -> None:
+        """Remove the segments of which the engine has all on disk. For one other thread."""
+        with self._lock:
+            gone = [segment for segment in self._full if segment[1] <= applied]
+            self._full = [segment for segment in self._full if segment[1] > applied]
+        for first, _, _ in gone:  # from the oldest, so that what remains begins where the engine ends, or before
+            self._remove(segments.file_name(first))
+        if gone:
+            os.fsync(self._handle)
+
+    def close(self, applied: int) -> None:
+        """Close the log. If the engine has all of it on disk, a small segment without changes remains."""
+        try:
+            self._wait_for_spare()
+            self._remove(_SPARE)
+            if applied == self.last and self._at > START:
+                self._begin_segment(SMALLEST, smallest=True)
+            else:
+                self._sync_rest()
+            self.release(applied)
+        finally:
+            self._close_files()
+
+    def abandon(self) -> None:
+        """Close the log as it is, after a failure."""
+        self._wait_for_spare()
+        self._close_files()
+
+    # Segments
+
+    def _begin_segment(self, needed: int, smallest: bool = False, seals: bool = True) -> None:
+        """Continue in a new segment. The old one is on disk before the new one exists, and sealed after."""
+        size = SMALLEST if smallest or self._first is None else min(max(self._size * GROWTH, SMALLEST), LARGEST)
+        size = max(size, START + needed + segments.padded(0))
+        if self._first is not None:
+            self._sync_rest()
+        self._wait_for_spare()
+        if self._spare_size() < size or smallest:
+            self._remove(_SPARE)
+            self._fill(size)
+        size = self._spare_size()
+        first = self.last + 1
+        file = os.open(_SPARE, os.O_WRONLY | os.O_DSYNC | os.O_CLOEXEC, dir_fd=self._handle)
+        try:
+            _write(file, [segments.encode_opening(Opening(first, size, self._chain))], 0)
+        finally:
+            os.close(file)
+        os.rename(_SPARE, segments.file_name(first), src_dir_fd=self._handle, dst_dir_fd=self._handle)
+        os.fsync(self._handle)
+        if self._first is not None:
+            if seals:
+                seal = segments.encode_header(SEAL, 0, 0, self.last, self.last, crc32(b"", self._chain)) + END
+                _write(self._sync, [seal], self._at)
+            with self._lock:
+                self._full.append((self._first, self.last, self._size))
+        self._at, self._size = START, size
+        self._open(first)
+
+    def _open(self, first: int) -> None:
+        for file in (self._sync, self._lazy):
+            if file >= 0:
+                os.close(file)
+        name, flags = segments.file_name(first), os.O_WRONLY | os.O_CLOEXEC
+        self._first = first
+        self._sync = os.open(name, flags | os.O_DSYNC, dir_fd=self._handle)
+        self._lazy = os.open(name, flags, dir_fd=self._handle)
+
+    def _sync_rest(self) -> None:
+        os.fdatasync(self._lazy)
+        self._unsynced.clear()
+        self._on_disk = self.last
+
+    def _make_spare(self) -> None:
+        """Make the next segment in the background."""
+        size = min(self._size * GROWTH, LARGEST)
+
+        def make() -> None:
+            try:
+                self._fill(size)
+                self.short_of_space = False
+            except OSError:
+                self.short_of_space = True
+
+        self._spare = threading.Thread(target=make, name="miniq-segment", daemon=True)
+        self._spare.start()
+
+    def _fill(self, size: int) -> None:
+        """Make the spare, a file of zeros on disk, a part at a time, so that no long write delays those of the log."""
+        file = os.open(_SPARE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600, dir_fd=self._handle)
+        try:
+            at = 0
+            while at < size:
+                at += os.pwrite(file, memoryview(_CHUNK)[: min(len(_CHUNK), size - at)], at)
+                os.fdatasync(file)
+            os.fsync(file)
+        finally:
+            os.close(file)
+
+    def _wait_for_spare(self) -> None:
+        if self._spare is not None:
+            self._spare.join()
+            self._spare = None
+
+    def _spare_size(self) -> int:
+        try:
+            return os.stat(_SPARE, dir_fd=self._handle).st_size
+        except FileNotFoundError:
+            return 0
+
+    def _remove(self, name: str) -> None:
+        with suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=self._handle)
+
+    def _close_files(self) -> None:
+        for file in (self._sync, self._lazy, self._handle):
+            if file >= 0:
+                os.close(file)
+        self._sync = self._lazy = self._handle = -1
+
+
+def _write(file: int, parts: list[bytes], at: int) -> None:
+    """Write all of it at a place, in one call unless the system writes less."""
+    size = sum(map(len, parts))
+    written = os.pwritev(file, parts, at)
+    if written < size:
+        rest = b"".join(parts)
+        while written < size:
+            written += os.pwrite(file, memoryview(rest)[written:], at + written)

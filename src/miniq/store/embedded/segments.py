@@ -1,0 +1,255 @@
+"""The files of the commit log: their format, and how they are read after a crash.
+
+A segment is a file that was written with zeros before its use, and is named after its first change. It begins with a
+header, then has records, each aligned to 32 bytes: a header with a checksum of its own, the payload, and a byte that is
+not zero. The checksum of a payload is chained over the record before, also from segment to segment. The last record of
+a segment that is followed by another one seals it.
+
+A disk writes sectors of 512 bytes as a whole, in any order, and at a crash some of the last write may be missing. A
+missing sector is all zeros. That is how a torn write differs from damage:
+
+- No sector of a record is all zeros: a payload with that many zeros is written masked. A header never crosses sectors.
+- Where a record should begin and all is zeros, the log ends. A header that is not zeros and does not verify is damage.
+- A payload that does not verify is torn if a sector of it is all zeros, and damage otherwise.
+- Each header says up to which change the log was on disk when it was written. So a log that ends before a change that
+  was on disk, as a later record says, is damaged.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from collections.abc import Iterator
+from zlib import crc32
+
+from msgspec import Struct
+
+from miniq.errors import StoreCorrupt
+from miniq.store.embedded.wal import corrupt
+
+NAME = "log"
+"""The folder of the segments, beside the database."""
+SUFFIX = ".segment"
+SECTOR = 512
+ALIGNMENT = 32
+"""Divides `SECTOR`, and is the size of the header of a record."""
+START = 64
+"""Where the first record of a segment begins."""
+RECORD = struct.Struct("<2sBBIQQII")
+"""Magic, kind, whether it is masked, length of the payload, change, change up to which the log is on disk, checksum of
+the payload, checksum of this header."""
+MAGIC = b"MQ"
+CHANGE, SEAL = 1, 2
+END = b"\xe5"
+MASK = 16
+_OPENING = struct.Struct("<8sQQII")
+"""Magic, first change, size of the file, checksum of the record before, checksum of this header."""
+_OPENING_MAGIC = b"MINIQLG1"
+_ZEROS = bytes(SECTOR)
+
+
+class Opening(Struct, frozen=True):
+    """What the header of a segment says."""
+
+    first: int
+    size: int
+    chain: int
+
+
+def file_name(first: int) -> str:
+    return f"{first:020d}{SUFFIX}"
+
+
+def firsts(folder: str) -> list[int]:
+    """The first changes of the segments in a folder, in order."""
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    return sorted(int(name.removesuffix(SUFFIX)) for name in names if name.endswith(SUFFIX))
+
+
+def encode_opening(opening: Opening) -> bytes:
+    raw = _OPENING.pack(_OPENING_MAGIC, opening.first, opening.size, opening.chain, 0)[:-4]
+    return raw + crc32(raw).to_bytes(4, "little")
+
+
+def masked(payload: bytes) -> tuple[int, bytes]:
+    """Whether a payload is masked, and the payload without a sector of zeros. The mask is random, so that nobody can
+    send a body that is all zeros under it."""
+    if _ZEROS not in payload:
+        return 0, payload
+    mask = os.urandom(MASK)
+    return 1, mask + _apply(mask, payload)
+
+
+def unmasked(is_masked: int, payload: bytes) -> bytes:
+    return _apply(payload[:MASK], payload[MASK:]) if is_masked else payload
+
+
+def _apply(mask: bytes, payload: bytes) -> bytes:
+    size = len(payload)
+    pattern = int.from_bytes((mask * (size // MASK + 1))[:size])
+    return (int.from_bytes(payload) ^ pattern).to_bytes(size)
+
+
+def encode_header(kind: int, is_masked: int, length: int, change: int, durable: int, checksum: int) -> bytes:
+    raw = RECORD.pack(MAGIC, kind, is_masked, length, change, durable, checksum, 0)[:-4]
+    return raw + crc32(raw).to_bytes(4, "little")
+
+
+def padded(length: int) -> int:
+    """How much space a record takes."""
+    return (RECORD.size + length + len(END) + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+
+
+class Tail(Struct):
+    """Where a log ends."""
+
+    change: int
+    """The last change, or the one before its first segment if there is none."""
+    chain: int = 0
+    """The checksum of its record."""
+    segment: int | None = None
+    """The first change of the last segment, None if there is no segment."""
+    size: int = 0
+    """Of that segment."""
+    at: int = 0
+    """Where the next record goes."""
+    is_clean: bool = True
+    """Whether nothing follows."""
+
+
+class LogReader:
+    """Reads a log in order. `tail` says afterwards where it ends. Raises `StoreCorrupt` if it is damaged, or does not
+    continue at the change after `applied`, which is the last that the engine has on disk."""
+
+    def __init__(self, folder: str, applied: int) -> None:
+        self._folder = folder
+        self._applied = applied
+        self.tail = Tail(applied)
+
+    def __iter__(self) -> Iterator[tuple[int, bytes]]:
+        """The changes after `applied`, with their payloads."""
+        segments = firsts(self._folder)
+        if not segments:
+            raise corrupt(self._folder, "it has no segment")
+        for first, following in zip(segments, [*segments[1:], None], strict=True):
+            path = os.path.join(self._folder, file_name(first))
+            with open(path, "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                if size < START:
+                    raise corrupt(path, f"its size is {size} B")
+                with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as raw:
+                    yield from self._read(path, first, raw, following)
+
+    def _read(self, path: str, first: int, raw: mmap.mmap, following: int | None) -> Iterator[tuple[int, bytes]]:
+        opening = _decode_opening(path, raw)
+        if opening.first != first:
+            raise corrupt(path, f"it begins with change {opening.first}")
+        tail = self.tail
+        if tail.segment is None or first - 1 <= self._applied:
+            if first - 1 > self._applied:
+                raise corrupt(path, f"the segment before it is missing: {self._applied} was the last change")
+            tail.change, tail.chain = first - 1, opening.chain
+        elif (opening.first, opening.chain) != (tail.change + 1, tail.chain):
+            raise corrupt(path, f"it does not continue the segment before it, which ends with change {tail.change}")
+        if len(raw) != opening.size:
+            raise corrupt(path, f"its size is {len(raw)} B, and was {opening.size} B")
+        tail.segment, tail.size, tail.at, tail.is_clean = first, opening.size, START, True
+        sealed = False
+        while not sealed:
+            header = _decode_header(path, raw, tail.at)
+            payload = None if header is None else self._payload(path, raw, header)
+            if header is None or payload is None:
+                break
+            kind, _, length, change, _, checksum = header
+            tail.at += padded(length)
+            if kind == SEAL:
+                sealed = True
+                continue
+            tail.change, tail.chain = change, checksum
+            if change > self._applied:
+                yield change, payload
+        if following is None:
+            if sealed:
+                raise corrupt(self._folder, f"the segment after {path} is missing")
+            tail.is_clean = _is_zero(raw, tail.at)
+        if not sealed and not (following is None and tail.is_clean):
+            self._require_torn(path, raw)
+
+    def _payload(self, path: str, raw: mmap.mmap, header: tuple[int, int, int, int, int, int]) -> bytes | None:
+        """The payload of the record at the end of what was read; None if it is torn."""
+        kind, is_masked, length, change, _, checksum = header
+        at = self.tail.at
+        if change != self.tail.change + (kind == CHANGE):
+            raise corrupt(path, f"the record at byte {at} has change {change}, and {self.tail.change} was the last")
+        start = at + RECORD.size
+        end = start + length
+        if end >= len(raw):
+            raise corrupt(path, f"the record at byte {at} is longer than the file")
+        payload = raw[start:end]
+        if crc32(payload, self.tail.chain) == checksum:
+            return unmasked(is_masked, payload)
+        if not _lacks_sector(raw, at, end + len(END)):
+            raise corrupt(path, f"the record at byte {at}, change {change}, has a wrong checksum")
+        return None
+
+    def _require_torn(self, path: str, raw: mmap.mmap) -> None:
+        """Raise if a record after the end says that the log had gone on there, on disk."""
+        at = self.tail.at
+        while (at := raw.find(MAGIC, at)) >= 0:
+            if at % ALIGNMENT == 0:
+                try:
+                    header = _decode_header(path, raw, at)
+                except StoreCorrupt:
+                    header = None
+                if header is not None and header[4] > self.tail.change:
+                    raise corrupt(
+                        path,
+                        f"the record at byte {self.tail.at} is missing: change {self.tail.change + 1} was on disk, "
+                        f"as the record at byte {at} says",
+                    )
+            at += 1
+
+
+def _decode_opening(path: str, raw: mmap.mmap) -> Opening:
+    magic, first, size, chain, checksum = _OPENING.unpack_from(raw, 0)
+    if magic != _OPENING_MAGIC or crc32(raw[: _OPENING.size - 4]) != checksum:
+        raise corrupt(path, "its header has a wrong checksum")
+    return Opening(first, size, chain)
+
+
+def _decode_header(path: str, raw: mmap.mmap, at: int) -> tuple[int, int, int, int, int, int] | None:
+    """Kind, masked or not, length, change, durable and checksum of a record; None if all is zeros."""
+    if at + RECORD.size > len(raw):
+        return None
+    header = raw[at : at + RECORD.size]
+    if not any(header):
+        return None
+    magic, kind, is_masked, length, change, durable, checksum, own = RECORD.unpack(header)
+    if magic != MAGIC or crc32(header[:-4]) != own:
+        raise corrupt(path, f"the header at byte {at} has a wrong checksum")
+    return kind, is_masked, length, change, durable, checksum
+
+
+def _lacks_sector(raw: mmap.mmap, start: int, end: int) -> bool:
+    """Whether a sector between two places is all zeros."""
+    at = start
+    while at < end:
+        next_sector = min(at // SECTOR * SECTOR + SECTOR, end)
+        if not any(raw[at:next_sector]):
+            return True
+        at = next_sector
+    return False
+
+
+def _is_zero(raw: mmap.mmap, at: int) -> bool:
+    """Whether all is zeros from a place on."""
+    while at < len(raw):
+        part = raw[at : at + 1024 * 1024]
+        if part.count(0) != len(part):
+            return False
+        at += len(part)
+    return True

@@ -1,0 +1,244 @@
+"""The commit log: what is read after kills, power losses and damage."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from miniq.errors import StoreCorrupt
+from miniq.store.embedded import log as commit_log
+from miniq.store.embedded import segments
+from miniq.store.embedded.log import CommitLog
+from miniq.store.embedded.segments import SECTOR, LogReader, Tail, file_name
+
+Changes = list[tuple[int, bytes]]
+
+
+@pytest.fixture(autouse=True)
+def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commit_log, "SMALLEST", 4096)
+    monkeypatch.setattr(commit_log, "LARGEST", 16384)
+
+
+def written(folder: Path, payloads: list[tuple[bytes, bool]], applied: int = 0) -> Changes:
+    """Begin a log, write to it, and leave it as a kill would."""
+    folder.mkdir()
+    log = CommitLog(str(folder), Tail(applied), applied)
+    changes = [(log.append(payload, sync), payload) for payload, sync in payloads]
+    log.abandon()
+    return changes
+
+
+def read(folder: Path, applied: int = 0) -> tuple[Changes, Tail]:
+    reader = LogReader(str(folder), applied)
+    return list(reader), reader.tail
+
+
+def newest(folder: Path) -> Path:
+    return max(folder.glob("*.segment"))
+
+
+SYNCED = [(bytes([65 + n]) * (20 + 90 * n), True) for n in range(8)]
+
+
+def test_what_was_written_is_read_and_continued(tmp_path: Path) -> None:
+    folder = tmp_path / "log"
+    changes = written(folder, SYNCED)
+    assert read(folder)[0] == changes
+    assert read(folder, applied=5)[0] == changes[5:]
+    found, tail = read(folder)
+    log = CommitLog(str(folder), tail, 0)
+    assert log.append(b"more", True) == 9
+    log.abandon()
+    assert read(folder)[0] == [*changes, (9, b"more")]
+    assert found == changes
+
+
+@pytest.mark.parametrize("size", [0, 1, 30, 31, 32, 5000, 40_000])
+def test_payloads_of_every_size_and_of_zeros_are_read_as_they_were(tmp_path: Path, size: int) -> None:
+    payloads = [(kind * size, sync) for kind in (b"\0", b"x", b"\xff") for sync in (True, False)]
+    changes = written(tmp_path / "log", payloads)
+    assert read(tmp_path / "log")[0] == changes
+    raw = newest(tmp_path / "log").read_bytes()
+    end = read(tmp_path / "log")[1].at
+    assert all(any(raw[at : at + SECTOR]) for at in range(0, end - SECTOR, SECTOR)), "no sector is all zeros"
+
+
+def test_segments_follow_each_other_and_are_removed_when_the_engine_has_them(tmp_path: Path) -> None:
+    folder = tmp_path / "log"
+    folder.mkdir()
+    log = CommitLog(str(folder), Tail(0), 0)
+    changes = [(log.append(payload, True), payload) for payload in [bytes([n]) * 900 for n in range(100)]]
+    assert read(folder)[0] == changes
+    firsts = segments.firsts(str(folder))
+    assert len(firsts) > 4
+    log.release(firsts[2])
+    assert segments.firsts(str(folder)) == firsts[2:]
+    assert read(folder, applied=firsts[2])[0] == changes[firsts[2] :]
+    log.close(100)
+    assert [file.name for file in folder.iterdir()] == [file_name(101)]
+    assert newest(folder).stat().st_size < 5000
+    assert read(folder, applied=100)[0] == []
+
+
+def test_a_log_of_which_the_engine_lacks_something_stays_when_it_is_closed(tmp_path: Path) -> None:
+    folder = tmp_path / "log"
+    folder.mkdir()
+    log = CommitLog(str(folder), Tail(0), 0)
+    log.append(b"a", True)
+    log.append(b"b", False)
+    log.close(1)
+    assert read(folder, applied=1)[0] == [(2, b"b")]
+
+
+def test_any_cut_of_the_last_write_is_torn_and_everything_before_it_is_there(tmp_path: Path) -> None:
+    """As a kill in the middle of a write leaves it: the rest of it is zeros, from a page on, or from any sector."""
+    folder = tmp_path / "log"
+    changes = written(folder, [(b"a" * 300, True), (b"b" * 3000, True)])
+    _, tail = read(folder)
+    raw = newest(folder).read_bytes()
+    start = tail.at - segments.padded(3000)
+    for cut in range(start // SECTOR * SECTOR + SECTOR, tail.at, SECTOR):
+        newest(folder).write_bytes(raw[:cut] + bytes(len(raw) - cut))
+        found, torn = read(folder)
+        assert (found, torn.is_clean) == (changes[:1], False)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_power_loss_keeps_what_was_synced_whatever_sectors_of_the_rest_are_there(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    payloads = [(chance.randbytes(chance.choice((5, 300, 2000))), chance.random() < 0.4) for _ in range(12)]
+    folder = tmp_path / "log"
+    changes = written(folder, payloads)
+    durable = max((n for n, (_, sync) in enumerate(payloads, 1) if sync), default=0)
+    # The segment with the last synced change, and where that ends; all that follows is in the same segment or a later.
+    for _ in range(30):
+        copy = tmp_path / "copy"
+        shutil.copytree(folder, copy)
+        raw = bytearray(newest(copy).read_bytes())
+        first = segments.firsts(str(copy))[-1]
+        at = segments.START + sum(segments.padded(len(p)) for p, _ in payloads[first - 1 : durable])
+        for sector in range(-(-at // SECTOR), len(raw) // SECTOR):
+            if chance.random() < 0.5:
+                raw[sector * SECTOR : sector * SECTOR + SECTOR] = bytes(SECTOR)
+        newest(copy).write_bytes(raw)
+        found, tail = read(copy)
+        assert found == changes[: len(found)]
+        assert len(found) >= durable
+        log = CommitLog(str(copy), tail, 0)
+        number = log.append(b"after", True)
+        log.abandon()
+        assert read(copy)[0] == [*found, (number, b"after")], "what was torn stays away"
+        shutil.rmtree(copy)
+
+
+@pytest.mark.parametrize("seals", [True, False])
+def test_no_flipped_bit_loses_a_change_in_silence(tmp_path: Path, seals: bool) -> None:
+    folder = tmp_path / "log"
+    payloads = [(bytes([65 + n]) * (20 + 250 * n), n != 3) for n in range(8 if seals else 3)]
+    changes = written(folder, payloads)
+    assert (len(segments.firsts(str(folder))) > 1) == seals
+    refused = 0
+    for path in sorted(folder.glob("*.segment")):
+        raw = path.read_bytes()
+        for at in range(len(raw)):
+            damaged = bytearray(raw)
+            damaged[at] ^= 1 << at % 8
+            path.write_bytes(damaged)
+            try:
+                assert read(folder)[0] == changes, at
+            except StoreCorrupt as error:
+                assert str(path) in error.text or str(folder) in error.text
+                refused += 1
+        path.write_bytes(raw)
+    assert refused > 600
+
+
+def test_a_sector_of_zeros_before_a_synced_change_is_damage(tmp_path: Path) -> None:
+    folder = tmp_path / "log"
+    written(folder, [(b"a" * 600, True), (b"b" * 600, True), (b"c" * 100, True), (b"d", True)])
+    raw = newest(folder).read_bytes()
+    for sector in range(2):
+        newest(folder).write_bytes(raw[: sector * SECTOR] + bytes(SECTOR) + raw[(sector + 1) * SECTOR :])
+        with pytest.raises(StoreCorrupt, match=r"segment is damaged \("):
+            read(folder)
+
+
+@pytest.mark.parametrize("which", ["first", "middle", "last", "all"])
+def test_a_missing_segment_is_noticed(tmp_path: Path, which: str) -> None:
+    folder = tmp_path / "log"
+    written(folder, [(b"x" * 900, True)] * 40)
+    paths = sorted(folder.glob("*.segment"))
+    gone = {"first": paths[:1], "middle": paths[1:2], "last": paths[-1:], "all": paths}[which]
+    for path in gone:
+        path.unlink()
+    with pytest.raises(StoreCorrupt):
+        read(folder)
+
+
+def test_segments_of_which_the_engine_has_all_may_be_missing(tmp_path: Path) -> None:
+    """As a kill during their removal leaves it."""
+    folder = tmp_path / "log"
+    changes = written(folder, [(b"x" * 900, True)] * 40)
+    firsts = segments.firsts(str(folder))
+    (folder / file_name(firsts[0])).unlink()
+    applied = firsts[2]
+    assert read(folder, applied)[0] == changes[applied:]
+
+
+def test_an_engine_that_is_ahead_of_the_log_is_followed(tmp_path: Path) -> None:
+    """Changes that were not synced may be lost in the log, and yet be in tables of the engine."""
+    folder = tmp_path / "log"
+    written(folder, [(b"a", True), (b"b", True)])
+    found, tail = read(folder, applied=5)
+    assert found == []
+    log = CommitLog(str(folder), tail, 5)
+    assert log.append(b"c", True) == 6
+    log.abandon()
+    assert read(folder, applied=5)[0] == [(6, b"c")]
+    assert segments.firsts(str(folder)) == [6]
+
+
+@pytest.mark.parametrize("call", ["rename", "fsync", "pwritev"])
+def test_a_kill_while_a_segment_is_begun_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """At each of these calls in turn, the folder is kept as it is before it, and after it."""
+    folder = tmp_path / "log"
+    folder.mkdir()
+    kept: list[tuple[Path, Changes]] = []
+    changes: Changes = []
+    real = getattr(os, call)
+
+    def keep() -> None:
+        copy = tmp_path / f"kept{len(kept)}"
+        shutil.copytree(folder, copy)
+        kept.append((copy, changes.copy()))
+
+    def watched(*args: object, **options: object) -> object:
+        keep()
+        result = real(*args, **options)
+        keep()
+        return result
+
+    log = CommitLog(str(folder), Tail(0), 0)
+    monkeypatch.setattr(CommitLog, "_make_spare", lambda self: None)  # another thread would write meanwhile
+    monkeypatch.setattr(os, call, watched)
+    for n in range(30):
+        payload = bytes([n]) * 900
+        changes.append((log.append(payload, True), payload))
+    log.abandon()
+    monkeypatch.undo()
+    assert len(kept) >= 4
+    for copy, confirmed in kept:
+        found, tail = read(copy)
+        assert found[: len(confirmed)] == confirmed
+        assert len(found) <= len(confirmed) + 1
+        continued = CommitLog(str(copy), tail, 0)
+        number = continued.append(b"next", True)
+        continued.abandon()
+        assert read(copy)[0] == [*found, (number, b"next")]
