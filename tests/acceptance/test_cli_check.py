@@ -131,20 +131,21 @@ def test_damage_in_a_backup_is_listed_whole_with_what_can_be_read(store: Path, e
     backup = store.with_name("backup")
     extent = backup / "data" / "EXTENT"
     extent.write_bytes(b"")
-    log = max((backup / "data").glob("*.log"), key=lambda path: path.stat().st_size)
-    with open(log, "ab") as file:
+    current = backup / "data" / "CURRENT"
+    with open(current, "ab") as file:
         file.write(b"x")
     done = run(str(backup))
     assert done.returncode == 1
     assert f"damaged: {extent} is damaged (its size is 0 B, and was " in done.stdout
-    assert f"damaged: {log} is damaged (its size is " in done.stdout
+    assert f"damaged: {current} is damaged (its size is " in done.stdout
     assert "readable: 274 of 274 messages of queue 'jobs'" in done.stdout
 
 
 def test_counts_that_differ_from_the_messages_are_damage(store: Path, engine: str) -> None:
-    from miniq.store.embedded.kv import open_kv
+    from miniq.store.embedded.folder import Folder
+    from miniq.store.embedded.logged import open_kv
 
-    kv = open_kv(engine, str(store / "data"))
+    kv = open_kv(Folder(str(store), engine), True)
     key = next(key for key, _ in kv.scan(b"b", b"c"))
     kv.write([(key, None)], True)
     kv.close()

@@ -179,7 +179,7 @@ import os
 import signal
 import uvloop
 import miniq_command
-from miniq.store.embedded.kv import RocksKV
+from miniq.store.embedded.logged import LoggedKV
 
 def interrupt(owner, name, after):
     original = getattr(owner, name)
@@ -197,7 +197,7 @@ def watch(loop):
 if MOMENT == "loop":
     interrupt(uvloop, "new_event_loop", watch)
 else:
-    interrupt(RocksKV, "write", id)
+    interrupt(LoggedKV, "write", id)
 miniq_command.main()
 """
 

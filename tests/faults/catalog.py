@@ -20,7 +20,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from miniq.store.embedded import extent
+from miniq.store.embedded import extent, segments
 from tests.acceptance.client_wires import Cut, Proxy
 from tests.conftest import ENGINES
 from tests.faults import disk, engine, history
@@ -145,14 +145,14 @@ def fail_write(kind: str, seed: str, folder: Path) -> Verdict:
 def kill_at_system_call(kind: str, seed: str, folder: Path) -> Verdict:
     """kill -9 of an embedded broker at one system call that writes or syncs, another one in each round; the next
     process drains what it left."""
-    calls = "write,pwrite64,fdatasync,fsync,fallocate,rename,unlink,ftruncate,sync_file_range"
+    calls = "write,pwrite64,pwritev,fdatasync,fsync,fallocate,rename,unlink,ftruncate,sync_file_range"
     tracing = _strace(folder, f"inject={calls}:signal=SIGKILL:when={_number(seed) + 23}")
     return _drained(kind, seed, folder, _embedded(kind, seed, folder, tracing, -signal.SIGKILL))
 
 
 def fail_fsync(kind: str, seed: str, folder: Path) -> Verdict:
     """The disk says EIO to one fsync. Nothing is confirmed after it; the process ends; the next one goes on."""
-    tracing = _strace(folder, f"inject=fdatasync,fsync:error=EIO:when={_number(seed) + 13}")
+    tracing = _strace(folder, f"inject=pwritev,fdatasync,fsync:error=EIO:when={_number(seed) + 13}")
     return _drained(kind, seed, folder, _embedded(kind, seed, folder, tracing, 4))
 
 
@@ -179,10 +179,10 @@ def _lacks_strace() -> str:
 
 def _inside(folder: Path) -> list[str]:
     """Paths of files that the store will have; strace filters by whole paths, so they are named beforehand."""
-    data = folder / "data" / "data"
-    names = [f"{number:06d}.log" for number in range(1, 40)] + [f"MANIFEST-{number:06d}" for number in range(1, 20)]
-    names.append(extent.NAME)
-    return [word for name in names for word in ("-P", str(data / name))]
+    store = folder / "data"
+    paths = [store / segments.NAME / name for name in ("spare", *map(segments.file_name, range(1, 40)))]
+    paths += [store / "data" / name for name in (extent.NAME, *(f"MANIFEST-{number:06d}" for number in range(1, 20)))]
+    return [word for path in (store / segments.NAME, *paths) for word in ("-P", str(path))]
 
 
 def _embedded(kind: str, seed: str, folder: Path, python: Sequence[str], code: int) -> list[Event]:
@@ -223,7 +223,7 @@ def lose_unsynced(kind: str, seed: str, folder: Path, program: Sequence[str] = (
             for _ in range(2):
                 time.sleep(chance.uniform(0.5, 1.2))
                 served.stop(signal.SIGKILL)
-                engine.lose_unsynced(folder / "data" / "data", notes, chance)
+                engine.lose_unsynced(folder / "data" / segments.NAME, notes, chance)
                 cuts.append(time.time_ns() // 1000)
                 served.start()
             return clients.verdict(cuts)
@@ -243,7 +243,6 @@ def cut_power(kind: str, seed: str, folder: Path, program: Sequence[str] = ("min
             cut = time.time_ns() // 1000
             drive.pull_out()
             drive.plug_in()
-            engine.start_anew(drive.mount / "data" / "data")
             served.start()
             return clients.verdict([cut])
         finally:
@@ -320,7 +319,7 @@ def flip_bits(kind: str, seed: str, folder: Path) -> Verdict:
             data = folder / "data"
             shutil.copytree(data, folder / "copy")
             files = [path for path in data.rglob("*") if path.is_file() and path.stat().st_size > 100]
-            victim = chance.choice(sorted(path for path in files if path.suffix in (".log", ".sst", ".ldb")))
+            victim = chance.choice(sorted(path for path in files if path.suffix in (segments.SUFFIX, ".sst", ".ldb")))
             raw = bytearray(victim.read_bytes())
             raw[chance.randrange(len(raw))] ^= 1 << chance.randrange(8)
             victim.write_bytes(raw)

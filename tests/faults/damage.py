@@ -40,13 +40,16 @@ from miniq.message import AckedLease, Draft
 from miniq.options import Options
 from miniq.schedule import Definition
 from miniq.store import open_store, transfer
-from miniq.store.embedded import kv
+from miniq.store.embedded import engine as engines
+from miniq.store.embedded import log as commit_log
 from miniq.store.embedded.backup import restore
+from miniq.store.embedded.segments import SUFFIX
 from miniq.store.names import STORE
 from tests.clock import FrozenClock
 from tests.conftest import ENGINES
 from tests.faults.rig import progress
 from tests.kit import leases
+from tests.store.parts import copy_as_after_kill
 
 RANDOM = 1000
 """Flips and cuts in all logs and tables of a folder, half of each."""
@@ -56,7 +59,7 @@ STATES = ("closed", "killed", "backup")
 RESULT = Raw(b'{"total": 5}')
 STEP = 1000
 """Progress is shown so often."""
-_LARGE = (".log", ".sst", ".ldb")
+_LARGE = (SUFFIX, ".sst", ".ldb")
 _SECONDS = 600
 """An engine that does not come back from a damaged file is killed, and the sweep ends."""
 
@@ -121,9 +124,10 @@ class Subject(Struct, frozen=True):
 
 
 def database(folder: Path) -> list[Path]:
-    """The files that a folder consists of, without those that are made anew at each start."""
-    names = ("LOCK", "LOG")
-    return sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(names))
+    """The files that a folder consists of, without those that are made anew at each start, and logs of the engine."""
+    names = ("LOCK", "LOG", "spare")
+    files = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".log")
+    return sorted(path for path in files if not path.name.startswith(names))
 
 
 async def make(engine: str, folder: Path) -> list[Subject]:
@@ -156,7 +160,7 @@ async def make(engine: str, folder: Path) -> list[Subject]:
                 await broker.backup(str(backup))
                 for _ in range(4):
                     await broker.send("jobs", [Draft(chance.randbytes(1000), "application/x-noise") for _ in range(10)])
-                shutil.copytree(closed, killed)
+                copy_as_after_kill(closed, killed)
     subjects = []
     for state in STATES:
         copy = folder / "copy"
@@ -170,7 +174,7 @@ async def make(engine: str, folder: Path) -> list[Subject]:
 
 
 def made(engine: str, folder: Path) -> list[Subject]:
-    with patch.object(kv, "MIB", 1024):
+    with patch.object(engines, "MIB", 1024), patch.object(commit_log, "SMALLEST", 16 * 1024):
         return asyncio.run(make(engine, folder))
 
 

@@ -175,7 +175,7 @@ async def main(url: str, seed: int) -> None:
     else:
         if seed % 2:
             open_kv = store.open_kv
-            store.open_kv = lambda engine, path: SlowDisk(open_kv(engine, path))  # type: ignore[assignment]
+            store.open_kv = lambda folder, durable: SlowDisk(open_kv(folder, durable))  # type: ignore[assignment]
         door = await embedded.open_async(url, {"upkeep_interval": 0.1})
     await door.perform(calls.Configure(QUEUE, {"history": "events"}))
     tell("open")

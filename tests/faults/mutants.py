@@ -20,15 +20,14 @@ from miniq.message import Lease, Outcome
 from miniq.store.embedded import messages as embedded
 from miniq.store.embedded.blocks import Shelf
 from miniq.store.embedded.commit import GroupCommit
-from miniq.store.embedded.kv import LevelKV, RocksKV
+from miniq.store.embedded.log import CommitLog
 from miniq.store.embedded.states import States
 
 
 def no_fsync() -> None:
     """A confirmation does not wait for the disk."""
-    rocks, level = RocksKV.write, LevelKV.write
-    RocksKV.write = lambda self, ops, sync: rocks(self, ops, False)  # type: ignore[method-assign]
-    LevelKV.write = lambda self, ops, sync: level(self, ops, False)  # type: ignore[method-assign]
+    append = CommitLog.append
+    CommitLog.append = lambda self, payload, sync: append(self, payload, False)  # type: ignore[method-assign]
 
 
 def hasty() -> None:

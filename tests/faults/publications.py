@@ -32,6 +32,7 @@ from miniq.options import Options
 from miniq.store import open_store
 from miniq.store.embedded import store as embedded
 from miniq.store.embedded.check import check
+from miniq.store.embedded.folder import Folder
 from tests.kit import draft
 from tests.store.parts import FaultyKV
 
@@ -96,8 +97,8 @@ def work(url: str, seed: int, facts: Path, begun: Connection) -> None:
             if left == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        def open_counting(engine: str, path: str) -> FaultyKV:
-            faulty = FaultyKV(real(engine, path))
+        def open_counting(folder: Folder, durable: bool) -> FaultyKV:
+            faulty = FaultyKV(real(folder, durable))
             faulty.hold_before_write = faulty.hold_after_write = count
             return faulty
 

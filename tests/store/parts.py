@@ -16,7 +16,8 @@ from miniq.message import QueueSettings
 from miniq.options import Options
 from miniq.store import open_store
 from miniq.store.embedded import store as embedded
-from miniq.store.embedded.kv import KV, Op, Seek
+from miniq.store.embedded.folder import Folder
+from miniq.store.embedded.kv import DiskKV, Op, Seek
 from miniq.store.embedded.store import EmbeddedStore
 from tests.clock import FrozenClock
 
@@ -64,7 +65,7 @@ def in_company(store: EmbeddedStore) -> None:
 class FaultyKV:
     """A real database with a switch in front of `write`: it can fail, and it can be held."""
 
-    def __init__(self, kv: KV) -> None:
+    def __init__(self, kv: DiskKV) -> None:
         self.kv = kv
         self.fail_after: int | None = None
         """So many writes still succeed, then all fail."""
@@ -103,6 +104,13 @@ class FaultyKV:
         self.kv.write(ops, sync)
         self.hold_after_write()
 
+    def catch_up(self) -> None:
+        self.kv.catch_up()
+
+    @property
+    def short_of_space(self) -> bool:
+        return self.kv.short_of_space
+
     def checkpoint(self, path: str) -> None:
         self.kv.checkpoint(path)
 
@@ -118,8 +126,8 @@ def seam(monkeypatch: pytest.MonkeyPatch) -> list[FaultyKV]:
     made: list[FaultyKV] = []
     real = embedded.open_kv
 
-    def open_faulty(engine: str, path: str) -> FaultyKV:
-        made.append(FaultyKV(real(engine, path)))
+    def open_faulty(folder: Folder, durable: bool) -> FaultyKV:
+        made.append(FaultyKV(real(folder, durable)))
         return made[-1]
 
     monkeypatch.setattr(embedded, "open_kv", open_faulty)

@@ -16,8 +16,10 @@ import pytest
 from miniq.errors import StoreCorrupt
 from miniq.message import Draft
 from miniq.store import open_store
-from miniq.store.embedded import extent, keys, kv, manifest
+from miniq.store.embedded import engine as engines
+from miniq.store.embedded import extent, keys, logged, manifest
 from miniq.store.embedded.check import check
+from miniq.store.embedded.folder import Folder
 from miniq.store.embedded.store import EmbeddedStore
 from miniq.store.embedded.verify import verify
 from miniq.store.embedded.wal import _fragments
@@ -46,7 +48,7 @@ def tables_in(folder: Path) -> list[str]:
 @pytest.fixture
 async def killed(url: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder as a kill leaves it, with 320 messages in three tables and a log."""
-    monkeypatch.setattr(kv, "MIB", 1024 if url.startswith("rocksdb") else 2048)
+    monkeypatch.setattr(engines, "MIB", 1024 if url.startswith("rocksdb") else 2048)
     copy = folder.with_name("killed")
     async with opened(url) as broker:
         for _ in range(32):
@@ -140,7 +142,7 @@ async def test_manifest_that_is_longer_than_it_was_noted_is_fine(engine: str, ki
     assert await total(engine, killed) == 320
 
 
-@pytest.mark.parametrize("kind", ["CURRENT", "MANIFEST", ".log", "table"])
+@pytest.mark.parametrize("kind", ["CURRENT", "MANIFEST", "table"])
 async def test_missing_file_is_refused_by_name(engine: str, killed: Path, kind: str) -> None:
     data = killed / "data"
     path = data / tables_in(killed)[0] if kind == "table" else max(data.glob(f"*{kind}*"))
@@ -173,8 +175,8 @@ async def test_a_log_of_another_time_is_refused(engine: str, url: str, folder: P
         async with opened(url) as broker:
             await broker.send("default", [Draft(os.urandom(700), "application/x-noise") for _ in range(count)])
             copy_as_after_kill(folder, copy)
-    old, new = (sorted((copy / "data").glob("*.log"))[-1] for copy in copies)
-    new.write_bytes(old.read_bytes())
+    old, new = (max((copy / "log").glob("*.segment")) for copy in copies)
+    old.rename(copies[1] / "log" / new.name)
     assert new.name in await refusal(engine, copies[1])
 
 
@@ -232,7 +234,7 @@ def test_folders_to_be_damaged_hold_topics_results_and_schedules(
     engine: str, state: str, subjects: dict[tuple[str, str], damage.Subject], tmp_path: Path
 ) -> None:
     shutil.copytree(subjects[engine, state].folder, tmp_path / "copy")
-    database = kv.open_kv(engine, str(tmp_path / "copy" / "data"))
+    database = logged.open_kv(Folder(str(tmp_path / "copy"), engine), True)
     try:
         records = {keys.read_record_key(key)[0] for key, _ in database.scan(b"k", b"l")}
         kinds = {key[:1] for key, _ in database.scan(b"", b"\xff")}

@@ -73,14 +73,21 @@ def test_segments_follow_each_other_and_are_removed_when_the_engine_has_them(tmp
     folder.mkdir()
     log = CommitLog(str(folder), Tail(0), 0)
     changes = [(log.append(payload, True), payload) for payload in [bytes([n]) * 900 for n in range(100)]]
-    assert read(folder)[0] == changes
-    firsts = segments.firsts(str(folder))
-    assert len(firsts) > 4
-    log.release(firsts[2])
-    assert segments.firsts(str(folder)) == firsts[2:]
-    assert read(folder, applied=firsts[2])[0] == changes[firsts[2] :]
+    found, tail = read(folder)
+    assert found == changes
+    assert (
+        [segment.number for segment in tail.segments]
+        == segments.numbers(str(folder))
+        == list(range(1, len(tail.segments) + 1))
+    )
+    applied = tail.segments[2].last
+    log.release(applied - 1)
+    assert segments.numbers(str(folder))[0] == 3
+    log.release(applied)
+    assert segments.numbers(str(folder))[0] == 4
+    assert read(folder, applied)[0] == changes[applied:]
     log.close(100)
-    assert [file.name for file in folder.iterdir()] == [file_name(101)]
+    assert [file.name for file in folder.iterdir()] == [file_name(len(tail.segments) + 1)]
     assert newest(folder).stat().st_size < 5000
     assert read(folder, applied=100)[0] == []
 
@@ -120,8 +127,9 @@ def test_a_power_loss_keeps_what_was_synced_whatever_sectors_of_the_rest_are_the
         copy = tmp_path / "copy"
         shutil.copytree(folder, copy)
         raw = bytearray(newest(copy).read_bytes())
-        first = segments.firsts(str(copy))[-1]
-        at = segments.START + sum(segments.padded(len(p)) for p, _ in payloads[first - 1 : durable])
+        _, whole = read(folder)
+        before = whole.segments[-2].last if len(whole.segments) > 1 else 0
+        at = segments.START + sum(segments.padded(len(p)) for p, _ in payloads[before:durable])
         for sector in range(-(-at // SECTOR), len(raw) // SECTOR):
             if chance.random() < 0.5:
                 raw[sector * SECTOR : sector * SECTOR + SECTOR] = bytes(SECTOR)
@@ -141,7 +149,7 @@ def test_no_flipped_bit_loses_a_change_in_silence(tmp_path: Path, seals: bool) -
     folder = tmp_path / "log"
     payloads = [(bytes([65 + n]) * (20 + 250 * n), n != 3) for n in range(8 if seals else 3)]
     changes = written(folder, payloads)
-    assert (len(segments.firsts(str(folder))) > 1) == seals
+    assert (len(segments.numbers(str(folder))) > 1) == seals
     refused = 0
     for path in sorted(folder.glob("*.segment")):
         raw = path.read_bytes()
@@ -151,8 +159,7 @@ def test_no_flipped_bit_loses_a_change_in_silence(tmp_path: Path, seals: bool) -
             path.write_bytes(damaged)
             try:
                 assert read(folder)[0] == changes, at
-            except StoreCorrupt as error:
-                assert str(path) in error.text or str(folder) in error.text
+            except StoreCorrupt:
                 refused += 1
         path.write_bytes(raw)
     assert refused > 600
@@ -184,9 +191,9 @@ def test_segments_of_which_the_engine_has_all_may_be_missing(tmp_path: Path) -> 
     """As a kill during their removal leaves it."""
     folder = tmp_path / "log"
     changes = written(folder, [(b"x" * 900, True)] * 40)
-    firsts = segments.firsts(str(folder))
-    (folder / file_name(firsts[0])).unlink()
-    applied = firsts[2]
+    applied = read(folder)[1].segments[2].last
+    (folder / file_name(1)).unlink()
+    (folder / file_name(2)).unlink()
     assert read(folder, applied)[0] == changes[applied:]
 
 
@@ -200,7 +207,7 @@ def test_an_engine_that_is_ahead_of_the_log_is_followed(tmp_path: Path) -> None:
     assert log.append(b"c", True) == 6
     log.abandon()
     assert read(folder, applied=5)[0] == [(6, b"c")]
-    assert segments.firsts(str(folder)) == [6]
+    assert segments.numbers(str(folder)) == [2]
 
 
 @pytest.mark.parametrize("call", ["rename", "fsync", "pwritev"])

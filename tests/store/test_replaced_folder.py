@@ -135,7 +135,10 @@ def test_a_server_whose_folder_is_gone_or_another_one_fails_for_good_and_touches
     assert "Traceback" not in err
     assert REASON in err
     assert "CRITICAL" in err
-    assert (files(folder) if folder.exists() else {}) == after
+    found = files(folder) if folder.exists() else {}
+    if event is empty_the_database:  # the log is still its own, and has what was confirmed meanwhile
+        found, after = ({name: raw for name, raw in left.items() if "log/" not in name} for left in (found, after))
+    assert found == after
     moved = folder.with_name("moved")
     if moved.exists():  # nothing that was confirmed is lost: it went to the renamed files
         assert bodies_in(url.replace(str(folder), str(moved))) == ["confirmed"] + ["late"] * late

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
@@ -20,6 +21,14 @@ from miniq.store.embedded.verify import Found, set_aside, verify, verify_level_l
 from miniq.store.embedded.wal import corrupt, first_sequence
 
 MIB = 1024 * 1024
+_OPTIONS = """[Version]
+  rocksdb_version=9.0.0
+  options_file_version=1.1
+[DBOptions]
+  avoid_flush_during_shutdown=true
+[CFOptions "default"]
+[TableOptions/BlockBasedTable "default"]
+"""
 
 
 def require_driver(engine: str) -> None:
@@ -35,6 +44,10 @@ def require_driver(engine: str) -> None:
 
 
 class Engine(Ordered, Protocol):
+    extent: Extent
+    noted_segment: int
+    """The newest segment of the commit log that was noted when it was closed, or killed."""
+
     def applied(self) -> int:
         """The number of the newest change; at the start, of those that are on disk."""
         ...
@@ -69,7 +82,7 @@ class RocksEngine:
 
         self._rd = rd
         self._path = path
-        options = rd.Options(raw_mode=True)
+        options = _base_options(rd)
         options.create_if_missing(True)
         # Logs of earlier versions were recycled, and end at the first invalid record; `extent.py` detects one that ends
         # too early.
@@ -92,7 +105,9 @@ class RocksEngine:
         table.set_cache_index_and_filter_blocks(True)
         options.set_block_based_table_factory(table)
         with _translated(path, opening=True):
-            if (found := verify(path)) is not None and not logged:
+            found = verify(path)
+            self.noted_segment = _noted_segment(found, logged)
+            if found is not None and not logged:
                 # Read-only: opening for writing would flush the valid part of the log to tables and remove the log.
                 self._db = self._open(options, rd.AccessType.read_only())
                 try:
@@ -107,7 +122,7 @@ class RocksEngine:
                 try:
                     if not logged:
                         self._db.flush(True)
-                    self._extent = Extent(path)
+                    self.extent = Extent(path)
                 except BaseException:
                     self._db.close()
                     raise
@@ -209,7 +224,7 @@ class RocksEngine:
         put(keys.APPLIED, number.to_bytes(8))
         try:
             self._db.write(batch, self._patient if wait else self._impatient)
-            self._extent.follow()
+            self.extent.follow()
         except Exception as error:
             if not wait and "incomplete" in str(error).lower():
                 return False
@@ -219,7 +234,7 @@ class RocksEngine:
     def flush(self) -> None:
         with _translated(self._path):
             self._db.flush(True)
-            self._extent.follow()
+            self.extent.follow()
 
     def checkpoint(self, path: str) -> None:
         with _translated(self._path):
@@ -235,7 +250,22 @@ class RocksEngine:
                 self._db.close()
             finally:
                 if hasattr(self, "_extent"):  # not if it is read-only
-                    self._extent.close()
+                    self.extent.close()
+
+
+def _noted_segment(found: Found | None, logged: bool) -> int:
+    return found.note.log.number if logged and found is not None and found.note is not None else 0
+
+
+def _base_options(driver: Any) -> Any:
+    """Options whose engine writes nothing by itself when it ends: `close` has it write before, and after a failure, or
+    in a folder that was replaced, it must not. The driver takes this option from a file alone."""
+    with tempfile.TemporaryDirectory(prefix="miniq-options-") as folder:
+        for name, text in (("CURRENT", "MANIFEST-000001\n"), ("OPTIONS-000001", _OPTIONS)):
+            with open(os.path.join(folder, name), "w", encoding="ascii") as file:
+                file.write(text)
+        options, _ = driver.Options.load_latest(folder)
+    return options
 
 
 def _unlogged(driver: Any, no_slowdown: bool) -> Any:
@@ -252,7 +282,9 @@ class LevelEngine:
         self._plyvel = plyvel
         self._path = path
         with _translated(path, opening=True):
-            if (found := verify(path)) is not None:
+            found = verify(path)
+            self.noted_segment = _noted_segment(found, logged)
+            if found is not None:
                 if logged:  # the commit log has all that its own log has, and more surely
                     for log in logs_of(path).values():
                         os.unlink(log)
@@ -266,7 +298,7 @@ class LevelEngine:
                 sync_folder(path)
                 if not logged:
                     self._write_memory()
-                self._extent = Extent(path)
+                self.extent = Extent(path)
             except BaseException:
                 self._db.close()
                 raise
@@ -324,13 +356,13 @@ class LevelEngine:
                     batch.put(key, value)
             batch.put(keys.APPLIED, number.to_bytes(8))
             batch.write()
-            self._extent.follow()
+            self.extent.follow()
         return True
 
     def flush(self) -> None:
         with _translated(self._path):
             self._write_memory()
-            self._extent.follow()
+            self.extent.follow()
 
     def _write_memory(self) -> None:
         """Write the memory table to disk, by asking for a compaction of keys that do not exist."""
@@ -369,7 +401,7 @@ class LevelEngine:
             try:
                 self._db.close()
             finally:
-                self._extent.close()
+                self.extent.close()
 
 
 @contextlib.contextmanager

@@ -45,6 +45,7 @@ class Note(Struct, array_like=True):
     base: int = 0
     """RocksDB: the sequence number at the last start; what is not above it is in tables."""
     log: Reach = field(default_factory=Reach)
+    """Since the commit log: its `number` is that of the newest segment."""
     older: Reach = field(default_factory=Reach)
     """LevelDB: the log before the current one, which may not be in a table yet."""
 
@@ -98,6 +99,12 @@ class Extent:
             note.length = length
             os.pwrite(self._file, encode(note), 0)
             os.fdatasync(self._file)
+
+    def note_segment(self, number: int) -> None:
+        """Note that the commit log has a segment, which is on disk."""
+        with self._following:
+            self.note.log.number = number
+            os.pwrite(self._file, encode(self.note), 0)
 
     def close(self) -> None:
         """Note what the manifest contains at last; the engine is closed."""

@@ -10,15 +10,14 @@ from __future__ import annotations
 import os
 import threading
 from contextlib import suppress
-from itertools import pairwise
 from zlib import crc32
 
 from miniq.store.embedded import segments
-from miniq.store.embedded.segments import CHANGE, END, RECORD, SEAL, START, Opening, Tail
+from miniq.store.embedded.segments import CHANGE, END, RECORD, SEAL, START, Opening, Read, Tail
 
 KIB, MIB = 1024, 1024 * 1024
 SMALLEST = 256 * KIB
-LARGEST = 48 * MIB
+LARGEST = 32 * MIB
 """Below the size of the engine's memory table, so that a segment is removed after one flush."""
 GROWTH = 4
 """How much larger each segment is than the one before, up to the largest."""
@@ -48,9 +47,12 @@ class CommitLog:
         self.short_of_space = False
         """Whether the last attempt to make the next segment failed."""
         self._lock = threading.Lock()
-        self._full: list[tuple[int, int, int]] = []
-        """Of each segment that was left: its first and last change, and its size."""
-        self._first, self._size, self._at = tail.segment, tail.size, tail.at
+        self._full = tail.segments[:-1]
+        """Segments that are no longer written to."""
+        self.number, self._size = 0, 0
+        """Of the segment that is written to."""
+        self._at = tail.at
+        """Where its next record goes."""
         self._handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             self._remove(_SPARE)
@@ -60,14 +62,11 @@ class CommitLog:
             raise
 
     def _resume(self, tail: Tail, applied: int) -> None:
-        firsts = segments.firsts(self._folder)
-        for first, following in pairwise(firsts):
-            size = os.stat(segments.file_name(first), dir_fd=self._handle).st_size
-            self._full.append((first, following - 1, size))
-        if tail.segment is None:
+        if not tail.segments:
             self._begin_segment(SMALLEST)
             return
-        self._open(tail.segment)
+        current = tail.segments[-1]
+        self._open(current.number, current.size)
         os.fdatasync(self._lazy)  # what was read was perhaps only in the page cache
         if applied > tail.change:  # after a power loss, of changes that were not synced
             self.last = self._on_disk = applied
@@ -79,7 +78,7 @@ class CommitLog:
     @property
     def retained(self) -> int:
         """Bytes of segments that are no longer written to."""
-        return sum(size for _, _, size in self._full)
+        return sum(segment.size for segment in self._full)
 
     def append(self, payload: bytes, sync: bool) -> int:
         """Write a change, to disk if `sync`; return its number."""
@@ -113,10 +112,10 @@ class CommitLog:
     def release(self, applied: int) -> None:
         """Remove the segments of which the engine has all on disk. For one other thread."""
         with self._lock:
-            gone = [segment for segment in self._full if segment[1] <= applied]
-            self._full = [segment for segment in self._full if segment[1] > applied]
-        for first, _, _ in gone:  # from the oldest, so that what remains begins where the engine ends, or before
-            self._remove(segments.file_name(first))
+            gone = [segment for segment in self._full if segment.last <= applied]
+            self._full = [segment for segment in self._full if segment.last > applied]
+        for segment in gone:  # from the oldest, so that what remains begins where the engine ends, or before
+            self._remove(segments.file_name(segment.number))
         if gone:
             os.fsync(self._handle)
 
@@ -142,38 +141,37 @@ class CommitLog:
 
     def _begin_segment(self, needed: int, smallest: bool = False, seals: bool = True) -> None:
         """Continue in a new segment. The old one is on disk before the new one exists, and sealed after."""
-        size = SMALLEST if smallest or self._first is None else min(max(self._size * GROWTH, SMALLEST), LARGEST)
+        size = SMALLEST if smallest or not self.number else min(max(self._size * GROWTH, SMALLEST), LARGEST)
         size = max(size, START + needed + segments.padded(0))
-        if self._first is not None:
+        if self.number:
             self._sync_rest()
         self._wait_for_spare()
         if self._spare_size() < size or smallest:
             self._remove(_SPARE)
             self._fill(size)
         size = self._spare_size()
-        first = self.last + 1
         file = os.open(_SPARE, os.O_WRONLY | os.O_DSYNC | os.O_CLOEXEC, dir_fd=self._handle)
         try:
-            _write(file, [segments.encode_opening(Opening(first, size, self._chain))], 0)
+            _write(file, [segments.encode_opening(Opening(self.number + 1, self.last + 1, size, self._chain))], 0)
         finally:
             os.close(file)
-        os.rename(_SPARE, segments.file_name(first), src_dir_fd=self._handle, dst_dir_fd=self._handle)
+        os.rename(_SPARE, segments.file_name(self.number + 1), src_dir_fd=self._handle, dst_dir_fd=self._handle)
         os.fsync(self._handle)
-        if self._first is not None:
+        if self.number:
             if seals:
                 seal = segments.encode_header(SEAL, 0, 0, self.last, self.last, crc32(b"", self._chain)) + END
                 _write(self._sync, [seal], self._at)
             with self._lock:
-                self._full.append((self._first, self.last, self._size))
-        self._at, self._size = START, size
-        self._open(first)
+                self._full.append(Read(self.number, self._size, self.last))
+        self._at = START
+        self._open(self.number + 1, size)
 
-    def _open(self, first: int) -> None:
+    def _open(self, number: int, size: int) -> None:
         for file in (self._sync, self._lazy):
             if file >= 0:
                 os.close(file)
-        name, flags = segments.file_name(first), os.O_WRONLY | os.O_CLOEXEC
-        self._first = first
+        name, flags = segments.file_name(number), os.O_WRONLY | os.O_CLOEXEC
+        self.number, self._size = number, size
         self._sync = os.open(name, flags | os.O_DSYNC, dir_fd=self._handle)
         self._lazy = os.open(name, flags, dir_fd=self._handle)
 

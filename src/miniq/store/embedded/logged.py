@@ -40,7 +40,7 @@ def open_kv(folder: Folder, durable: bool) -> DiskKV:
 
 def replay(engine: Engine, folder: str) -> Tail:
     """Apply to an engine what a log has that it lacks."""
-    reader = LogReader(folder, engine.applied())
+    reader = LogReader(folder, engine.applied(), engine.noted_segment)
     replayed = 0
     for number, payload in reader:
         engine.apply(_decode(payload), number)
@@ -71,6 +71,7 @@ class LoggedKV:
             tail = self._create(on_disk) if is_new else replay(engine, self._folder)
             self._applied = max(on_disk, tail.change)
             self._log = CommitLog(self._folder, tail, on_disk, durable)
+            self._note_segment()
         except BaseException:
             engine.close()
             raise
@@ -121,10 +122,17 @@ class LoggedKV:
         except OSError as error:
             self._failed = StoreFailed(f"store: {self._folder}: {error.strerror}", field="store")
             raise self._failed from error
+        if self._log.number != self._noted:
+            self._note_segment()
         self._pending.append((number, ops, len(payload)))
         self._logged += len(payload)
         if self._log.retained >= LARGEST:
             self._work.set()
+
+    def _note_segment(self) -> None:
+        """Note outside of the log that it goes on in a segment, so that one of an earlier time is noticed."""
+        self._noted = self._log.number
+        self._engine.extent.note_segment(self._noted)
 
     def catch_up(self, wait: bool = False) -> None:
         """Apply to the engine what is pending. Unless it may wait, a change that the engine would delay is left to the
@@ -195,6 +203,7 @@ class LoggedKV:
                 self.catch_up(True)
                 self._engine.flush()
                 self._log.close(self._applied)
+                self._note_segment()
             else:
                 self._log.abandon()
         finally:

@@ -1,7 +1,7 @@
 """The files of the commit log: their format, and how they are read after a crash.
 
-A segment is a file that was written with zeros before its use, and is named after its first change. It begins with a
-header, then has records, each aligned to 32 bytes: a header with a checksum of its own, the payload, and a byte that is
+A segment is a file that was written with zeros before its use; segments are numbered. It begins with a header, then has
+records, each aligned to 32 bytes: a header with a checksum of its own, the payload, and a byte that is
 not zero. The checksum of a payload is chained over the record before, also from segment to segment. The last record of
 a segment that is followed by another one seals it.
 
@@ -9,8 +9,10 @@ A disk writes sectors of 512 bytes as a whole, in any order, and at a crash some
 missing sector is all zeros. That is how a torn write differs from damage:
 
 - No sector of a record is all zeros: a payload with that many zeros is written masked. A header never crosses sectors.
-- Where a record should begin and all is zeros, the log ends. A header that is not zeros and does not verify is damage.
-- A payload that does not verify is torn if a sector of it is all zeros, and damage otherwise.
+- Where a record should begin and all is zeros, the log ends. A header that does not verify is torn if all after it is
+  zeros, and damage otherwise.
+- A payload that does not verify is torn if a sector of it is all zeros, or if it lacks its last byte, as after a write
+  that the system cut short; it is damage otherwise.
 - Each header says up to which change the log was on disk when it was written. So a log that ends before a change that
   was on disk, as a later record says, is damaged.
 """
@@ -43,8 +45,9 @@ MAGIC = b"MQ"
 CHANGE, SEAL = 1, 2
 END = b"\xe5"
 MASK = 16
-_OPENING = struct.Struct("<8sQQII")
-"""Magic, first change, size of the file, checksum of the record before, checksum of this header."""
+_OPENING = struct.Struct("<8sQQQII")
+"""Magic, number of the segment, its first change, size of the file, checksum of the record before, checksum of this
+header."""
 _OPENING_MAGIC = b"MINIQLG1"
 _ZEROS = bytes(SECTOR)
 
@@ -52,17 +55,18 @@ _ZEROS = bytes(SECTOR)
 class Opening(Struct, frozen=True):
     """What the header of a segment says."""
 
+    number: int
     first: int
     size: int
     chain: int
 
 
-def file_name(first: int) -> str:
-    return f"{first:020d}{SUFFIX}"
+def file_name(number: int) -> str:
+    return f"{number:06d}{SUFFIX}"
 
 
-def firsts(folder: str) -> list[int]:
-    """The first changes of the segments in a folder, in order."""
+def numbers(folder: str) -> list[int]:
+    """The numbers of the segments in a folder, in order."""
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
@@ -71,7 +75,7 @@ def firsts(folder: str) -> list[int]:
 
 
 def encode_opening(opening: Opening) -> bytes:
-    raw = _OPENING.pack(_OPENING_MAGIC, opening.first, opening.size, opening.chain, 0)[:-4]
+    raw = _OPENING.pack(_OPENING_MAGIC, opening.number, opening.first, opening.size, opening.chain, 0)[:-4]
     return raw + crc32(raw).to_bytes(4, "little")
 
 
@@ -104,60 +108,63 @@ def padded(length: int) -> int:
     return (RECORD.size + length + len(END) + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
 
 
+class Read(Struct):
+    """A segment that was read."""
+
+    number: int
+    size: int
+    last: int
+    """Its last change, or the one before it if it has none."""
+
+
 class Tail(Struct):
     """Where a log ends."""
 
     change: int
-    """The last change, or the one before its first segment if there is none."""
+    """The last change, or the one before the first segment if there is none."""
     chain: int = 0
     """The checksum of its record."""
-    segment: int | None = None
-    """The first change of the last segment, None if there is no segment."""
-    size: int = 0
-    """Of that segment."""
     at: int = 0
-    """Where the next record goes."""
+    """Where the next record goes in the last segment."""
     is_clean: bool = True
     """Whether nothing follows."""
+    segments: list[Read] = []
 
 
 class LogReader:
     """Reads a log in order. `tail` says afterwards where it ends. Raises `StoreCorrupt` if it is damaged, or does not
     continue at the change after `applied`, which is the last that the engine has on disk."""
 
-    def __init__(self, folder: str, applied: int) -> None:
+    def __init__(self, folder: str, applied: int, noted: int = 0) -> None:
+        """`noted` is a segment that the log had, for certain."""
         self._folder = folder
         self._applied = applied
-        self.tail = Tail(applied)
+        self._noted = noted
+        self.tail = Tail(applied, segments=[])
 
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
         """The changes after `applied`, with their payloads."""
-        segments = firsts(self._folder)
-        if not segments:
+        found = numbers(self._folder)
+        if not found:
             raise corrupt(self._folder, "it has no segment")
-        for first, following in zip(segments, [*segments[1:], None], strict=True):
-            path = os.path.join(self._folder, file_name(first))
+        if found[-1] < self._noted:
+            raise corrupt(self._folder, f"it ends with segment {found[-1]}, and there was segment {self._noted}")
+        for number in found:
+            path = os.path.join(self._folder, file_name(number))
             with open(path, "rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 if size < START:
                     raise corrupt(path, f"its size is {size} B")
                 with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as raw:
-                    yield from self._read(path, first, raw, following)
+                    yield from self._read(path, number, raw, is_last=number == found[-1])
 
-    def _read(self, path: str, first: int, raw: mmap.mmap, following: int | None) -> Iterator[tuple[int, bytes]]:
+    def _read(self, path: str, number: int, raw: mmap.mmap, is_last: bool) -> Iterator[tuple[int, bytes]]:
         opening = _decode_opening(path, raw)
-        if opening.first != first:
-            raise corrupt(path, f"it begins with change {opening.first}")
-        tail = self.tail
-        if tail.segment is None or first - 1 <= self._applied:
-            if first - 1 > self._applied:
-                raise corrupt(path, f"the segment before it is missing: {self._applied} was the last change")
-            tail.change, tail.chain = first - 1, opening.chain
-        elif (opening.first, opening.chain) != (tail.change + 1, tail.chain):
-            raise corrupt(path, f"it does not continue the segment before it, which ends with change {tail.change}")
+        self._follow(path, number, opening)
         if len(raw) != opening.size:
             raise corrupt(path, f"its size is {len(raw)} B, and was {opening.size} B")
-        tail.segment, tail.size, tail.at, tail.is_clean = first, opening.size, START, True
+        tail = self.tail
+        tail.at, tail.is_clean = START, True
         sealed = False
         while not sealed:
             header = _decode_header(path, raw, tail.at)
@@ -172,12 +179,26 @@ class LogReader:
             tail.change, tail.chain = change, checksum
             if change > self._applied:
                 yield change, payload
-        if following is None:
+        if is_last:
             if sealed:
                 raise corrupt(self._folder, f"the segment after {path} is missing")
             tail.is_clean = _is_zero(raw, tail.at)
-        if not sealed and not (following is None and tail.is_clean):
+        if not sealed and not (is_last and tail.is_clean):
             self._require_torn(path, raw)
+        tail.segments.append(Read(number, opening.size, tail.change))
+
+    def _follow(self, path: str, number: int, opening: Opening) -> None:
+        """Raise unless a segment continues the one before it, or the engine has what is missing between them."""
+        if number != opening.number:
+            raise corrupt(path, f"it is segment {opening.number}")
+        tail = self.tail
+        before = tail.segments[-1] if tail.segments else None
+        if opening.first - 1 <= self._applied:
+            tail.change, tail.chain = opening.first - 1, opening.chain
+        elif before is None:
+            raise corrupt(path, f"the segment before it is missing: change {self._applied} was the last")
+        elif (number, opening.first, opening.chain) != (before.number + 1, tail.change + 1, tail.chain):
+            raise corrupt(path, f"it does not continue the segment before it, which ends with change {tail.change}")
 
     def _payload(self, path: str, raw: mmap.mmap, header: tuple[int, int, int, int, int, int]) -> bytes | None:
         """The payload of the record at the end of what was read; None if it is torn."""
@@ -192,7 +213,7 @@ class LogReader:
         payload = raw[start:end]
         if crc32(payload, self.tail.chain) == checksum:
             return unmasked(is_masked, payload)
-        if not _lacks_sector(raw, at, end + len(END)):
+        if raw[end] and not _lacks_sector(raw, at, end + len(END)):
             raise corrupt(path, f"the record at byte {at}, change {change}, has a wrong checksum")
         return None
 
@@ -215,14 +236,14 @@ class LogReader:
 
 
 def _decode_opening(path: str, raw: mmap.mmap) -> Opening:
-    magic, first, size, chain, checksum = _OPENING.unpack_from(raw, 0)
+    magic, number, first, size, chain, checksum = _OPENING.unpack_from(raw, 0)
     if magic != _OPENING_MAGIC or crc32(raw[: _OPENING.size - 4]) != checksum:
         raise corrupt(path, "its header has a wrong checksum")
-    return Opening(first, size, chain)
+    return Opening(number, first, size, chain)
 
 
 def _decode_header(path: str, raw: mmap.mmap, at: int) -> tuple[int, int, int, int, int, int] | None:
-    """Kind, masked or not, length, change, durable and checksum of a record; None if all is zeros."""
+    """Kind, masked or not, length, change, durable and checksum of a record; None if there is none."""
     if at + RECORD.size > len(raw):
         return None
     header = raw[at : at + RECORD.size]
@@ -230,6 +251,8 @@ def _decode_header(path: str, raw: mmap.mmap, at: int) -> tuple[int, int, int, i
         return None
     magic, kind, is_masked, length, change, durable, checksum, own = RECORD.unpack(header)
     if magic != MAGIC or crc32(header[:-4]) != own:
+        if _is_zero(raw, at + RECORD.size):
+            return None
         raise corrupt(path, f"the header at byte {at} has a wrong checksum")
     return kind, is_masked, length, change, durable, checksum
 
