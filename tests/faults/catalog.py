@@ -145,14 +145,14 @@ def fail_write(kind: str, seed: str, folder: Path) -> Verdict:
 def kill_at_system_call(kind: str, seed: str, folder: Path) -> Verdict:
     """kill -9 of an embedded broker at one system call that writes or syncs, another one in each round; the next
     process drains what it left."""
-    calls = "write,pwrite64,pwritev,fdatasync,fsync,fallocate,rename,unlink,ftruncate,sync_file_range"
+    calls = "write,pwrite64,pwritev,pwritev2,fdatasync,fsync,fallocate,rename,unlink,ftruncate,sync_file_range"
     tracing = _strace(folder, f"inject={calls}:signal=SIGKILL:when={_number(seed) + 23}")
     return _drained(kind, seed, folder, _embedded(kind, seed, folder, tracing, -signal.SIGKILL))
 
 
 def fail_fsync(kind: str, seed: str, folder: Path) -> Verdict:
     """The disk says EIO to one fsync. Nothing is confirmed after it; the process ends; the next one goes on."""
-    tracing = _strace(folder, f"inject=pwritev,fdatasync,fsync:error=EIO:when={_number(seed) + 13}")
+    tracing = _strace(folder, f"inject=pwritev,pwritev2,fdatasync,fsync:error=EIO:when={_number(seed) + 13}")
     return _drained(kind, seed, folder, _embedded(kind, seed, folder, tracing, 4))
 
 

@@ -34,7 +34,7 @@ async def read(broker: Any, number: int = 1, part: int = 0, parts: int = 1) -> l
 
 def records(kv: FaultyKV) -> Counter[str]:
     """How many records of each kind there are, but for those of queues, counters, history and dedup."""
-    return Counter(chr(key[0]) for key, _ in kv.kv.scan(b"a", b"{") if key[:1] not in b"cdfhkloqz")
+    return Counter(chr(key[0]) for key, _ in kv.kv.scan(b"b", b"{") if key[:1] not in b"cdfhkloqz")
 
 
 def written(kv: FaultyKV) -> list[Op]:

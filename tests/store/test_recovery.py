@@ -373,7 +373,7 @@ async def test_purged_and_deleted_queues_stay_so_and_are_swept(url: str, monkeyp
         while await broker.store.tidy(now=clock.now(), limit=100):
             pass
         kinds = {key[:1] for key, _ in made[-1].kv.scan(b"", b"\xff")}
-        assert kinds <= {b"q", b"c", b"l", b"k"}
+        assert kinds <= {b"a", b"q", b"c", b"l", b"k"}
 
 
 async def test_start_reads_what_is_leased_and_not_the_backlog(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

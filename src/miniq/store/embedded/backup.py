@@ -32,6 +32,7 @@ from miniq.store.embedded.folder import (
     write_marker,
 )
 from miniq.store.embedded.keys import FORMAT
+from miniq.store.embedded.logged import verify_log
 from miniq.store.embedded.segments import NAME as LOG
 from miniq.store.embedded.verify import verify
 from miniq.store.embedded.wal import corrupt
@@ -81,6 +82,8 @@ def restore(backup: str, folder: str, engine: str | None = None) -> str:
                 backup,
             )
             verify(data)
+            if is_logged(backup):
+                verify_log(backup)
         with _new_folder(folder, "folder", backup) as part:
             shutil.copytree(data, os.path.join(part, "data"))
             if logged := files is None and is_logged(backup):

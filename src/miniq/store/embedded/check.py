@@ -35,7 +35,7 @@ from miniq.store.embedded.folder import (
     read_marker,
 )
 from miniq.store.embedded.kv import Ordered
-from miniq.store.embedded.logged import replay
+from miniq.store.embedded.logged import replay, verify_log
 from miniq.store.embedded.manifest import TABLES
 from miniq.store.embedded.verify import verify
 from miniq.store.embedded.window import sizes_of
@@ -137,6 +137,8 @@ def _check(folder: str, report: Report, progress: Progress) -> None:
         report.unverified.append(
             "EXTENT is missing or older, so nothing tells whether the newest messages are all there"
         )
+    if files is None and is_logged(folder):
+        verify_log(folder)
     with _opened_copy(report.engine, folder, files is None and is_logged(folder), report.damage) as kv:
         _check_records(kv, report, advance)
     progress(total, total)

@@ -45,8 +45,6 @@ def require_driver(engine: str) -> None:
 
 class Engine(Ordered, Protocol):
     extent: Extent
-    noted_segment: int
-    """The newest segment of the commit log that was noted when it was closed, or killed."""
 
     def applied(self) -> int:
         """The number of the newest change; at the start, of those that are on disk."""
@@ -106,7 +104,6 @@ class RocksEngine:
         options.set_block_based_table_factory(table)
         with _translated(path, opening=True):
             found = verify(path)
-            self.noted_segment = _noted_segment(found, logged)
             if found is not None and not logged:
                 # Read-only: opening for writing would flush the valid part of the log to tables and remove the log.
                 self._db = self._open(options, rd.AccessType.read_only())
@@ -253,10 +250,6 @@ class RocksEngine:
                     self.extent.close()
 
 
-def _noted_segment(found: Found | None, logged: bool) -> int:
-    return found.note.log.number if logged and found is not None and found.note is not None else 0
-
-
 def _base_options(driver: Any) -> Any:
     """Options whose engine writes nothing by itself when it ends: `close` has it write before, and after a failure, or
     in a folder that was replaced, it must not. The driver takes this option from a file alone."""
@@ -283,7 +276,6 @@ class LevelEngine:
         self._path = path
         with _translated(path, opening=True):
             found = verify(path)
-            self.noted_segment = _noted_segment(found, logged)
             if found is not None:
                 if logged:  # the commit log has all that its own log has, and more surely
                     for log in logs_of(path).values():

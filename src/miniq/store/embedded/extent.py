@@ -45,9 +45,9 @@ class Note(Struct, array_like=True):
     base: int = 0
     """RocksDB: the sequence number at the last start; what is not above it is in tables."""
     log: Reach = field(default_factory=Reach)
-    """Since the commit log: its `number` is that of the newest segment."""
     older: Reach = field(default_factory=Reach)
-    """LevelDB: the log before the current one, which may not be in a table yet."""
+    """LevelDB: the log before the current one, which may not be in a table yet. Since there is the commit log, these
+    two have the numbers of its newest and its oldest segment."""
 
 
 _decode = msgspec.msgpack.Decoder(Note).decode
@@ -100,11 +100,15 @@ class Extent:
             os.pwrite(self._file, encode(note), 0)
             os.fdatasync(self._file)
 
-    def note_segment(self, number: int) -> None:
-        """Note that the commit log has a segment, which is on disk."""
+    def note_segments(self, oldest: int, newest: int) -> None:
+        """Note which segments of the commit log there are: before the oldest is removed, and once the newest is on
+        disk."""
         with self._following:
-            self.note.log.number = number
+            removes = oldest != self.note.older.number
+            self.note.older.number, self.note.log.number = oldest, newest
             os.pwrite(self._file, encode(self.note), 0)
+            if removes:
+                os.fdatasync(self._file)
 
     def close(self) -> None:
         """Note what the manifest contains at last; the engine is closed."""

@@ -284,7 +284,13 @@ class Space:
             unreachable = f"store: {self._folder.path} is unreachable: {error.strerror}"
             raise self._failure() or StoreUnavailable(unreachable, field="store") from None
         free = disk.f_bavail * disk.f_frsize
-        if free < self.min_free or self.is_short():
+        if self.is_short():
+            raise NoSpace(
+                f"store: {free} bytes free on the disk of {self._folder.path} are too few for the commit log; free "
+                "some space and send again",
+                field="store",
+            )
+        if free < self.min_free:
             raise NoSpace(
                 f"store: {free} bytes free on the disk of {self._folder.path}, {self.min_free} are kept for "
                 "receive and ack; free some space and send again",

@@ -7,9 +7,12 @@ with the next one that must be. `segments.py` describes the files, and reads the
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
+from collections.abc import Callable
 from contextlib import suppress
+from time import monotonic
 from zlib import crc32
 
 from miniq.store.embedded import segments
@@ -23,6 +26,9 @@ GROWTH = 4
 """How much larger each segment is than the one before, up to the largest."""
 UNSYNCED = 1 * MIB
 """Bytes that are rather synced on their own than written again."""
+RETRY = 1.0
+"""Seconds until the next segment is tried again on a full disk."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _PADDING = bytes(segments.ALIGNMENT)
 _SPARE = "spare"
 _CHUNK = bytes(1 * MIB)
@@ -31,11 +37,15 @@ _CHUNK = bytes(1 * MIB)
 class CommitLog:
     """Appends changes. Used by one thread at a time, except for `release`."""
 
-    def __init__(self, folder: str, tail: Tail, applied: int, durable: bool = True) -> None:
+    def __init__(
+        self, folder: str, tail: Tail, applied: int, note: Callable[[int, int], None], durable: bool = True
+    ) -> None:
         """Continue a log that was read to its end, or begin one. `applied` is the last change that the engine has on
-        disk."""
+        disk. `note` is called with the numbers of the oldest and the newest segment: once that is on disk, and before
+        that is removed."""
         self._folder = folder
         self._durable = durable
+        self._note = note
         self.last = tail.change
         """The number of the newest change."""
         self._on_disk = tail.change
@@ -44,8 +54,9 @@ class CommitLog:
         """Bytes before `_at` that may not be on disk."""
         self._sync = self._lazy = -1
         self._spare: threading.Thread | None = None
-        self.short_of_space = False
-        """Whether the last attempt to make the next segment failed."""
+        self._spare_error: OSError | None = None
+        """Why the last attempt to make the next segment failed."""
+        self._tried = 0.0
         self._lock = threading.Lock()
         self._full = tail.segments[:-1]
         """Segments that are no longer written to."""
@@ -82,6 +93,8 @@ class CommitLog:
 
     def append(self, payload: bytes, sync: bool) -> int:
         """Write a change, to disk if `sync`; return its number."""
+        if self._spare_error is not None and self._spare_error.errno not in _FULL:
+            raise self._spare_error
         is_masked, payload = segments.masked(payload)
         size = segments.padded(len(payload))
         if self._at + size + segments.padded(0) > self._size:
@@ -114,6 +127,7 @@ class CommitLog:
         with self._lock:
             gone = [segment for segment in self._full if segment.last <= applied]
             self._full = [segment for segment in self._full if segment.last > applied]
+            self._note_segments()
         for segment in gone:  # from the oldest, so that what remains begins where the engine ends, or before
             self._remove(segments.file_name(segment.number))
         if gone:
@@ -149,6 +163,7 @@ class CommitLog:
         if self._spare_size() < size or smallest:
             self._remove(_SPARE)
             self._fill(size)
+            self._spare_error = None
         size = self._spare_size()
         file = os.open(_SPARE, os.O_WRONLY | os.O_DSYNC | os.O_CLOEXEC, dir_fd=self._handle)
         try:
@@ -165,6 +180,11 @@ class CommitLog:
                 self._full.append(Read(self.number, self._size, self.last))
         self._at = START
         self._open(self.number + 1, size)
+        with self._lock:
+            self._note_segments()
+
+    def _note_segments(self) -> None:
+        self._note(self._full[0].number if self._full else self.number, self.number)
 
     def _open(self, number: int, size: int) -> None:
         for file in (self._sync, self._lazy):
@@ -180,6 +200,14 @@ class CommitLog:
         self._unsynced.clear()
         self._on_disk = self.last
 
+    @property
+    def short_of_space(self) -> bool:
+        """Whether the disk is too full for the next segment, which is tried again meanwhile."""
+        error = self._spare_error
+        if error is not None and error.errno in _FULL and monotonic() > self._tried + RETRY:
+            self._make_spare()
+        return error is not None
+
     def _make_spare(self) -> None:
         """Make the next segment in the background."""
         size = min(self._size * GROWTH, LARGEST)
@@ -187,12 +215,21 @@ class CommitLog:
         def make() -> None:
             try:
                 self._fill(size)
-                self.short_of_space = False
-            except OSError:
-                self.short_of_space = True
+                self._spare_error = None
+            except OSError as error:
+                self._spare_error = error
 
-        self._spare = threading.Thread(target=make, name="miniq-segment", daemon=True)
-        self._spare.start()
+        with self._lock:
+            if self._spare is None or not self._spare.is_alive():
+                self._tried = monotonic()
+                self._spare = threading.Thread(target=make, name="miniq-segment", daemon=True)
+                self._spare.start()
+
+    def _wait_for_spare(self) -> None:
+        with self._lock:
+            spare, self._spare = self._spare, None
+            if spare is not None:
+                spare.join()
 
     def _fill(self, size: int) -> None:
         """Make the spare, a file of zeros on disk, a part at a time, so that no long write delays those of the log."""
@@ -205,11 +242,6 @@ class CommitLog:
             os.fsync(file)
         finally:
             os.close(file)
-
-    def _wait_for_spare(self) -> None:
-        if self._spare is not None:
-            self._spare.join()
-            self._spare = None
 
     def _spare_size(self) -> int:
         try:

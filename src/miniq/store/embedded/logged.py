@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from miniq.errors import MiniQError, StoreFailed
-from miniq.store.embedded import segments
+from miniq.errors import MiniQError, StoreError, StoreFailed
+from miniq.store.embedded import extent, segments
 from miniq.store.embedded.engine import MIB, Engine, open_engine
 from miniq.store.embedded.folder import Folder, is_logged, sync_folder
 from miniq.store.embedded.kv import DiskKV, Op, Seek
@@ -35,12 +35,24 @@ def open_kv(folder: Folder, durable: bool) -> DiskKV:
     """Open or create the database of a folder, with its log. A folder of an earlier version, or a restored one, gets
     its log here, and is not changed otherwise before its marker says so."""
     logged = is_logged(folder.path)
+    if logged:
+        verify_log(folder.path)
     return LoggedKV(open_engine(folder.engine, folder.data, logged), folder.path, durable, not logged)
+
+
+def verify_log(folder: str) -> None:
+    """Raise if the log of a folder is damaged, or lacks segments, before its engine may write."""
+    try:
+        note = extent.read(os.path.join(folder, "data"))
+        oldest, newest = (0, 0) if note is None else (note.older.number, note.log.number)
+        segments.verify(os.path.join(folder, segments.NAME), oldest, newest)
+    except OSError as error:
+        raise StoreError(f"store: cannot open {error.filename}: {error.strerror}", field="store") from None
 
 
 def replay(engine: Engine, folder: str) -> Tail:
     """Apply to an engine what a log has that it lacks."""
-    reader = LogReader(folder, engine.applied(), engine.noted_segment)
+    reader = LogReader(folder, engine.applied())
     replayed = 0
     for number, payload in reader:
         engine.apply(_decode(payload), number)
@@ -70,8 +82,7 @@ class LoggedKV:
             on_disk = engine.applied()
             tail = self._create(on_disk) if is_new else replay(engine, self._folder)
             self._applied = max(on_disk, tail.change)
-            self._log = CommitLog(self._folder, tail, on_disk, durable)
-            self._note_segment()
+            self._log = CommitLog(self._folder, tail, on_disk, engine.extent.note_segments, durable)
         except BaseException:
             engine.close()
             raise
@@ -122,17 +133,10 @@ class LoggedKV:
         except OSError as error:
             self._failed = StoreFailed(f"store: {self._folder}: {error.strerror}", field="store")
             raise self._failed from error
-        if self._log.number != self._noted:
-            self._note_segment()
         self._pending.append((number, ops, len(payload)))
         self._logged += len(payload)
         if self._log.retained >= LARGEST:
             self._work.set()
-
-    def _note_segment(self) -> None:
-        """Note outside of the log that it goes on in a segment, so that one of an earlier time is noticed."""
-        self._noted = self._log.number
-        self._engine.extent.note_segment(self._noted)
 
     def catch_up(self, wait: bool = False) -> None:
         """Apply to the engine what is pending. Unless it may wait, a change that the engine would delay is left to the
@@ -203,7 +207,6 @@ class LoggedKV:
                 self.catch_up(True)
                 self._engine.flush()
                 self._log.close(self._applied)
-                self._note_segment()
             else:
                 self._log.abandon()
         finally:

@@ -135,20 +135,18 @@ class LogReader:
     """Reads a log in order. `tail` says afterwards where it ends. Raises `StoreCorrupt` if it is damaged, or does not
     continue at the change after `applied`, which is the last that the engine has on disk."""
 
-    def __init__(self, folder: str, applied: int, noted: int = 0) -> None:
-        """`noted` is a segment that the log had, for certain."""
+    def __init__(self, folder: str, applied: int | None) -> None:
+        """Without `applied`, all that can be verified without it is verified."""
         self._folder = folder
         self._applied = applied
-        self._noted = noted
-        self.tail = Tail(applied, segments=[])
+        self._sealed = False
+        self.tail = Tail(applied or 0, segments=[])
 
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
         """The changes after `applied`, with their payloads."""
         found = numbers(self._folder)
         if not found:
             raise corrupt(self._folder, "it has no segment")
-        if found[-1] < self._noted:
-            raise corrupt(self._folder, f"it ends with segment {found[-1]}, and there was segment {self._noted}")
         for number in found:
             path = os.path.join(self._folder, file_name(number))
             with open(path, "rb") as file:
@@ -165,7 +163,7 @@ class LogReader:
             raise corrupt(path, f"its size is {len(raw)} B, and was {opening.size} B")
         tail = self.tail
         tail.at, tail.is_clean = START, True
-        sealed = False
+        self._sealed = sealed = False
         while not sealed:
             header = _decode_header(path, raw, tail.at)
             payload = None if header is None else self._payload(path, raw, header)
@@ -174,10 +172,10 @@ class LogReader:
             kind, _, length, change, _, checksum = header
             tail.at += padded(length)
             if kind == SEAL:
-                sealed = True
+                self._sealed = sealed = True
                 continue
             tail.change, tail.chain = change, checksum
-            if change > self._applied:
+            if change > (self._applied or 0):
                 yield change, payload
         if is_last:
             if sealed:
@@ -193,7 +191,8 @@ class LogReader:
             raise corrupt(path, f"it is segment {opening.number}")
         tail = self.tail
         before = tail.segments[-1] if tail.segments else None
-        if opening.first - 1 <= self._applied:
+        is_applied = not self._sealed if self._applied is None else opening.first - 1 <= self._applied
+        if is_applied:
             tail.change, tail.chain = opening.first - 1, opening.chain
         elif before is None:
             raise corrupt(path, f"the segment before it is missing: change {self._applied} was the last")
@@ -233,6 +232,16 @@ class LogReader:
                         f"as the record at byte {at} says",
                     )
             at += 1
+
+
+def verify(folder: str, oldest: int, newest: int) -> None:
+    """Raise if a log is damaged, or lacks one of the segments that it had for certain."""
+    found = numbers(folder)
+    for number in {oldest, newest, *range(found[0], found[-1])} - {0} if found else ():
+        if number not in found:
+            raise corrupt(os.path.join(folder, file_name(number)), "it is missing")
+    for _ in LogReader(folder, None):
+        pass
 
 
 def _decode_opening(path: str, raw: mmap.mmap) -> Opening:
