@@ -131,13 +131,13 @@ def test_damage_in_a_backup_is_listed_whole_with_what_can_be_read(store: Path, e
     backup = store.with_name("backup")
     extent = backup / "data" / "EXTENT"
     extent.write_bytes(b"")
-    current = backup / "data" / "CURRENT"
-    with open(current, "ab") as file:
+    (manifest,) = (backup / "data").glob("MANIFEST-*")
+    with open(manifest, "ab") as file:
         file.write(b"x")
     done = run(str(backup))
     assert done.returncode == 1
     assert f"damaged: {extent} is damaged (its size is 0 B, and was " in done.stdout
-    assert f"damaged: {current} is damaged (its size is " in done.stdout
+    assert f"damaged: {manifest} is damaged (its size is " in done.stdout
     assert "readable: 274 of 274 messages of queue 'jobs'" in done.stdout
 
 

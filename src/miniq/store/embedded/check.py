@@ -154,9 +154,9 @@ def _opened_copy(engine: str, folder: str, logged: bool, damage: list[str]) -> I
         os.mkdir(copy)
         for name in os.listdir(data):
             source, target = os.path.abspath(os.path.join(data, name)), os.path.join(copy, name)
-            if name.endswith((*TABLES, ".log")):
+            if name.endswith(TABLES) or (name.endswith(".log") and not logged):
                 os.symlink(source, target)
-            elif name != "LOCK" and is_needed(name):
+            elif name != "LOCK" and is_needed(name) and not name.endswith(".log"):
                 shutil.copyfile(source, target)
         try:
             kv = open_engine(engine, copy, logged, read_only=not logged)
