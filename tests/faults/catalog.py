@@ -131,6 +131,26 @@ def kill_at_write(kind: str, seed: str, folder: Path, program: Sequence[str] = (
     return _drained(kind, seed, folder, events)
 
 
+def kill_at_apply(kind: str, seed: str, folder: Path) -> Verdict:
+    """kill -9 of an embedded broker when its engine is to apply what was confirmed; then of one whose engine lags as
+    far as it may. A third one drains what they left."""
+    trouble = ["tests.faults.engine", "kill-apply", str(_number(seed) + 1)]
+    events = _embedded(kind, f"{seed}-apply", folder, [sys.executable, "-m", *trouble], -signal.SIGKILL)
+    trouble = ["tests.faults.engine", "lag", str(2**20), "tests.faults.engine", "kill-after", str(_number(seed) + 4)]
+    events += _embedded(kind, f"{seed}-lag", folder, [sys.executable, "-m", *trouble], -signal.SIGKILL)
+    return _drained(kind, seed, folder, events)
+
+
+def kill_at_segment(kind: str, seed: str, folder: Path) -> Verdict:
+    """kill -9 of an embedded broker where it begins, syncs, renames or removes a segment of its log, twice; a third one
+    drains what they left."""
+    events: list[Event] = []
+    for turn in range(2):
+        trouble = ["tests.faults.engine", "kill-segment", str(_number(seed) + 5 + turn)]
+        events += _embedded(kind, f"{seed}-{turn}", folder, [sys.executable, "-m", *trouble], -signal.SIGKILL)
+    return _drained(kind, seed, folder, events)
+
+
 def fail_write(kind: str, seed: str, folder: Path) -> Verdict:
     """The engine says EIO to one synced write that it did not make, and in the next process to one that it made.
     Nothing is confirmed after it; the process ends; the next one goes on."""
@@ -358,16 +378,21 @@ FAULTS = [
     *(Fault("SIGTERM of the server", kind, stop_server) for kind in ENGINES),
     Fault("server paused: late acks", "rocksdb", pause_server),
     *(
-        Fault("kill -9 before and after the n-th write of the engine", kind, kill_at_write, rounds=IN_PROCESS)
+        Fault("kill -9 before and after the n-th write of the log", kind, kill_at_write, rounds=IN_PROCESS)
+        for kind in ENGINES
+    ),
+    *(Fault("kill -9 while the engine lags", kind, kill_at_apply, rounds=IN_PROCESS) for kind in ENGINES),
+    *(
+        Fault("kill -9 while a segment is begun or removed", kind, kill_at_segment, rounds=IN_PROCESS)
         for kind in ENGINES
     ),
     *(
         Fault("kill -9 at the n-th write or fsync", kind, kill_at_system_call, rounds=IN_PROCESS, lacks=_lacks_strace)
         for kind in ENGINES
     ),
-    *(Fault("a synced write of the engine answers EIO", kind, fail_write, rounds=IN_PROCESS) for kind in ENGINES),
+    *(Fault("a synced write of the log answers EIO", kind, fail_write, rounds=IN_PROCESS) for kind in ENGINES),
     *(Fault("fsync answers EIO", kind, fail_fsync, rounds=IN_PROCESS, lacks=_lacks_strace) for kind in ENGINES),
-    *(Fault("power loss: what the logs had not synced", kind, lose_unsynced) for kind in ENGINES),
+    *(Fault("power loss: what the log had not synced", kind, lose_unsynced) for kind in ENGINES),
     *(Fault("power loss: a whole disk", kind, cut_power, lacks=disk.lacks) for kind in ENGINES),
     Fault("disk full, then freed", "rocksdb", fill_disk, lacks=disk.lacks),
     Fault("wall clock an hour ahead and back", "rocksdb", shift_clock, invariants="I1 I3 I6"),

@@ -3,6 +3,7 @@
     kill-before N    the process is killed (-9) when it asks for its N-th write
     kill-after N     likewise once that write is made, and before anybody is told
     kill-apply N     likewise when the engine is to apply the N-th change, which was confirmed
+    kill-segment N   likewise at the N-th call that begins, syncs, renames or removes a segment: before it or after it
     fail-write N     the N-th write that is to be synced answers EIO, and nothing of it is written
     fail-sync N      likewise, but it is written; only its fsync failed
     lag N            the engine applies nothing before N bytes wait for it, or until it is read
@@ -25,6 +26,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from miniq.store.embedded import engine as engines
 from miniq.store.embedded import log as commit_log
@@ -71,6 +73,27 @@ def kill_apply(detail: str) -> Retryable:
         catch_up(self, wait)
 
     LoggedKV.catch_up = killed  # type: ignore[method-assign]
+    return lambda log, write, payload, sync: write(payload, sync)
+
+
+def kill_segment(detail: str) -> Retryable:
+    numbers = itertools.count(1)
+
+    def killing(call: Callable[..., Any]) -> Callable[..., Any]:
+        def killed(*args: Any, **options: Any) -> Any:
+            number = next(numbers)
+            if number == int(detail) and number % 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            try:
+                return call(*args, **options)
+            finally:
+                if number == int(detail):
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        return killed
+
+    for name in ("rename", "unlink", "fsync", "fdatasync"):
+        setattr(os, name, killing(getattr(os, name)))
     return lambda log, write, payload, sync: write(payload, sync)
 
 
@@ -142,6 +165,7 @@ TROUBLES: dict[str, Callable[[str], Retryable]] = {
     "kill-before": kill_before,
     "kill-after": kill_after,
     "kill-apply": kill_apply,
+    "kill-segment": kill_segment,
     "fail-write": fail_write,
     "fail-sync": fail_sync,
     "lag": lag,
