@@ -264,3 +264,14 @@ async def test_a_folder_of_the_first_format_is_opened_with_its_settings_and_refu
         assert (dead.message.dead.reason, dead.message.dead.error) == ("max_receives", None)
     raised = json.loads((folder / "MINIQ").read_text())
     assert (raised["format"], raised["restored"]) == (keys.FORMAT, "ab"), "that it was restored is still known"
+
+
+async def test_a_folder_that_is_closed_leaves_no_file_open(url: str, folder: Path) -> None:
+    def files() -> list[str]:
+        links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+        return sorted(path for link in links if os.path.lexists(link) and str(folder) in (path := os.readlink(link)))
+
+    for _ in range(2):
+        async with opened(url) as broker:
+            await send(broker, "default", 1)
+    assert files() == []

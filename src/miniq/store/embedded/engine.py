@@ -246,7 +246,7 @@ class RocksEngine:
             try:
                 self._db.close()
             finally:
-                if hasattr(self, "_extent"):  # not if it is read-only
+                if hasattr(self, "extent"):  # not if it is read-only
                     self.extent.close()
 
 
